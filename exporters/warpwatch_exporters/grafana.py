@@ -121,12 +121,12 @@ class GrafanaAnnotations:
         api: GrafanaApi,
         annotations: Annotations,
         count: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._annotations = annotations
         self._count = count
-        self._pause = Pause(clock, LONGEST_PAUSE_S)
+        self._pause = Pause(monotonic, LONGEST_PAUSE_S)
         self._since_ms: int | None = None
         # All as long as the state has them.
         self._known: dict[str, _KnownAnnotation] = {}

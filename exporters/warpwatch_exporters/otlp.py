@@ -54,17 +54,19 @@ class OtlpExporter:
         node: str,
         service: Mapping[str, str],
         count: Callable[[Signal, str, int], None],
-        clock: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._families = families
         self._node = node
         self._count = count
-        self._clock = clock
+        self._monotonic = monotonic
+        self._wall = wall
         self._resource = Resource(dict(service))
         self._waiting: deque[ReadableLogRecord] = deque()
         self._metrics_due = float("-inf")
-        self._pause = Pause(clock)
+        self._pause = Pause(monotonic)
         self._headers: dict[str, str] | None = None
         self._exporters: tuple[OTLPMetricExporter, OTLPLogExporter] | None = None
         # It says the same of every try; we say it once.
@@ -94,10 +96,10 @@ class OtlpExporter:
     def _send(self) -> None:
         """Raises RequestError."""
         metrics, logs = self._current()
-        now = self._clock()
+        now = self._monotonic()
         if now >= self._metrics_due:
             self._metrics_due = now + self._config.interval_s
-            data = metrics_data(self._families(), self._resource, time.time())
+            data = metrics_data(self._families(), self._resource, self._wall())
             self._counted("metrics", 1, metrics.export(data) is MetricExportResult.SUCCESS)
         while self._waiting:
             batch = [self._waiting[at] for at in range(min(MAX_BATCH, len(self._waiting)))]

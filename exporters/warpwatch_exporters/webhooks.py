@@ -59,7 +59,7 @@ class Webhook:
         node: str,
         public_url: str | None,
         count: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._name = name
@@ -67,7 +67,7 @@ class Webhook:
         self._public_url = (public_url or "").rstrip("/")
         self._count = count
         self._requests = Requests(config.ca_file)
-        self._pause = Pause(clock)
+        self._pause = Pause(monotonic)
         self._waiting: deque[_Message] = deque()
         self._told: dict[str, None] = {}
 

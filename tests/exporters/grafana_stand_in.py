@@ -1,4 +1,4 @@
-"""What Grafana's annotations API does, written from its published schema, and as strict.
+"""Grafana's annotations API, written from its published schema, and as strict.
 
 https://grafana.com/docs/grafana/latest/developers/http_api/annotations/
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.exporters.receiver import Answer, http_server
 
 TOKEN = "glsa_right"
 PATH = "/api/annotations"
@@ -20,16 +20,15 @@ PATH = "/api/annotations"
 MAX_TAGS_LENGTH = 500
 # The columns of Grafana's table of tags.
 MAX_TAG_PART = 100
-_KEYS = {"dashboardId": int, "dashboardUID": str, "panelId": int, "data": dict}
-_KEYS |= {"time": int, "timeEnd": int, "tags": list, "text": str}
+_KEYS = {"time": int, "timeEnd": int, "tags": list, "text": str}
 
 
 class GrafanaStandIn:
     """annotations: by id. requests: method and path of each.
 
     prefix: where Grafana is served. status: answered to everything, where not None; fail_text: what
-    it cannot save, as it answers 500; lose_answers: what is asked for is done, and the connection
-    closed without a word.
+    it cannot save, as it answers 500; refuse_text: what it refuses; lose_answers: the methods that
+    are carried out, and the connection closed without an answer.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -38,18 +37,26 @@ class GrafanaStandIn:
         self.prefix = prefix
         self.token = TOKEN
         self.status: int | None = None
-        self.refuse_text = ""
         self.fail_text = ""
-        self.lose_answers = False
+        self.refuse_text = ""
+        self.lose_answers: tuple[str, ...] = ()
         self.url = ""
 
     def only(self) -> dict[str, Any]:
         (annotation,) = self.annotations.values()
         return annotation
 
-    def answer(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, Any]:
+    def answer(self, method: str, target: str, headers: Any, body: bytes) -> Answer:
         path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
         self.requests.append(f"{method} {path}")
+        status, document = self._status_and_document(method, path, query, headers, body)
+        if method in self.lose_answers:
+            return None
+        return status, {"Content-Type": "application/json"}, json.dumps(document).encode()
+
+    def _status_and_document(
+        self, method: str, path: str, query: dict[str, list[str]], headers: Any, body: bytes
+    ) -> tuple[int, Any]:
         if self.status is not None:
             return self.status, {"message": "as the test wants it"}
         if headers.get("Authorization") != f"Bearer {self.token}":
@@ -59,13 +66,9 @@ class GrafanaStandIn:
             return 404, {"message": "Not found"}
         if method == "GET" and not rest:
             return 200, self._find(query)
-        if headers.get("Content-Type") != "application/json":
-            return 400, {"message": "bad request data"}
-        try:
-            document = json.loads(body)
-            problem = _problem(document, partial=method == "PATCH")
-        except ValueError:
-            problem = "bad request data"
+        assert headers["Content-Type"] == "application/json"
+        document = json.loads(body)
+        problem = _problem(document, partial=method == "PATCH")
         if problem or (self.refuse_text and self.refuse_text in document.get("text", "")):
             return 400, {"message": problem or "Failed to save annotation"}
         if self.fail_text and self.fail_text in document.get("text", ""):
@@ -88,31 +91,24 @@ class GrafanaStandIn:
             # Without an end it is no region, and both times are the same.
             self.annotations[ident] = {"timeEnd": document["time"], **document}
             return 200, {"message": "Annotation added", "id": ident}
-        ident = int(rest.removeprefix("/")) if rest.removeprefix("/").isdecimal() else 0
+        ident = int(rest.removeprefix("/"))
         if method != "PATCH" or ident not in self.annotations:
             return 404, {"message": "Annotation not found"}
         self.annotations[ident] |= document
         return 200, {"message": "Annotation patched"}
 
 
-def _problem(document: Any, *, partial: bool) -> str:
-    if not isinstance(document, dict) or not document:
-        return "bad request data"
+def _problem(document: dict[str, Any], *, partial: bool) -> str:
     for key, value in document.items():
         if key not in _KEYS or type(value) is not _KEYS[key]:
             return f"bad request data: {key}"
-    if not partial and not {"time", "tags", "text"} <= document.keys():
-        return "text field should not be empty"
-    if not document.get("text", "x"):
+    if not (partial or {"time", "tags"} <= document.keys()) or not document.get("text"):
         return "text field should not be empty"
     times = [document[key] for key in ("time", "timeEnd") if key in document]
     # Milliseconds of this century.
     if times != sorted(times) or not all(1e12 < time < 5e12 for time in times):
         return "invalid time range"
-    return _problem_of_tags(document.get("tags", []))
-
-
-def _problem_of_tags(tags: list[Any]) -> str:
+    tags = document.get("tags", [])
     if not all(isinstance(tag, str) and tag.strip() == tag != "" for tag in tags):
         return "bad request data: tags"
     if any(len(part) > MAX_TAG_PART for tag in tags for part in tag.split(":", 1)):
@@ -127,36 +123,6 @@ def grafana_stand_in(
     prefix: str = "", tls: ssl.SSLContext | None = None
 ) -> Iterator[GrafanaStandIn]:
     stand_in = GrafanaStandIn(prefix)
-
-    class Handler(BaseHTTPRequestHandler):
-        def _do(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, document = stand_in.answer(self.command, self.path, self.headers, body)
-            if stand_in.lose_answers:
-                return
-            content = json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_GET = do_POST = do_PATCH = _do
-
-        def log_message(self, *_: Any) -> None:
-            """Not a word on the test's output."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    scheme = "http" if tls is None else "https"
-    stand_in.url = f"{scheme}://127.0.0.1:{server.server_port}{prefix}"
-    try:
+    with http_server(stand_in.answer, tls) as url:
+        stand_in.url = url + prefix
         yield stand_in
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -14,6 +14,38 @@ from warpwatch_telemetry.samples import Device, DeviceSample, HostSample, Source
 from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram, JobState, RankState, State
 
 TIME = 1_700_000_000.0
+NOW = 1_790_000_000.0
+SLOW = Anomaly(
+    id="6553f1f0-1",
+    kind="straggler",
+    time=NOW,
+    severity="warning",
+    summary="rank 1 computes 60 % longer than <its> peer",
+    job="llama-7b",
+    rank=1,
+)
+CAPTURE = Capture(
+    id="20260921T141959-3f9a1c",
+    request=CaptureRequest("llama-7b", "torch", "anomaly", anomaly_id=SLOW.id),
+    time=NOW + 1,
+    recording_time=NOW + 3,
+    end_time=NOW + 8,
+    outcome="complete",
+    files=("rank0.pt.trace.json.gz", "report.html"),
+    diagnosis={"verdict": "host_bound", "summary": "rank 1 waits for <Python>"},
+    diagnosis_outcome="ok",
+)
+
+
+def state_of(*found: Anomaly | Capture, time: float = NOW) -> State:
+    """Return the state of a node with these anomalies and captures."""
+    return State(
+        time,
+        "0.1.0",
+        "gpu-17",
+        anomalies=tuple(one for one in found if isinstance(one, Anomaly)),
+        captures=tuple(one for one in found if isinstance(one, Capture)),
+    )
 
 
 def simulated(count: int, seconds: int = 60, load: float | None = 0.9) -> tuple[DeviceSample, ...]:
@@ -86,6 +118,7 @@ def full_state() -> State:
     diagnosis = {"findings": [{"kind": "data_loading", "share": 0.39}, {"kind": "host_bound"}]}
     request = CaptureRequest("llama", "torch", "anomaly", owner="uid/1000")
     capture = Capture("c1", request, TIME, diagnosis=diagnosis)
+    active = replace(SLOW, id="a1", time=TIME, summary="rank 1 is slow", job=None, rank=None)
     older = replace(capture, id="c0", time=TIME - 60, diagnosis={"findings": []})
     return State(
         time=TIME,
@@ -100,19 +133,7 @@ def full_state() -> State:
         sources=(SourceHealth("nvml", False, "no driver", 0.0, 3), SourceHealth("host", True)),
         ranks=(rank(0, energy_j=617.25), rank(1, status="died", memory_reserved_bytes=None)),
         jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5, owner="uid/1000"),),
-        anomalies=(
-            Anomaly(
-                id="a1", kind="straggler", time=TIME, severity="warning", summary="rank 1 is slow"
-            ),
-            Anomaly(
-                id="a2",
-                kind="straggler",
-                time=TIME,
-                severity="warning",
-                summary="rank 0 was",
-                end_time=TIME,
-            ),
-        ),
+        anomalies=(active, replace(active, id="a2", summary="rank 0 was", end_time=TIME)),
         captures=(capture, older),
         attributions=attributions,
     )

@@ -57,16 +57,10 @@ def dcgm_lines(state: State, options: Options = OPTIONS) -> list[str]:
 
 def mig_state() -> State:
     (parent,) = simulated(1)
+    about = {"profile": "1g.10gb", "info": {"parent_uuid": parent.device.uuid}}
     instances = [
         DeviceSample(
-            Device(
-                f"MIG-{i}",
-                0,
-                "NVIDIA H100 MIG 1g.10gb",
-                gpu_instance=gi,
-                profile="1g.10gb",
-                info={"parent_uuid": parent.device.uuid},
-            ),
+            Device(f"MIG-{i}", 0, "NVIDIA H100 MIG 1g.10gb", gpu_instance=gi, **about),
             TIME,
             {("device_memory_used_bytes", ()): 3 * 2**30},
         )
@@ -90,9 +84,9 @@ def test_the_exposition_is_the_golden_one(golden: Golden) -> None:
 def test_the_default_list_comes_whole_and_in_its_order() -> None:
     names = [line.partition("{")[0] for line in dcgm_lines(State(TIME, "1", "h", simulated(1)))]
     assert names == DEFAULT_LIST
-
-
-def test_without_the_option_there_are_no_such_names() -> None:
+    # A device that is down has none, and without the option there are no such names.
+    down = DeviceSample(Device("GPU-1", 0, "x"), TIME, up=False, reason="lost")
+    assert dcgm_lines(State(TIME, "1", "h", (down,))) == []
     assert dcgm_lines(full_state(), Options()) == []
 
 
@@ -148,11 +142,6 @@ def test_a_gpu_instance_is_known_by_its_parent_and_comes_once() -> None:
     assert 'GPU_I_PROFILE="1g.10gb",GPU_I_ID="7",Hostname=' in lines[0]
     # What describes the whole GPU is there too, which dcgm-exporter leaves out.
     assert any("GPU_TEMP" in line for line in dcgm_lines(mig_state()))
-
-
-def test_a_device_that_is_down_has_no_series() -> None:
-    down = DeviceSample(Device("GPU-1", 0, "x"), TIME, up=False, reason="lost")
-    assert dcgm_lines(State(TIME, "1", "h", (down,))) == []
 
 
 def test_strict_parsers_take_both_formats() -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
-import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.daemon.http.certificates import make_certificate, server_context
 from tests.daemon.state.counted import counted
 from tests.exporters.grafana_stand_in import TOKEN, GrafanaStandIn, grafana_stand_in
+from tests.exporters.states import CAPTURE, NOW, SLOW, state_of
+from tests.manual_clock import ManualClock
 from warpwatch_daemon.agent.outgoing import grafana_follower
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
@@ -25,18 +25,7 @@ from warpwatch_exporters.grafana import Annotations, GrafanaAnnotations
 from warpwatch_exporters.grafana_api import GrafanaApi
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
-from warpwatch_telemetry.state import State
 
-NOW = 1_790_000_000.0
-SLOW = Anomaly(
-    id="6553f1f0-1",
-    kind="straggler",
-    time=NOW,
-    severity="warning",
-    summary="rank 1 computes 60 % longer than its peer",
-    job="llama-7b",
-    rank=1,
-)
 HOT = Anomaly(
     id="6553f1f0-2",
     kind="overheating",
@@ -45,21 +34,10 @@ HOT = Anomaly(
     summary="GPU 3 is hot",
     device="GPU-3",
 )
-CAPTURE = Capture(
-    id="20260921T141959-3f9a1c",
-    request=CaptureRequest("llama-7b", "torch", "anomaly"),
-    time=NOW + 1,
-    recording_time=NOW + 3,
-    end_time=NOW + 8,
-    outcome="complete",
-    files=("rank0.pt.trace.json.gz", "report.html"),
-    diagnosis={"verdict": "host_bound", "summary": "rank 1 waits for Python <35 %>"},
-    diagnosis_outcome="ok",
-)
 
 
 class Site:
-    """An exporter and the Grafana that it writes to; the clock is the test's."""
+    """An exporter and the Grafana that it writes to."""
 
     def __init__(self, grafana: GrafanaStandIn, folder: Path) -> None:
         self.grafana = grafana
@@ -67,7 +45,7 @@ class Site:
         self.token.write_text(TOKEN + "\n")
         self.url = grafana.url
         self.counted: Counter[str] = Counter()
-        self.at = 0.0
+        self.clock = ManualClock()
         self.restart()
 
     def restart(
@@ -77,19 +55,12 @@ class Site:
             GrafanaApi(self.url, self.token),
             Annotations(node, public_url),
             lambda result: self.counted.update([result]),
-            lambda: self.at,
+            self.clock.monotonic,
         )
 
-    def see(self, *found: Anomaly | Capture, time: float = NOW) -> None:
-        self.exporter.advance(
-            State(
-                time,
-                "0.1.0",
-                "host",
-                anomalies=tuple(one for one in found if isinstance(one, Anomaly)),
-                captures=tuple(one for one in found if isinstance(one, Capture)),
-            )
-        )
+    def see(self, *found: Anomaly | Capture, after_s: float = 0.0) -> None:
+        self.clock.advance(after_s)
+        self.exporter.advance(state_of(*found))
 
 
 @pytest.fixture
@@ -107,7 +78,7 @@ def test_an_anomaly_is_annotated_when_it_begins(site: Site) -> None:
             *("warpwatch", "straggler", "warning", "job:llama-7b", "rank:1"),
             *("node:gpu-17", "id:6553f1f0-1"),
         ],
-        "text": "rank 1 computes 60 % longer than its peer "
+        "text": "rank 1 computes 60 % longer than &lt;its&gt; peer "
         '<a href="https://warpwatch.example/gpu-17/?show=6553f1f0-1#findings" '
         'target="_blank">anomaly</a>',
     }
@@ -116,7 +87,7 @@ def test_an_anomaly_is_annotated_when_it_begins(site: Site) -> None:
     assert site.counted == {"written": 1}
 
 
-def test_it_becomes_a_region_when_it_ends(site: Site) -> None:
+def test_it_becomes_a_region_each_time_that_it_ends(site: Site) -> None:
     site.see(SLOW, HOT)
     ended = replace(SLOW, end_time=NOW + 90.5, summary="rank 1 computed 60 % longer")
     site.see(ended, HOT)
@@ -127,14 +98,11 @@ def test_it_becomes_a_region_when_it_ends(site: Site) -> None:
     assert hot["timeEnd"] == hot["time"]
     assert hot["tags"][:4] == ["warpwatch", "overheating", "critical", "node:gpu-17"]
     assert site.counted == {"written": 2, "updated": 1}
-
-
-def test_one_that_came_back_ends_again(site: Site) -> None:
-    site.see(replace(SLOW, end_time=NOW + 10))
-    site.see(replace(SLOW, reopened=1))
-    site.see(replace(SLOW, reopened=1, end_time=NOW + 60))
-    assert site.grafana.only()["timeEnd"] == 1_790_000_060_000
-    assert site.counted == {"written": 1, "updated": 1}
+    # It comes back.
+    site.see(replace(SLOW, reopened=1), HOT)
+    site.see(replace(SLOW, reopened=1, end_time=NOW + 100), HOT)
+    assert slow["timeEnd"] == 1_790_000_100_000
+    assert site.counted == {"written": 2, "updated": 2}
 
 
 def test_a_restart_writes_nothing_twice(site: Site) -> None:
@@ -171,19 +139,17 @@ def test_a_capture_is_a_region_with_its_verdict_and_its_report(site: Site) -> No
             *("warpwatch", "capture", "torch", "job:llama-7b", "node:gpu-17"),
             "id:20260921T141959-3f9a1c",
         ],
-        "text": "capture of llama-7b: host bound. rank 1 waits for Python &lt;35 %&gt; "
+        "text": "capture of llama-7b: host bound. rank 1 waits for &lt;Python&gt; "
         '<a href="https://warpwatch.example/gpu-17/api/v1/captures/20260921T141959-3f9a1c/'
         'report.html" target="_blank">report</a>',
     }
 
 
-def test_what_has_no_report_is_shown_by_the_page(site: Site) -> None:
+def test_a_link_leads_to_what_there_is(site: Site) -> None:
     site.see(replace(CAPTURE, files=()))
     link = "https://warpwatch.example/gpu-17/?show=20260921T141959-3f9a1c#captures"
     assert f'<a href="{link}" target' in site.grafana.only()["text"]
-
-
-def test_without_a_public_url_there_is_no_link(site: Site) -> None:
+    site.grafana.annotations.clear()
     site.restart(public_url=None)
     stacks = CaptureRequest("llama-7b", "stacks", "anomaly")
     site.see(replace(CAPTURE, request=stacks, diagnosis=None, diagnosis_outcome=None))
@@ -191,39 +157,20 @@ def test_without_a_public_url_there_is_no_link(site: Site) -> None:
 
 
 def test_an_answer_that_was_lost_makes_no_second_annotation(site: Site) -> None:
-    site.see()
-    site.grafana.lose_answers = True
-    site.see(SLOW)
-    site.grafana.lose_answers = False
-    # The question was lost; now the answer to the writing is.
-    site.at += 5
-    answer, site.grafana.answer = site.grafana.answer, lose_second(site.grafana)  # type: ignore[method-assign]
-    site.see(SLOW)
-    site.grafana.answer, site.grafana.lose_answers = answer, False  # type: ignore[method-assign]
-    assert len(site.grafana.annotations) == 1
-    site.at += 10
-    site.see(SLOW)
-    assert len(site.grafana.annotations) == 1
+    # First the answer to the query is lost, then that to the writing.
+    for method, after_s, written in (("GET", 0, 0), ("POST", 5, 1), ("", 10, 1)):
+        site.grafana.lose_answers = (method,)
+        site.see(SLOW, after_s=after_s)
+        assert len(site.grafana.annotations) == written
     assert site.counted == {"failed": 2, "known": 1}
-
-
-def lose_second(grafana: GrafanaStandIn) -> Callable[..., Any]:
-    real = grafana.answer
-
-    def answer(method: str, *rest: Any) -> tuple[int, Any]:
-        grafana.lose_answers = method == "POST"
-        return real(method, *rest)
-
-    return answer
 
 
 def test_a_pause_grows_while_grafana_is_away(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.grafana.status = 503
     asked = []
     for second in range(400):
-        site.at = float(second)
         before = len(site.grafana.requests)
-        site.see(SLOW, HOT)
+        site.see(SLOW, HOT, after_s=1)
         if len(site.grafana.requests) > before:
             asked.append(second)
     assert asked == [0, 5, 15, 35, 75, 155, 315]
@@ -232,22 +179,19 @@ def test_a_pause_grows_while_grafana_is_away(site: Site, caplog: pytest.LogCaptu
         'no annotation in Grafana: GET is answered with 503: {"message": "as the test wants it"}'
     ]
     site.grafana.status = None
-    site.at = 1000.0
-    site.see(SLOW, HOT)
+    site.see(SLOW, HOT, after_s=300)
     assert len(site.grafana.annotations) == 2
 
 
 def test_one_that_grafana_cannot_save_keeps_no_other_from_its_turn(site: Site) -> None:
     site.grafana.fail_text = "hot"
     site.see(HOT, SLOW)
-    site.at += 5
-    site.see(HOT, SLOW)
+    site.see(HOT, SLOW, after_s=5)
     assert site.grafana.only()["text"].startswith("rank 1")
     assert site.counted == {"failed": 2, "written": 1}
     # And is written when it can be.
     site.grafana.fail_text = ""
-    site.at += 5
-    site.see(HOT, SLOW)
+    site.see(HOT, SLOW, after_s=5)
     assert len(site.grafana.annotations) == 2
 
 
@@ -268,8 +212,7 @@ def test_a_new_token_is_taken_up(site: Site) -> None:
     site.see(SLOW)
     assert site.counted == {"refused": 1}
     site.token.write_text("glsa_new")
-    site.at += 5
-    site.see(SLOW)
+    site.see(SLOW, after_s=5)
     assert site.counted == {"refused": 1, "written": 1}
     site.token.unlink()
     site.see(SLOW, HOT)
@@ -337,40 +280,27 @@ def test_the_daemon_writes_where_its_configuration_says(tmp_path: Path) -> None:
             "exporters": {"grafana": {"url": grafana.url + "/", "token_file": str(token)}},
         }
         hub = Hub(10.0)
-        config = loading.parse(tree, "the test")
-        follower = grafana_follower(config, "gpu-17", hub.metrics)
+        follower = grafana_follower(loading.parse(tree, "the test"), "gpu-17", hub.metrics)
         assert follower is not None
-        follower.advance(State(NOW, "0.1.0", "host", anomalies=(HOT,)))
+        follower.advance(state_of(HOT))
         assert "https://warpwatch.example/gpu-17/?show=" in grafana.only()["text"]
         assert counted(hub, "grafana_annotations_total", "written") == 1.0
         assert counted(hub, "grafana_annotations_total", "dropped") == 0.0
+    assert grafana_follower(Config(), "gpu-17", AgentMetrics()) is None
 
 
-@pytest.mark.parametrize("trusted", [True, False])
 def test_the_authority_of_grafanas_certificate_may_be_ones_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, trusted: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    certificate = make_certificate(tmp_path)
     token = tmp_path / "token"
     token.write_text(TOKEN)
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 "
-        "-subj /CN=grafana -addext subjectAltName=IP:127.0.0.1 "
-        f"-keyout {tmp_path}/grafana.key -out {tmp_path}/grafana.crt"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "grafana.crt", tmp_path / "grafana.key")
-    with grafana_stand_in(tls=context) as grafana:
+    with grafana_stand_in(tls=server_context(certificate)) as grafana:
         section = {"url": grafana.url, "token_file": str(token)}
-        if trusted:
-            section["ca_file"] = str(tmp_path / "grafana.crt")
-        config = loading.parse({"exporters": {"grafana": section}}, "the test")
-        follower = grafana_follower(config, "gpu-17", AgentMetrics())
-        assert follower is not None
-        follower.advance(State(NOW, "0.1.0", "host", anomalies=(HOT,)))
-        assert len(grafana.annotations) == int(trusted)
-    assert trusted or "CERTIFICATE_VERIFY_FAILED" in caplog.text
-
-
-def test_it_is_off_by_default() -> None:
-    assert grafana_follower(Config(), "gpu-17", AgentMetrics()) is None
+        for more, written in (({}, 0), ({"ca_file": str(certificate)}, 1)):
+            config = loading.parse({"exporters": {"grafana": section | more}}, "the test")
+            follower = grafana_follower(config, "gpu-17", AgentMetrics())
+            assert follower is not None
+            follower.advance(state_of(HOT))
+            assert len(grafana.annotations) == written
+    assert "CERTIFICATE_VERIFY_FAILED" in caplog.text

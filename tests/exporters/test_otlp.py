@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -19,58 +20,46 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.exporters.receiver import Receiver, receiver
-from tests.exporters.states import TIME, rank, simulated
+from tests.exporters.states import CAPTURE, NOW, SLOW, rank, simulated, state_of
 from tests.loop.node import loop_node, poll
 from tests.loop.programs import STEPPING
+from tests.manual_clock import ManualClock
+from tests.waiting import eventually
 from warpwatch_daemon.demo.processes import free_port
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.config import OtlpConfig
 from warpwatch_exporters.events import Events
 from warpwatch_exporters.otlp import MAX_WAITING, OtlpExporter
-from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.captures import Capture, CaptureRequest
-from warpwatch_telemetry.state import State
 
 ROTEL = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages/rotel")
-SLOW = Anomaly(
-    id="6553f1f0-1",
-    kind="straggler",
-    time=TIME,
-    severity="warning",
-    summary="rank 1 computes 60 % longer \udcff",
-    job="llama",
-    rank=1,
-)
-CAPTURE = Capture(
-    id="20260921T141959-3f9a1c",
-    request=CaptureRequest("llama", "torch", "anomaly", anomaly_id=SLOW.id),
-    time=TIME + 1,
-    end_time=TIME + 8,
-    outcome="complete",
-    diagnosis={"verdict": "host_bound", "summary": "rank 1 waits for Python"},
-)
-STATE = State(TIME, "0.1.0", "gpu-17", devices=simulated(1, 5), ranks=(rank(0),))
+STATE = replace(state_of(), devices=simulated(1, 5), ranks=(rank(0),))
+
+
+@pytest.fixture(autouse=True)
+def more_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwatch_exporters.otlp.TIMEOUT_S", 300.0)
 
 
 class Site:
-    """An exporter to ``url`` of a state that the test changes; the clock is the test's."""
+    """An exporter to ``url`` of a state that the test changes."""
 
     def __init__(self, url: str, **config: Any) -> None:
         self.state = STATE
         self.counted: Counter[tuple[str, str]] = Counter()
-        self.at = 0.0
+        self.clock = ManualClock()
         self.exporter = OtlpExporter(
             OtlpConfig(endpoint=url, **config),
             StateCollector(lambda: self.state, "default").collect,
             "gpu-17",
             {"service.name": "warpwatch", "service.instance.id": "gpu-17"},
             lambda signal, result, count: self.counted.update({(signal, result): count}),
-            lambda: self.at,
+            self.clock.monotonic,
+            self.clock.wall,
         )
         self.events = Events(self.state)
 
     def advance(self, passed_s: float = 0.0) -> None:
-        self.at += passed_s
+        self.clock.advance(passed_s)
         self.exporter.advance(self.events.take(self.state))
 
 
@@ -111,19 +100,15 @@ def rotel(target: str, port: int, folder: Path) -> Iterator[None]:
         process.wait()
 
 
-@pytest.fixture
-def server() -> Iterator[Receiver]:
-    with receiver() as server:
-        yield server
-
-
 def test_metrics_have_the_names_labels_and_units_of_the_page(server: Receiver) -> None:
-    Site(server.url).advance()
+    site = Site(server.url)
+    site.advance()
     metrics = metrics_in(server)
     power = metrics["warpwatch_device_power_watts"]
     assert power.unit == "W"
     (point,) = power.gauge.data_points
     assert attributes(point) == {"gpu": "0", "uuid": STATE.devices[0].device.uuid}
+    assert point.time_unix_nano == site.clock.wall() * 1e9
     assert point.as_double == STATE.devices[0].values["device_power_watts", ()]
     steps = metrics["warpwatch_steps"].sum
     assert (steps.is_monotonic, steps.aggregation_temporality) == (True, 2)
@@ -138,9 +123,10 @@ def test_metrics_have_the_names_labels_and_units_of_the_page(server: Receiver) -
 
 def test_an_anomaly_its_capture_and_their_ends_are_one_trace(server: Receiver) -> None:
     site = Site(server.url)
-    site.state = replace(STATE, anomalies=(SLOW,), captures=(CAPTURE,))
+    slow = replace(SLOW, summary=f"{SLOW.summary} \udcff")
+    site.state = replace(STATE, anomalies=(slow,), captures=(CAPTURE,))
     site.advance()
-    site.state = replace(site.state, anomalies=(replace(SLOW, end_time=TIME + 60),))
+    site.state = replace(site.state, anomalies=(replace(slow, end_time=NOW + 60),))
     site.advance()
     site.advance(30)
     records = logs_in(server)
@@ -152,8 +138,8 @@ def test_an_anomaly_its_capture_and_their_ends_are_one_trace(server: Receiver) -
     ]
     opened, ended, verdict, closed = records
     assert (opened.severity_text, opened.severity_number) == ("warning", 13)
-    assert opened.body.string_value == "rank 1 computes 60 % longer ?"
-    assert opened.time_unix_nano == TIME * 1e9
+    assert opened.body.string_value == "rank 1 computes 60 % longer than <its> peer ?"
+    assert opened.time_unix_nano == NOW * 1e9
     assert attributes(opened)["warpwatch.kind"] == "straggler"
     assert attributes(verdict)["warpwatch.verdict"] == "host_bound"
     assert len({one.trace_id for one in records}) == 1 and len(opened.trace_id) == 16
@@ -186,18 +172,19 @@ def test_while_the_collector_is_away_logs_wait_in_a_bounded_queue(
 
 def test_a_collector_passes_on_what_it_is_sent(server: Receiver, tmp_path: Path) -> None:
     port = free_port()
+
+    def listens() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
     with rotel(server.url, port, tmp_path):
+        eventually(listens, "the collector's start")
         site = Site(f"http://127.0.0.1:{port}")
         site.state = replace(STATE, anomalies=(SLOW,))
-
-        def is_there() -> bool:
-            site.advance(300)
-            return bool(logs_in(server))
-
-        poll(is_there, "the collector's start")
-        (opened,) = logs_in(server)
+        site.advance()
+        (opened,) = eventually(lambda: logs_in(server), "logs")
         assert opened.event_name == "warpwatch.anomaly_opened"
-        poll(lambda: "warpwatch_device_power_watts" in metrics_in(server), "metrics")
+        eventually(lambda: "warpwatch_device_power_watts" in metrics_in(server), "metrics")
 
 
 def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> None:

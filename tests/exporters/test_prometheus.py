@@ -6,9 +6,9 @@ import bisect
 import itertools
 import shutil
 import subprocess
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -26,6 +26,7 @@ from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, DetectorSight, His
 Golden = Callable[[str, bytes], None]
 
 
+@cache
 def samples_of(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -52,62 +53,22 @@ def test_promtool_has_nothing_to_say(profile: Profile, series: int) -> None:
         pytest.skip("promtool is not installed")
     command = [promtool, "check", "metrics"]
     page = render(full_state(), Options(profile=profile))
-    checked = subprocess.run(command, input=page, capture_output=True, timeout=30)
+    checked = subprocess.run(command, input=page, capture_output=True, timeout=300)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
-def test_both_formats_hold_the_same_samples() -> None:
-    text = samples_of(render(full_state()))
-    page = render(full_state(), openmetrics=True).decode() + "# EOF\n"
+def test_both_formats_hold_the_same_samples_and_openmetrics_names_units() -> None:
+    page = render(full_state(), openmetrics=True).decode()
     strict = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in parse_openmetrics(page)  # type: ignore[no-untyped-call]
+        for family in parse_openmetrics(page + "# EOF\n")  # type: ignore[no-untyped-call]
         for sample in family.samples
     }
-    assert strict == text
-
-
-def test_openmetrics_names_counter_families_without_total_and_units() -> None:
-    page = render(full_state(), openmetrics=True).decode()
+    assert strict == samples_of(render(full_state()))
+    # A counter's family has no _total there.
     assert "# TYPE warpwatch_device_energy_joules counter\n" in page
     assert "# UNIT warpwatch_device_energy_joules joules\n" in page
     assert "\nwarpwatch_device_energy_joules_total{" in page
-
-
-def test_no_series_comes_twice_and_no_family_is_split() -> None:
-    lines = render(full_state()).decode().splitlines()
-    series = Counter(line.rpartition(" ")[0] for line in lines if not line.startswith("#"))
-    assert max(series.values()) == 1
-    types = Counter(line for line in lines if line.startswith("# TYPE"))
-    assert max(types.values()) == 1
-
-
-def test_a_lost_device_keeps_its_zero_its_reason_and_what_is_known_without_it() -> None:
-    page = render(full_state())
-    of_lost = [key for key in samples_of(page) if ("uuid", "GPU-lost") in key[1]]
-    expected = {"up", "info", "xid_errors_total", "xid_last_timestamp_seconds"}
-    assert {name for name, _ in of_lost} == {f"warpwatch_device_{name}" for name in expected}
-    assert value_of(page, "device_up", gpu="2", uuid="GPU-lost", reason="lost") == 0
-
-
-def test_a_mig_instance_says_which_and_a_whole_gpu_does_not() -> None:
-    page = render(full_state()).decode()
-    mig = 'warpwatch_device_power_watts{gpu="3",uuid="MIG-1",gpu_instance="7",profile="1g.10gb"} '
-    assert mig in page
-    assert 'gpu_instance=""' not in page
-
-
-def test_whose_work_runs_where_is_joined_by_default() -> None:
-    page = render(full_state())
-    (first, second) = (sample.device.uuid for sample in full_state().devices[:2])
-    held = {"namespace": "ml", "pod": "llama-0", "container": "trainer"}
-    assert value_of(page, "device_workload_info", gpu="0", uuid=first, **held) == 1
-    job = {"slurm_job": "4711", "user": "ann", "account": "vision", "partition": "a3"}
-    assert value_of(page, "device_slurm_job_info", gpu="1", uuid=second, **job) == 1
-    assert value_of(page, "attribution_timestamp_seconds", origin="kubelet") == TIME - 3
-    owner = {"pid": "77", "process": "python", "pod_uid": "p-1", "container_id": "c-1"}
-    assert value_of(page, "process_info", **owner, slurm_job="", namespace="", pod="") == 1
-    assert value_of(page, "device_power_watts", gpu="0", uuid=first) is not None
 
 
 def test_inlined_workload_labels_are_on_every_series_of_the_device() -> None:
@@ -133,16 +94,6 @@ def test_a_device_that_containers_share_is_inlined_to_none() -> None:
     assert sorted(dict(labels)["pod"] for labels in info) == ["a", "b"]
     power = [labels for name, labels in page if name == "warpwatch_device_power_watts"]
     assert not [labels for labels in power if "pod" in dict(labels)]
-
-
-def test_steps_are_a_cumulative_histogram() -> None:
-    page = render(full_state())
-    labels = {"training_job": "llama", "rank": "0", "owner": "uid/1000"}
-    assert value_of(page, "step_duration_seconds_bucket", **labels, le="0.25") == 90
-    assert value_of(page, "step_duration_seconds_bucket", **labels, le="1.0") == 99
-    assert value_of(page, "step_duration_seconds_bucket", **labels, le="+Inf") == 100
-    assert value_of(page, "step_duration_seconds_count", **labels) == 100
-    assert value_of(page, "step_duration_seconds_sum", **labels) == 151.5
 
 
 def test_an_eight_per_cent_longer_step_is_another_fine_bucket_and_moves_the_mean() -> None:
@@ -175,15 +126,6 @@ def test_ranks_anomalies_and_processes_name_their_pod() -> None:
         assert b'namespace="team"' in lines[0] and b'pod="llama-0"' in lines[0], lines
 
 
-def test_a_rank_that_died_is_still_exported_without_what_is_unknown() -> None:
-    page = render(full_state())
-    labels = {"training_job": "llama", "rank": "1", "owner": "uid/1000"}
-    assert value_of(page, "rank_up", **labels) == 0
-    assert value_of(page, "steps_total", **labels) == 100
-    assert value_of(page, "phase_seconds_total", **labels, phase="comm") == 2.25
-    assert value_of(page, "rank_memory_reserved_bytes", **labels) is None
-
-
 def test_of_a_rank_that_ended_the_counters_stay_and_the_gauges_go() -> None:
     page = render(replace(full_state(), ranks=(rank(0, energy_j=5.0), rank(1, status="exited"))))
     live, ended = (
@@ -202,36 +144,20 @@ def test_of_a_rank_that_ended_the_counters_stay_and_the_gauges_go() -> None:
     assert {"rank_gc_seconds_total", "rank_allocation_retries_total", "rank_up"} <= ended
 
 
-def test_a_ranks_places_in_parallelism_are_labels() -> None:
-    page = render(replace(full_state(), ranks=(rank(0, parallel={"pipeline": (3, 4)}),)))
-    (info,) = (dict(labels) for name, labels in samples_of(page) if name.endswith("_rank_info"))
-    assert (info["pipeline_rank"], info["data_rank"]) == ("3", "")
-
-
-def test_what_sets_the_step_clock_is_a_label_of_the_rank() -> None:
-    page = render(replace(full_state(), ranks=(rank(0, step_clock="lightning"),)))
+def test_a_rank_s_info_has_its_places_in_parallelism_and_its_step_clock() -> None:
+    changed = rank(0, parallel={"pipeline": (3, 4)}, step_clock="lightning")
+    page = render(replace(full_state(), ranks=(changed,)))
     (info,) = (dict(labels) for name, labels in samples_of(page) if name.endswith("_rank_info"))
     assert (info["rank"], info["step_clock"]) == ("0", "lightning")
+    assert (info["pipeline_rank"], info["data_rank"]) == ("3", "")
 
 
 def test_what_the_shim_does_not_say_of_memory_and_collector_is_absent() -> None:
     unknown = rank(0, gc_s=None, gc_collections_total=None, allocation_retries_total=None)
     page = render(replace(full_state(), ranks=(unknown,))).decode()
-    assert "rank_gc_" not in page
-    assert "rank_allocation_retries" not in page
-    assert "rank_energy" not in page
+    for name in ("rank_gc_", "rank_allocation_retries", "rank_energy"):
+        assert name not in page
     assert "rank_out_of_memory_errors_total" in page
-
-
-def test_findings_come_from_the_newest_diagnosis_and_only_active_anomalies_count() -> None:
-    page = render(full_state())
-    job = {"training_job": "llama", "owner": "uid/1000"}
-    share = value_of(page, "diagnosis_share_ratio", **job, finding="data_loading")
-    assert share == 0.39
-    assert value_of(page, "anomaly_active", kind="straggler") == 1
-    assert value_of(page, "source_up", source="nvml") == 0
-    assert value_of(page, "source_errors_total", source="nvml") == 3
-    assert value_of(page, "build_info", version="0.1.0") == 1
 
 
 def test_who_sees_and_who_is_blind_is_a_gauge_of_kind_and_job() -> None:
@@ -289,10 +215,9 @@ def test_a_rank_of_another_owner_who_claims_the_same_name_has_series_of_its_own(
 
 
 def test_at_most_a_thousand_ranks_have_series() -> None:
-    state = State(TIME, "1", "h", ranks=tuple(rank(i) for i in range(1003)))
-    page = render(state)
-    assert sum(name == "warpwatch_steps_total" for name, _ in samples_of(page)) == 1000
-    assert value_of(page, "ranks_unexported") == 3
+    lines = render(State(TIME, "1", "h", ranks=tuple(rank(i) for i in range(1003)))).splitlines()
+    assert sum(line.startswith(b"warpwatch_steps_total{") for line in lines) == 1000
+    assert b"warpwatch_ranks_unexported 3" in lines
 
 
 def test_only_what_the_catalogue_knows_is_exported() -> None:
@@ -317,16 +242,19 @@ def test_the_golden_state_shows_every_device_metric() -> None:
 
 def test_what_is_gone_leaves_nothing_behind() -> None:
     uuid = full_state().devices[0].device.uuid
-    for pod in range(50):
+    for pod in range(6):
         held = {uuid: (Workload("ml", f"llama-{pod}", "trainer"),)}
-        users = {pid: ProcessOwner("python") for pid in range(pod * 100, pod * 100 + 100)}
-        state = replace(
-            full_state(),
+        users = {pid: ProcessOwner("python") for pid in range(pod * 150, pod * 150 + 150)}
+        state = State(
+            TIME,
+            "1",
+            "h",
+            devices=full_state().devices[:1],
             ranks=(rank(0, job=f"job-{pod}"),),
             attributions=(Attribution("kubelet", TIME, held, processes=users),),
         )
         render(state, Options(inline_workloads=True))
     pods = {workload.pod for _, workload in prometheus._prefixes if workload is not None}
-    assert pods == {"llama-49"}
+    assert pods == {"llama-5"}
     assert len(prometheus._buckets) == 1
-    assert len(prometheus._prefixes[(), None]) < 1000
+    assert len(prometheus._prefixes[(), None]) < 150 + prometheus.SPARE_PREFIXES + 100

@@ -4,101 +4,66 @@ from __future__ import annotations
 
 import json
 import logging
-import ssl
-import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.daemon.http.certificates import make_certificate, server_context
 from tests.exporters.receiver import Receiver, receiver
+from tests.exporters.states import CAPTURE, NOW, SLOW, state_of
+from tests.manual_clock import ManualClock
 from warpwatch_daemon.agent.outgoing import WaysOut
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_exporters.config import WebhookConfig
 from warpwatch_exporters.events import Events
+from warpwatch_exporters.pause import FIRST_S, Pause
 from warpwatch_exporters.webhooks import MAX_TRIES, MAX_WAITING, Webhook
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
-from warpwatch_telemetry.state import State
 
-NOW = 1_790_000_000.0
-SLOW = Anomaly(
-    id="6553f1f0-1",
-    kind="straggler",
-    time=NOW,
-    severity="warning",
-    summary="rank 1 computes 60 % longer than <its> peer",
-    job="llama-7b",
-    rank=1,
-)
 INFO = replace(SLOW, id="6553f1f0-2", severity="info", kind="crash", summary="ended from outside")
-CAPTURE = Capture(
-    id="20260921T141959-3f9a1c",
-    request=CaptureRequest("llama-7b", "torch", "anomaly", anomaly_id=SLOW.id),
-    time=NOW + 1,
-    end_time=NOW + 8,
-    outcome="complete",
-    files=("report.html",),
-    diagnosis={"verdict": "host_bound", "summary": "rank 1 waits for Python"},
-)
-
-
-def state(*found: Anomaly | Capture) -> State:
-    return State(
-        NOW,
-        "0.1.0",
-        "gpu-17",
-        anomalies=tuple(one for one in found if isinstance(one, Anomaly)),
-        captures=tuple(one for one in found if isinstance(one, Capture)),
-    )
+OTHER = replace(SLOW, id="6553f1f0-3")
+ENDED = replace(SLOW, end_time=NOW + 90)
 
 
 class Site:
-    """A webhook that has seen an empty state; the clock is the test's."""
+    """A webhook that has seen an empty state."""
 
     def __init__(self, server: Receiver, **config: Any) -> None:
         self.server = server
         self.counted: Counter[str] = Counter()
-        self.at = 0.0
+        self.clock = ManualClock()
         self.webhook = Webhook(
             WebhookConfig(**({"url": server.url} | config)),
             "exporters.webhooks[0]",
             "gpu-17",
             "https://warpwatch.example/gpu-17/",
             lambda result: self.counted.update([result]),
-            lambda: self.at,
+            self.clock.monotonic,
         )
-        self.events = Events(state())
+        self.events = Events(state_of())
 
     def see(self, *found: Anomaly | Capture) -> None:
-        self.webhook.advance(self.events.take(state(*found)))
+        self.webhook.advance(self.events.take(state_of(*found)))
 
-    def wait(self) -> None:
-        self.at += 1000.0
+    def wait(self, seconds: float = 1000.0) -> None:
+        self.clock.advance(seconds)
         self.webhook.advance(())
 
     def told(self) -> list[Any]:
         return [json.loads(body) for body in self.server.bodies()]
 
 
-@pytest.fixture
-def server() -> Iterator[Receiver]:
-    with receiver() as server:
-        yield server
-
-
 def test_an_anomaly_its_verdict_and_its_end_are_a_message_each(server: Receiver) -> None:
     site = Site(server)
-    site.see(SLOW, INFO)
-    site.see(SLOW, INFO)
-    site.see(SLOW, INFO, CAPTURE)
-    site.see(replace(SLOW, end_time=NOW + 90), INFO, CAPTURE)
+    for found in ((SLOW, INFO), (SLOW, INFO), (SLOW, INFO, CAPTURE), (ENDED, INFO, CAPTURE)):
+        site.see(*found)
     opened, verdict, closed = site.told()
     assert opened["event"] == "anomaly_opened"
     assert opened["summary"] == "rank 1 computes 60 % longer than <its> peer"
@@ -106,7 +71,7 @@ def test_an_anomaly_its_verdict_and_its_end_are_a_message_each(server: Receiver)
     assert (opened["node"], opened["time"]) == ("gpu-17", NOW)
     assert (opened["kind"], opened["scope"], opened["rank"]) == ("straggler", "job", 1)
     assert verdict["event"] == "verdict"
-    assert verdict["summary"] == "capture of llama-7b: host bound. rank 1 waits for Python"
+    assert verdict["summary"] == "capture of llama-7b: host bound. rank 1 waits for <Python>"
     assert (verdict["anomaly"], verdict["verdict"]) == (SLOW.id, "host_bound")
     assert verdict["url"].endswith("/api/v1/captures/20260921T141959-3f9a1c/report.html")
     assert (closed["event"], closed["time"]) == ("anomaly_closed", NOW + 90)
@@ -115,39 +80,52 @@ def test_an_anomaly_its_verdict_and_its_end_are_a_message_each(server: Receiver)
 
 def test_what_was_there_before_the_start_is_not_told_again(server: Receiver) -> None:
     site = Site(server)
-    site.events = Events(state(SLOW))
-    site.see(SLOW)
-    site.see(replace(SLOW, end_time=NOW + 90))
-    site.see(replace(SLOW, reopened=1))
+    site.events = Events(state_of(SLOW))
+    for found in (SLOW, ENDED, replace(SLOW, reopened=1)):
+        site.see(found)
     assert [one["event"] for one in site.told()] == ["anomaly_closed", "anomaly_opened"]
 
 
 def test_slack_gets_its_own_form(server: Receiver) -> None:
     site = Site(server, format="slack", min_severity="info")
     site.see(SLOW, CAPTURE)
-    site.see(replace(SLOW, end_time=NOW + 90), CAPTURE)
+    site.see(ENDED, CAPTURE)
     link = "<https://warpwatch.example/gpu-17"
     assert [one["text"] for one in site.told()] == [
         ":warning: *straggler* on gpu-17: rank 1 computes 60 % longer than &lt;its&gt; peer "
         f"{link}/?show=6553f1f0-1#findings|more>",
-        ":mag: capture of llama-7b: host bound. rank 1 waits for Python "
+        ":mag: capture of llama-7b: host bound. rank 1 waits for &lt;Python&gt; "
         f"{link}/api/v1/captures/20260921T141959-3f9a1c/report.html|report>",
         ":white_check_mark: over: *straggler* on gpu-17: rank 1 computes 60 % longer than "
         f"&lt;its&gt; peer {link}/?show=6553f1f0-1#findings|more>",
     ]
 
 
+def test_a_pause_doubles_up_to_its_longest_until_something_succeeds(clock: ManualClock) -> None:
+    pause = Pause(clock.monotonic, longest_s=15.0)
+    for number, length_s in enumerate((FIRST_S, 10.0, 15.0, 15.0)):
+        assert not pause.lasts
+        assert pause.begin() is (number == 0)
+        clock.advance(length_s - 0.1)
+        assert pause.lasts
+        clock.advance(0.1)
+    pause.reset()
+    assert pause.begin() is True
+    clock.advance(FIRST_S)
+    assert not pause.lasts
+
+
 def test_a_server_that_is_away_gets_it_later_but_not_for_ever(server: Receiver) -> None:
     site = Site(server)
     server.status = 503
     site.see(SLOW)
-    site.see(SLOW)
+    site.wait(FIRST_S - 0.1)
     assert site.counted == {"failed": 1}
     server.status = 204
-    site.wait()
+    site.wait(0.1)
     assert site.counted == {"failed": 1, "sent": 1}
     server.status = 500
-    site.see(SLOW, replace(SLOW, id="6553f1f0-3"))
+    site.see(SLOW, OTHER)
     for _ in range(MAX_TRIES + 5):
         site.wait()
     assert site.counted == {"failed": 1 + MAX_TRIES, "sent": 1, "dropped": 1}
@@ -159,9 +137,16 @@ def test_what_is_refused_is_not_sent_again_and_no_redirect_is_followed(server: R
     site.see(SLOW)
     server.status = 404
     site.wait()
-    site.see(SLOW, replace(SLOW, id="6553f1f0-3"))
+    site.see(SLOW, OTHER)
     assert site.counted == {"refused": 2}
     assert {path for path, _, _ in server.requests} == {"/"}
+    # Too many requests: it is to be sent again.
+    server.status = 429
+    site.wait()
+    site.see(SLOW, OTHER, replace(SLOW, id="6553f1f0-4"))
+    server.status = 200
+    site.wait()
+    assert site.counted == {"refused": 2, "failed": 1, "sent": 1}
 
 
 def test_the_queue_is_bounded(server: Receiver) -> None:
@@ -189,22 +174,13 @@ def test_a_secret_address_and_a_token_are_read_from_files_each_time(
 
 
 def test_a_certificate_that_nobody_vouches_for_is_not_accepted(tmp_path: Path) -> None:
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 "
-        "-subj /CN=hooks -addext subjectAltName=IP:127.0.0.1 "
-        f"-keyout {tmp_path}/hooks.key -out {tmp_path}/hooks.crt"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
-    certificate = tmp_path / "hooks.crt"
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, tmp_path / "hooks.key")
-    with receiver(context) as server:
-        site = Site(server)
-        site.see(SLOW)
-        assert (site.counted, server.requests) == ({"failed": 1}, [])
-        site = Site(server, ca_file=certificate)
-        site.see(SLOW)
-        assert site.counted == {"sent": 1}
+    certificate = make_certificate(tmp_path)
+    with receiver(server_context(certificate)) as server:
+        for trusted, counted in ((None, {"failed": 1}), (certificate, {"sent": 1})):
+            site = Site(server, ca_file=trusted)
+            site.see(SLOW)
+            assert site.counted == counted
+        assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -224,6 +200,6 @@ def test_a_mistake_in_the_configuration_is_named(tmp_path: Path, webhook: str, s
 
 def test_nothing_is_loaded_or_counted_where_nothing_is_configured() -> None:
     metrics = AgentMetrics()
-    ways = WaysOut(Config(), "n", "warpwatch", None, metrics, lambda: state(), lambda: state())
+    ways = WaysOut(Config(), "n", "warpwatch", None, metrics, state_of, state_of)
     assert ways.last_words == {}
     assert list(metrics.registry.collect()) == []

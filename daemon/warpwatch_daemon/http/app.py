@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import cache, partial
 
 from starlette.applications import Starlette
@@ -37,6 +39,8 @@ def create_app(
     loopback: bool,
     basic_auth: BasicAuth | None = None,
     page: PageEndpoint | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
+    wall: Callable[[], float] = time.time,
 ) -> Starlette:
     """``loopback``: whether the daemon listens on a loopback address.
 
@@ -44,15 +48,17 @@ def create_app(
     `/openapi.json` answers. Raises UsageError when the token file cannot be used.
     """
     access = Access(config, loopback=loopback)
-    admission = Admission(access, basic_auth)
-    pages = MetricsPages(watcher)
-    guard = Middleware(Guard, admission=admission, count=partial(_count, watcher))
+    admission = Admission(access, basic_auth, monotonic)
+    pages = MetricsPages(watcher, monotonic)
+    guard = Middleware(
+        Guard, admission=admission, count=partial(_count, watcher), monotonic=monotonic
+    )
     webhook = AlertWebhook(watcher, access)
     files, page = CaptureFiles(watcher, access), page or PageEndpoint(watcher)
     if isinstance(watcher, Agent):
         api = AgentApi(watcher, access)
         table = operations(api, files, pages, page, webhook)
-        table += agent_operations(api, RecordsEndpoint(watcher, access))
+        table += agent_operations(api, RecordsEndpoint(watcher, access, wall))
     else:
         table = operations(Api(watcher, access), files, pages, page, webhook)
     app = Starlette(

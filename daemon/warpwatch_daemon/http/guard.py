@@ -42,9 +42,14 @@ SECURITY_HEADERS = {
 class Admission:
     """Which requests are let in; what they may see and do, a route decides."""
 
-    def __init__(self, access: Access, basic_auth: BasicAuth | None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        basic_auth: BasicAuth | None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._access = access
-        self._limit = PeerLimit()
+        self._limit = PeerLimit(monotonic)
         self._basic_auth = basic_auth
 
     async def admit(self, request: HTTPConnection) -> None:
@@ -82,8 +87,16 @@ class Admission:
 class Guard:
     """ASGI middleware around all routes; ``count`` gets the status of every answer."""
 
-    def __init__(self, app: ASGIApp, *, admission: Admission, count: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        admission: Admission,
+        count: Callable[[int], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._app = app
+        self._monotonic = monotonic
         self._admission = admission
         self._count = count
         self._logged_at = -math.inf
@@ -110,7 +123,7 @@ class Guard:
                 await failure.answer()(scope, receive, answer.send)
 
     def _log(self, path: str) -> None:
-        now = time.monotonic()
+        now = self._monotonic()
         if now - self._logged_at >= ERROR_LOG_INTERVAL_S:
             self._logged_at = now
             logger.error("a request for %.200r failed", path, exc_info=True)
@@ -160,8 +173,8 @@ class PeerLimit:
     The longest silent peer is forgotten.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def wait_s(self, peer: str) -> float:
@@ -183,7 +196,7 @@ class PeerLimit:
             bucket.cost_s -= cost_s
 
     def _refilled(self, peer: str) -> _Bucket:
-        now = self._clock()
+        now = self._monotonic()
         bucket = self._buckets.pop(peer, None) or _Bucket(BURST, COST_BURST_S, now)
         passed_s = now - bucket.since
         bucket.requests = min(BURST, bucket.requests + passed_s * RATE_PER_S)

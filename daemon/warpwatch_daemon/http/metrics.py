@@ -54,9 +54,9 @@ class MetricsPage:
 class MetricsPages:
     """For the server's thread alone."""
 
-    def __init__(self, watcher: Watcher, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, watcher: Watcher, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._watcher = watcher
-        self._clock = clock
+        self._monotonic = monotonic
         self._pages: dict[Format, MetricsPage] = {}
 
     async def scrape(self, request: Request) -> Response:
@@ -71,7 +71,7 @@ class MetricsPages:
 
     def page(self, form: Format) -> MetricsPage:
         """At most MAX_AGE_S old. Raises what the agent raises."""
-        now = self._clock()
+        now = self._monotonic()
         page = self._pages.setdefault(form, MetricsPage())
         page.interval_s, page.asked_at = now - page.asked_at, now
         if now - page.rendered_at > MAX_AGE_S:
@@ -80,7 +80,7 @@ class MetricsPages:
 
     def refresh(self) -> None:
         """Render again what is asked for all the time; to be called each second."""
-        now = self._clock()
+        now = self._monotonic()
         for form, page in self._pages.items():
             if max(page.interval_s, now - page.asked_at) <= AHEAD_INTERVAL_S:
                 # A scrape that meets the same fault reports it.

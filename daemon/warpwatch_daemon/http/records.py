@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from prometheus_client.exposition import gzip_accepted
 from starlette.requests import Request
@@ -30,8 +30,9 @@ MEDIA_TYPE = "application/x-ndjson"
 
 
 class RecordsEndpoint:
-    def __init__(self, agent: Agent, access: Access) -> None:
+    def __init__(self, agent: Agent, access: Access, wall: Callable[[], float] = time.time) -> None:
         self._agent = agent
+        self._wall = wall
         self._access = access
         self._followers = 0
 
@@ -65,7 +66,7 @@ class RecordsEndpoint:
                 cursor = batch.cursor
                 end = CursorLine(cursor, state.hostname, state.version)
                 # All that happened until then has been sent.
-                clock = b"" if batch.more else encode_line(Clock(time.time())) or b""
+                clock = b"" if batch.more else encode_line(Clock(self._wall())) or b""
                 yield batch.lines + clock + encode_stream_line(end)
                 if stream.closed or not (wanted.follow or batch.more):
                     return

@@ -8,6 +8,7 @@ import functools
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -50,8 +51,14 @@ class Server:
     """
 
     def __init__(
-        self, watcher: Watcher, config: HttpConfig, page: PageEndpoint | None = None
+        self,
+        watcher: Watcher,
+        config: HttpConfig,
+        page: PageEndpoint | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        self._wall = wall
         web = web_config.load(config.web_config) if config.web_config else WebConfig()
         self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
         basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
@@ -60,7 +67,15 @@ class Server:
         self._socket = listen_on(config.listen)
         loopback = is_loopback(self.address[0])
         try:
-            app = create_app(watcher, config, loopback=loopback, basic_auth=basic_auth, page=page)
+            app = create_app(
+                watcher,
+                config,
+                loopback=loopback,
+                basic_auth=basic_auth,
+                page=page,
+                monotonic=monotonic,
+                wall=wall,
+            )
             probes = config.probe_listen
             probe_socket = listen_on(probes, "http.probe_listen") if probes else None
         except UsageError:
@@ -116,7 +131,7 @@ class Server:
                 self._expiry_checked_at = None
         except (OSError, ssl.SSLError) as error:
             logger.warning("the certificate stays as it was: %s", error)
-        self._warn_of_expiry(self._tls.config.cert_file, datetime.now(UTC))
+        self._warn_of_expiry(self._tls.config.cert_file, datetime.fromtimestamp(self._wall(), UTC))
 
     def _warn_of_expiry(self, path: Path, now: datetime) -> None:
         """Once a day, and at once of a certificate that is new."""

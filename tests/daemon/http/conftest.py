@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-import shlex
 import shutil
 import statistics
-import subprocess
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.daemon.http.certificates import make_certificate
 from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.config.sections import HttpConfig
+from warpwatch_daemon.http import connection
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.record_stream import RecordStream
@@ -37,6 +38,8 @@ from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import Histogram, JobState, RankState, State
 
 NOW = 1_790_000_000.0
+# Only a hang takes longer.
+TIMEOUT_S = 300
 
 
 def gpu(index: int) -> DeviceSample:
@@ -242,6 +245,8 @@ class MemoryAgent:
         self.reset(folder)
 
     def reset(self, folder: Path) -> None:
+        # What a test has put in place of a method goes, too.
+        vars(self).clear()
         self.now = node_in_trouble()
         self.metrics = AgentMetrics()
         self.lacks: tuple[str, ...] = ()
@@ -318,53 +323,69 @@ class MemoryAgent:
 Serve = Callable[..., Server]
 
 
+def unlimited() -> float:
+    """A monotonic clock that passes an hour with each reading.
+
+    No peer of a test reaches the limits on its requests, and each scrape is rendered anew.
+    """
+    return next(_HOURS)
+
+
+_HOURS = itertools.count(0.0, 3600.0)
+
+
 def socket_of(server: Server) -> Path:
-    """The Unix socket of a server of a test."""
+    """Return the Unix socket of a server of a test."""
     return Path(tempfile.gettempdir()) / f"warpwatch-test-{server.address[1]}-api" / "api.sock"
 
 
+def http_client(url: str, **about: Any) -> httpx.Client:
+    """Return a client without TLS: reading the trusted certificates takes longer than a test."""
+    return httpx.Client(base_url=url, verify=False, timeout=TIMEOUT_S, **about)
+
+
 def local_client(server: Server) -> httpx.Client:
-    """Asks as this user, through the socket."""
-    transport = httpx.HTTPTransport(uds=str(socket_of(server)))
-    return httpx.Client(base_url="http://localhost", transport=transport, timeout=30)
+    """Return a client that asks as this user, through the socket."""
+    transport = httpx.HTTPTransport(uds=str(socket_of(server)), verify=False)
+    return http_client("http://localhost", transport=transport)
 
 
 def certified(folder: Path, name: str) -> Path:
-    """The folder, with a certificate of the name, tls.crt, and a web.yml that has it served."""
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 "
-        f"-keyout tls.key -out tls.crt -subj /CN={name} -addext subjectAltName=DNS:{name}"
-    )
-    subprocess.run(shlex.split(command), cwd=folder, check=True, capture_output=True, timeout=30)
+    """Return the folder with a certificate of the DNS name, tls.crt, and a web.yml for it."""
+    make_certificate(folder, subject=f"DNS:{name}")
     text = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n"
     (folder / "web.yml").write_text(text)
     return folder
 
 
 @contextmanager
-def servers(agent: MemoryAgent) -> Iterator[Serve]:
-    running: list[tuple[Server, threading.Thread, Path]] = []
+def servers(agent: Any) -> Iterator[Serve]:
+    """Yield what starts a server with the given ``http`` section on a free port."""
+    with ExitStack() as stack:
+        # Deadlines that a client on a busy machine could miss.
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for limit in ("HEAD_TIMEOUT_S", "WRITE_TIMEOUT_S"):
+            patch.setattr(connection, limit, TIMEOUT_S)
 
-    def start(**section: Any) -> Server:
-        server = Server(agent, HttpConfig(**{"listen": "127.0.0.1:0", **section}))
-        server.bind_locally(socket_of(server))
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        running.append((server, thread, socket_of(server).parent))
-        return server
+        def start(
+            monotonic: Callable[[], float] = unlimited,
+            wall: Callable[[], float] = lambda: NOW,
+            **section: Any,
+        ) -> Server:
+            config = HttpConfig(**{"listen": "127.0.0.1:0", **section})
+            server = Server(agent, config, monotonic=monotonic, wall=wall)
+            server.bind_locally(socket_of(server))
+            stack.callback(shutil.rmtree, socket_of(server).parent, ignore_errors=True)
+            thread = threading.Thread(target=server.run)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.stop)
+            return server
 
-    try:
         yield start
-    finally:
-        for server, _, _ in running:
-            server.stop()
-        for _, thread, folder in running:
-            thread.join(5)
-            assert not thread.is_alive()
-            shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_agent() -> MemoryAgent:
     return MemoryAgent(Path())
 
@@ -385,31 +406,39 @@ def serve(agent: MemoryAgent) -> Iterator[Serve]:
         yield start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_server(shared_agent: MemoryAgent) -> Iterator[Server]:
-    """Without configuration, for all tests of a file: a stop takes 0.2 s."""
+    """A server without configuration for all tests."""
     with servers(shared_agent) as start:
         yield start()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def url(shared_server: Server) -> str:
     return shared_server.url
 
 
-@pytest.fixture
-def client(
-    shared_server: Server, agent: MemoryAgent, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[httpx.Client]:
-    """On the socket, which commands find too: it may do everything."""
-    folder = socket_of(shared_server).parent
-    monkeypatch.setenv("WARPWATCH_DIR", str(folder).removesuffix("-api"))
+@pytest.fixture(scope="session")
+def shared_client(shared_server: Server) -> Iterator[httpx.Client]:
     with local_client(shared_server) as client:
         yield client
 
 
 @pytest.fixture
+def client(
+    shared_server: Server,
+    shared_client: httpx.Client,
+    agent: MemoryAgent,
+    monkeypatch: pytest.MonkeyPatch,
+) -> httpx.Client:
+    """On the socket, which commands find too: it may do everything."""
+    folder = socket_of(shared_server).parent
+    monkeypatch.setenv("WARPWATCH_DIR", str(folder).removesuffix("-api"))
+    return shared_client
+
+
+@pytest.fixture
 def tcp(url: str, agent: MemoryAgent) -> Iterator[httpx.Client]:
     """Over TCP without a token: it reads, and changes nothing."""
-    with httpx.Client(base_url=url) as client:
+    with http_client(url) as client:
         yield client

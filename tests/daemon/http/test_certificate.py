@@ -2,75 +2,91 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import ssl
 import subprocess
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.daemon.http.conftest import Serve
+from tests.daemon.http.certificates import make_certificate
+from tests.daemon.http.conftest import MemoryAgent, Serve
+from tests.manual_clock import ManualClock
+from tests.waiting import eventually
+from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import certificate
+from warpwatch_daemon.http.server import Server
 
-NOW = datetime.now(UTC)
-
-
-def make_certificate(folder: Path, days: int) -> Path:
-    """Self-signed for 127.0.0.1, good for so many days from now; a negative number: expired."""
-    key, request, signed = (folder / f"server.{end}" for end in ("key", "csr", "crt"))
-    extensions = folder / "extensions"
-    extensions.write_text("subjectAltName=IP:127.0.0.1")
-    new = "req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=test"
-    sign = f"x509 -req -in {request} -signkey {key} -days {days} -extfile {extensions}"
-    for arguments in (f"{new} -keyout {key} -out {request}", f"{sign} -out {signed}"):
-        command = ["openssl", *arguments.split()]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return signed
+WEB_CONFIG = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n"
+SECOND = timedelta(seconds=1)
 
 
-@pytest.mark.parametrize(
-    ("days", "says"), [(-1, "clients refuse it; renew it"), (3, "UTC; renew it"), (30, None)]
-)
-def test_only_what_is_or_will_soon_be_over_is_reported(
-    tmp_path: Path, days: int, says: str | None
-) -> None:
-    path = make_certificate(tmp_path, days)
-    trouble = certificate.trouble(path, datetime.now(UTC))
-    assert (trouble is None) == (says is None)
-    assert says is None or (str(path) in str(trouble) and str(trouble).endswith(says))
-
-
-@pytest.mark.parametrize("days", [1, 400, 12_000])
+@pytest.mark.parametrize("days", [1, 12_000])
 def test_the_end_is_what_openssl_says(tmp_path: Path, days: int) -> None:
-    path = make_certificate(tmp_path, days)
+    path = make_certificate(tmp_path, days=days)
     line = ["openssl", "x509", "-in", str(path), "-noout", "-enddate"]
-    said = subprocess.run(line, check=True, capture_output=True, text=True, timeout=60).stdout
+    said = subprocess.run(line, check=True, capture_output=True, text=True, timeout=300).stdout
     end = ssl.cert_time_to_seconds(said.strip().removeprefix("notAfter="))
     assert certificate.expiry(path.read_text()).timestamp() == end
-    assert abs(certificate.expiry(path.read_text()) - NOW - timedelta(days=days)) < timedelta(1)
+
+
+def test_only_what_is_or_will_soon_be_over_is_reported(tmp_path: Path) -> None:
+    path = make_certificate(tmp_path)
+    end = certificate.expiry(path.read_text())
+    when = f"{end:%Y-%m-%d %H:%M} UTC"
+    expires = f"the certificate {path} expires on {when}; renew it"
+    expired = f"the certificate {path} expired on {when}: clients refuse it; renew it"
+    moments = [end - timedelta(days=7) - SECOND, end - timedelta(days=7), end - SECOND, end]
+    assert [certificate.trouble(path, moment) for moment in moments] == [
+        *(None, expires, expires, expired)
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nMAA=\n"])
 def test_of_what_is_no_certificate_nothing_is_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "server.crt"
     path.write_text(text)
-    assert certificate.trouble(path, NOW) is None
+    assert certificate.trouble(path, datetime.now(UTC)) is None
 
 
 def test_an_expired_certificate_is_served_refused_by_clients_and_named(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = make_certificate(tmp_path, -1)
-    web = tmp_path / "web.yml"
-    web.write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
+    path = make_certificate(tmp_path, days=-1)
+    (tmp_path / "web.yml").write_text(WEB_CONFIG)
+    now = datetime.now(UTC).timestamp()
     with caplog.at_level(logging.WARNING):
-        url = serve(web_config=web).url + "healthz"
+        url = serve(web_config=tmp_path / "web.yml", wall=lambda: now).url + "healthz"
         with pytest.raises(httpx.ConnectError, match="expired"):
             httpx.get(url, verify=ssl.create_default_context(cafile=path))
-        deadline = time.monotonic() + 30
-        while "expired on" not in caplog.text and time.monotonic() < deadline:
-            time.sleep(0.1)
-    assert f"http.web_config: the certificate {path} expired on" in caplog.text
+        expected = f"http.web_config: the certificate {path} expired on"
+        eventually(lambda: expected in caplog.text, lambda: caplog.text)
+
+
+def test_the_end_is_logged_once_a_day_and_at_once_for_a_renewed_certificate(
+    agent: MemoryAgent, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_certificate(tmp_path)
+    (tmp_path / "web.yml").write_text(WEB_CONFIG)
+    clock = ManualClock(wall=certificate.expiry(path.read_text()).timestamp() - 3 * 86_400)
+    config = HttpConfig(listen="127.0.0.1:0", web_config=tmp_path / "web.yml")
+    server = Server(agent, config, wall=clock.wall)
+
+    def logged(passed_s: float) -> int:
+        clock.advance(passed_s)
+        caplog.clear()
+        asyncio.run(server._refresh_certificate())
+        return len([one for one in caplog.messages if "expires on" in one])
+
+    assert [logged(passed_s) for passed_s in (0, 10, 86_380, 20, 3600)] == [1, 0, 0, 1, 0]
+    os.utime(path, ns=(1, 1))
+    assert logged(10) == 1
+    path.write_text("half of a certificate")
+    assert logged(10) == 0
+    assert "the certificate stays as it was" in caplog.text
+    server.stop()
+    server.run()

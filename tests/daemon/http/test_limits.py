@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-import time
+import itertools
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.daemon.http.conftest import local_client
+from tests.daemon.http.alert_node import WEBHOOK
+from tests.manual_clock import ManualClock
 from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http import connection as connection_module
 from warpwatch_daemon.http import guard
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.guard import PeerLimit
-from warpwatch_daemon.http.peer import Peer, network
+from warpwatch_daemon.http.peer import network
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def limit(clock: ManualClock) -> PeerLimit:
+    return PeerLimit(clock.monotonic)
 
 
 def set_limits(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
@@ -25,41 +36,47 @@ def set_limits(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
         monkeypatch.setattr(guard, name, value)
 
 
-def test_a_peer_has_a_burst_and_then_its_rate(monkeypatch):
-    now = [100.0]
+def ask(agent: Any, clock: ManualClock, *paths: str, wait_s: float = 0.0) -> list[httpx.Response]:
+    """Return the answers to GET, one after the other, with a pause after each."""
+
+    async def answers() -> AsyncIterator[httpx.Response]:
+        app = create_app(agent, HttpConfig(), loopback=True, monotonic=clock.monotonic)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for path in paths:
+                yield await client.get(path)
+                clock.advance(wait_s)
+
+    async def collect() -> list[httpx.Response]:
+        return [answer async for answer in answers()]
+
+    return asyncio.run(collect())
+
+
+def test_a_peer_has_a_burst_and_then_its_rate(monkeypatch, clock, limit):
     set_limits(monkeypatch, RATE_PER_S=2.0, BURST=3.0)
-    limit = PeerLimit(clock=lambda: now[0])
     assert [limit.wait_s("10.0.0.1") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert limit.wait_s("10.0.0.2") == 0.0
-    now[0] += 0.5
+    clock.advance(0.5)
     assert [limit.wait_s("10.0.0.1"), limit.wait_s("10.0.0.1")] == [0.0, 0.5]
+    clock.advance(1000)
+    assert [limit.wait_s("10.0.0.1") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
 
 
-def test_what_requests_cost_is_limited_too():
-    now = [100.0]
-    limit = PeerLimit(clock=lambda: now[0])
+def test_what_requests_cost_is_limited_too(clock, limit):
     assert limit.wait_s("uid 1000") == 0.0
     limit.charge("uid 1000", 2.5)
     assert limit.wait_s("uid 1000") == pytest.approx(5.0)
     assert limit.wait_s("uid 1001") == 0.0
-    now[0] += 5.1
+    clock.advance(5.1)
     assert limit.wait_s("uid 1000") == 0.0
 
 
-class Busy:
-    """A connection that waits for its answer."""
-
-    def is_idle(self) -> bool:
-        return False
-
-
-def test_however_many_peers_there_are_the_last_places_are_roots():
-    others: Any = connection_module.OpenConnections()
-    peers = [Peer(f"10.0.0.{number}") for number in range(15)]
-    taken = sum(others.admit(peer, Busy()) for peer in peers for _ in range(9))
-    assert taken == 14 * 8
-    assert not others.admit(Peer("10.0.1.1"), Busy())
-    assert others.admit(Peer("uid 0", 0, privileged=True, on_socket=True), Busy())
+def test_the_table_of_peers_forgets_the_longest_silent(monkeypatch, limit):
+    set_limits(monkeypatch, RATE_PER_S=1.0, BURST=1.0, MAX_PEERS=2)
+    assert [limit.wait_s(f"10.0.0.{host}") for host in (1, 2, 3)] == [0.0, 0.0, 0.0]
+    assert limit.wait_s("10.0.0.3") == 1.0
+    assert limit.wait_s("10.0.0.1") == 0.0
 
 
 def test_addresses_of_one_ipv6_network_count_as_one():
@@ -68,33 +85,37 @@ def test_addresses_of_one_ipv6_network_count_as_one():
     assert network("::ffff:10.0.0.1") != network("::ffff:10.0.0.2")
 
 
-def test_the_table_of_peers_forgets_the_longest_silent(monkeypatch):
-    set_limits(monkeypatch, RATE_PER_S=1.0, BURST=1.0, MAX_PEERS=2)
-    limit = PeerLimit(clock=lambda: 0.0)
-    assert [limit.wait_s(f"10.0.0.{host}") for host in (1, 2, 3)] == [0.0, 0.0, 0.0]
-    assert limit.wait_s("10.0.0.3") == 1.0
-    assert limit.wait_s("10.0.0.1") == 0.0
-
-
-def test_too_many_requests_are_refused_until_a_named_time(agent, monkeypatch):
+def test_too_many_requests_are_refused_until_a_named_time(agent, clock, monkeypatch):
     set_limits(monkeypatch, RATE_PER_S=0.25, BURST=2.0)
-    app = create_app(agent, HttpConfig(), loopback=True)
-
-    async def ask() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return [await client.get("/healthz") for _ in range(3)]
-
-    *admitted, refused = asyncio.run(ask())
+    *admitted, refused, webhook = ask(agent, clock, *3 * ["/healthz"], WEBHOOK)
     assert [answer.status_code for answer in admitted] == [200, 200]
-    assert refused.status_code == 429
-    assert refused.headers["retry-after"] == "4"
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "4")
     assert refused.json()["error"]["reason"] == "too_many_requests"
-    assert agent.codes == {200: 2, 429: 1}
+    # Alertmanager asks again after a 503, and not after a 429.
+    assert (webhook.status_code, webhook.headers["retry-after"]) == (503, "4")
+    assert agent.codes == {200: 2, 429: 1, 503: 1}
 
 
-def test_what_monitoring_sends_is_never_limited(client):
-    assert {client.get("/healthz").status_code for _ in range(150)} == {200}
+def test_the_time_of_the_server_s_thread_is_what_a_request_costs(agent, clock, monkeypatch):
+    # Each request takes 1.5 s of the 2 s that a peer may use at once.
+    monkeypatch.setattr("time.thread_time", itertools.count(0.0, 1.5).__next__)
+    answers = ask(agent, clock, *3 * ["/healthz"])
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[-1].headers["retry-after"] == "10"
+
+
+def test_what_monitoring_sends_is_never_limited(agent, clock):
+    # Two a second, over five minutes.
+    paths = 200 * ["/healthz", "/readyz", "/metrics"]
+    assert Counter(one.status_code for one in ask(agent, clock, *paths, wait_s=0.5)) == {200: 600}
+
+
+def test_a_fault_that_each_request_meets_is_logged_once_a_minute(agent, clock, caplog):
+    agent.exported = lambda: 1 / 0
+    with caplog.at_level(logging.ERROR):
+        answers = ask(agent, clock, *5 * ["/metrics"], wait_s=20)
+    assert {answer.status_code for answer in answers} == {500}
+    assert caplog.messages == 2 * ["a request for '/metrics' failed"]
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -106,64 +127,3 @@ def test_a_body_over_one_mebibyte_is_refused(client, agent, declared):
     )
     assert (answer.status_code, answer.json()["error"]["reason"]) == (413, "too_large")
     assert agent.asked == []
-
-
-def test_a_peer_that_sends_no_request_is_cut_off(serve, monkeypatch):
-    monkeypatch.setattr(connection_module, "HEAD_TIMEOUT_S", 0.3)
-    with socket.create_connection(serve().address, timeout=30) as connection:
-        begun = time.monotonic()
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
-        while time.monotonic() - begun < 0.2:
-            connection.sendall(b"X-Slow: 1\r\n")
-            time.sleep(0.05)
-        assert connection.recv(100) == b""
-        assert time.monotonic() - begun < 3
-
-
-def test_a_peer_that_does_not_read_is_cut_off(serve, monkeypatch):
-    """What it asked for is more than the buffers of both ends."""
-    monkeypatch.setattr(connection_module, "WRITE_TIMEOUT_S", 0.3)
-    server = serve()
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        connection.connect(server.address)
-        connection.settimeout(5)
-        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400)
-        time.sleep(2)
-        received = b""
-        with contextlib.suppress(ConnectionResetError):
-            while part := connection.recv(65536):
-                received += part
-    assert 0 < received.count(b"HTTP/1.1 ") < 400
-
-
-def test_refused_connections_take_no_place_of_another_peers(serve, monkeypatch):
-    """All come over TCP from one peer that reads no answer; another one asks on the socket."""
-
-    def identify(transport: Any) -> Peer:
-        return Peer(str(transport.get_extra_info("socket").family))
-
-    monkeypatch.setattr(connection_module, "identify", identify)
-    monkeypatch.setattr(connection_module.Connection, "is_idle", lambda self: False)
-    server = serve()
-    with contextlib.ExitStack() as stack:
-        for _ in range(200):
-            stack.enter_context(socket.create_connection(server.address, timeout=30))
-        # All are accepted; who is refused and asks nothing is closed after a second.
-        time.sleep(0.3)
-        client = stack.enter_context(local_client(server))
-        assert client.get("/healthz").status_code == 200
-
-
-def test_a_ninth_connection_of_a_peer_takes_the_place_of_an_idle_one(serve):
-    server = serve()
-    held = [socket.create_connection(server.address, timeout=30) for _ in range(8)]
-    try:
-        assert httpx.get(server.url + "healthz").status_code == 200
-        assert held[0].recv(100) == b""
-        for connection in held[1:]:
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert connection.recv(100).startswith(b"HTTP/1.1 200")
-    finally:
-        for connection in held:
-            connection.close()

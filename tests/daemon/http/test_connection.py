@@ -1,0 +1,233 @@
+"""Deadlines and places of connections, over socket pairs, in a loop whose time the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from uvicorn.server import ServerState
+
+from tests.daemon.http.conftest import TIMEOUT_S
+from tests.manual_clock import ManualClock
+from warpwatch_daemon.http import connection
+from warpwatch_daemon.http.connection import Connection, OpenConnections
+from warpwatch_daemon.http.peer import Peer
+from warpwatch_daemon.http.server import _uvicorn_config
+
+HEAD = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n"
+CHUNK_BYTES = 100_000
+
+
+class ManualLoop(asyncio.SelectorEventLoop):
+    def __init__(self, clock: ManualClock) -> None:
+        self._manual_clock = clock
+        super().__init__()
+
+    def time(self) -> float:
+        return self._manual_clock.monotonic()
+
+
+class Site:
+    """Connections to an application; its path is the number of bytes that it answers with."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.loop = ManualLoop(self.clock)
+        self.others = OpenConnections()
+        self.state = ServerState()
+        self.config = _uvicorn_config(self, Connection, None)
+        self.config.load()
+        self.asked = 0
+        self.peers: list[socket.socket] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked += 1
+        if scope["path"] == "/never":
+            await self.loop.create_future()
+        size = int(scope["path"][1:])
+        headers = [(b"content-length", b"%d" % size)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for sent in range(0, size, CHUNK_BYTES):
+            body = b"x" * min(CHUNK_BYTES, size - sent)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    def connect(self) -> socket.socket:
+        """Return the peer's end."""
+        ours, theirs = socket.socketpair()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        ours.setblocking(False)
+        self.peers.append(ours)
+
+        def protocol() -> Connection:
+            about = {"config": self.config, "server_state": self.state, "app_state": {}}
+            return Connection(**about, others=self.others, _loop=self.loop)
+
+        self.loop.run_until_complete(self.loop.connect_accepted_socket(protocol, theirs))
+        return ours
+
+    def ask(self, peer: socket.socket, path: bytes = b"2") -> None:
+        peer.send(HEAD % path + b"\r\n")
+        self.settle()
+
+    def settle(self) -> None:
+        """Let the loop do all that it can do at this time."""
+        for _ in range(20):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def wait(self, seconds: float) -> None:
+        self.settle()
+        self.clock.advance(seconds)
+        self.settle()
+
+    def read(self, peer: socket.socket, limit: int = 2**20) -> bytes:
+        """Return what the peer can read now, with ``<closed>`` after it where that is the end."""
+        received = b""
+        try:
+            while part := peer.recv(min(65536, limit - len(received))):
+                received += part
+                self.settle()
+                if len(received) == limit:
+                    return received
+        except BlockingIOError:
+            return received
+        except ConnectionResetError:
+            pass
+        return received + b"<closed>"
+
+    @property
+    def open(self) -> int:
+        """How many connections uvicorn counts."""
+        return len(self.state.connections)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 10.0)
+    monkeypatch.setattr(connection, "WRITE_TIMEOUT_S", 10.0)
+    site = Site()
+    yield site
+    for peer in site.peers:
+        peer.close()
+    for task in site.state.tasks:
+        task.cancel()
+    site.settle()
+    assert (site.open, site.others._of_peer) == (0, {})
+    site.loop.close()
+
+
+def test_a_peer_that_sends_no_whole_head_is_cut_off_after_ten_seconds(site: Site) -> None:
+    silent, slow = site.connect(), site.connect()
+    slow.send(HEAD % b"2")
+    for _ in range(9):
+        site.wait(1.1)
+        slow.send(b"X-Slow: 1\r\n")
+    assert site.open == 2
+    site.wait(0.2)
+    assert (site.read(silent), site.read(slow)) == (b"<closed>", b"<closed>")
+
+
+def test_a_peer_keeps_its_connection_for_75_s_after_each_answer(site: Site) -> None:
+    peer = site.connect()
+    for _ in range(3):
+        site.ask(peer)
+        assert site.read(peer).endswith(b"\r\n\r\nxx")
+        site.wait(74)
+    assert site.open == 1
+    site.wait(1.1)
+    assert site.read(peer) == b"<closed>"
+
+
+def test_an_answer_that_takes_long_is_waited_for(site: Site) -> None:
+    site.ask(site.connect(), b"never")
+    site.wait(1000)
+    assert site.open == 1
+
+
+@pytest.mark.parametrize("size", [b"50000", b"1000000"])
+def test_a_peer_that_reads_nothing_is_cut_off_after_ten_seconds(site: Site, size: bytes) -> None:
+    """The smaller answer is written as a whole, the larger one waits until there is space."""
+    peer = site.connect()
+    site.ask(peer, size)
+    site.wait(9.9)
+    assert site.open == 1
+    site.wait(0.2)
+    assert site.open == 0
+    assert len(site.read(peer)) < int(size)
+
+
+def test_a_peer_that_reads_slowly_gets_its_whole_answer(site: Site) -> None:
+    peer = site.connect()
+    site.ask(peer, b"500000")
+    received = 0
+    while received < 500_000:
+        site.wait(9)
+        received += len(site.read(peer, CHUNK_BYTES))
+        assert site.open == 1
+
+
+def test_a_peer_that_does_not_read_makes_no_more_answers_than_fit(site: Site) -> None:
+    peer = site.connect()
+    peer.send((HEAD % b"200000" + b"\r\n") * 100)
+    site.settle()
+    assert site.asked == 1
+
+
+def test_a_ninth_connection_takes_the_place_of_the_longest_idle_one(site: Site) -> None:
+    peers = [site.connect() for _ in range(8)]
+    for number, path in enumerate((b"never", b"50000", b"2", b"2", *4 * [b"never"])):
+        site.ask(peers[number], path)
+    assert site.read(peers[2]).endswith(b"xx")
+    site.connect()
+    # The first waits for its answer, and the second has not read its own.
+    assert site.read(peers[2]) == b"<closed>"
+    assert (site.open, site.read(peers[0])) == (8, b"")
+
+
+def test_a_refused_connection_says_why_and_takes_no_place(site: Site) -> None:
+    for _ in range(8):
+        site.ask(site.connect(), b"never")
+    asking, silent = site.connect(), site.connect()
+    assert site.open == 8
+    site.ask(asking)
+    answer = site.read(asking)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"\r\nRetry-After: 1\r\n" in answer
+    assert answer.endswith(b'"a peer may have 8 connections, and all together 112"}}\n<closed>')
+    site.wait(0.9)
+    assert site.read(silent) == b""
+    site.wait(0.2)
+    assert site.read(silent) == b"<closed>"
+    assert site.asked == 8
+
+
+def test_connections_of_a_server_know_of_each_other(serve):
+    server = serve()
+    held = [socket.create_connection(server.address, timeout=TIMEOUT_S) for _ in range(8)]
+    try:
+        assert httpx.get(server.url + "healthz", verify=False).status_code == 200
+        assert held[0].recv(100) == b""
+        held[1].sendall(HEAD % b"healthz" + b"\r\n")
+        assert held[1].recv(100).startswith(b"HTTP/1.1 200")
+    finally:
+        for peer in held:
+            peer.close()
+
+
+class Busy:
+    """A connection that waits for its answer."""
+
+    def is_idle(self) -> bool:
+        return False
+
+
+def test_however_many_peers_there_are_the_last_places_are_roots() -> None:
+    others: Any = OpenConnections()
+    peers = [Peer(f"10.0.0.{number}") for number in range(15)]
+    taken = sum(others.admit(peer, Busy()) for peer in peers for _ in range(9))
+    assert taken == 14 * 8
+    assert not others.admit(Peer("10.0.1.1"), Busy())
+    assert others.admit(Peer("uid 0", 0, privileged=True, on_socket=True), Busy())
