@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.diagnosis.faults import job
-from tests.diagnosis.workloads import simulate
+from tests.diagnosis.conftest import Simulations
+from tests.diagnosis.trace.odd_traces import ratios
 from warpwatch_diagnosis.measures.idle_causes import CAUSES
 from warpwatch_diagnosis.measures.intervals import total, union
 from warpwatch_diagnosis.measures.measures import Measures, measure
@@ -50,10 +50,9 @@ class Known:
     params=[*RECORDED, *SIMULATED],
     ids=lambda param: param.name.partition(".")[0] if isinstance(param, Path) else param,
 )
-def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
-    path = request.param
-    if not isinstance(path, Path):
-        path = simulate(job(path, 1), tmp_path_factory.mktemp("simulated"), 1)[-1]
+def known(request: pytest.FixtureRequest, simulations: Simulations) -> Known:
+    name = request.param
+    path = name if isinstance(name, Path) else simulations.paths(name)[-1]
     trace = read_trace(path)
     measures = measure(trace)
     return Known(trace, measures, trace_json(measures))
@@ -65,16 +64,6 @@ def rebuilt(trace: Trace, change: Callable[[list[Event]], list[Event]]) -> dict[
     for kind, events in trace.events.items():
         other.events[kind] = change(events)
     return trace_json(measure(other))
-
-
-def ratios(value: Any) -> list[float]:
-    """Every value of a key that ends in _ratio, however deep."""
-    if isinstance(value, list):
-        return [ratio for one in value for ratio in ratios(one)]
-    if not isinstance(value, dict):
-        return []
-    own = [v for k, v in value.items() if k.endswith("_ratio") and v is not None]
-    return own + [ratio for one in value.values() for ratio in ratios(one)]
 
 
 def test_ratios_lie_between_0_and_1_and_the_causes_add_up_to_the_idle_time(known: Known) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,13 @@ def rank_trace(
         )  # fmt: skip
         trace.kernel(end, 500, at, name="optimizer")
     return trace
+
+
+def write_hostile(path: Path) -> Path:
+    """Write a trace of 100 kB with millions of values that are not events, and return ``path``."""
+    first, last = (json.dumps(one) for one in (TraceFile().events[0], TraceFile().events[1]))
+    text = f'{{"traceEvents":[{first},{"0," * 4_000_000}{last}]}}'
+    # Text that hardly compresses makes the ratio of the sizes an ordinary one.
+    padding = bytes(random.Random(1).choices(b"0123456789abcdef", k=100_000)).decode()
+    path.write_bytes(gzip.compress(f'{{"padding":"{padding}",{text[1:]}'.encode(), 1))
+    return path

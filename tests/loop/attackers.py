@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.daemon.ranks.ring_files import RingFile
-from tests.diagnosis.hostile_traces import write_hostile
+from tests.diagnosis.traces import write_hostile
 from tests.loop.node import LoopNode
 from warpwatch import protocol
 
@@ -127,7 +127,7 @@ class Attacker:
 
     def hand_over(self) -> None:
         """A job of one's own, and for each capture of it a small trace that is hard to read."""
-        trace = write_hostile("numbers", self.made / "trace").read_bytes()
+        trace = write_hostile(self.made / "trace").read_bytes()
         ring = self.ring(job=OWN_JOB, world_size=1)
         done = ""
         while True:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode, trace
 from tests.daemon.state.counted import counted
-from tests.diagnosis.hostile_traces import write_hostile
+from tests.diagnosis.traces import write_hostile
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.captures.verification import Expectation, TraceVerdict, verify
 
@@ -158,7 +158,7 @@ def test_a_small_hostile_trace_is_unreadable_within_seconds_and_costs_others_not
     node: CaptureNode, tmp_path: Path
 ) -> None:
     asked = node.coordinator.request(MANUAL)
-    node.deliver(0, write_hostile("numbers", tmp_path / "hostile").read_bytes())
+    node.deliver(0, write_hostile(tmp_path / "hostile").read_bytes())
     node.deliver(1)
     capture = node.finished(asked)
     assert capture.outcome == "partial"

@@ -94,6 +94,7 @@ def test_one_slower_kernel_is_not_lower_clocks(tmp_path: Path) -> None:
 
 
 def test_a_slower_step_without_any_finding_is_not_healthy(tmp_path: Path) -> None:
+    # One rank.
     well = job("healthy", 4)
     slow = replace(well, machines=[replace(m, speed=m.speed / 1.3) for m in well.machines])
     for name in ("before", "now"):

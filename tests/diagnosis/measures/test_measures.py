@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
 from warpwatch_diagnosis.measures.intervals import difference, intersection, total, union
 from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.measures.measures_json import trace_json
-from warpwatch_diagnosis.trace.events import Event
-from warpwatch_diagnosis.trace.reader import Trace, read_trace
+from warpwatch_diagnosis.trace.reader import read_trace
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 60)), max_size=20)
 
@@ -110,38 +108,6 @@ def test_set_operations_agree_with_counting_instants(
     assert total(a) == len(instants(left))
     assert total(intersection(a, b)) == len(instants(left) & instants(right))
     assert total(difference(a, b)) == len(instants(left) - instants(right))
-
-
-@given(SPANS, SPANS, SPANS, SPANS, st.randoms(use_true_random=False))
-def test_ratios_are_shares_and_the_order_of_events_does_not_matter(
-    steps: list[tuple[int, int]],
-    operators: list[tuple[int, int]],
-    kernels: list[tuple[int, int]],
-    loads: list[tuple[int, int]],
-    shuffler: random.Random,
-) -> None:
-    trace = Trace("t.json")
-    trace.events["annotation"] = [
-        *_events([f"ProfilerStep#{i}" for i in range(20)], steps),
-        *_events([LOADER] * 20, loads),
-    ]
-    trace.events["operator"] = _events(["aten::mm", "c10d::allreduce_"] * 10, operators)
-    trace.events["kernel"] = _events(["gemm", "ncclDevKernel"] * 10, kernels)
-    if not any(trace.events.values()):
-        return
-    first = trace_json(measure(trace))
-    ratios = [*first["time"].values(), *(first["cpu"] or {}).values()]
-    assert all(value is None or 0 <= value <= 1 for value in ratios)
-    for events in trace.events.values():
-        shuffler.shuffle(events)
-    assert trace_json(measure(trace)) == first
-
-
-def _events(names: list[str], spans: list[tuple[int, int]]) -> list[Event]:
-    return [
-        Event(name, float(begin), float(begin + size), "1/1", None)
-        for name, (begin, size) in zip(names, spans, strict=False)
-    ]
 
 
 def test_a_loader_event_that_began_before_the_window_counts_from_its_begin(tmp_path: Path) -> None:

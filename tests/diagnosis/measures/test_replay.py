@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.faults import job
-from tests.diagnosis.traces import TraceFile
+from tests.diagnosis.traces import event, kernel, stepped
 from tests.diagnosis.workloads import Job, simulate
-from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.trace.reader import read_trace
 
@@ -44,13 +44,13 @@ def whole_us(path: Path) -> float:
 
 
 @pytest.mark.parametrize("fault", WITHOUT)
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), 3])
-def test_the_predicted_saving_is_the_real_one(tmp_path: Path, fault: str, seed: int) -> None:
-    ill = job(fault, seed)
-    (tmp_path / "well").mkdir()
-    before = simulate(ill, tmp_path, seed)
-    after = simulate(cured(ill), tmp_path / "well", seed)
-    finding = diagnose(before).findings[0]
+@pytest.mark.parametrize("seed", [1, 3])
+def test_the_predicted_saving_is_the_real_one(
+    simulations: Simulations, tmp_path: Path, fault: str, seed: int
+) -> None:
+    before = simulations.paths(fault, seed)
+    after = simulate(cured(job(fault, seed)), tmp_path, seed)
+    finding = simulations.diagnosis(fault, seed).findings[0]
     saved_s = (whole_us(before[0]) - whole_us(after[0])) / 1e6
     assert finding.kind == fault
     assert finding.recoverable_s == pytest.approx(saved_s, rel=TOLERANCE)
@@ -58,11 +58,11 @@ def test_the_predicted_saving_is_the_real_one(tmp_path: Path, fault: str, seed: 
 
 def test_a_wait_that_another_cause_hides_saves_nothing(tmp_path: Path) -> None:
     """The host waits, but would have slept all the same: only the time after it is late."""
-    trace = TraceFile()
-    for begin in trace.each_step():
-        trace.kernel(begin + 100, 3000, begin + 50)
-        trace.event("cuda_runtime", "cudaDeviceSynchronize", begin + 60, 3050, 77)
-        trace.kernel(begin + 9000, 900, begin + 8990)
+    trace = stepped(
+        kernel(100, 3000, 50),
+        event("cuda_runtime", "cudaDeviceSynchronize", 60, 3050),
+        kernel(9000, 900, 8990),
+    )
     savings = measure(read_trace(trace.write(tmp_path / "t.json"))).savings
     assert savings["sync_bound"] == pytest.approx(4 * 3045, rel=0.1)
     assert savings["host_bound"] == pytest.approx(4 * 6000, rel=0.1)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.diagnosis.faults import job
-from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
-from tests.diagnosis.workloads import simulate
+from tests.diagnosis.conftest import Simulations
+from tests.diagnosis.traces import ORIGIN_US, cpu_rank, kernel, loading, operator, stepped
 from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.measures_json import trace_json
@@ -30,10 +29,11 @@ def _elements(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "fault", ["data_loading", "launch_bound", "sync_bound", "transfer_bound", "gc_pause"]
 )
-def test_the_reduced_trace_has_the_same_diagnosis(fault: str, tmp_path: Path) -> None:
-    (path,) = simulate(job(fault, 1), tmp_path, 1)
-    before = diagnose([path])
-    write_trace(before, [path], tmp_path / "reduced.json.gz")
+def test_the_reduced_trace_has_the_same_diagnosis(
+    fault: str, simulations: Simulations, tmp_path: Path
+) -> None:
+    before = simulations.diagnosis(fault)
+    write_trace(before, simulations.paths(fault), tmp_path / "reduced.json.gz")
     after = diagnose([tmp_path / "reduced.json.gz"])
     assert (after.verdict, after.summary) == (before.verdict, before.summary)
     assert after.findings == before.findings
@@ -42,10 +42,10 @@ def test_the_reduced_trace_has_the_same_diagnosis(fault: str, tmp_path: Path) ->
 
 
 def test_steps_are_left_out_when_all_do_not_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulations: Simulations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (path,) = simulate(job("data_loading", 1), tmp_path, 1)
-    before = diagnose([path])
+    (path,) = simulations.paths("data_loading")
+    before = simulations.diagnosis("data_loading")
     monkeypatch.setattr(trace_out, "MAX_BYTES", path.stat().st_size // 2)
     target = tmp_path / "reduced.json"
     write_trace(before, [path], target)
@@ -58,32 +58,26 @@ def test_steps_are_left_out_when_all_do_not_fit(
 
 
 def test_a_step_that_is_too_large_is_cut_and_the_file_stays_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulations: Simulations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (path,) = simulate(job("launch_bound", 1), tmp_path, 1)
     monkeypatch.setattr(trace_out, "MAX_BYTES", 50_000)
     monkeypatch.setattr(trace_out, "MAX_GAPS", 100)
     target = tmp_path / "reduced.json"
-    write_trace(diagnose([path]), [path], target)
+    write_trace(simulations.diagnosis("launch_bound"), simulations.paths("launch_bound"), target)
     assert target.stat().st_size < 80_000
     kept = Counter(e["cat"] for e in _elements(target) if "cat" in e)
     assert kept["user_annotation"]
     assert kept["kernel"] > kept["cpu_op"]
 
 
-def _loading(tmp_path: Path) -> Path:
-    trace = TraceFile(
+def test_idle_time_is_a_track_of_its_own_and_launches_have_arrows(tmp_path: Path) -> None:
+    trace = stepped(
+        loading(6000),
+        kernel(6010, 3990, 6000),
         deviceProperties=[{"id": 0, "name": "NVIDIA H100"}],
         distributedInfo={"rank": 5, "world_size": 8},
     )
-    for begin in trace.each_step():
-        trace.annotation(LOADER, begin, 6000)
-        trace.kernel(begin + 6010, 3990, launched_us=begin + 6000)
-    return trace.write(tmp_path / "a.json")
-
-
-def test_idle_time_is_a_track_of_its_own_and_launches_have_arrows(tmp_path: Path) -> None:
-    path, target = _loading(tmp_path), tmp_path / "out.json"
+    path, target = trace.write(tmp_path / "a.json"), tmp_path / "out.json"
     assert main([str(path), "--trace-out", str(target)]) == 1
     elements = _elements(target)
     idle = [e for e in elements if e.get("cat") == "idle"]
@@ -97,10 +91,10 @@ def test_idle_time_is_a_track_of_its_own_and_launches_have_arrows(tmp_path: Path
     assert diagnose([target]).measures[0].rank == 5
 
 
-def test_ranks_come_into_one_file_on_one_clock(tmp_path: Path) -> None:
+def test_ranks_come_into_one_file_on_one_clock(simulations: Simulations, tmp_path: Path) -> None:
     # This one has clocks that differ by up to two seconds, and sequence numbers.
-    paths = simulate(job("straggler_host", 5), tmp_path, 5)
-    diagnosis = diagnose(paths)
+    paths = simulations.paths("straggler_host", 5)
+    diagnosis = simulations.diagnosis("straggler_host", 5)
     assert diagnosis.alignment is not None
     assert max(map(abs, diagnosis.alignment.offsets_us)) > 1e5
     target = tmp_path / "all.json.gz"
@@ -134,10 +128,8 @@ def test_a_cpu_trace_has_no_idle_track(tmp_path: Path) -> None:
 
 def test_pauses_that_the_capture_noted_stay(tmp_path: Path) -> None:
     pauses = [[ORIGIN_US + begin + 4000, 3000] for begin in range(0, 40_000, 10_000)]
-    trace = TraceFile(warpwatch={"rank": 2, "gc_pauses_us": pauses})
-    for begin in trace.each_step():
-        trace.operator(begin, 4000)
-        trace.operator(begin + 7000, 3000)
+    head = {"rank": 2, "gc_pauses_us": pauses}
+    trace = stepped(operator(0, 4000), operator(7000, 3000), warpwatch=head)
     path, target = trace.write(tmp_path / "a.json"), tmp_path / "b.json"
     diagnosis = diagnose([path])
     assert diagnosis.verdict == "gc_pause"

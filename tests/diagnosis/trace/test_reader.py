@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.trace import events, json_stream
+from warpwatch_diagnosis.trace import events, json_stream, reader
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.trace.kinds import Kind
 from warpwatch_diagnosis.trace.reader import Trace, read_trace
@@ -68,8 +69,10 @@ def test_a_gzip_bomb_is_refused_at_the_limit(tmp_path: Path) -> None:
 
 def test_too_many_events_are_refused_at_the_limit(tmp_path: Path) -> None:
     path = cpu_rank(0).write(tmp_path / "many.json")
-    with pytest.raises(TraceError, match="more than 10 events"):
-        read_trace(path, max_events=10)
+    count = read_trace(path).count
+    assert read_trace(path, max_events=count).count == count
+    with pytest.raises(TraceError, match=f"more than {count - 1} events"):
+        read_trace(path, max_events=count - 1)
 
 
 @pytest.mark.parametrize(
@@ -142,41 +145,25 @@ def read_elements(tmp_path: Path, *elements: Any) -> Trace:
     return read_trace(path)
 
 
-@pytest.mark.parametrize(
-    ("category", "kind"),
-    [
-        ("cpu_op", "operator"),
-        ("Operator", "operator"),
-        ("user_annotation", "annotation"),
-        ("cuda_runtime", "runtime"),
-        ("cuda_driver", "runtime"),
-        ("Runtime", "runtime"),
-        ("xpu_runtime", "runtime"),
-        ("xpu_driver", "runtime"),
-        ("mtia_runtime", "runtime"),
-        ("privateuse1_runtime", "runtime"),
-        ("privateuse1_driver", "runtime"),
-        ("kernel", "kernel"),
-        ("Kernel", "kernel"),
-        ("gpu_memcpy", "copy"),
-        ("gpu_memset", "copy"),
-        ("Memcpy", "copy"),
-        ("Memset", "copy"),
-        ("cuda_sync", "synchronization"),
-        ("python_function", "python"),
-    ],
-)
-def test_each_category_of_old_and_new_traces_has_its_kind(
-    tmp_path: Path, category: str, kind: Kind
-) -> None:
-    trace = read_elements(tmp_path, FULL | {"cat": category})
-    assert (len(trace.events[kind]), trace.count) == (1, 1)
+CATEGORIES: dict[Kind, str] = {
+    "operator": "cpu_op Operator",
+    "annotation": "user_annotation",
+    "runtime": "cuda_runtime cuda_driver Runtime xpu_runtime xpu_driver mtia_runtime "
+    "privateuse1_runtime privateuse1_driver",
+    "kernel": "kernel Kernel",
+    "copy": "gpu_memcpy gpu_memset Memcpy Memset",
+    "synchronization": "cuda_sync",
+    "python": "python_function",
+}
 
 
-@pytest.mark.parametrize("category", ["ac2g", "gpu_user_annotation", "overhead", "new", None, 5])
-def test_other_categories_are_left_out(tmp_path: Path, category: Any) -> None:
-    kernel = FULL | {"cat": "kernel"}
-    assert read_elements(tmp_path, kernel, FULL | {"cat": category}).count == 1
+def test_each_category_of_old_and_new_traces_has_its_kind(tmp_path: Path) -> None:
+    names = {kind: text.split() for kind, text in CATEGORIES.items()}
+    other = ["ac2g", "gpu_user_annotation", "overhead", "new", None, 5]
+    categories = [*(name for kept in names.values() for name in kept), *other]
+    events = [FULL | {"cat": category, "name": str(category)} for category in categories]
+    read = read_elements(tmp_path, *events).events
+    assert {kind: [e.name for e in kept] for kind, kept in read.items() if kept} == names
 
 
 def test_changes_of_memory_are_read_with_and_without_their_category(tmp_path: Path) -> None:
@@ -198,10 +185,11 @@ def test_kernels_of_one_graph_launch_keep_its_correlation(tmp_path: Path) -> Non
     assert found["kernel"][0].arguments == {"stream": 7, "graph id": 3}
 
 
-@pytest.mark.parametrize("correlation", [0, -1, True, "7", 7.0, None, 1 << 64])
-def test_what_is_no_correlation_joins_nothing(tmp_path: Path, correlation: Any) -> None:
-    kernel = FULL | {"cat": "kernel", "args": {"correlation": correlation}}
-    assert read_elements(tmp_path, kernel).events["kernel"][0].correlation is None
+def test_what_is_no_correlation_joins_nothing(tmp_path: Path) -> None:
+    given = [0, -1, True, "7", 7.0, None, 1 << 64, 7]
+    elements = [FULL | {"cat": "kernel", "args": {"correlation": one}} for one in given]
+    read = read_elements(tmp_path, *elements).events["kernel"]
+    assert [e.correlation for e in read] == [None] * 7 + [7]
 
 
 def test_equal_arguments_are_one_object_and_different_ones_are_not(tmp_path: Path) -> None:
@@ -280,3 +268,44 @@ def test_what_follows_the_trace_makes_it_no_json(tmp_path: Path) -> None:
     path.write_bytes(GOOD + GOOD)
     with pytest.raises(TraceError, match="is not JSON"):
         read_trace(path)
+
+
+# --- what a small file can cost its reader --------------------------------------------------
+
+EVENT = '{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":5,"dur":1}'
+
+
+def test_a_small_file_that_grows_too_much_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(f"[{EVENT}".encode() + b" " * (reader.FREE_BYTES << 2)))
+    limit = reader.FREE_BYTES + reader.MAX_RATIO * path.stat().st_size
+    with pytest.raises(TraceError, match=f"more than {limit:,} bytes decompressed"):
+        read_trace(path)
+
+
+def test_values_that_are_no_events_are_read_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_stream, "MAX_SINGLE_VALUES", 100)
+    path = tmp_path / "odd.json"
+    path.write_text(f"[{'0,' * 99}{EVENT}]")
+    assert read_trace(path).count == 1
+    path.write_text(f"[{'0,' * 101}{EVENT}]")
+    with pytest.raises(TraceError, match="more than 100 values that are no events"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("unit", ['"},",', '{"a":"},{"},', "[],", '{"b":1},'])
+def test_no_text_is_decoded_again_and_again(unit: str) -> None:
+    """A border between two events may be guessed wrongly, but once for all text before it."""
+    text = "[" + unit * 5000 + EVENT + "]"
+    decoded = []
+
+    def decode(part: str) -> Any:
+        decoded.append(len(part))
+        return json_stream.decode_json(part)
+
+    stream = json_stream.JsonStream(io.BytesIO(text.encode()).read, decode)
+    found = [element for _, several in stream.members("traceEvents") for element in several]
+    assert found == json.loads(text)
+    assert sum(decoded) < 2 * len(text)

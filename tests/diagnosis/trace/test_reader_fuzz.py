@@ -1,4 +1,7 @@
-"""Whatever a file holds: no crash, no hang, and no verdict on garbage."""
+"""Whatever a file holds: no crash, no verdict on garbage, and one way to read it.
+
+``tests/fuzz`` draws many more.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.diagnosis.trace.odd_traces import ANY_JSON, ELEMENTS, verdict
-from tests.diagnosis.traces import TraceFile
+from tests.diagnosis.traces import event, kernel, operator, stepped
+from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.trace import json_stream, reader
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.trace.reader import EVENTS, members, read_trace
@@ -25,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@settings(BOUNDED, max_examples=150)
+@settings(BOUNDED, max_examples=40)
 @given(elements=st.lists(ELEMENTS | ELEMENTS | ANY_JSON, max_size=30))
 def test_garbage_is_never_called_healthy(folder: Path, elements: list[Any]) -> None:
     path = folder / "garbage.json"
@@ -33,7 +37,7 @@ def test_garbage_is_never_called_healthy(folder: Path, elements: list[Any]) -> N
     assert verdict(path) != "healthy"
 
 
-@settings(BOUNDED, max_examples=100)
+@settings(BOUNDED, max_examples=40)
 @given(
     elements=st.lists(ANY_JSON | ELEMENTS, max_size=12),
     before=st.dictionaries(st.text(max_size=3), ANY_JSON, max_size=2),
@@ -66,7 +70,7 @@ def test_elements_are_what_the_standard_decoder_reads(
     )
 
 
-@settings(BOUNDED, max_examples=150)
+@settings(BOUNDED, max_examples=40)
 @given(elements=st.lists(ELEMENTS | ELEMENTS | ANY_JSON, max_size=20), chunk=st.integers(1, 2000))
 def test_whichever_decoder_reads_an_element_the_trace_is_the_same(
     folder: Path, elements: list[Any], chunk: int
@@ -98,11 +102,11 @@ def nested(depth: int) -> str:
     "element",
     [
         lambda: '{"ph":"X","a":[{"b":1},{"c":2}],"d":' + nested(900) + "}",
-        lambda: '{"ph":"X","name":"' + "},{" * 400_000 + '"}',
+        lambda: '{"ph":"X","name":"' + "},{" * 80_000 + '"}',
         lambda: '{"ph":"X","ts":' + "9" * 4000 + "}",
-        lambda: "{" + ",".join('"name":"a"' for _ in range(200_000)) + "}",
-        lambda: " " * 3_000_000 + "{}",
-        lambda: "{}," * 300_000 + "{}",
+        lambda: "{" + ",".join('"name":"a"' for _ in range(20_000)) + "}",
+        lambda: " " * 300_000 + "{}",
+        lambda: "{}," * 60_000 + "{}",
     ],
     ids=["nested", "borders in a string", "long number", "duplicate keys", "space", "empty"],
 )
@@ -114,31 +118,24 @@ def test_what_is_odd_and_large_is_read_past(folder: Path, element: Callable[[], 
     assert [e.begin_us for e in trace.events["annotation"]] == [5.0, 5.0]
 
 
+ARGUMENTS = ("blocks per SM", "est. achieved occupancy %", "In msg nelems", "device", "bytes")
+
+
 @pytest.mark.parametrize("huge", [2**63, 10**400, -(10**400), 1.7e308])
-@pytest.mark.parametrize(
-    ("cat", "key"),
-    [
-        ("kernel", "blocks per SM"),
-        ("kernel", "est. achieved occupancy %"),
-        ("kernel", "In msg nelems"),
-        ("kernel", "device"),
-        ("gpu_memcpy", "bytes"),
-    ],
-)
-def test_numbers_beyond_64_bits_are_dropped_wherever_they_stand(
-    folder: Path, cat: str, key: str, huge: float
-) -> None:
-    trace = TraceFile(baseTimeNanoseconds=huge, warpwatch={"gc_pauses_us": [[1, 1]], "rank": huge})
-    for begin in trace.each_step():
-        trace.operator(begin, 3000)
-        for at in (begin, begin + 4000):
-            trace.event(cat, "ncclDevKernel_AllReduce", at, 900, 7, **{key: huge, "dtype": "Float"})
+def test_numbers_beyond_64_bits_are_dropped_wherever_they_stand(folder: Path, huge: float) -> None:
+    head = {"gc_pauses_us": [[1, 1]], "rank": huge}
+    parts = [operator(0, 3000)]
+    for number, key in enumerate(ARGUMENTS):
+        cat = "gpu_memcpy" if key == "bytes" else "kernel"
+        given = {key: huge, "dtype": "Float"}
+        parts.append(event(cat, "ncclDevKernel_AllReduce", 1000 * number, 900, 7, **given))
+    trace = stepped(*parts, baseTimeNanoseconds=huge, warpwatch=head)
     path = trace.write(folder / "huge.json")
     assert verdict(path) is not None
     events = read_trace(path).events
     work = events["kernel"] + events["copy"]
-    assert len(work) == 8
-    assert all(key not in (e.arguments or {}) for e in work)
+    assert len(work) == 4 * len(ARGUMENTS)
+    assert all(set(e.arguments or {}) <= {"dtype"} for e in work)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +149,8 @@ def test_numbers_beyond_64_bits_are_dropped_wherever_they_stand(
     ids=["empty", "empty and vast", "many dimensions", "vast"],
 )
 def test_odd_shapes_are_no_work(folder: Path, shapes: list[list[int]]) -> None:
-    trace = TraceFile()
-    for name in ("aten::mm", "aten::linear", "aten::convolution", "aten::convolution_backward"):
-        for begin in trace.each_step():
-            trace.event("cpu_op", name, begin, 5, 77, **{"Input Dims": shapes})
-            trace.kernel(begin, 9000, launched_us=begin)
-    path = trace.write(folder / "shapes.json")
+    names = ("aten::mm", "aten::linear", "aten::convolution", "aten::convolution_backward")
+    calls = [event("cpu_op", name, 0, 5, **{"Input Dims": shapes}) for name in names]
+    path = stepped(*calls, kernel(0, 9000, 0)).write(folder / "shapes.json")
     assert verdict(path) is not None
+    assert measure(read_trace(path)).operators.work == {}

@@ -1,0 +1,37 @@
+"""Simulated jobs, each simulated and diagnosed once for all tests of a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.diagnosis.faults import job
+from tests.diagnosis.workloads import simulate
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
+
+
+class Simulations:
+    """The traces of the jobs of faults.py, by name and seed, and their diagnoses."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+        self._paths: dict[tuple[str, int], list[Path]] = {}
+        self._diagnoses: dict[tuple[str, int], Diagnosis] = {}
+
+    def paths(self, name: str, seed: int = 1) -> list[Path]:
+        if (name, seed) not in self._paths:
+            paths = simulate(job(name, seed), self._factory.mktemp(name), seed)
+            self._paths[name, seed] = paths
+        return self._paths[name, seed]
+
+    def diagnosis(self, name: str, seed: int = 1) -> Diagnosis:
+        if (name, seed) not in self._diagnoses:
+            self._diagnoses[name, seed] = diagnose(self.paths(name, seed))
+        return self._diagnoses[name, seed]
+
+
+@pytest.fixture(scope="session")
+def simulations(tmp_path_factory: pytest.TempPathFactory) -> Simulations:
+    return Simulations(tmp_path_factory)
