@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import time
 from collections import UserDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import warpwatch
-from tests.client.loop_base import SLEEP_S, backward, data, loop, model, state
+from tests.client.loop_base import data, fit, loop, model, sgd, spend, state, train, trained
 
 # --- the DataLoader as clock, and its batches -----------------------------------------------------
 
@@ -39,16 +38,12 @@ def last_resort() -> None:
 def last_resort_until_an_optimizer_comes() -> None:
     net = model()
     without_an_optimizer(net, 64 + 1 + 20)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    for (batch,) in data(10):
-        net(batch).sum().backward()
-        optimizer.step()
+    fit(net, sgd(net), 10)
 
 
 @loop
 def accumulation_of_more_and_more_batches() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     for accumulated in (20, 150, 200):
         for (batch,) in data(accumulated):
             net(batch).sum().backward()
@@ -81,8 +76,7 @@ def tokens() -> None:
 
 @loop
 def one_batch_ahead() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     batches = iter(data(8))
     (ahead,) = next(batches)
     while ahead is not None:
@@ -94,8 +88,7 @@ def one_batch_ahead() -> None:
 @loop
 def the_users_own_numbers() -> None:
     monitor = warpwatch.attach()
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     for (batch,) in data(5):
         with monitor.step(samples=1000):
             net(batch).sum().backward()
@@ -110,8 +103,7 @@ class Nested(IterableDataset[torch.Tensor]):  # type: ignore[misc]
 
 @loop
 def a_dataset_that_loads_itself() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     for batch in DataLoader(Nested(), batch_size=1):
         net(batch).sum().backward()
         optimizer.step()
@@ -119,8 +111,7 @@ def a_dataset_that_loads_itself() -> None:
 
 @loop
 def training_data_that_is_evaluated() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     batches = iter(data(4 + 3 + 4))
     for number, (batch,) in enumerate(batches):
         net(batch).sum().backward()
@@ -129,13 +120,12 @@ def training_data_that_is_evaluated() -> None:
             with torch.no_grad():
                 for (held_out,) in itertools.islice(batches, 2):
                     net(held_out)
-                    time.sleep(SLEEP_S)
+                    spend()
 
 
 @loop
 def data_that_fails() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
 
     class Failing(TensorDataset):  # type: ignore[misc]
         def __getitem__(self, index: int) -> Any:
@@ -152,8 +142,7 @@ def data_that_fails() -> None:
 
 @loop
 def batches_that_another_thread_fetches() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     with ThreadPoolExecutor(1) as thread:
         batches = iter(data(12))
         for _ in range(12):
@@ -166,8 +155,6 @@ def batches_that_another_thread_fetches() -> None:
 
 
 def compiled_training(optimizer_first: bool) -> Any:
-    from torch._dynamo.utils import counters
-
     net = model()
     build = [
         lambda: torch.optim.Adam(net.parameters(), lr=0.01),
@@ -182,7 +169,7 @@ def compiled_training(optimizer_first: bool) -> Any:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses, counted(counters)
+    return losses, counted()
 
 
 @loop
@@ -196,8 +183,6 @@ def compiled_before_the_optimizer() -> Any:
 
 
 def compiled_optimizer(zero_first: bool) -> Any:
-    from torch._dynamo.utils import counters
-
     net = model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     step = torch.compile(optimizer.step, backend="eager")
@@ -211,7 +196,7 @@ def compiled_optimizer(zero_first: bool) -> Any:
         if not zero_first:
             optimizer.zero_grad()
         losses.append(loss.item())
-    return losses, counted(counters)
+    return losses, counted()
 
 
 @loop
@@ -243,10 +228,7 @@ def a_zero_grad_of_the_programs_own() -> Any:
 
 @loop
 def a_compiled_step_with_all_in_it() -> Any:
-    from torch._dynamo.utils import counters
-
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
 
     @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
     def train(batch: torch.Tensor) -> torch.Tensor:
@@ -257,18 +239,14 @@ def a_compiled_step_with_all_in_it() -> Any:
         return loss
 
     losses = [train(batch).item() for (batch,) in data(10)]
-    return losses, counted(counters)
+    return losses, counted()
 
 
 @loop
 def a_compiled_function_that_loads_and_saves() -> Any:
-    from torch._dynamo.utils import counters
-
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    backward(net)
-    optimizer.step()
+    train(net, optimizer)
 
     @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
     def epoch() -> torch.Tensor:
@@ -282,11 +260,13 @@ def a_compiled_function_that_loads_and_saves() -> Any:
         torch.save(total, io.BytesIO())
         return total
 
-    return [epoch().item() for _ in range(3)], counted(counters)
+    return [epoch().item() for _ in range(3)], counted()
 
 
-def counted(counters: Any) -> Any:
+def counted() -> Any:
     """Graphs, graph breaks and compiled frames, so far."""
+    from torch._dynamo.utils import counters
+
     breaks = sum(counters["graph_break"].values())
     return dict(counters["stats"]), breaks, dict(counters["frames"])
 
@@ -296,15 +276,10 @@ def hooks_that_an_old_dynamo_took_away() -> None:
     from warpwatch.hooks import dynamo
     from warpwatch.hooks import optimizer as optimizer_hook
 
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     # What TorchPatcher.patch of PyTorch 2.0 to 2.8 does at the first torch.compile.
     torch.optim.SGD.step = torch.optim.SGD.step.__wrapped__
     torch.optim.SGD.step.hooked = True
     dynamo.restore(torch.optim.Optimizer, optimizer_hook.hooks_of(state))
     dynamo.restore(torch.optim.Optimizer, optimizer_hook.hooks_of(state))
-    later = torch.optim.SGD(net.parameters(), lr=0.01)
-    for _ in range(5):
-        backward(net)
-        optimizer.step()
-        later.step()
+    train(net, optimizer, sgd(net), steps=5)

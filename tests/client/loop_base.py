@@ -1,20 +1,54 @@
-"""What the training loops of the tests share. To import it installs the hooks: see run_loops.py."""
+"""What the training loops of the tests share: hooks, a clock, and the loops by name."""
 
 from __future__ import annotations
 
+import json
+import mmap
+import os
+import random
+import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from warpwatch import faults, hooks
-from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS
 
-state = hooks.install()
+class LoopClock:
+    """The CPU time of this process, and what loops say they spend: the same on a busy machine."""
 
+    def __init__(self) -> None:
+        self._spent_ns = memoryview(bytearray(8)).cast("Q")
+
+    def monotonic_ns(self) -> int:
+        return time.process_time_ns() + self._spent_ns[0]
+
+    def spend(self, seconds: float) -> None:
+        self._spent_ns[0] += int(seconds * 1e9)
+
+    def share(self, path: str) -> None:
+        """Spend with all processes that share the file."""
+        with open(path, "r+b") as file:
+            self._spent_ns = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+
+
+CLOCK = LoopClock()
+# The shim calls the function by name: an attribute to ask instead would cost each step.
+time.monotonic_ns, monotonic_ns = CLOCK.monotonic_ns, time.monotonic_ns
+from warpwatch import faults, hooks  # noqa: E402
+from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS  # noqa: E402
+
+time.monotonic_ns = monotonic_ns
+
+# Under ``warpwatch run`` this import installs the hooks.
 import torch  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+from tests.client import fork_server  # noqa: E402
+
+state = hooks.install()
+
 LOOPS: dict[str, Callable[[], Any]] = {}
-SLEEP_S = 0.02
+# What a part of a loop takes, by the loops' clock.
+PART_S = 1.0
 # Of a loop on several ranks, before it left its groups.
 PLACES: dict[str, Any] = {}
 
@@ -24,17 +58,47 @@ def loop(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
+def spend(parts: float = 1.0) -> None:
+    CLOCK.spend(parts * PART_S)
+
+
 def model(width: int = 8) -> torch.nn.Linear:
     torch.manual_seed(0)
     return torch.nn.Linear(width, 1)
+
+
+def sgd(*nets: torch.nn.Module) -> Any:
+    """An optimizer for each net."""
+    made = [torch.optim.SGD(net.parameters(), lr=0.01) for net in nets]
+    return made if len(made) > 1 else made[0]
+
+
+def trained() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+    net = model()
+    return net, sgd(net)
 
 
 def data(batches: int, batch_size: int = 4) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.ones(batches * batch_size, 8)), batch_size=batch_size)
 
 
-def backward(net: torch.nn.Module, factor: float = 1.0) -> None:
-    (net(torch.ones(4, 8)).sum() * factor).backward()
+def backward(net: torch.nn.Module) -> None:
+    net(torch.ones(4, 8)).sum().backward()
+
+
+def train(net: torch.nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 1) -> None:
+    """Steps without a DataLoader."""
+    for _ in range(steps):
+        backward(net)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def fit(net: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: int) -> None:
+    """Steps with a DataLoader."""
+    for (batch,) in data(batches):
+        net(batch).sum().backward()
+        optimizer.step()
 
 
 def reported(result: Any) -> dict[str, Any]:
@@ -57,3 +121,17 @@ def reported(result: Any) -> dict[str, Any]:
             name: ns / 1e9 for name, ns in zip(clock.phase_names, phases_ns, strict=False)
         },
     }
+
+
+def run(name: str) -> None:
+    """Print what was counted in a loop, as a line of JSON, and end the process.
+
+    ``sys.argv[1]`` is a folder for the loop.
+    """
+    for module in fork_server.LOOPS:
+        import_module(module)
+    random.seed(0)
+    torch.manual_seed(0)
+    print(json.dumps({"loop": name, **reported(LOOPS[name]())}), flush=True)
+    # The interpreter's own end takes longer than most loops.
+    os._exit(0)

@@ -123,7 +123,7 @@ def ppo() -> list[float]:
     optimizer = torch.optim.Adam(parameters, lr=1e-4, eps=1e-5)
     environment, observed = Environment(64), torch.zeros(64, WIDTH)
     losses = []
-    for _ in range(5):
+    for _ in range(3):
         taken = []
         for _ in range(16):
             with torch.no_grad():
@@ -165,7 +165,7 @@ def dqn() -> list[float]:
     environment, observed = Environment(1), torch.zeros(1, WIDTH)
     replay: deque[Any] = deque(maxlen=500)
     losses = []
-    for turn in range(300):
+    for turn in range(200):
         is_random = random.random() < 0.1
         action = torch.randint(4, (1,)) if is_random else online(observed).argmax(1)
         before = observed
@@ -194,7 +194,7 @@ def td3() -> list[float]:
     aims = copy.deepcopy(actor), copy.deepcopy(critic)
     of_critic, of_actor = (torch.optim.Adam(net.parameters(), 3e-4) for net in (critic, actor))
     losses = []
-    for turn in range(1, 101):
+    for turn in range(1, 51):
         states, following = torch.randn(2, BATCH, WIDTH)
         with torch.no_grad():
             actions = actor(states) + torch.randn(BATCH, 4) / 10
@@ -220,7 +220,7 @@ def optimizers_after_one_another() -> list[float]:
     good, bad = torch.randn(2, BATCH, WIDTH)
     losses = []
     for layer, optimizer in zip(layers, steppers, strict=True):
-        for _ in range(40):
+        for _ in range(25):
             scores = [layer(rows).square().mean(1) for rows in (good, bad)]
             loss = F.softplus(torch.cat([2 - scores[0], scores[1] - 2])).mean()
             optimizer.zero_grad()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from tests.client.fork_server import COMPILER, LOOPS, ForkServer
 from tests.client.hooked import run_loops
 
 pytestmark = pytest.mark.torch
@@ -25,9 +27,14 @@ AFTER = "compiled_after_it_was_seen"
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+def both(
+    with_hooks: ForkServer, with_torch: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
     folder = tmp_path_factory.mktemp("loops")
-    return run_loops(folder, *STEPS, AFTER), run_loops(folder, *STEPS, WARPWATCH="0")
+    with closing(with_hooks.importing(*COMPILER)) as server:
+        hooked = run_loops(server, folder, *STEPS, AFTER)
+    with closing(with_torch.importing(*COMPILER, *LOOPS, WARPWATCH="0")) as server:
+        return hooked, run_loops(server, folder, *STEPS, WARPWATCH="0")
 
 
 @pytest.mark.parametrize(("name", "steps"), STEPS.items())

@@ -7,9 +7,9 @@ import copy
 import gc
 import io
 import os
+import pickle
 import sys
 import threading
-import time
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,19 @@ from torch.utils.data import DataLoader, Dataset
 
 import warpwatch
 from tests.client.interrupts import interrupted
-from tests.client.loop_base import SLEEP_S, backward, data, loop, model, state
+from tests.client.loop_base import (
+    backward,
+    data,
+    fit,
+    loop,
+    model,
+    reported,
+    sgd,
+    spend,
+    state,
+    train,
+    trained,
+)
 from tests.client.simulated_cuda import SimulatedCuda
 
 # --- the optimizer as clock -----------------------------------------------------------------------
@@ -26,8 +38,7 @@ from tests.client.simulated_cuda import SimulatedCuda
 
 @loop
 def plain() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     for (batch,) in data(5):
         net(batch).sum().backward()
         optimizer.step()
@@ -53,19 +64,14 @@ def backwards_alone() -> None:
 def backwards_alone_until_an_optimizer_comes() -> None:
     net = model()
     by_hand(net, 64 + 20)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    for _ in range(10):
-        backward(net)
-        optimizer.step()
+    train(net, sgd(net), steps=10)
 
 
 @loop
 def more_backwards_in_a_step_than_show_a_clock() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     for _ in range(2):
-        for _ in range(200):
-            backward(net)
+        train(net, steps=200)
         optimizer.step()
 
 
@@ -84,8 +90,7 @@ def two_networks() -> None:
 
 @loop
 def accumulation() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     for number, (batch,) in enumerate(data(12), 1):
         net(batch).sum().backward()
         if number % 4 == 0:
@@ -94,8 +99,7 @@ def accumulation() -> None:
 
 @loop
 def closures() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
 
     def closure() -> Any:
         backward(net)
@@ -122,18 +126,13 @@ def closures_called_often() -> None:
 
 @loop
 def sub_groups() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    for _ in range(5):
-        backward(net)
-        for _ in range(3):
-            optimizer.step()
+    net, optimizer = trained()
+    train(net, *[optimizer] * 3, steps=5)
 
 
 @loop
 def skipped_by_the_scaler() -> Any:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     changes = 0
     for number in range(6):
@@ -148,12 +147,17 @@ def skipped_by_the_scaler() -> Any:
 
 @loop
 def a_scaler_that_is_switched_off() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    """A closure that is None is none."""
+    net, optimizer = trained()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    for _ in range(5):
+    for number in range(6):
         backward(net)
-        scaler.step(optimizer)
+        if number % 3 == 0:
+            scaler.step(optimizer)
+        elif number % 3 == 1:
+            scaler.step(optimizer, None)
+        else:
+            optimizer.step(None)
 
 
 @loop
@@ -169,62 +173,63 @@ def inside_of_backward() -> None:
 
     for parameter in net.parameters():
         parameter.register_post_accumulate_grad_hook(update)
-    for _ in range(5):
-        backward(net)
+    train(net, steps=5)
+
+
+def set_gradients(net: torch.nn.Linear) -> None:
+    weight, bias = torch.autograd.grad(net(torch.ones(4, 8)).sum(), [net.weight, net.bias])
+    net.weight.grad, net.bias.grad = weight, bias
 
 
 @loop
 def without_backward() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     for _ in range(5):
-        weight, bias = torch.autograd.grad(net(torch.ones(4, 8)).sum(), [net.weight, net.bias])
-        net.weight.grad, net.bias.grad = weight, bias
+        set_gradients(net)
         optimizer.step()
 
 
 @loop
-def an_optimizer_that_raises() -> int:
+def gradients_that_no_backward_made() -> None:
+    """The first 64 steps without one may be sub-groups of the one before."""
+    net, optimizer = trained()
+    backward(net)
+    for _ in range(1 + 64 + 10):
+        optimizer.step()
+        set_gradients(net)
+
+
+@loop
+def an_optimizer_that_raises() -> None:
     net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    other = torch.optim.SGD(net.parameters(), lr=0.01)
+    optimizer, other = sgd(net, net)
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    failed = 0
     for number in range(5):
         backward(net)
         handle = optimizer.register_step_pre_hook(fail) if number == 2 else None
-        try:
+        with contextlib.suppress(ZeroDivisionError):
             optimizer.step()
-        except ZeroDivisionError:
-            failed += 1
         other.step()
         if handle is not None:
             handle.remove()
-    return failed
 
 
 def fails_and_is_replaced(steps_before: int) -> None:
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError
 
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    for _ in range(steps_before):
-        backward(net)
-        optimizer.step()
+    net, optimizer = trained()
+    train(net, optimizer, steps=steps_before)
     optimizer.register_step_pre_hook(fail)
-    backward(net)
     with contextlib.suppress(torch.OutOfMemoryError):
-        optimizer.step()
+        train(net, optimizer)
     # Before the first one is gone, whose id it would get.
-    other = torch.optim.SGD(net.parameters(), lr=0.01)
+    other = sgd(net)
     del optimizer
-    for _ in range(5):
-        backward(net)
-        other.step()
+    train(net, other, steps=5)
 
 
 @loop
@@ -238,37 +243,11 @@ def an_optimizer_that_is_replaced_after_a_later_step_failed() -> None:
 
 
 @loop
-def gradients_that_no_backward_made() -> None:
-    """The first 64 steps without one may be sub-groups of the one before."""
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    backward(net)
-    for _ in range(1 + 64 + 10):
-        optimizer.step()
-        weight, bias = torch.autograd.grad(net(torch.ones(4, 8)).sum(), [net.weight, net.bias])
-        net.weight.grad, net.bias.grad = weight, bias
-
-
-@loop
-def closures_that_are_none() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    for number in range(5):
-        backward(net)
-        if number % 2:
-            scaler.step(optimizer, None)
-        else:
-            optimizer.step(None)
-
-
-@loop
 def interrupted_at_any_line() -> list[int]:
     """Steps counted of the two after an interrupt, for each line of the hooks that it hits."""
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
 
-    def train(batches: Any, steps: int = 1) -> None:
+    def take(batches: Any, steps: int = 1) -> None:
         for _ in range(steps):
             (batch,) = next(batches)
             net(batch).sum().backward()
@@ -278,20 +257,19 @@ def interrupted_at_any_line() -> list[int]:
     counted: list[int] = []
     while True:
         batches = iter(data(6))
-        train(batches, 3)
-        if not interrupted(partial(train, batches), functions, len(counted)):
+        take(batches, 3)
+        if not interrupted(partial(take, batches), functions, len(counted)):
             return counted
         assert state.monitor is not None
         before = state.monitor.clock.steps
-        train(batches, 2)
+        take(batches, 2)
         counted.append(state.monitor.clock.steps - before)
 
 
 @loop
 def a_gpu_that_comes_into_use() -> None:
     """At the fourth of ten steps, of which each takes 30 ms of it for forward, 60 for backward."""
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     cuda = SimulatedCuda()
     net.register_full_backward_hook(lambda *_: cuda.launch(60))
     for number, (batch,) in enumerate(data(10)):
@@ -316,19 +294,33 @@ def two_trainings_of_a_framework() -> None:
             state.end_step("lightning")
         state.end_training("lightning")
         with monitor.phase("pause"):
-            time.sleep(SLEEP_S)
+            spend()
 
 
 @loop
 def a_clock_that_is_gone() -> None:
     net = model()
     for _ in range(2):
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-        for _ in range(3):
-            backward(net)
-            optimizer.step()
-        del optimizer
+        train(net, sgd(net), steps=3)
         gc.collect()
+
+
+# --- several optimizers that step in turn ---------------------------------------------------------
+
+
+def optimizers(count: int) -> list[torch.optim.Optimizer]:
+    """All live as long as the loop does: each would be a clock that is gone."""
+    kept.extend(torch.optim.SGD(model().parameters(), lr=1e-6) for _ in range(count))
+    return kept[-count:]
+
+
+kept: list[torch.optim.Optimizer] = []
+
+
+def in_turn(*steppers: torch.optim.Optimizer) -> None:
+    for optimizer in steppers:
+        sum(p.sum() for p in optimizer.param_groups[0]["params"]).backward()
+        optimizer.step()
 
 
 @loop
@@ -389,60 +381,37 @@ def a_clock_that_steps_no_more_after_many_turns() -> None:
 def a_clock_that_steps_no_more_and_slow_steps() -> None:
     first, second = optimizers(2)
     in_turn(*[first, second] * 5)
-    monitor = state.monitor
-    assert monitor is not None
     for _ in range(10):
-        # As if each had taken the time after which few are waited for.
-        monitor.clock.begun_ns -= 11 * 10**9
+        # The time after which few are waited for.
+        spend(11)
         in_turn(second)
-
-
-def optimizers(count: int) -> list[torch.optim.Optimizer]:
-    """All live as long as the loop does: each would be a clock that is gone."""
-    kept.extend(torch.optim.SGD(model().parameters(), lr=1e-6) for _ in range(count))
-    return kept[-count:]
-
-
-kept: list[torch.optim.Optimizer] = []
-
-
-def in_turn(*steppers: torch.optim.Optimizer) -> None:
-    for optimizer in steppers:
-        sum(p.sum() for p in optimizer.param_groups[0]["params"]).backward()
-        optimizer.step()
 
 
 @loop
 def two_networks_on_one_batch() -> None:
-    judge, maker = model(), model()
-    steppers = [torch.optim.SGD(net.parameters(), lr=0.01) for net in (judge, maker)]
+    nets = model(), model()
+    steppers = sgd(*nets)
     for (batch,) in data(6):
-        for net, optimizer in zip((judge, maker), steppers, strict=True):
-            time.sleep(SLEEP_S)
+        for net, optimizer in zip(nets, steppers, strict=True):
+            spend()
             net(batch).sum().backward()
             optimizer.step()
-        time.sleep(SLEEP_S)
+        spend()
 
 
 @loop
 def another_threads_optimizer() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
 
     def elsewhere() -> None:
-        twin = model()
-        other = torch.optim.SGD(twin.parameters(), lr=0.01)
-        for _ in range(7):
-            backward(twin)
-            other.step()
+        twin, other = trained()
+        train(twin, other, steps=7)
 
-    for number in range(5):
-        backward(net)
-        optimizer.step()
-        if number == 2:
-            thread = threading.Thread(target=elsewhere)
-            thread.start()
-            thread.join()
+    train(net, optimizer, steps=3)
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    train(net, optimizer, steps=2)
 
 
 @loop
@@ -462,74 +431,62 @@ class Slow(Dataset[torch.Tensor]):  # type: ignore[misc]
         return 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(SLEEP_S / 2)
+        spend(0.5)
         return torch.ones(8)
 
 
 @loop
 def phases() -> None:
-    """Every part takes at least SLEEP_S, twice in one step; the second step is plain ``other``."""
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    backward(net)
-    optimizer.step()
-    net.register_full_backward_hook(lambda *_: time.sleep(SLEEP_S))
-    optimizer.register_step_pre_hook(lambda *_: time.sleep(SLEEP_S))
+    """Every part takes one, twice in one step; the second step is plain ``other``."""
+    net, optimizer = trained()
+    train(net, optimizer)
+    net.register_full_backward_hook(lambda *_: spend())
+    optimizer.register_step_pre_hook(lambda *_: spend())
     for number, batch in enumerate(DataLoader(Slow(), batch_size=2)):
-        time.sleep(SLEEP_S)
+        spend()
         loss = net(batch).sum()
         loss.backward()
-        time.sleep(SLEEP_S)
+        spend()
         if number % 2:
             optimizer.step()
 
 
 @loop
-def evaluation() -> Any:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    backward(net)
-    optimizer.step()
+def evaluation() -> None:
+    net, optimizer = trained()
+    train(net, optimizer)
     with torch.no_grad():
         for batch in DataLoader(Slow(), batch_size=4):
             net(batch)
-            time.sleep(SLEEP_S)
-    ended = state.monitor is not None and state.monitor.clock.current
-    time.sleep(SLEEP_S)
+            spend()
+    spend()
     # One that is left early lasts until training goes on.
     with torch.inference_mode():
         for batch in DataLoader(Slow(), batch_size=4):
             net(batch)
             break
-    time.sleep(SLEEP_S)
-    backward(net)
-    optimizer.step()
-    return ended
+    spend()
+    train(net, optimizer)
 
 
 @loop
 def evaluation_without_gradients_inside_only() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     for _ in range(2):
-        for (batch,) in data(3):
-            net(batch).sum().backward()
-            optimizer.step()
+        fit(net, optimizer, 3)
         for (batch,) in data(10):
             with torch.no_grad():
                 net(batch)
-            time.sleep(0.005)
+            spend()
 
 
 @loop
 def checkpoint() -> None:
     import torch.distributed.checkpoint as dcp
 
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net, optimizer = trained()
     for _ in range(2):
-        backward(net)
-        optimizer.step()
+        train(net, optimizer)
         torch.save(net.state_dict(), io.BytesIO())
     monitor = state.monitor
     assert monitor is not None
@@ -538,21 +495,58 @@ def checkpoint() -> None:
     saved_ns = monitor.clock.totals[index]
     assert saved_ns > 0
     dcp.save(net.state_dict(), checkpoint_id=os.path.join(sys.argv[1], "dcp"), no_dist=True)
-    backward(net)
-    optimizer.step()
+    train(net, optimizer)
     assert monitor.clock.totals[index] > saved_ns
 
 
 @loop
 def the_users_phases_are_innermost() -> None:
     monitor = warpwatch.attach()
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    backward(net)
-    optimizer.step()
+    net, optimizer = trained()
+    train(net, optimizer)
     for (batch,) in data(2):
         with monitor.phase("augment"):
-            time.sleep(SLEEP_S)
+            spend()
         net(batch).sum().backward()
         with monitor.phase("update"):
             optimizer.step()
+
+
+# --- a model's class ------------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):  # type: ignore[misc]
+    """Four ids of eight a row in, a number each out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(16, 8)
+        self.inner = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+
+    def forward(self, ids: Any) -> Any:
+        return self.inner(self.embedding(ids))
+
+
+def train_model(net: Any) -> None:
+    optimizer = sgd(net)
+    for _ in range(6):
+        net(torch.randint(16, (4, 8))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@loop
+def a_class_that_is_pickled_by_its_content() -> list[list[Any]]:
+    """As cloudpickle does: what its method refers to."""
+    train_model(Model())
+    parts = [cell.cell_contents for cell in vars(Model)["__call__"].__closure__]
+    return [list(part) for part in pickle.loads(pickle.dumps(parts)) if isinstance(part, set)]
+
+
+@loop
+def compiled_after_it_was_seen() -> Any:
+    net = Model()
+    train_model(net)
+    found = ["__call__" in vars(Model), reported(None)["phases_s"]["forward"]]
+    train_model(torch.compile(net, backend="eager", fullgraph=True))
+    return [*found, "__call__" in vars(Model)]

@@ -1,39 +1,93 @@
 """What two gloo ranks do for test_hooks_distributed.py; each prints what it found as JSON.
 
-Rank 1 comes late to every communication. Arguments: the file where the ranks meet, and whether the
-hooks come before torch is imported ("early") or "late": after all was done without them.
+Rank 1 comes to every communication once rank 0 waits in it, and a while later by the shim's clock.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-import sys
-import time
+import pickle
 import warnings
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-FILE, HOOKS = sys.argv[1:3]
-FLOW: Any = None
-if HOOKS == "early":
-    from warpwatch import hooks
+import torch
+import torch.distributed as dist
+from torch.distributed import all_reduce
+from torch.distributed._functional_collectives import all_reduce as functional_all_reduce
+from torch.nn.parallel import DistributedDataParallel
 
-    FLOW = hooks.install(os.environ)
-
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch.distributed import all_reduce  # noqa: E402
-from torch.distributed._functional_collectives import all_reduce as functional_all_reduce  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from tests.waiting import eventually
 
 RANK = int(os.environ["RANK"])
-LATE_S = 0.15
+LATE_S = 5.0
+FLOW: Any = None
 found: dict[str, Any] = {}
 
 
+class OtherRank:
+    """Rank 0 as rank 1 sees it, by files in the folder where they meet."""
+
+    def __init__(self, folder: Path) -> None:
+        self._about = folder / "rank-0"
+        self.spent = folder / "spent"
+        self._arrivals = 0
+
+    def arrive(self) -> None:
+        """Of rank 0: it communicates next."""
+        self._arrivals += 1
+        part = self._about.with_suffix(".part")
+        part.write_text(f"{os.getpid()} {self._arrivals}")
+        part.rename(self._about)
+
+    def wait(self) -> None:
+        """Of rank 1: until rank 0 has arrived and sleeps, as it does in a communication only."""
+        self._arrivals += 1
+        eventually(self._has_arrived, "the other rank communicates")
+        seen = [""]
+        # A thread that waits for the interpreter's lock wakes up every 5 ms.
+        eventually(lambda: self._sleeps(seen), "the other rank waits", poll_s=0.01)
+
+    def _has_arrived(self) -> bool:
+        return self._about.exists() and int(self._about.read_text().split()[1]) >= self._arrivals
+
+    def _sleeps(self, seen: list[str]) -> bool:
+        pid = self._about.read_text().split()[0]
+        status = Path(f"/proc/{pid}/status").read_text()
+        now = status.partition("voluntary_ctxt_switches")[2] if "\nState:\tS" in status else ""
+        seen[:] = [*seen, now] if now == seen[-1] != "" else [now]
+        return len(seen) > 3
+
+
+other: OtherRank
+
+
 def late() -> None:
-    time.sleep(LATE_S * RANK)
+    if FLOW is None:
+        return
+    if RANK == 0:
+        other.arrive()
+    else:
+        other.wait()
+        loop_clock().spend(LATE_S)
+
+
+def loop_clock() -> Any:
+    from tests.client.loop_base import CLOCK
+
+    return CLOCK
+
+
+def observe() -> None:
+    """With hooks from here on, if there are none yet."""
+    global FLOW, found
+    from tests.client.loop_base import state
+
+    FLOW, found = state, {}
+    loop_clock().share(str(other.spent))
 
 
 def waited_s() -> float:
@@ -176,9 +230,6 @@ def compiled_data_parallel() -> None:
 
 
 def identity() -> None:
-    import inspect
-    import pickle
-
     found["signature"] = str(inspect.signature(dist.all_reduce))
     found["same"] = pickle.loads(pickle.dumps(dist.broadcast)) is dist.broadcast
 
@@ -215,8 +266,13 @@ def both() -> None:
     identity()
 
 
-if __name__ == "__main__":
-    dist.init_process_group("gloo", init_method=f"file://{FILE}", rank=RANK, world_size=2)
+def main(folder: str, hooks: str) -> None:
+    """``hooks`` are "early", before torch is imported, or "late": after all was done without."""
+    global other
+    other = OtherRank(Path(folder))
+    if hooks == "early":
+        observe()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=RANK, world_size=2)
     both()
     data_parallel()
     changing()
@@ -224,12 +280,11 @@ if __name__ == "__main__":
     sharded()
     broken()
     reported = [found]
-    if HOOKS == "late":
-        from warpwatch import hooks
-
-        FLOW, found = hooks.install(os.environ), {}
+    if hooks == "late":
+        observe()
         both()
         reported.append(found)
     dist.barrier()
     dist.destroy_process_group()
-    print(json.dumps(reported))
+    print(json.dumps(reported), flush=True)
+    os._exit(0)

@@ -1,4 +1,4 @@
-"""What the DataLoader says: samples, tokens, and steps where no one else can."""
+"""What a batch says of itself: samples and tokens, by its shapes."""
 
 from __future__ import annotations
 
@@ -8,47 +8,9 @@ from typing import Any
 import numpy
 import pytest
 
-from tests.client.hooked import run_loops
 from warpwatch import faults
 from warpwatch.hooks.batches import measure
-
-# Loop: step clock, steps, samples, tokens.
-LOOPS = {
-    # 85 batches, of which 64 show that no optimizer steps; then 10 with one.
-    "last_resort": ("dataloader", 21, 84, 0),
-    "last_resort_until_an_optimizer_comes": ("optimizer", 31, 124, 0),
-    # Ten times 20 batches are none too many.
-    "accumulation_of_more_and_more_batches": ("optimizer", 3, 1480, 0),
-    "tokens": ("optimizer", 4, 12, 120),
-    "one_batch_ahead": ("optimizer", 8, 32, 0),
-    "the_users_own_numbers": ("step()", 5, 5000, 0),
-    "a_dataset_that_loads_itself": ("optimizer", 2, 2, 0),
-    "training_data_that_is_evaluated": ("optimizer", 9, 36, 0),
-    "data_that_fails": ("optimizer", 15, 60, 0),
-    # The first one came before there was a training thread.
-    "batches_that_another_thread_fetches": ("optimizer", 12, 4, 0),
-}
-
-
-@pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return run_loops(tmp_path_factory.mktemp("loops"), *LOOPS)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(("name", "expected"), LOOPS.items())
-def test_steps_samples_and_tokens(
-    reported: dict[str, dict[str, Any]], name: str, expected: tuple[str, int, int, int]
-) -> None:
-    found = reported[name]
-    assert (found["clock"], found["steps"], found["samples"], found["tokens"]) == expected
-
-
-@pytest.mark.torch
-def test_training_data_that_is_evaluated_is_no_forward(reported: dict[str, dict[str, Any]]) -> None:
-    phases_s = reported["training_data_that_is_evaluated"]["phases_s"]
-    assert phases_s["eval"] >= 2 * 0.02 > phases_s["forward"]
-
+from warpwatch.hooks.hook_state import HookState
 
 Pair = namedtuple("Pair", "x y")
 
@@ -77,6 +39,8 @@ class Unreadable:
 
 
 X, Y, IDS = numpy.zeros((4, 8)), numpy.zeros(4), numpy.zeros((4, 10))
+ITSELF: list[Any] = []
+ITSELF.append(ITSELF)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +66,7 @@ X, Y, IDS = numpy.zeros((4, 8)), numpy.zeros(4), numpy.zeros((4, 10))
         (None, (0, 0)),
         ([], (0, 0)),
         ({}, (0, 0)),
+        (ITSELF, (0, 0)),
     ],
 )
 def test_a_batch_is_measured_by_its_shapes(batch: Any, expected: tuple[int, int]) -> None:
@@ -116,7 +81,16 @@ def test_a_batch_that_cannot_be_read_counts_nothing() -> None:
     assert faults.count() == before + 1
 
 
-def test_a_batch_that_holds_itself_ends() -> None:
-    batch: list[Any] = []
-    batch.append(batch)
-    assert measure(batch) == (0, 0)
+@pytest.mark.parametrize("compiles_first", [True, False])
+def test_what_fails_when_torch_compile_comes_into_use_costs_the_program_nothing(
+    compiles_first: bool,
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("a mistake of the shim")
+
+    state = HookState()
+    state.compiles = compiles_first
+    before = faults.count()
+    state.when_compiling(fail)
+    state.compile()
+    assert faults.count() == before + 1

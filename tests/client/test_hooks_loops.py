@@ -1,0 +1,170 @@
+"""What is counted in loops that know nothing of the hooks: steps, data, phases.
+
+A step of the training is one, however it calls its optimizers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.fork_server import ForkServer
+from tests.client.hooked import run_loops
+
+pytestmark = pytest.mark.torch
+
+STEPS = {"backward", "optimizer"}
+CALLED = STEPS | {"forward"}
+LOADED = CALLED | {"data_wait"}
+
+# Loop: step clock, steps, samples, tokens, phases.
+LOOPS: dict[str, tuple[str, int, int, int, set[str]]] = {
+    "plain": ("optimizer", 5, 20, 0, LOADED),
+    "two_networks": ("optimizer", 5, 0, 0, CALLED),
+    "accumulation": ("optimizer", 3, 48, 0, LOADED),
+    "closures": ("optimizer", 5, 0, 0, {"backward"}),
+    "closures_called_often": ("optimizer", 3, 0, 0, {"backward"}),
+    "sub_groups": ("optimizer", 5, 0, 0, STEPS),
+    "skipped_by_the_scaler": ("optimizer", 6, 0, 0, CALLED),
+    "a_scaler_that_is_switched_off": ("optimizer", 6, 0, 0, CALLED),
+    "inside_of_backward": ("optimizer", 5, 0, 0, STEPS),
+    "without_backward": ("optimizer", 5, 0, 0, {"optimizer"}),
+    "gradients_that_no_backward_made": ("optimizer", 11, 0, 0, STEPS),
+    # The one that raised is none.
+    "an_optimizer_that_raises": ("optimizer", 4, 0, 0, STEPS),
+    "an_optimizer_that_is_replaced_after_its_first_step_failed": ("optimizer", 5, 0, 0, CALLED),
+    "an_optimizer_that_is_replaced_after_a_later_step_failed": ("optimizer", 10, 0, 0, CALLED),
+    "a_gpu_that_comes_into_use": ("optimizer", 10, 40, 0, LOADED),
+    "two_trainings_of_a_framework": ("", 6, 0, 0, {"pause"}),
+    "a_clock_that_is_gone": ("optimizer", 6, 0, 0, CALLED),
+    # Fifteen of the second are waited for.
+    "a_clock_that_stands_still": ("optimizer", 1 + 20 - 15 + 1, 0, 0, STEPS),
+    "phases_of_one_optimizer_each": ("optimizer", 200, 0, 0, STEPS),
+    "phases_that_come_back": ("optimizer", 60, 0, 0, STEPS),
+    "phases_of_two_optimizers_each": ("optimizer", 40, 0, 0, STEPS),
+    # The inner loop of the first step was all that there was.
+    "a_new_optimizer_for_each_inner_loop": ("optimizer", 5 + 20, 0, 0, STEPS),
+    # The first step of the generator counts in the place of the critic's next.
+    "a_critic_that_steps_five_times": ("optimizer", 50, 0, 0, STEPS),
+    "a_generator_before_its_critics_five_steps": ("optimizer", 10, 0, 0, STEPS),
+    "a_clock_that_steps_no_more_after_many_turns": ("optimizer", 50 + 30 - 15 + 1, 0, 0, STEPS),
+    "a_clock_that_steps_no_more_and_slow_steps": ("optimizer", 5 + 10 - 3 + 1, 0, 0, STEPS),
+    "two_networks_on_one_batch": ("optimizer", 6, 24, 0, LOADED),
+    "another_threads_optimizer": ("optimizer", 5, 0, 0, STEPS),
+    "more_backwards_in_a_step_than_show_a_clock": ("optimizer", 2, 0, 0, CALLED),
+    "backwards_alone": ("backward", 20, 0, 0, CALLED - {"optimizer"}),
+    # By hand until then: 64 backwards show that nothing else ends a step.
+    # The first with the optimizer ended with its backward, too.
+    "backwards_alone_until_an_optimizer_comes": ("optimizer", 20 + 1 + 10, 0, 0, CALLED),
+    "hooks_that_an_old_dynamo_took_away": ("optimizer", 5, 0, 0, STEPS),
+    "phases": ("optimizer", 3, 8, 0, LOADED),
+    "evaluation": ("optimizer", 2, 0, 0, STEPS | {"eval"}),
+    "evaluation_without_gradients_inside_only": ("optimizer", 6, 24, 0, LOADED | {"eval"}),
+    "checkpoint": ("optimizer", 3, 0, 0, STEPS | {"checkpoint"}),
+    "the_users_phases_are_innermost": ("optimizer", 3, 8, 0, LOADED | {"augment", "update"}),
+    "a_class_that_is_pickled_by_its_content": ("optimizer", 6, 4, 32, CALLED),
+    # 85 batches, of which 64 show that no optimizer steps; then 10 with one.
+    "last_resort": ("dataloader", 21, 84, 0, LOADED - {"optimizer"}),
+    "last_resort_until_an_optimizer_comes": ("optimizer", 31, 124, 0, LOADED),
+    # Ten times 20 batches are none too many.
+    "accumulation_of_more_and_more_batches": ("optimizer", 3, 1480, 0, LOADED),
+    "tokens": ("optimizer", 4, 12, 120, LOADED),
+    "one_batch_ahead": ("optimizer", 8, 32, 0, LOADED),
+    "the_users_own_numbers": ("step()", 5, 5000, 0, LOADED),
+    "a_dataset_that_loads_itself": ("optimizer", 2, 2, 0, LOADED),
+    "training_data_that_is_evaluated": ("optimizer", 9, 36, 0, LOADED | {"eval"}),
+    "data_that_fails": ("optimizer", 15, 60, 0, LOADED),
+    # The first one came before there was a training thread.
+    "batches_that_another_thread_fetches": ("optimizer", 12, 4, 0, STEPS),
+}
+# Parts that a loop spends, by phase.
+PARTS = {
+    "a_clock_that_steps_no_more_and_slow_steps": {"other": 110},
+    # The first batch came before data were known to be loaded.
+    "two_networks_on_one_batch": {"forward": 5 + 5, "other": 5},
+    # Four batches in two steps. What runs between backward and the next batch is no phase.
+    "phases": {"data_wait": 4, "forward": 4, "backward": 4, "optimizer": 2, "other": 4},
+    # Two batches of four slow items, a part after each; then half of it, and a part. What follows
+    # the end of the data is no phase.
+    "evaluation": {"eval": (4 + 2) + (2 + 1), "other": 1},
+    # Of ten batches the first two could have been for training.
+    "evaluation_without_gradients_inside_only": {"eval": 8, "forward": 2},
+    "the_users_phases_are_innermost": {"augment": 2},
+    "training_data_that_is_evaluated": {"eval": 2},
+}
+OTHERS = "only_evaluating", "interrupted_at_any_line"
+
+Found = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def reported(with_hooks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return run_loops(with_hooks, tmp_path_factory.mktemp("loops"), *LOOPS, *OTHERS)
+
+
+@pytest.mark.parametrize(("name", "expected"), LOOPS.items())
+def test_steps_data_and_phases_of_a_loop(
+    reported: Found, name: str, expected: tuple[str, int, int, int, set[str]]
+) -> None:
+    found = reported[name]
+    *counted, phases = expected
+    assert [found[key] for key in ("clock", "steps", "samples", "tokens")] == counted
+    spent = {**found["phases_s"], "other": found["other_s"]}
+    assert spent.keys() - {"other"} == phases
+    parts = {phase: round(seconds) for phase, seconds in spent.items() if round(seconds)}
+    assert parts == PARTS.get(name, {})
+
+
+def test_the_parameters_of_one_model_are_known(reported: Found) -> None:
+    one = {"parameters": 9}
+    known = {name: reported[name]["model"] for name in ("plain", "phases_of_one_optimizer_each")}
+    assert known == {"plain": one, "phases_of_one_optimizer_each": one}
+    # Of one shape: they may be copies of a model.
+    assert reported["two_networks"]["model"] == reported["backwards_alone"]["model"] == {}
+
+
+def test_the_scaler_did_skip_two_of_the_six_steps(reported: Found) -> None:
+    assert reported["skipped_by_the_scaler"]["result"] == 4
+
+
+def test_an_interrupt_at_any_line_of_a_hook_costs_no_later_step(reported: Found) -> None:
+    counted = reported["interrupted_at_any_line"]["result"]
+    assert len(counted) > 20
+    assert set(counted) == {2}
+
+
+def test_steps_are_timed_on_a_gpu_once_it_is_in_use(reported: Found) -> None:
+    phases_s = reported["a_gpu_that_comes_into_use"]["phases_s"]
+    # The fifth step is the first one on it, and has no end before it there.
+    assert 5 * 0.03 <= phases_s["forward"] < 6 * 0.03
+    assert 5 * 0.06 <= phases_s["backward"] < 6 * 0.06
+
+
+def test_a_process_that_only_loads_and_evaluates_is_no_rank(reported: Found) -> None:
+    assert reported["only_evaluating"]["result"] is True
+    assert "clock" not in reported["only_evaluating"]
+
+
+def test_the_class_of_a_called_model_can_be_pickled_with_its_content(reported: Found) -> None:
+    assert reported["a_class_that_is_pickled_by_its_content"]["result"] == [[]]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "steps", "samples", "phases"),
+    [("optimizer,backward", 5, 0, ["backward", "optimizer"]), ("dataloader", None, None, [])],
+)
+def test_parts_can_be_switched_off(
+    with_torch: ForkServer,
+    tmp_path: Path,
+    chosen: str,
+    steps: int | None,
+    samples: int | None,
+    phases: list[str],
+) -> None:
+    """The hooks come after torch here."""
+    reported = run_loops(with_torch, tmp_path, "plain", WARPWATCH_HOOKS=chosen)["plain"]
+    # Loading data alone makes no rank.
+    assert (reported.get("steps"), reported.get("samples")) == (steps, samples)
+    assert sorted(reported.get("phases_s", ())) == phases
