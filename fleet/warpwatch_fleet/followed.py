@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.following import AgentError, Agents, again_and_again
@@ -18,10 +18,21 @@ logger = logging.getLogger(__name__)
 class Followed:
     """``look`` now and then, in the loop that follows."""
 
-    def __init__(self, targets: Targets, agents: Agents, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        targets: Targets,
+        agents: Agents,
+        cluster: Cluster,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._targets = targets
         self._agents = agents
         self._cluster = cluster
+        self._monotonic = monotonic
+        self._wall = wall
+        self._sleep = sleep
         self._follows: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -43,7 +54,7 @@ class Followed:
 
     async def _follow(self, address: str, node: Node) -> None:
         def take(lines: list[bytes]) -> None:
-            now = time.time()
+            now = self._wall()
             with self._cluster.lock:
                 self._cluster.take(address, lines, now)
                 if self._cluster.is_second(node):
@@ -62,4 +73,7 @@ class Followed:
             node.begin()
             await self._agents.follow(node.target, lambda: node.cursor, take)
 
-        await again_and_again(follow, failed, lambda: failed("the agent has ended the stream"))
+        def ended() -> None:
+            failed("the agent has ended the stream")
+
+        await again_and_again(follow, failed, ended, self._monotonic, self._sleep)

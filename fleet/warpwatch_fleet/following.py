@@ -9,7 +9,7 @@ import random
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ CONNECT_TIMEOUT_S = 10.0
 MAX_CONNECTING = 256
 # An agent sends something twice a second.
 SILENCE_S = 10.0
+# An agent answers a request within milliseconds.
+ANSWER_S = 10.0
 RETRY_S = (1.0, 30.0)
 # Of one agent: 128 ranks at 30 steps a second. Who sends more is read no faster, and loses what
 # its own buffer does not hold.
@@ -111,7 +113,7 @@ class Agents:
         try:
             async with (
                 self._connecting,
-                asyncio.timeout(SILENCE_S),
+                asyncio.timeout(ANSWER_S),
                 self._client.stream(
                     "POST",
                     url,
@@ -122,7 +124,7 @@ class Agents:
             ):
                 content = await _content(answer)
         except TimeoutError as error:
-            raise AgentError(f"no answer within {SILENCE_S:g} s") from error
+            raise AgentError(f"no answer within {ANSWER_S:g} s") from error
         except httpx.HTTPError as error:
             raise AgentError(_in_a_line(error)) from error
         try:
@@ -165,21 +167,25 @@ def _extensions(target: Target) -> dict[str, str]:
 
 
 async def again_and_again(
-    follow: Callable[[], Any], failed: Callable[[str], None], ended: Callable[[], None]
+    follow: Callable[[], Any],
+    failed: Callable[[str], None],
+    ended: Callable[[], None],
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Follow an agent until cancelled, later and later while it cannot be reached."""
     wait_s = RETRY_S[0]
     while True:
-        begun = time.monotonic()
+        begun = monotonic()
         try:
             await follow()
             ended()
         except AgentError as error:
             failed(str(error))
-        if time.monotonic() - begun > SILENCE_S:
+        if monotonic() - begun > SILENCE_S:
             wait_s = RETRY_S[0]
         # Not all agents at once when the network is back.
-        await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+        await sleep(wait_s * random.uniform(0.5, 1.0))
         wait_s = min(2 * wait_s, RETRY_S[1])
 
 
@@ -210,19 +216,23 @@ async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
             yield lines
 
 
-async def _paced(batches: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
+async def _paced(
+    batches: AsyncIterator[list[bytes]],
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncIterator[list[bytes]]:
     """In portions, at most MAX_LINES_PER_S and MAX_BYTES_PER_S of them on average."""
-    allowed_at = time.monotonic()
+    allowed_at = monotonic()
     async for lines in batches:
         for begin in range(0, len(lines), MAX_LINES_PER_S // 10):
             portion = lines[begin : begin + MAX_LINES_PER_S // 10]
             yield portion
-            now = time.monotonic()
+            now = monotonic()
             # What was not used is saved for ten seconds: a new reader gets what was kept for it.
             size = sum(map(len, portion))
             cost_s = max(len(portion) / MAX_LINES_PER_S, size / MAX_BYTES_PER_S)
             allowed_at = max(allowed_at, now - 10.0) + cost_s
-            await asyncio.sleep(max(0.0, allowed_at - now))
+            await sleep(max(0.0, allowed_at - now))
 
 
 async def _refusal(answer: httpx.Response) -> str:

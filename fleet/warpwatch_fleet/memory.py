@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -44,8 +44,9 @@ class SavedJob(msgspec.Struct, frozen=True):
 class Memory:
     """Below ``folder``. What cannot be written or read is logged, and costs only itself."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wall: Callable[[], float] = time.time) -> None:
         self._folder = folder
+        self._wall = wall
         self._complaint = ""
         try:
             folder.mkdir(0o700, parents=True, exist_ok=True)
@@ -77,7 +78,7 @@ class Memory:
 
     def _read(self, path: Path) -> SavedJob | None:
         try:
-            if time.time() - path.stat().st_mtime > KEPT_S:
+            if self._wall() - path.stat().st_mtime > KEPT_S:
                 path.unlink()
                 return None
             unpacker = zlib.decompressobj()

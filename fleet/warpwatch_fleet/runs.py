@@ -40,13 +40,16 @@ Parts = tuple[Iterable[RunPart], Mapping[JobId, Mapping[str, int]]]
 class Runs:
     """Merged anew when they are older than AGE_S; from any thread. read: as ``merged`` takes it."""
 
-    def __init__(self, read: Callable[[], Parts]) -> None:
+    def __init__(
+        self, read: Callable[[], Parts], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._read = read
+        self._monotonic = monotonic
         self._merged: list[RunSummary] = []
         self._at = -math.inf
 
     def all(self) -> list[RunSummary]:
-        now = time.monotonic()
+        now = self._monotonic()
         if now - self._at > AGE_S:
             self._merged, self._at = merged(*self._read()), now
         return self._merged

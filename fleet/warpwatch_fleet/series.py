@@ -13,8 +13,11 @@ from warpwatch_fleet.jobs import FleetJob
 class Series:
     """Read with each scrape."""
 
-    def __init__(self, metrics: AgentMetrics, cluster: Cluster) -> None:
+    def __init__(
+        self, metrics: AgentMetrics, cluster: Cluster, wall: Callable[[], float] = time.time
+    ) -> None:
         self._cluster = cluster
+        self._wall = wall
         metrics.read("fleet_agents", self._agents)
         metrics.read("fleet_agent_lag_seconds", self._lags)
         metrics.read("fleet_refused_total", self._refused)
@@ -28,7 +31,7 @@ class Series:
             return {"up": up, "down": len(self._cluster.nodes) - up}
 
     def _lags(self) -> Mapping[str, float]:
-        now = time.time()
+        now = self._wall()
         with self._cluster.lock:
             return {
                 node.name: node.health(now).duration_s

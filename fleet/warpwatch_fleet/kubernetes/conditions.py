@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from warpwatch_fleet.cluster import Cluster
@@ -46,14 +47,15 @@ class Conditions:
     ``known``: by name, the nodes whose condition the cluster has as it should be.
     """
 
-    def __init__(self, api: Api, cluster: Cluster) -> None:
+    def __init__(self, api: Api, cluster: Cluster, wall: Callable[[], float] = time.time) -> None:
         self._api = api
         self._cluster = cluster
+        self._wall = wall
         self.known: dict[str, KnownNode] = {}
 
     def wanted(self) -> dict[str, Condition]:
         """By node, of those whose agents have been heard."""
-        now = time.time()
+        now = self._wall()
         with self._cluster.lock:
             nodes = [
                 node
@@ -66,7 +68,7 @@ class Conditions:
 
     async def advance(self) -> None:
         """Raises ApiError."""
-        now, left = time.time(), MAX_PER_ROUND
+        now, left = self._wall(), MAX_PER_ROUND
         wanted = self.wanted()
         self.known = {name: one for name, one in self.known.items() if name in wanted}
         for name, condition in wanted.items():

@@ -6,7 +6,7 @@ import math
 import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, timestamp
@@ -36,19 +36,27 @@ class Events:
     anomaly, so another fleet goes on with it.
     """
 
-    def __init__(self, api: Api, cluster: Cluster, shard: tuple[int, int], link: str) -> None:
+    def __init__(
+        self,
+        api: Api,
+        cluster: Cluster,
+        shard: tuple[int, int],
+        link: str,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._api = api
         self._cluster = cluster
         self._shard = shard
         self._link = link
-        self._since = time.time() - OLD_S
+        self._wall = wall
+        self._since = wall() - OLD_S
         # By folder and name: of nodes what is to be told besides, and all as they were last told.
         self._more: dict[str, Object] = {}
         self._told: dict[str, Object] = {}
 
     def put(self, node: str, reason: str, note: str, *, warns: bool) -> None:
         """What was done with a node."""
-        now = time.time()
+        now = self._wall()
         event = _event(f"{reason}/{node}/{note}", about_node(node), reason, note, warns, now, now)
         put_newest(self._more, _path(event), event, MAX_MORE)
 
@@ -56,7 +64,7 @@ class Events:
         """Raises ApiError where the server has had enough, or is not reached; at the end, of an
         Event that it refused.
         """
-        now, refused = time.time(), None
+        now, refused = self._wall(), None
         with self._cluster.lock:
             wanted = {_path(event): event for event in self._of_anomalies(now)} | self._more
         self._told = {path: event for path, event in self._told.items() if path in wanted}

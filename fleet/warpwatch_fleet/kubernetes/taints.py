@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from warpwatch_fleet.config import KubernetesConfig
 from warpwatch_fleet.kubernetes.api import MERGE, Api, Object
@@ -26,12 +27,18 @@ class Taints:
     """``advance`` after that of the conditions. events: None where none are wanted."""
 
     def __init__(
-        self, api: Api, config: KubernetesConfig, conditions: Conditions, events: Events | None
+        self,
+        api: Api,
+        config: KubernetesConfig,
+        conditions: Conditions,
+        events: Events | None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
         self._config = config
         self._conditions = conditions
         self._events = events
+        self._wall = wall
         # Of a dry run, what would be tainted; by node, what was last said of it.
         self._would: set[str] = set()
         self._said: dict[str, str] = {}
@@ -64,7 +71,7 @@ class Taints:
         if condition is None or condition.status != "True" or known is None:
             return False
         is_well = known.condition is not None and known.condition.status == "True"
-        return is_well and time.time() - known.since >= self._config.clear_after
+        return is_well and self._wall() - known.since >= self._config.clear_after
 
     async def _serve(self, name: str, condition: Condition, count: int) -> bool:
         """Whether the node is tainted now, or would be."""

@@ -35,9 +35,15 @@ class Kubernetes:
     """
 
     def __init__(
-        self, config: FleetConfig, cluster: Cluster, captures: Captures, metrics: AgentMetrics
+        self,
+        config: FleetConfig,
+        cluster: Cluster,
+        captures: Captures,
+        metrics: AgentMetrics,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         own, shard = config.kubernetes, config.shard
+        self._sleep = sleep
         link = (config.public_url or "").rstrip("/")
         self._server = InjectionServer(own.injection) if own.injection else None
         self._rounds: list[tuple[float, Round, Count]] = []
@@ -67,7 +73,7 @@ class Kubernetes:
 
     async def run(self) -> None:
         """Until cancelled."""
-        works: list[Coroutine[Any, Any, None]] = [_again(*one) for one in self._rounds]
+        works: list[Coroutine[Any, Any, None]] = [_again(*one, self._sleep) for one in self._rounds]
         if self._objects is not None:
             works.append(self._objects.follow())
         if self._server is not None:
@@ -79,7 +85,9 @@ class Kubernetes:
                 await self._api.close()
 
 
-async def _again(interval_s: float, work: Round, failed: Count) -> None:
+async def _again(
+    interval_s: float, work: Round, failed: Count, sleep: Callable[[float], Awaitable[None]]
+) -> None:
     """What the server refuses, or that it is away, is counted, said once, and tried again."""
     complaint = ""
     while True:
@@ -93,4 +101,4 @@ async def _again(interval_s: float, work: Round, failed: Count) -> None:
                 logger.warning("the API server of the cluster: %s", error)
         except Exception:
             logger.exception("a round in the cluster failed")
-        await asyncio.sleep(interval_s)
+        await sleep(interval_s)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 import urllib.parse
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tests.daemon.http.certificates import make_certificate
+from tests.waiting import DEADLINE_S
 from warpwatch_daemon.demo.processes import free_port
 
 NODE = "gpu-1"
@@ -27,7 +28,7 @@ class ApiServer:
             base_url=f"https://127.0.0.1:{port}",
             verify=ssl.create_default_context(cafile=folder / "ca.crt"),
             headers={"Authorization": f"Bearer {admin}"},
-            timeout=30,
+            timeout=DEADLINE_S,
         )
 
     @property
@@ -69,24 +70,16 @@ class ApiServer:
         items: list[Any] = self.ask("GET", "/api/v1/events")["items"]
         return [one for one in items if one["metadata"]["name"].startswith("warpwatch-")]
 
-    # Watches that were begun; -1 where nobody counts them.
-    watches = -1
-
     def close(self) -> None:
         self._admin.close()
 
 
-def certificate(folder: Path, host: str = "127.0.0.1") -> tuple[Path, Path]:
+def certificate(folder: Path) -> tuple[Path, Path]:
     """``tls.crt`` and ``tls.key``; ``ca.crt`` is the certificate itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"subjectAltName=IP:{host}" if host[0].isdigit() else f"subjectAltName=DNS:{host}"
-    made = (folder / "tls.crt", folder / "tls.key")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-days", "1", "-subj", "/CN=test", "-addext", name]
-    command += ["-out", str(made[0]), "-keyout", str(made[1])]
-    subprocess.run(command, check=True, capture_output=True)
-    (folder / "ca.crt").write_bytes(made[0].read_bytes())
-    return made
+    made = make_certificate(folder)
+    (folder / "ca.crt").write_bytes(made.read_bytes())
+    return made, made.with_suffix(".key")
 
 
 def query(path: str) -> dict[str, str]:

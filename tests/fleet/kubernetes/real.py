@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from tests.fleet.kubernetes.api_server import ApiServer, certificate, free_port
-from tests.loop.node import poll
+from tests.waiting import DEADLINE_S, eventually
 
 ADMIN = "all-rights"
 
@@ -55,7 +55,7 @@ class RealApiServer(ApiServer):
                 return self.status("GET", "/api/v1/namespaces/default") == 200
             return False
 
-        poll(is_ready, self.log.read_text(errors="replace")[-2000:])
+        eventually(is_ready, lambda: self.log.read_text(errors="replace")[-2000:])
 
     def be(self, namespace: str, name: str) -> None:
         """``folder`` has a token of this service account."""
@@ -69,7 +69,7 @@ class RealApiServer(ApiServer):
         super().close()
         for process in reversed(self._processes):
             process.terminate()
-            process.wait(30)
+            process.wait(DEADLINE_S)
 
     def _run(self, *command: str) -> None:
         with self.log.open("ab") as log:

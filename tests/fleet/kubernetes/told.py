@@ -1,16 +1,18 @@
-"""A fleet of two nodes that tells the API server what it has found."""
+"""A fleet of two nodes that tells the API server what it has found, and how its nodes are."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
 from tests.fleet.kubernetes.api_server import NODE, ApiServer
-from tests.fleet.nodes import TestCluster, TestNode
+from tests.fleet.nodes import NOW, TestCluster, TestNode
+from warpwatch_fleet.config import KubernetesConfig
 from warpwatch_fleet.kubernetes.api import Api
+from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.kubernetes.events import Events
+from warpwatch_fleet.kubernetes.taints import Taints
 from warpwatch_telemetry.anomalies import Anomaly
 
 LINK = "https://warpwatch.example.com"
@@ -18,34 +20,61 @@ LINK = "https://warpwatch.example.com"
 
 def fault(number: int = 1, **fields: Any) -> Anomaly:
     about: dict[str, Any] = {"kind": "xid", "severity": "critical", "device": "GPU-0"}
-    about |= {"summary": "XID 79: the GPU has fallen off the bus", "time": time.time() - 5}
+    about |= {"summary": "XID 79: the GPU has fallen off the bus", "time": NOW - 5}
     return Anomaly(id=f"20261123T01-{number}", **about | fields)
 
 
 class Told:
-    """A fleet of two nodes; ``restart`` is another one in its place."""
+    """``rounds`` are of another fleet each time. own: its configuration; only Events without."""
 
-    def __init__(self, server: ApiServer) -> None:
+    def __init__(self, server: ApiServer, **own: Any) -> None:
         self.server = server
         self.nodes = TestNode(NODE), TestNode("gpu-2")
         self.cluster = TestCluster(*self.nodes)
-        self.cluster.now = time.time()
+        self.own = own
         self.shard = (0, 1)
-        self.more: Callable[[Events], None] = lambda events: None
 
-    def rounds(self, count: int = 1) -> list[Any]:
-        """What the API server has after so many rounds of a fleet that has just begun."""
+    def find(self, *faults: Anomaly, node: int = 0) -> None:
+        for one in faults:
+            self.nodes[node].stream.put_anomaly(one)
+
+    def rounds(
+        self, count: int = 1, between: Callable[[], None] = lambda: None, after_s: float = 0.0
+    ) -> list[Any]:
+        """What the API server has after so many rounds, ``after_s`` after agents were heard."""
         self.cluster.hear()
+        self.cluster.now += after_s
 
-        async def tell() -> None:
+        def wall() -> float:
+            return self.cluster.now
+
+        async def work() -> None:
             api = Api(self.server.folder)
-            events = Events(api, self.cluster.cluster, self.shard, LINK)
+            config = KubernetesConfig(conditions=True, taints=True, **self.own)
+            events = Events(api, self.cluster.cluster, self.shard, LINK, wall)
+            conditions = Conditions(api, self.cluster.cluster, wall)
+            taints = Taints(api, config, conditions, events, wall)
             try:
                 for _ in range(count):
+                    if self.own:
+                        await conditions.advance()
+                        await taints.advance()
                     await events.advance()
-                    self.more(events)
+                    between()
             finally:
                 await api.close()
 
-        asyncio.run(tell())
+        asyncio.run(work())
         return self.server.events()
+
+    def condition(self, node: str = NODE) -> Any:
+        listed = self.server.node(node)["status"].get("conditions", [])
+        return next((one for one in listed if one["type"] == "GpuHealthy"), None)
+
+    def taints(self, node: str = NODE) -> list[Any]:
+        taints: list[Any] = self.server.node(node)["spec"].get("taints", [])
+        # A real server adds one of its own to a node that is not ready.
+        return [one for one in taints if not one["key"].startswith("node.kubernetes.io/")]
+
+    def reasons(self) -> set[str]:
+        return {one["reason"] for one in self.server.events()}

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from tests.fleet.kubernetes.api_server import certificate
+from tests.waiting import DEADLINE_S
 from warpwatch_fleet.config import InjectionConfig
 from warpwatch_fleet.kubernetes.webhook import InjectionServer
 
@@ -40,6 +41,7 @@ class Served:
         self.http = httpx.Client(
             base_url=f"https://127.0.0.1:{self.port}",
             verify=ssl.create_default_context(cafile=folder / "ca.crt"),
+            timeout=DEADLINE_S,
         )
 
     def close(self) -> None:
