@@ -8,106 +8,117 @@ from hypothesis import strategies as st
 
 from tests.diagnosis.timeline import MAIN, Timeline
 from tests.diagnosis.traces import LOADER
-from warpwatch_diagnosis.measures.idle import IdleTime
+from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.idle_causes import CAUSES
 from warpwatch_diagnosis.measures.intervals import intersection, total, union
 from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.trace.kinds import Kind
 
-
-def idle(timeline: Timeline) -> IdleTime:
-    gpu = measure(timeline.trace).gpu
-    assert gpu is not None
-    assert total(union(span for c in CAUSES for span in gpu.idle_time.by_cause[c])) == (
-        pytest.approx(total(gpu.idle))
-    )
-    return gpu.idle_time
+# Kind, name, start and duration in µs, thread.
+Added = tuple[Kind, str, float, float, str] | tuple[Kind, str, float, float]
 
 
 def causes(timeline: Timeline) -> dict[str, float]:
-    found = idle(timeline)
-    return {cause: round(us, 3) for cause in CAUSES if (us := found.total_us(cause))}
+    gpu = measure(timeline.trace).gpu
+    assert gpu is not None
+    assert_split(gpu)
+    return {cause: round(us, 3) for cause in CAUSES if (us := gpu.idle_time.total_us(cause))}
 
 
-def one_gap(until_us: float = 9_000) -> Timeline:
-    """The device works for 6 ms, then is idle until a kernel that the host launched late."""
+def assert_split(gpu: GpuTime) -> None:
+    """The causes are disjoint and add up to the idle time."""
+    parts = [span for cause in CAUSES for span in gpu.idle_time.by_cause[cause]]
+    assert total(parts) == pytest.approx(total(gpu.idle), abs=1e-6)
+    assert total(union(parts)) == pytest.approx(total(parts), abs=1e-6)
+    assert not intersection(union(parts), gpu.busy)
+
+
+def one_gap(*added: Added) -> Timeline:
+    """The device works for 6 ms, then is idle for 3.01 ms, until a kernel launched late."""
     timeline = Timeline()
     timeline.kernel(0, 6_000, launched_us=-100)
-    timeline.kernel(until_us + 10, 990 + 9_000 - until_us, launched_us=until_us)
+    timeline.kernel(9_010, 990, launched_us=9_000)
+    for one in added:
+        timeline.add(*one)
     return timeline
 
 
-def test_a_host_that_does_nothing_visible_is_host_and_the_way_to_the_device_is_launch() -> None:
-    assert causes(one_gap()) == {"host": 3_000, "launch": 10}
+CHECKPOINTED = "autograd::engine::evaluate_function: CheckpointFunctionBackward"
+GAPS: dict[str, tuple[list[Added], dict[str, float]]] = {
+    "nothing visible is the host, and the way to the device the launch": (
+        [], {"host": 3_000, "launch": 10},
+    ),
+    "an operator that does not launch is dispatch": (
+        [("operator", "aten::convolution", 7_000, 2_100), ("operator", "aten::empty", 7_100, 100)],
+        {"host": 1_000, "dispatch": 2_000, "launch": 10},
+    ),
+    "a Python autograd function is no dispatch since it may hold anything": (
+        [("operator", CHECKPOINTED, 6_000, 3_100)], {"host": 3_000, "launch": 10},
+    ),
+    "causes count once, the earliest in the chain first": (
+        [
+            ("annotation", LOADER, 6_000, 3_000),
+            ("python", "Python GC", 7_000, 500),
+            ("runtime", "cudaMalloc", 7_200, 1_000),
+        ],
+        {"gc": 500, "data_loading": 2_500, "launch": 10},
+    ),
+    "what other threads do is no cause but garbage collection is": (
+        [
+            ("runtime", "cudaHostAlloc", 6_000, 3_000, "77/99"),
+            ("python", "Python GC", 8_000, 400, "77/99"),
+        ],
+        {"gc": 400, "host": 2_600, "launch": 10},
+    ),
+    "idle time after a wait is synchronization": (
+        [("runtime", "cudaStreamSynchronize", 1_000, 5_010)], {"synchronization": 3_010},
+    ),
+    "idle time after a wait is synchronization up to what the host waited": (
+        [("runtime", "cudaStreamSynchronize", 5_500, 510)],
+        {"synchronization": 510, "host": 2_490, "launch": 10},
+    ),
+    "a wait for a device that does nothing is synchronization": (
+        [("runtime", "cudaDeviceSynchronize", 7_000, 1_000)],
+        {"synchronization": 1_000, "host": 2_000, "launch": 10},
+    ),
+    "idle time after freeing memory is the allocator's since that synchronizes": (
+        [("runtime", "cudaFree", 1_000, 5_010), ("runtime", "cudaMalloc", 6_010, 90)],
+        {"allocator": 3_010},
+    ),
+}  # fmt: skip
 
 
-def test_an_operator_that_does_not_launch_is_dispatch() -> None:
-    timeline = one_gap()
-    timeline.add("operator", "aten::convolution", 7_000, 2_100)
-    timeline.add("operator", "aten::empty", 7_100, 100)
-    assert causes(timeline) == {"host": 1_000, "dispatch": 2_000, "launch": 10}
+@pytest.mark.parametrize(("added", "expected"), GAPS.values(), ids=GAPS)
+def test_a_gap_is_put_to_what_the_host_does(added: list[Added], expected: dict[str, float]) -> None:
+    assert causes(one_gap(*added)) == expected
 
 
-def test_a_python_autograd_function_is_no_dispatch_since_it_may_hold_anything() -> None:
-    timeline = one_gap()
-    name = "autograd::engine::evaluate_function: CheckpointFunctionBackward"
-    timeline.add("operator", name, 6_000, 3_100)
-    assert causes(timeline) == {"host": 3_000, "launch": 10}
+NAMED: dict[str, tuple[tuple[Kind, str], ...]] = {
+    "data_loading": (("annotation", LOADER),),
+    "gc": (("python", "Python GC"), ("python", "<built-in function collect>")),
+    "compile": (
+        ("operator", "_compile.compile_inner (dynamo_timed)"),
+        ("python", "torch/_dynamo/convert_frame.py(1633): _compile"),
+    ),
+    "checkpoint": (
+        ("annotation", "save_checkpoint"),
+        ("python", "lib/site-packages/torch/serialization.py(9): save"),
+    ),
+    "allocator": (
+        ("runtime", "cudaMalloc"),
+        ("runtime", "cudaFree"),
+        ("runtime", "hipHostMalloc"),
+        ("runtime", "cuMemCreate"),
+    ),
+    "communication": (("operator", "c10d::barrier"), ("annotation", "gloo:all_reduce")),
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "cause"),
-    [
-        ("annotation", LOADER, "data_loading"),
-        ("python", "Python GC", "gc"),
-        ("python", "<built-in function collect>", "gc"),
-        ("operator", "_compile.compile_inner (dynamo_timed)", "compile"),
-        ("python", "torch/_dynamo/convert_frame.py(1633): _compile", "compile"),
-        ("annotation", "save_checkpoint", "checkpoint"),
-        ("python", "lib/site-packages/torch/serialization.py(9): save", "checkpoint"),
-        ("runtime", "cudaMalloc", "allocator"),
-        ("runtime", "cudaFree", "allocator"),
-        ("runtime", "hipHostMalloc", "allocator"),
-        ("runtime", "cuMemCreate", "allocator"),
-        ("operator", "c10d::barrier", "communication"),
-        ("annotation", "gloo:all_reduce", "communication"),
-    ],
-)  # fmt: skip
-def test_what_has_a_name_in_the_trace_takes_its_part_of_the_gap(
-    kind: Kind, name: str, cause: str
-) -> None:
-    timeline = one_gap()
-    timeline.add(kind, name, 6_500, 2_000)
-    assert causes(timeline) == {cause: 2_000, "host": 1_000, "launch": 10}
-
-
-def test_named_causes_count_once_the_earliest_in_the_chain_first() -> None:
-    timeline = one_gap()
-    timeline.add("annotation", LOADER, 6_000, 3_000)
-    timeline.add("python", "Python GC", 7_000, 500)
-    timeline.add("runtime", "cudaMalloc", 7_200, 1_000)
-    assert causes(timeline) == {"gc": 500, "data_loading": 2_500, "launch": 10}
-
-
-def test_what_other_threads_do_is_no_cause_but_garbage_collection_is() -> None:
-    timeline = one_gap()
-    timeline.add("runtime", "cudaHostAlloc", 6_000, 3_000, thread="77/99")
-    timeline.add("python", "Python GC", 8_000, 400, thread="77/99")
-    assert causes(timeline) == {"gc": 400, "host": 2_600, "launch": 10}
-
-
-def test_idle_time_after_a_wait_is_synchronization_up_to_what_the_host_waited() -> None:
-    long, short = one_gap(), one_gap()
-    long.add("runtime", "cudaStreamSynchronize", 1_000, 5_010)
-    short.add("runtime", "cudaStreamSynchronize", 5_500, 510)
-    assert causes(long) == {"synchronization": 3_010}
-    assert causes(short) == {"synchronization": 510, "host": 2_490, "launch": 10}
-
-
-def test_a_wait_for_a_device_that_does_nothing_is_synchronization() -> None:
-    timeline = one_gap()
-    timeline.add("runtime", "cudaDeviceSynchronize", 7_000, 1_000)
-    assert causes(timeline) == {"synchronization": 1_000, "host": 2_000, "launch": 10}
+@pytest.mark.parametrize("cause", NAMED)
+def test_what_has_a_name_in_the_trace_takes_its_part_of_the_gap(cause: str) -> None:
+    for kind, name in NAMED[cause]:
+        found = causes(one_gap((kind, name, 6_500, 2_000)))
+        assert found == {cause: 2_000, "host": 1_000, "launch": 10}, name
 
 
 def test_a_long_wait_while_the_device_works_costs_nothing_once_the_host_leads_again() -> None:
@@ -119,24 +130,11 @@ def test_a_long_wait_while_the_device_works_costs_nothing_once_the_host_leads_ag
     assert causes(timeline) == {"host": 1_990, "launch": 10}
 
 
-def test_idle_time_after_freeing_memory_is_the_allocators_since_that_synchronizes() -> None:
-    timeline = one_gap()
-    timeline.add("runtime", "cudaFree", 1_000, 5_010)
-    timeline.add("runtime", "cudaMalloc", 6_010, 90)
-    assert causes(timeline) == {"allocator": 3_010}
-
-
 def test_a_wait_for_a_copy_to_the_device_is_copy() -> None:
     timeline = Timeline()
     timeline.kernel(0, 1_000, launched_us=-100)
-    timeline.copy(
-        3_000,
-        1_000,
-        1_000,
-        "Memcpy HtoD (Pageable -> Device)",
-        call_us=3_020,
-        arguments={"bytes": 1 << 24},
-    )
+    name, size = "Memcpy HtoD (Pageable -> Device)", {"bytes": 1 << 24}
+    timeline.copy(3_000, 1_000, 1_000, name, call_us=3_020, arguments=size)
     timeline.kernel(4_500, 5_500, launched_us=4_490)
     assert causes(timeline) == {"copy": 2_500}
 
@@ -150,11 +148,26 @@ def test_a_read_of_a_value_is_synchronization_although_it_copies() -> None:
     assert causes(timeline) == {"synchronization": 998}
 
 
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("CopyHostToDevice", "copy"),
+        ("Memcpy HtoD (Pinned -> Device)", "copy"),
+        ("Memset (Device)", "launch"),
+        ("moe::grouptopk_kernel", "launch"),
+    ],
+)
+def test_the_way_of_a_copy_to_the_device_is_the_copys(name: str, cause: str) -> None:
+    timeline = Timeline()
+    timeline.kernel(0, 6_000, launched_us=-100)
+    timeline.copy(6_100, 3_900, 6_000, name, call="hipMemcpyAsync")
+    assert causes(timeline) == {cause: 100}
+
+
 def test_a_host_that_launches_as_fast_as_it_can_is_launch() -> None:
     timeline = Timeline(step_us=1_000)
-    for begin in range(0, 1_000, 50):
+    for begin in range(0, 1_050, 50):
         timeline.kernel(begin, 10, launched_us=begin - 8)
-    timeline.kernel(1_000, 10, launched_us=992)
     assert causes(timeline) == {"launch": 800}
 
 
@@ -178,12 +191,8 @@ def test_the_first_and_the_last_gap_of_the_window_count() -> None:
     timeline.add("annotation", LOADER, 0, 1_990)
     timeline.kernel(2_000, 1_000, launched_us=1_990)
     timeline.add("annotation", "save_checkpoint", 4_000, 5_000)
-    assert causes(timeline) == {
-        "checkpoint": 5_000,
-        "data_loading": 1_990,
-        "launch": 10,
-        "host": 2_000,
-    }
+    found = {"checkpoint": 5_000, "data_loading": 1_990, "launch": 10, "host": 2_000}
+    assert causes(timeline) == found
 
 
 def test_the_last_gap_looks_at_the_work_that_follows_the_window() -> None:
@@ -197,7 +206,9 @@ def test_the_worst_gaps_name_the_work_that_came_late() -> None:
     timeline = Timeline()
     for begin in (100, 1_600, 3_600, 8_000):
         timeline.kernel(begin, 500, begin - 10, name=f"kernel_{begin}")
-    worst = idle(timeline).worst["host"]
+    gpu = measure(timeline.trace).gpu
+    assert gpu is not None
+    worst = gpu.idle_time.worst["host"]
     assert [gap.before for gap in worst] == ["kernel_8000", None, "kernel_3600"]
     assert [gap.end_us - gap.begin_us for gap in worst] == [3_900, 1_500, 1_500]
 
@@ -205,48 +216,21 @@ def test_the_worst_gaps_name_the_work_that_came_late() -> None:
 SPANS = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 200)), max_size=8)
 
 
-@given(SPANS, SPANS, SPANS, SPANS, SPANS)
+@given(SPANS, st.tuples(SPANS, SPANS, SPANS, SPANS))
 def test_causes_are_disjoint_and_add_up_to_the_idle_time(
-    kernels: list[tuple[int, int]],
-    waits: list[tuple[int, int]],
-    operators: list[tuple[int, int]],
-    loads: list[tuple[int, int]],
-    allocations: list[tuple[int, int]],
+    kernels: list[tuple[int, int]], host: tuple[list[tuple[int, int]], ...]
 ) -> None:
     timeline = Timeline(step_us=1_000)
     timeline.kernel(1_200, 1, launched_us=300)
     for at, us in kernels:
         timeline.kernel(at, us, launched_us=at - us)
-    for kind, name, spans in (
-        ("runtime", "cudaStreamSynchronize", waits),
-        ("runtime", "cudaMalloc", allocations),
-        ("operator", "aten::mm", operators),
-        ("annotation", LOADER, loads),
-    ):
+    kinds: tuple[tuple[Kind, str], ...] = (
+        ("runtime", "cudaStreamSynchronize"), ("runtime", "cudaMalloc"),
+        ("operator", "aten::mm"), ("annotation", LOADER),
+    )  # fmt: skip
+    for (kind, name), spans in zip(kinds, host, strict=True):
         for at, us in spans:
-            timeline.add(kind, name, at, us, MAIN)  # type: ignore[arg-type]
+            timeline.add(kind, name, at, us, MAIN)
     gpu = measure(timeline.trace).gpu
-    if gpu is None:
-        return
-    parts = [span for cause in CAUSES for span in gpu.idle_time.by_cause[cause]]
-    assert total(parts) == pytest.approx(total(gpu.idle), abs=1e-6)
-    assert total(union(parts)) == pytest.approx(total(parts), abs=1e-6)
-    assert not intersection(union(parts), gpu.busy)
-
-
-@pytest.mark.parametrize(
-    ("name", "cause"),
-    [
-        ("CopyHostToDevice", "copy"),
-        ("Memcpy HtoD (Pinned -> Device)", "copy"),
-        ("Memset (Device)", "launch"),
-        ("moe::grouptopk_kernel", "launch"),
-    ],
-)
-def test_the_way_of_a_copy_to_the_device_is_the_copys_by_whatever_name(
-    name: str, cause: str
-) -> None:
-    timeline = Timeline()
-    timeline.kernel(0, 6_000, launched_us=-100)
-    timeline.copy(6_100, 3_900, 6_000, name, call="hipMemcpyAsync")
-    assert causes(timeline) == {cause: 100}
+    if gpu is not None:
+        assert_split(gpu)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +13,46 @@ from warpwatch_diagnosis.stacks.waiting import diagnose_stacks
 from warpwatch_diagnosis.trace.errors import TraceError
 
 TORCH = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
-OWN = {"file": "/home/me/train.py", "line": 41, "function": "wait_for_lock"}
+LIBRARY = "/usr/lib/python3.12/"
+PACKAGES = LIBRARY + "site-packages/"
+STEP = ("/home/me/train.py", 41, "step")
+# File, line, function.
+Frame = tuple[str, int, str]
+
+
+def framed(frames: Iterable[Frame], calls: str | None = None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{"file": f, "line": n, "function": w} for f, n, w in frames]
+    if calls:
+        found[-1]["calls"] = calls
+    return found
+
+
+def place(
+    folder: Path,
+    rank: int,
+    *frames: Frame,
+    calls: str | None = None,
+    others: tuple[dict[str, Any], ...] = (),
+    **more: Any,
+) -> Path:
+    """Rank's file with these frames of its main thread, innermost last."""
+    thread = {"name": "MainThread", "ident": 1, "main": True, "frames": framed(frames, calls)}
+    content = {"rank": rank, "job": "demo", "time": 1.0, "via": "helper", **more}
+    path = folder / f"rank{rank}.stacks.json"
+    path.write_text(json.dumps({**content, "threads": [*others, thread]}))
+    return path
 
 
 def stack(folder: Path, rank: int, function: str | None) -> Path:
     """Rank's file; ``function``: the collective its main thread is in."""
-    frames: list[dict[str, Any]] = [{"file": "/home/me/train.py", "line": 9, "function": "main"}]
+    frames: list[Frame] = [("/home/me/train.py", 9, "main")]
     if function is None:
-        frames.append(OWN)
+        frames.append(("/home/me/train.py", 41, "wait_for_lock"))
     else:
         wrapper = TORCH.replace("distributed_c10d", "c10d_logger")
-        frames.append({"file": wrapper, "line": 83, "function": "wrapper"})
-        frames.append({"file": TORCH, "line": 2900, "function": function})
-    helper = {"file": TORCH, "line": 1, "function": "all_gather"}
-    threads = [
-        {"name": "helper", "ident": 2, "main": False, "frames": [helper]},
-        {"name": "MainThread", "ident": 1, "main": True, "frames": frames},
-    ]
-    content = {"rank": rank, "job": "demo", "time": 1.0, "via": "helper", "threads": threads}
-    path = folder / f"rank{rank}.stacks.json"
-    path.write_text(json.dumps(content))
-    return path
-
-
-def summary(folder: Path, functions: list[str | None], **options: Any) -> str:
-    files = [stack(folder, rank, function) for rank, function in enumerate(functions)]
-    return str(diagnose_stacks(files, **options)["summary"])
+        frames += [(wrapper, 83, "wrapper"), (TORCH, 2900, function)]
+    helper = {"name": "helper", "main": False, "frames": framed([(TORCH, 1, "all_gather")])}
+    return place(folder, rank, *frames, others=(helper,))
 
 
 def test_the_diagnosis_of_stacks_has_the_form_of_every_diagnosis(tmp_path: Path) -> None:
@@ -53,68 +68,83 @@ def test_the_diagnosis_of_stacks_has_the_form_of_every_diagnosis(tmp_path: Path)
     }  # fmt: skip
 
 
+BARRIER, REDUCE, STOPPED = "barrier", "all_reduce", "the process is stopped"
+
+
 @pytest.mark.parametrize(
-    ("functions", "missing", "kind", "rank"),
+    ("functions", "missing", "kind", "rank", "said"),
     [
-        ([None, "barrier"], {}, "late_rank", 0),
-        (["barrier", "barrier"], {2: "the process is stopped"}, "stopped_rank", 2),
-        (["barrier", "barrier", None], {3: "the process died"}, "stopped_rank", 3),
-        (["barrier", None, None], {}, "late_rank", None),
-        (["all_reduce", "broadcast"], {}, "mismatched_collectives", None),
-        (["barrier", "barrier"], {}, "stuck_collective", None),
-        ([None, None], {}, "no_rank_waits", None),
+        (
+            [None, BARRIER, BARRIER, BARRIER], {},
+            "late_rank", 0, "ranks 1-3 wait in barrier for rank 0",
+        ),
+        (
+            ["broadcast", None, "broadcast", None], {},
+            "late_rank", None, "ranks 0 and 2 wait in broadcast for ranks 1 and 3",
+        ),
+        (
+            [None, REDUCE, "reduce_scatter_tensor"], {},
+            "late_rank", 0, "ranks 1-2 wait in all_reduce and reduce_scatter_tensor for rank 0",
+        ),
+        (
+            [None, None], {}, "no_rank_waits", None,
+            "no rank waits in a collective: rank 0 is in wait_for_lock (train.py:41), "
+            "rank 1 is in wait_for_lock (train.py:41)",
+        ),
+        (
+            [REDUCE, "broadcast"], {}, "mismatched_collectives", None,
+            "ranks 0-1 wait in all_reduce and broadcast: they are in different collectives "
+            "(rank 0 is in main (train.py:9), rank 1 is in main (train.py:9))",
+        ),
+        (
+            [BARRIER, BARRIER], {}, "stuck_collective", None,
+            "ranks 0-1 wait in barrier and none is missing: the collective itself hangs, or a rank "
+            "is elsewhere",
+        ),
+        (
+            [REDUCE, REDUCE], {2: "no answer"}, "late_rank", 2,
+            "ranks 0-1 wait in all_reduce for rank 2, whose stack could not be read",
+        ),
+        (
+            [REDUCE], {1: f"{STOPPED}: no stacks"},
+            "stopped_rank", 1, "rank 0 waits in all_reduce for rank 1, which is stopped",
+        ),
+        (
+            [REDUCE], {1: "the process died while it was asked"},
+            "stopped_rank", 1, "rank 0 waits in all_reduce for rank 1, which is dead",
+        ),
+        (
+            [BARRIER, BARRIER, None], {3: "the process died"}, "stopped_rank", 3,
+            "ranks 0-1 wait in barrier for rank 2 and for rank 3, which is dead",
+        ),
+        (
+            [REDUCE], {1: STOPPED, 2: STOPPED, 3: "no answer"}, "stopped_rank", None,
+            "rank 0 waits in all_reduce for ranks 1-2, which are stopped; the stack of rank 3 "
+            "could not be read",
+        ),
     ],
-)
-def test_the_verdict_is_what_was_found(
-    tmp_path: Path, functions: list[str | None], missing: dict[int, str], kind: str, rank: int
+)  # fmt: skip
+def test_the_waiting_ranks_and_those_they_wait_for_are_named(
+    tmp_path: Path,
+    functions: list[str | None],
+    missing: dict[int, str],
+    kind: str,
+    rank: int | None,
+    said: str,
 ) -> None:
     files = [stack(tmp_path, number, function) for number, function in enumerate(functions)]
     found = diagnose_stacks(files, missing=missing)
+    assert found["summary"] == said
     assert found["verdict"] == found["findings"][0]["kind"] == kind
     assert found["findings"][0]["rank"] == rank
 
 
 def test_ranks_are_named_with_their_nodes(tmp_path: Path) -> None:
     files = [stack(tmp_path, number, "barrier") for number in range(2)]
-    found = diagnose_stacks(files, {2: "the process is stopped"}, {1: "gpu-1", 2: "gpu-2"})
+    found = diagnose_stacks(files, {2: STOPPED}, {1: "gpu-1", 2: "gpu-2"})
     said = "ranks 0-1 wait in barrier for rank 2 on gpu-2, which is stopped"
     assert found["summary"] == found["findings"][0]["evidence"][0] == said
     assert found["findings"][0]["node"] == "gpu-2"
-
-
-@pytest.mark.parametrize(
-    ("functions", "said"),
-    [
-        ([None, "barrier", "barrier", "barrier"], "ranks 1-3 wait in barrier for rank 0"),
-        (
-            ["broadcast", None, "broadcast", None],
-            "ranks 0 and 2 wait in broadcast for ranks 1 and 3",
-        ),
-        (
-            [None, "all_reduce", "reduce_scatter_tensor"],
-            "ranks 1-2 wait in all_reduce and reduce_scatter_tensor for rank 0",
-        ),
-        (
-            [None, None],
-            "no rank waits in a collective: rank 0 is in wait_for_lock (train.py:41), "
-            "rank 1 is in wait_for_lock (train.py:41)",
-        ),
-        (
-            ["all_reduce", "broadcast"],
-            "ranks 0-1 wait in all_reduce and broadcast: they are in different collectives "
-            "(rank 0 is in main (train.py:9), rank 1 is in main (train.py:9))",
-        ),
-    ],
-)
-def test_the_waiting_ranks_and_those_they_wait_for_are_named(
-    tmp_path: Path, functions: list[str | None], said: str
-) -> None:
-    assert summary(tmp_path, functions) == said
-
-
-def test_a_rank_without_a_stack_is_the_one_that_is_waited_for(tmp_path: Path) -> None:
-    said = summary(tmp_path, ["all_reduce", "all_reduce"], missing={2: "no answer"})
-    assert said == "ranks 0-1 wait in all_reduce for rank 2, whose stack could not be read"
 
 
 def test_a_damaged_file_counts_as_missing_and_alone_is_an_error(tmp_path: Path) -> None:
@@ -153,34 +183,6 @@ def test_a_line_that_cannot_be_one_is_line_zero(tmp_path: Path, line: str) -> No
     assert said.endswith("rank 0 is in wait_for_lock (train.py:0)")
 
 
-def place(
-    folder: Path,
-    rank: int,
-    *frames: tuple[str, int, str],
-    calls: str | None = None,
-    others: tuple[dict[str, Any], ...] = (),
-    **more: Any,
-) -> Path:
-    """Rank's file with these frames (file, line, function) of its main thread, innermost last."""
-    thread = {"name": "MainThread", "ident": 1, "main": True, "frames": framed(frames, calls)}
-    content = {"rank": rank, "job": "demo", "time": 1.0, "via": "helper", **more}
-    path = folder / f"rank{rank}.stacks.json"
-    path.write_text(json.dumps({**content, "threads": [*others, thread]}))
-    return path
-
-
-def framed(frames: tuple[tuple[str, int, str], ...], calls: str | None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [{"file": f, "line": n, "function": w} for f, n, w in frames]
-    if calls:
-        found[-1]["calls"] = calls
-    return found
-
-
-STEP = ("/home/me/train.py", 41, "step")
-LIBRARY = "/usr/lib/python3.12/"
-PACKAGES = "/usr/lib/python3.12/site-packages/"
-
-
 @pytest.mark.parametrize(
     ("frames", "calls", "said"),
     [
@@ -208,48 +210,35 @@ PACKAGES = "/usr/lib/python3.12/site-packages/"
     ],
 )
 def test_what_a_rank_alone_waits_for_is_said(
-    tmp_path: Path, frames: tuple[tuple[str, int, str], ...], calls: str | None, said: str
+    tmp_path: Path, frames: tuple[Frame, ...], calls: str | None, said: str
 ) -> None:
     path = place(tmp_path, 0, *frames, calls=calls)
     assert diagnose_stacks([path])["summary"] == f"rank 0 {said}"
 
 
-def test_two_threads_that_wait_for_locks_are_both_named(tmp_path: Path) -> None:
-    other = {"name": "writer", "frames": framed((("/home/me/save.py", 7, "save"),), "acquire")}
-    path = place(tmp_path, 0, STEP, calls="acquire", others=(other,))
-    said = (
-        "rank 0 waits for a lock in step (train.py:41), as does thread writer in save (save.py:7)"
-    )
-    assert diagnose_stacks([path])["summary"] == said
-
-
-def test_the_thread_that_holds_the_gil_is_named(tmp_path: Path) -> None:
-    holder = {"name": "writer", "gil": True, "frames": framed((("/me/save.py", 7, "save"),), None)}
-    path = place(tmp_path, 0, STEP, others=(holder,), silent_reason="holds the GIL")
-    said = "rank 0 is inside a C call of thread writer in save (save.py:7) that holds the GIL"
-    assert diagnose_stacks([path])["summary"] == said
-    alone = place(tmp_path, 0, STEP, silent_reason="holds the GIL")
-    said = "rank 0 is inside a C call in step (train.py:41) that holds the GIL"
-    assert diagnose_stacks([alone])["summary"] == said
+SAVE = framed([("/home/me/save.py", 7, "save")], "acquire")
+HOLDER = {"name": "writer", "gil": True, "frames": framed([("/me/save.py", 7, "save")])}
+HOLDS = {"silent_reason": "holds the GIL"}
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("rank", "said"),
     [
-        ({1: "the process is stopped: no stacks"}, "rank 1, which is stopped"),
-        ({1: "the process died while it was asked"}, "rank 1, which is dead"),
         (
-            {1: "the process is stopped", 2: "the process is stopped", 3: "no answer"},
-            "ranks 1-2, which are stopped; the stack of rank 3 could not be read",
+            {"calls": "acquire", "others": ({"name": "writer", "frames": SAVE},)},
+            "waits for a lock in step (train.py:41), as does thread writer in save (save.py:7)",
         ),
+        (
+            HOLDS | {"others": (HOLDER,)},
+            "is inside a C call of thread writer in save (save.py:7) that holds the GIL",
+        ),
+        (HOLDS, "is inside a C call in step (train.py:41) that holds the GIL"),
     ],
 )
-def test_why_a_rank_is_waited_for_is_said(
-    tmp_path: Path, missing: dict[int, str], said: str
+def test_another_thread_that_waits_or_holds_the_gil_is_named(
+    tmp_path: Path, rank: dict[str, Any], said: str
 ) -> None:
-    path = stack(tmp_path, 0, "all_reduce")
-    summary = diagnose_stacks([path], missing=missing)["summary"]
-    assert summary == f"rank 0 waits in all_reduce for {said}"
+    assert diagnose_stacks([place(tmp_path, 0, STEP, **rank)])["summary"] == f"rank 0 {said}"
 
 
 def test_a_rank_that_is_stopped_within_a_collective_waits_for_no_one(tmp_path: Path) -> None:
@@ -271,7 +260,7 @@ def test_backward_is_said_to_wait_only_probably(tmp_path: Path) -> None:
         (PACKAGES + "torch/autograd/graph.py", 823, "_engine_run_backward"),
     )
     path = place(tmp_path, 0, STEP, *backward)
-    said = diagnose_stacks([path], missing={1: "the process is stopped"})["summary"]
+    said = diagnose_stacks([path], missing={1: STOPPED})["summary"]
     assert said == (
         "rank 0 is in backward, where ranks wait for each other's gradients: "
         "probably for rank 1, which is stopped"
