@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,11 @@ def _holders() -> subprocess.Popen[str]:
 class RingFile:
     """A ring on disk that a test writes as if it were a training process."""
 
-    def __init__(self, folder: Path, **metadata: Any) -> None:
+    def __init__(
+        self, folder: Path, *, wall: Callable[[], float] | None = None, **metadata: Any
+    ) -> None:
+        self._wall_ns = time.time_ns if wall is None else lambda: int(wall() * 1e9)
+        self._holder: Holder | None = None
         said: dict[str, Any] = {
             "job": "train",
             "rank": 0,
@@ -91,7 +95,7 @@ class RingFile:
         self.phases_ns = [0] * protocol.MAX_PHASES
         data = bytearray(protocol.RING_SIZE)
         identity = protocol.Identity(
-            os.getpid(), boot_id(), 1, time.time_ns(), time.monotonic_ns(), protocol.RECORD_COUNT
+            os.getpid(), boot_id(), 1, self._wall_ns(), time.monotonic_ns(), protocol.RECORD_COUNT
         )
         data[: protocol.IDENTITY.size] = protocol.encode_identity(identity)
         metadata_bytes = protocol.encode_metadata(1, said)
@@ -113,7 +117,7 @@ class RingFile:
 
     def record(self, kind: int, payload: bytes, flags: int = 0) -> None:
         self.records += 1
-        record = protocol.encode_record(self.records, kind, flags, time.time_ns(), payload)
+        record = protocol.encode_record(self.records, kind, flags, self._wall_ns(), payload)
         self.put(protocol.record_offset(self.records), record)
         self.word(protocol.WORD_RECORDS, self.records)
 
@@ -141,6 +145,27 @@ class RingFile:
 
     def event(self, name: str, **fields: Any) -> None:
         self.record(protocol.RECORD_EVENT, protocol.encode_event(name, fields))
+
+    def hold(self) -> Holder:
+        """Let another process hold the ring's lock until ``die``."""
+        self._holder = Holder(self.path)
+        return self._holder
+
+    def die(self) -> None:
+        """Kill the process that holds the ring."""
+        if self._holder is not None:
+            self._holder.close()
+            self._holder = None
+
+    def end(self) -> None:
+        """Say that the process ends in order, and let it."""
+        self.word(protocol.WORD_ENDED, 1)
+        self.die()
+
+    def steps_of(self, count: int, duration_s: float = 0.1) -> None:
+        """``count`` steps of this duration."""
+        for _ in range(count):
+            self.step(duration_s)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[Holder]:

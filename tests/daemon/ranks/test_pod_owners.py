@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.daemon.ranks.pod_node import A, B, PodNode
-from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.ranks.sources import A, B, RankNode
+from tests.manual_clock import ManualClock
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.attribution import Attribution, Pod
+from warpwatch_telemetry.records import RankSeen
 
 OWN = f"uid/{os.getuid()}"
+TEAM = {A: Pod("team", "train-0")}
 
 
 class Kubelet:
@@ -28,99 +27,82 @@ class Kubelet:
 
 
 @pytest.fixture
-def kubelet() -> Kubelet:
+def known_pods():
     return Kubelet()
 
 
-@pytest.fixture
-def node(tmp_path: Path, kubelet: Kubelet) -> Iterator[PodNode]:
-    node = PodNode(tmp_path, known_pods=kubelet)
-    yield node
-    node.close()
-
-
-def owners(node: PodNode) -> dict[str, str]:
+def owners(node: RankNode) -> dict[str, str]:
     """Of the rings of live ranks, by job."""
-    found = {}
-    for job in node.source.jobs():
-        (rank,) = node.source.targets(job).values()
-        assert rank.ring is not None
-        found[job.name] = rank.ring.owner
-    return found
+    return {rank.job.name: rank.ring.owner for rank in node.source.live() if rank.ring}
 
 
-def test_a_job_belongs_to_the_namespace_of_its_pod_whatever_it_claims(node: PodNode) -> None:
+def test_a_job_belongs_to_the_namespace_of_its_pod_whatever_it_claims(node):
     node.mount(B)
-    pod = RingFile(node.pod(B) / "ranks", job="in-a-pod", pod_uid=A, owner="ns/kube-system")
-    shared = RingFile(node.folder.ranks, job="shared", pod_uid=B)
-    with pod.held(), shared.held():
-        node.poll()
-        assert owners(node) == {"in-a-pod": "ns/others", "shared": OWN}
+    node.ring(B, job="in-a-pod", pod_uid=A, owner="ns/kube-system")
+    node.ring(job="shared", pod_uid=B)
+    seen = {one.job: (one.pod, one.pod_uid) for one in node.poll() if isinstance(one, RankSeen)}
+    assert owners(node) == {"in-a-pod": "ns/others", "shared": OWN}
+    assert seen == {"in-a-pod": ("train-1", B), "shared": ("", "")}
 
 
-def test_a_ring_waits_for_the_kubelet_to_know_its_pod(node: PodNode, kubelet: Kubelet) -> None:
+def test_a_ring_waits_for_the_kubelet_to_know_its_pod(node, known_pods):
     node.mount(A)
-    with RingFile(node.pod(A) / "ranks", job="early").held():
-        node.poll(14)
-        assert owners(node) == {}
-        kubelet.pods = {A: Pod("team", "train-0")}
-        node.poll(14.5)
-        assert owners(node) == {"early": "ns/team"}
-        # What it was once, it stays.
-        kubelet.pods = {}
-        node.poll(40)
-        assert owners(node) == {"early": "ns/team"}
-    assert dict(node.rejects) == {}
+    node.ring(A, job="early")
+    node.poll(14)
+    assert owners(node) == {}
+    known_pods.pods = TEAM
+    node.poll(14.5)
+    assert owners(node) == {"early": "ns/team"}
+    # What it was once, it stays.
+    known_pods.pods = {}
+    node.poll(40)
+    assert owners(node) == {"early": "ns/team"}
+    assert node.rejects == {}
 
 
-@pytest.mark.parametrize("readable", [True, False])
-def test_a_ring_whose_pod_stays_unknown_belongs_to_its_user(
-    node: PodNode, kubelet: Kubelet, readable: bool
-) -> None:
-    kubelet.pods = {} if readable else None
+@pytest.mark.parametrize("pods", [{}, None])
+def test_a_ring_whose_pod_stays_unknown_belongs_to_its_user(node, known_pods, pods):
+    known_pods.pods = pods
     node.mount(A)
-    with RingFile(node.pod(A) / "ranks", job="stray").held():
-        node.poll(16)
+    node.ring(A, job="stray")
+    for at_s in (16, 40):
+        node.poll(at_s)
         assert owners(node) == {"stray": OWN}
-        node.poll(40)
-    assert dict(node.rejects) == {"unknown_pod": 1}
+    assert node.rejects == {"unknown_pod": 1}
 
 
-def test_without_a_kubelet_no_ring_waits(tmp_path: Path) -> None:
-    node = PodNode(tmp_path)
+def test_without_a_kubelet_no_ring_waits(tmp_path):
+    node = RankNode(tmp_path)
     node.mount(A)
-    with RingFile(node.pod(A) / "ranks", job="bare").held():
-        node.poll()
-        assert owners(node) == {"bare": OWN}
+    node.ring(A, job="bare")
+    node.poll()
+    assert owners(node) == {"bare": OWN}
     node.close()
 
 
-def test_counts_saved_before_a_restart_wait_with_the_ring(node: PodNode, kubelet: Kubelet) -> None:
-    kubelet.pods = {A: Pod("team", "train-0")}
+def test_counts_saved_before_a_restart_wait_with_the_ring(node, known_pods):
+    known_pods.pods = TEAM
     node.mount(A)
-    ring = RingFile(node.pod(A) / "ranks", job="again")
-    with ring.held():
-        ring.step()
-        node.poll()
-        node.source.close()
-        kubelet.pods = None
-        node.source = node.start()
-        node.poll(2)
-        node.poll(4)
-        kubelet.pods = {A: Pod("team", "train-0")}
-        node.poll(6)
-        assert [state.steps_total for state in node.states()] == [1]
-        assert owners(node) == {"again": "ns/team"}
+    node.ring(A, job="again").step()
+    node.poll()
+    known_pods.pods = None
+    node.restart()
+    node.poll(2)
+    node.poll(4)
+    known_pods.pods = TEAM
+    node.poll(6)
+    assert [state.steps_total for state in node.states()] == [1]
+    assert owners(node) == {"again": "ns/team"}
 
 
-def test_what_the_kubelet_had_is_believed_for_fifteen_seconds() -> None:
-    now = [100.0]
-    hub = Hub(4.0, monotonic=lambda: now[0])
+def test_what_the_kubelet_had_is_believed_for_fifteen_seconds():
+    clock = ManualClock()
+    hub = Hub(4.0, monotonic=clock.monotonic)
     assert hub.pods() is None
-    hub.publish_attribution(Attribution("kubelet", time.time()))
-    hub.publish_attribution(Attribution("pod_logs", time.time(), pods={A: Pod("team", "train")}))
-    hub.publish_attribution(Attribution("slurm", time.time()))
-    now[0] += 15.0
-    assert hub.pods() == {A: Pod("team", "train")}
-    now[0] += 0.1
+    hub.publish_attribution(Attribution("kubelet", clock.wall()))
+    hub.publish_attribution(Attribution("pod_logs", clock.wall(), pods=TEAM))
+    hub.publish_attribution(Attribution("slurm", clock.wall()))
+    clock.advance(15.0)
+    assert hub.pods() == TEAM
+    clock.advance(0.1)
     assert hub.pods() is None
