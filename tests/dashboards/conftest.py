@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
 
 import pytest
+
+from tests.dashboards.monitoring.prometheus import FRUGAL
 
 Promtool = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -17,7 +20,10 @@ def promtool() -> Promtool:
     if binary is None:
         pytest.skip("promtool is not installed")
 
+    environment = {**os.environ, **FRUGAL}
+
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([binary, *arguments], capture_output=True, text=True, timeout=60)
+        command = [binary, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
     return run

@@ -17,6 +17,7 @@ from tests.dashboards.monitoring.alertmanager import Alertmanager, alertmanager
 from tests.dashboards.monitoring.prometheus import Prometheus, prometheus
 from tests.devices.fakenvml.driver import FakeDriver, build
 from tests.loop.node import ROOT, LoopNode, poll
+from tests.waiting import eventually
 from warpwatch_daemon.demo.processes import free_port
 
 PROGRAM = ROOT / "tests" / "dashboards" / "training.py"
@@ -69,12 +70,9 @@ class Fleet:
         lines = [f"{fault} {rank}" for fault, rank in faults.items() if rank is not None]
         self._meeting.with_suffix(".fault").write_text("\n".join(lines))
 
-    def wait_for(self, promql: str, timeout_s: float) -> list[dict[str, Any]]:
+    def wait_for(self, promql: str) -> list[dict[str, Any]]:
         """The first answer of a query that is not empty."""
-        found: list[dict[str, Any]] = poll(
-            lambda: self.prometheus.query(promql), f"{promql} says something"
-        )
-        return found
+        return eventually(lambda: self.prometheus.query(promql), f"{promql} says something")
 
 
 def _uuid(node: LoopNode, index: int) -> str | None:

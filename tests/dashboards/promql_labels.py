@@ -15,6 +15,8 @@ from warpwatch_telemetry.catalogue import CATALOGUE
 
 # What Prometheus and the chart's monitors add to every series.
 TARGET = {"instance", "job", "cluster", "node"}
+# Of kube-state-metrics.
+FOREIGN = {"kube_node_status_allocatable": {"resource"}}
 RECORDED = {rule.name: rule.expression for rule in rule_files.recordings()}
 KEEPING = {"topk", "bottomk"}
 SETS = {"and", "unless"}
@@ -42,15 +44,16 @@ def labels_of(expression: promql.Expr | None) -> set[str]:
 
 
 def _of_selector(selector: promql.VectorSelector) -> set[str]:
-    known = TARGET | _metric_labels(str(selector.name))
+    known = TARGET | metric_labels(str(selector.name))
     asked = {matcher.name for matcher in selector.matchers.matchers}
     assert asked <= known, f"{selector.name} has no {asked - known}"
     return known
 
 
-def _metric_labels(name: str) -> set[str]:
-    if name == "up":
-        return set()
+def metric_labels(name: str) -> set[str]:
+    """Without those of the target. Raises AssertionError for a name that does not exist."""
+    if name == "up" or name in FOREIGN:
+        return FOREIGN.get(name, set())
     if name in RECORDED:
         return labels_of(promql.parse(RECORDED[name]))
     short = name.removeprefix("warpwatch_")

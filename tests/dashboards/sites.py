@@ -8,6 +8,7 @@ daemon counts about itself) has every name and label of the catalogue: still, bu
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -193,9 +194,9 @@ def nodes() -> list[SiteNode]:
     return [SiteNode(*one) for one in product(SCHEDULERS, STATES, range(2))]
 
 
-def history(end: float) -> Iterator[str]:
-    """OpenMetrics of all nodes; without types, which promtool needs none of."""
-    every = nodes()
+def history() -> Iterator[str]:
+    """OpenMetrics of all nodes up to now, when Prometheus evaluates rules; without types."""
+    every, end = nodes(), time.time()
     for minute in range(0, MINUTES + 1, SCRAPED_MINUTES):
         now = end - 60.0 * (MINUTES - minute)
         for node in every:

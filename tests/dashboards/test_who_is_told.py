@@ -19,7 +19,7 @@ from tests.dashboards.monitoring.web import Web
 from tests.detection.gpus import Node, key
 from tests.detection.streams import EPOCH_S, detection, fed
 from tests.devices.ports import BRIDGE, INFINIBAND, ROCE, make
-from tests.loop.node import poll
+from tests.waiting import eventually
 from warpwatch_devices.network import read_ports
 from warpwatch_exporters.prometheus import render
 from warpwatch_telemetry.anomalies import Anomaly
@@ -155,10 +155,10 @@ def test_exactly_who_should_be_told_is_told(tmp_path: Path) -> None:
             prometheus(tmp_path, targets, rules=rules, alertmanager=manager.port)
         )
         everybody = lambda: {path: told(inbox, path) for path in wanted} == wanted  # noqa: E731
-        poll(everybody, "each is told of what is theirs")
+        eventually(everybody, "each is told of what is theirs")
         # The rules have looked at the node of the Ctrl-C, too.
         judged = "min(count_over_time(warpwatch_build_info[5m])) >= 5"
-        poll(lambda: server.query(judged), "all nodes are scraped and judged")
+        eventually(lambda: server.query(judged), "all nodes are scraped and judged")
         expected = {one for alerts in wanted.values() for one in alerts}
         assert {(one["alertname"], one["node"]) for one in server.firing()} == expected
         assert {(one["alertname"], one["node"]) for one in manager.active()} == expected

@@ -33,7 +33,7 @@ RESOURCE = "nvidia.com/gpu"
 PORT = 19400
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.deploy,
     pytest.mark.skipif(not BINARIES, reason="WARPWATCH_TEST_KUBELET is not set"),
 ]
 

@@ -8,7 +8,6 @@ way every expression of dashboards and rules is asked, in health and under the f
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from tests.loop.node import poll
 from tests.loop.trainings import NOT_CAPTURED, ON_A_BUSY_MACHINE
 from warpwatch_daemon.demo.processes import free_port
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.alerts, pytest.mark.torch]
 
 RULES = Path(warpwatch_dashboards.__file__).parent / "rules"
 TOKEN = "only-alertmanager-and-the-daemon-know-it"
@@ -139,10 +138,7 @@ def alerts_tell_of_their_faults(found: Fleet) -> None:
         waiting.difference_update({w for w in waiting if found.prometheus.query(rules[w])})
         return not waiting
 
-    deadline = time.monotonic() + 90
-    while not all_sent() and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert not waiting, (waiting, found.prometheus.firing())
+    poll(all_sent, lambda: (waiting, found.prometheus.firing()))
     for promql in rules.values():
         found.prometheus.query(promql)
 
@@ -157,10 +153,7 @@ def what_was_empty_has_data(found: Fleet) -> None:
         seen.update(panel_of(e) for e in marked if panel_of(e) not in seen and asked(found, e))
         return wanted <= seen
 
-    deadline = time.monotonic() + 90
-    while not seen_all() and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert wanted <= seen, wanted - seen
+    poll(seen_all, lambda: wanted - seen)
 
 
 def break_devices(found: Fleet) -> None:
@@ -197,7 +190,7 @@ def test_an_alert_asks_for_the_capture_and_resolves_when_the_fault_ends(running:
     def captures() -> list[Any]:
         return [c for c in node.get("captures") if c["request"]["trigger"] == "alert"]
 
-    running.wait_for('warpwatch_steps_total{rank="3"} > 150', 180)
+    running.wait_for('warpwatch_steps_total{rank="3"} > 150')
     everything_has_data(running)
     assert straggler() == []
     running.go_wrong(slow=3)

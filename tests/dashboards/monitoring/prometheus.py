@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +14,11 @@ import httpx
 import pytest
 import yaml
 
-from tests.loop.node import poll
+from tests.waiting import eventually
 from warpwatch_daemon.demo.processes import free_port
+
+# One core, and memory rather than time: a process lives for some seconds.
+FRUGAL = {"GOMAXPROCS": "1", "GOGC": "400"}
 
 
 class Prometheus:
@@ -106,12 +110,22 @@ def every_second(rules: Path, folder: Path) -> Path:
 @contextmanager
 def served(command: Sequence[str], port: int, log: Path) -> Iterator[httpx.Client]:
     """A server of the Prometheus family once it says that it is ready; ended afterwards."""
+    environment = {**os.environ, **FRUGAL}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=log.parent)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, cwd=log.parent, env=environment
+        )
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            poll(lambda: client.get("/-/ready").status_code == 200, f"ready: see {log}")
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
+            eventually(lambda: is_ready(client), f"ready: see {log}")
             yield client
     finally:
         process.kill()
         process.wait()
+
+
+def is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/-/ready").status_code == 200
+    except httpx.ConnectError:
+        return False

@@ -1,13 +1,12 @@
 """The main panels, drawn by Grafana's own components from what a real Prometheus answers.
 
-``PICTURES=docs/images make slow ARGS=tests/dashboards/panels`` renews the pictures of docs/.
+``PICTURES=docs/images make acceptance ARGS=alerts`` renews the pictures of docs/.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from warpwatch_dashboards import rule_files
 
 CHROMIUM = shutil.which("chromium")
 # Long enough for a straggler's baseline, and for graphs that show a course.
-HEALTHY_S, SPAN_S = 60.0, 120.0
+HEALTHY_SCRAPES, SPAN_S = 60.0, 120.0
+SCRAPED = 'count_over_time(warpwatch_steps_total{{rank="3"}}[10m]) > {}'
 # What a picture shows: rows, or panels, in this order.
 SHOWN = {
     "fleet": (
@@ -64,7 +64,7 @@ SHOWN = {
 }
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.alerts,
     pytest.mark.torch,
     pytest.mark.browser,
     pytest.mark.skipif(
@@ -88,11 +88,11 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     rules = every_second(rule_files.FOLDER / rule_files.RECORDING, folder)
     with fleet(folder, rules=[rules]) as running:
         running.start_training()
-        running.wait_for('rate(warpwatch_steps_total{rank="3"}[10s]) > 0', 120)
-        time.sleep(HEALTHY_S)
+        running.wait_for('rate(warpwatch_steps_total{rank="3"}[10s]) > 0')
+        running.wait_for(SCRAPED.format(HEALTHY_SCRAPES))
         running.go_wrong(slow=3)
-        running.wait_for('warpwatch_anomaly_info{kind="straggler"} == 1', 120)
-        time.sleep(SPAN_S - HEALTHY_S)
+        running.wait_for('warpwatch_anomaly_info{kind="straggler"} == 1')
+        running.wait_for(SCRAPED.format(SPAN_S))
         yield running
 
 
