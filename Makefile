@@ -7,17 +7,20 @@ ARGS ?=
 SEEDS ?= 24
 SBOM ?= build/sbom.cdx.json
 
-.PHONY: demo test slow fuzz soak check format bench judge frontier docs protobuf requirements sbom release-inputs release clean
+.PHONY: demo test acceptance fuzz soak check format bench judge frontier docs protobuf requirements sbom release-inputs release clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/warpwatch demo $(ARGS)
 
+# Everything that a change must pass, on all cores. The many processes that it starts share what the
+# first one compiled.
 test: $(VENV)/.dev
-	$(BIN)/pytest $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest $(ARGS)
 
-# What takes minutes, or needs what is not installed everywhere.
-slow: $(VENV)/.dev
-	$(BIN)/pytest -m slow $(ARGS)
+# Before a release: what takes minutes, or needs what is not installed everywhere, one group at a
+# time. ARGS=loops|alerts|hostile|deploy.
+acceptance: $(VENV)/.dev
+	$(BIN)/pytest -m "$(or $(ARGS),loops or alerts or hostile or deploy)"
 
 # Hostile bytes for all that reads what a stranger wrote; one JSON line a target. MINUTES=10.
 fuzz: MINUTES ?= 10
@@ -28,7 +31,7 @@ fuzz: $(VENV)/.fuzz
 # is found in them, and nothing of the daemon grows. MINUTES=30.
 soak: MINUTES ?= 30
 soak: $(VENV)/.dev
-	SOAK_MINUTES=$(MINUTES) $(BIN)/pytest -m slow $(ARGS) tests/loop/test_soak.py
+	SOAK_MINUTES=$(MINUTES) $(BIN)/pytest -n 0 -m soak $(ARGS) tests/loop/test_soak.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -37,7 +37,7 @@ os._exit(0)
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.loops
 def test_places_are_those_of_the_meshes(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(

@@ -141,7 +141,7 @@ def test_a_program_is_left_as_it_is_and_its_steps_and_phases_are_seen(
     check(name, *alone)
 
 
-@pytest.mark.slow
+@pytest.mark.loops
 @pytest.mark.parametrize("name", [*RANKS, *FRAMEWORKS])
 def test_so_is_one_of_several_ranks_or_of_a_framework(slow: list[Loops], name: str) -> None:
     if name not in slow[0]:

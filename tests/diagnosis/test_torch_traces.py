@@ -106,7 +106,7 @@ def test_the_flops_of_a_language_model_are_those_of_the_formula(recordings: Path
     assert found == pytest.approx(LANGUAGE_FLOPS, rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.loops
 @pytest.mark.parametrize(
     ("fault", "verdict", "options"),
     [

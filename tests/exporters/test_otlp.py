@@ -200,7 +200,7 @@ def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> No
     assert len(server.requests) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.loops
 def test_the_daemons_series_and_a_crash_reach_a_collector_that_was_away(tmp_path: Path) -> None:
     port = free_port()
     exporters = {"otlp": {"endpoint": f"http://127.0.0.1:{port}", "interval_s": 0.5}}

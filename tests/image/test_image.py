@@ -18,7 +18,7 @@ from tests.image import containers
 from tests.image.conftest import Start
 from tests.loop.node import poll
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deploy
 
 UID = 12345
 LIMIT = ("--memory", "96m", "--memory-swap", "96m")

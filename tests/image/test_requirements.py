@@ -79,7 +79,7 @@ def test_both_distributions_are_built_by_the_backend_that_the_image_has() -> Non
         assert build["requires"] == [f"hatchling=={version}"]
 
 
-@pytest.mark.slow
+@pytest.mark.deploy
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_an_index_has_what_the_hashes_say(machine: str, tmp_path: Path) -> None:
     """For the Python of the Dockerfile's own base; pip refuses what differs."""

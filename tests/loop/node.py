@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,13 @@ class LoopNode:
         arguments = ["-m", "warpwatch_daemon", "daemon", "--config", str(self.config)]
         self.daemon = self.start("daemon", arguments, environment)
         if wait:
-            probe = f"{self.url}/healthz"
-            poll(lambda: httpx.get(probe).status_code == 200, self.log("daemon"))
+            poll(self._is_serving, lambda: self.log("daemon"))
         return self.daemon
+
+    def _is_serving(self) -> bool:
+        assert self.daemon is not None
+        assert self.daemon.poll() is None, self.log("daemon")
+        return self.http.get("/healthz").status_code == 200
 
     def kill_daemon(self) -> None:
         assert self.daemon is not None
@@ -98,11 +103,9 @@ class LoopNode:
         self.daemon.terminate()
         self.daemon.wait(DEADLINE_S)
 
-    def processor_s(self) -> float:
-        """What the daemon has taken of processors, without its children."""
-        assert self.daemon is not None
-        times = psutil.Process(self.daemon.pid).cpu_times()
-        return float(times.user + times.system)
+    def lets_pass(self, seconds: float) -> None:
+        """Wait in which nothing is to happen: longer than what would make it happen."""
+        time.sleep(seconds)
 
     # --- ranks ---
 

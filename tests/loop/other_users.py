@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import DEADLINE_S
+
 OWNER, STRANGER = 1234, 1235
 _BECOME = """
 import contextlib, encodings.idna, os, socket, sys, time
@@ -22,10 +24,10 @@ _ASK = (
     + """
 where, port = sys.argv[2], int(sys.argv[3])
 if port:
-    connection = socket.create_connection((where, port), 10)
+    connection = socket.create_connection((where, port), 300)
 else:
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(10)
+    connection.settimeout(300)
     connection.connect(where)
 connection.sendall(sys.stdin.buffer.read())
 while part := connection.recv(65536):
@@ -93,7 +95,7 @@ def request(
         [sys.executable, "-c", _ASK, str(uid), *target],
         input=f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + content,
         capture_output=True,
-        timeout=30,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr.decode()
     answer, _, text = done.stdout.decode().partition("\r\n\r\n")
@@ -121,5 +123,5 @@ def command(uid: int, run_dir: Path, *arguments: str) -> subprocess.CompletedPro
         env={"WARPWATCH_DIR": str(run_dir)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )

@@ -34,7 +34,7 @@ for number in range(steps):
 print(json.dumps({"losses": digest.hexdigest(), "steps": steps, "dearest_ms": dearest / 1e6}))
 """
 
-# One rank that only steps; ends after its number of steps, or never.
+# One rank that only steps, and prints every 50th; ends after its number of steps, or never.
 STEPPING = """
 import sys, time
 import warpwatch
@@ -46,6 +46,34 @@ while number != steps:
     with monitor.step(samples=4):
         time.sleep(period_s)
     number += 1
+    if number % 50 == 0:
+        print("step", number, flush=True)
+"""
+
+# One rank of a real training, for ``warpwatch run``; its data takes long while the file argv[1] is
+# there.
+LOADING = """
+import os, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        time.sleep(0.2 if os.path.exists(sys.argv[1]) else 0.0)
+        return torch.full((8,), float(index))
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for batch in DataLoader(Numbers(), batch_size=2):
+    loss = model(batch / 1e6).square().mean()
+    loss.backward()
+    time.sleep(0.02)
+    optimizer.step()
+    optimizer.zero_grad()
 """
 
 # The same, as another user: everything is imported before root's rights are given up.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,10 +21,11 @@ from tests.loop.trainings import NOT_CAPTURED, ON_A_BUSY_MACHINE
 from warpwatch_daemon.api_socket import socket_path
 from warpwatch_daemon.demo.processes import free_port
 
+pytestmark = pytest.mark.hostile
+
 RANKS, STRAGGLER = 8, 3
 FLOODER, FILLER = 1236, 1237
 FLOODED = 64
-MAX_CORES = 0.5
 LEARNING_STEPS = 200
 # argv: the user, a folder. The ranks are forked for speed, and what they import, also during a
 # capture, is imported by root: the user may not be allowed to read it.
@@ -170,15 +170,13 @@ def hand_over(node: LoopNode) -> None:
     assert status == 202, said
 
 
-@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_an_honest_job_beside_all_attackers_loses_no_step_is_judged_and_captured(
-    node: LoopNode, capsys: pytest.CaptureFixture[str]
+    node: LoopNode,
 ) -> None:
     honest = Honest(node)
     with all_attackers(node):
-        begun, before_s = time.monotonic(), node.processor_s()
         honest.has_trained(LEARNING_STEPS)
         hand_over(node)
         (honest.folder / "fault").touch()
@@ -197,9 +195,6 @@ def test_an_honest_job_beside_all_attackers_loses_no_step_is_judged_and_captured
         assert asks_for_the_victims_stacks(node) == [403, 404]
         counted = honest.end()
         poll(lambda: honest.steps() == counted, f"{honest.steps()}, not {counted}")
-        cores = (node.processor_s() - before_s) / (time.monotonic() - begun)
-    with capsys.disabled():
-        print(json.dumps({"cores": round(cores, 3), "seconds": round(time.monotonic() - begun)}))
     assert set(counted) == set(range(RANKS))
     assert (capture["outcome"], capture["detail"], capture["diagnosis_outcome"]) == (
         "complete",
@@ -212,7 +207,6 @@ def test_an_honest_job_beside_all_attackers_loses_no_step_is_judged_and_captured
     for rank in range(RANKS):
         labels = {"training_job": VICTIM, "owner": f"uid/{OWNER}", "rank": str(rank)}
         assert node.metric("warpwatch_records_lost_total", **labels) == 0
-    assert cores < MAX_CORES
     # The attacks were carried out.
     rejected = node.metric("warpwatch_rendezvous_rejected_total", reason="too_many_records")
     assert rejected and rejected >= FLOODED

@@ -16,7 +16,7 @@ from tests.loop.trainings import NOT_CAPTURED, ON_A_BUSY_MACHINE, Job
 from warpwatch_detection.replay import Replay
 from warpwatch_telemetry.log import Decoder
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 SLOW, OTHERS = 2, (0, 1, 3)
 HOGS = 3
@@ -36,7 +36,6 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
         assert "ERROR" not in node.log("daemon")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no neighbour")
 def test_who_uses_the_core_of_a_slow_rank_is_named(node: LoopNode) -> None:
     job = Job(node, "crowded")
@@ -75,7 +74,6 @@ def capturing_node(tmp_path: Path) -> Iterator[LoopNode]:
         yield node
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no neighbour")
 def test_the_diagnosis_of_a_rank_that_shares_its_core_names_it(capturing_node: LoopNode) -> None:
     node = capturing_node

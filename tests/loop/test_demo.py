@@ -8,7 +8,7 @@ import pytest
 
 from tests.loop.demo import demo
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 
 def test_faults_in_a_row_are_found_captured_and_diagnosed(tmp_path: Path) -> None:
@@ -29,7 +29,6 @@ def test_faults_in_a_row_are_found_captured_and_diagnosed(tmp_path: Path) -> Non
     assert said == "rank 1 waits in all_reduce for rank 0"
 
 
-@pytest.mark.slow
 def test_all_faults_are_found_one_after_another_and_nothing_where_nothing_is_wrong(
     tmp_path: Path,
 ) -> None:
@@ -42,7 +41,6 @@ def test_all_faults_are_found_one_after_another_and_nothing_where_nothing_is_wro
     assert none is None
 
 
-@pytest.mark.slow
 def test_a_slow_rank_of_a_job_over_three_nodes_is_one_anomaly_with_one_report(
     tmp_path: Path,
 ) -> None:

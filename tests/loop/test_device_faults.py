@@ -14,6 +14,8 @@ from tests.loop.node import LoopNode, poll
 from tests.loop.programs import STEPPING
 from warpwatch_telemetry.anomalies import JOB_KINDS
 
+pytestmark = pytest.mark.loops
+
 # The kinds in the order of the GPUs that suffer from them: found in seconds, and in minutes.
 QUICK = (
     *("device_lost", "device_stuck", "xid", "ecc_uncorrectable", "row_remap", "thermal_throttle"),
@@ -88,7 +90,7 @@ def wait_until_learned(node: LoopNode, uuids: list[str], seconds: float) -> None
     ("kinds", "learned_s", "found_s"),
     [
         pytest.param(QUICK, 5, 60, id="quick"),
-        pytest.param(ALL, 100, 240, id="all", marks=pytest.mark.slow),
+        pytest.param(ALL, 100, 240, id="all"),
     ],
 )
 def test_each_fault_of_a_gpu_is_found_with_its_rank_and_ends_with_it(

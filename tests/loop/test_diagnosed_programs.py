@@ -12,7 +12,7 @@ from tests.loop.devices.node import device_node
 from tests.loop.node import ROOT, poll
 from tests.loop.trainings import have_trained, start_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 PROGRAMS = ROOT / "tests" / "loop" / "policy_and_adversary.py"
 

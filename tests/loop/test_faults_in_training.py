@@ -13,7 +13,7 @@ import pytest
 from tests.loop.node import LoopNode, loop_node
 from tests.loop.trainings import ALL, NOT_CAPTURED, ON_A_BUSY_MACHINE, Job
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
 
 def goes_wrong_for_a_while(job: Job, fault: str, ranks: tuple[int, ...], kind: str) -> None:
     job.go_wrong({fault: ranks})
-    job.found(kind, 120)
+    job.found(kind)
     job.go_wrong({})
-    job.over(kind, 120)
+    job.over(kind)
 
 
 def test_a_stall_a_slow_rank_and_a_death_are_found_once_with_their_rank(node: LoopNode) -> None:
@@ -44,13 +44,12 @@ def test_a_stall_a_slow_rank_and_a_death_are_found_once_with_their_rank(node: Lo
     goes_wrong_for_a_while(job, "slow_collate", (2,), "data_stall")
     goes_wrong_for_a_while(job, "slow_forward", (1,), "straggler")
     job.processes[3].kill()
-    job.found("crash", 60)
+    job.found("crash")
     job.has_ended()
     expected = [("data_stall", 2), ("straggler", 1), ("crash", 3)]
     assert job.named() == expected, node.log("daemon")
 
 
-@pytest.mark.slow
 def test_seven_faults_one_after_the_other_are_found_once_with_their_rank(node: LoopNode) -> None:
     job = Job(node, "faulty")
     job.has_trained(300)
@@ -59,18 +58,18 @@ def test_seven_faults_one_after_the_other_are_found_once_with_their_rank(node: L
     goes_wrong_for_a_while(job, "metrics", ALL, "step_regression")
     goes_wrong_for_a_while(job, "slow_forward", (1,), "straggler")
     job.go_wrong({"collect": (1,), "leak": (3,)})
-    job.found("gc_pause", 120)
+    job.found("gc_pause")
     # It is judged over 600 steps.
-    job.found("memory_leak", 240)
+    job.found("memory_leak")
     job.go_wrong({})
-    job.over("memory_leak", 120)
+    job.over("memory_leak")
     stopped_at = time.time()
     job.processes[2].send_signal(signal.SIGSTOP)
-    assert job.found("hang", 120)["time"] < stopped_at + 30
+    assert job.found("hang")["time"] < stopped_at + 30
     job.processes[2].send_signal(signal.SIGCONT)
-    job.over("hang", 60)
+    job.over("hang")
     job.processes[3].kill()
-    job.found("crash", 60)
+    job.found("crash")
     job.has_ended()
     assert job.named() == [
         ("data_stall", 2),
@@ -83,26 +82,24 @@ def test_seven_faults_one_after_the_other_are_found_once_with_their_rank(node: L
     ], node.log("daemon")
 
 
-@pytest.mark.slow
 def test_an_exception_is_a_crash_of_the_rank_that_raised_it(node: LoopNode) -> None:
     job = Job(node, "raising")
     job.has_trained(40)
     job.go_wrong({"exception": (1,)})
-    crash = job.found("crash", 60)
+    crash = job.found("crash")
     assert "ValueError: a label is out of range" in crash["summary"]
     job.has_ended()
     assert job.named() == [("crash", 1)], node.log("daemon")
 
 
-@pytest.mark.slow
 def test_a_rank_that_waits_for_ever_is_a_hang_within_half_a_minute(node: LoopNode) -> None:
     job = Job(node, "stuck")
     job.has_trained(60)
     stuck_at = time.time()
     job.go_wrong({"stuck": (2,)})
     # Nothing but what processes and devices do tells it so soon: a minute has many silent ones.
-    assert job.found("hang", 120)["time"] < stuck_at + 30
+    assert job.found("hang")["time"] < stuck_at + 30
     job.go_wrong({})
-    job.over("hang", 60)
+    job.over("hang")
     job.has_trained(120)
     assert job.named() == [("hang", 2)], node.log("daemon")

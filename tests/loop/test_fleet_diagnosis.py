@@ -18,7 +18,7 @@ from tests.loop.cluster import LoopCluster, loop_cluster
 from tests.loop.node import ROOT, poll
 from tests.loop.trainings import ON_A_BUSY_MACHINE
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 RANKS_A_NODE = 2
 NODES = ["gpu-1", "gpu-1", "gpu-2", "gpu-2", "gpu-3", "gpu-3"]

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tests.loop.cluster import TOKEN, LoopCluster, loop_cluster
 from tests.loop.node import poll
 from tests.loop.trainings import ON_A_BUSY_MACHINE, PROGRAM, RANKS
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 KILLS = 10
 # An agent keeps what it knows each ten seconds.
@@ -111,7 +110,7 @@ def test_ten_kills_of_the_fleet_raise_nothing_twice_and_leave_nothing_armed(
         poll(lambda: stragglers(cluster) == [found], cluster.log())
     # An agent that is killed while the fleet judges goes on keeping back what it finds.
     poll(lambda: not any(stragglers(node) for node in cluster.nodes), "handed back")
-    time.sleep(SAVED_S)
+    cluster.nodes[0].lets_pass(SAVED_S)
     for node in cluster.nodes:
         node.kill_daemon()
         node.start_daemon()
@@ -143,7 +142,7 @@ def test_without_a_fleet_agents_judge_alone_whoever_reads_and_hand_back(
     poll(lambda: all(r["steps_total"] > 100 for r in cluster.get("ranks")), cluster.log())
     (faults / "fault").write_text("stuck 3")
     (found,) = poll(lambda: hangs(cluster), cluster.log())
-    time.sleep(10)
+    cluster.nodes[0].lets_pass(10)
     assert [hangs(node) for node in cluster.nodes] == [[], []]
     cluster.kill_fleet()
     headers = {"Authorization": f"Bearer {TOKEN}"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ from warpwatch_daemon.captures.stacks import py_spy
 py_spy.find = lambda: None
 {DAEMON}
 """
-HANG = {"timeout_s": 4, "warmup_timeout_s": 0, "stopped_after_s": 3}
+HANG = {"timeout_s": 8, "warmup_timeout_s": 0, "stopped_after_s": 3}
 
 
 @pytest.fixture
@@ -98,8 +97,6 @@ def answer(node: LoopNode) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
         return found and found[0]["outcome"] and found[0]
 
     capture: dict[str, Any] = poll(ended, "a capture: " + node.log("daemon"))
-    (hang,) = [a for a in node.get("anomalies") if a["kind"] == "hang"]
-    print(f"stacks {capture['end_time'] - hang['time']:.1f} s after the hang was found")
     stacks = {}
     for rank in capture["ranks"]:
         if rank["file"]:
@@ -143,14 +140,9 @@ def test_a_c_call_that_holds_the_gil(node: LoopNode, held: str) -> None:
     poll(lambda: not list(pipes("held.*")), "the pipe of a dead process goes")
 
 
+@pytest.mark.loops
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "daemon",
-    [
-        pytest.param(DAEMON, marks=pytest.mark.slow, id="with py-spy"),
-        pytest.param(WITHOUT_PY_SPY, id="without"),
-    ],
-)
+@pytest.mark.parametrize("daemon", [DAEMON, WITHOUT_PY_SPY], ids=["with py-spy", "without"])
 def test_a_collective_whose_peer_is_stopped(tmp_path: Path, daemon: str) -> None:
     with loop_node(tmp_path, detection={"hang": HANG}) as node:
         node.start("daemon", ["-c", daemon, str(node.config)], {})
@@ -170,7 +162,6 @@ def stops_in_a_collective(node: LoopNode) -> None:
     (finding,) = capture["diagnosis"]["findings"]
     assert (capture["diagnosis"]["verdict"], finding["rank"]) == ("stopped_rank", 1)
     assert stacks[0]["collectives"][-1]["name"] == "gloo:all_reduce"
-    # Asked again, a stopped process says no more.
-    time.sleep(3)
+    # A second capture would say no more of a stopped process.
     assert [c["id"] for c in node.get("captures")] == [capture["id"]]
     assert stacks[0]["collectives"][-1]["state"] != "completed"

@@ -18,7 +18,7 @@ import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 CAPTURES = int(os.environ.get("WARPWATCH_MANY_CAPTURES", "2"))
 KILLS = max(1, CAPTURES // 4)
@@ -179,7 +179,6 @@ def _state(node: LoopNode, identifier: str, rank: int) -> str:
     return str(capture(node, identifier)["ranks"][rank]["state"])
 
 
-@pytest.mark.slow
 def test_a_rank_that_is_stopped_while_armed_is_named_and_goes_on(
     node: LoopNode,
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.trainings import SETTLE_S
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 # ``in a thread``: as Ray Train does it, whose workers then live until they are killed.
 TRAINING = """
@@ -127,7 +126,7 @@ class Ends:
         """And who died of what has been judged."""
         for job in jobs:
             poll(lambda: "running" not in self.statuses(job), f"the end of {job}")  # noqa: B023
-        time.sleep(SETTLE_S)
+        self.node.lets_pass(SETTLE_S)
 
     def said(self, *jobs: str) -> dict[str, list[tuple[str, str, str]]]:
         """Kind, severity and summary of what was found, by job."""
@@ -157,10 +156,10 @@ def test_an_end_on_purpose_is_information_and_captures_nothing(ends: Ends) -> No
     ends.has_stepped("prompt")
     ends.has_stepped("in a thread", 2)
     # So long may it take until the ring says that the thread has ended.
-    time.sleep(2)
+    ends.node.lets_pass(2)
     # The other one lives on, for longer than deaths are judged together.
     workers[0].kill()
-    time.sleep(2 * TIMEOUT_S)
+    ends.node.lets_pass(2 * TIMEOUT_S)
     assert ends.said(*signals, "in a thread", "prompt") == {
         "prompt": [],
         "trains": [("crash", "info", "rank 0 was gone without an exit record")],
@@ -171,17 +170,15 @@ def test_an_end_on_purpose_is_information_and_captures_nothing(ends: Ends) -> No
     assert ends.node.get("captures") == []
 
 
-@pytest.mark.slow
 def test_a_cell_that_is_done_is_no_hang(ends: Ends) -> None:
     pytest.importorskip("IPython")
     ends.start_prompt("cell", "-m", "IPython", "--simple-prompt", "-i")
     ends.has_stepped("cell")
-    time.sleep(2 * TIMEOUT_S)
+    ends.node.lets_pass(2 * TIMEOUT_S)
     assert ends.said("cell") == {"cell": []}
     assert ends.statuses("cell") == ["running"]
 
 
-@pytest.mark.slow
 def test_ranks_that_exit_long_after_each_other_are_no_crash(ends: Ends) -> None:
     ends.start("exits", "exits", ranks=2)
     ends.start("leaves", "leaves", ranks=2)
@@ -197,7 +194,6 @@ def test_ranks_that_exit_long_after_each_other_are_no_crash(ends: Ends) -> None:
     }
 
 
-@pytest.mark.slow
 def test_of_a_launchers_restart_only_the_rank_that_failed_is_a_crash(ends: Ends) -> None:
     stopped = ends.start_torchrun("stopped", "trains")
     restarted = ends.start_torchrun("restarted", "fails once", "--max-restarts", "1")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.loop.demo import demo
 
-pytestmark = [pytest.mark.torch, pytest.mark.browser]
+pytestmark = [pytest.mark.loops, pytest.mark.torch, pytest.mark.browser]
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [
@@ -65,7 +65,6 @@ def perfetto(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.server_close()
 
 
-@pytest.mark.slow
 def test_captured_traces_open_in_perfetto(tmp_path: Path, perfetto: tuple[str, Path]) -> None:
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")

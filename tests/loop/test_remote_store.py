@@ -11,6 +11,8 @@ import pytest
 from tests.daemon.history.object_store import URL, Bucket, bucket
 from tests.loop.node import LoopNode, loop_node, poll
 
+pytestmark = pytest.mark.loops
+
 UPLOADS, PENDING = "warpwatch_uploads_total", "warpwatch_uploads_pending"
 # Steps of 20 ms without torch; stacks can be taken of them.
 PROGRAM = """
@@ -99,7 +101,6 @@ def test_a_bucket_that_never_answers_delays_neither_captures_nor_the_end(
     assert node.metric(PENDING, what="capture") == 2
 
 
-@pytest.mark.slow
 def test_while_the_bucket_is_away_the_local_store_keeps_its_limits(
     tmp_path: Path, s3: Bucket
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_hang_goes_on_over_a_killed_daemon_and_ends_once(node: LoopNode) -> No
     assert anomalies(node, "hang") == [ended]
 
 
+@pytest.mark.loops
 def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node: LoopNode) -> None:
     switch = node.folder / "stall"
     node.start_daemon()

@@ -15,7 +15,7 @@ import pytest
 from tests.loop.node import LoopNode, loop_node, poll
 from warpwatch_daemon.config.triggers import TriggersConfig
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 # argv: how often a step sorts, and how many steps.
 PROGRAM = """

@@ -19,6 +19,8 @@ from tests.loop.preloaded import ShiftedClock
 from tests.loop.programs import SHORT_JOBS
 from tests.loop.trainings import HEALTHY_RANKS, HealthyJobs
 
+pytestmark = pytest.mark.soak
+
 # `make soak` takes 30.
 MINUTES = float(os.environ.get("SOAK_MINUTES", "3"))
 # Until then everything may grow: five minutes of thirty.
@@ -166,7 +168,6 @@ def wait_until_able(node: LoopNode, jobs: HealthyJobs) -> None:
         raise AssertionError(f"{error}; unable: {unable(node)}") from None
 
 
-@pytest.mark.slow
 @pytest.mark.torch
 def test_nothing_is_found_in_healthy_trainings_and_nothing_of_the_daemon_grows(
     open_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import SEEDED, STEPPING, STEPPING_AS
+from tests.waiting import DEADLINE_S
 
 DEMO = "from warpwatch_daemon.demo.training import main; raise SystemExit(main())"
 KILLS = 20
@@ -56,8 +56,8 @@ def kinds(node: LoopNode) -> set[str]:
     return {anomaly["kind"] for anomaly in node.get("anomalies")}
 
 
+@pytest.mark.loops
 @pytest.mark.torch
-@pytest.mark.slow
 def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node: LoopNode) -> None:
     steps = 3000
     plain = node.start_rank(0, SEEDED, str(steps), world_size=1, WARPWATCH="0")
@@ -67,13 +67,13 @@ def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node: Lo
     before_ring = uncounted(node)
     choose = random.Random(20)
     for _ in range(KILLS):
-        time.sleep(choose.uniform(0.05, 0.4))
+        node.lets_pass(choose.uniform(0.05, 0.4))
         node.kill_daemon()
         node.start_daemon(wait=choose.random() < 0.7)
         if node.daemon and choose.random() < 0.5:
-            time.sleep(choose.uniform(0.0, 0.3))
-    assert watched.wait(120) == 0, node.log("rank1")
-    assert plain.wait(60) == 0, node.log("rank0")
+            node.lets_pass(choose.uniform(0.0, 0.3))
+    assert watched.wait(DEADLINE_S) == 0, node.log("rank1")
+    assert plain.wait(DEADLINE_S) == 0, node.log("rank0")
     said, alone = (json.loads(node.log(name).splitlines()[-1]) for name in ("rank1", "rank0"))
     assert said["losses"] == alone["losses"]
     assert said["dearest_ms"] < 5
@@ -84,23 +84,21 @@ def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node: Lo
     assert abs(uncounted(node) - before_ring) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.loops
 @pytest.mark.torch
 def test_a_killed_rank_is_a_crash_and_not_a_hang(node: LoopNode) -> None:
     node.start_daemon()
     ranks = start_pair(node)
     poll(lambda: min(steps_of(node, "pair") or [0]) > 20, "both ranks train")
     ranks[1].kill()
-    killed_at = time.monotonic()
     poll(lambda: "crash" in kinds(node), "the crash is found")
-    assert time.monotonic() - killed_at < 15
     (crash,) = [a for a in node.get("anomalies") if a["kind"] == "crash"]
     assert crash["job"] == "pair"
-    time.sleep(12)
+    node.lets_pass(12)
     assert "hang" not in kinds(node)
 
 
-@pytest.mark.slow
+@pytest.mark.loops
 @pytest.mark.torch
 def test_a_stopped_rank_is_a_hang_that_names_it(node: LoopNode) -> None:
     node.start_daemon()
@@ -125,7 +123,7 @@ def test_a_stopped_rank_is_a_hang_that_names_it(node: LoopNode) -> None:
 
 def test_the_trainer_may_come_first_and_the_daemon_later(node: LoopNode) -> None:
     node.start_rank(0, STEPPING, "-1", "0.01", world_size=1)
-    time.sleep(1.0)
+    poll(lambda: "step 50" in node.log("rank0"), "the trainer steps")
     node.start_daemon()
 
     def counted() -> list[int]:
@@ -133,7 +131,7 @@ def test_the_trainer_may_come_first_and_the_daemon_later(node: LoopNode) -> None
         return [steps for steps in steps_of(node, "stepping") if steps]
 
     (steps,) = poll(counted, "the rank reports")
-    assert steps > 30, "the steps before the daemon came are in the totals"
+    assert steps >= 50, "the steps before the daemon came are in the totals"
 
 
 def test_a_second_daemon_on_the_folder_exits_2_and_names_the_first(
@@ -142,7 +140,7 @@ def test_a_second_daemon_on_the_folder_exits_2_and_names_the_first(
     daemon = node.start_daemon()
     (tmp_path / "second").mkdir()
     second = LoopNode(tmp_path / "second", rendezvous={"dir": str(node.run_dir)})
-    assert second.start_daemon(wait=False).wait(20) == 2
+    assert second.start_daemon(wait=False).wait(DEADLINE_S) == 2
     assert f"pid {daemon.pid}" in second.log("daemon")
     second.close()
 
@@ -151,7 +149,7 @@ def test_a_taken_port_exits_2_and_names_the_key(node: LoopNode, tmp_path: Path) 
     node.start_daemon()
     (tmp_path / "second").mkdir()
     second = LoopNode(tmp_path / "second", http={"listen": f"127.0.0.1:{node.port}"})
-    assert second.start_daemon(wait=False).wait(20) == 2
+    assert second.start_daemon(wait=False).wait(DEADLINE_S) == 2
     assert "http.listen" in second.log("daemon")
     second.close()
 

@@ -12,7 +12,7 @@ from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.trainings import ON_A_BUSY_MACHINE
 from warpwatch_daemon.config.triggers import TriggersConfig
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 # argv: where the ranks meet, and a file: while it is there, the last rank works 60 ms longer.
 PROGRAM = """
@@ -105,7 +105,6 @@ def test_a_healthy_job_brings_one_baseline_and_later_captures_name_it(node: Loop
     assert len(ended(node, "baseline")) == 1
 
 
-@pytest.mark.slow
 def test_a_slow_rank_is_captured_with_one_peer_in_the_same_steps(node: LoopNode) -> None:
     training = Training(node, 3)
     # Beyond warm-up, with a baseline of what each rank usually takes.

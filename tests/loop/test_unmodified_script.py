@@ -13,7 +13,7 @@ import pytest
 from tests.client.daemon_side import Ring
 from tests.loop.node import ROOT, loop_node, poll
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 SCRIPT = ROOT / "tests" / "loop" / "unmodified.py"
 # As in unmodified.py, which imports torch.

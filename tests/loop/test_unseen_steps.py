@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from tests.loop.node import LoopNode, loop_node, poll
 from warpwatch_daemon.cli import main
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 # After 40 steps it updates the model by hand, until it stands still.
 TRAINING = """
@@ -57,7 +56,7 @@ def test_backwards_that_go_on_without_a_step_are_no_hang(node: LoopNode, tmp_pat
         return [rank["steps_total"] for rank in node.get("ranks")] == [40]
 
     poll(has_stepped, "40 steps: " + node.log("rank0"))
-    time.sleep(3 * TIMEOUT_S)
+    node.lets_pass(3 * TIMEOUT_S)
     assert node.get("anomalies") == []
     stop.touch()
     (hang,) = poll(lambda: node.get("anomalies"), "a hang: " + node.log("daemon"))
@@ -78,7 +77,6 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.slow
 def test_a_program_without_a_step_says_what_mends_it_and_refuses_captures(
     node: LoopNode, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,12 +133,12 @@ class Job:
         """Of this kind, or all that count, whatever they are about."""
         return [a for a in all_that_count(self.node) if kind in (None, a["kind"])]
 
-    def found(self, kind: str, timeout_s: float) -> Any:
+    def found(self, kind: str) -> Any:
         """The only anomaly of this kind, once it is there."""
         (anomaly,) = poll(lambda: self.anomalies(kind), f"{kind} is found")
         return anomaly
 
-    def over(self, kind: str, timeout_s: float) -> None:
+    def over(self, kind: str) -> None:
         poll(lambda: all(a["end_time"] for a in self.anomalies(kind)), f"{kind} is over")
 
     def has_ended(self) -> None:
@@ -149,7 +149,7 @@ class Job:
             return not any(r["status"] == "running" for r in ranks)
 
         poll(all_have, f"the end of {self.name}: {self.node.get('ranks')}")
-        time.sleep(SETTLE_S)
+        self.node.lets_pass(SETTLE_S)
 
     def named(self) -> list[tuple[str, int | None]]:
         """Kinds and ranks of all that was found, the oldest first."""

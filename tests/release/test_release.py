@@ -65,7 +65,7 @@ def built(helm4: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return folder / "one", folder / "two"
 
 
-@pytest.mark.slow
+@pytest.mark.deploy
 def test_a_release_built_twice_is_the_same_bytes(built: tuple[Path, Path]) -> None:
     one, two = (
         {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()}
@@ -89,7 +89,7 @@ def test_a_release_built_twice_is_the_same_bytes(built: tuple[Path, Path]) -> No
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.deploy
 def test_the_chart_names_the_image_by_its_digest(built: tuple[Path, Path], helm4: Path) -> None:
     with tarfile.open(built[0] / f"warpwatch-image-{__version__}.oci.tar") as layout:
         index = layout.extractfile("index.json")
@@ -108,7 +108,7 @@ def test_the_chart_names_the_image_by_its_digest(built: tuple[Path, Path], helm4
     assert hashlib.sha256(chart).hexdigest() in sums
 
 
-@pytest.mark.slow
+@pytest.mark.deploy
 def test_the_image_of_the_release_runs(built: tuple[Path, Path]) -> None:
     archive = built[0] / f"warpwatch-image-{__version__}.oci.tar"
     loaded = call("podman", "load", "--quiet", "--input", archive)

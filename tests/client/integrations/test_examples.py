@@ -61,7 +61,7 @@ def test_an_example_reports_what_it_trains(folder: Folder) -> None:
     check(folder, PLAIN, "", run=False)
 
 
-@pytest.mark.slow
+@pytest.mark.loops
 @pytest.mark.torch
 @pytest.mark.parametrize("example", FRAMEWORKS, ids=lambda example: example.script)
 def test_an_example_of_a_framework_reports_what_it_trains(

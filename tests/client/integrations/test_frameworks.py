@@ -227,7 +227,7 @@ def test_accelerate_counts_two_optimizers_as_one_and_a_skipped_step(folder: Fold
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.loops
 def test_deepspeed_counts_sub_groups_as_one(folder: Folder) -> None:
     """Not among the development dependencies: pip has to build it, and it builds an operator."""
     phases = ["backward", "comm", "data_wait", "forward", "optimizer"]

@@ -85,7 +85,7 @@ def test_it_shows_a_daemon_asks_for_captures_and_survives_a_restart(tmp_path: Pa
         assert node.get("captures") != []
 
 
-@pytest.mark.slow
+@pytest.mark.loops
 def test_it_shows_a_fleet_with_its_nodes_gpus(tmp_path: Path) -> None:
     with loop_cluster(tmp_path, 2) as cluster:
         cluster.start()

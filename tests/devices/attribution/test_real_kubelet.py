@@ -41,7 +41,7 @@ RESOURCE = "nvidia.com/gpu"
 NODE_S = 120.0
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.deploy,
     pytest.mark.skipif(not BINARIES, reason="WARPWATCH_TEST_KUBELET is not set"),
 ]
 

@@ -57,7 +57,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
     running.close()
 
 
-@pytest.fixture(params=["played", pytest.param("real", marks=pytest.mark.slow)])
+@pytest.fixture(params=["played", pytest.param("real", marks=pytest.mark.deploy)])
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     found: ApiServer = request.getfixturevalue(request.param)
     for name, value in found.environment.items():

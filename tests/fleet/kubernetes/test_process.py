@@ -15,7 +15,7 @@ from tests.fleet.kubernetes.api_server import CAPTURES, NODE, ApiServer, certifi
 from tests.loop.cluster import LoopCluster, loop_cluster
 from tests.loop.node import poll
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deploy
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.fleet.kubernetes.real import RealApiServer
 from tests.fleet.kubernetes.webhook import LABELS, Served, env_of
 from tests.helm import chart
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deploy
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
 PODS = "/api/v1/namespaces/{}/pods"
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.devices.fakenvml.driver import LIBRARY, FakeDriver
 from tests.loop.devices.node import device_node, devices, reasons, wait_all_up
 from tests.loop.node import poll
+from tests.waiting import DEADLINE_S
 
 # What is known of a device without asking it.
 COUNTED_BY_THE_DAEMON = {"xid_errors_total", "health_events_total"}
@@ -42,7 +43,7 @@ def test_after_an_upgrade_the_daemon_ends_with_a_clear_line(
         driver.set(None, version_mismatch=True)
         daemon = node.daemon
         assert daemon is not None
-        assert daemon.wait(60) == 3
+        assert daemon.wait(DEADLINE_S) == 3
         last = node.log("daemon").strip().splitlines()[-1]
         assert "driver was upgraded" in last
         assert "restart" in last
@@ -50,7 +51,7 @@ def test_after_an_upgrade_the_daemon_ends_with_a_clear_line(
 
 def test_a_mismatch_that_passes_ends_nothing(fake_nvml: Path, tmp_path: Path) -> None:
     driver = FakeDriver(fake_nvml, tmp_path, gpus=1)
-    sources = {"nvml": {"interval_s": 0.1, "mismatch_grace_s": 60}, "host": {"enabled": False}}
+    sources = {"nvml": {"interval_s": 0.1, "mismatch_grace_s": 600}, "host": {"enabled": False}}
     with device_node(tmp_path, driver, sources=sources) as node:
         wait_all_up(node, 1)
         driver.set(None, version_mismatch=True)
