@@ -7,7 +7,9 @@ One JSON line a target; exit status 1 with findings. Each is a file in the folde
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -18,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz import engines
 from tests.fuzz.child import RESULT, load
-from tests.fuzz.watch import Findings, newest
+from tests.fuzz.watch import Findings, Watch, newest
 
 # Who reads what a stranger wrote; each is a module of ``targets``.
 TARGETS = (
@@ -55,10 +58,11 @@ def main() -> int:
     names = arguments.target or TARGETS
     seconds = arguments.minutes * 60 * min(PROCESSES, len(names)) / len(names)
     limits = [str(arguments.inputs), str(seconds), *map(str, arguments.seed)]
-    campaign = partial(run, folder=arguments.folder, limits=limits)
+    campaign = partial(run_here if arguments.here else run, folder=arguments.folder, limits=limits)
     found = False
     with ThreadPoolExecutor(PROCESSES) as processes:
-        for result in processes.map(campaign, names):
+        results = map(campaign, names) if arguments.here else processes.map(campaign, names)
+        for result in results:
             print(json.dumps(result), flush=True)
             found = found or bool(result["findings"])
     return 1 if found else 0
@@ -72,6 +76,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "fuzz")
     parser.add_argument(
         "--seed", type=int, nargs=1, default=[], help="mutations alone, the same ones each time"
+    )
+    parser.add_argument(
+        "--here", action="store_true", help="all in this process, without --minutes; needs --seed"
     )
     parser.add_argument("--reproduce", type=Path, metavar="FILE", help="run one finding's input")
     return parser.parse_args()
@@ -99,6 +106,17 @@ def run(name: str, *, folder: Path, limits: list[str]) -> dict[str, Any]:
         "coverage": int(coverage[-1]) if coverage else None,
     }
     return {"target": name, **about, **result}
+
+
+def run_here(name: str, *, folder: Path, limits: list[str]) -> dict[str, Any]:
+    """So many mutations in this process: of a few inputs, imports are most of what they take."""
+    inputs, seed = int(limits[0]), int(limits[2])
+    with tempfile.TemporaryDirectory() as work:
+        target = load(name, Path(work))
+        watch = Watch(target, Path(work), Findings(folder / "findings", name), inputs, math.inf)
+        for data in itertools.islice(engines.mutated(target, seed), inputs):
+            watch(data)
+        return {"target": name, **watch.end()}
 
 
 def _wait(process: subprocess.Popen[bytes], work: Path) -> str | None:

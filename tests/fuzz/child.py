@@ -6,8 +6,8 @@ import importlib
 import json
 import logging
 import os
+import random
 import sys
-import time
 from pathlib import Path
 
 from tests.fuzz import engines
@@ -42,7 +42,8 @@ def main(name: str, work: Path, folder: Path, limits: list[str]) -> None:
     if is_guided:
         engines.guided(target, run, folder / "corpus" / name, work)
     else:
-        engines.mutated(target, run, seed=seeds[0] if seeds else time.time_ns())
+        for data in engines.mutated(target, seeds[0] if seeds else random.getrandbits(64)):
+            run(data)
 
 
 if __name__ == "__main__":

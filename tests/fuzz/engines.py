@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from tests.fuzz.watch import Target
 
@@ -50,16 +49,15 @@ def guided(target: Target, run: Run, corpus: Path, work: Path) -> None:
     atheris.Fuzz()
 
 
-def mutated(target: Target, run: Run, seed: int) -> NoReturn:
-    """Until ``run`` ends the process."""
+def mutated(target: Target, seed: int) -> Iterator[bytes]:
+    """The seeds, and mutations of them without an end."""
+    yield from target.seeds
     chance = random.Random(seed)
-    for data in target.seeds:
-        run(data)
     while True:
         data = chance.choice(target.seeds)
         for _ in range(chance.randint(1, 6)):
             data = _mutation(chance, data, target)
-        run(data[: target.max_bytes])
+        yield data[: target.max_bytes]
 
 
 def _mutation(chance: random.Random, data: bytes, target: Target) -> bytes:
@@ -68,13 +66,8 @@ def _mutation(chance: random.Random, data: bytes, target: Target) -> bytes:
     other = chance.choice(target.seeds)
     begin = chance.randint(0, len(other))
     size = chance.choice((1, 2, 4, 8))
-    put = chance.choice(
-        (
-            b"",
-            chance.randbytes(size),
-            chance.choice(NUMBERS).to_bytes(8, "little")[:size],
-            other[begin : begin + 64],
-            *chance.choices(target.tokens or (b"",), k=2),
-        )
-    )
+    number = chance.choice(NUMBERS).to_bytes(8, "little")[:size]
+    tokens = chance.choices(target.tokens or (b"",), k=2)
+    pieces = (b"", chance.randbytes(size), number, other[begin : begin + 64], *tokens)
+    put = chance.choice(pieces)
     return data[:at] + put + data[at + chance.choice((0, len(put), size)) :]

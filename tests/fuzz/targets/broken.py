@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.fuzz.watch import MAX_INPUT_S, Target
+from tests.fuzz import watch
 
 KEPT: list[object] = []
 
@@ -16,7 +16,7 @@ def run(data: bytes) -> None:
     if data == b"raises":
         raise ValueError("it was asked to")
     if data == b"spins":
-        end = time.process_time() + MAX_INPUT_S + 0.1
+        end = time.process_time() + watch.MAX_INPUT_S + 0.1
         while time.process_time() < end:
             pass
     if data == b"grows":
@@ -25,5 +25,5 @@ def run(data: bytes) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def target(folder: Path) -> Target:
-    return Target(run, [b"fine", b"dies"])
+def target(folder: Path) -> watch.Target:
+    return watch.Target(run, [b"fine", b"dies"])
