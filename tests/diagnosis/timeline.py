@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.trace.events import Event
 from warpwatch_diagnosis.trace.kinds import Kind
 from warpwatch_diagnosis.trace.reader import Trace
@@ -47,9 +49,13 @@ class Timeline:
         call_us: float = 5,
         stream: str = STREAM,
         arguments: dict[str, Any] | None = None,
+        kind: Kind = "kernel",
     ) -> None:
         """With its launch call, unless ``launched_us`` is None."""
-        self._work("kernel", at_us, us, launched_us, name, call, call_us, stream, arguments)
+        self._correlation += 1
+        self.add(kind, name, at_us, us, stream, self._correlation, arguments)
+        if launched_us is not None:
+            self.add("runtime", call, launched_us, call_us, MAIN, self._correlation)
 
     def copy(
         self,
@@ -61,21 +67,12 @@ class Timeline:
         call_us: float = 5,
         arguments: dict[str, Any] | None = None,
     ) -> None:
-        self._work("copy", at_us, us, launched_us, name, call, call_us, STREAM, arguments)
+        self.kernel(at_us, us, launched_us, name, call, call_us, STREAM, arguments, "copy")
 
-    def _work(
-        self,
-        kind: Kind,
-        at_us: float,
-        us: float,
-        launched_us: float | None,
-        name: str,
-        call: str,
-        call_us: float,
-        stream: str,
-        arguments: dict[str, Any] | None,
-    ) -> None:
-        self._correlation += 1
-        self.add(kind, name, at_us, us, stream, self._correlation, arguments)
-        if launched_us is not None:
-            self.add("runtime", call, launched_us, call_us, MAIN, self._correlation)
+    def measured(self) -> Measures:
+        return measure(self.trace)
+
+    def gpu(self) -> GpuTime:
+        found = self.measured().gpu
+        assert found is not None
+        return found

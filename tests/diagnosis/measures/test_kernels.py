@@ -1,13 +1,10 @@
-"""Kernels by class and by name."""
+"""The class of a kernel, by its name."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.kernels import classify
-from warpwatch_diagnosis.measures.measures import measure
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::"
 
@@ -62,72 +59,3 @@ ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::"
 )  # fmt: skip
 def test_the_class_follows_from_the_name(name: str, kernel_class: str) -> None:
     assert classify(name) == kernel_class
-
-
-def measured(timeline: Timeline) -> GpuTime:
-    gpu = measure(timeline.trace).gpu
-    assert gpu is not None
-    return gpu
-
-
-def test_kernels_are_summed_by_name_and_by_class_and_overlap_counts_once_as_busy() -> None:
-    timeline = Timeline()
-    timeline.kernel(0, 100, -10, "ampere_sgemm_128x64_nn")
-    timeline.kernel(50, 100, -5, "ampere_sgemm_128x64_nn", stream="0/20")
-    timeline.kernel(200, 300, -5, "ampere_hgemm_64x64_nn")
-    timeline.kernel(600, 8, -5, "triton_poi_fused_add_0")
-    gpu = measured(timeline)
-    assert [(k.name, k.count, k.total_us) for k in gpu.kernel_times] == [
-        ("ampere_hgemm_64x64_nn", 1, 300),
-        ("ampere_sgemm_128x64_nn", 2, 200),
-        ("triton_poi_fused_add_0", 1, 8),
-    ]
-    gemm, fused = gpu.class_times
-    assert (gemm.kernel_class, gemm.count, gemm.total_us, gemm.busy_us) == ("gemm", 3, 500, 450)
-    assert (fused.kernel_class, fused.short_count, gemm.short_count) == ("triton_fused", 1, 0)
-
-
-def test_occupancy_and_blocks_are_weighted_by_duration_and_absent_where_unknown() -> None:
-    timeline = Timeline()
-    thin = {"blocks per SM": 0.5, "est. achieved occupancy %": 10}
-    full = {"blocks per SM": 8.5, "est. achieved occupancy %": 90}
-    timeline.kernel(0, 100, -10, "ampere_sgemm_128x64_nn", arguments=thin)
-    timeline.kernel(200, 300, -10, "ampere_sgemm_128x64_nn", arguments=full)
-    timeline.kernel(600, 300, -10, "unknown", arguments={"blocks per SM": "broken"})
-    gemm, other = sorted(measured(timeline).class_times, key=lambda c: c.kernel_class)
-    assert (gemm.blocks_per_sm, gemm.occupancy_ratio, gemm.underfilled_us) == (6.5, 0.7, 100)
-    assert (other.blocks_per_sm, other.occupancy_ratio, other.underfilled_us) == (None, None, 0)
-
-
-def test_a_kernel_that_began_before_the_window_counts_from_its_begin() -> None:
-    timeline = Timeline()
-    timeline.kernel(-500, 700, -600, "gemm")
-    assert measured(timeline).kernel_times[0].total_us == 200
-
-
-def test_streams_are_listed_with_their_own_busy_time() -> None:
-    timeline = Timeline()
-    timeline.kernel(0, 100, -10)
-    timeline.kernel(50, 500, -10, stream="0/20")
-    assert [(s.name, s.count, s.busy_us) for s in measured(timeline).streams] == [
-        ("0/20", 1, 500),
-        ("0/7", 1, 100),
-    ]
-
-
-def test_collectives_carry_what_ranks_are_compared_by() -> None:
-    timeline = Timeline()
-    timeline.kernel(
-        100, 300, 50, "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
-        arguments={"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000,
-           "dtype": "BFloat16", "Group size": 8, "Process Group Name": "0", "Seq": 7},
-    )  # fmt: skip
-    timeline.kernel(500, 100, None, "ncclKernel_Broadcast_RING_LL_Sum_int8_t")
-    first, second = measured(timeline).collectives
-    assert (first.name, first.process_group, first.sequence) == ("allreduce", "0", 7)
-    assert (first.bytes, first.group_size) == (2000, 8)
-    assert first.launched_us is not None
-    assert first.begin_us - first.launched_us == 50
-    assert (second.name, second.bytes, second.launched_us) == (
-        "ncclKernel_Broadcast_RING_LL_Sum_int8_t", None, None,
-    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Operators: self time, the device's time, FLOPs, lines of code."""
+"""Operators: self time, the device's time, FLOPs from recorded shapes, lines of code."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.measures.flops import work_of
-from warpwatch_diagnosis.measures.measures import measure
-from warpwatch_diagnosis.measures.operator_sweep import OperatorTime
+from warpwatch_diagnosis.measures.flops import Shape, convolution, shapes_of, work_of
 from warpwatch_diagnosis.measures.operators import Operators
 
 SHAPES = {"Input Dims": [[16, 64], [64, 8]], "Input type": ["float", "float"]}
 
 
 def operators(timeline: Timeline) -> Operators:
-    return measure(timeline.trace).operators
-
-
-def named(times: tuple[OperatorTime, ...], name: str) -> OperatorTime:
-    return next(time for time in times if time.name == name)
+    return timeline.measured().operators
 
 
 def test_self_time_is_without_the_operators_inside() -> None:
@@ -70,7 +64,8 @@ def test_flops_count_once_however_operators_nest() -> None:
     timeline.kernel(200, 100, launched_us=20)
     timeline.add("operator", "aten::linear", 200, 100, arguments=linear)
     found = operators(timeline)
-    assert named(found.by_self_time, "aten::addmm").flops == 2 * 16 * 64 * 8
+    flops = {time.name: time.flops for time in found.by_self_time}
+    assert flops["aten::addmm"] == 2 * 16 * 64 * 8
     assert found.work["gemm"].flops == 2 * 2 * 16 * 64 * 8
     assert (found.work["gemm"].gpu_us, found.work["gemm"].dtype) == (100, "float32")
 
@@ -96,6 +91,10 @@ def test_a_forward_convolution_is_known_by_its_backward_call(
     assert operators(timeline).work["convolution"].flops == 3 * forward
 
 
+HEADS = ((1, 2, 128, 64),) * 4
+ATTENTION = "aten::_scaled_dot_product_flash_attention"
+
+
 @pytest.mark.parametrize(
     ("name", "shapes", "flops", "elements"),
     [
@@ -104,18 +103,8 @@ def test_a_forward_convolution_is_known_by_its_backward_call(
         ("aten::bmm", ((4, 16, 64), (4, 64, 8)), 65_536, 4 * (1024 + 512 + 128)),
         ("aten::baddbmm", ((4, 16, 8), (4, 16, 64), (4, 64, 8)), 65_536, 4 * 1792),
         ("aten::linear", ((2, 8, 64), (8, 64)), 16_384, 1024 + 512 + 128),
-        (
-            "aten::_scaled_dot_product_flash_attention",
-            ((1, 2, 128, 64), (1, 2, 128, 64), (1, 2, 128, 64)),
-            4 * 2 * 128 * 128 * 64,
-            4 * 2 * 128 * 64,
-        ),
-        (
-            "aten::_scaled_dot_product_flash_attention_backward",
-            ((1, 2, 128, 64), (1, 2, 128, 64), (1, 2, 128, 64), (1, 2, 128, 64)),
-            10 * 2 * 128 * 128 * 64,
-            7 * 2 * 128 * 64,
-        ),
+        (ATTENTION, HEADS[:3], 4 * 2 * 128 * 128 * 64, 4 * 2 * 128 * 64),
+        (ATTENTION + "_backward", HEADS, 10 * 2 * 128 * 128 * 64, 7 * 2 * 128 * 64),
     ],
 )
 def test_flops_and_bytes_follow_from_the_shapes(
@@ -143,13 +132,35 @@ def test_shapes_that_do_not_fit_have_no_flops(name: str, shapes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "dims", ["[[", 7, {"a": 1}, [[1, "x"]], [[-1, 2], [2, 3]], [[1 << 60, 2], [2, 2]], [None]]
+    ("given", "output", "weight", "flops"),
+    [
+        ((2, 3, 8, 8), (2, 16, 8, 8), (16, 3, 3, 3), 2 * (2 * 16 * 64) * 27),
+        ((2, 8, 8, 8), (2, 16, 8, 8), (16, 1, 3, 3), 2 * (2 * 16 * 64) * 9),
+        # Transposed, from 8 x 8 to 16 x 16: the weight is (input channels, output channels, ...).
+        ((2, 16, 8, 8), (2, 3, 16, 16), (16, 3, 2, 2), 2 * (2 * 16 * 64) * 12),
+    ],
+    ids=["plain", "groups", "transposed"],
 )
-def test_hostile_shapes_are_no_shapes(dims: Any) -> None:
-    timeline = Timeline()
-    timeline.add("operator", "aten::mm", 0, 10, arguments={"Input Dims": dims, "Input type": dims})
-    (found,) = operators(timeline).by_self_time
-    assert (found.name, found.flops) == ("aten::mm", None)
+def test_a_convolution_counts_by_the_side_that_its_weight_belongs_to(
+    given: Shape, output: Shape, weight: Shape, flops: float
+) -> None:
+    assert convolution(given, output, weight) == flops
+
+
+@pytest.mark.parametrize(
+    ("given", "shapes"),
+    [
+        ([[2, 3], [], [0, 4]], ((2, 3), (), (0, 4))),
+        ([[2**50], [10**400], [-1], ["x"], 7], ((), (), (), (), ())),
+        ([[0, 2**49, 2**49], [2**25, 2**25]], ((), ())),
+        ([[1] * 64, [1] * 65], ((1,) * 64, ())),
+        ("[[2, 3]]", ((2, 3),)),
+    ],
+)
+def test_a_shape_beyond_bounds_is_none_even_if_it_is_empty(
+    given: Any, shapes: tuple[Shape, ...]
+) -> None:
+    assert shapes_of({"Input Dims": given}) == shapes
 
 
 def test_the_line_of_an_operator_comes_from_its_stack_or_from_the_frames_around_it() -> None:

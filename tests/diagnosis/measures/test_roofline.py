@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.measures.roofline import ClassRoofline, Roofline, peaks_of
 
 
@@ -54,14 +53,21 @@ def test_an_unknown_device_has_no_peaks(device: str | None) -> None:
 
 
 def roofline(timeline: Timeline) -> Roofline:
-    found = measure(timeline.trace).roofline
+    found = timeline.measured().roofline
     assert found is not None
     return found
 
 
-def gemm(device: str | None, m: int, k: int, n: int, kernel: str = "nvjet_gemm") -> Timeline:
+def gemm(
+    device: str | None,
+    m: int,
+    k: int,
+    n: int,
+    kernel: str = "nvjet_gemm",
+    dtype: str = "c10::BFloat16",
+) -> Timeline:
     timeline = Timeline(device=device)
-    arguments = {"Input Dims": [[m, k], [k, n]], "Input type": ["c10::BFloat16"] * 2}
+    arguments = {"Input Dims": [[m, k], [k, n]], "Input type": [dtype] * 2}
     timeline.add("operator", "aten::mm", 0, 100, arguments=arguments)
     timeline.kernel(100, 1_000, launched_us=10, name=kernel)
     timeline.kernel(2_000, 100, launched_us=1_900, name="vectorized_elementwise_kernel")
@@ -86,30 +92,19 @@ def test_mfu_is_the_ideal_time_of_the_known_flops_by_the_window() -> None:
     assert found.mfu_ratio == pytest.approx(2 * 8192 * 4096 * 4096 / 989.4e12 / 0.01)
 
 
-def test_float32_on_tensor_cores_is_measured_by_their_peak() -> None:
-    timeline = gemm("NVIDIA A100-SXM4-40GB", 512, 512, 512, "cutlass_80_tensorop_s1688gemm_64x64")
-    event = timeline.trace.events["operator"][0]
-    arguments = {"Input Dims": [[512, 512], [512, 512]], "Input type": ["float"] * 2}
-    timeline.trace.events["operator"][0] = event._replace(arguments=arguments)
-    assert of_class(roofline(timeline), "gemm").dtype == "tf32"
-
-
 @pytest.mark.parametrize(
-    ("kernel", "dtype", "flops_per_s"),
+    ("kernel", "given", "dtype", "flops_per_s"),
     [
-        ("cutlass_80_tensorop_d884gemm_64x64_16x4_nn", "float64_tensor", 19.5e12),
-        ("volta_dgemm_128x64_nn", "float64", 9.7e12),
-        ("cutlass_80_tensorop_s1688gemm_64x64", "float64", 9.7e12),
+        ("cutlass_80_tensorop_s1688gemm_64x64", "float", "tf32", 156e12),
+        ("cutlass_80_tensorop_d884gemm_64x64_16x4_nn", "double", "float64_tensor", 19.5e12),
+        ("volta_dgemm_128x64_nn", "double", "float64", 9.7e12),
+        ("cutlass_80_tensorop_s1688gemm_64x64", "double", "float64", 9.7e12),
     ],
 )
-def test_float64_on_tensor_cores_is_measured_by_their_peak(
-    kernel: str, dtype: str, flops_per_s: float
+def test_products_on_tensor_cores_are_measured_by_their_peak(
+    kernel: str, given: str, dtype: str, flops_per_s: float
 ) -> None:
-    timeline = gemm("NVIDIA A100-SXM4-40GB", 512, 512, 512, kernel)
-    event = timeline.trace.events["operator"][0]
-    arguments = {"Input Dims": [[512, 512], [512, 512]], "Input type": ["double"] * 2}
-    timeline.trace.events["operator"][0] = event._replace(arguments=arguments)
-    found = of_class(roofline(timeline), "gemm")
+    found = of_class(roofline(gemm("NVIDIA A100-SXM4-40GB", 512, 512, 512, kernel, given)), "gemm")
     assert found.dtype == dtype
     assert found.flops_ratio == pytest.approx(2 * 512**3 / 1e-3 / flops_per_s)
 
