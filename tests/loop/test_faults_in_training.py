@@ -37,19 +37,6 @@ def goes_wrong_for_a_while(job: Job, fault: str, ranks: tuple[int, ...], kind: s
     job.over(kind)
 
 
-def test_a_stall_a_slow_rank_and_a_death_are_found_once_with_their_rank(node: LoopNode) -> None:
-    job = Job(node, "faulty")
-    job.has_trained(300)
-    assert job.named() == [], node.log("daemon")
-    goes_wrong_for_a_while(job, "slow_collate", (2,), "data_stall")
-    goes_wrong_for_a_while(job, "slow_forward", (1,), "straggler")
-    job.processes[3].kill()
-    job.found("crash")
-    job.has_ended()
-    expected = [("data_stall", 2), ("straggler", 1), ("crash", 3)]
-    assert job.named() == expected, node.log("daemon")
-
-
 def test_seven_faults_one_after_the_other_are_found_once_with_their_rank(node: LoopNode) -> None:
     job = Job(node, "faulty")
     job.has_trained(300)

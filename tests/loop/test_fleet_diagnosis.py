@@ -46,7 +46,7 @@ def trained(cluster: LoopCluster, job: str) -> Path:
         seen = cluster.get("detectors", kind="straggler", job=job)
         return [[one["answer"] for one in of["readings"]] for of in seen] == [["fine"] * 6]
 
-    poll(is_known, cluster.log())
+    poll(is_known, cluster.log)
     assert [rank["host"] for rank in cluster.get("ranks", job=job)] == NODES
     return faults
 
@@ -57,7 +57,7 @@ def only_anomaly(cluster: LoopCluster, kind: str) -> Any:
     def those() -> list[Any]:
         return [one for one in cluster.get("anomalies") if one["kind"] == kind]
 
-    poll(those, cluster.log())
+    poll(those, cluster.log)
     for node in cluster.nodes:
         assert [one for one in node.get("anomalies") if one["kind"] == kind] == []
     (anomaly,) = those()
@@ -75,7 +75,7 @@ def capture_of(cluster: LoopCluster, anomaly: Any) -> Any:
         ]
         return asked if asked and asked[-1]["outcome"] not in (None, "failed") else []
 
-    *interrupted, capture = poll(those, cluster.log())
+    *interrupted, capture = poll(those, cluster.log)
     assert len(interrupted) <= 1
     return capture
 
@@ -111,7 +111,7 @@ def test_a_straggler_over_three_nodes_is_captured_whole_and_diagnosed_as_one(
     )
     assert trace.content == on_disk.read_bytes()
 
-    poll(lambda: cluster.http.get(address).json()["remote"], cluster.log())
+    poll(lambda: cluster.http.get(address).json()["remote"], cluster.log)
     remote = cluster.http.get(address).json()["remote"]
     below = remote.removeprefix("s3://ours/")
     names = {one.removeprefix(below) for one in s3.objects() if one.startswith(below)}

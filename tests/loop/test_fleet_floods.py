@@ -78,7 +78,7 @@ def test_who_lies_or_floods_is_named_and_costs_the_others_nothing(cluster: LoopC
         about = {"WARPWATCH_RUN": "first"}
         node.start_rank(number, PROGRAM, world_size=4, **about)
     cluster.start_fleet(agents=6)
-    poll(lambda: len(steps(cluster)) == 4, cluster.log())
+    poll(lambda: len(steps(cluster)) == 4, cluster.log)
     assert cluster.fleet is not None
     fleet = psutil.Process(cluster.fleet.pid)
     before = steps(cluster)

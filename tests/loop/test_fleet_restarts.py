@@ -51,7 +51,7 @@ def kill_in_capture(cluster: LoopCluster, moment: int) -> None:
         reached = (True, capture["start_step"], states & {"armed"}, states & {"recording"})
         return bool(reached[moment] or capture["outcome"])
 
-    poll(has_come, cluster.log())
+    poll(has_come, cluster.log)
     cluster.kill_fleet()
 
 
@@ -98,25 +98,25 @@ def test_ten_kills_of_the_fleet_raise_nothing_twice_and_leave_nothing_armed(
         seen = cluster.get("detectors", kind="straggler", job="train")
         return [[one["answer"] for one in of["readings"]] for of in seen] == [["fine"] * RANKS]
 
-    poll(is_known, cluster.log())
+    poll(is_known, cluster.log)
     (faults / "fault").write_text("slow_forward 3")
-    (found,) = poll(lambda: stragglers(cluster), cluster.log())
-    poll(lambda: cluster.get("captures") and nothing_is_armed(cluster), cluster.log())
+    (found,) = poll(lambda: stragglers(cluster), cluster.log)
+    poll(lambda: cluster.get("captures") and nothing_is_armed(cluster), cluster.log)
     for number in range(KILLS):
         kill_in_capture(cluster, number % 4)
         # Ranks that wait for a start step have it, or disarm.
-        poll(lambda: nothing_is_armed(cluster), cluster.log())
+        poll(lambda: nothing_is_armed(cluster), cluster.log)
         cluster.start_fleet()
-        poll(lambda: stragglers(cluster) == [found], cluster.log())
+        poll(lambda: stragglers(cluster) == [found], cluster.log)
     # An agent that is killed while the fleet judges goes on keeping back what it finds.
     poll(lambda: not any(stragglers(node) for node in cluster.nodes), "handed back")
     cluster.nodes[0].lets_pass(SAVED_S)
     for node in cluster.nodes:
         node.kill_daemon()
         node.start_daemon()
-    poll(lambda: len(cluster.up()) == 2, cluster.log())
+    poll(lambda: len(cluster.up()) == 2, cluster.log)
     assert [stragglers(node) for node in cluster.nodes] == [[], []]
-    assert len(re.findall("straggler of train", cluster.log())) == 1
+    assert len(re.findall("straggler of train", cluster.log)) == 1
     asked = [one["request"]["anomaly_id"] for one in cluster.get("captures")]
     assert asked.count(found) == 1
 
@@ -138,10 +138,10 @@ def test_without_a_fleet_agents_judge_alone_whoever_reads_and_hand_back(
         found = of.get("anomalies")
         return [one["id"] for one in found if one["kind"] == "hang" and not one["end_time"]]
 
-    poll(lambda: len(cluster.get("ranks")) == RANKS, cluster.log())
-    poll(lambda: all(r["steps_total"] > 100 for r in cluster.get("ranks")), cluster.log())
+    poll(lambda: len(cluster.get("ranks")) == RANKS, cluster.log)
+    poll(lambda: all(r["steps_total"] > 100 for r in cluster.get("ranks")), cluster.log)
     (faults / "fault").write_text("stuck 3")
-    (found,) = poll(lambda: hangs(cluster), cluster.log())
+    (found,) = poll(lambda: hangs(cluster), cluster.log)
     cluster.nodes[0].lets_pass(10)
     assert [hangs(node) for node in cluster.nodes] == [[], []]
     cluster.kill_fleet()
@@ -152,8 +152,8 @@ def test_without_a_fleet_agents_judge_alone_whoever_reads_and_hand_back(
         alone = poll(lambda: [i for node in cluster.nodes for i in hangs(node)], "by itself")
     assert set(alone) == {found}
     cluster.start_fleet()
-    poll(lambda: not any(hangs(node) for node in cluster.nodes), cluster.log())
+    poll(lambda: not any(hangs(node) for node in cluster.nodes), cluster.log)
     assert hangs(cluster) == [found]
-    assert len(re.findall("hang of train", cluster.log())) == 1
+    assert len(re.findall("hang of train", cluster.log)) == 1
     (faults / "fault").write_text("")
-    poll(lambda: not hangs(cluster), cluster.log())
+    poll(lambda: not hangs(cluster), cluster.log)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import SEEDED, STEPPING, STEPPING_AS
 from tests.waiting import DEADLINE_S
 
-DEMO = "from warpwatch_daemon.demo.training import main; raise SystemExit(main())"
 KILLS = 20
 SEEDED_RANK = {"training_job": "seeded", "rank": "1"}
 
@@ -26,17 +23,6 @@ SEEDED_RANK = {"training_job": "seeded", "rank": "1"}
 def node(tmp_path: Path) -> Iterator[LoopNode]:
     with loop_node(tmp_path, detection={"hang": {"timeout_s": 8}}) as node:
         yield node
-
-
-def start_pair(node: LoopNode) -> list[subprocess.Popen[bytes]]:
-    """Two ranks of a real DDP training over gloo."""
-    environment = {
-        "WARPWATCH_DEMO_SWITCH": str(node.folder / "fault"),
-        "WARPWATCH_DEMO_STOP": str(node.folder / "stop"),
-        "WARPWATCH_DEMO_RENDEZVOUS": str(node.folder / "gloo"),
-        "WARPWATCH_JOB": "pair",
-    }
-    return [node.start_rank(rank, DEMO, world_size=2, **environment) for rank in (0, 1)]
 
 
 def steps_of(node: LoopNode, job: str) -> list[int]:
@@ -50,10 +36,6 @@ def uncounted(node: LoopNode) -> float:
     assert totals is not None
     assert buckets is not None
     return totals - buckets
-
-
-def kinds(node: LoopNode) -> set[str]:
-    return {anomaly["kind"] for anomaly in node.get("anomalies")}
 
 
 @pytest.mark.loops
@@ -82,43 +64,6 @@ def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node: Lo
     assert node.metric("warpwatch_samples_total", **SEEDED_RANK) == 32 * steps
     # One step may have been between its record and its total when the first page was made.
     assert abs(uncounted(node) - before_ring) <= 1
-
-
-@pytest.mark.loops
-@pytest.mark.torch
-def test_a_killed_rank_is_a_crash_and_not_a_hang(node: LoopNode) -> None:
-    node.start_daemon()
-    ranks = start_pair(node)
-    poll(lambda: min(steps_of(node, "pair") or [0]) > 20, "both ranks train")
-    ranks[1].kill()
-    poll(lambda: "crash" in kinds(node), "the crash is found")
-    (crash,) = [a for a in node.get("anomalies") if a["kind"] == "crash"]
-    assert crash["job"] == "pair"
-    node.lets_pass(12)
-    assert "hang" not in kinds(node)
-
-
-@pytest.mark.loops
-@pytest.mark.torch
-def test_a_stopped_rank_is_a_hang_that_names_it(node: LoopNode) -> None:
-    node.start_daemon()
-    ranks = start_pair(node)
-    poll(lambda: min(steps_of(node, "pair") or [0]) > 20, "both ranks train")
-    ranks[1].send_signal(signal.SIGSTOP)
-    poll(lambda: "hang" in kinds(node), "the hang is found")
-
-    def named() -> Any:
-        (hang,) = [a for a in node.get("anomalies") if a["kind"] == "hang"]
-        return hang["rank"] == 1
-
-    poll(named, "the stopped rank is named")
-    assert "crash" not in kinds(node)
-    ranks[1].send_signal(signal.SIGCONT)
-    over = poll(
-        lambda: [a for a in node.get("anomalies") if a["kind"] == "hang" and a["end_time"]],
-        "the hang is over",
-    )
-    assert over[0]["end_time"] > over[0]["time"]
 
 
 def test_the_trainer_may_come_first_and_the_daemon_later(node: LoopNode) -> None:
