@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.faults import job
-from tests.diagnosis.traces import LOADER, STEP_US, TraceFile, cpu_rank
+from tests.diagnosis.traces import (
+    STEP_US,
+    TraceFile,
+    cpu_rank,
+    diagnosed,
+    kernel,
+    loading,
+    stepped,
+    written,
+)
 from tests.diagnosis.workloads import simulate
 from warpwatch_diagnosis.comparison.before_after import BaselineComparison
 from warpwatch_diagnosis.diagnosis import diagnose
@@ -20,24 +30,16 @@ def busy_trace(
     *, factor: float = 1.0, loading_us: int = 0, extra: str | None = None, count: int = 10
 ) -> TraceFile:
     """Four steps: ``count`` products and ten pointwise kernels back to back, ``factor`` slower."""
-    trace = TraceFile()
-    for begin in trace.each_step():
-        at: float = begin
-        if loading_us:
-            trace.annotation(LOADER, begin, loading_us)
-            at += loading_us
-        names = ["gemm"] * count + ["elementwise"] * 10 + ([extra] if extra else [])
-        for name in names:
-            us = factor * (500 if name == "gemm" else 100)
-            trace.kernel(at, us, max(begin, at - 50), name=name)
-            at += us
-    return trace
+    parts, at = [loading(loading_us)] if loading_us else [], float(loading_us)
+    for name in ["gemm"] * count + ["elementwise"] * 10 + ([extra] if extra else []):
+        us = factor * (500 if name == "gemm" else 100)
+        parts.append(kernel(at, us, max(0, at - 50), name))
+        at += us
+    return stepped(*parts)
 
 
 def compared(tmp_path: Path, now: TraceFile, before: TraceFile) -> Diagnosis:
-    return diagnose(
-        [now.write(tmp_path / "now.json")], baseline=[before.write(tmp_path / "before.json")]
-    )
+    return diagnosed(tmp_path, now, baseline=written(tmp_path, before, name="before"))
 
 
 def one(found: Diagnosis) -> BaselineComparison:
@@ -46,7 +48,7 @@ def one(found: Diagnosis) -> BaselineComparison:
 
 
 def test_without_a_baseline_there_is_no_comparison(tmp_path: Path) -> None:
-    found = diagnose([busy_trace().write(tmp_path / "now.json")])
+    found = diagnosed(tmp_path, busy_trace())
     assert found.comparison == ()
     assert found.to_json()["comparison"] == []
 
@@ -93,32 +95,30 @@ def test_one_slower_kernel_is_not_lower_clocks(tmp_path: Path) -> None:
     assert one(compared(tmp_path, busy_trace(), busy_trace())).slowdown_ratio is None
 
 
-def test_a_slower_step_without_any_finding_is_not_healthy(tmp_path: Path) -> None:
+def test_a_slower_step_without_any_finding_is_not_healthy(
+    simulations: Simulations, tmp_path: Path
+) -> None:
     # One rank.
     well = job("healthy", 4)
     slow = replace(well, machines=[replace(m, speed=m.speed / 1.3) for m in well.machines])
-    for name in ("before", "now"):
-        (tmp_path / name).mkdir()
-    before, now = simulate(well, tmp_path / "before", 4), simulate(slow, tmp_path / "now", 4)
+    now = simulate(slow, tmp_path, 4)
     assert diagnose(now).verdict == "healthy"
-    found = diagnose(now, baseline=before)
+    found = diagnose(now, baseline=simulations.paths("healthy", 4))
     assert (found.verdict, found.findings) == ("inconclusive", ())
     assert "as with lower clocks" in found.summary
 
 
 def test_ranks_are_compared_with_themselves(tmp_path: Path) -> None:
-    before = [cpu_rank(k).write(tmp_path / f"before{k}.json") for k in (1, 0)]
-    now = [cpu_rank(k, host_us=1000 * k).write(tmp_path / f"now{k}.json") for k in (0, 1)]
-    found = diagnose(now, baseline=before)
+    before = written(tmp_path, cpu_rank(1), cpu_rank(0), name="before")
+    now = (cpu_rank(k, host_us=1000 * k) for k in (0, 1))
+    found = diagnosed(tmp_path, *now, baseline=before)
     assert [c.rank for c in found.comparison] == [0, 1]
     changes = {p.phase: p.change_ms for p in found.comparison[1].phases if p.change_ms}
     assert changes == pytest.approx({"host": 1.0, "operators": -1.0})
 
 
 def test_a_cpu_trace_and_a_gpu_trace_are_not_compared(tmp_path: Path) -> None:
-    before = cpu_rank(0).write(tmp_path / "before.json")
-    found = diagnose([busy_trace().write(tmp_path / "now.json")], baseline=[before])
-    assert found.comparison == ()
+    assert compared(tmp_path, busy_trace(), cpu_rank(0)).comparison == ()
 
 
 def test_without_a_gpu_the_operators_that_changed_are_named(tmp_path: Path) -> None:
