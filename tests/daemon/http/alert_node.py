@@ -29,6 +29,9 @@ class AlertNode(MemoryAgent):
         """From nothing, though a server that knows this object runs on."""
         self.reset(path)
         self.node = CaptureNode(path, stack, ranks=(0, 1, 2, 3), **triggers)
+        self._open()
+
+    def _open(self) -> None:
         self.metrics = self.node.hub.metrics
         self.node.hub.follow_ranks(self.node.source.devices(self.node.at))
         self.requests = self.open_requests()
@@ -49,9 +52,7 @@ class AlertNode(MemoryAgent):
     def restart(self) -> None:
         """As a daemon's start does it: what is known comes from the store."""
         self.node.restart()
-        self.metrics = self.node.hub.metrics
-        self.node.hub.follow_ranks(self.node.source.devices(self.node.at))
-        self.requests = self.open_requests()
+        self._open()
 
     def state(self) -> State:
         return self.node.hub.state()
@@ -83,19 +84,16 @@ def notification(*alerts: dict[str, Any]) -> dict[str, Any]:
     return {
         "version": "4",
         "groupKey": '{}:{alertname="WarpwatchStraggler"}',
-        "truncatedAlerts": 0,
-        "status": "firing",
-        "receiver": "warpwatch",
+        **{"truncatedAlerts": 0, "status": "firing", "receiver": "warpwatch"},
         "groupLabels": {"alertname": "WarpwatchStraggler"},
-        "commonLabels": {},
-        "commonAnnotations": {},
+        **{"commonLabels": {}, "commonAnnotations": {}},
         "externalURL": "http://alertmanager.example:9093",
         "alerts": list(alerts),
     }
 
 
-def send(client: httpx.Client, *alerts: dict[str, Any], status: int = 200) -> list[dict[str, Any]]:
+def send(client: httpx.Client, *alerts: dict[str, Any]) -> list[dict[str, Any]]:
     answer = client.post(WEBHOOK, json=notification(*alerts))
-    assert answer.status_code == status, answer.text
+    assert answer.status_code == 200, answer.text
     answers: list[dict[str, Any]] = answer.json()["alerts"]
     return answers

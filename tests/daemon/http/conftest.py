@@ -71,7 +71,9 @@ def training_rank(number: int, slow_from: int = 10**9) -> RankState:
     steps = range(281, 481)
     recent = [(0.212 if step < slow_from else 0.339) * (1 + noise.gauss(0, 0.02)) for step in steps]
     total_s = 480 * 0.23
-    waited = 0.03 if number else 0.31
+    waited = 0.015 if number else 0.155
+    rate = 1 / statistics.fmean(recent[-20:])
+    shares = {"data_wait": 0.04, "forward": 0.22, "backward": 0.36, "optimizer": 0.09}
     return RankState(
         job="llama-7b",
         rank=number,
@@ -81,7 +83,7 @@ def training_rank(number: int, slow_from: int = 10**9) -> RankState:
         pid=4100 + number,
         host="node-17",
         world_size=2,
-        device=f"GPU-5f1d0000-0000-0000-0000-00000000000{number}",
+        device=gpu(number).device.uuid,
         first_time=NOW - 130,
         last_step_time=NOW - 0.2,
         step=480,
@@ -89,19 +91,13 @@ def training_rank(number: int, slow_from: int = 10**9) -> RankState:
         steps_total=480,
         samples_total=480 * 16,
         tokens_total=480 * 32768,
-        phases_s={
-            "data_wait": 0.04 * total_s,
-            "forward": 0.22 * total_s,
-            "backward": 0.36 * total_s,
-            "comm": waited * total_s / 2,
-            "optimizer": 0.09 * total_s,
-        },
+        phases_s={name: share * total_s for name, share in (shares | {"comm": waited}).items()},
         durations=Histogram(sum=total_s),
         recent_s=tuple(recent),
         step_clock="optimizer",
-        steps_per_s=1 / statistics.fmean(recent[-20:]),
-        samples_per_s=16 / statistics.fmean(recent[-20:]),
-        tokens_per_s=32768 / statistics.fmean(recent[-20:]),
+        steps_per_s=rate,
+        samples_per_s=16 * rate,
+        tokens_per_s=32768 * rate,
     )
 
 
@@ -132,41 +128,32 @@ ENDED = Anomaly(
         NOW - 650, "job llama-7b waits 39 % of its steps for data since step 120", 180, 0.39
     ),
 )
+TRACES = ("rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz")
+ADVICE = (
+    "Rank 1 runs Python between kernels that rank 0 does not run: look at normalize_batch in "
+    "train.py, or move it into the data loader."
+)
 CAPTURE = Capture(
     id="20260921T141959-3f9a1c",
     request=CaptureRequest(
         "llama-7b", "torch", "anomaly", reason="straggler: rank 1", anomaly_id="a7"
     ),
     time=NOW - 38,
-    ranks=(
-        RankCapture(0, "written", file="rank0.pt.trace.json.gz", first_step=430, last_step=435),
-        RankCapture(1, "written", file="rank1.pt.trace.json.gz", first_step=430, last_step=435),
+    ranks=tuple(
+        RankCapture(rank, "written", file=file, first_step=430, last_step=435)
+        for rank, file in enumerate(TRACES)
     ),
     world_size=2,
     start_step=430,
     recording_time=NOW - 37,
     end_time=NOW - 35,
     outcome="complete",
-    files=(
-        "capture.json",
-        "diagnosis.json",
-        "rank0.pt.trace.json.gz",
-        "rank1.pt.trace.json.gz",
-        "report.html",
-    ),
+    files=("capture.json", "diagnosis.json", "report.html", *TRACES),
     step_s={"before": 0.339, "during": 0.361, "after": 0.338},
     diagnosis={
         "schema": 1,
         "verdict": "host_bound",
-        "findings": [
-            {
-                "kind": "host_bound",
-                "rank": 1,
-                "share": 0.37,
-                "advice": "Rank 1 runs Python between kernels that rank 0 does not run: look at "
-                "normalize_batch in train.py, or move it into the data loader.",
-            }
-        ],
+        "findings": [{"kind": "host_bound", "rank": 1, "share": 0.37, "advice": ADVICE}],
     },
     diagnosis_outcome="complete",
 )
@@ -182,38 +169,25 @@ FAILED = Capture(
 
 def around_straggler() -> AnomalyContext:
     """Eight minutes before it and its 41 seconds: rank 1 got slow, and its GPU did not."""
-    noise = random.Random(7)
     times = tuple(NOW - 41 + 10 * index for index in range(-48, 4))
-    slow = [time >= NOW - 51 for time in times]
 
-    def around(low: float, high: float) -> tuple[float, ...]:
-        return tuple((high if late else low) * (1 + noise.gauss(0, 0.01)) for late in slow)
+    def around(before: float, since: float) -> tuple[float, ...]:
+        return tuple(since if time >= NOW - 51 else before for time in times)
+
+    def series(values: dict[str, tuple[float, ...]], **about: Any) -> ContextSeries:
+        return ContextSeries(times, (29,) * len(times), values, **about)
 
     steps = {
         "step_duration_s": around(0.212, 0.339),
         "tokens_per_s": around(309_000.0, 193_000.0),
     }
-    counts = tuple(int(10 / step) for step in steps["step_duration_s"])
-    device = gpu(1).device.uuid
+    job, rank = around(0.03, 0.08), around(0.03, 0.004)
     return AnomalyContext(
         10.0,
         (
-            ContextSeries(
-                times, counts, steps | {"phase_s{phase=comm}": around(0.03, 0.08)}, job="llama-7b"
-            ),
-            ContextSeries(
-                times,
-                counts,
-                steps | {"phase_s{phase=comm}": around(0.03, 0.004)},
-                job="llama-7b",
-                rank=1,
-            ),
-            ContextSeries(
-                times,
-                (10,) * len(times),
-                {"clock_hertz{domain=sm}": around(1.755e9, 1.755e9)},
-                device=device,
-            ),
+            series(steps | {"phase_s{phase=comm}": job}, job="llama-7b"),
+            series(steps | {"phase_s{phase=comm}": rank}, job="llama-7b", rank=1),
+            series({"clock_hertz{domain=sm}": around(1.755e9, 1.755e9)}, device=STRAGGLER.device),
         ),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, certified
+from tests.daemon.http.conftest import NOW, certified
 from warpwatch_daemon.cli import main
 
 NAME = "warpwatch-peers.monitoring.svc"
@@ -42,40 +42,27 @@ def test_a_daemon_that_is_not_the_one_meant_is_not_talked_to(daemon, folder, wro
     assert "certificate verify failed" in capsys.readouterr().err
 
 
-def test_an_authority_that_is_no_certificate_is_a_usage_error(tmp_path, capsys):
-    url = ["--url", "https://127.0.0.1:9"]
-    assert main(["status", *url, "--ca-file", str(tmp_path / "none.crt")]) == 2
-    assert "none.crt: No such file" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "said"), [("none", "none.crt: No such"), ("empty", "empty.crt: ")]
+)
+def test_an_authority_that_is_no_certificate_is_a_usage_error(tmp_path, capsys, name, said):
     (tmp_path / "empty.crt").write_text("")
-    assert main(["status", *url, "--ca-file", str(tmp_path / "empty.crt")]) == 2
-    assert "empty.crt: " in capsys.readouterr().err
+    path = tmp_path / f"{name}.crt"
+    assert main(["status", "--url", "https://127.0.0.1:9", "--ca-file", str(path)]) == 2
+    assert said in capsys.readouterr().err
 
 
-def test_status_tells_what_is_wrong_now_and_what_was(url, agent, monkeypatch, capsys):
-    monkeypatch.setattr("time.time", lambda: NOW)
-    info = replace(STRAGGLER, id="a8", severity="info", time=NOW - 1)
-    agent.now = replace(agent.now, anomalies=(ENDED, STRAGGLER, info))
-    assert main(["status", "--url", url]) == 1
-    lines = [line for line in capsys.readouterr().out.splitlines() if "llama-7b, " in line]
-    assert lines == [
-        "! straggler of llama-7b, found 41 s ago: "
-        "rank 1 computes 60 % longer than its peer since step 400",
-        "  straggler of llama-7b, found now: "
-        "rank 1 computes 60 % longer than its peer since step 400",
-        "  data_stall of llama-7b, over 10 min ago: "
-        "job llama-7b waits 39 % of its steps for data since step 120",
-    ]
+def test_a_capture_is_asked_for_with_its_options(client, agent, capsys):
+    asked_for = "--job llama-7b --with stacks --with shapes --rank 1 --kind torch --steps 3"
+    assert main(["capture", *asked_for.split()]) == 0
+    (asked,) = agent.asked
+    assert (asked.options, asked.ranks, asked.steps) == (("shapes", "stacks"), (1,), 3)
+    assert capsys.readouterr().out.startswith("capture 20260921T150000-aaaaaa: begun")
 
 
-def test_status_tells_how_fast_a_job_is_and_what_its_tokens_cost(url, agent, capsys):
-    (job, *_) = agent.now.jobs
-    rank = replace(agent.now.ranks[0], job=job.name, steps_per_s=2.5, tokens_per_s=12_345.0)
-    job = replace(job, model_flops_ratio={"shapes": 0.41})
-    job = replace(job, tokens_per_joule=0.0123, memory_ratio=0.76)
-    agent.now = replace(agent.now, anomalies=(), ranks=(rank,), jobs=(job,))
-    assert main(["status", "--url", url]) == 0
-    said = capsys.readouterr().out
-    assert "2.5 steps/s" in said and "12.3k tokens/s" in said
-    assert f"{job.name}: MFU 41 % (by shapes)" in said
-    assert f"{job.name}: tensors take up to 76 % of a GPU's memory" in said
-    assert f"{job.name}: 0.0123 tokens/J" in said
+def test_status_ends_with_1_only_where_more_than_information_is_active(client, agent, capsys):
+    _, straggler = agent.now.anomalies
+    for changes, status in (({}, 1), ({"severity": "info"}, 0), ({"end_time": NOW}, 0)):
+        agent.now = replace(agent.now, anomalies=(replace(straggler, **changes),))
+        assert main(["status"]) == status
+    assert "straggler of llama-7b, over" in capsys.readouterr().out

@@ -6,11 +6,13 @@ import os
 
 import pytest
 
-BASE = "/api/v1/captures/20260921T141959-3f9a1c"
-TRACE = "rank0.pt.trace.json.gz"
+from tests.daemon.http.conftest import CAPTURE, TRACES
+
+BASE = f"/api/v1/captures/{CAPTURE.id}"
+TRACE = TRACES[0]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def files(agent, tmp_path):
     (agent.folder / TRACE).write_bytes(bytes(range(256)) * 1000)
     (agent.folder / "report.html").write_text("<script>alert(1)</script>")
@@ -20,7 +22,6 @@ def files(agent, tmp_path):
     os.mkfifo(agent.folder / "fifo")
 
 
-@pytest.mark.usefixtures("files")
 def test_a_trace_is_downloaded_whole_or_in_part(client):
     answer = client.get(f"{BASE}/{TRACE}")
     assert len(answer.content) == 256_000
@@ -30,7 +31,6 @@ def test_a_trace_is_downloaded_whole_or_in_part(client):
     assert (part.status_code, part.content) == (206, b"\x01\x02\x03")
 
 
-@pytest.mark.usefixtures("files")
 def test_only_perfetto_may_read_a_trace_and_nothing_but_traces(client):
     allowed = "access-control-allow-origin"
     perfetto = {"Origin": "https://ui.perfetto.dev"}
@@ -43,7 +43,6 @@ def test_only_perfetto_may_read_a_trace_and_nothing_but_traces(client):
         assert allowed not in client.get(path, headers=perfetto).headers
 
 
-@pytest.mark.usefixtures("files")
 def test_a_report_runs_in_a_sandbox_without_scripts(client):
     answer = client.get(f"{BASE}/report.html")
     policy = answer.headers["content-security-policy"]
@@ -53,23 +52,13 @@ def test_a_report_runs_in_a_sandbox_without_scripts(client):
     assert "content-disposition" not in answer.headers
 
 
-@pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(
     "path",
     [
-        f"{BASE}/missing.json",
-        "/api/v1/captures/other/report.html",
-        f"{BASE}/../../secret",
-        f"{BASE}/..%2f..%2fsecret",
-        f"{BASE}/%2e%2e/secret",
-        f"{BASE}/..%5csecret",
-        f"{BASE}/%2fetc%2fpasswd",
-        f"{BASE}/report.html%00",
-        f"{BASE}/%2e",
-        f"{BASE}/%2e%2e",
-        f"{BASE}/link.txt",
-        f"{BASE}/fifo",
-        f"/api/v1/captures/..%2f{TRACE}",
+        *(f"{BASE}/{name}" for name in ("missing.json", "link.txt", "fifo", "report.html%00")),
+        *(f"{BASE}/{up}secret" for up in ("../../", "..%2f..%2f", "%2e%2e/", "..%5c")),
+        *(f"{BASE}/{name}" for name in ("%2fetc%2fpasswd", "%2e", "%2e%2e")),
+        *("/api/v1/captures/other/report.html", f"/api/v1/captures/..%2f{TRACE}"),
     ],
 )
 def test_nothing_else_is_reachable(client, path):

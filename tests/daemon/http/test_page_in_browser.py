@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.browser import NEEDS_BROWSER, browser, open_page
+from tests.daemon.http.conftest import TIMEOUT_S
 
 pytestmark = NEEDS_BROWSER
 __all__ = ["browser"]
@@ -32,7 +33,7 @@ def test_the_page_follows_the_daemon_without_a_jump(browser, url, agent):
     page = open_page(browser, url, complaints, viewport={"width": 1280, "height": 500})
     page.evaluate("scrollTo(0, 400)")
     agent.now = replace(agent.now, anomalies=())
-    page.get_by_role("heading", name="All well: 8 GPUs, 2 ranks").wait_for(timeout=5000)
+    page.get_by_role("heading", name="All well: 8 GPUs, 2 ranks").wait_for(timeout=1000 * TIMEOUT_S)
     assert page.evaluate("scrollY") > 0
     assert page.title().startswith("All well")
     assert complaints == []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon.http.conftest import TIMEOUT_S
 from warpwatch_daemon.http.peer import Peer, _is_of_this_machine, identify
 
 POD = "0b7c4f9e-3a2d-4c5e-8f1a-6d7e8f9a0b1c"
@@ -62,7 +63,7 @@ def test_the_kernel_says_whose_process_asks(
         connection, _ = listener.accept()
         with connection:
             assert identify(Transport(connection)) == expected
-        child.communicate(b"\n", timeout=60)
+        child.communicate(b"\n", timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,123 @@
+"""A node that has each part that is shown, in each form that the part may have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.daemon.http.conftest import CAPTURE, ENDED, NOW, STRAGGLER, MemoryAgent
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
+from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.attribution import Attribution, Workload
+from warpwatch_telemetry.captures import Capture, Decision, RankCapture, Residual
+from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.samples import DeviceProcess
+from warpwatch_telemetry.state import DetectorSight, State
+
+CAPTURES = (
+    # Five of eight steps, which slowed the job down for good.
+    replace(
+        CAPTURE,
+        request=replace(CAPTURE.request, steps=8),
+        steps=5,
+        ranks=tuple(replace(rank, verified=True, events=41_200) for rank in CAPTURE.ranks),
+        cost_s=1.25,
+        residual=Residual(1.12, 20, True),
+    ),
+    # A trace lacks something, and chance explains what steps take since.
+    replace(
+        CAPTURE,
+        id="20260921T141900-000001",
+        ranks=(
+            replace(CAPTURE.ranks[0], verified=True, node="gpu-0"),
+            replace(CAPTURE.ranks[1], verified=False, problems=("no_kernels: …",), node="gpu-1"),
+        ),
+        detail="rank 1 is not verified (no_kernels: …)",
+        residual=Residual(1.004, 20, False),
+        diagnosis=None,
+    ),
+    replace(
+        CAPTURE,
+        id="20260921T141900-000002",
+        residual=Residual(1.19, 11, False),
+        world_size=8,
+        outcome="no_memory",
+        ranks=(),
+        step_s={},
+    ),
+    Capture("c", CAPTURE.request, NOW - 5, ranks=(RankCapture(0),), steps=8),
+)
+
+
+def everything(now: State) -> State:
+    """Return the state of a node in trouble with everything else that may be there."""
+    gpus = now.devices[:3]
+    first, second = (replace(rank, recent_s=rank.recent_s[-4:]) for rank in now.ranks)
+    xids = {
+        ("device_xid_errors_total", ("79",)): 1.0,
+        ("device_xid_last_timestamp_seconds", ("79",)): NOW - 60,
+        ("device_xid_errors_total", ("48",)): 0.0,
+    }
+    instance = replace(gpus[1].device, gpu_instance="7", profile="1g.10gb")
+    ranks = (
+        replace(first, parallel={"pipeline": (3, 4), "data": (0, 2), "tensor": (0, 1)}),
+        replace(second, status="stopped", silent_reason="holds the GIL"),
+        replace(second, rank=2, name="2", status="stopped", silent_reason="stopped"),
+        replace(second, rank=3, name="3", recent_s=(), calls_without_step=130, step_clock=""),
+        replace(
+            *(second,),
+            **{"rank": 4, "name": "4", "status": "died", "job": "other", "owner": "uid/1001"},
+            **{"recent_s": (), "steps_per_s": None, "samples_per_s": None, "tokens_per_s": None},
+        ),
+    )
+    # A name that is no Unicode.
+    process = DeviceProcess(7, "caf\udce9", 2**30, 0.5)
+    job = replace(now.jobs[0], model_flops_ratio={"shapes": 0.41}, memory_ratio=0.76)
+    cold = replace(STRAGGLER, id="a8", severity="info", time=NOW - 1, reopened=2)
+    crash = replace(STRAGGLER, id="a9", severity="critical", time=NOW - 300, summary="rank 0 died")
+    return replace(
+        now,
+        devices=(
+            replace(gpus[0], up=False, reason="lost", values=xids),
+            replace(gpus[1], device=instance, processes=(process,)),
+            replace(gpus[2], values={("device_encoder_utilization_ratio", ()): float("nan")}),
+        ),
+        ranks=ranks,
+        jobs=(replace(job, tokens_per_joule=0.0123),),
+        anomalies=(
+            *(STRAGGLER, cold, crash, replace(ENDED, explained_by="a7")),
+            *(replace(ENDED, id="a4", explained_by="a0"), replace(ENDED, id="a5")),
+        ),
+        captures=(*CAPTURES, now.captures[0]),
+        attributions=(
+            Attribution("kubelet", NOW, {gpus[2].device.uuid: (Workload("ml", "llama-0", "c"),)}),
+        ),
+        sights=(
+            DetectorSight("straggler", "llama-7b", "uid/1000", True, "limit 1.9; blind to 20%"),
+            DetectorSight("data_stall", "llama-7b", "uid/1000", False, "limit 10 %"),
+        ),
+        decisions=(
+            Decision(1.5, "a9", "refused_cooldown", "llama-7b was captured 20 s ago <b>"),
+            Decision(1.5, "a7", "refused_busy", "it was captured after all"),
+            Decision(1.5, "a8", "waiting", "whether it lasts 60 s"),
+            Decision(1.5, "a3", "no_recipe", "triggers.recipes: none for crash"),
+        ),
+    )
+
+
+def fill(agent: MemoryAgent) -> None:
+    """Let the agent report everything."""
+    agent.now = everything(agent.now)
+    agent.lacks = ("nvml: library not found",)
+    blind = DetectorStatus("fine", "limit 1.9", job="llama-7b", rank=1, sees=0.9, effect=0.2)
+    fine = DetectorStatus("fine", "12 % of 30 %", job="llama-7b", rank=1, value=0.12, limit=0.3)
+    found = Found(NOW, "warning", "25 % slower", job="llama-7b")
+    suppressed = Suppressed("step_regression", found, "straggler", "a7", since=NOW)
+    agent.seen = ({"data_stall": [fine], "straggler": [blind], "hang": []}, (suppressed,))
+    about: dict[str, Any] = {
+        "phases_s": {"forward": 0.1},
+        "anomalies": {"straggler": 1},
+        "step_counts": {400: 7},
+    }
+    agent.runs = [RunSummary("uid/1000", "llama-7b", "r1", NOW, NOW - 60, ranks=(0, 1), **about)]

@@ -1,0 +1,59 @@
+"""What a daemon shows of a node with everything in it, compared with golden files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.daemon.http.conftest import CAPTURE, NOW, MemoryAgent
+from tests.daemon.http.everything import fill
+from warpwatch_daemon.cli import status
+from warpwatch_daemon.cli.capture import describe
+
+Golden = Callable[[str, bytes], None]
+
+PATHS = (
+    *("devices", "jobs", "ranks", "anomalies", "anomalies/a7", "anomalies/a3", "detectors"),
+    *("captures", f"captures/{CAPTURE.id}", "diagnoses", "runs"),
+)
+
+
+@pytest.fixture
+def full(agent: MemoryAgent) -> MemoryAgent:
+    fill(agent)
+    return agent
+
+
+def test_the_page_is_the_golden_one(
+    client: httpx.Client, full: MemoryAgent, golden: Golden
+) -> None:
+    full.runs = []
+    page = client.get("/").text
+    page = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
+    golden("http/page.html", page.encode())
+
+
+def test_the_answers_of_the_api_are_the_golden_ones(
+    client: httpx.Client, full: MemoryAgent, golden: Golden
+) -> None:
+    answers = {path: client.get(f"/api/v1/{path}").json() for path in PATHS}
+    golden("http/api.json", json.dumps(answers, indent=1).encode())
+
+
+def test_what_commands_print_is_the_golden_text(
+    client: httpx.Client,
+    full: MemoryAgent,
+    golden: Golden,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(status.time, "time", lambda: NOW)
+    assert status.main([]) == 1
+    shown = client.get("/api/v1/captures").json()["captures"]
+    text = capsys.readouterr().out
+    text += "\n".join(describe(capture, "http://localhost:9400") for capture in shown)
+    golden("http/commands.txt", text.encode())
