@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.daemon.doctor.conftest import MakeInputs, surveyed
+from tests.daemon.doctor.conftest import surveyed
 from warpwatch_daemon.doctor import topology
 from warpwatch_daemon.doctor.check import Check, gpu_set, merged
 from warpwatch_daemon.doctor.device_rules import RULES
@@ -23,20 +23,12 @@ TESLA, GEFORCE = "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090"
 DOWN, UP = NvLink(False, None, None), NvLink(True, 2, None)
 
 
-def judged(name: str, device: DeviceFacts) -> Check | None:
-    return next(rule.check(device) for rule in RULES if rule.name == name)
-
-
-def verdict(check: Check | None) -> tuple[bool | None, str] | None:
-    return (check.ok, check.detail) if check else None
-
-
-def test_gpus_are_named_in_runs() -> None:
+def test_gpus_are_named_in_runs():
     assert gpu_set([5, 0, 1, 2]) == "GPU 0-2,5"
     assert gpu_set([3]) == "GPU 3"
 
 
-def test_equal_findings_become_one_and_faults_come_first() -> None:
+def test_equal_findings_become_one_and_faults_come_first():
     well, bad = Check("x", True, "on"), Check("x", False, "off", "set -i {gpus}")
     assert list(merged([(0, well), (1, bad), (2, well), (3, bad)])) == [
         Check("x", False, "GPU 1,3: off", "set -i 1,3"),
@@ -44,112 +36,68 @@ def test_equal_findings_become_one_and_faults_come_first() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "expected"),
-    [
-        (TESLA, Modes(1, 1), (True, "on")),
-        (TESLA, Modes(0, 0), (False, "off: memory errors corrupt results unseen")),
-        (TESLA, Modes(0, 1), (None, "off, will be on after a reset")),
-        (GEFORCE, Modes(0, 0), (True, "off, as desktop GPUs are delivered")),
-    ],
-)
-def test_ecc_off_is_a_fault_on_data_centre_gpus_only(
-    name: str, mode: Modes, expected: tuple[bool | None, str]
-) -> None:
-    assert verdict(judged("ECC", DeviceFacts(index=0, name=name, ecc_mode=mode))) == expected
-
-
-def test_what_a_gpu_did_not_tell_is_not_judged() -> None:
+def test_what_a_gpu_did_not_tell_is_not_judged():
     silent = DeviceFacts(index=0)
     assert [rule.check(silent) for rule in RULES] == [None] * len(RULES)
 
 
-@pytest.mark.parametrize(
-    ("now", "busy_percent", "expected"),
-    [
-        (Pcie(1, 16), 0, (True, "generation 1 x16 of 4 x16 (idle links slow down)")),
-        (Pcie(1, 16), 90, (False, "generation 1 x16 of 4 x16 under load: the link is slow")),
-        (Pcie(4, 8), 0, (False, "generation 4 x8 of 4 x16: lanes are missing")),
-        (Pcie(4, 16), 90, (True, "generation 4 x16 of 4 x16")),
-    ],
-)
-def test_pcie_width_counts_always_and_generation_under_load(
-    now: Pcie, busy_percent: int, expected: tuple[bool, str]
-) -> None:
-    device = DeviceFacts(index=0, pcie=now, max_pcie=Pcie(4, 16), busy_percent=busy_percent)
-    assert verdict(judged("PCIe", device)) == expected
+def ecc(name: str, now: int, next_start: int) -> dict[str, object]:
+    return {"name": name, "ecc_mode": Modes(now, next_start)}
+
+
+def pcie(generation: int, width: int, busy_percent: int) -> dict[str, object]:
+    now = Pcie(generation, width)
+    return {"pcie": now, "max_pcie": Pcie(4, 16), "busy_percent": busy_percent}
+
+
+def rows(*counts: int) -> dict[str, object]:
+    return {"remapped_rows": RemappedRows(*counts)}
 
 
 @pytest.mark.parametrize(
-    ("reasons", "expected"),
+    ("rule", "facts", "ok", "detail"),
     [
-        (0, (True, "none now")),
-        (0x1, (True, "none now")),
-        (0x4, (True, "at the power limit, which is usual under full load")),
-        (0x84, (False, "slowed down now: power brake from outside")),
-        (0x2, (None, "clocks are held down by a setting")),
+        # Desktop GPUs are delivered without it.
+        ("ECC", ecc(TESLA, 1, 1), True, "on"),
+        ("ECC", ecc(TESLA, 0, 0), False, "off: memory errors corrupt results unseen"),
+        ("ECC", ecc(TESLA, 0, 1), None, "off, will be on after a reset"),
+        ("ECC", ecc(GEFORCE, 0, 0), True, "off, as desktop GPUs are delivered"),
+        # The width counts always, the generation under load.
+        ("PCIe", pcie(1, 16, 0), True, "generation 1 x16 of 4 x16 (idle links slow down)"),
+        ("PCIe", pcie(1, 16, 90), False,
+         "generation 1 x16 of 4 x16 under load: the link is slow"),
+        ("PCIe", pcie(4, 8, 0), False, "generation 4 x8 of 4 x16: lanes are missing"),
+        ("PCIe", pcie(4, 16, 90), True, "generation 4 x16 of 4 x16"),
+        ("throttling", {"clock_event_reasons": 0}, True, "none now"),
+        ("throttling", {"clock_event_reasons": 0x1}, True, "none now"),
+        ("throttling", {"clock_event_reasons": 0x4}, True,
+         "at the power limit, which is usual under full load"),
+        ("throttling", {"clock_event_reasons": 0x84}, False,
+         "slowed down now: power brake from outside"),
+        ("throttling", {"clock_event_reasons": 0x2}, None, "clocks are held down by a setting"),
+        ("row remapping", rows(0, 0, 0, 0), True, "no rows remapped"),
+        ("row remapping", rows(1, 2, 0, 0), True,
+         "1 rows after correctable errors, 2 after others; spares are left"),
+        ("row remapping", rows(0, 1, 1, 0), False,
+         "waits for a reset; remapped so far: 0 rows after correctable errors, 1 after others"),
+        ("uncorrected ECC", {"uncorrected_volatile": 0, "uncorrected_aggregate": 4}, None,
+         "none since the driver was loaded, 4 ever"),
     ],
-)
-def test_clock_event_reasons_are_put_in_words(
-    reasons: int, expected: tuple[bool | None, str]
-) -> None:
-    device = DeviceFacts(index=0, clock_event_reasons=reasons)
-    assert verdict(judged("throttling", device)) == expected
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (RemappedRows(0, 0, 0, 0), (True, "no rows remapped")),
-        (
-            RemappedRows(1, 2, 0, 0),
-            (True, "1 rows after correctable errors, 2 after others; spares are left"),
-        ),
-        (
-            RemappedRows(0, 1, 1, 0),
-            (
-                False,
-                "waits for a reset; remapped so far: 0 rows after correctable errors, 1 after "
-                "others",
-            ),
-        ),
-    ],
-)
-def test_row_remapping_that_waits_is_a_fault(
-    rows: RemappedRows, expected: tuple[bool, str]
-) -> None:
-    device = DeviceFacts(index=0, remapped_rows=rows)
-    assert verdict(judged("row remapping", device)) == expected
+)  # fmt: skip
+def test_a_gpu_is_judged_by_its_facts(rule, facts, ok, detail):
+    device = DeviceFacts(index=0, **facts)
+    check = next(one.check(device) for one in RULES if one.name == rule)
+    assert check is not None
+    assert (check.ok, check.detail) == (ok, detail)
 
 
 @pytest.mark.parametrize("action", range(1, 9))
-def test_every_recovery_action_has_advice(action: int) -> None:
-    check = judged("recovery", DeviceFacts(index=0, recovery_action=action))
+def test_every_recovery_action_has_advice(action):
+    device = DeviceFacts(index=0, recovery_action=action)
+    check = next(one.check(device) for one in RULES if one.name == "recovery")
     assert check is not None
     assert check.ok is False
     assert check.advice
-
-
-def test_errors_before_the_last_driver_load_are_a_note() -> None:
-    device = DeviceFacts(index=0, uncorrected_volatile=0, uncorrected_aggregate=4)
-    check = judged("uncorrected ECC", device)
-    assert verdict(check) == (None, "none since the driver was loaded, 4 ever")
-
-
-def test_inactive_links_count_where_peers_have_them(inputs: MakeInputs) -> None:
-    healthy = [linked(index, UP, UP) for index in (0, 1)]
-    survey = surveyed(*healthy, linked(2, UP, DOWN))
-    found = [c for c in topology.checks(inputs(survey)) if c.name == "NVLink"]
-    assert [(c.ok, c.detail) for c in found] == [
-        (False, "GPU 2: 1 of 2 links active, peers have 2; inactive: 1"),
-        (True, "GPU 0-1: 2 of 2 links active"),
-    ]
-
-
-def test_links_that_no_gpu_uses_are_a_note(inputs: MakeInputs) -> None:
-    survey = surveyed(linked(0, DOWN, DOWN), linked(1, DOWN, DOWN))
-    (check,) = (c for c in topology.checks(inputs(survey)) if c.name == "NVLink")
-    assert (check.ok, check.detail) == (None, "GPU 0-1: none of 2 links is active")
 
 
 def linked(index: int, *links: NvLink) -> DeviceFacts:
@@ -158,25 +106,39 @@ def linked(index: int, *links: NvLink) -> DeviceFacts:
     return DeviceFacts(index=index, name=TESLA, bus_id=bus_id, memory=memory, nvlinks=links)
 
 
+def found(given, name: str) -> list[tuple[bool | None, str]]:
+    return [(c.ok, c.detail) for c in topology.checks(given) if c.name == name]
+
+
+def test_inactive_links_count_where_peers_have_them(inputs):
+    survey = surveyed(linked(0, UP, UP), linked(1, UP, UP), linked(2, UP, DOWN))
+    assert found(inputs(survey), "NVLink") == [
+        (False, "GPU 2: 1 of 2 links active, peers have 2; inactive: 1"),
+        (True, "GPU 0-1: 2 of 2 links active"),
+    ]
+    unused = surveyed(linked(0, DOWN, DOWN), linked(1, DOWN, DOWN))
+    assert found(inputs(unused), "NVLink") == [(None, "GPU 0-1: none of 2 links is active")]
+
+
 @pytest.mark.parametrize(
     ("fabric", "expected"),
     [
-        (Fabric(0, 0), None),
-        (Fabric(3, 0), (True, "GPU 0: registered")),
-        (Fabric(3, 0, 0b10), (True, "GPU 0: registered")),
-        (Fabric(3, 0, 0b01), (False, "GPU 0: registered, but bandwidth is degraded")),
-        (Fabric(1, 0), (False, "GPU 0: registration not started: CUDA programs fail (error 802)")),
+        (Fabric(0, 0), []),
+        (Fabric(3, 0), [(True, "GPU 0: registered")]),
+        (Fabric(3, 0, 0b10), [(True, "GPU 0: registered")]),
+        (Fabric(3, 0, 0b01), [(False, "GPU 0: registered, but bandwidth is degraded")]),
+        (
+            Fabric(1, 0),
+            [(False, "GPU 0: registration not started: CUDA programs fail (error 802)")],
+        ),
     ],
 )
-def test_the_fabric_is_judged_by_registration_and_health(
-    inputs: MakeInputs, fabric: Fabric, expected: tuple[bool, str] | None
-) -> None:
+def test_the_fabric_is_judged_by_registration_and_health(inputs, fabric, expected):
     device = DeviceFacts(index=0, memory=MemoryUse(0, 1), fabric=fabric)
-    found = [c for c in topology.checks(inputs(surveyed(device))) if c.name == "NVLink fabric"]
-    assert [verdict(check) for check in found] == ([expected] if expected else [])
+    assert found(inputs(surveyed(device)), "NVLink fabric") == expected
 
 
-def test_pairs_are_grouped_by_their_path(inputs: MakeInputs) -> None:
+def test_pairs_are_grouped_by_their_path(inputs):
     direct = NvLink(True, 0, "00000000:11:00.0")
     gpus = (linked(0, direct), linked(1, NvLink(True, 0, "00000000:10:00.0")), linked(2))
     survey = Survey(
@@ -184,16 +146,15 @@ def test_pairs_are_grouped_by_their_path(inputs: MakeInputs) -> None:
         ancestors={(0, 1): 50, (0, 2): 30, (1, 2): 50},
         peer_access={(0, 1): 0, (0, 2): 1, (1, 2): 1},
     )  # fmt: skip
-    found = {check.name: check for check in topology.checks(inputs(survey))}
-    assert found["GPU pairs"].detail == (
+    ((_, pairs),) = found(inputs(survey), "GPU pairs")
+    assert pairs == (
         "NVLink: 0-1; the PCIe host bridge (PHB): 0-2; the link between NUMA nodes (SYS): 1-2"
     )
-    assert found["peer access"].detail == (
-        "2 of 3 pairs copy through host memory (the chipset does not support it)"
-    )
+    ((_, access),) = found(inputs(survey), "peer access")
+    assert access == ("2 of 3 pairs copy through host memory (the chipset does not support it)")
 
 
-def test_gpus_of_several_numa_nodes_say_how_to_bind(inputs: MakeInputs) -> None:
+def test_gpus_of_several_numa_nodes_say_how_to_bind(inputs):
     files = {
         "/sys/bus/pci/devices/0000:10:00.0/numa_node": "0\n",
         "/sys/bus/pci/devices/0000:11:00.0/numa_node": "1\n",
@@ -202,7 +163,7 @@ def test_gpus_of_several_numa_nodes_say_how_to_bind(inputs: MakeInputs) -> None:
         "/sys/bus/pci/devices/0000:10:00.0/iommu_group/type": "DMA-FQ\n",
         "/sys/bus/pci/devices/0000:11:00.0/iommu_group/type": "identity\n",
     }
-    found = {c.name: c for c in topology.checks(inputs(surveyed(linked(0), linked(1)), files))}
-    assert found["NUMA"].detail == "GPU 0 on node 0 (CPUs 0-47); GPU 1 on node 1 (CPUs 48-95)"
-    assert "numactl" in found["NUMA"].advice
-    assert found["IOMMU"].detail.startswith("GPU 0 behind a translating IOMMU")
+    checks = {c.name: c for c in topology.checks(inputs(surveyed(linked(0), linked(1)), files))}
+    assert checks["NUMA"].detail == "GPU 0 on node 0 (CPUs 0-47); GPU 1 on node 1 (CPUs 48-95)"
+    assert "numactl" in checks["NUMA"].advice
+    assert checks["IOMMU"].detail.startswith("GPU 0 behind a translating IOMMU")

@@ -5,33 +5,26 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.daemon.doctor.conftest import MakeDriver, MakeInputs
 from warpwatch_daemon.doctor import devices, topology
 from warpwatch_daemon.doctor import driver as driver_checks
 from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
-from warpwatch_daemon.doctor.questions import QUESTIONS
+from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.survey import ask_driver
 
-# Where nothing answers, and where healthy GPUs of a busy machine must not be taken for stuck.
-SHORT_S, LONG_S = 1.0, 3.0
+# Where nothing answers; and where healthy GPUs must not be taken for stuck on a busy machine, which
+# answers of a library that computes nothing keep up with.
+SHORT_S, LONG_S = 1.0, 6.0
 
 
-def worth_a_word(survey: Survey, inputs: MakeInputs) -> dict[str, Check]:
+def worth_a_word(survey: Survey, inputs) -> dict[str, Check]:
     """What is not well, by name."""
     given = inputs(survey)
     groups = (driver_checks.checks, devices.checks, topology.checks)
     found = [check for group in groups for check in group(given)]
     return {check.name: check for check in found if check.ok is not True}
-
-
-def test_every_question_has_a_place_for_its_answer() -> None:
-    others = {"index", "codes", "waiting_for"}
-    assert set(QUESTIONS) == set(DeviceFacts.__struct_fields__) - others
 
 
 @pytest.mark.parametrize(
@@ -45,16 +38,19 @@ def test_every_question_has_a_place_for_its_answer() -> None:
         ("t4", {"not offered", "peer access"}),
     ],
 )
-def test_a_healthy_gpu_of_any_model_gives_no_problem(
-    driver: MakeDriver, inputs: MakeInputs, profile: str, notes: set[str]
-) -> None:
+def test_a_healthy_gpu_of_any_model_gives_no_problem(driver, inputs, profile, notes):
     driver(profile)
     found = worth_a_word(ask_driver(), inputs)
     assert set(found) == notes
     assert all(check.ok is None for check in found.values())
+    if profile == "v100":
+        assert found["not offered"].detail == (
+            "GPU 0-7: temperature margin, row remapping, recovery advice, MIG, NVLink fabric, "
+            "GPM (SM, tensor and memory activity)"
+        )
 
 
-def test_facts_of_an_h100_are_read(driver: MakeDriver) -> None:
+def test_facts_of_an_h100_are_read(driver):
     driver("h100", gpus=2)
     survey = ask_driver()
     first = survey.devices[0]
@@ -70,18 +66,7 @@ def test_facts_of_an_h100_are_read(driver: MakeDriver) -> None:
     assert first.codes == {"retired_pages_pending": 3}
 
 
-def test_a_v100_says_what_it_has_not(driver: MakeDriver, inputs: MakeInputs) -> None:
-    driver("v100", gpus=1)
-    (check,) = worth_a_word(ask_driver(), inputs).values()
-    assert check.detail == (
-        "GPU 0: temperature margin, row remapping, recovery advice, MIG, NVLink fabric, "
-        "GPM (SM, tensor and memory activity)"
-    )
-
-
-def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(
-    driver: MakeDriver, inputs: MakeInputs
-) -> None:
+def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(driver, inputs):
     fake = driver("h100")
     fake.set(1, unknown=1)
     fake.set(2, reset_required=1)
@@ -107,9 +92,7 @@ def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(
 
 
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
-def test_a_driver_that_does_not_answer_at_all_is_said_to_hang(
-    driver: MakeDriver, inputs: MakeInputs, function: str
-) -> None:
+def test_a_driver_that_does_not_answer_at_all_is_said_to_hang(driver, inputs, function):
     driver().hang(function)
     found = worth_a_word(ask_driver(SHORT_S), inputs)
     assert found["NVML"].detail == "the driver has not answered for 1 s: the kernel module hangs"
@@ -126,8 +109,8 @@ def test_a_driver_that_does_not_answer_at_all_is_said_to_hang(
     ],
 )
 def test_a_driver_that_does_not_work_in_a_container_says_what_to_do(
-    driver: MakeDriver, inputs: MakeInputs, fault: dict[str, int], detail: str, advice: str
-) -> None:
+    driver, inputs, fault, detail, advice
+):
     driver().set(**fault)
     in_container = inputs(ask_driver(), {"/.dockerenv": ""})
     (check,) = (c for c in driver_checks.checks(in_container) if c.name == "NVML")
@@ -136,9 +119,7 @@ def test_a_driver_that_does_not_work_in_a_container_says_what_to_do(
     assert advice in check.advice
 
 
-def test_settings_and_faults_of_single_gpus_are_kept_apart(
-    driver: MakeDriver, inputs: MakeInputs
-) -> None:
+def test_settings_and_faults_of_single_gpus_are_kept_apart(driver, inputs):
     fake = driver("h100")
     fake.set(None, persistence_mode=0)
     fake.set(0, nvlinks_down=0b101, recovery_action=1)
@@ -163,9 +144,7 @@ def test_settings_and_faults_of_single_gpus_are_kept_apart(
     }
 
 
-def test_mig_instances_are_listed_and_their_absence_too(
-    driver: MakeDriver, inputs: MakeInputs
-) -> None:
+def test_mig_instances_are_listed_and_their_absence_too(driver, inputs):
     fake = driver("a100", gpus=2)
     fake.mig(0, "0=1g.10gb/7/0", "1=1g.10gb/8/0", "2=3g.40gb/2/0")
     fake.mig(1)
@@ -176,18 +155,14 @@ def test_mig_instances_are_listed_and_their_absence_too(
     ]
 
 
-def test_numbers_that_nvml_does_not_have_are_not_taken_for_values(
-    driver: MakeDriver, inputs: MakeInputs
-) -> None:
+def test_numbers_that_nvml_does_not_have_are_not_taken_for_values(driver, inputs):
     driver("h100", gpus=1).set(sentinels=1)
     survey = ask_driver()
     assert survey.devices[0].power_mw is None
     assert worth_a_word(survey, inputs) == {}
 
 
-def test_gpm_that_is_refused_is_reported_with_the_setting(
-    driver: MakeDriver, inputs: MakeInputs
-) -> None:
+def test_gpm_that_is_refused_is_reported_with_the_setting(driver, inputs):
     driver("h100", gpus=2).fail("nvmlGpmSampleGet", 4)
     given = inputs(ask_driver(), {"/proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"})
     (check,) = (c for c in devices.checks(given) if c.name == "GPM")
@@ -198,16 +173,14 @@ def test_gpm_that_is_refused_is_reported_with_the_setting(
     assert "NVreg_RestrictProfilingToAdminUsers=0" in check.advice
 
 
-def test_a_library_that_crashes_costs_the_child_alone(
-    tmp_path: Path, inputs: MakeInputs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_crashes_costs_the_child_alone(tmp_path, inputs, monkeypatch):
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
     source, library = tmp_path / "crash.c", tmp_path / "libnvidia-ml.so.1"
     source.write_text("int nvmlInitWithFlags(unsigned f) { (void)f; __builtin_trap(); }\n")
     command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True)
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(library))
     survey = ask_driver()
     assert survey.crashed_by == signal.SIGILL
@@ -215,7 +188,7 @@ def test_a_library_that_crashes_costs_the_child_alone(
     assert found["NVML"].detail == "the library crashed while it was asked (SIGILL)"
 
 
-def test_no_library_is_no_crash(inputs: MakeInputs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_library_is_no_crash(inputs, monkeypatch):
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", "/nowhere/libnvidia-ml.so.1")
     survey = ask_driver()
     assert (survey.code, survey.library, survey.devices) == (12, None, ())
