@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,8 +22,10 @@ from typing import Any
 from warpwatch_daemon import files
 from warpwatch_daemon.captures.confinement import (
     READING,
+    TIMEOUT_S,
     Ended,
     OpenedFile,
+    Run,
     confine,
     cpu_limit_s,
     run,
@@ -66,6 +68,7 @@ def diagnose(
     baseline: Sequence[Path] = (),
     nodes: Mapping[int, str] | None = None,
     asked: Mapping[str, Any] | None = None,
+    run: Run = run,
 ) -> str:
     """Diagnose these files of a stored capture; blocks until it is done.
 
@@ -87,7 +90,8 @@ def diagnose(
             arguments = [str(limit), kind, json.dumps(missing), json.dumps(nodes or {})]
             arguments += [json.dumps(asked)]
             arguments += [json.dumps([str(path) for path in baseline]), json.dumps(fds)]
-            outcome = _outcome(run(__name__, [*arguments, *map(str, paths)], pass_fds=fds))
+            arguments += map(str, paths)
+            outcome = _outcome(run(__name__, arguments, TIMEOUT_S, fds))
             if outcome != "ok":
                 raise _Failed(outcome)
     except _Failed as failed:
@@ -122,7 +126,7 @@ def memory_left() -> int:
     return max(0, min(left))
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine) -> int:
     # Before it is confined; and the daemon itself has no need of them.
     from warpwatch_diagnosis.diagnosis import diagnose as diagnose_traces
     from warpwatch_diagnosis.measures.reduction import pack
@@ -134,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
     missing, nodes = _by_rank(lost), _by_rank(where)
     paths, healthy = list(map(Path, names)), list(map(Path, json.loads(well)))
     opened, baseline = list(map(OpenedFile, paths)), list(map(OpenedFile, healthy))
-    document, *others = [os.fdopen(fd, "wb") for fd in json.loads(outputs)]
+    document, *others = [os.fdopen(fd, "wb", closefd=False) for fd in json.loads(outputs)]
     confine(int(limit), cpu_limit_s(paths + healthy))
     try:
         if kind == "stacks":

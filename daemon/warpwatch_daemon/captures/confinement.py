@@ -13,7 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -65,6 +65,10 @@ class Ended:
         if self.status == -signal.SIGKILL:
             return "it takes too much memory or time"
         return f"it ended by signal {-self.status}" if self.status < 0 else None
+
+
+# ``run``, or what stands for it.
+Run = Callable[[str, Sequence[str], float, Sequence[int]], Ended]
 
 
 def run(

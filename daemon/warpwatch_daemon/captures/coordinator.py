@@ -11,6 +11,7 @@ from functools import partial
 
 from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_daemon.captures.capture_register import CaptureRegister
+from warpwatch_daemon.captures.confinement import Run, run
 from warpwatch_daemon.captures.cost import CostWatch
 from warpwatch_daemon.captures.finisher import Finisher
 from warpwatch_daemon.captures.policy import Policy, Refusals
@@ -42,7 +43,7 @@ class Coordinator:
     """``observe`` and ``advance`` are the pipeline's; ``request`` may be called from any thread.
 
     None of them touches a disk: what does is the finisher's. ``hurry`` gets whether a capture
-    runs, so that the pipeline looks more often.
+    runs, so that the pipeline looks more often. ``run``: starts what reads traces.
     """
 
     def __init__(
@@ -54,13 +55,15 @@ class Coordinator:
         hurry: Callable[[bool], None],
         wake_finisher: Callable[[], None],
         monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        run: Run = run,
     ) -> None:
         self.policy = policy
         self._store = store
         self._backend = backend
         self._hub = hub
         self._hurry = hurry
-        self._monotonic = monotonic
+        self._monotonic, self._wall = monotonic, wall
         self._lock = threading.RLock()
         self._sessions: dict[str, CaptureSession] = {}
         # When each of them was begun.
@@ -68,14 +71,14 @@ class Coordinator:
         self._costs = CostWatch()
         self._refusals = Refusals()
         self.register = CaptureRegister(store, hub)
-        self._finisher = Finisher(self.register, hub, wake_finisher)
+        self._finisher = Finisher(self.register, hub, wake_finisher, wall, run)
         self.finish = self._finisher.finish
         self.finish_urgent = self._finisher.finish_urgent
         self._count_taken()
 
     def _count_taken(self) -> None:
         """What was taken before a restart counts on."""
-        now, at = time.time(), self._monotonic()
+        now, at = self._wall(), self._monotonic()
         for capture in self.register.all():
             self.policy.begun(capture.request, at - max(0.0, now - capture.time))
 
@@ -98,7 +101,7 @@ class Coordinator:
                 self.policy.check(request, self._busy(request), at)
                 if start_step is not None:
                     check_start(self._backend, request, numbers, start_step)
-                now = time.time()
+                now = self._wall()
                 capture = Capture(
                     name or ids.new(now),
                     request,
@@ -208,7 +211,7 @@ class Coordinator:
             self._costs.forget(capture.id)
             self.policy.withdrawn(request, at)
             self.register.refuse(
-                replace(capture, outcome="refused_disk", detail=detail, end_time=time.time())
+                replace(capture, outcome="refused_disk", detail=detail, end_time=self._wall())
             )
             self._count_refusal(request, "refused_disk", detail, self._monotonic())
 
@@ -280,7 +283,7 @@ class Coordinator:
 
     def retain(self) -> None:
         """Retention of the store; a loop of its own."""
-        self.register.retain(time.time())
+        self.register.retain(self._wall())
         self.register.publish_residuals()
 
 

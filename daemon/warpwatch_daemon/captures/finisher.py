@@ -16,6 +16,7 @@ from pathlib import Path
 
 from warpwatch_daemon.captures import child, usable, verification
 from warpwatch_daemon.captures.capture_register import RUN_REGRESSION, CaptureRegister
+from warpwatch_daemon.captures.confinement import Run, run
 from warpwatch_daemon.captures.cost import StepCost
 from warpwatch_daemon.captures.fair_queue import FairQueue
 from warpwatch_daemon.captures.session import CaptureSession
@@ -37,10 +38,19 @@ MAX_WAITING = 64
 class Finisher:
     """``create`` and what puts may be called from any thread, the others from their loops."""
 
-    def __init__(self, register: CaptureRegister, hub: Hub, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        register: CaptureRegister,
+        hub: Hub,
+        wake: Callable[[], None],
+        wall: Callable[[], float] = time.time,
+        run: Run = run,
+    ) -> None:
         self._register = register
         self._hub = hub
         self._wake = wake
+        self._wall = wall
+        self._run = run
         # One owner's slow traces hold up no other's.
         self._urgent, self._work = FairQueue(MAX_WAITING), FairQueue(MAX_WAITING)
         # By the id of a capture that has no folder yet: who is to know when there can be none.
@@ -121,7 +131,7 @@ class Finisher:
         capture = session.capture
         folder = Path(str(capture.folder))
         ranks, files = _collect(session, folder)
-        now = time.time()
+        now = self._wall()
         self._register.update(capture.id, ranks=ranks, end_time=now, files=files)
         ranks = self._verified(session, ranks, folder)
         self._register.update(capture.id, ranks=ranks, detail=_shortcomings(ranks))
@@ -159,7 +169,7 @@ class Finisher:
             for rank in ranks
             if rank.file and (expectation := session.expectation(rank.rank)) is not None
         }
-        verdicts = verification.verify(folder, expected) if expected else {}
+        verdicts = verification.verify(folder, expected, run=self._run) if expected else {}
         self._count_problems(p for verdict in verdicts.values() for p in verdict.problems)
         return tuple(_with_verdict(rank, verdicts) for rank in ranks)
 
@@ -197,13 +207,14 @@ class Finisher:
             return unreadable[0] if unreadable else "no files", None
         missing = usable.missing(ranks)
         baseline, asked = self._baseline(capture), child.asked(capture.request)
+        diagnose = partial(child.diagnose, run=self._run)
         if baseline is not None:
             of_baseline = usable.verified_files(baseline.ranks)
             traces = [Path(str(baseline.folder)) / name for name in of_baseline]
-            if traces and child.diagnose(kind, folder, files, missing, traces, asked=asked) == "ok":
+            if traces and diagnose(kind, folder, files, missing, traces, asked=asked) == "ok":
                 return "ok", baseline.id
         # With a baseline that has gone, or is too much to read, it is still a diagnosis.
-        return child.diagnose(kind, folder, files, missing, asked=asked), None
+        return diagnose(kind, folder, files, missing, asked=asked), None
 
     def _baseline(self, capture: Capture) -> Capture | None:
         request = capture.request

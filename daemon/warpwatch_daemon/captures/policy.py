@@ -37,19 +37,19 @@ class Policy:
 
     Baselines and a fleet's schedules have a budget of their own and no cooldown. ``check``
     touches no file, for detection waits for it. ``disk``: the store's; ``at`` is monotonic,
-    ``clock`` the wall clock. ``excess``: what an owner has too much of.
+    ``wall`` the wall clock. ``excess``: what an owner has too much of.
     """
 
     def __init__(
         self,
         config: TriggersConfig,
         disk: Disk,
-        clock: Callable[[], float] = time.time,
+        wall: Callable[[], float] = time.time,
         excess: Callable[[Owner], str | None] = lambda owner: None,
     ) -> None:
         self.config = config
         self._disk = disk
-        self._clock = clock
+        self._wall = wall
         self._excess = excess
         # The captures of the last day that count: when they were begun, and whose they were.
         self._automatic: deque[_Begun] = deque()
@@ -105,7 +105,7 @@ class Policy:
             self._last.pop(_key(request), None)
 
     def _check_quiet_hours(self) -> None:
-        span = quiet(self.config.quiet_hours, self._clock())
+        span = quiet(self.config.quiet_hours, self._wall())
         if span is not None:
             raise Refused("refused_quiet_hours", f"triggers.quiet_hours has {span}")
 

@@ -72,6 +72,7 @@ class ShimSession(CaptureSession):
         send: Callable[[AskedRank, dict[str, Any]], None],
         begun: Callable[[Rank], int | None],
         at: float,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(capture, numbers)
         self.targets = targets
@@ -80,6 +81,7 @@ class ShimSession(CaptureSession):
         self._config = config
         self._send = send
         self._begun = begun
+        self._monotonic = monotonic
         self._steps = capture.steps or capture.request.steps
         self._fixed_start = capture.start_step
         self._attempt = 0
@@ -226,12 +228,18 @@ class ShimSession(CaptureSession):
     def _take_from_outside(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
         """The stacks of a rank that cannot answer; all ranks together have WAIT_S for theirs."""
         if self._outside_deadline is None:
-            self._outside_deadline = time.monotonic() + outside.WAIT_S
+            self._outside_deadline = self._monotonic() + outside.WAIT_S
         rank, target = self.ranks[number], self.targets[number]
         name = f"rank{number}{inbox.SUFFIX['stacks']}"
         try:
             silent = outside.look(target.rank, target.ring_name)
-            via = outside.take(silent, target.folder.inbox, folder / name, self._outside_deadline)
+            via = outside.take(
+                silent,
+                target.folder.inbox,
+                folder / name,
+                self._outside_deadline,
+                monotonic=self._monotonic,
+            )
         except outside.NoStacks as error:
             return replace(rank, detail=str(error)), ()
         return replace(rank, state="written", file=name, detail=f"taken by {via}"), (name,)

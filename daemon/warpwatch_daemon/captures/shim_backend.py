@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from warpwatch_daemon.captures.policy import Policy
@@ -21,9 +22,15 @@ logger = logging.getLogger(__name__)
 class ShimBackend:
     """A ``captures.session.CaptureBackend``."""
 
-    def __init__(self, policy: Policy, ranks: RanksSource) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        ranks: RanksSource,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._policy = policy
         self._ranks = ranks
+        self._monotonic = monotonic
 
     def jobs(self) -> Collection[JobId]:
         return self._ranks.jobs()
@@ -57,7 +64,8 @@ class ShimBackend:
         if not targets:
             raise Refused("refused_no_rank", f"every rank of {capture.request.job} has just ended")
         begun = self._ranks.step_begun
-        return ShimSession(capture, numbers, targets, self._policy.config, _send, begun, at)
+        config, monotonic = self._policy.config, self._monotonic
+        return ShimSession(capture, numbers, targets, config, _send, begun, at, monotonic)
 
 
 def _send(target: AskedRank, command: dict[str, Any]) -> None:

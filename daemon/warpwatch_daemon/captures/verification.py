@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from warpwatch_daemon.captures.confinement import (
     TIMEOUT_S,
     OpenedFile,
+    Run,
     confine,
     cpu_limit_s,
     run,
@@ -70,21 +71,24 @@ class TraceVerdict:
 
 
 def verify(
-    folder: Path, expected: Mapping[str, Expectation], timeout_s: float = TIMEOUT_S
+    folder: Path,
+    expected: Mapping[str, Expectation],
+    timeout_s: float = TIMEOUT_S,
+    run: Run = run,
 ) -> dict[str, TraceVerdict]:
     """What the files of a stored capture lack; blocks until they are read.
 
     ``timeout_s``: of each file, that one costs the others nothing.
     """
     return {
-        name: _verify_file(folder / name, expectation, timeout_s)
+        name: _verify_file(folder / name, expectation, timeout_s, run)
         for name, expectation in expected.items()
     }
 
 
-def _verify_file(path: Path, expectation: Expectation, timeout_s: float) -> TraceVerdict:
+def _verify_file(path: Path, expectation: Expectation, timeout_s: float, run: Run) -> TraceVerdict:
     try:
-        ended = run(__name__, [str(path), json.dumps(asdict(expectation))], timeout_s)
+        ended = run(__name__, [str(path), json.dumps(asdict(expectation))], timeout_s, ())
         events, lacks = json.loads(ended.lines[-1])
     except OSError as error:
         return TraceVerdict(None, (f"{UNREADABLE}: {error.strerror}",))
@@ -144,7 +148,7 @@ def _time_problems(found: TraceInventory, expected: Expectation) -> Iterator[str
         yield f"{TIMESTAMPS}: events {span_s:,.1f} s apart, outside what was recorded"
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine) -> int:
     path, expectation = Path(arguments[0]), Expectation(**json.loads(arguments[1]))
     trace = OpenedFile(path)
     confine(MEMORY_BYTES, cpu_limit_s([path]))

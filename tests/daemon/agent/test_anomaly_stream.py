@@ -35,8 +35,8 @@ def node(tmp_path, stack):
 
 @pytest.fixture
 def clock(node):
-    """A clock in whose wall time the node's rings have just been made."""
-    return ManualClock(wall=node.rings[0].path.stat().st_mtime + 1.0)
+    """The clock by which the node's rings have just been made."""
+    return node.clock
 
 
 @pytest.fixture

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -26,12 +22,6 @@ from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.state import RankState
 
 BEFORE_S = (0.1, 0.11, 0.09) * 7
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Any:
-    with ExitStack() as stack:
-        yield CaptureNode(tmp_path, stack)
 
 
 def step(number: int, duration_s: float, profiled: bool = False) -> Step:
@@ -114,8 +104,16 @@ def test_baselines_know_only_steps_that_no_capture_disturbed() -> None:
     assert baselines.of_rank(JobId("", "train", ""), 0) == ()
 
 
+@pytest.mark.parametrize(
+    ("compressed_steps", "after_s", "ratio", "slower"), [(0, 0.2, 2.0, True), (25, 0.1, 1.0, False)]
+)
 def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
-    node: CaptureNode, caplog: pytest.LogCaptureFixture
+    node: CaptureNode,
+    caplog: pytest.LogCaptureFixture,
+    compressed_steps: int,
+    after_s: float,
+    ratio: float,
+    slower: bool,
 ) -> None:
     for _ in range(20):
         node.rings[0].step(0.1)
@@ -125,45 +123,25 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     while node.rings[0].steps < start + MANUAL.steps + 1:
         profiled = node.rings[0].steps >= start - 1
         node.rings[0].step(0.4 if profiled else 0.1, profiled=profiled)
-    for rank in (0, 1):
-        node.deliver(rank)
-    node.finished(asked)
-    for _ in range(21):
-        node.rings[0].step(0.2)
-    with caplog.at_level(logging.WARNING):
-        capture = node.finished(asked)
-    assert capture.cost_s == pytest.approx(5 * 0.3, abs=0.01)
-    assert capture.residual is not None
-    assert (round(capture.residual.ratio, 1), capture.residual.slower) == (2.0, True)
-    assert f"since capture {asked.id} the steps of train take 100 % longer" in caplog.text
-    cost_s = counted(node.hub, "capture_cost_seconds_total", "torch")
-    assert cost_s == pytest.approx(1.5, abs=0.01)
-    assert (
-        counted(node.hub, "capture_residual_ratio", "train", TRAIN.owner) == capture.residual.ratio
-    )
-
-
-def test_steps_while_the_trace_is_compressed_are_none_after_the_capture(node: CaptureNode) -> None:
-    for _ in range(20):
-        node.rings[0].step(0.1)
-    node.poll()
-    asked = node.coordinator.request(MANUAL)
-    start = node.command(0)["start_step"]
-    while node.rings[0].steps < start + MANUAL.steps + 1:
-        profiled = node.rings[0].steps >= start - 1
-        node.rings[0].step(0.4 if profiled else 0.1, profiled=profiled)
-    for _ in range(25):
+    # Steps while the trace is compressed are none after the capture.
+    for _ in range(compressed_steps):
         node.rings[0].step(0.3)
     node.finished(asked)
     for rank in (0, 1):
         node.deliver(rank)
     node.finished(asked)
     for _ in range(21):
-        node.rings[0].step(0.1)
+        node.rings[0].step(after_s)
     capture = node.finished(asked)
     assert capture.cost_s == pytest.approx(5 * 0.3, abs=0.01)
     assert capture.residual is not None
-    assert capture.residual.ratio == pytest.approx(1.0)
+    assert (round(capture.residual.ratio, 3), capture.residual.slower) == (ratio, slower)
+    warning = f"since capture {asked.id} the steps of train take 100 % longer"
+    assert (warning in caplog.text) is slower
+    cost_s = counted(node.hub, "capture_cost_seconds_total", "torch")
+    assert cost_s == pytest.approx(1.5, abs=0.01)
+    shown = counted(node.hub, "capture_residual_ratio", "train", TRAIN.owner)
+    assert shown == capture.residual.ratio
     assert Store.load(node.store, 10)[0].cost_s == capture.cost_s
 
 
@@ -187,14 +165,12 @@ def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path: Path) ->
     assert shown(6000.0, 7000.0) is None
 
 
-def test_events_a_step_bound_the_steps_of_all_ranks(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        node = CaptureNode(tmp_path, stack)
-        stack.enter_context(patch.object(coordinator, "MAX_EVENTS", 1000))
-        third = RingFile(
-            node.folder.ranks, rank=2, world_size=3, run=TRAIN.run, events_per_step=450
-        )
-        stack.enter_context(third.held())
+def test_events_a_step_bound_the_steps_of_all_ranks(
+    node: CaptureNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "MAX_EVENTS", 1000)
+    third = RingFile(node.folder.ranks, rank=2, world_size=3, run=TRAIN.run, events_per_step=450)
+    with third.held():
         third.step()
         node.poll()
         asked = node.coordinator.request(replace(MANUAL, steps=5))
@@ -203,27 +179,16 @@ def test_events_a_step_bound_the_steps_of_all_ranks(tmp_path: Path) -> None:
 
 
 def test_one_step_is_always_recorded_and_what_a_capture_brought_counts_more_than_a_claim(
-    tmp_path: Path,
+    node: CaptureNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ExitStack() as stack:
-        node = CaptureNode(tmp_path, stack)
-        stack.enter_context(patch.object(coordinator, "MAX_EVENTS", 3))
-        first = node.coordinator.request(MANUAL)
-        # Nothing is known yet: as many as asked for.
-        assert first.steps == 3
-        for rank in (0, 1):
-            node.deliver(rank)
-        assert node.finished(first).ranks[0].events == 6
-        # Two events a step: one step fits into a budget of three.
-        assert node.coordinator.request(MANUAL).steps == 1
-
-
-def test_other_options_have_events_of_their_own(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        node = CaptureNode(tmp_path, stack)
-        stack.enter_context(patch.object(coordinator, "MAX_EVENTS", 3))
-        first = node.coordinator.request(MANUAL)
-        for rank in (0, 1):
-            node.deliver(rank)
-        node.finished(first)
-        assert node.coordinator.request(replace(MANUAL, options=("stacks",))).steps == 3
+    monkeypatch.setattr(coordinator, "MAX_EVENTS", 3)
+    first = node.captured()
+    # Nothing was known yet: as many as asked for.
+    assert (first.steps, first.ranks[0].events) == (3, 6)
+    # Other options have events of their own.
+    other = node.coordinator.request(replace(MANUAL, options=("stacks",)))
+    assert other.steps == 3
+    node.answer_all("capture_failed", detail="no")
+    node.finished(other)
+    # Two events a step: one step fits into a budget of three.
+    assert node.coordinator.request(MANUAL).steps == 1

@@ -5,34 +5,35 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import sys
+import signal
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, CaptureNode, trace
+from tests.daemon.captures.capture_node import MANUAL, CaptureNode, read_here, trace
 from tests.daemon.state.counted import counted
-from tests.diagnosis.traces import write_hostile
-from warpwatch_daemon.captures.store import Store
+from tests.diagnosis.traces import cpu_rank
+from warpwatch_daemon.captures import child, confinement
+from warpwatch_daemon.captures.confinement import Ended
 from warpwatch_daemon.captures.verification import Expectation, TraceVerdict, verify
 
 ASKED = Expectation(rank=0, first_step=3, last_step=5)
 KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 3100, "dur": 90}
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Any:
-    with ExitStack() as stack:
-        yield CaptureNode(tmp_path, stack)
+ON_GPU = replace(ASKED, on_gpu=True)
+WINDOW = Expectation(rank=0, window_s=2.0)
+GPU = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
 
 
 def judge(folder: Path, content: Any, expected: Expectation = ASKED) -> TraceVerdict:
-    """The verdict of the process that verifies."""
     data = content if isinstance(content, bytes) else gzip.compress(json.dumps(content).encode())
     (folder / "rank0.pt.trace.json.gz").write_bytes(data)
-    (verdict,) = verify(folder, {"rank0.pt.trace.json.gz": expected}).values()
+    (verdict,) = verify(folder, {"rank0.pt.trace.json.gz": expected}, run=read_here).values()
     return verdict
 
 
@@ -46,6 +47,10 @@ def without(category: str) -> dict[str, Any]:
     content = trace()
     content["traceEvents"] = [e for e in content["traceEvents"] if e["cat"] != category]
     return content
+
+
+# Without steps, and without its rank.
+BARE = without("user_annotation") | {"warpwatch": {}}
 
 
 @pytest.mark.parametrize(
@@ -80,60 +85,68 @@ def test_what_a_trace_lacks_is_named(
     assert judge(tmp_path, content).problems == problems
 
 
-def test_a_trace_of_a_gpu_needs_kernels(tmp_path: Path) -> None:
-    on_gpu = Expectation(rank=0, first_step=3, last_step=5, on_gpu=True)
-    gpu = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
-    verdict = judge(tmp_path, trace() | gpu, on_gpu)
-    assert verdict.problems == ("no_kernels: the rank computes on a GPU",)
-    assert judge(tmp_path, with_event(KERNEL) | gpu, on_gpu) == TraceVerdict(7, ())
-    assert judge(tmp_path, trace() | gpu).problems == ()
-
-
-def test_a_simulated_device_runs_no_kernels(tmp_path: Path) -> None:
-    on_gpu = Expectation(rank=0, first_step=3, last_step=5, on_gpu=True)
-    assert judge(tmp_path, trace(deviceProperties=[]), on_gpu) == TraceVerdict(6, ())
-
-
-def test_a_trace_of_a_window_needs_neither_steps_nor_rank(tmp_path: Path) -> None:
-    content = without("user_annotation") | {"warpwatch": {}}
-    window = Expectation(rank=0, window_s=2.0)
-    assert judge(tmp_path, content, window) == TraceVerdict(3, ())
-    # No one said which rank it is.
-    unknown = Expectation(rank=None, window_s=2.0)
-    assert judge(tmp_path, content | {"distributedInfo": {"rank": 5}}, unknown) == TraceVerdict(
-        3, ()
-    )
-    late = content["traceEvents"] + [KERNEL | {"ts": 9e7}]
-    (problem,) = judge(tmp_path, content | {"traceEvents": late}, window).problems
-    assert problem == "timestamps: events 90.0 s apart, outside what was recorded"
+@pytest.mark.parametrize(
+    ("expected", "content", "verdict"),
+    [
+        (ON_GPU, trace() | GPU, (6, ("no_kernels: the rank computes on a GPU",))),
+        (ON_GPU, with_event(KERNEL) | GPU, (7, ())),
+        (ASKED, trace() | GPU, (6, ())),
+        # A simulated device runs no kernels.
+        (ON_GPU, trace(deviceProperties=[]), (6, ())),
+        # A trace of a window needs neither steps nor rank, and perhaps no one said which it is.
+        (WINDOW, BARE, (3, ())),
+        (replace(WINDOW, rank=None), BARE | {"distributedInfo": {"rank": 5}}, (3, ())),
+        (
+            WINDOW,
+            BARE | {"traceEvents": [*BARE["traceEvents"], KERNEL | {"ts": 9e7}]},
+            (4, ("timestamps: events 90.0 s apart, outside what was recorded",)),
+        ),
+    ],
+)
+def test_what_a_trace_must_hold_depends_on_what_was_asked_for(
+    tmp_path: Path, expected: Expectation, content: Any, verdict: tuple[int, tuple[str, ...]]
+) -> None:
+    assert judge(tmp_path, content, expected) == TraceVerdict(*verdict)
 
 
 def test_a_file_that_is_gone_costs_the_others_nothing(tmp_path: Path) -> None:
     (tmp_path / "rank1").write_text(json.dumps(trace(rank=1)))
-    verdicts = verify(tmp_path, {"rank0": ASKED, "rank1": Expectation(1, 3, 5)})
+    verdicts = verify(tmp_path, {"rank0": ASKED, "rank1": Expectation(1, 3, 5)}, run=read_here)
     assert verdicts == {
         "rank0": TraceVerdict(None, ("unreadable: No such file or directory",)),
         "rank1": TraceVerdict(6, ()),
     }
 
 
-def test_a_verified_capture_says_so_for_every_rank(node: CaptureNode) -> None:
-    asked = node.coordinator.request(MANUAL)
-    for rank in (0, 1):
-        node.deliver(rank)
-    capture = node.finished(asked)
-    assert (capture.outcome, capture.detail) == ("complete", "")
-    assert [(rank.verified, rank.events) for rank in capture.ranks] == [(True, 6), (True, 6)]
-    assert Store.load(node.store, 10)[0].ranks == capture.ranks
+def test_a_trace_that_takes_too_long_costs_the_others_nothing(tmp_path: Path) -> None:
+    def run(module: str, arguments: Sequence[str], timeout_s: float, fds: object) -> Ended:
+        assert timeout_s == 0.5
+        return Ended(None, ()) if "rank0" in arguments[0] else Ended(0, ("[6, []]",))
+
+    verdicts = verify(tmp_path, {"rank0": ASKED, "rank1": ASKED}, timeout_s=0.5, run=run)
+    assert verdicts["rank0"] == TraceVerdict(None, ("unreadable: not read in time",))
+    assert verdicts["rank1"] == TraceVerdict(6, ())
+
+
+def test_one_damaged_trace_costs_the_other_ranks_no_diagnosis(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    # In processes of their own, as in a daemon.
+    node = CaptureNode(tmp_path, stack, run=confinement.run)
+    capture = node.captured(MANUAL, b"garbage")
+    assert capture.outcome == "partial"
+    assert capture.detail == "rank 0 is not verified (unreadable: is not JSON)"
+    assert [(rank.verified, rank.events) for rank in capture.ranks] == [(False, None), (True, 6)]
+    assert capture.diagnosis is not None
+    assert [found["rank"] for found in capture.diagnosis["traces"]] == [1]
+    assert counted(node.hub, "capture_problems_total", "unreadable") == 1
+    assert node.store.load(10)[0].ranks == capture.ranks
 
 
 def test_a_trace_that_lacks_something_is_kept_and_the_capture_says_what(
     node: CaptureNode,
 ) -> None:
-    asked = node.coordinator.request(MANUAL)
-    node.deliver(0)
-    node.deliver(1, trace(rank=1, steps=range(3, 5)))
-    capture = node.finished(asked)
+    capture = node.captured(MANUAL, trace(), trace(rank=1, steps=range(3, 5)))
     assert capture.outcome == "complete"
     assert capture.detail == "rank 1 is not verified (steps: 3 to 4 instead of 3 to 5)"
     assert capture.ranks[1].verified is False
@@ -142,76 +155,29 @@ def test_a_trace_that_lacks_something_is_kept_and_the_capture_says_what(
     assert counted(node.hub, "capture_problems_total", "steps") == 1
 
 
-def test_one_damaged_trace_costs_the_other_ranks_no_diagnosis(node: CaptureNode) -> None:
-    asked = node.coordinator.request(MANUAL)
-    node.deliver(0, b"garbage")
-    node.deliver(1)
-    capture = node.finished(asked)
-    assert capture.outcome == "partial"
-    assert capture.detail == "rank 0 is not verified (unreadable: is not JSON)"
-    assert capture.diagnosis is not None
-    assert [found["rank"] for found in capture.diagnosis["traces"]] == [1]
-    assert counted(node.hub, "capture_problems_total", "unreadable") == 1
+def test_a_trace_that_only_the_diagnosis_cannot_read_is_named(node: CaptureNode) -> None:
+    def run(module: str, arguments: Sequence[str], *_: object) -> Ended:
+        if module.endswith("verification"):
+            return Ended(0, ("[6, []]",))
+        if any("rank0.pt" in argument for argument in arguments):
+            return Ended(-signal.SIGXCPU, ("reading rank0.pt.trace.json.gz",))
+        return Ended(0, ())
 
-
-def test_a_small_hostile_trace_is_unreadable_within_seconds_and_costs_others_nothing(
-    node: CaptureNode, tmp_path: Path
-) -> None:
-    asked = node.coordinator.request(MANUAL)
-    node.deliver(0, write_hostile(tmp_path / "hostile").read_bytes())
-    node.deliver(1)
-    capture = node.finished(asked)
-    assert capture.outcome == "partial"
-    (problem,) = capture.ranks[0].problems
-    assert problem == "unreadable: has more than 1,000,000 values that are no events"
-    assert capture.diagnosis is not None
-    assert [found["rank"] for found in capture.diagnosis["traces"]] == [1]
-
-
-def test_a_trace_that_only_the_diagnosis_cannot_read_is_named(
-    node: CaptureNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = node.coordinator.request(MANUAL)
-    for rank in (0, 1):
-        node.deliver(rank)
-    reader = tmp_path / "reader"
-    reader.write_text(
-        '#!/bin/sh\ncase "$*" in\n*verification*) echo "[6, []]" ;;\n'
-        "*rank0.pt*) echo reading rank0.pt.trace.json.gz; kill -XCPU $$ ;;\nesac\n"
-    )
-    reader.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(reader))
-    capture = node.finished(asked)
+    node.run = run
+    capture = node.captured()
     assert (capture.outcome, capture.diagnosis_outcome) == ("partial", "ok")
-    assert capture.detail == ("rank 0 is not verified (unreadable: it takes too long for its size)")
+    assert capture.detail == "rank 0 is not verified (unreadable: it takes too long for its size)"
     assert counted(node.hub, "capture_problems_total", "unreadable") == 1
 
 
-def test_a_child_that_dies_leaves_the_traces_and_an_outcome(
-    node: CaptureNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = node.coordinator.request(MANUAL)
-    for rank in (0, 1):
-        node.deliver(rank)
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    capture = node.finished(asked)
+def test_a_child_that_dies_leaves_the_traces_and_an_outcome(node: CaptureNode) -> None:
+    node.run = lambda *_: Ended(1, ())
+    capture = node.captured()
     assert capture.outcome == "failed"
     assert [rank.verified for rank in capture.ranks] == [False, False]
     assert capture.ranks[0].problems == ("unreadable: exit status 1",)
     assert counted(node.hub, "capture_problems_total", "unreadable") == 2
     assert (capture.diagnosis, capture.diagnosis_outcome) == (None, "unreadable: exit status 1")
-
-
-def test_a_trace_that_takes_too_long_costs_the_others_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = tmp_path / "reader"
-    reader.write_text('#!/bin/sh\ncase "$4" in *rank0) exec sleep 60 ;; esac\necho "[6, []]"\n')
-    reader.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(reader))
-    verdicts = verify(tmp_path, {"rank0": ASKED, "rank1": ASKED}, timeout_s=0.5)
-    assert verdicts["rank0"] == TraceVerdict(None, ("unreadable: not read in time",))
-    assert verdicts["rank1"] == TraceVerdict(6, ())
 
 
 def test_a_store_that_is_gone_ends_the_capture(node: CaptureNode) -> None:
@@ -222,7 +188,32 @@ def test_a_store_that_is_gone_ends_the_capture(node: CaptureNode) -> None:
     shutil.rmtree(node.store.path)
     capture = node.finished(asked)
     assert capture.outcome == "failed"
-    assert capture.detail == (
-        "rank 0: the store: No such file or directory; rank 1: the store: No such file or directory"
-    )
+    problem = "the store: No such file or directory"
+    assert capture.detail == f"rank 0: {problem}; rank 1: {problem}"
     assert node.counted("failed") == 1
+
+
+# --- what the daemon knows of a capture reaches the diagnosis ---
+
+
+def written(folder: Path, world_size: int) -> list[str]:
+    for rank in range(2):
+        found = cpu_rank(rank, waiting_us=3000)
+        found.head["distributedInfo"]["world_size"] = world_size
+        found.write(folder / f"rank{rank}.json")
+    return ["rank0.json", "rank1.json"]
+
+
+def test_ranks_that_brought_no_trace_are_named_with_their_reason(tmp_path: Path) -> None:
+    files = written(tmp_path, world_size=3)
+    missing = {2: "did not answer"}
+    assert child.diagnose("trace", tmp_path, files, missing, run=read_here) == "ok"
+    found = json.loads((tmp_path / "diagnosis.json").read_text())
+    assert found["verdict"] == "inconclusive"
+    assert "without the trace of rank 2 (did not answer) the reason" in found["summary"]
+
+
+def test_files_of_one_rank_are_no_capture(tmp_path: Path) -> None:
+    name, _ = written(tmp_path, world_size=2)
+    outcome = child.diagnose("trace", tmp_path, [name, name], {}, run=read_here)
+    assert outcome.startswith(child.UNREADABLE + "these are not ranks of one capture: rank 0")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.client.daemon_side import Folder, eventually, program
+from tests.client.daemon_side import Folder, program
 from tests.daemon.ranks.ring_files import RingFile
+from tests.waiting import DEADLINE_S, eventually
 from warpwatch import protocol
 from warpwatch_daemon.captures.stacks import gil_stacks, outside, py_spy
 from warpwatch_daemon.captures.stacks.outside import NoStacks, Silent
@@ -39,17 +41,18 @@ Thread 0x0000000000000010 (most recent call first):
 """
 NAME = "held.job-r3-0123.stacks.fifo"
 HOLDING = """
-import ctypes, threading, time
+import ctypes, sys
 import warpwatch
+from warpwatch import gil_stacks
 
 def hold():
     ctypes.PyDLL(None).sleep(1000)
 
 monitor = warpwatch.attach(job="held")
-end = time.monotonic() + 1
-while time.monotonic() < end:
-    with monitor.step():
-        time.sleep(0.01)
+with monitor.step():
+    sys.stdin.readline()
+while gil_stacks._armed is None:
+    pass
 hold()
 """
 
@@ -70,10 +73,25 @@ def pipe(tmp_path: Path) -> Path:
     return path
 
 
-def written(pipe: Path, content: bytes) -> int:
+@pytest.fixture
+def written(pipe: Path, stack: ExitStack) -> Callable[[bytes], int]:
+    """Write into the pipe, which stays open."""
     fd = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-    os.write(fd, content)
-    return fd
+    stack.callback(os.close, fd)
+    return lambda content: os.write(fd, content)
+
+
+def read(folder: Path, name: str = NAME, uid: int | None = None) -> list[dict[str, Any]]:
+    """With a second between two looks at the clock."""
+    owner, seconds = os.getuid() if uid is None else uid, itertools.count().__next__
+    return gil_stacks.read(Directory(folder), name, owner, 60, seconds)
+
+
+def take(silent: Silent, folder: Path, left_s: float = 0.0, **options: Any) -> str:
+    """Into the file ``out``; the clock stands still."""
+    options = {"read": without_py_spy, **options}
+    target = folder / "out"
+    return outside.take(silent, Directory(folder), target, left_s, monotonic=lambda: 0.0, **options)
 
 
 def test_faulthandlers_text_becomes_threads_innermost_last() -> None:
@@ -95,75 +113,80 @@ def test_faulthandlers_text_becomes_threads_innermost_last() -> None:
             ],
         },
     ]
+    for text in ("", "Thread 0x1 (most recent call first):\n", "  File \n" * 9):
+        assert gil_stacks.parse(text, {}, None) == []
 
 
-@pytest.mark.parametrize("text", ["", "Thread 0x1 (most recent call first):\n", "  File \n" * 9])
-def test_what_is_no_traceback_is_no_thread(text: str) -> None:
-    assert gil_stacks.parse(text, {}, None) == []
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [
+        (HEAD + b"\n" * 999, [("worker", False), ("MainThread", True)]),
+        # Nonsense costs only the names.
+        *((head, [("worker", False), ("", False)]) for head in (b"{", b"[]", b"\xff\xfe")),
+        (b'{"threads": 5, "main": "x"}', [("worker", False), ("", False)]),
+    ],
+)
+def test_the_pipe_is_read_to_the_end_of_the_dump(
+    pipe: Path, written: Callable[[bytes], int], head: bytes, names: list[tuple[str, bool]]
+) -> None:
+    written(head + b"\n" + DUMP)
+    assert [(thread["name"], thread["main"]) for thread in read(pipe.parent)] == names
 
 
-def test_the_pipe_is_read_to_the_end_of_the_dump(pipe: Path) -> None:
-    fd = written(pipe, HEAD + b"\n" * 1000 + DUMP)
-    began = time.monotonic()
-    threads = gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), began + 60)
-    assert [thread["name"] for thread in threads] == ["worker", "MainThread"]
-    assert time.monotonic() - began < 30
-    os.close(fd)
+def test_nothing_is_waited_for_beyond_the_deadline_or_the_end_of_the_process(
+    pipe: Path, stack: ExitStack
+) -> None:
+    directory, uid = Directory(pipe.parent), os.getuid()
+    with os.fdopen(os.open(pipe, os.O_RDWR), "wb") as file:
+        file.write(HEAD)
+        file.flush()
+        assert gil_stacks.read(directory, NAME, uid, 7, lambda: 7) == []
+    assert gil_stacks.read(directory, NAME, uid, 7 + DEADLINE_S, lambda: 7) == []
 
 
-def test_nothing_is_waited_for_beyond_the_deadline_or_the_end_of_the_process(pipe: Path) -> None:
-    fd = written(pipe, HEAD + b"\n" * 1000)
-    assert gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 0.1) == []
-    os.close(fd)
-    assert gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 60) == []
+@pytest.mark.parametrize("step_s", [0.25, 0.0])
+def test_a_pipe_that_never_ends_is_left_at_the_deadline_or_when_it_is_too_much(
+    pipe: Path, written: Callable[[bytes], int], monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    monkeypatch.setattr(gil_stacks, "MAX_BYTES", 50_000)
+    times: list[float] = []
+
+    def monotonic() -> float:
+        written(b"Timeout (" + b"x" * 991)
+        times.append(len(times) * step_s)
+        return times[-1]
+
+    assert gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), 1.5, monotonic) == []
+    # Half a second more is for a dump that has begun.
+    assert times[-1] == (2.0 if step_s else 0.0)
+    assert len(times) < 130
 
 
-def test_a_daemon_may_have_more_files_open_than_select_knows(pipe: Path) -> None:
+def test_a_daemon_may_have_more_files_open_than_select_knows(
+    pipe: Path, written: Callable[[bytes], int], stack: ExitStack
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    with ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        for _ in range(1024):
-            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        stack.callback(os.close, written(pipe, HEAD + b"\n" + DUMP))
-        threads = gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 60)
-    assert [thread["name"] for thread in threads] == ["worker", "MainThread"]
+    stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+    for _ in range(1024):
+        stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+    written(HEAD + b"\n" + DUMP)
+    assert [thread["name"] for thread in read(pipe.parent)] == ["worker", "MainThread"]
 
 
-def test_a_pipe_that_never_ends_is_left_at_the_deadline(pipe: Path) -> None:
-    code = "import os, sys\nfd = os.open(sys.argv[1], os.O_RDWR)\n"
-    code += (
-        "os.write(fd, b'Timeout (')\nwhile True: os.write(fd, b'x'); import time; time.sleep(.05)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, str(pipe)]) as process:
-        assert (
-            gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 1.5) == []
-        )
-        process.kill()
-
-
-@pytest.mark.parametrize("head", [b"{", b"[]", b'{"threads": 5, "main": "x"}', b"\xff\xfe"])
-def test_a_head_that_is_nonsense_costs_only_the_names(pipe: Path, head: bytes) -> None:
-    fd = written(pipe, head + b"\n" + DUMP)
-    threads = gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 20)
-    assert [(thread["name"], thread["main"]) for thread in threads] == [
-        ("worker", False),
-        ("", False),
-    ]
-    os.close(fd)
-
-
-def test_only_a_named_pipe_of_the_rings_owner_is_read(tmp_path: Path, pipe: Path) -> None:
-    fd = written(pipe, HEAD + b"\n" + DUMP)
-    soon = time.monotonic() + 20
-    assert gil_stacks.read(Directory(tmp_path), NAME, os.getuid() + 1, soon) == []
+def test_only_a_named_pipe_of_the_rings_owner_is_read(
+    tmp_path: Path, pipe: Path, written: Callable[[bytes], int]
+) -> None:
+    written(HEAD + b"\n" + DUMP)
+    assert read(tmp_path, uid=os.getuid() + 1) == []
     (tmp_path / "link").symlink_to(pipe)
-    assert gil_stacks.read(Directory(tmp_path), "link", os.getuid(), soon) == []
+    assert read(tmp_path, "link") == []
     (tmp_path / "regular").write_bytes(HEAD + b"\n" + DUMP)
-    assert gil_stacks.read(Directory(tmp_path), "regular", os.getuid(), soon) == []
+    assert read(tmp_path, "regular") == []
     os.link(pipe, tmp_path / "second")
-    assert gil_stacks.read(Directory(tmp_path), NAME, os.getuid(), soon) == []
-    os.close(fd)
+    assert read(tmp_path) == []
+    (tmp_path / "second").unlink()
+    assert len(read(tmp_path)) == 2
 
 
 def test_py_spys_answer_becomes_threads() -> None:
@@ -189,9 +212,7 @@ def test_py_spys_answer_becomes_threads() -> None:
 )
 def test_where_there_are_none_the_reason_is_said(tmp_path: Path, reason: str, said: str) -> None:
     with pytest.raises(NoStacks) as raised:
-        outside.take(
-            silent(reason=reason), Directory(tmp_path), tmp_path / "out", 0.0, without_py_spy
-        )
+        take(silent(reason=reason), tmp_path)
     assert str(raised.value) == said
     assert not (tmp_path / "out").exists()
 
@@ -204,27 +225,25 @@ def test_py_spy_has_no_more_time_than_is_left(tmp_path: Path) -> None:
         return [{"name": "MainThread", "frames": []}]
 
     for left_s in (2.0, 60.0):
-        outside.take(
-            silent(), Directory(tmp_path), tmp_path / "out", time.monotonic() + left_s, read
-        )
-    assert given[0] <= 2.0
-    assert given[1] == 5.0
+        take(silent(), tmp_path, left_s, read=read)
+    assert given == [2.0, 5.0]
 
 
 def test_a_process_whose_gil_is_held_is_read_by_faulthandler(tmp_path: Path) -> None:
-    folder, target = Folder(tmp_path / "warpwatch"), tmp_path / "rank3.stacks.json"
+    folder = Folder(tmp_path / "warpwatch")
     with (
         folder.held(),
-        program(folder, HOLDING, WARPWATCH_HELD_STACKS="1", WARPWATCH_HELD_STACKS_S="1"),
+        program(folder, HOLDING, WARPWATCH_HELD_STACKS="1", WARPWATCH_HELD_STACKS_S="1") as process,
     ):
         ring = eventually(folder.rings)[0]
-        name = gil_stacks.file_name(ring.name + ".ring")
-        eventually(lambda: time.monotonic_ns() - folder.ring().header.heartbeat_ns > 2e9)
-        assert folder.ring().metadata["held_stacks"] == name
-        rank = silent(held_file=name)
-        deadline = time.monotonic() + 20
-        via = outside.take(rank, Directory(folder.path / "inbox"), target, deadline, without_py_spy)
-    found = json.loads(target.read_text())
+        name = eventually(lambda: folder.ring().metadata.get("held_stacks"))
+        assert name == gil_stacks.file_name(ring.name + ".ring")
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        inbox = folder.path / "inbox"
+        via = take(silent(held_file=name), inbox, DEADLINE_S)
+    found = json.loads((inbox / "out").read_text())
     assert via == found["via"] == "faulthandler"
     assert (found["rank"], found["silent_reason"]) == (3, "holds the GIL")
     threads = {thread["name"]: thread for thread in found["threads"]}
@@ -235,22 +254,14 @@ def test_a_process_whose_gil_is_held_is_read_by_faulthandler(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("reason", [STOPPED, UNKNOWN])
 def test_the_pipe_of_threads_that_may_run_again_is_left_full(
-    pipe: Path, tmp_path: Path, reason: str
+    pipe: Path, written: Callable[[bytes], int], reason: str
 ) -> None:
-    fd = written(pipe, HEAD)
-    try:
-        with pytest.raises(NoStacks, match="no stacks"):
-            deadline = time.monotonic() + 60
-            outside.take(
-                silent(reason=reason),
-                Directory(tmp_path),
-                tmp_path / "out",
-                deadline,
-                without_py_spy,
-            )
-        assert os.read(fd, 10) == HEAD[:10]
-    finally:
-        os.close(fd)
+    written(HEAD)
+    with pytest.raises(NoStacks, match="no stacks"):
+        take(silent(reason=reason), pipe.parent, DEADLINE_S)
+    fd = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    assert os.read(fd, 10) == HEAD[:10]
+    os.close(fd)
 
 
 def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
@@ -284,20 +295,20 @@ def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path: Path) -> 
             reasons.append(found.reason)
         assert reasons == ["holds the GIL", "unknown"]
         with pytest.raises(NoStacks, match="not visible here"):
-            outside.take(found, Directory(tmp_path), tmp_path / "out", 0.0, without_py_spy)
+            take(found, tmp_path)
         ring.reader.close()
 
 
 @pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
 def test_a_stopped_process_is_read_by_py_spy(tmp_path: Path) -> None:
-    code = "import time\ndef rest():\n    print(1, flush=True)\n    time.sleep(1000)\nrest()"
+    code = "import signal\ndef rest():\n    print(1, flush=True)\n    signal.pause()\nrest()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
         try:
             rank = silent(pid=process.pid, reason=STOPPED)
-            via = outside.take(rank, Directory(tmp_path), tmp_path / "out", time.monotonic() + 60)
+            via = take(rank, tmp_path, DEADLINE_S, read=py_spy.dump)
         except NoStacks as error:
             pytest.skip(str(error))
         finally:

