@@ -15,7 +15,7 @@ import json
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,76 +49,44 @@ FAULTS = (
 )  # fmt: skip
 
 
-class Perceptron(nn.Module):  # type: ignore[misc]
-    """Fully connected layers."""
+class Model(nn.Module):  # type: ignore[misc]
+    """A body, what makes one vector of its output, and a linear layer that classifies it."""
 
-    sample = (512,)
-    batch = 256
-
-    def __init__(self) -> None:
+    def __init__(
+        self, sample: tuple[int, ...], batch: int, body: Any, width: int, vector: Any = None
+    ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6))
-        self.head = nn.Linear(512, CLASSES)
+        self.sample, self.batch, self.vector = sample, batch, vector
+        self.body, self.head = body, nn.Linear(width, CLASSES)
 
     def forward(self, given: Tensor) -> Tensor:
-        for block in self.blocks:
-            given = block(given)
-        return self.head(given)
+        given = self.body(given)
+        return self.head(self.vector(given) if self.vector else given)
 
 
-class Convolutional(nn.Module):  # type: ignore[misc]
-    """Convolutions on small images."""
-
-    sample = (3, 32, 32)
-    batch = 24
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (3, 32, 32, 64)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
-            for a, b in itertools.pairwise(widths)
-        )
-        self.head = nn.Linear(64, CLASSES)
-
-    def forward(self, given: Tensor) -> Tensor:
-        for block in self.blocks:
-            given = block(given)
-        return self.head(given.mean((2, 3)))
+def perceptron() -> Model:
+    layers = (nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6))
+    return Model((512,), 256, nn.Sequential(*layers), 512)
 
 
-class Transformer(nn.Module):  # type: ignore[misc]
-    """Two encoder layers."""
-
-    sample = (64, 128)
-    batch = 16
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True) for _ in range(2)
-        )
-        self.head = nn.Linear(128, CLASSES)
-
-    def forward(self, given: Tensor) -> Tensor:
-        for block in self.blocks:
-            given = block(given)
-        return self.head(given.mean(1))
+def convolutional() -> Model:
+    layers = (
+        nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
+        for a, b in itertools.pairwise((3, 32, 32, 64))
+    )
+    return Model((3, 32, 32), 24, nn.Sequential(*layers), 64, lambda given: given.mean((2, 3)))
 
 
-class Recurrent(nn.Module):  # type: ignore[misc]
-    """Two LSTM layers."""
+def transformer() -> Model:
+    layers = (
+        nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True) for _ in range(2)
+    )
+    return Model((64, 128), 16, nn.Sequential(*layers), 128, lambda given: given.mean(1))
 
-    sample = (32, 64)
-    batch = 32
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.LSTM(64, 96, num_layers=2, batch_first=True)
-        self.head = nn.Linear(96, CLASSES)
-
-    def forward(self, given: Tensor) -> Tensor:
-        return self.head(self.blocks(given)[0][:, -1])
+def recurrent() -> Model:
+    layers = nn.LSTM(64, 96, num_layers=2, batch_first=True)
+    return Model((32, 64), 32, layers, 96, lambda given: given[0][:, -1])
 
 
 class Adversarial(nn.Module):  # type: ignore[misc]
@@ -185,11 +153,11 @@ class Checked(nn.Module):  # type: ignore[misc]
         return given
 
 
-MODELS: dict[str, type[Any]] = {
-    "perceptron": Perceptron,
-    "convolutional": Convolutional,
-    "transformer": Transformer,
-    "recurrent": Recurrent,
+MODELS: dict[str, Callable[[], Any]] = {
+    "perceptron": perceptron,
+    "convolutional": convolutional,
+    "transformer": transformer,
+    "recurrent": recurrent,
     "adversarial": Adversarial,
     "policy": Policy,
 }

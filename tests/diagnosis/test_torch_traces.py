@@ -70,7 +70,7 @@ def test_an_injected_fault_is_named_and_its_rank(
     assert rank is None or [f.rank for f in found.findings] == [rank]
 
 
-@pytest.mark.parametrize("program", ["perceptron", "convolutional", "attention"])
+@pytest.mark.parametrize("program", ["convolutional", "language"])
 def test_flops_of_each_operator_are_those_of_torchs_flop_counter(
     recordings: Path, program: str
 ) -> None:

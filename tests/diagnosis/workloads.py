@@ -95,16 +95,8 @@ def train(job: Job, rank: Rank) -> Program:
         if step == SKIPPED_STEPS:
             rank.synchronize()
             rank.recording = True
-        begin_us = rank.now_us
-        yield from _step(job, rank, fault, step)
-        if rank.recording:
-            rank.events.append(
-                {
-                    "ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}",
-                    "pid": 4000 + rank.rank, "tid": 100, "ts": begin_us,
-                    "dur": rank.now_us - begin_us, "args": {},
-                }
-            )  # fmt: skip
+        with rank.span("user_annotation", f"ProfilerStep#{step}"):
+            yield from _step(job, rank, fault, step)
     rank.synchronize()
 
 
