@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from benchmarks.gpu import capture, counters, nvidia_smi, readers, shim
 from benchmarks.gpu.__main__ import BUDGET_S
 from benchmarks.gpu.report import CannotCheck, Report, RunSetting
 from benchmarks.gpu.runner import CHECKS_S, result_of, run_check
-from tests.devices.fakenvml.driver import CannotBuild, header_folder
+from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, header_folder
 from tests.loop.other_users import open_folder
+from tests.waiting import DEADLINE_S, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "benchmarks" / "gpu" / "run.sh"
@@ -53,29 +54,12 @@ FAKE_XML = """<nvidia_smi_log><driver_version>580.105.08</driver_version><gpu>
 """
 
 
-@pytest.fixture(scope="module")
-def fake_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
-    """What `run.sh --fake` writes and prints, beside an nvidia-smi that knows the fake's GPU."""
-    try:
-        header_folder()
-    except CannotBuild as reason:
-        pytest.skip(f"no fake driver: {reason}")
-    tools = tmp_path_factory.mktemp("tools")
-    (tools / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'XML'\n{FAKE_XML}XML\n")
-    (tools / "nvidia-smi").chmod(0o755)
-    path = f"{tools}:{os.environ['PATH']}"
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}
-    # An ordinary user loads the fake driver from it.
-    with open_folder() as out:
-        answer = subprocess.run(
-            [str(RUN), "--fake", "--quick", "--out", str(out)],
-            env={**kept, "PYTHON": sys.executable, "PATH": path},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert answer.returncode == 0, answer.stdout + answer.stderr
-        yield json.loads((out / "results.json").read_text()), answer.stdout
+def with_nvidia_smi(folder: Path) -> str:
+    """The PATH with an nvidia-smi that knows the fake driver's GPU."""
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'XML'\n{FAKE_XML}XML\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
 
 
 @pytest.fixture
@@ -88,92 +72,97 @@ def written(report: Report) -> dict[str, Any]:
     return result_of([json.loads(line) for line in lines])
 
 
-# --- the whole run ---
+# --- the run ---
 
 
-def test_every_check_runs_and_none_fails(fake_run):
-    checks = fake_run[0]["checks"]
+def test_a_check_reads_the_gpu_and_compares_it_with_nvidia_smi(
+    fake_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeDriver(fake_nvml, tmp_path / "driver", gpus=1, load=0)
+    for name, value in driver.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", with_nvidia_smi(tmp_path / "tools"))
+
+    def wait_until(read: Callable[[], list[dict[str, Any]]]) -> None:
+        """Until the slowest reader has read, instead of so many seconds."""
+        eventually(lambda: any(len(one["values"]) > 150 for one in read()), "all values")
+
+    monkeypatch.setattr(readers, "wait_until", wait_until)
+    monkeypatch.setattr(readers, "QUICK_ROUNDS_S", 0.0)
+    # One daemon is enough for both parts.
+    monkeypatch.setattr(readers, "read_daemon", functools.cache(readers.read_daemon))
+    report = Report(RunSetting(str(tmp_path), fake=True, quick=True), tmp_path / "report.jsonl")
+    readers.check(report)
+    parts = written(report)["parts"]
+    # A part that needs CUDA is skipped with the reason.
+    assert parts["matmul"] == {"skipped": "the fake driver has no CUDA"}
+    by_series = {row["series"]: row["verdict"] for row in parts["idle"]["0"]["rows"]}
+    assert by_series["memory_total_bytes"] == "agree"
+    assert by_series["power_watts"] == "ours_only"
+    assert parts["values"]["devices"][0]["power_watts"] > 0
+
+
+@pytest.mark.deploy
+def test_every_check_runs_and_none_fails(tmp_path: Path) -> None:
+    try:
+        header_folder()
+    except CannotBuild as reason:
+        pytest.skip(f"no fake driver: {reason}")
+    environment = {"PYTHON": sys.executable, "PATH": with_nvidia_smi(tmp_path / "tools")}
+    # An ordinary user loads the fake driver from it.
+    with open_folder() as out:
+        answer = subprocess.run(
+            [str(RUN), "--fake", "--quick", "--out", str(out)],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        text = (out / "results.json").read_text()
+    # What identifies a GPU is blanked.
+    assert "GPU-00000000-" not in text
+    checks = json.loads(text)["checks"]
     assert list(checks) == list(CHECKS_S)
+    assert all(f"\n{name}: " in answer.stdout for name in CHECKS_S)
     assert {name: check["why"] for name, check in checks.items() if check["why"]} == {
         "shim": "the fake driver has no CUDA",
         "capture": "the fake driver has no CUDA",
     }
     assert checks["doctor"]["status"] == "ok"
     assert checks["shim"]["status"] == "skipped"
-
-
-def test_a_part_that_needs_cuda_is_skipped_with_the_reason(fake_run):
-    parts = fake_run[0]["checks"]["readers"]["parts"]
-    assert parts["matmul"] == {"skipped": "the fake driver has no CUDA"}
-
-
-def test_values_are_compared_with_nvidia_smi(fake_run):
-    found = fake_run[0]["checks"]["readers"]["parts"]["idle"]["0"]
-    by_series = {row["series"]: row["verdict"] for row in found["rows"]}
-    assert by_series["memory_total_bytes"] == "agree"
-    assert by_series["power_watts"] == "ours_only"
-
-
-def test_the_daemon_reads_the_gpu_under_the_checks(fake_run):
-    (values,) = fake_run[0]["checks"]["readers"]["parts"]["values"]["devices"]
-    assert values["power_watts"] > 0
-    assert len(values) > 100
-
-
-def test_each_reader_has_its_answer_and_its_price(fake_run):
-    figures = fake_run[0]["checks"]["calls"]["parts"]["readers"]
+    figures = checks["calls"]["parts"]["readers"]
     by_name = {reader["reader"]: reader for reader in figures["readers"]}
     assert by_name["utilization"]["code"] == "success"
     assert 0 < by_name["utilization"]["p50_us"] <= by_name["utilization"]["max_us"]
     assert by_name["fan_speed"] == {"reader": "fan_speed", "code": "not_supported"}
     assert set(figures["gpm"].values()) == {"success"}
-
-
-def test_counters_are_followed_while_nothing_runs(fake_run):
-    figures = fake_run[0]["checks"]["counters"]["parts"]["idle"]
+    figures = checks["counters"]["parts"]["idle"]
     assert figures["busy_seconds_total"] == 0.0
     assert figures["energy_joules_total/power_watts"] == pytest.approx(1.0, abs=0.05)
 
 
-def test_what_identifies_a_gpu_is_blanked(fake_run):
-    assert "GPU-00000000-" not in json.dumps(fake_run[0])
-
-
-def test_the_summary_has_a_line_for_each_check(fake_run):
-    _, printed = fake_run
-    for name in CHECKS_S:
-        assert f"\n{name}: " in printed
-
-
-def test_the_checks_fit_into_ten_minutes():
+def test_the_checks_fit_into_ten_minutes_and_the_wheels_are_the_images() -> None:
     assert BUDGET_S <= 600
     assert max(CHECKS_S.values()) < BUDGET_S
-
-
-def test_the_wheels_that_are_fetched_are_those_of_the_image():
     assert "/../../requirements-image.txt" in (RUN.parent / "wheels.sh").read_text()
-    assert (ROOT / "requirements-image.txt").is_file()
 
 
-# --- one check and one part ---
+@pytest.mark.parametrize(
+    ("check", "timeout_s", "status", "why"),
+    [
+        ("footprint", 0.1, "failed", "not done within 0 s"),
+        ("no_such", 300.0, "skipped", "benchmarks.gpu.no_such is not installed"),
+    ],
+)
+def test_a_check_that_hangs_or_is_not_installed_costs_only_itself(
+    tmp_path: Path, check: str, timeout_s: float, status: str, why: str
+) -> None:
+    result = run_check(check, RunSetting(str(tmp_path), fake=True), timeout_s, tmp_path)
+    assert (result["status"], result["why"][: len(why)]) == (status, why)
 
 
-def test_a_check_that_hangs_costs_only_itself(tmp_path):
-    began = time.monotonic()
-    setting = RunSetting(str(tmp_path), fake=True, quick=True)
-    result = run_check("footprint", setting, 0.3, tmp_path)
-    assert result["status"] == "failed"
-    assert result["why"].startswith("not done within 0 s")
-    assert time.monotonic() - began < 30
-
-
-def test_a_check_whose_packages_are_missing_is_skipped_in_one_line(tmp_path):
-    result = run_check("no_such_check", RunSetting(str(tmp_path)), 30, tmp_path)
-    assert result["status"] == "skipped"
-    assert result["why"] == "benchmarks.gpu.no_such_check is not installed"
-
-
-def test_a_part_that_raises_says_why_in_one_line_and_costs_no_other(report):
+def test_a_part_that_raises_says_why_in_one_line_and_costs_no_other(report: Report) -> None:
     with report.part("broken"):
         raise ValueError("two\nlines")
     with report.part("good") as figures:
@@ -185,7 +174,7 @@ def test_a_part_that_raises_says_why_in_one_line_and_costs_no_other(report):
     assert result["parts"]["good"] == {"answer": 42}
 
 
-def test_a_part_that_has_no_meaning_here_is_no_failure(report):
+def test_a_part_that_has_no_meaning_here_is_no_failure(report: Report) -> None:
     with report.part("absent"):
         raise CannotCheck("no such hardware")
     assert (written(report)["status"], written(report)["why"]) == ("skipped", "no such hardware")
@@ -194,7 +183,7 @@ def test_a_part_that_has_no_meaning_here_is_no_failure(report):
     assert written(report)["status"] == "ok"
 
 
-def test_a_check_that_is_killed_names_the_part_and_keeps_what_was_measured():
+def test_a_check_that_is_killed_names_the_part_and_keeps_what_was_measured() -> None:
     entries: list[dict[str, Any]] = [
         {"begun": "one"},
         {"part": "one", "figures": {"answer": 42}},
@@ -216,41 +205,41 @@ def verdicts(ours: dict[str, float], before: str = XML, after: str = XML) -> dic
     return {row["series"]: row["verdict"] for row in found["rows"]}
 
 
-def test_values_agree_within_the_last_digit_that_is_written():
-    found = verdicts({"power_watts": 75.304, "memory_total_bytes": 143771.6 * 2**20})
-    assert found["power_watts"] == "agree"
-    assert found["memory_total_bytes"] == "agree"
+POWER, THROTTLED = "power_watts", "throttle_seconds_total{reason=sw_power_cap}"
+CLOCK = "clock_hertz{domain=sm}"
+HOTTER = XML.replace("75.30 W", "690.00 W")
+NEW_WORD = XML.replace("Exclusive_Process", "Something_New")
 
 
-def test_a_wrong_unit_differs():
-    assert verdicts({"clock_hertz{domain=sm}": 345e3})["clock_hertz{domain=sm}"] == "differs"
-    wrong = {"throttle_seconds_total{reason=sw_power_cap}": 91403.239}
-    assert verdicts(wrong)["throttle_seconds_total{reason=sw_power_cap}"] == "differs"
-
-
-def test_a_value_that_moves_lies_between_the_two_readings():
-    after = XML.replace("75.30 W", "690.00 W")
-    assert verdicts({"power_watts": 400.0}, after=after)["power_watts"] == "between"
-    assert verdicts({"power_watts": 900.0}, after=after)["power_watts"] == "differs"
-
-
-def test_a_counter_may_not_run_ahead_of_the_second_reading():
-    series = "throttle_seconds_total{reason=sw_power_cap}"
-    assert verdicts({series: 91.403239})[series] == "agree"
-    assert verdicts({series: 92.0})[series] == "differs"
-
-
-def test_absent_on_both_sides_agrees_and_on_one_side_says_which():
-    found = verdicts({"mig_mode": 0.0})
-    assert found["fan_speed_ratio{fan=0}"] == "agree"
-    assert found["mig_mode"] == "ours_only"
-    assert found["persistence_mode"] == "theirs_only"
-
-
-def test_words_are_numbers_of_ours():
-    assert verdicts({"compute_mode": 3.0})["compute_mode"] == "agree"
-    unknown = XML.replace("Exclusive_Process", "Something_New")
-    assert verdicts({"compute_mode": 3.0}, unknown, unknown)["compute_mode"] == "not_comparable"
+@pytest.mark.parametrize(
+    ("series", "ours", "texts", "verdict"),
+    [
+        # Within the last digit that is written.
+        (POWER, 75.304, (), "agree"),
+        ("memory_total_bytes", 143771.6 * 2**20, (), "agree"),
+        # A wrong unit.
+        (CLOCK, 345e6, (), "agree"),
+        (CLOCK, 345e3, (), "differs"),
+        (THROTTLED, 91403.239, (), "differs"),
+        # A value that moves lies between the two readings.
+        (POWER, 400.0, (XML, HOTTER), "between"),
+        (POWER, 900.0, (XML, HOTTER), "differs"),
+        # A counter may not run ahead of the second reading.
+        (THROTTLED, 91.403239, (), "agree"),
+        (THROTTLED, 92.0, (), "differs"),
+        # Words are numbers of ours.
+        ("compute_mode", 3.0, (), "agree"),
+        ("compute_mode", 3.0, (NEW_WORD, NEW_WORD), "not_comparable"),
+        # Absent on both sides, or on one.
+        ("fan_speed_ratio{fan=0}", None, (), "agree"),
+        ("mig_mode", 0.0, (), "ours_only"),
+        ("persistence_mode", None, (), "theirs_only"),
+    ],
+)
+def test_a_value_is_held_against_two_readings_of_nvidia_smi(
+    series: str, ours: float | None, texts: tuple[str, ...], verdict: str
+) -> None:
+    assert verdicts({} if ours is None else {series: ours}, *texts)[series] == verdict
 
 
 def test_what_only_one_side_knows_and_what_describes_another_device_is_listed():

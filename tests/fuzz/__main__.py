@@ -78,7 +78,9 @@ def _arguments() -> argparse.Namespace:
         "--seed", type=int, nargs=1, default=[], help="mutations alone, the same ones each time"
     )
     parser.add_argument(
-        "--here", action="store_true", help="all in this process, without --minutes; needs --seed"
+        "--here",
+        action="store_true",
+        help="in this process, without --minutes; --inputs after the seeds; needs --seed",
     )
     parser.add_argument("--reproduce", type=Path, metavar="FILE", help="run one finding's input")
     return parser.parse_args()
@@ -109,12 +111,13 @@ def run(name: str, *, folder: Path, limits: list[str]) -> dict[str, Any]:
 
 
 def run_here(name: str, *, folder: Path, limits: list[str]) -> dict[str, Any]:
-    """So many mutations in this process: of a few inputs, imports are most of what they take."""
+    """The seeds and so many mutations: of a few inputs, imports are most of what they take."""
     inputs, seed = int(limits[0]), int(limits[2])
     with tempfile.TemporaryDirectory() as work:
         target = load(name, Path(work))
         watch = Watch(target, Path(work), Findings(folder / "findings", name), inputs, math.inf)
-        for data in itertools.islice(engines.mutated(target, seed), inputs):
+        count = len(target.seeds) + inputs
+        for data in itertools.islice(engines.mutated(target, seed), count):
             watch(data)
         return {"target": name, **watch.end()}
 

@@ -28,10 +28,11 @@ def campaign(folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 def test_nothing_is_found_in_the_first_inputs(tmp_path: Path) -> None:
-    status, lines = campaign(tmp_path, "--here", "--inputs", "150")
+    status, lines = campaign(tmp_path, "--here", "--inputs", "60")
     texts = [path.read_text() for path in tmp_path.glob("findings/*.txt")]
     assert (status, texts) == (0, [])
-    assert [(line["target"], line["inputs"]) for line in lines] == [(n, 150) for n in TARGETS]
+    assert [line["target"] for line in lines] == list(TARGETS)
+    assert min(line["inputs"] for line in lines) > 60
 
 
 def test_what_raises_spins_or_grows_is_found_once(

@@ -12,6 +12,7 @@ import pytest
 
 from tests.loop.node import loop_node, poll
 from tests.loop.programs import STEPPING_AS
+from tests.waiting import DEADLINE_S
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples/systemd"
 OTHER_USER = 1234
@@ -31,7 +32,7 @@ def test_systemd_knows_every_line_of_the_units(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text.replace("/opt/warpwatch/bin/warpwatch", "/bin/true"))
     units = [str(path) for path in tmp_path.iterdir()]
     done = subprocess.run(
-        ["systemd-analyze", "verify", *units], capture_output=True, text=True, timeout=30
+        ["systemd-analyze", "verify", *units], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -41,7 +42,7 @@ def test_the_rendezvous_folder_has_a_size_of_its_own(tmp_path: Path) -> None:
     assert setting("run-warpwatch.mount", "Where") == "/run/warpwatch"
     options = setting("run-warpwatch.mount", "Options")
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)]
-    done = subprocess.run(mount, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(mount, capture_output=True, text=True, timeout=DEADLINE_S)
     if "permission denied" in done.stderr:
         pytest.skip("root may not mount here")
     assert (done.returncode, done.stderr) == (0, "")
@@ -50,7 +51,7 @@ def test_the_rendezvous_folder_has_a_size_of_its_own(tmp_path: Path) -> None:
         assert (found.f_blocks * found.f_frsize, found.f_files) == (256 * 2**20, 64 * 2**10)
         assert tmp_path.stat().st_mode & 0o777 == 0o755
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True, timeout=60)
+        subprocess.run(["umount", str(tmp_path)], check=True, timeout=DEADLINE_S)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root is a daemon of several users")
@@ -76,6 +77,6 @@ def test_with_the_units_umask_a_user_is_captured_and_reads_nothing_of_the_store(
     store = open_path / "captures"
     assert len(list(store.rglob("rank0.stacks.json"))) == 1
     looked = subprocess.run(
-        ["ls", str(store)], user=OTHER_USER, capture_output=True, text=True, timeout=10
+        ["ls", str(store)], user=OTHER_USER, capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert (looked.stdout, "Permission denied" in looked.stderr) == ("", True)

