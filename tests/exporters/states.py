@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from warpwatch_devices.simulated.device import SimulatedDevice
 from warpwatch_devices.simulated.profiles import PROFILES
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.attribution import Attribution, ProcessOwner, SlurmJob, Workload
+from warpwatch_telemetry.attribution import Attribution, Pod, ProcessOwner, SlurmJob, Workload
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Device, DeviceSample, HostSample, SourceHealth
-from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram, JobState, RankState, State
+from warpwatch_telemetry.state import (
+    STEP_DURATION_BOUNDS_S,
+    DetectorSight,
+    Histogram,
+    JobState,
+    RankState,
+    State,
+)
 
 TIME = 1_700_000_000.0
 NOW = 1_790_000_000.0
@@ -136,4 +144,43 @@ def full_state() -> State:
         anomalies=(active, replace(active, id="a2", summary="rank 0 was", end_time=TIME)),
         captures=(capture, older),
         attributions=attributions,
+    )
+
+
+def odd_state() -> State:
+    """Return a state with what must be left out, escaped, told apart or named by its pod."""
+    values: dict[SeriesKey, float] = {
+        ("device_power_watts", ()): float("nan"),
+        ("device_energy_joules_total", ()): float("inf"),
+        ("device_made_up", ()): 1.0,
+        ("device_clock_hertz", ("sm", "extra")): 1.0,
+        ("device_recovery_action", ()): 0,
+    }
+    full = full_state()
+    # Two containers share a device.
+    held = {"GPU-1": (Workload("ml", "a", "c"), Workload("ml", "b", "c"))}
+    ours: dict[str, Any] = {"owner": "ns/team", "pod_uid": "p-1"}
+    found = replace(full.anomalies[0], job="llama", owner="ns/team", rank=1, device="GPU-1")
+    return replace(
+        full,
+        devices=(DeviceSample(Device("GPU-1", 0, "no UTF-8: \udce9"), TIME, values),),
+        ranks=(
+            rank(0, job='a"b\\c\nd'),
+            # Owners of the same job and rank, and another run, which is counted only.
+            *(rank(0), rank(0, owner="uid/7", steps_total=7), rank(0, run="r2")),
+            rank(1, **ours, energy_j=5.0, parallel={"pipeline": (3, 4)}, step_clock="lightning"),
+            rank(2, status="exited", energy_j=5.0),
+            rank(3, gc_s=None, gc_collections_total=None, allocation_retries_total=None),
+        ),
+        # The scrape names an agent's node, which an empty label would hide; a fleet's is its own.
+        anomalies=(found, replace(found, id="a4", kind="hang", node="gpu-7")),
+        attributions=(
+            *full.attributions,
+            Attribution("kubelet", TIME, held),
+            Attribution("pod_logs", TIME, pods={"p-1": Pod("team", "llama-0")}),
+        ),
+        sights=(
+            DetectorSight("straggler", "llama", "ns/team", True, "limit 1.9"),
+            DetectorSight("straggler", "other", "ns/team", False, "limit 1.9"),
+        ),
     )

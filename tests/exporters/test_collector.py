@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tests.exporters.states import TIME, full_state, rank
+from tests.exporters.states import TIME, full_state, odd_state
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.prometheus import render
-from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.samples import Device, DeviceSample
 from warpwatch_telemetry.state import State
 
 
@@ -22,16 +18,6 @@ def registry_of(state: State) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(StateCollector(lambda: state))
     return registry
-
-
-def odd_state() -> State:
-    values: dict[SeriesKey, float] = {
-        ("device_power_watts", ()): float("nan"),
-        ("device_made_up", ()): 1.0,
-    }
-    device = DeviceSample(Device("GPU-1", 0, "a name that is not UTF-8: \udce9"), TIME, values)
-    ranks = (rank(0, job='a"b\\c\nd'), rank(0, job='a"b\\c\nd', owner="uid/7"))
-    return replace(full_state(), devices=(device,), ranks=ranks)
 
 
 @pytest.mark.parametrize("state", [full_state(), odd_state(), State(TIME, "1", "h")])

@@ -17,15 +17,15 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
-from prometheus_client.parser import text_string_to_metric_families
 
-from tests.exporters.receiver import Receiver, receiver
+from tests.exporters.receiver import Receiver
 from tests.exporters.states import CAPTURE, NOW, SLOW, rank, simulated, state_of
-from tests.loop.node import loop_node, poll
-from tests.loop.programs import STEPPING
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
+from warpwatch_daemon.agent.outgoing import WaysOut
+from warpwatch_daemon.config import loading
 from warpwatch_daemon.demo.processes import free_port
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.config import OtlpConfig
 from warpwatch_exporters.events import Events
@@ -200,28 +200,16 @@ def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> No
     assert len(server.requests) == 2
 
 
-@pytest.mark.loops
-def test_the_daemons_series_and_a_crash_reach_a_collector_that_was_away(tmp_path: Path) -> None:
-    port = free_port()
-    exporters = {"otlp": {"endpoint": f"http://127.0.0.1:{port}", "interval_s": 0.5}}
-    with receiver() as server, loop_node(tmp_path, exporters=exporters) as node:
-        node.start_daemon()
-        ranks = [node.start_rank(number, STEPPING, "-1", "0.02") for number in range(2)]
-        poll(lambda: len(node.get("ranks")) == 2, node.log("daemon"))
-
-        def exports(signal: str, result: str) -> float | None:
-            return node.metric("warpwatch_otlp_exports_total", signal=signal, result=result)
-
-        poll(lambda: exports("metrics", "failed"), node.log("daemon"))
-        ranks[0].kill()
-        poll(lambda: node.get("anomalies"), node.log("daemon"))
-        with rotel(server.url, port, tmp_path):
-            crash = poll(lambda: logs_in(server), node.log("daemon"))[0]
-            assert attributes(crash)["warpwatch.kind"] == "crash"
-            page = text_string_to_metric_families(node.http.get("/metrics").text)
-            shown = {family.name for family in page if family.samples}
-            # Those that began with a later request are in the next one.
-            poll(lambda: shown <= set(metrics_in(server)), node.log("daemon"))
-            poll(lambda: exports("logs", "sent") == len(logs_in(server)), node.log("daemon"))
-        node.terminate_daemon()
-        assert node.daemon is not None and node.daemon.returncode == 0
+def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver) -> None:
+    tree = {"exporters": {"otlp": {"endpoint": server.url}}}
+    metrics = AgentMetrics()
+    metrics.counter("http_requests_total").labels(200).inc()
+    config = loading.parse(tree, "the test")
+    ways = WaysOut(config, "gpu-17", "warpwatch", None, metrics, lambda: STATE, lambda: STATE)
+    for last_words in ways.last_words.values():
+        last_words()
+    assert {"warpwatch_http_requests", "warpwatch_device_power_watts"} <= set(metrics_in(server))
+    said = ExportMetricsServiceRequest.FromString(server.bodies("/v1/metrics")[-1])
+    resource = attributes(said.resource_metrics[0].resource)
+    assert resource["service.instance.id"] == resource["host.name"] == "gpu-17"
+    assert (resource["service.name"], resource["service.version"]) == ("warpwatch", "0.1.0")
