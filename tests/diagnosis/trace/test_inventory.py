@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile
 from warpwatch_diagnosis.trace.inventory import take_inventory
 from warpwatch_diagnosis.trace.reader import read_trace
 
-FOLDER = Path(__file__).parents[4] / "shared" / "evaluation" / "traces"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+RECORDED = FIXTURES / "plain" / "healthy-perceptron.pt.trace.json.gz"
 
 
 def test_events_without_a_time_are_counted_apart_and_steps_with_theirs(tmp_path: Path) -> None:
@@ -33,23 +35,17 @@ def test_events_without_a_time_are_counted_apart_and_steps_with_theirs(tmp_path:
     assert (found.begin_us, found.end_us) == (ORIGIN_US, ORIGIN_US + 2 * STEP_US)
 
 
-@pytest.mark.skipif(not FOLDER.is_dir(), reason="the evaluation traces are not here")
-@pytest.mark.parametrize(
-    ("name", "sees_gpu"),
-    [("resnet50_workers4.json.gz", True), ("amd_mi250.json.gz", True), ("cpu_only.json.gz", False)],
-)
-def test_the_counts_of_real_traces_agree_with_what_diagnosis_reads(
-    name: str, sees_gpu: bool
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_the_counts_of_a_trace_agree_with_what_diagnosis_reads(
+    simulations: Simulations, on_gpu: bool
 ) -> None:
-    found, trace = take_inventory(FOLDER / name), read_trace(FOLDER / name)
-    events = trace.events
-    assert found.counts["kernel"] == len(events["kernel"])
-    # Old traces file annotations under operators, which the diagnosis separates by name.
-    operators = found.counts["operator"] + found.counts["annotation"]
-    assert operators == len(events["operator"]) + len(events["annotation"])
+    path = simulations.paths("transfer_bound")[0] if on_gpu else RECORDED
+    found, events = take_inventory(path), read_trace(path).events
+    assert found.counts == {kind: len(kept) for kind, kept in events.items() if kept}
     annotated = [e for e in events["annotation"] if e.name.startswith("ProfilerStep#")]
-    assert set(found.steps) == {int(step.name.partition("#")[2]) for step in annotated}
+    steps = {int(e.name.partition("#")[2]): (e.begin_us, e.end_us) for e in annotated}
+    assert found.steps == steps
     assert found.begin_us == min(e.begin_us for kept in events.values() for e in kept)
     assert found.end_us == max(e.end_us for kept in events.values() for e in kept)
-    assert found.sees_gpu is sees_gpu
-    assert (found.untimed, found.listed > operators) == (0, True)
+    assert (found.sees_gpu, found.untimed) == (on_gpu, 0)
+    assert found.listed == sum(found.counts.values())

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.diagnosis.trace.odd_traces import ANY_JSON, ELEMENTS, verdict
-from tests.diagnosis.traces import event, kernel, operator, stepped
-from warpwatch_diagnosis.measures.measures import measure
+from tests.diagnosis.traces import event, operator, stepped
 from warpwatch_diagnosis.trace import json_stream, reader
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.trace.reader import EVENTS, members, read_trace
@@ -94,26 +92,22 @@ def content(path: Path) -> str:
         return str(error)
 
 
-def nested(depth: int) -> str:
-    return "[" * depth + "]" * depth
-
-
 @pytest.mark.parametrize(
     "element",
     [
-        lambda: '{"ph":"X","a":[{"b":1},{"c":2}],"d":' + nested(900) + "}",
-        lambda: '{"ph":"X","name":"' + "},{" * 80_000 + '"}',
-        lambda: '{"ph":"X","ts":' + "9" * 4000 + "}",
-        lambda: "{" + ",".join('"name":"a"' for _ in range(20_000)) + "}",
-        lambda: " " * 300_000 + "{}",
-        lambda: "{}," * 60_000 + "{}",
+        '{"ph":"X","a":[{"b":1},{"c":2}],"d":' + "[" * 900 + "]" * 900 + "}",
+        '{"ph":"X","name":"' + "},{" * 80_000 + '"}',
+        '{"ph":"X","ts":' + "9" * 4000 + "}",
+        "{" + ",".join(['"name":"a"'] * 20_000) + "}",
+        " " * 300_000 + "{}",
+        "{}," * 60_000 + "{}",
     ],
     ids=["nested", "borders in a string", "long number", "duplicate keys", "space", "empty"],
 )
-def test_what_is_odd_and_large_is_read_past(folder: Path, element: Callable[[], str]) -> None:
+def test_what_is_odd_and_large_is_read_past(folder: Path, element: str) -> None:
     step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 5, "dur": 1}
     path = folder / "large.json"
-    path.write_text(f'{{"traceEvents":[{json.dumps(step)},{element()},{json.dumps(step)}]}}')
+    path.write_text(f'{{"traceEvents":[{json.dumps(step)},{element},{json.dumps(step)}]}}')
     trace = read_trace(path)
     assert [e.begin_us for e in trace.events["annotation"]] == [5.0, 5.0]
 
@@ -136,21 +130,3 @@ def test_numbers_beyond_64_bits_are_dropped_wherever_they_stand(folder: Path, hu
     work = events["kernel"] + events["copy"]
     assert len(work) == 4 * len(ARGUMENTS)
     assert all(set(e.arguments or {}) <= {"dtype"} for e in work)
-
-
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        [[0, 2**49], [2**49, 2**49]],
-        [[0, *[2**49] * 63]] * 3,
-        [[1] * 5000] * 2,
-        [[10**400] * 4] * 3,
-    ],
-    ids=["empty", "empty and vast", "many dimensions", "vast"],
-)
-def test_odd_shapes_are_no_work(folder: Path, shapes: list[list[int]]) -> None:
-    names = ("aten::mm", "aten::linear", "aten::convolution", "aten::convolution_backward")
-    calls = [event("cpu_op", name, 0, 5, **{"Input Dims": shapes}) for name in names]
-    path = stepped(*calls, kernel(0, 9000, 0)).write(folder / "shapes.json")
-    assert verdict(path) is not None
-    assert measure(read_trace(path)).operators.work == {}
