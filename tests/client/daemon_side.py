@@ -6,16 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from tests.client.fork_server import ROOT, Forked, ForkServer
 from warpwatch import protocol
-
-ROOT = Path(__file__).resolve().parents[2]
-Found = TypeVar("Found")
 
 HOLD_LOCK = """
 import fcntl, sys
@@ -119,11 +116,23 @@ class Folder:
 
 @contextmanager
 def program(
-    folder: Folder, code: str, *arguments: str, python: str = sys.executable, **environ: str
-) -> Iterator[subprocess.Popen[str]]:
+    folder: Folder,
+    code: str,
+    *arguments: str,
+    python: str = sys.executable,
+    server: ForkServer | None = None,
+    **environ: str,
+) -> Iterator[Forked | subprocess.Popen[str]]:
     """A process that runs ``code``; it is killed at the end if it still runs."""
     environment = {**folder.environment(**environ), "PYTHONPATH": str(ROOT / "client")}
     environment["PYTHONPATH"] += os.pathsep + environ.get("PYTHONPATH", "")
+    if server is not None:
+        forked = server.fork(code, *arguments, environ=environment)
+        try:
+            yield forked
+        finally:
+            forked.kill()
+        return
     with subprocess.Popen(
         [python, "-c", code, *arguments],
         env=environment,
@@ -136,14 +145,3 @@ def program(
             yield process
         finally:
             process.kill()
-
-
-def eventually(find: Callable[[], Found | None], timeout_s: float = 30.0) -> Found:
-    """What ``find`` returns once it is true."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        found = find()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it did not happen in time")

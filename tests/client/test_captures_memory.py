@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
-import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.client.daemon_side import Folder, program
-from tests.client.training import begun, capture, event, events, files, running, training
+from tests.client.daemon_side import Folder
+from tests.client.fork_server import ForkServer
+from tests.client.training import training
 from warpwatch.captures.memory import MemoryRecorder, summary
 
 # What torch.cuda.memory._snapshot() answers on a GPU, in the parts that are read.
@@ -55,13 +56,10 @@ class StandIn:
     said = []
     def __getattr__(self, name):
         return lambda *arguments: self.said.append((name, *arguments))
-torch.cuda.profiler = torch.cuda.nvtx = stand_in = StandIn()
+torch.cuda.profiler = torch.cuda.nvtx = StandIn()
 torch.cuda.is_initialized = lambda: True
-def inside(number):
-    if ("stop",) in StandIn.said:
-        with open(sys.argv[1], "w") as file: print(StandIn.said, file=file)
-        StandIn.said.clear()
 """
+NO_EVENTS = {"WARPWATCH_CUDA_EVENTS": "0"}
 
 
 def test_the_summary_names_the_lines_that_hold_most() -> None:
@@ -101,67 +99,60 @@ def test_a_recording_that_is_dropped_stops_the_history() -> None:
 
 
 @pytest.mark.torch
-def test_a_process_without_a_gpu_refuses(folder: Folder) -> None:
-    with program(folder, training()):
-        running(folder)
-        capture(folder, start=10**6, kind="memory")
-        assert event(folder, "capture_failed")["detail"] == "no_cuda"
-        capture(folder, start=10**6, kind="nsys", id="n-1")
-        assert event(folder, "capture_failed", "n-1")["detail"] == "not_under_nsys"
+def test_a_process_without_a_gpu_refuses(folder: Folder, with_torch: ForkServer) -> None:
+    with training(folder, with_torch) as found:
+        for kind, reason in (("memory", "no_cuda"), ("nsys", "not_under_nsys")):
+            found.capture(kind, kind=kind)
+            found.steps(1)
+            assert found.detail(kind) == reason
 
 
 @pytest.mark.torch
-def test_the_allocators_history_becomes_a_snapshot_and_a_summary(folder: Folder) -> None:
-    with program(folder, training(STAND_IN), WARPWATCH_CUDA_EVENTS="0"):
-        ring = running(folder)
-        start = begun(folder) + 20
-        capture(folder, start, steps=3, kind="memory")
-        finished = event(folder, "capture_finished")
-        assert finished["detail"] == "snapshot 0.0 s"
+def test_the_allocators_history_becomes_a_snapshot_and_a_summary(
+    folder: Folder, with_torch: ForkServer
+) -> None:
+    with training(folder, with_torch, STAND_IN, **NO_EVENTS) as found:
+        start = found.capture(steps=3, kind="memory")
+        found.steps(6)
+        finished = found.event("capture_finished")
         assert (finished["first_step"], finished["last_step"]) == (start, start + 2)
-        snapshot = f"c-1.{ring.name}.{finished['token']}.memory.pickle"
-        summary = f"c-1.{ring.name}.{finished['more']}.memory.json"
+        base = f"c-1.{folder.ring().name}"
+        snapshot = f"{base}.{finished['token']}.memory.pickle"
+        summary = f"{base}.{finished['more']}.memory.json"
         assert pickle.loads((folder.path / "inbox" / snapshot).read_bytes()) == SNAPSHOT
         reported = json.loads((folder.path / "inbox" / summary).read_text())
-        assert (reported["rank"], reported["job"], reported["snapshot_s"]) == (0, "demo", 0.0)
+        assert (reported["rank"], reported["job"]) == (0, "demo")
+        assert finished["detail"] == f"snapshot {reported['snapshot_s']} s"
         assert reported["lines"][0]["line"] == "/job/model.py:7 forward"
-        assert files(folder) == sorted([summary, snapshot])
+        assert found.files() == sorted([summary, snapshot])
+        # One that the program records itself is left alone.
+        found.steps(1, "history.append(1)")
+        found.capture("busy", kind="memory")
+        found.steps(1)
+        assert found.detail("busy") == "memory_busy"
 
 
 @pytest.mark.torch
-def test_history_that_the_program_records_itself_is_left_alone(folder: Folder) -> None:
-    code = training(STAND_IN + "history.append(1)\n")
-    with program(folder, code, WARPWATCH_CUDA_EVENTS="0"):
-        running(folder)
-        capture(folder, start=10**6, kind="memory")
-        assert event(folder, "capture_failed")["detail"] == "memory_busy"
-
-
-@pytest.mark.torch
-def test_nsight_is_reported_the_steps(folder: Folder, tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    under = {"NSYS_PROFILING_SESSION_ID": "1", "WARPWATCH_CUDA_EVENTS": "0"}
-    with program(folder, training(NSYS), str(said), **under):
-        running(folder)
+def test_nsight_is_reported_the_steps(
+    folder: Folder, with_torch: ForkServer, tmp_path: Path
+) -> None:
+    under = {"NSYS_PROFILING_SESSION_ID": "1", **NO_EVENTS}
+    with training(folder, with_torch, NSYS, **under) as found:
         # Two profilers of the GPU are one too many.
-        capture(folder, start=10**6, id="t-1")
-        refused = "cupti_busy: NSYS_PROFILING_SESSION_ID is set"
-        assert event(folder, "capture_failed", "t-1")["detail"] == refused
-        start = begun(folder) + 20
-        capture(folder, start, steps=2, kind="nsys")
-        assert event(folder, "capture_finished") == {
-            "event": "capture_finished",
-            "id": "c-1",
-            "first_step": start,
-            "last_step": start + 1,
-        }
-        assert [found["event"] for found in events(folder, "c-1")] == [
-            *("capture_armed", "capture_started", "capture_finished"),
-        ]
-    expected = [
+        found.capture("t-1")
+        found.steps(1)
+        assert found.detail("t-1") == "cupti_busy: NSYS_PROFILING_SESSION_ID is set"
+        start = found.capture(kind="nsys")
+        found.steps(6)
+        steps = {"first_step": start, "last_step": start + 1}
+        finished = {"event": "capture_finished", "id": "c-1", **steps}
+        assert found.event("capture_finished") == finished
+        assert found.names() == ["capture_armed", "capture_started", "capture_finished"]
+        said = tmp_path / "said"
+        found.steps(1, f"with open({str(said)!r}, 'w') as file: file.write(repr(StandIn.said))")
+    assert ast.literal_eval(said.read_text()) == [
         ("start",),
         *(("range_push", f"step {start}"), ("range_pop",)),
         *(("range_push", f"step {start + 1}"), ("range_pop",)),
         ("stop",),
     ]
-    assert said.read_text() == f"{expected}{os.linesep}"

@@ -1,82 +1,52 @@
-"""Kind torch in a real training: options, interruptions, errors, the event budget."""
+"""Kind torch in a real training: options, interruptions, errors, the program's own profiler."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.client.daemon_side import Folder, eventually, program
-from tests.client.training import (
-    begun,
-    capture,
-    captured,
-    event,
-    events,
-    files,
-    handed_over,
-    names,
-    running,
-    training,
-)
+from tests.client.daemon_side import Folder
+from tests.client.fork_server import ForkServer
+from tests.client.training import Training, names, training
+from tests.waiting import eventually
 from warpwatch_diagnosis.trace.reader import read_trace
 
 pytestmark = pytest.mark.torch
 
-# The training runs the text of a file, once, inside a step.
-OBEDIENT = """
-import os
-asked = sys.argv[1]
-def inside(number):
-    if os.path.exists(asked):
-        text = open(asked).read()
-        os.unlink(asked)
-        exec(text, globals())
+OWN = """
+from torch.profiler import ProfilerActivity, profile, schedule
+CPU = [ProfilerActivity.CPU]
 """
-
-
-class Training:
-    """A process that trains, and what it is made to do on the way."""
-
-    def __init__(self, folder: Folder, asked: Path) -> None:
-        self.folder = folder
-        self._asked = asked
-
-    def run(self, text: str) -> None:
-        """Inside a step, before this returns."""
-        part = self._asked.with_suffix(".part")
-        part.write_text(text)
-        part.rename(self._asked)
-        eventually(lambda: not self._asked.exists())
-
-    def record(self, identifier: str, **more: object) -> None:
-        """Begin a capture that does not end by itself soon; returns when it records."""
-        start = begun(self.folder) + 40
-        capture(self.folder, start, steps=100, id=identifier, **more)
-        event(self.folder, "capture_started", identifier)
-        eventually(lambda: begun(self.folder) > start)
+# How a program profiles itself.
+PROFILERS = {
+    "profile": "profile(activities=CPU)",
+    "warm-up": "profile(activities=CPU, schedule=schedule(wait=0, warmup=1000, active=1))",
+    "autograd": "torch.autograd.profiler.profile(use_kineto=True)",
+}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
-    path = tmp_path_factory.mktemp("node")
-    folder = Folder(path / "warpwatch")
-    with folder.held(), program(folder, training(OBEDIENT), str(path / "asked")):
-        running(folder)
-        yield Training(folder, path / "asked")
+def trained(tmp_path_factory: pytest.TempPathFactory, with_torch: ForkServer) -> Iterator[Training]:
+    folder = Folder(tmp_path_factory.mktemp("node") / "warpwatch")
+    with folder.held(), training(folder, with_torch, OWN) as found:
+        yield found
+
+
+def leaves_nothing(trained: Training, id: str) -> bool:
+    return not [name for name in trained.files() if name.startswith(id)]
 
 
 def test_options_are_recorded_and_only_when_asked_for(trained: Training) -> None:
-    folder = trained.folder
-    capture(folder, begun(folder) + 40, id="plain")
-    plain = captured(folder, "plain")
-    assert "aten::addmm" in names(plain)
+    trained.works("plain")
+    plain = trained.captured("plain")
     assert not {"record_shapes", "profile_memory", "with_stack"} & set(plain)
-    wanted = ["shapes", "stacks", "memory", "nonsense"]
-    capture(folder, begun(folder) + 40, id="more", options=wanted)
-    more = captured(folder, "more")
+    trained.capture("more", options=["shapes", "stacks", "memory", "nonsense"])
+    trained.steps(6)
+    more = trained.captured("more")
     assert (more["record_shapes"], more["profile_memory"], more["with_stack"]) == (1, 1, 1)
     shapes = [
         found["args"]["Input Dims"]
@@ -89,17 +59,16 @@ def test_options_are_recorded_and_only_when_asked_for(trained: Training) -> None
 
 
 def test_the_estimate_of_events_is_corrected_by_a_capture(trained: Training) -> None:
-    folder = trained.folder
-    start = begun(folder) + 40
-    capture(folder, start, steps=5, id="counted")
+    def estimate() -> int:
+        return int(trained.folder.ring().metadata.get("events_per_step", 0))
+
+    trained.steps(5)
     # The estimate that the trace before gave, or autograd's counter alone.
-    assert 10 <= eventually(lambda: folder.ring().metadata.get("events_per_step")) <= 1000
-    held = len(captured(folder, "counted")["traceEvents"]) / 5
-
-    def corrected() -> bool:
-        return bool(abs(folder.ring().metadata["events_per_step"] - held) <= 0.1 * held)
-
-    eventually(corrected)
+    assert 10 <= eventually(estimate) <= 1000
+    trained.capture("counted", steps=5)
+    trained.steps(10)
+    held = len(trained.captured("counted")["traceEvents"]) / 5
+    eventually(lambda: abs(estimate() - held) <= 0.1 * held)
 
 
 @pytest.mark.parametrize(
@@ -112,158 +81,212 @@ def test_the_estimate_of_events_is_corrected_by_a_capture(trained: Training) -> 
 def test_an_evaluation_or_a_checkpoint_ends_a_recording(
     trained: Training, text: str, reason: str
 ) -> None:
-    identifier = reason.split()[1]
-    trained.record(identifier)
-    trained.run(text)
-    failed = event(trained.folder, "capture_failed", identifier)
-    assert failed["detail"] == f"interrupted: {reason}"
-    assert not [name for name in files(trained.folder) if name.startswith(identifier)]
+    id = reason.split()[1]
+    trained.record(id)
+    trained.steps(1, text)
+    assert trained.detail(id) == f"interrupted: {reason}"
+    assert leaves_nothing(trained, id)
     # Before the recording it ends nothing.
-    capture(trained.folder, begun(trained.folder) + 60, steps=1, id=f"{identifier}-2")
-    event(trained.folder, "capture_armed", f"{identifier}-2")
-    trained.run(text)
-    assert event(trained.folder, "capture_finished", f"{identifier}-2")
+    start = trained.capture(f"{id}-2", start=trained.number + 3)
+    trained.steps(1, text)
+    trained.steps(6)
+    assert trained.event("capture_finished", f"{id}-2")["first_step"] == start
 
 
 def test_a_recording_that_takes_far_too_long_ends(trained: Training) -> None:
     trained.record("long")
-    trained.run("monitor.clock.captures.session.limit_s = 0.01")
-    failed = event(trained.folder, "capture_failed", "long")
-    assert failed["detail"] == "interrupted: the recording took longer than 0 s"
+    trained.steps(1, "monitor.clock.captures.session.limit_s = 0.0")
+    why = "interrupted: the recording took longer than 0 s"
+    assert trained.detail("long") == why
 
 
 @pytest.mark.parametrize("method", ["prepare_trace", "start_trace", "stop_trace"])
 def test_an_error_of_the_profiler_is_the_one_answer(trained: Training, method: str) -> None:
-    folder = trained.folder
-    trained.run(
+    trained.steps(
+        1,
         "from torch.profiler import _KinetoProfile\n"
         f"original = _KinetoProfile.{method}\n"
         "def broken(profiler):\n"
         f"    _KinetoProfile.{method} = original\n"
         "    raise RuntimeError('broken')\n"
-        f"_KinetoProfile.{method} = broken\n"
+        f"_KinetoProfile.{method} = broken\n",
     )
-    identifier = method.replace("_", "-")
-    capture(folder, begun(folder) + 40, id=identifier)
-    assert event(folder, "capture_failed", identifier)["detail"] == "RuntimeError: broken"
-    capture(folder, begun(folder) + 40, id=f"{identifier}-2")
-    assert "aten::addmm" in names(captured(folder, f"{identifier}-2"))
-    ends = [found for found in events(folder, identifier) if found["event"] != "capture_started"]
-    assert [found["event"] for found in ends] == ["capture_armed", "capture_failed"]
-    assert not [name for name in files(folder) if name.endswith(".tmp")]
+    id = method.replace("_", "-")
+    trained.capture(id)
+    trained.steps(6)
+    assert trained.detail(id) == "RuntimeError: broken"
+    trained.works(f"{id}-2")
+    ends = [name for name in trained.names(id) if name != "capture_started"]
+    assert ends == ["capture_armed", "capture_failed"]
+    assert not [name for name in trained.files() if name.endswith(".tmp")]
 
 
 def test_there_is_an_end_to_the_captures_of_a_process(trained: Training) -> None:
-    limit = "import warpwatch.captures.safety as safety; safety.MAX_CAPTURES = "
-    trained.run(limit + "1")
-    capture(trained.folder, start=10**6, id="one-more")
-    failed = event(trained.folder, "capture_failed", "one-more")
-    trained.run(limit + "50")
-    assert failed["detail"] == "too_many_captures"
+    limit = "import warpwatch.captures.safety as safety; safety.MAX_CAPTURES ="
+    trained.steps(1, f"{limit} monitor.clock.captures._taken")
+    trained.capture("one-more")
+    trained.steps(1)
+    trained.steps(1, f"{limit} 50")
+    assert trained.detail("one-more") == "too_many_captures"
 
 
-def test_a_thread_that_ends_while_it_records_costs_that_trace_alone(folder: Folder) -> None:
-    code = training().replace("while True:", "def train(steps):\n  global number\n  while steps:")
-    code = code.replace("    number += 1", "    number += 1; steps -= 1")
-    code += """
-import threading
-for steps in (200, -1):
-    thread = threading.Thread(target=train, args=(steps,))
-    thread.start()
-    thread.join()
-"""
-    with program(folder, code):
-        running(folder)
-        capture(folder, 190, steps=100)
-        assert event(folder, "capture_failed")["detail"] == "the training thread ended"
-        capture(folder, begun(folder) + 30, id="after")
-        assert "aten::addmm" in names(captured(folder, "after"))
+def test_a_thread_that_ends_while_it_records_costs_that_trace_alone(
+    folder: Folder, with_torch: ForkServer
+) -> None:
+    threads = "for _ in range(2):\n  t = threading.Thread(target=serve); t.start(); t.join()"
+    with training(folder, with_torch, main=threads) as found:
+        found.record()
+        assert found.process.stdin is not None
+        found.process.stdin.write("null\n")
+        found._read()
+        found.steps(1)
+        assert found.detail() == "the training thread ended"
+        found.works()
 
 
 def test_a_process_group_is_described_by_torch_itself(trained: Training) -> None:
-    trained.run(
+    trained.steps(
+        1,
         "import torch.distributed as dist\n"
-        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n",
     )
-    capture(trained.folder, begun(trained.folder) + 40, id="group")
-    reported = captured(trained.folder, "group")["distributedInfo"]
-    trained.run("dist.destroy_process_group()")
+    trained.works("group")
+    reported = trained.captured("group")["distributedInfo"]
+    trained.steps(1, "dist.destroy_process_group()")
     assert (reported["backend"], reported["rank"], reported["world_size"]) == ("gloo", 0, 1)
 
 
-def test_a_rank_without_a_process_group_is_reported_apart(folder: Folder) -> None:
-    with program(folder, training(), RANK="3", WORLD_SIZE="8"):
-        running(folder)
-        capture(folder, begun(folder) + 40)
-        path = handed_over(folder)
-    trace = read_trace(path)
-    assert (trace.rank, trace.world_size, trace.job) == (3, 8, "demo")
-
-
-def test_a_program_that_is_asked_to_end_while_it_records_ends_in_order(folder: Folder) -> None:
-    define = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))"
-    with program(folder, training(define)) as process:
-        running(folder)
-        start = begun(folder) + 40
-        capture(folder, start, steps=100)
-        eventually(lambda: begun(folder) > start + 2)
-        process.terminate()
-        assert process.wait(timeout=60) == 3
-    assert event(folder, "capture_failed")["detail"] == "the process exits"
-    assert [found for found in files(folder) if found.startswith("c-1")] == []
-
-
 def test_a_child_that_is_forked_while_it_records_disturbs_nothing(trained: Training) -> None:
-    folder = trained.folder
-    start = begun(folder) + 40
-    capture(folder, start, steps=20, id="forked")
-    eventually(lambda: begun(folder) > start)
-    trained.run(
+    start = trained.capture("forked", steps=20)
+    trained.steps(4)
+    trained.steps(
+        20,
         "warnings.simplefilter('ignore')\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    for _ in range(30):\n"
         "        with monitor.step(): pass\n"
         "    os._exit(0)\n"
-        "os.waitpid(child, 0)\n"
+        "os.waitpid(child, 0)\n",
     )
-    assert event(folder, "capture_finished", "forked")["last_step"] == start + 19
-    reported = [found["event"] for found in events(folder, "forked")]
-    assert reported == ["capture_armed", "capture_started", "capture_finished"]
+    assert trained.event("capture_finished", "forked")["last_step"] == start + 19
+    assert trained.names("forked") == ["capture_armed", "capture_started", "capture_finished"]
 
 
 def test_the_longest_answer_fits(trained: Training) -> None:
-    identifier = "x" * 40
-    long = "".join(["j"] * 40)
-    trained.run(f"monitor.clock.ring.name = '{long}-r1234567-' + 16 * 'a'")
-    capture(trained.folder, begun(trained.folder) + 40, id=identifier)
-    finished = event(trained.folder, "capture_finished", identifier)
+    id = "x" * 40
+    trained.steps(1, f"name = monitor.clock.ring.name\nmonitor.clock.ring.name = '{'j' * 56}'")
+    trained.capture(id)
+    trained.steps(6)
+    finished = trained.event("capture_finished", id)
+    trained.steps(1, "monitor.clock.ring.name = name")
     assert sorted(finished) == ["event", "first_step", "id", "last_step", "token"]
 
 
-def test_a_trace_whose_ring_was_removed_is_removed(folder: Folder, tmp_path: Path) -> None:
-    with program(folder, training(OBEDIENT), str(tmp_path / "asked")):
-        running(folder)
-        trained = Training(folder, tmp_path / "asked")
+def test_a_rank_of_a_program_that_goes_wrong_answers_and_goes_on(
+    folder: Folder, with_torch: ForkServer
+) -> None:
+    """While it records its ring is removed, and later it is asked to end."""
+    define = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))"
+    with training(folder, with_torch, define, RANK="3", WORLD_SIZE="8") as found:
+        # A rank without a process group is reported apart.
+        found.works()
+        trace = read_trace(found.handed_over("after"))
+        assert (trace.rank, trace.world_size, trace.job) == (3, 8, "demo")
+        found.handed_over("after").unlink()
+        found.record("lost")
         old = folder.ring().name
-        trained.record("lost")
         os.unlink(folder.path / "ranks" / f"{old}.ring")
-        eventually(lambda: [ring for ring in folder.rings() if ring.header.totals.steps])
+        found.steps(1, "while monitor.clock.ring is None or not monitor.clock.ring.links(): pass")
         assert folder.ring().name != old
-        eventually(lambda: not files(folder))
-        capture(folder, begun(folder) + 40, id="after")
-        assert "aten::addmm" in names(captured(folder, "after"))
+        found.steps(2)
+        eventually(lambda: not found.files())
+        found.accept_commands()
+        found.works("second")
+        found.handed_over("second").unlink()
+        found.record("exits")
+        found.process.terminate()
+        assert found.process.wait() == 3
+    assert found.detail("exits") == "the process exits"
+    assert found.files() == []
 
 
-def test_an_inbox_that_goes_while_it_records_is_one_answer(folder: Folder) -> None:
-    with program(folder, training()):
-        running(folder)
-        start = begun(folder) + 40
-        capture(folder, start, steps=30)
-        eventually(lambda: begun(folder) > start)
-        inbox = folder.path / "inbox"
-        inbox.rename(folder.path / "elsewhere")
-        assert event(folder, "capture_failed")["detail"].startswith("FileNotFoundError")
-        assert [found["event"] for found in events(folder, "c-1")] == [
-            *("capture_armed", "capture_started", "capture_failed"),
-        ]
+def test_an_inbox_that_goes_while_it_records_is_one_answer(
+    folder: Folder, with_torch: ForkServer
+) -> None:
+    with training(folder, with_torch) as found:
+        found.capture(steps=30)
+        found.steps(5)
+        (folder.path / "inbox").rename(folder.path / "elsewhere")
+        found.steps(30)
+        assert found.detail().startswith("FileNotFoundError")
+        assert found.names() == ["capture_armed", "capture_started", "capture_failed"]
+
+
+# --- the program's own profiler: ours gives way, theirs gets a whole trace ------------------------
+
+
+@pytest.mark.parametrize("how", PROFILERS)
+def test_ours_is_refused_while_theirs_warms_up_or_records(trained: Training, how: str) -> None:
+    trained.steps(1, f"own = {PROFILERS[how]}; own.__enter__()")
+    trained.capture(f"refused-{how}")
+    trained.steps(1)
+    assert trained.detail(f"refused-{how}") == "profiler_busy"
+    trained.steps(1, "own.__exit__(None, None, None)")
+    trained.works(f"after-{how}")
+
+
+@pytest.mark.parametrize("how", ["profile", "autograd"])
+def test_ours_ends_when_theirs_begins_and_theirs_is_whole(
+    trained: Training, how: str, tmp_path: Path
+) -> None:
+    trained.record(how)
+    trained.steps(5, f"own = {PROFILERS[how]}; own.__enter__(); torch.ones(3).cos()")
+    assert trained.detail(how) == "the program's own profiler began"
+    end = "torch.ones(3).sin(); own.__exit__(None, None, None); own.export_chrome_trace"
+    trained.steps(1, f"{end}({str(tmp_path / 'own.json')!r})")
+    theirs = json.loads((tmp_path / "own.json").read_text())
+    assert {"aten::cos", "aten::addmm", "aten::sin"} <= names(theirs)
+    assert trained.names(how) == ["capture_armed", "capture_started", "capture_failed"]
+    assert leaves_nothing(trained, how)
+
+
+def test_a_schedule_that_comes_to_its_warm_up_ends_ours(trained: Training, tmp_path: Path) -> None:
+    traced = tmp_path / "own.json"
+    trained.steps(
+        1,
+        "own = profile(activities=CPU, schedule=schedule(wait=20, warmup=5, active=3, repeat=1),\n"
+        f"    on_trace_ready=lambda own: own.export_chrome_trace({str(traced)!r}))\n"
+        "own.start()\n"
+        "def inside(number): own.step()\n",
+    )
+    # While theirs waits for its turn ours is free to record.
+    trained.works("waiting")
+    trained.capture("warming", steps=100)
+    trained.steps(30)
+    assert trained.detail("warming") == "the program's own profiler began"
+    trained.steps(1, "own.stop()\ndef inside(number): pass")
+    assert {f"ProfilerStep#{number}" for number in (25, 26, 27)} <= names(
+        json.loads(traced.read_text())
+    )
+
+
+def test_a_profiler_in_another_thread_waits_until_ours_has_ended(
+    trained: Training, tmp_path: Path
+) -> None:
+    traced = tmp_path / "own.json"
+    trained.record("beside")
+    trained.steps(
+        1,
+        "def beside():\n"
+        "    with profile(activities=CPU) as own: torch.ones(3).tan()\n"
+        f"    own.export_chrome_trace({str(traced)!r})\n"
+        "thread = threading.Thread(target=beside)\n"
+        "thread.start()\n"
+        "while monitor.clock.captures.session.dropped is False: time.sleep(0.001)\n"
+        "assert thread.is_alive()\n",
+    )
+    trained.steps(1, "thread.join()")
+    assert trained.detail("beside") == "the program's own profiler began"
+    assert "aten::tan" in traced.read_text()
+    trained.works("after-thread")

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.client.daemon_side import Folder, eventually, program
+from tests.client.daemon_side import Folder, program
+from tests.client.fork_server import ForkServer
+from tests.waiting import eventually
 
 STEPPING = """
 import threading, time
@@ -84,14 +86,15 @@ def test_the_innermost_frame_says_what_it_calls(folder: Folder) -> None:
 
 
 @pytest.mark.torch
-def test_the_flight_recorder_reports_the_unfinished_collective(folder: Folder) -> None:
+def test_the_flight_recorder_reports_the_unfinished_collective(
+    folder: Folder, with_torch: ForkServer
+) -> None:
     store = str(folder.path / "store")
     environ = {"GLOO_SOCKET_IFNAME": "lo", "RANK": "0"}
     with (
-        program(folder, REDUCING, store, "0", **environ),
-        program(folder, REDUCING, store, "1", **environ, WARPWATCH="0"),
+        program(folder, REDUCING, store, "0", server=with_torch, **environ),
+        program(folder, REDUCING, store, "1", server=with_torch, **environ, WARPWATCH="0"),
     ):
-        eventually(folder.rings, 60)
         entries = eventually(lambda: unfinished(captured(folder)))
     assert [(entry["name"], entry["sequence"]) for entry in entries] == [("gloo:broadcast", 4)]
     assert entries[0]["input_sizes"] == [[5]]

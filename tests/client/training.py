@@ -1,90 +1,173 @@
-"""A training of real torch to capture, and what it answers."""
+"""A training that takes its steps on request, and the captures of it."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.client.daemon_side import Folder, Ring, eventually
+from tests.client.daemon_side import Folder, program
+from tests.client.fork_server import Forked, ForkServer
+from tests.waiting import eventually
 
-# With an optimizer, so that autograd counts. ``inside(step)`` is for a test to define: it runs
-# within each step and may be a generator of nothing.
+# A request is [steps, text to run inside of the first]; null ends it. ``work`` is what a step does,
+# ``inside`` is for a test to define.
+PROGRAM = """
+import json, os, sys, threading, time, warnings
+import warpwatch
+from warpwatch import helper_thread, steps
+# The helper thread comes by often, and every step looks for a command.
+helper_thread.HEARTBEAT_INTERVAL_S = 0.02
+steps.LOOK_INTERVAL_NS = 0
+number = 0
+def inside(number): pass
+def work(): pass
+{define}
+monitor = warpwatch.attach(job="demo")
+def train(steps, text=""):
+    global number
+    for _ in range(steps):
+        with monitor.step(samples=4, tokens=10):
+            exec(text, globals())
+            inside(number)
+            with monitor.phase("forward"): work()
+        text = ""
+        number += 1
+def serve():
+    while monitor.clock.ring is None:
+        train(1)
+        time.sleep(0.002)
+    print(number, flush=True)
+    while request := json.loads(sys.stdin.readline() or "null"):
+        train(*request)
+        print(number, flush=True)
+{main}
+"""
 TORCH = """
-import sys, time, warnings
 import torch
 # From here on: without numpy, torch itself warns while it is imported.
 warnings.simplefilter("error")
-import warpwatch
-torch.set_num_threads(1)
-monitor = warpwatch.attach(job="demo")
 model = torch.nn.Linear(8, 8)
-def inside(number): pass
-{define}
-number = 0
-while True:
-    with monitor.step():
-        inside(number)
-        model(torch.ones(4, 8)).sum().backward()
-        time.sleep(0.01)
-    number += 1
+def work(): model(torch.ones(4, 8)).sum().backward()
+"""
+# The file that is there now is open, not one that was removed.
+HAS_COMMANDS = """
+def has_commands():
+    fd = monitor.clock.ring.command_fd
+    return fd >= 0 and os.fstat(fd).st_nlink
+while not has_commands(): time.sleep(0.002)
 """
 
 
-def training(define: str = "") -> str:
-    return TORCH.replace("{define}", define)
+class Training:
+    """``number`` is that of the next step."""
 
+    def __init__(self, folder: Folder, process: Forked | subprocess.Popen[str]) -> None:
+        self.folder = folder
+        self.process = process
+        self._read()
 
-def running(folder: Folder) -> Ring:
-    """The ring of the one process, once it has counted a step."""
-    eventually(lambda: [ring for ring in folder.rings() if ring.header.totals.steps])
-    return folder.ring()
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        self.number = int(line)
 
+    def request(self, steps: int, text: str = "") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([steps, text]) + "\n")
+        self.process.stdin.flush()
 
-def begun(folder: Folder) -> int:
-    return folder.ring().header.step_begun or 0
+    def steps(self, steps: int = 1, inside: str = "") -> None:
+        """Take steps; the text runs inside of the first."""
+        self.request(steps, inside)
+        self._read()
 
+    def end(self) -> None:
+        """Let the training come to its end, and the program to its exit."""
+        errors = self.process.communicate("null\n")[1]
+        assert (self.process.returncode, "Traceback" in errors) == (0, False), errors
 
-def events(folder: Folder, identifier: str) -> list[dict[str, Any]]:
-    return [found for found in folder.ring().events if found.get("id") == identifier]
+    def accept_commands(self) -> None:
+        self.folder.command(self.folder.ring().name, op="none")
+        self.steps(1, HAS_COMMANDS)
 
+    def capture(self, id: str = "c-1", start: int = 0, steps: int = 2, **more: Any) -> int:
+        """Ask for a capture from the step after the next one on, or ``start``. Return its start."""
+        start = start or self.number + 2
+        fields = {"op": "capture", "id": id, "kind": "torch", "arm_timeout_s": 3600, **more}
+        self.folder.command(self.folder.ring().name, start_step=start, steps=steps, **fields)
+        return start
 
-def event(folder: Folder, name: str, identifier: str = "c-1") -> dict[str, Any]:
-    """The event ``name`` of the capture, once it was reported."""
+    def cancel(self, id: str) -> None:
+        self.folder.command(self.folder.ring().name, op="cancel", id=id)
 
-    def find() -> dict[str, Any] | None:
-        reported = events(folder, identifier)
-        return next((found for found in reported if found["event"] == name), None)
+    def record(self, id: str = "c-1", **more: Any) -> None:
+        """Have a capture recording that does not end by itself soon."""
+        self.capture(id, steps=100, **more)
+        self.steps(5)
+        self.event("capture_started", id)
 
-    return eventually(find)
+    def events(self, id: str = "c-1") -> list[dict[str, Any]]:
+        return [found for found in self.folder.ring().events if found.get("id") == id]
 
+    def names(self, id: str = "c-1") -> list[str]:
+        return [str(found["event"]) for found in self.events(id)]
 
-def capture(folder: Folder, start: int, steps: int = 2, **more: Any) -> None:
-    fields = {"op": "capture", "id": "c-1", "kind": "torch", "arm_timeout_s": 60, **more}
-    folder.command(folder.ring().name, start_step=start, steps=steps, **fields)
+    def event(self, name: str, id: str = "c-1") -> dict[str, Any]:
+        """The event ``name`` of the capture, once it was reported."""
 
+        def find() -> dict[str, Any] | None:
+            return next((found for found in self.events(id) if found["event"] == name), None)
 
-def captured(folder: Folder, identifier: str = "c-1") -> dict[str, Any]:
-    """The trace that the capture brought."""
-    path = handed_over(folder, identifier)
-    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-    return found
+        return eventually(find, lambda: f"no {name} of {id}: {self.folder.ring().events}")
 
+    def detail(self, id: str = "c-1", event: str = "capture_failed") -> str:
+        """Why there is no trace."""
+        return str(self.event(event, id)["detail"])
 
-def handed_over(folder: Folder, identifier: str = "c-1") -> Path:
-    """The trace's file in the inbox, by the token of the answer."""
-    token = event(folder, "capture_finished", identifier)["token"]
-    (path,) = (folder.path / "inbox").glob(f"{identifier}.*.{token}.pt.trace.json.gz")
-    return path
+    def handed_over(self, id: str = "c-1") -> Path:
+        """The trace's file in the inbox, by the token of the answer."""
+        token = self.event("capture_finished", id)["token"]
+        (path,) = (self.folder.path / "inbox").glob(f"{id}.*.{token}.pt.trace.json.gz")
+        return path
 
+    def captured(self, id: str = "c-1") -> dict[str, Any]:
+        """The trace that the capture brought."""
+        found: dict[str, Any] = json.loads(gzip.decompress(self.handed_over(id).read_bytes()))
+        return found
 
-def files(folder: Folder) -> list[str]:
-    """What captures left in the inbox, finished or not."""
-    found = (path.name for path in (folder.path / "inbox").iterdir())
-    # The file that each rank keeps open there for stacks is no capture's.
-    return sorted(name for name in found if not name.startswith("held."))
+    def works(self, id: str = "after") -> None:
+        """Assert that another capture brings a trace."""
+        self.capture(id)
+        self.steps(6)
+        assert "aten::addmm" in names(self.captured(id))
+
+    def files(self) -> list[str]:
+        """What captures left in the inbox, finished or not."""
+        return sorted(path.name for path in (self.folder.path / "inbox").iterdir())
 
 
 def names(trace: dict[str, Any]) -> set[str]:
     return {found.get("name", "") for found in trace["traceEvents"]}
+
+
+@contextmanager
+def training(
+    folder: Folder,
+    server: ForkServer | None = None,
+    define: str = "",
+    main: str = "serve()",
+    **environ: str,
+) -> Iterator[Training]:
+    """A training with torch where there is a server to fork it."""
+    define = TORCH + define if server else define
+    code = PROGRAM.replace("{define}", define).replace("{main}", main)
+    with program(folder, code, server=server, **environ) as process:
+        found = Training(folder, process)
+        found.accept_commands()
+        yield found
