@@ -1,25 +1,27 @@
 """Agents with real coordinators and HTTP servers, whose ranks the test plays, and a fleet's side.
 
-The stream is read by hand, so that a test can leave an agent out.
+The stream is read by hand, so that a test can leave an agent out. Time passes only while the fleet
+sleeps: then all ranks act once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.daemon.captures.capture_node import TRAIN, CaptureNode
+from tests.daemon.captures.capture_node import TRAIN, CaptureNode, read_here
 from tests.daemon.http.conftest import MemoryAgent, servers
+from tests.manual_clock import ManualClock
 from warpwatch_daemon.captures.capture_register import CaptureRegister
+from warpwatch_daemon.captures.confinement import Run
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.sections import StoreConfig
-from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
+from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.captures.requests import Captures
@@ -33,28 +35,29 @@ from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, RankSeen
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
-TICK_S = 0.05
 TICKS_ARMED = 3
 WORLD = 4
 # What a rank answers to the command of this id; None: nothing.
 Answers = Callable[[int, str], str | None]
+# Whether the start step of the command of this id comes, or why the capture fails.
 Records = Callable[[str], bool | str]
 
 
 class PlayedAgent(MemoryAgent):
     """A node with some ranks of the job TRAIN."""
 
-    def __init__(self, folder: Path, stack: ExitStack, name: str, ranks: range) -> None:
-        own = folder / name
+    def __init__(self, folder: Path, stack: ExitStack, number: int, run: Run) -> None:
+        own = folder / f"gpu-{number + 1}"
         own.mkdir()
         super().__init__(own)
-        self.name = name
-        self.numbers = ranks
-        self.node = CaptureNode(own, stack, ranks=ranks, world_size=WORLD)
+        self.name = own.name
+        self.numbers = range(2 * number, 2 * number + 2)
+        self.node = CaptureNode(own, stack, ranks=self.numbers, world_size=WORLD, run=run)
         self.address = ""
         self.is_heard = True
-        self.obeyed: dict[int, str] = {}
         self.ticks = 0
+        # By rank, the command that it obeyed last; since when it is armed.
+        self.obeyed: dict[int, str] = {}
         self.armed_at: dict[int, int] = {}
 
     def request_capture(
@@ -79,71 +82,69 @@ class PlayedAgent(MemoryAgent):
         return list(self.node.hub.state().captures)
 
     def play(self, answers: Answers, records: Records) -> None:
-        """Ranks do as ``answers`` says with a command; who armed delivers some ticks later, for
-        finishing takes time, in which other agents cannot answer.
-        """
+        """Ranks do as ``answers`` says with a command; who armed delivers some ticks later."""
         self.ticks += 1
         self.node.poll()
         for index, rank in enumerate(self.numbers):
             with contextlib.suppress(ValueError, KeyError, IndexError):
                 command = self.node.command(index)
-                if command["op"] != "capture" or command["kind"] != "torch":
-                    continue
-                before = self.obeyed.get(rank)
-                if before == f"armed {command['id']}":
-                    late = self.ticks >= self.armed_at[rank] + TICKS_ARMED
-                    came = late and records(command["id"])
-                    if came is True:
-                        self.node.deliver(index)
-                    elif came:
-                        self.node.answer(index, "capture_failed", detail=came)
-                    if came:
-                        self.obeyed[rank] = command["id"]
-                elif before != command["id"]:
-                    said = answers(rank, command["id"])
-                    if said is not None:
-                        self.node.answer(index, f"capture_{said}")
-                        self.armed_at[rank] = self.ticks
-                        mark = "armed " if said == "armed" else ""
-                        self.obeyed[rank] = mark + command["id"]
+                if (command["op"], command["kind"]) == ("capture", "torch"):
+                    self._obey(index, rank, command["id"], answers, records)
         self.node.poll()
         self.node.coordinator.finish()
+
+    def _obey(self, index: int, rank: int, name: str, answers: Answers, records: Records) -> None:
+        before = self.obeyed.get(rank)
+        if before == f"armed {name}":
+            came = self.ticks >= self.armed_at[rank] + TICKS_ARMED and records(name)
+            if came is True:
+                self.node.deliver(index)
+            elif came:
+                self.node.answer(index, "capture_failed", detail=came)
+            if came:
+                self.obeyed[rank] = name
+        elif before != name and (said := answers(rank, name)) is not None:
+            self.node.answer(index, f"capture_{said}")
+            self.armed_at[rank] = self.ticks
+            self.obeyed[rank] = ("armed " if said == "armed" else "") + name
 
     def lines(self, after: str | None) -> list[bytes]:
         self.stream.put_captures(self.node.hub.state().captures)
         batch = self.stream.read(after)
-        clock = encode_line(Clock(time.time())) or b""
+        clock = encode_line(Clock(self.node.clock.wall())) or b""
         end = encode_stream_line(CursorLine(batch.cursor, self.name, "0.1.0"))
         return (batch.lines + clock + end).splitlines()
 
 
 class PlayedFleet:
-    """A fleet's side of captures, over these agents."""
+    """A fleet's side of captures, over ``agents`` or two nodes with two ranks each."""
 
     def __init__(
         self,
         folder: Path,
         stack: ExitStack,
-        *agents: PlayedAgent,
-        recipes: Mapping[str, RecipeConfig | None] | None = None,
+        agents: Sequence[PlayedAgent] = (),
         job: JobId = TRAIN,
+        run: Run = read_here,
     ) -> None:
-        self.agents = agents
-        self._token = folder / "token"
-        self._token.write_text("secret")
+        self.clock = ManualClock()
+        self._run = run
+        self.agents = agents or [PlayedAgent(folder, stack, n, run) for n in range(2)]
+        token = folder / "token"
+        token.write_text("secret")
+        self.config = AgentsConfig(token_file=token, allow_plain=True)
         self.cluster = Cluster(DetectionConfig(), AnomaliesConfig())
         self.store = Store(StoreConfig(url=(folder / "fleet").as_uri()))
         self.register = CaptureRegister(self.store, Hub(1.0))
-        self._recipes = TriggersConfig().recipes if recipes is None else recipes
-        for agent in agents:
+        for agent in self.agents:
             if not agent.address:
-                server = stack.enter_context(servers(agent))(token_file=self._token)
+                server = stack.enter_context(servers(agent))(token_file=token)
                 agent.address = "{}:{}".format(*server.address)
-        self.cluster.set_targets({one.address: Target(one.address) for one in agents})
-        for agent in agents:
+        self.cluster.set_targets({one.address: Target(one.address) for one in self.agents})
+        for agent in self.agents:
             agent.stream.read(None)
             agent.stream.put(
-                RankSeen(time=time.time(), rank=rank, world_size=WORLD, **job.fields())
+                RankSeen(time=self.clock.wall(), rank=rank, world_size=WORLD, **job.fields())
                 for rank in agent.numbers
             )
         self.hear()
@@ -154,7 +155,22 @@ class PlayedFleet:
             node.up = agent.is_heard
             node.reason = "" if agent.is_heard else "ConnectError"
             if agent.is_heard:
-                self.cluster.take(agent.address, agent.lines(node.cursor), time.time())
+                lines = agent.lines(node.cursor)
+                self.cluster.take(agent.address, lines, self.clock.wall())
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        for agent in self.agents:
+            agent.node.clock.advance(seconds)
+
+    def tick(
+        self,
+        answers: Answers = lambda rank, name: "armed",
+        records: Records = lambda name: True,
+    ) -> None:
+        for agent in self.agents:
+            agent.play(answers, records)
+        self.hear()
 
     def run(
         self,
@@ -163,40 +179,28 @@ class PlayedFleet:
         meanwhile: Callable[[], None] = lambda: None,
         records: Records = lambda name: True,
     ) -> Captures:
-        """``ask``, and play until all captures have ended.
+        """``ask``, and play until all captures have ended."""
 
-        ``records``: whether the start step of the command of this id comes, or why it fails.
-        """
+        async def sleep(seconds: float) -> None:
+            self.advance(seconds)
+            self.tick(answers, records)
+            meanwhile()
+            self.hear()
+            await asyncio.sleep(0)
 
         async def play() -> Captures:
-            agents = Agents(
-                AgentsConfig(token_file=self._token, allow_plain=True), ShardConfig(), "fleet-0"
-            )
+            agents = Agents(self.config, ShardConfig(), "fleet-0")
             captures = Captures(
-                self.cluster, agents, self._recipes, self.store,
-                self.register,
+                self.cluster, agents, TriggersConfig().recipes, self.store, self.register,
+                self.clock.monotonic, self.clock.wall, sleep, self._run,
             )  # fmt: skip
             try:
                 asked = ask(captures)
                 if asked is not None:
                     await asked
-                while captures.is_busy:
-                    await asyncio.to_thread(self._tick, answers, records)
-                    meanwhile()
-                    self.hear()
-                    await asyncio.sleep(TICK_S)
+                await captures.idle()
             finally:
                 await agents.close()
             return captures
 
         return asyncio.run(play())
-
-    async def play_once(self) -> None:
-        """Within ``ask``."""
-        await asyncio.to_thread(self._tick, lambda rank, name: "armed", lambda name: True)
-        self.hear()
-        await asyncio.sleep(TICK_S)
-
-    def _tick(self, answers: Answers, records: Records) -> None:
-        for agent in self.agents:
-            agent.play(answers, records)

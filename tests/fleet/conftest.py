@@ -1,4 +1,4 @@
-"""Agents of two nodes with two ranks each, which a fleet captures."""
+"""A fleet over two nodes with two ranks each, which it captures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.capturing import PlayedAgent
+from tests.fleet.capturing import PlayedFleet
+from tests.waiting import DEADLINE_S
+from warpwatch_fleet import following
+from warpwatch_fleet.kubernetes import api
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a hang reaches the limits on how long agents and the API server may take."""
+    for limit in ("CONNECT_TIMEOUT_S", "SILENCE_S", "ANSWER_S"):
+        monkeypatch.setattr(following, limit, DEADLINE_S)
+    monkeypatch.setattr(api, "TIMEOUT_S", DEADLINE_S)
 
 
 @pytest.fixture
@@ -18,8 +29,5 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def agents(tmp_path: Path, stack: ExitStack) -> list[PlayedAgent]:
-    return [
-        PlayedAgent(tmp_path, stack, f"gpu-{number + 1}", range(2 * number, 2 * number + 2))
-        for number in range(2)
-    ]
+def fleet(tmp_path: Path, stack: ExitStack) -> PlayedFleet:
+    return PlayedFleet(tmp_path, stack)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL
-from tests.fleet.capturing import PlayedAgent, PlayedFleet
-from warpwatch_daemon.captures import capture_id
+from tests.fleet.capturing import PlayedFleet
+from warpwatch_daemon.captures import capture_id, confinement
 from warpwatch_daemon.cli.diagnose import main as diagnose
 from warpwatch_daemon.history.remote_store import RemoteStore
 from warpwatch_daemon.history.uploads import Uploads
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_fleet.captures import merging
+from warpwatch_fleet.captures.merging import FETCH_TIMEOUT_S, MAX_BYTES
 from warpwatch_fleet.captures.requests import Captures
+from warpwatch_fleet.following import Agents
+from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.captures import Capture
 
 RANKS = range(4)
@@ -28,10 +33,17 @@ def captured(fleet: PlayedFleet) -> tuple[Captures, Capture]:
     return captures, captures.shown()[-1]
 
 
+def own_files() -> set[str]:
+    """What the fleet itself writes."""
+    reductions = {f"rank{rank}.reduction.gz" for rank in RANKS}
+    return reductions | {"diagnosis.json", "report.html", "capture.json"}
+
+
 def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(
-    tmp_path: Path, stack: ExitStack, agents: list[PlayedAgent]
+    tmp_path: Path, stack: ExitStack
 ) -> None:
-    fleet = PlayedFleet(tmp_path, stack, *agents)
+    # Each file of a stranger is read in a process of its own.
+    fleet = PlayedFleet(tmp_path, stack, run=confinement.run)
     captures, capture = captured(fleet)
     assert (capture.outcome, capture.detail, capture.diagnosis_outcome) == ("complete", "", "ok")
     traces = [f"rank{rank}.pt.trace.json.gz" for rank in RANKS]
@@ -45,26 +57,23 @@ def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(
     assert capture.diagnosis["summary"] == found["summary"]
 
     chunks = captures.download(capture.id, traces[3], None)
-    (theirs,) = agents[1].node.store.path.glob(f"*/*/*/{capture.id}*/{traces[3]}")
+    (theirs,) = fleet.agents[1].node.store.path.glob(f"*/*/*/{capture.id}*/{traces[3]}")
     assert chunks is not None
     assert b"".join(chunks) == theirs.read_bytes()
     for name, owner in (("report.html", None), ("diagnosis.json", None), (traces[3], "ns/other")):
         assert captures.download(capture.id, name, owner) is None
 
     # Another fleet on the same folder has it still.
-    again = PlayedFleet(tmp_path, stack, *agents).run(lambda captures: None).shown()
+    again = PlayedFleet(tmp_path, stack, fleet.agents).run(lambda captures: None).shown()
     assert [(one.id, one.files, one.diagnosis) for one in again] == [
         (capture.id, capture.files, capture.diagnosis)
     ]
 
 
 def test_a_rank_whose_reduction_is_none_is_named_with_its_node_and_costs_the_others_nothing(
-    tmp_path: Path,
-    stack: ExitStack,
-    agents: list[PlayedAgent],
-    monkeypatch: pytest.MonkeyPatch,
+    fleet: PlayedFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give = agents[1].capture_file
+    give = fleet.agents[1].capture_file
 
     def damaged(capture_id: str, name: str, owner: str | None) -> Path | None:
         path = give(capture_id, name, owner)
@@ -72,8 +81,8 @@ def test_a_rank_whose_reduction_is_none_is_named_with_its_node_and_costs_the_oth
             path.write_bytes(b"<html>")
         return None if name == "rank2.reduction.gz" else path
 
-    monkeypatch.setattr(agents[1], "capture_file", damaged)
-    _, capture = captured(PlayedFleet(tmp_path, stack, *agents))
+    monkeypatch.setattr(fleet.agents[1], "capture_file", damaged)
+    _, capture = captured(fleet)
     assert capture.outcome == "partial"
     first, second = capture.detail.split("; ")
     assert first.startswith("gpu-2: rank 2: 404 for captures/")
@@ -84,20 +93,36 @@ def test_a_rank_whose_reduction_is_none_is_named_with_its_node_and_costs_the_oth
     assert [rank.verified for rank in capture.ranks] == [True, True, False, False]
 
 
+def test_what_is_too_large_or_too_slow_is_not_fetched(
+    fleet: PlayedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank has as much as is allowed, the second more, the third takes too long."""
+
+    def download(agents: Agents, target: Target, path: str) -> Iterator[bytes]:
+        rank = int(path.rpartition("/rank")[2][0])
+        yield b"x" * (MAX_BYTES + (rank == 1))
+        fleet.clock.advance(FETCH_TIMEOUT_S + 1 if rank >= 2 else 0.0)
+        yield b""
+
+    monkeypatch.setattr(merging, "MAX_FETCHES", 1)
+    monkeypatch.setattr(Agents, "download", download)
+    _, capture = captured(fleet)
+    details = [rank.detail for rank in capture.ranks]
+    assert details[0].startswith("more than 1,048,576 bytes")
+    assert details[1:] == ["more than 2097152 bytes or 60 s"] * 3
+
+
 def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(
-    tmp_path: Path,
-    stack: ExitStack,
-    agents: list[PlayedAgent],
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, fleet: PlayedFleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("obstore")
     # Only gpu-2 has taken one of the job in health.
-    node = agents[1].node
+    node = fleet.agents[1].node
     healthy = node.coordinator.request(replace(MANUAL, trigger="baseline"))
     node.deliver(0)
     node.deliver(1)
     assert node.finished(healthy).outcome == "complete"
-    fleet = PlayedFleet(tmp_path, stack, *agents)
+    fleet.advance(60)
     captures, capture = captured(fleet)
     of_baseline = {f"baseline.rank{rank}.reduction.gz" for rank in (2, 3)}
     remote = RemoteStore((tmp_path / "bucket").as_uri())
@@ -110,7 +135,7 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(
     assert {path.name for path in folder.iterdir()} == (own_files() | of_baseline) - {
         "capture.json"
     }
-    for agent in agents:
+    for agent in fleet.agents:
         node = agent.node
         for _ in range(3):
             node.poll(after_s=120)
@@ -135,17 +160,11 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(
     assert told["comparison"] != []
 
 
-def own_files() -> set[str]:
-    """What the fleet itself writes."""
-    reductions = {f"rank{rank}.reduction.gz" for rank in RANKS}
-    return reductions | {"diagnosis.json", "report.html", "capture.json"}
-
-
 def test_without_room_of_its_own_the_fleet_leaves_a_capture_to_its_nodes(
-    tmp_path: Path, stack: ExitStack, agents: list[PlayedAgent]
+    fleet: PlayedFleet,
 ) -> None:
-    fleet = PlayedFleet(tmp_path, stack, *agents)
-    (fleet.store.path / time.strftime("%Y", time.gmtime())).write_text("no folder")
+    year = datetime.fromtimestamp(fleet.clock.wall(), UTC).year
+    (fleet.store.path / str(year)).write_text("no folder")
     captures, capture = captured(fleet)
     assert (capture.outcome, capture.detail) == ("complete", "not diagnosed: Not a directory")
     assert captures.download(capture.id, "rank3.pt.trace.json.gz", None) is not None

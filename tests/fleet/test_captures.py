@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, TRAIN
-from tests.fleet.capturing import PlayedAgent, PlayedFleet
+from tests.fleet.capturing import PlayedFleet
 from warpwatch import protocol
 from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_fleet.captures import over_nodes
-from warpwatch_fleet.captures.choosing import MAX_RANKS, choose
-from warpwatch_fleet.captures.requests import Captures
+from warpwatch_fleet.captures.choosing import MAX_RANKS, choose, spread
+from warpwatch_fleet.captures.requests import SETTLED_S, Captures
+from warpwatch_fleet.captures.schedules import Schedules
+from warpwatch_fleet.config import ScheduleConfig
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.captures import CAPTURED, AnomalySeen, Capture, RankCapture
+from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, AnomalySeen, Capture
 from warpwatch_telemetry.errors import Refused
 
 ANOMALY = Anomaly(
@@ -26,11 +28,11 @@ ANOMALY = Anomaly(
     begin_step=40, value=0.8, baseline=0.5,
     judged_by="fleet", **TRAIN.fields(),
 )  # fmt: skip
+SCHEDULE = ScheduleConfig(job="tr*", every=3600, steps=2, ranks=3)
 
 
-@pytest.fixture
-def fleet(tmp_path: Path, stack: ExitStack, agents: list[PlayedAgent]) -> PlayedFleet:
-    return PlayedFleet(tmp_path, stack, *agents)
+def by_hand(captures: Captures) -> Any:
+    return captures.request(MANUAL)
 
 
 def only(captures: Captures) -> Capture:
@@ -42,173 +44,157 @@ def states(capture: Capture) -> list[tuple[int, str, str | None]]:
     return [(rank.rank, rank.state, rank.node) for rank in capture.ranks]
 
 
-def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(
-    fleet: PlayedFleet, agents: list[PlayedAgent]
-) -> None:
-    agents[1].node.rings[0].word(protocol.WORD_STEP_BEGUN, 301)
-    capture = only(fleet.run(lambda captures: captures.request(MANUAL)))
+def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet: PlayedFleet) -> None:
+    fleet.agents[1].node.rings[0].word(protocol.WORD_STEP_BEGUN, 301)
+    capture = only(fleet.run(by_hand))
     assert (capture.outcome, capture.detail, capture.steps) == ("complete", "", 3)
-    # 2 s of steps of 0.1 s ahead of the fastest rank of all nodes, and what the asking took.
-    assert capture.start_step is not None
-    assert capture.start_step > 300 + 20
+    # 2 s of steps of 0.1 s ahead of the fastest rank of all nodes.
+    assert capture.start_step == 300 + 20
     assert states(capture) == [
         (0, "written", "gpu-1"),
         (1, "written", "gpu-1"),
         (2, "written", "gpu-2"),
         (3, "written", "gpu-2"),
     ]
-    for agent in agents:
+    for agent in fleet.agents:
         (own,) = agent.captures()
-        assert (own.id, own.start_step) == (capture.id, capture.start_step)
+        assert (own.id, own.start_step) == (capture.id, 320)
 
 
 def test_a_rank_that_is_late_ends_the_try_on_all_nodes_and_a_later_step_is_named(
-    fleet: PlayedFleet, agents: list[PlayedAgent]
+    fleet: PlayedFleet,
 ) -> None:
     capture = only(
         fleet.run(
-            lambda captures: captures.request(MANUAL),
+            by_hand,
             lambda rank, name: "late" if rank == 3 and name.count("-") == 2 else "armed",
             records=lambda name: name.count("-") == 3,
         )
     )
     assert capture.outcome == "complete"
-    for agent in agents:
+    for agent in fleet.agents:
         first, second = agent.captures()
         assert (first.id, first.outcome) == (capture.id, "failed")
         assert (second.id, second.outcome) == (f"{capture.id}-2", "complete")
-        assert first.start_step is not None
         assert second.start_step == capture.start_step
-        assert (capture.start_step or 0) > first.start_step
-    assert "cancelled by the fleet" in agents[0].captures()[0].detail
+        # Twice as much time as at the first try: 4 s.
+        assert (first.start_step, second.start_step) == (21, 41)
+    assert "cancelled by the fleet" in fleet.agents[0].captures()[0].detail
 
 
-def test_a_rank_that_never_arms_is_missing_after_three_tries(
-    fleet: PlayedFleet, agents: list[PlayedAgent], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(over_nodes, "MARGIN_S", 0.5)
+def test_a_rank_that_never_arms_is_missing_after_three_tries(fleet: PlayedFleet) -> None:
+    began = fleet.clock.monotonic()
 
     def give_up() -> None:
-        if any(one.id.endswith("-3") for one in agents[1].captures()):
-            agents[1].node.at += 10
+        if any(one.id.endswith("-3") for one in fleet.agents[1].captures()):
+            fleet.agents[1].node.poll(after_s=10)
 
     capture = only(
         fleet.run(
-            lambda captures: captures.request(MANUAL),
+            by_hand,
             lambda rank, name: None if rank == 2 else "armed",
             give_up,
             lambda name: "-3-" in name,
         )
     )
-    assert capture.outcome == "partial"
+    assert (capture.outcome, capture.start_step) == ("partial", 81)
     assert capture.detail.startswith("gpu-2: ")
     assert [state for _, state, _ in states(capture)] == ["written"] * 2 + ["missing", "written"]
+    # Two tries until 1.5 steps before their start, 1.85 s and 3.85 s, and two pauses.
+    assert 5.7 + 2 * 0.1 <= fleet.clock.monotonic() - began <= 6.3 + 2 * 1.0
 
 
-def test_what_one_agent_refuses_is_begun_on_none(
-    fleet: PlayedFleet, agents: list[PlayedAgent]
-) -> None:
-    agents[1].node.coordinator.request(MANUAL)
-    captures = fleet.run(lambda captures: captures.request(MANUAL), lambda *_: None)
+def test_what_one_agent_refuses_is_begun_on_none(fleet: PlayedFleet) -> None:
+    fleet.agents[1].node.coordinator.request(MANUAL)
+    captures = fleet.run(by_hand, lambda *_: None)
     capture = next(one for one in captures.shown() if one.outcome == "refused_busy")
     assert capture.detail == "gpu-2: rank 2, 3 of train is being captured"
-    assert agents[0].captures() == []
+    assert fleet.agents[0].captures() == []
 
 
 def test_a_node_that_is_away_is_left_out_and_one_that_dies_is_named(
-    fleet: PlayedFleet, agents: list[PlayedAgent], monkeypatch: pytest.MonkeyPatch
+    fleet: PlayedFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(over_nodes, "LOST_S", 0.3)
-    agents[1].is_heard = False
+    away = fleet.agents[1]
+    away.is_heard = False
     fleet.hear()
-    capture = only(fleet.run(lambda captures: captures.request(MANUAL)))
+    capture = only(fleet.run(by_hand))
     assert (capture.outcome, capture.detail) == (
         "partial",
         "gpu-2: cannot be followed: ConnectError",
     )
-    assert agents[1].captures() == []
-    agents[1].is_heard = True
+    assert away.captures() == []
+    away.is_heard = True
     fleet.hear()
+    silent: list[float] = []
 
     def die() -> None:
-        agents[1].is_heard = not any(rank.state == "armed" for rank in ranks_of(agents[1]))
+        if "armed" in {rank.state for one in away.captures()[-1:] for rank in one.ranks}:
+            away.is_heard = False
+            silent.append(fleet.clock.monotonic())
 
-    captures = fleet.run(lambda captures: captures.request(MANUAL), meanwhile=die)
-    capture = captures.shown()[-1]
+    monkeypatch.setattr(over_nodes, "LOST_S", 3.0)
+    capture = fleet.run(by_hand, meanwhile=die).shown()[-1]
     assert capture.detail == "gpu-2: cannot be followed: ConnectError"
     assert [state for _, state, _ in states(capture)] == ["written"] * 2 + ["missing"] * 2
-
-
-def ranks_of(agent: PlayedAgent) -> list[RankCapture]:
-    return [rank for capture in agent.captures()[-1:] for rank in capture.ranks]
+    assert fleet.clock.monotonic() - silent[0] == pytest.approx(over_nodes.LOST_S, abs=0.25)
 
 
 def test_of_two_fleets_the_second_is_refused(
-    fleet: PlayedFleet, agents: list[PlayedAgent], tmp_path: Path, stack: ExitStack
+    fleet: PlayedFleet, tmp_path: Path, stack: ExitStack
 ) -> None:
-    other = PlayedFleet(tmp_path, stack, *agents)
+    other = PlayedFleet(tmp_path, stack, fleet.agents)
     refused: list[Capture] = []
 
-    def ask(captures: Captures) -> Any:
-        return captures.request(MANUAL)
-
     def ask_too() -> None:
-        if not refused and agents[0].captures():
+        if not refused and fleet.agents[0].captures():
             with ThreadPoolExecutor() as elsewhere:
-                asked = elsewhere.submit(other.run, ask, lambda *_: None)
+                asked = elsewhere.submit(other.run, by_hand, lambda *_: None)
                 refused.extend(one for one in asked.result().shown() if one.outcome)
 
-    capture = only(fleet.run(ask, lambda *_: "armed" if refused else None, ask_too))
+    capture = only(fleet.run(by_hand, lambda *_: "armed" if refused else None, ask_too))
     assert [one.outcome for one in refused] == ["refused_busy"]
     assert (capture.outcome, capture.detail) == ("complete", "")
 
 
 def test_a_fleet_that_was_restarted_shows_what_nodes_say_of_one_capture_as_one(
-    fleet: PlayedFleet, agents: list[PlayedAgent], tmp_path: Path, stack: ExitStack
+    fleet: PlayedFleet, tmp_path: Path, stack: ExitStack
 ) -> None:
-    before = only(fleet.run(lambda captures: captures.request(MANUAL)))
-    after = only(PlayedFleet(tmp_path, stack, *agents).run(lambda captures: None))
+    before = only(fleet.run(by_hand))
+    after = only(PlayedFleet(tmp_path, stack, fleet.agents).run(lambda captures: None))
     assert (after.id, after.outcome, after.start_step) == (before.id, "complete", before.start_step)
     assert states(after) == states(before)
 
 
-def test_ranks_of_one_node_are_its_agents_to_capture(
-    fleet: PlayedFleet, agents: list[PlayedAgent]
+def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(
+    fleet: PlayedFleet,
 ) -> None:
-    captures = fleet.run(lambda captures: captures.request(replace(MANUAL, ranks=(2,))))
-    capture = only(captures)
-    (own,) = agents[1].captures()
+    alert = replace(MANUAL, ranks=(2,), trigger="alert", alerts=("f1@2026-11-21T20:00:00Z",))
+    capture = only(fleet.run(lambda captures: captures.request(alert)))
+    (own,) = fleet.agents[1].captures()
     assert (capture.id, states(capture)[0][::2]) == (own.id, (2, "gpu-2"))
+    assert (own.request.trigger, own.request.alerts) == ("alert", alert.alerts)
     with pytest.raises(Refused, match=r"^gpu-2: rank 2 of train is being captured"):
         fleet.run(lambda captures: captures.request(replace(MANUAL, ranks=(2,))))
-
-
-def test_what_alerts_ask_for_is_under_the_policies_of_the_agents(
-    fleet: PlayedFleet, agents: list[PlayedAgent]
-) -> None:
-    asked = replace(MANUAL, ranks=(2,), trigger="alert", alerts=("f1@2026-11-21T20:00:00Z",))
-    fleet.run(lambda captures: captures.request(asked))
-    (own,) = agents[1].captures()
-    assert (own.request.trigger, own.request.alerts) == ("alert", asked.alerts)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"job": "llama"}, "no running rank of job 'llama' is known; running jobs: train"),
+        ({"owner": "ns/other"}, "no running rank of job 'train' is known; running jobs: none"),
         ({"ranks": (1, 7)}, "train has no running rank 7, only 0, 1, 2, 3"),
     ],
 )
 def test_what_does_not_run_is_refused_by_name(
-    fleet: PlayedFleet, changes: dict[str, object], said: str
+    fleet: PlayedFleet, changes: dict[str, Any], said: str
 ) -> None:
-    asked = replace(MANUAL, **changes)  # type: ignore[arg-type]
     with pytest.raises(Refused, match=said):
-        fleet.run(lambda captures: captures.request(asked))
+        fleet.run(lambda captures: captures.request(replace(MANUAL, **changes)))
 
 
 def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agents(
-    fleet: PlayedFleet, agents: list[PlayedAgent]
+    fleet: PlayedFleet,
 ) -> None:
     captures = fleet.run(lambda captures: captures.trigger(ANOMALY))
     capture = only(captures)
@@ -216,18 +202,20 @@ def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agen
     assert [(one.outcome, one.capture_id) for one in captures.decisions()] == [
         (CAPTURED, capture.id)
     ]
-    assert [agent.captures()[0].request.anomaly_id for agent in agents] == ["f1-1", "f1-1"]
+    assert [agent.captures()[0].request.anomaly_id for agent in fleet.agents] == ["f1-1", "f1-1"]
     # The diagnoses of the fleet and of the agents hear what it saw.
     assert (capture.diagnosis or {})["findings"][0]["evidence"][-1] == (
         "the anomaly that asked saw it too: straggler of rank 0 since step 40, "
         "1.60 times as long as usual"
     )
-    seen = [agent.captures()[0].request.anomaly_seen for agent in agents]
+    seen = [agent.captures()[0].request.anomaly_seen for agent in fleet.agents]
     assert seen == [AnomalySeen(0, 40, 0.8 / 0.5)] * 2
-    captures = fleet.run(lambda captures: captures.trigger(replace(ANOMALY, id="f1-2")))
-    (decision,) = captures.decisions()
+    (decision,) = fleet.run(lambda captures: captures.trigger(replace(ANOMALY, id="2"))).decisions()
     assert decision.outcome == "refused_cooldown"
     assert decision.detail.startswith(("gpu-1: ", "gpu-2: "))
+    gone = replace(ANOMALY, id="3", kind="oom", job="", owner="", run="")
+    (decision,) = fleet.run(lambda captures: captures.trigger(gone)).decisions()
+    assert (decision.outcome, decision.anomaly_id) == (NO_RECIPE, "3")
 
 
 @pytest.mark.parametrize("interruptions", [1, 2])
@@ -249,10 +237,61 @@ def test_a_capture_that_an_evaluation_interrupts_is_repeated_once(
     assert (decision.outcome, decision.capture_id) == (CAPTURED, captures.shown()[-1].id)
 
 
-def test_of_a_large_job_who_is_named_and_three_peers_of_other_nodes_are_taken() -> None:
+def test_the_record_of_a_capture_waits_ten_minutes_for_the_nodes_uploads(
+    fleet: PlayedFleet,
+) -> None:
+    captures = fleet.run(by_hand)
+    ident = only(captures).id
+    fleet.clock.advance(SETTLED_S)
+    assert not captures.is_settled(ident)
+    fleet.clock.advance(1)
+    assert captures.is_settled(ident)
+    assert captures.is_settled("20261122T201500-000000")
+
+
+# --- schedules ---
+
+
+def taken(fleet: PlayedFleet, after_s: float, times: int = 1) -> list[Capture]:
+    """All captures, after schedules were polled so often."""
+    fleet.advance(after_s)
+
+    async def poll(captures: Captures) -> None:
+        schedules = Schedules((SCHEDULE,), fleet.cluster, captures, fleet.clock.wall)
+        for _ in range(times):
+            await schedules.advance()
+
+    return list(fleet.run(poll).shown())
+
+
+def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
+    fleet: PlayedFleet,
+) -> None:
+    assert taken(fleet, 3599.0) == []
+    (capture,) = taken(fleet, 1.0, times=2)
+    assert (capture.outcome, capture.request.trigger) == ("complete", "schedule")
+    assert [rank.rank for rank in capture.ranks] == [0, 1, 2]
+    for agent in fleet.agents:
+        (own,) = agent.captures()
+        assert (own.request.trigger, own.request.steps) == ("schedule", 2)
+        assert agent.node.counted("complete", "schedule") == 1
+    # Another fleet knows it from the agents.
+    assert [one.id for one in taken(fleet, 3590.0)] == [capture.id]
+    sick = Anomaly(
+        time=1.0, severity="warning", summary="", **TRAIN.fields(), id="1", kind="gc_pause"
+    )  # fmt: skip
+    fleet.agents[1].stream.put_anomaly(sick)
+    fleet.hear()
+    assert [one.id for one in taken(fleet, 3600.0)] == [capture.id]
+
+
+def test_ranks_are_chosen_by_name_and_of_as_many_nodes_as_there_are() -> None:
     nodes = {rank: f"gpu-{rank // 8}" for rank in range(64)}
     assert choose(nodes, [13]) == (0, 13, 16, 24)
     assert choose(nodes, []) == (0, 8, 16, 24, 32, 40, 48, 56)
-    assert len(choose(nodes, range(64))) <= MAX_RANKS
+    assert len(choose(nodes, range(64))) == MAX_RANKS
     small = {rank: "gpu-1" for rank in range(MAX_RANKS)}
     assert choose(small, [3]) == tuple(range(MAX_RANKS))
+    few = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c"}
+    assert spread(few, 4) == (0, 1, 2, 4)
+    assert spread(few, 9) == (0, 1, 2, 3, 4)

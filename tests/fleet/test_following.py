@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import socket
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.daemon.http.conftest import MemoryAgent, Serve, certified, servers
+from tests.fleet.nodes import NOW, TestNode
+from tests.manual_clock import ManualClock
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet import following
-from warpwatch_fleet.config import AgentsConfig, ShardConfig
-from warpwatch_fleet.following import AgentError, Agents
-from warpwatch_fleet.targets import Target
+from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.config import AgentsConfig, FleetConfig, ShardConfig
+from warpwatch_fleet.followed import Followed
+from warpwatch_fleet.following import RETRY_S, AgentError, Agents
+from warpwatch_fleet.targets import Target, Targets
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Step
@@ -53,17 +59,25 @@ def target(server: object, **labels: str) -> Target:
     return Target(f"{host}:{port}", labels)
 
 
-def followed(
-    config: AgentsConfig, to: Target, take: Callable[[list[bytes]], None], cursor: str | None = None
-) -> None:
-    async def follow() -> None:
+def with_agents(config: AgentsConfig, work: Callable[[Agents], Coroutine[Any, Any, Any]]) -> Any:
+    async def run() -> Any:
         agents = Agents(config, ShardConfig(), "fleet-0")
         try:
-            await agents.follow(to, lambda: cursor, take)
+            return await work(agents)
         finally:
             await agents.close()
 
-    asyncio.run(follow())
+    return asyncio.run(run())
+
+
+def followed(
+    config: AgentsConfig, to: Target, take: Callable[[list[bytes]], None], cursor: str | None = None
+) -> None:
+    with_agents(config, lambda agents: agents.follow(to, lambda: cursor, take))
+
+
+def asked(config: AgentsConfig, to: Target, path: str) -> Any:
+    return with_agents(config, lambda agents: agents.ask(to, path, {"job": "llama"}))
 
 
 class Enough(Exception):
@@ -107,16 +121,14 @@ def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(serve, agent, to
     assert seen[:3] == [1, 2, 3]
 
 
-def test_an_agent_that_refuses_says_why_in_one_line(serve, token):
-    to = target(serve(token_file=token))
+@pytest.mark.parametrize("labels", [{}, {"owner": "ns/team"}])
+def test_an_agent_that_refuses_says_why_and_a_tenants_own_is_not_shown_the_token(
+    serve, token, labels
+):
+    to = target(serve(token_file=token), **labels)
+    config = AgentsConfig(token_file=token, allow_plain=True) if labels else AgentsConfig()
     with pytest.raises(AgentError, match=r"^401: this needs the token of http.token_file: send"):
-        followed(AgentsConfig(), to, lambda lines: None)
-
-
-def test_the_token_is_not_shown_to_a_tenants_own_agent(serve, token):
-    to = target(serve(token_file=token), owner="ns/team")
-    with pytest.raises(AgentError, match=r"^401"):
-        followed(AgentsConfig(token_file=token, allow_plain=True), to, lambda lines: None)
+        followed(config, to, lambda lines: None)
 
 
 def test_nobody_listens_there():
@@ -126,19 +138,29 @@ def test_nobody_listens_there():
         followed(AgentsConfig(), Target(f"127.0.0.1:{port}"), lambda lines: None)
 
 
-def answering(body: bytes, linger_s: float = 0.0) -> tuple[Target, socket.socket]:
-    """Something that is no agent, and says this to whoever comes."""
-    listener = socket.create_server(("127.0.0.1", 0))
+@contextmanager
+def answering(body: bytes) -> Iterator[Target]:
+    """Something that is no agent, says this to the first peer, and holds the connection."""
+    over = threading.Event()
 
     def answer() -> None:
         connection, _ = listener.accept()
         with connection:
             connection.recv(65536)
-            connection.sendall(body)
-            time.sleep(linger_s)
+            with suppress(OSError):
+                connection.sendall(body)
+                if not body.endswith(b"{"):
+                    connection.shutdown(socket.SHUT_WR)
+            over.wait()
 
-    threading.Thread(target=answer, daemon=True).start()
-    return Target(f"127.0.0.1:{listener.getsockname()[1]}"), listener
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield Target(f"127.0.0.1:{listener.getsockname()[1]}")
+        finally:
+            over.set()
+            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -151,37 +173,44 @@ def answering(body: bytes, linger_s: float = 0.0) -> tuple[Target, socket.socket
     ],
 )
 def test_what_is_no_agent_is_named_in_one_line(body, said):
-    to, listener = answering(body)
-    with listener, pytest.raises(AgentError, match=said) as raised:
+    with answering(body) as to, pytest.raises(AgentError, match=said) as raised:
         followed(AgentsConfig(), to, lambda lines: None)
     assert "\n" not in str(raised.value)
 
 
-def test_an_agent_that_floods_is_read_no_faster_than_it_may(monkeypatch):
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
+@pytest.mark.parametrize(
+    ("lines", "expected_s"),
+    [
+        # 5,000 lines of two bytes per second, or 4 MiB per second; ten seconds are saved.
+        ([b"{}"] * following.MAX_LINES_PER_S, 1.0),
+        ([b"x" * 2**19] * 16, 2.0),
+    ],
+)
+def test_an_agent_that_floods_is_read_no_faster_than_it_may(lines, expected_s):
+    clock, times = ManualClock(), []
 
     async def batches() -> AsyncIterator[list[bytes]]:
+        clock.advance(100)
         for _ in range(20):
-            yield [b"{}"] * following.MAX_LINES_PER_S
+            yield lines
+
+    async def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
 
     async def read() -> int:
         count = 0
-        async for lines in following._paced(batches()):
-            count += len(lines)
+        async for portion in following._paced(batches(), clock.monotonic, sleep):
+            assert len(portion) <= following.MAX_LINES_PER_S // 10
+            count += len(portion)
+            times.append(clock.monotonic())
         return count
 
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    assert asyncio.run(read()) == 20 * following.MAX_LINES_PER_S
-    # Each wait is until the twenty seconds' worth that came at once have passed.
-    assert max(waits) > 15
+    assert asyncio.run(read()) == 20 * len(lines)
+    assert clock.monotonic() - times[0] == pytest.approx(20 * expected_s - 10.0)
 
 
 def test_what_is_packed_small_comes_in_portions():
     body = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(b"\n" * 2**26)
-    to, listener = answering(body)
     portions: list[int] = []
 
     def take(lines: list[bytes]) -> None:
@@ -189,34 +218,15 @@ def test_what_is_packed_small_comes_in_portions():
         if len(portions) == 3:
             raise AgentError("enough")
 
-    with listener, pytest.raises(AgentError, match="enough"):
+    with answering(body) as to, pytest.raises(AgentError, match="enough"):
         followed(AgentsConfig(), to, take)
     assert portions == [following.MAX_LINES_PER_S // 10] * 3
 
 
-def test_a_lease_is_taken_by_name_and_a_refusal_is_told(serve, agent, token):
-    to = target(serve(token_file=token))
-
-    async def lease() -> None:
-        agents = Agents(AgentsConfig(token_file=token, allow_plain=True), ShardConfig(), "fleet-0")
-        try:
-            await agents.lease(to, JOB, {"hang": "1-1"})
-        finally:
-            await agents.close()
-
-    asyncio.run(lease())
+def test_a_lease_is_taken_by_name(serve, agent, token):
+    to, config = target(serve(token_file=token)), AgentsConfig(token_file=token, allow_plain=True)
+    with_agents(config, lambda agents: agents.lease(to, JOB, {"hang": "1-1"}))
     assert agent.leased == [(JOB, "fleet-0", 60.0)]
-
-
-def asked(config: AgentsConfig, to: Target, path: str) -> Any:
-    async def ask() -> Any:
-        agents = Agents(config, ShardConfig(), "fleet-0")
-        try:
-            return await agents.ask(to, path, {"job": "llama"})
-        finally:
-            await agents.close()
-
-    return asyncio.run(ask())
 
 
 def test_what_an_agent_refuses_keeps_its_reason_and_what_it_does_not_know_is_an_error(
@@ -239,11 +249,113 @@ def test_what_an_agent_refuses_keeps_its_reason_and_what_it_does_not_know_is_an_
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "^200: no JSON"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + 1100 * b"x" * 1024, "an answer is longer than"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "^no answer within 0.5 s"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "^no answer within 0.1 s"),
     ],
 )
 def test_an_answer_that_is_none_is_named_in_one_line(monkeypatch, body, said):
-    monkeypatch.setattr(following, "SILENCE_S", 0.5)
-    to, listener = answering(body, linger_s=1.0)
-    with listener, pytest.raises(AgentError, match=said):
+    if said.startswith("^no answer"):
+        monkeypatch.setattr(following, "ANSWER_S", 0.1)
+    with answering(body) as to, pytest.raises(AgentError, match=said):
         asked(AgentsConfig(), to, "captures")
+
+
+# --- again and again ---
+
+
+class PlayedAgents:
+    """What ``Agents`` would do: ``follows`` has one entry for each connection."""
+
+    def __init__(self, clock: ManualClock, *follows: Callable[[Any], None]) -> None:
+        self.clock = clock
+        self.follows = list(follows)
+        self.cursors: list[str | None] = []
+
+    async def follow(self, to: Target, cursor: Callable[[], str | None], take: Any) -> None:
+        self.cursors.append(cursor())
+        if not self.follows:
+            await asyncio.Event().wait()
+        self.follows.pop(0)(take)
+
+
+def refuses(take: Any) -> None:
+    raise AgentError("ConnectError")
+
+
+def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_long(monkeypatch):
+    monkeypatch.setattr(following, "SILENCE_S", 10.0)
+    monkeypatch.setattr(following.random, "uniform", lambda low, high: (low, high)[1])
+    clock, node = ManualClock(wall=NOW), TestNode("gpu-1")
+    states: list[tuple[bool, str]] = []
+
+    def answers(after_s: float) -> Callable[[Any], None]:
+        def said(take: Any) -> None:
+            take(node.lines(clock.wall()))
+            states.append((known().up, known().reason))
+            clock.advance(after_s)
+
+        return said
+
+    played = PlayedAgents(clock, *[refuses] * 6, answers(10.0), answers(10.1), refuses)
+    targets = Targets(FleetConfig(targets=(node.address,)))
+    cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+
+    def known() -> Any:
+        return cluster.nodes[node.address]
+
+    async def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        states.append((known().up, known().reason))
+        await asyncio.sleep(0)
+
+    async def follow() -> None:
+        agents: Any = played
+        followed = Followed(targets, agents, cluster, clock.monotonic, clock.wall, sleep)
+        await followed.look()
+        while len(played.cursors) < 10:
+            await asyncio.sleep(0)
+        (task,) = followed.tasks
+        targets._config = FleetConfig()
+        await followed.look()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (task.cancelled(), list(followed.tasks), cluster.nodes) == (True, [], {})
+
+    asyncio.run(follow())
+    longest = RETRY_S[1]
+    assert clock.slept == [1.0, 2.0, 4.0, 8.0, 16.0, longest, longest, 1.0, 2.0]
+    away, ended = (False, "ConnectError"), (False, "the agent has ended the stream")
+    assert states == [away] * 6 + [(True, ""), ended] * 2 + [away]
+    # It goes on where it had ended.
+    assert played.cursors[:7] == [None] * 7 and None not in played.cursors[7:]
+
+
+def test_of_two_agents_with_one_name_the_second_is_not_followed():
+    clock = ManualClock(wall=NOW)
+    nodes = [TestNode("gpu-1"), TestNode("gpu-1")]
+    nodes[1].address = "gpu-9:9400"
+    targets = Targets(FleetConfig(targets=tuple(node.address for node in nodes)))
+    cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+    failed = asyncio.Event()
+    lines = itertools.cycle(nodes)
+
+    async def sleep(seconds: float) -> None:
+        failed.set()
+        await asyncio.Event().wait()
+
+    class Both(PlayedAgents):
+        async def follow(self, to: Target, cursor: Any, take: Any) -> None:
+            take(next(lines).lines(clock.wall()))
+            await asyncio.Event().wait()
+
+    async def follow() -> None:
+        agents: Any = Both(clock)
+        followed = Followed(targets, agents, cluster, clock.monotonic, clock.wall, sleep)
+        await followed.look()
+        await failed.wait()
+        for task in followed.tasks:
+            task.cancel()
+        await asyncio.gather(*followed.tasks, return_exceptions=True)
+
+    asyncio.run(follow())
+    first, second = (cluster.nodes[node.address] for node in nodes)
+    assert (first.up, first.reason) == (True, "")
+    assert (second.up, second.reason) == (False, "another agent says that it is on gpu-1")

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from warpwatch_daemon import files
 from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_daemon.captures import child, usable
+from warpwatch_daemon.captures.confinement import Run, run
 from warpwatch_daemon.captures.store import read_diagnosis
 from warpwatch_daemon.captures.verification import UNREADABLE
 from warpwatch_diagnosis.trace.file_names import reduction_name
@@ -49,8 +50,12 @@ class _Fetched:
 class Merging:
     """For one event loop."""
 
-    def __init__(self, agents: Agents) -> None:
+    def __init__(
+        self, agents: Agents, monotonic: Callable[[], float] = time.monotonic, run: Run = run
+    ) -> None:
         self._agents = agents
+        self._monotonic = monotonic
+        self._run = run
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
         self._children = asyncio.Semaphore(MAX_CHILDREN)
 
@@ -65,8 +70,9 @@ class Merging:
             baseline = [folder / name for name in fetched.baseline]
             async with self._children:
                 result = await asyncio.to_thread(
-                    child.diagnose, kind, folder, names, fetched.missing, baseline, nodes, asked
-                )
+                    child.diagnose, kind, folder, names, fetched.missing, baseline, nodes, asked,
+                    self._run,
+                )  # fmt: skip
             if not _without_unread(fetched, result):
                 break
         read = list(fetched.ranks.values())
@@ -128,7 +134,7 @@ class Merging:
     async def _get(self, part: Part, capture_id: str, name: str, path: Path) -> None:
         async with self._fetches:
             chunks = self._agents.download(part.target, f"captures/{capture_id}/{name}")
-            content = await asyncio.to_thread(_bounded, chunks)
+            content = await asyncio.to_thread(_bounded, chunks, self._monotonic)
             await asyncio.to_thread(files.write, path, content, durable=False)
 
 
@@ -137,11 +143,11 @@ def shown(diagnosis: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return diagnosis and {key: diagnosis[key] for key in SHOWN if key in diagnosis}
 
 
-def _bounded(chunks: Iterator[bytes]) -> bytes:
-    content, deadline = b"", time.monotonic() + FETCH_TIMEOUT_S
+def _bounded(chunks: Iterator[bytes], monotonic: Callable[[], float]) -> bytes:
+    content, deadline = b"", monotonic() + FETCH_TIMEOUT_S
     for chunk in chunks:
         content += chunk
-        if len(content) > MAX_BYTES or time.monotonic() > deadline:
+        if len(content) > MAX_BYTES or monotonic() > deadline:
             raise AgentError(f"more than {MAX_BYTES} bytes or {FETCH_TIMEOUT_S:g} s")
     return content
 

@@ -8,7 +8,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -55,12 +55,18 @@ class OverNodes:
         agents: Agents,
         look: Callable[[Part, str], str],
         keep: Callable[[Capture], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._capture = capture
         self._parts = parts
         self._agents = agents
         self._look = look
         self._keep = keep
+        self._monotonic = monotonic
+        self._wall = wall
+        self._sleep = sleep
         # What it is called on the nodes: another try is another capture there.
         self._name = capture.id
 
@@ -77,7 +83,7 @@ class OverNodes:
             detail = "; ".join(filter(None, (part.shortcoming() for part in self._parts)))
         except Refused as error:
             outcome, detail = error.reason, str(error)
-        return replace(self._capture, outcome=outcome, detail=detail, end_time=time.time())
+        return replace(self._capture, outcome=outcome, detail=detail, end_time=self._wall())
 
     # --- beginning ---
 
@@ -100,13 +106,13 @@ class OverNodes:
             await self._ask(f"captures/{self._name}/cancel")
             for part in self._parts:
                 part.said = None
-            await asyncio.sleep(random.uniform(*PAUSE_S))
+            await self._sleep(random.uniform(*PAUSE_S))
         raise Refused("failed", f"not armed in {ATTEMPTS} tries: {why}")
 
     async def _prepare(self, margin_s: float) -> tuple[int, int, float]:
         """The start step, how many are recorded, and until when (monotonic) all must have armed."""
         found: list[Prepared] = []
-        asked_at = time.monotonic()
+        asked_at = self._monotonic()
         for part, answer in await self._ask("captures/prepare"):
             if isinstance(answer, Refused):
                 raise Refused(answer.reason, f"{part.node}: {answer}")
@@ -117,7 +123,7 @@ class OverNodes:
         if not found:
             raise Refused("failed", "; ".join(part.shortcoming() for part in self._parts))
         # Ranks went on while the slowest agent answered.
-        took_s = time.monotonic() - asked_at
+        took_s = self._monotonic() - asked_at
         step_s = statistics.median(one.step_s or 0.0 for one in found)
         in_time = (margin_s + took_s) / step_s if step_s > 0 else 0
         ahead = max(MARGIN_STEPS, math.ceil(min(in_time, MAX_AHEAD_STEPS)))
@@ -139,12 +145,12 @@ class OverNodes:
         return "; ".join(text for _, text in refusals)
 
     async def _have_armed(self, until: float) -> bool:
-        while time.monotonic() < until:
+        while self._monotonic() < until:
             self._hear()
             armed = are_armed(self._parts)
             if armed is not None:
                 return armed
-            await asyncio.sleep(LOOK_S)
+            await self._sleep(LOOK_S)
         return False
 
     async def _ask(self, path: str, **more: Any) -> list[tuple[Part, Any]]:
@@ -163,16 +169,16 @@ class OverNodes:
     # --- following ---
 
     async def _follow(self) -> None:
-        deadline = time.monotonic() + MAX_S
+        deadline = self._monotonic() + MAX_S
         while not all(part.is_over for part in self._parts):
             self._hear()
-            if time.monotonic() >= deadline:
+            if self._monotonic() >= deadline:
                 for part in self._parts:
                     part.lost = part.lost or ("" if part.is_over else "not done in time")
-            await asyncio.sleep(LOOK_S)
+            await self._sleep(LOOK_S)
 
     def _hear(self) -> None:
-        now = time.monotonic()
+        now = self._monotonic()
         for part in self._parts:
             if part.is_over:
                 continue

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -15,6 +15,7 @@ import msgspec
 
 from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_daemon.captures.capture_register import CaptureRegister
+from warpwatch_daemon.captures.confinement import Run, run
 from warpwatch_daemon.captures.finisher import DIAGNOSED_KINDS
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.captures.triggers.decisions import MAX_TRIES, is_interrupted
@@ -59,6 +60,10 @@ class Captures:
         recipes: Mapping[str, RecipeConfig | None],
         store: Store,
         register: CaptureRegister,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        run: Run = run,
     ) -> None:
         self._cluster = cluster
         self._agents = agents
@@ -67,16 +72,19 @@ class Captures:
         self._register = register
         for capture in register.all():
             register.keep(replace(capture, diagnosis=shown(capture.diagnosis)))
-        self._merging = Merging(agents)
+        self._monotonic = monotonic
+        self._wall = wall
+        self._sleep = sleep
+        self._merging = Merging(agents, monotonic, run)
         # Of captures that this fleet has taken.
         self._taken: dict[str, list[Part]] = {}
         self._decisions: dict[str, Decision] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a capture is being begun or followed."""
-        return bool(self._tasks)
+    async def idle(self) -> None:
+        """Return once no capture is being begun or followed."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     # --- asking ---
 
@@ -96,7 +104,7 @@ class Captures:
             parts = parts_of(self._cluster, job, request)
         if len(parts) == 1:
             return await self._pass_on(parts[0], request)
-        now = time.time()
+        now = self._wall()
         request = replace(request, **job.id.fields())
         ranks = tuple(
             sorted((one for part in parts for one in part.states()), key=attrgetter("rank"))
@@ -142,13 +150,16 @@ class Captures:
             capture.request.reason or capture.request.trigger,
         )
         try:
-            keep = self._register.keep
-            ended = await OverNodes(capture, parts, self._agents, self._look, keep).take()
+            over_nodes = OverNodes(
+                capture, parts, self._agents, self._look, self._register.keep,
+                self._monotonic, self._wall, self._sleep,
+            )  # fmt: skip
+            ended = await over_nodes.take()
             ended = await self._conclude(ended, parts)
         except Exception as error:
             logger.exception("capture %s is given up", capture.id)
             detail = f"{type(error).__name__}: {error}"
-            ended = replace(capture, outcome="failed", detail=detail, end_time=time.time())
+            ended = replace(capture, outcome="failed", detail=detail, end_time=self._wall())
         if str(ended.outcome).startswith("refused_"):
             self._register.refuse(ended)
         else:
@@ -182,7 +193,7 @@ class Captures:
     def is_settled(self, capture_id: str) -> bool:
         """Whether all nodes have brought their parts into the remote store, or will not."""
         capture = self._register.get(capture_id)
-        if capture is None or time.time() - (capture.end_time or 0.0) > SETTLED_S:
+        if capture is None or self._wall() - (capture.end_time or 0.0) > SETTLED_S:
             self._taken.pop(capture_id, None)
             return True
         parts = self._taken.get(capture_id)
@@ -263,7 +274,7 @@ class Captures:
     def _decide(
         self, anomaly_id: str, outcome: str, detail: str, capture_id: str | None = None
     ) -> None:
-        decision = Decision(time.time(), anomaly_id, outcome, detail, capture_id)
+        decision = Decision(self._wall(), anomaly_id, outcome, detail, capture_id)
         with self._cluster.lock:
             put_newest(self._decisions, anomaly_id, decision, MAX_DECISIONS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from warpwatch_fleet.captures.choosing import spread
 from warpwatch_fleet.captures.requests import Captures
@@ -29,17 +29,22 @@ class Schedules:
     """
 
     def __init__(
-        self, schedules: Sequence[ScheduleConfig], cluster: Cluster, captures: Captures
+        self,
+        schedules: Sequence[ScheduleConfig],
+        cluster: Cluster,
+        captures: Captures,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._schedules = schedules
         self._cluster = cluster
         self._captures = captures
+        self._wall = wall
         self._asked_at: dict[JobId, float] = {}
 
     async def advance(self) -> None:
         if not self._schedules:
             return
-        now = time.time()
+        now = self._wall()
         with self._cluster.lock:
             due = list(self._due(now))
         for request in due:

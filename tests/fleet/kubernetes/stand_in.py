@@ -32,7 +32,7 @@ class StandIn(ApiServer):
         self.objects: dict[str, Any] = {}
         self.asked: list[str] = []
         self.forgotten = 0
-        self.failing = self.conflicts = self.watches = 0
+        self.failing = self.conflicts = 0
         self.version = 0
         for name in ("default", "monitoring"):
             self.objects[f"/api/v1/namespaces/{name}"] = {"metadata": {"name": name}}
@@ -172,7 +172,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _watch(self, path: str, version: int) -> None:
         store = self.server_in
-        store.watches += 1
         self.send_response(200)
         self.send_header("Connection", "close")
         self.end_headers()

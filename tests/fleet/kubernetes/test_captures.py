@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.daemon.captures.capture_node import TRAIN
-from tests.fleet.capturing import PlayedAgent, PlayedFleet
+from tests.daemon.http.conftest import CAPTURE
+from tests.fleet.capturing import PlayedFleet
 from tests.fleet.kubernetes.api_server import CAPTURES, ApiServer
 from tests.fleet.kubernetes.stand_in import StandIn
+from tests.waiting import DEADLINE_S, POLL_S
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.kubernetes import captures as objects
 from warpwatch_fleet.kubernetes.api import Api, timestamp
@@ -23,7 +26,8 @@ from warpwatch_fleet.kubernetes.captures import CaptureObjects
 from warpwatch_telemetry.jobs import shard_key
 
 TEAMS = TRAIN._replace(owner="ns/team")
-WAIT_S = 60.0
+KIND = {"apiVersion": "warpwatch.dev/v1alpha1", "kind": "Capture"}
+LINK = "https://warpwatch.example.com"
 Work = Callable[[CaptureObjects], Awaitable[None]]
 
 
@@ -31,41 +35,47 @@ class Asked:
     def __init__(self, server: ApiServer, folder: Path, stack: ExitStack) -> None:
         self.server = server
         self.shard = (0, 1)
-        self.fleet = PlayedFleet(
-            folder,
-            stack,
-            *(
-                PlayedAgent(folder, stack, f"gpu-{number + 1}", range(2 * number, 2 * number + 2))
-                for number in range(2)
-            ),
-            job=TEAMS,
-        )
+        self.fleet = PlayedFleet(folder, stack, job=TEAMS)
+        self.slept: list[float] = []
 
-    def apply(self, name: str = "once", **spec: Any) -> None:
-        kind = {"apiVersion": "warpwatch.dev/v1alpha1", "kind": "Capture"}
+    def apply(self, name: str = "once", folder: str = CAPTURES, **spec: Any) -> None:
         spec = {"kind": "torch", "steps": 3} | spec
-        self.server.ask("POST", CAPTURES, {**kind, "metadata": {"name": name}, "spec": spec})
+        self.server.ask("POST", folder, {**KIND, "metadata": {"name": name}, "spec": spec})
 
-    def status(self, name: str = "once") -> Any:
-        return self.server.ask("GET", f"{CAPTURES}/{name}").get("status") or {}
+    def status(self, name: str = "once", folder: str = CAPTURES) -> Any:
+        return self.server.ask("GET", f"{folder}/{name}").get("status") or {}
+
+    def taken(self) -> list[int]:
+        """How many captures each agent has."""
+        return [len(agent.captures()) for agent in self.fleet.agents]
 
     def run(self, work: Work) -> None:
-        """``work`` with another fleet, that watches the objects."""
+        """``work`` with another fleet, once it watches the objects."""
 
         async def ask(captures: Captures) -> None:
             api = Api(self.server.folder)
-            link = "https://warpwatch.example.com"
-            own = CaptureObjects(api, captures, threading.Lock(), self.shard, link)
-            before = self.server.watches
+            clock = self.fleet.clock
+            own = CaptureObjects(
+                api, captures, threading.Lock(), self.shard, LINK, clock.wall, self._sleep
+            )
+            watching = asyncio.Event()
+
+            async def asks(request: httpx.Request) -> None:
+                if request.method == "GET":
+                    watching.clear()
+
+            async def answers(response: httpx.Response) -> None:
+                if "watch" in response.request.url.params:
+                    watching.set()
+
+            api._client.event_hooks = {"request": [asks], "response": [answers]}
             following = asyncio.create_task(own.follow())
             try:
-                await work(own)
-                # A connection that is cancelled while it is made is left open by httpcore.
-                await asyncio.sleep(1.0 if before < 0 else 0.0)
-                deadline = time.monotonic() + WAIT_S
-                while 0 <= before == self.server.watches:
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.02)
+                async with asyncio.timeout(DEADLINE_S):
+                    await watching.wait()
+                    await work(own)
+                    # A connection that is cancelled while it is made is left open by httpcore.
+                    await watching.wait()
             finally:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
@@ -73,45 +83,49 @@ class Asked:
 
         self.fleet.run(ask)
 
-    def until(self, name: str = "once", field: str = "endTime") -> Any:
-        """The status, when the fleet has said this of it."""
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await asyncio.sleep(0)
+
+    def until(self, *names: str, field: str = "endTime") -> Any:
+        """The status of the last, when the fleet has said this of all."""
 
         async def work(own: CaptureObjects) -> None:
-            deadline = time.monotonic() + WAIT_S
-            while field not in await asyncio.to_thread(self.status, name):
-                assert time.monotonic() < deadline, self.status(name)
+            while not all(field in self.status(name) for name in names or ("once",)):
                 await own.advance()
-                await self.fleet.play_once()
+                await asyncio.sleep(POLL_S)
 
         self.run(work)
-        return self.status(name)
+        return self.status(*names[-1:])
 
 
 @pytest.fixture
-def asked(server: ApiServer, tmp_path: Path) -> Any:
-    with ExitStack() as stack:
-        yield Asked(server, tmp_path, stack)
+def asked(server: ApiServer, tmp_path: Path, stack: ExitStack) -> Asked:
+    return Asked(server, tmp_path, stack)
 
 
 def test_a_capture_is_taken_once_and_its_status_says_what_came_of_it(asked: Asked) -> None:
     asked.apply(job="train", ranks=[0, 2], reason="slow since noon")
+    status = asked.until(field="captureId")
+    assert (status["time"], status["detail"]) == (timestamp(asked.fleet.clock.wall()), "running")
+    # As one that was killed in between leaves it.
+    asked.server.ask("PATCH", f"{CAPTURES}/once/status", {"status": {"captureId": None}})
     status = asked.until()
     assert (status["outcome"], status["ranks"]) == ("complete", "2/2")
     assert status["verdict"]
     ident = status["captureId"]
-    assert status["report"].startswith(f"https://warpwatch.example.com/api/v1/captures/{ident}")
+    assert status["report"].startswith(f"{LINK}/api/v1/captures/{ident}")
     for agent in asked.fleet.agents:
         (own,) = agent.captures()
         assert own.request.reason.startswith("Capture team/once ")
         assert own.request.reason.endswith(": slow since noon")
 
     async def more(own: CaptureObjects) -> None:
-        await asyncio.sleep(0.3)
         for _ in range(3):
             await own.advance()
 
     asked.run(more)
-    assert [len(agent.captures()) for agent in asked.fleet.agents] == [1, 1]
+    assert asked.taken() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -138,13 +152,11 @@ def test_what_cannot_be_captured_has_a_reason_in_one_line(
 
 def test_it_reaches_no_job_of_another_namespace(asked: Asked) -> None:
     other = CAPTURES.replace("/team/", "/default/")
-    kind = {"apiVersion": "warpwatch.dev/v1alpha1", "kind": "Capture"}
-    about = {"metadata": {"name": "theirs"}, "spec": {"job": "train", "kind": "stacks"}}
-    asked.server.ask("POST", other, {**kind, **about})
+    asked.apply("theirs", other, job="train", kind="stacks")
     asked.apply("after", job="other")
     try:
         asked.until("after")
-        status = asked.server.ask("GET", f"{other}/theirs")["status"]
+        status = asked.status("theirs", other)
     finally:
         asked.server.ask("DELETE", f"{other}/theirs")
     assert status["outcome"] == "refused_no_rank"
@@ -153,57 +165,66 @@ def test_it_reaches_no_job_of_another_namespace(asked: Asked) -> None:
 
 
 def test_of_several_fleets_the_one_that_judges_the_job_takes_it(asked: Asked) -> None:
-    for number in range(8):
-        asked.apply(f"no-{number}", job=f"other-{number}")
     parts: list[list[str]] = [[], []]
     for number in range(8):
+        asked.apply(f"no-{number}", job=f"other-{number}")
         index = shard_key(TEAMS._replace(name=f"other-{number}", run="")) % 2
         parts[index].append(f"no-{number}")
     for index, names in enumerate(parts):
         asked.shard = (index, 2)
         assert all(asked.status(name) == {} for name in names)
-        for name in names:
-            assert asked.until(name)["outcome"] == "refused_no_rank"
-
-
-@pytest.mark.slow
-def test_one_that_a_killed_fleet_had_begun_is_not_taken_a_second_time(asked: Asked) -> None:
-    asked.apply(job="train", ranks=[0, 2])
-    asked.until(field="captureId")
-    status = {"status": {"captureId": None}}
-    asked.server.ask("PATCH", f"{CAPTURES}/once/status", status)
-    assert asked.until()["outcome"] == "complete"
-    assert [len(agent.captures()) for agent in asked.fleet.agents] == [1, 1]
+        asked.until(*names)
+        assert {asked.status(name)["outcome"] for name in names} == {"refused_no_rank"}
 
 
 def test_one_of_which_nothing_is_known_any_more_ends(asked: Asked) -> None:
     asked.apply(job="train")
-    long_ago = timestamp(time.time() - objects.LOST_S - 5)
-    asked.server.ask("PATCH", f"{CAPTURES}/once/status", {"status": {"time": long_ago}})
-    status = asked.until()
+    begun = timestamp(asked.fleet.clock.wall())
+    asked.server.ask("PATCH", f"{CAPTURES}/once/status", {"status": {"time": begun}})
+
+    async def work(own: CaptureObjects) -> None:
+        asked.fleet.clock.advance(objects.LOST_S)
+        await own.advance()
+        assert "outcome" not in asked.status()
+        asked.fleet.clock.advance(1)
+        await own.advance()
+
+    asked.run(work)
+    status = asked.status()
     assert (status["outcome"], status["detail"][:15]) == ("failed", "no longer known")
-    assert [agent.captures() for agent in asked.fleet.agents] == [[], []]
+    assert asked.taken() == [0, 0]
+
+
+def test_the_end_waits_ten_minutes_for_a_verdict() -> None:
+    waiting = replace(CAPTURE, diagnosis=None, diagnosis_outcome=None, end_time=1000.0)
+    early, late = (
+        objects._news(waiting, "", {}, 1000.0 + objects.VERDICT_S + more) for more in (0, 1)
+    )
+    assert early == {
+        "captureId": CAPTURE.id,
+        "outcome": "complete",
+        "ranks": "2/2",
+        "detail": "done",
+    }
+    assert late == early | {"endTime": timestamp(1000.0)}
+    assert objects._news(waiting, "", late, 9999.0) == {}
 
 
 def test_a_watch_that_the_server_has_forgotten_is_begun_with_a_list(
-    stand_in: StandIn, tmp_path: Path
+    stand_in: StandIn, tmp_path: Path, stack: ExitStack
 ) -> None:
-    with ExitStack() as stack:
-        asked = Asked(stand_in, tmp_path, stack)
+    asked = Asked(stand_in, tmp_path, stack)
 
-        async def work(own: CaptureObjects) -> None:
-            deadline = time.monotonic() + WAIT_S
-            while not any("WATCH" in one for one in stand_in.asked):
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.05)
-            await asyncio.to_thread(stand_in.drop_watches)
-            await asyncio.to_thread(asked.apply, job="other")
-            while "outcome" not in await asyncio.to_thread(asked.status):
-                assert time.monotonic() < deadline
-                await own.advance()
-                await asyncio.sleep(0.05)
+    async def work(own: CaptureObjects) -> None:
+        stand_in.drop_watches()
+        asked.apply(job="other")
+        while "outcome" not in asked.status():
+            await own.advance()
+            await asyncio.sleep(POLL_S)
 
-        asked.run(work)
-        folder = "/apis/warpwatch.dev/v1alpha1/captures"
-        looked = [one for one in stand_in.asked if one.endswith(folder)]
-        assert looked[:3] == [f"GET {folder}", f"WATCH {folder}", f"GET {folder}"]
+    asked.run(work)
+    folder = "/apis/warpwatch.dev/v1alpha1/captures"
+    looked = [one for one in stand_in.asked if one.endswith(folder)]
+    assert looked[:3] == [f"GET {folder}", f"WATCH {folder}", f"GET {folder}"]
+    # At once; else a watch of a server that ends them all would be begun without a pause.
+    assert asked.slept == []
