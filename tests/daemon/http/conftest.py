@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import random
 import shutil
-import statistics
 import tempfile
 import threading
 from collections import Counter
@@ -43,10 +41,9 @@ TIMEOUT_S = 300
 
 
 def gpu(index: int) -> DeviceSample:
-    noise = random.Random(index)
     busy = index < 2
     values: dict[SeriesKey, float] = {
-        ("device_utilization_ratio", ()): 0.62 + noise.random() * 0.2 if busy else 0.0,
+        ("device_utilization_ratio", ()): 0.79 - 0.14 * index if busy else 0.0,
         ("device_memory_used_bytes", ()): (48.2 + index if busy else 0.4) * 2**30,
         ("device_memory_total_bytes", ()): 80.0 * 2**30,
         ("device_power_watts", ()): 431.0 + 31 * index if busy else 71.0 + index,
@@ -57,23 +54,16 @@ def gpu(index: int) -> DeviceSample:
         ("device_throttle_active", ("idle",)): 0.0 if busy else 1.0,
         ("device_throttle_active", ("sw_power_cap",)): float(index == 1),
     }
-    device = Device(
-        uuid=f"GPU-5f1d0000-0000-0000-0000-00000000000{index}",
-        index=index,
-        name="NVIDIA H100 80GB HBM3 (simulated)",
-        info={"simulated": "true"},
-    )
-    return DeviceSample(device, NOW - 0.4, values)
+    uuid = f"GPU-5f1d0000-0000-0000-0000-00000000000{index}"
+    name, info = "NVIDIA H100 80GB HBM3 (simulated)", {"simulated": "true"}
+    return DeviceSample(Device(uuid, index, name, info=info), NOW - 0.4, values)
 
 
-def training_rank(number: int, slow_from: int = 10**9) -> RankState:
-    noise = random.Random(100 + number)
-    steps = range(281, 481)
-    recent = [(0.212 if step < slow_from else 0.339) * (1 + noise.gauss(0, 0.02)) for step in steps]
-    total_s = 480 * 0.23
-    waited = 0.015 if number else 0.155
-    rate = 1 / statistics.fmean(recent[-20:])
+def training_rank(number: int) -> RankState:
+    """Return a rank that has been slow since step 400; the other rank waits for rank 1."""
+    total_s, rate = 480 * 0.23, 1 / 0.339
     shares = {"data_wait": 0.04, "forward": 0.22, "backward": 0.36, "optimizer": 0.09}
+    shares["comm"] = 0.015 if number else 0.155
     return RankState(
         job="llama-7b",
         rank=number,
@@ -91,9 +81,9 @@ def training_rank(number: int, slow_from: int = 10**9) -> RankState:
         steps_total=480,
         samples_total=480 * 16,
         tokens_total=480 * 32768,
-        phases_s={name: share * total_s for name, share in (shares | {"comm": waited}).items()},
+        phases_s={name: share * total_s for name, share in shares.items()},
         durations=Histogram(sum=total_s),
-        recent_s=tuple(recent),
+        recent_s=119 * (0.212,) + 81 * (0.339,),
         step_clock="optimizer",
         steps_per_s=rate,
         samples_per_s=16 * rate,
@@ -115,29 +105,23 @@ STRAGGLER = Anomaly(
     value=0.339,
     baseline=0.212,
 )
+STALLED = "job llama-7b waits 39 % of its steps for data since step 120"
 ENDED = Anomaly(
     id="a3",
     time=NOW - 700,
     kind="data_stall",
     severity="warning",
-    summary="job llama-7b waits 39 % of its steps for data since step 120",
+    summary=STALLED,
     job="llama-7b",
     begin_step=120,
     end_time=NOW - 610,
-    worst=Worst(
-        NOW - 650, "job llama-7b waits 39 % of its steps for data since step 120", 180, 0.39
-    ),
+    worst=Worst(NOW - 650, STALLED, 180, 0.39),
 )
 TRACES = ("rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz")
-ADVICE = (
-    "Rank 1 runs Python between kernels that rank 0 does not run: look at normalize_batch in "
-    "train.py, or move it into the data loader."
-)
+ADVICE = "Rank 1 runs Python that rank 0 does not run: look at normalize_batch in train.py."
 CAPTURE = Capture(
     id="20260921T141959-3f9a1c",
-    request=CaptureRequest(
-        "llama-7b", "torch", "anomaly", reason="straggler: rank 1", anomaly_id="a7"
-    ),
+    request=CaptureRequest("llama-7b", "torch", "anomaly", reason="straggler", anomaly_id="a7"),
     time=NOW - 38,
     ranks=tuple(
         RankCapture(rank, "written", file=file, first_step=430, last_step=435)
@@ -177,10 +161,7 @@ def around_straggler() -> AnomalyContext:
     def series(values: dict[str, tuple[float, ...]], **about: Any) -> ContextSeries:
         return ContextSeries(times, (29,) * len(times), values, **about)
 
-    steps = {
-        "step_duration_s": around(0.212, 0.339),
-        "tokens_per_s": around(309_000.0, 193_000.0),
-    }
+    steps = {"step_duration_s": around(0.212, 0.339), "tokens_per_s": around(309e3, 193e3)}
     job, rank = around(0.03, 0.08), around(0.03, 0.004)
     return AnomalyContext(
         10.0,
@@ -204,7 +185,7 @@ def node_in_trouble() -> State:
             SourceHealth("ranks", up=True, duration_s=0.0004),
             SourceHealth("nvml", up=False, reason="libnvidia-ml.so.1 not found", errors=3),
         ),
-        ranks=(training_rank(0, slow_from=400), training_rank(1, slow_from=400)),
+        ranks=(training_rank(0), training_rank(1)),
         jobs=(JobState("llama-7b", 2, ("0", "1"), energy_j=118_000.0, owner="uid/1000", run="r1"),),
         anomalies=(ENDED, STRAGGLER),
         contexts={"a7": around_straggler()},
@@ -246,9 +227,12 @@ class MemoryAgent:
     def records(self) -> RecordStream:
         return self.stream
 
-    def lease(self, job: JobId, holder: str, seconds: float, raised: Mapping[str, str]) -> None:
+    def _refuse(self) -> None:
         if self.refusal is not None:
             raise self.refusal
+
+    def lease(self, job: JobId, holder: str, seconds: float, raised: Mapping[str, str]) -> None:
+        self._refuse()
         self.leased.append((job, holder, seconds))
 
     def state(self) -> State:
@@ -263,14 +247,12 @@ class MemoryAgent:
     def request_capture(
         self, request: CaptureRequest, name: str = "", start_step: int | None = None
     ) -> Capture:
-        if self.refusal is not None:
-            raise self.refusal
+        self._refuse()
         self.asked.append(request)
         return Capture(name or "20260921T150000-aaaaaa", request, NOW, start_step=start_step)
 
     def prepare_capture(self, request: CaptureRequest) -> Prepared:
-        if self.refusal is not None:
-            raise self.refusal
+        self._refuse()
         return Prepared((0, 1), request.steps, 412, 0.212)
 
     def cancel_capture(self, name: str) -> Capture | None:
@@ -297,15 +279,15 @@ class MemoryAgent:
 Serve = Callable[..., Server]
 
 
+_HOURS = itertools.count(0.0, 3600.0)
+
+
 def unlimited() -> float:
-    """A monotonic clock that passes an hour with each reading.
+    """Read a monotonic clock that passes an hour with each reading.
 
     No peer of a test reaches the limits on its requests, and each scrape is rendered anew.
     """
     return next(_HOURS)
-
-
-_HOURS = itertools.count(0.0, 3600.0)
 
 
 def socket_of(server: Server) -> Path:
@@ -342,12 +324,10 @@ def servers(agent: Any) -> Iterator[Serve]:
             patch.setattr(connection, limit, TIMEOUT_S)
 
         def start(
-            monotonic: Callable[[], float] = unlimited,
-            wall: Callable[[], float] = lambda: NOW,
-            **section: Any,
+            clocks: Mapping[str, Callable[[], float]] | None = None, **section: Any
         ) -> Server:
             config = HttpConfig(**{"listen": "127.0.0.1:0", **section})
-            server = Server(agent, config, monotonic=monotonic, wall=wall)
+            server = Server(agent, config, **{"monotonic": unlimited, **(clocks or {})})
             server.bind_locally(socket_of(server))
             stack.callback(shutil.rmtree, socket_of(server).parent, ignore_errors=True)
             thread = threading.Thread(target=server.run)
@@ -384,7 +364,7 @@ def serve(agent: MemoryAgent) -> Iterator[Serve]:
 def shared_server(shared_agent: MemoryAgent) -> Iterator[Server]:
     """A server without configuration for all tests."""
     with servers(shared_agent) as start:
-        yield start()
+        yield start({"wall": lambda: NOW})
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,7 @@ def test_an_expired_certificate_is_served_refused_by_clients_and_named(
     (tmp_path / "web.yml").write_text(WEB_CONFIG)
     now = datetime.now(UTC).timestamp()
     with caplog.at_level(logging.WARNING):
-        url = serve(web_config=tmp_path / "web.yml", wall=lambda: now).url + "healthz"
+        url = serve({"wall": lambda: now}, web_config=tmp_path / "web.yml").url + "healthz"
         with pytest.raises(httpx.ConnectError, match="expired"):
             httpx.get(url, verify=ssl.create_default_context(cafile=path))
         expected = f"http.web_config: the certificate {path} expired on"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import http.client
-import socket
 from dataclasses import replace
 from typing import Any
 
@@ -15,47 +14,30 @@ from tests.manual_clock import ManualClock
 from warpwatch_daemon.http.metrics import Format, MetricsPages
 
 PLAIN = Format(openmetrics=False, gzip=False)
-REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-class Answers:
-    """What comes back over one connection, in order."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        # One buffer for all answers, which may come together.
-        self._received = connection.makefile("rb")
-
-    def next(self) -> tuple[bytes, dict[str, str], bytes]:
-        """Return status, headers but the date, and body."""
-        status = self._received.readline().removeprefix(b"HTTP/1.1 ").strip()
-        parsed = http.client.parse_headers(self._received)
-        headers = {name.lower(): value for name, value in parsed.items()}
-        assert headers.pop("date").endswith(" GMT")
-        return status, headers, self._received.read(int(headers["content-length"]))
 
 
 @pytest.mark.parametrize(
-    "more",
-    [b"", b"Accept-Encoding: gzip\r\n", b"Accept: application/openmetrics-text\r\n"],
+    "headers", [{}, {"Accept-Encoding": "gzip"}, {"Accept": "application/openmetrics-text"}]
 )
-def test_a_kept_connection_is_answered_in_the_same_way_until_a_fault(serve, agent, more):
-    request = REQUEST.replace(b"\r\n\r\n", b"\r\n" + more + b"\r\n")
+def test_a_kept_connection_is_answered_in_the_same_way_until_a_fault(serve, agent, headers):
     clock = ManualClock()
-    server = serve(monotonic=clock.monotonic)
-    with socket.create_connection(server.address, timeout=TIMEOUT_S) as connection:
-        answers = Answers(connection)
-        seen = []
-        for _ in range(3):
-            connection.sendall(request)
-            seen.append(answers.next())
-        clock.advance(60)
-        agent.exported = lambda: 1 / 0
-        connection.sendall(request)
-        assert answers.next()[0] == b"500 Internal Server Error"
-    assert seen[0] == seen[1] == seen[2]
-    assert seen[0][0] == b"200 OK"
-    assert seen[0][1]["x-content-type-options"] == "nosniff"
+    address = serve({"monotonic": clock.monotonic}).address
+    kept = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
+
+    def scrape() -> tuple[int, list[tuple[str, str]], bytes]:
+        kept.request("GET", "/metrics", headers=headers)
+        answer = kept.getresponse()
+        sent = [header for header in answer.getheaders() if header[0] != "date"]
+        return answer.status, sent, answer.read()
+
+    first, second, third = (scrape() for _ in range(3))
+    assert first == second == third
+    assert first[0] == 200 and ("x-content-type-options", "nosniff") in first[1]
+    clock.advance(60)
+    agent.exported = lambda: 1 / 0
+    assert scrape()[0] == 500
     assert agent.codes == {200: 3, 500: 1}
+    kept.close()
 
 
 def test_each_format_has_its_own_page(agent):
