@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from warpwatch_daemon.cli import GROUP, main
-from warpwatch_daemon.demo.processes import free_port
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_telemetry.records import RankSeen, Record, Step
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = sorted(metadata.entry_points(group=GROUP).names)
 # Where no daemon listens.
-NO_DAEMON = f"http://127.0.0.1:{free_port()}"
+NO_DAEMON = "http://127.0.0.1:9"
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
@@ -29,9 +28,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_has_help_with_an_example(command, capsys):
     try:
         status = main([command, "--help"])
     except SystemExit as ended:
@@ -42,18 +39,18 @@ def test_every_command_has_help_with_an_example(
     assert f"warpwatch {command}" in out
 
 
-def test_the_commands_are_registered_as_entry_points() -> None:
+def test_the_commands_are_registered_as_entry_points():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     registered = {one.name: one.value for one in metadata.entry_points(group=GROUP)}
     assert registered == project["entry-points"][GROUP]
 
 
-def test_help_says_what_each_command_does_and_imports_none() -> None:
+def test_help_says_what_each_command_does_and_imports_none():
     code = (
         "import sys; from warpwatch_daemon.cli import main; main([]);"
         "print([name for name in sys.modules if name.startswith('warpwatch_daemon.cli.')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     *lines, imported = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[lines.index("commands:") + 1 :][: len(COMMANDS)]] == (
         COMMANDS
@@ -62,9 +59,7 @@ def test_help_says_what_each_command_does_and_imports_none() -> None:
     assert imported == "[]"
 
 
-def test_a_package_that_is_built_upon_this_one_adds_its_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_that_is_built_upon_this_one_adds_its_command(tmp_path, monkeypatch, capsys):
     about = tmp_path / "above-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: above\nVersion: 1.0\n")
@@ -78,7 +73,7 @@ def test_a_package_that_is_built_upon_this_one_adds_its_command(
     assert printed(capsys)[0] == "--you\n"
 
 
-def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_a_usage_error(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["demon"])
     assert ended.value.code == 2
@@ -86,9 +81,7 @@ def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("command", [["status"], ["capture", "--job", "x"]])
-def test_without_a_daemon_a_command_exits_3_with_one_line(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_daemon_a_command_exits_3_with_one_line(command, capsys):
     assert main([*command, "--url", NO_DAEMON]) == 3
     out, err = printed(capsys)
     assert out == ""
@@ -96,50 +89,22 @@ def test_without_a_daemon_a_command_exits_3_with_one_line(
     assert err.count("\n") == 1
 
 
-def test_an_address_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_that_is_none_is_a_usage_error(capsys):
     assert main(["status", "--url", "localhost:9400"]) == 2
     assert "is no http:// or https:// address" in printed(capsys)[1]
 
 
-def test_config_check_tells_right_from_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
-    good.write_text("http: {listen: '127.0.0.1:9401'}")
-    bad.write_text("http: {lisen: x}")
-    assert main(["config", "check", str(good)]) == 0
-    assert main(["config", "check", str(bad)]) == 1
-    assert "did you mean 'listen'" in printed(capsys)[0]
-    assert main(["config", "check", str(tmp_path / "none.yaml")]) == 2
-
-
-def test_config_show_prints_what_would_be_in_force(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_prints_what_would_be_in_force(capsys):
     assert main(["config", "show", "--json"]) == 0
     assert json.loads(printed(capsys)[0])["http"]["listen"] == "127.0.0.1:9400"
 
 
-def test_metrics_lists_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_lists_the_catalogue(capsys):
     assert main(["metrics", "nvlink_errors"]) == 0
     assert "warpwatch_device_nvlink_errors_total{gpu,uuid," in printed(capsys)[0]
     assert main(["metrics", "--json"]) == 0
     names = {row["name"] for row in json.loads(printed(capsys)[0])}
     assert {"warpwatch_device_up", "warpwatch_step_duration_seconds"} <= names
-
-
-def test_doctor_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["doctor", "--json", "--url", NO_DAEMON])
-    checks = {check["name"]: check for check in json.loads(printed(capsys)[0])}
-    assert set(checks) >= {
-        "platform",
-        "NVML",
-        "rendezvous",
-        "inbox",
-        "capture store",
-        "daemon",
-    }
-    assert checks["platform"]["ok"] is True
-    assert checks["daemon"]["ok"] is None
-    assert code == (1 if any(check["ok"] is False for check in checks.values()) else 0)
 
 
 def steps(slow_from: int) -> list[Record]:
@@ -152,9 +117,7 @@ def steps(slow_from: int) -> list[Record]:
     return records
 
 
-def test_replay_finds_in_a_log_what_the_daemon_would_have_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_finds_in_a_log_what_the_daemon_would_have_found(tmp_path, capsys):
     for name, slow_from in (("slow", 300), ("well", 600)):
         log = JsonlWriter(tmp_path / name)
         log.write(steps(slow_from))
@@ -170,25 +133,18 @@ def test_replay_finds_in_a_log_what_the_daemon_would_have_found(
     assert main(["replay", str(tmp_path / "slow"), "--set", switched_off]) == 0
 
 
-def test_replay_of_what_is_no_log_is_a_usage_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "noise").write_bytes(b"\x00\xff nothing")
-    assert main(["replay", str(tmp_path / "noise")]) == 2
-    assert main(["replay", str(tmp_path / "absent")]) == 2
-    assert main(["replay", str(tmp_path / "noise"), "--set", "a"]) == 2
+def test_what_is_no_log_and_no_trace_is_a_usage_error(tmp_path, capsys):
+    noise = tmp_path / "noise"
+    noise.write_bytes(b"\x00\xff nothing")
+    for arguments in ([str(noise)], [str(tmp_path / "absent")], [str(noise), "--set", "a"]):
+        assert main(["replay", *arguments]) == 2
     assert "KEY=VALUE is needed" in printed(capsys)[1]
-
-
-def test_diagnose_of_what_is_no_trace_exits_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "noise.json").write_text("[1, 2")
-    assert main(["diagnose", str(tmp_path / "noise.json")]) == 2
+    noise.write_text("[1, 2")
+    assert main(["diagnose", str(noise)]) == 2
     assert printed(capsys)[1].startswith("warpwatch diagnose: ")
 
 
-def test_run_without_a_program_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_a_program_is_a_usage_error(capsys):
     assert main(["run"]) == 2
     assert main(["run", "--", "no-such-program-anywhere"]) == 2
     # Python's own way with a closed pipe is only given up for the program that is started.

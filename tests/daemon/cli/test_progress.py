@@ -7,34 +7,26 @@ import io
 import json
 import os
 import pty
-import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-from warpwatch_daemon.cli.progress import Progress
+from tests.manual_clock import ManualClock
+from tests.waiting import eventually
+from warpwatch_daemon.cli import main
+from warpwatch_daemon.cli.progress import Progress, progress
 
 LOG = "".join(
     json.dumps({"type": "step", "time": 1000.0 + number, "job": "j", "rank": 0, "step": number,
-                "duration_s": 1.0}) + "\n"
-    for number in range(4_000)
+                "duration_s": 1.0 if number < 600 else 2.0}) + "\n"
+    for number in range(1_000)
 )  # fmt: skip
 
 
-def replay(log: Path, stderr: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "warpwatch_daemon", "replay", str(log), "--json"]
-    environment = os.environ | {"TERM": "xterm-256color"}
-    return subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=120, env=environment
-    )
-
-
-def test_a_terminal_sees_a_bar_and_the_output_is_the_same(tmp_path: Path) -> None:
-    log = tmp_path / "run.jsonl"
-    log.write_text(LOG)
-    plain = replay(log, subprocess.PIPE)
+@pytest.fixture
+def terminal():
+    """A terminal's two ends: a file that programs write to, and what has been written so far."""
     ours, theirs = pty.openpty()
     seen: list[bytes] = []
 
@@ -46,31 +38,42 @@ def test_a_terminal_sees_a_bar_and_the_output_is_the_same(tmp_path: Path) -> Non
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    shown = replay(log, theirs)
-    os.close(theirs)
-    watcher.join()
-    os.close(ours)
-    assert (plain.stderr, plain.returncode) == ("", shown.returncode)
-    assert plain.stdout == shown.stdout
-    assert b"run.jsonl" in b"".join(seen) and b"%" in b"".join(seen)
+    with open(theirs, "w") as file:
+        yield file, seen
+        file.close()
+        watcher.join()
+        os.close(ours)
 
 
-def test_without_a_terminal_a_line_is_printed_now_and_then(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    often, seldom = Progress(interval_s=0.0), Progress(interval_s=1000.0)
-    for progress in (often, seldom):
-        progress.show("rank 0 on gpu-1", 2, 4, "recording")
-        progress.show("rank 0 on gpu-1", 2, 4, "recording")
-        progress.show("standard input", 5, 0)
+def test_a_terminal_sees_a_bar_and_the_output_is_the_same(tmp_path, capsys, monkeypatch, terminal):
+    log = tmp_path / "run.jsonl"
+    log.write_text(LOG)
+    code = main(["replay", str(log), "--json"])
+    plain = capsys.readouterr()
+    file, seen = terminal
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", file)
+        assert main(["replay", str(log), "--json"]) == code
+    assert plain.err == ""
+    assert plain.out == capsys.readouterr().out != ""
+    eventually(lambda: b"run.jsonl" in b"".join(seen) and b"%" in b"".join(seen))
+
+
+def test_without_a_terminal_a_line_is_printed_each_five_seconds_if_there_is_news(capsys):
+    clock = ManualClock()
+    shown = Progress(monotonic=clock.monotonic)
+    for later_s in (4.5, 0.5, 5.0):
+        clock.advance(later_s)
+        shown.show("rank 0 on gpu-1", 2, 4, "recording")
+    shown.show("standard input", 5, 0)
+    shown.show("standard input", 6, 0)
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == ["rank 0 on gpu-1: 50% recording", "standard input:"]
 
 
-def test_without_rich_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    from warpwatch_daemon.cli.progress import progress
-
+def test_without_rich_there_are_lines(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with progress() as shown:

@@ -1,10 +1,12 @@
-"""`warpwatch replay`: what it prints, filtered and explained."""
+"""`warpwatch replay`: logs as they lie on disks, and what it prints, filtered and explained."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,9 +14,11 @@ import pytest
 
 from tests.detection.streams import EPOCH_S, Job
 from warpwatch_daemon.cli import explanation, main
+from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Anomaly, Found
+from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.log import encode
 from warpwatch_telemetry.records import End, Record
 
@@ -39,22 +43,18 @@ def slow_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def printed(capsys) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_log_on_standard_input_may_be_packed(
-    slow_log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_on_standard_input_may_be_packed(slow_log, capsys, monkeypatch):
     packed = io.BytesIO(gzip.compress(slow_log.read_bytes()))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(packed)))
     assert main(["replay", "-", "--json"]) == 1
     assert [json.loads(line)["kind"] for line in printed(capsys)] == ["straggler"]
 
 
-def test_explain_keeps_anomalies_as_they_are_and_adds_readings(
-    slow_log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_keeps_anomalies_as_they_are_and_adds_readings(slow_log, capsys):
     assert main(["replay", str(slow_log), "--json"]) == 1
     plain = printed(capsys)
     assert main(["replay", str(slow_log), "--json", "--explain"]) == 1
@@ -68,59 +68,31 @@ def test_explain_keeps_anomalies_as_they_are_and_adds_readings(
     assert {"answer", "value", "baseline", "limit", "nearest", "text"} <= statuses[0].keys()
 
 
-def test_only_the_asked_kind_and_job_are_shown(
-    slow_log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_asked_kind_and_job_are_shown(slow_log, capsys):
     assert main(["replay", str(slow_log), "--explain", "--json", "--kind", "hang"]) == 0
     assert {json.loads(line)["kind"] for line in printed(capsys)} <= {"hang"}
     assert main(["replay", str(slow_log), "--explain", "--json", "--job", "other"]) == 0
     assert printed(capsys) == []
 
 
-def test_an_explanation_is_a_table_that_fits_its_width() -> None:
+def test_an_explanation_is_a_table_that_fits_its_width():
     name = "a-job-with-a-name-that-is-much-too-long-for-any-table"
     device = "GPU-00000000-0000-0000-0000-000000000000"
     anomalies = [
         Anomaly(
-            id="1",
-            kind="straggler",
-            time=EPOCH_S,
-            severity="warning",
-            summary="slow",
-            job=name,
-            rank=1023,
-            device=None,
-            step=412,
-            begin_step=400,
-            value=0.6,
-            baseline=0.5,
+            id="1", kind="straggler", time=EPOCH_S, severity="warning", summary="slow", job=name,
+            rank=1023, step=412, begin_step=400, value=0.6, baseline=0.5,
         ),
         Anomaly(
-            id="2",
-            kind="ecc_uncorrectable",
-            time=EPOCH_S,
-            severity="critical",
-            summary="bad",
-            device=device,
-            end_time=2e9,
+            id="2", kind="ecc_uncorrectable", time=EPOCH_S, severity="critical", summary="bad",
+            device=device, end_time=2e9,
         ),
-    ]
-    suppressed = [
-        Suppressed(
-            "step_regression",
-            Found(EPOCH_S, "warning", "slower", job="llama"),
-            cause="straggler",
-            cause_id="1",
-            since=EPOCH_S,
-        )
-    ]
-    statuses = [
-        (
-            "step_regression",
-            DetectorStatus("fine", "so " * 60, name, 7, None, 1 / 3, -1e-10, 4e10, 0.31, 1234567),
-        ),
-        ("hang", DetectorStatus("learning", "3 of 5 steps seen", "llama")),
-    ]
+    ]  # fmt: skip
+    found = Found(EPOCH_S, "warning", "slower", job="llama")
+    suppressed = [Suppressed("step_regression", found, "straggler", "1", EPOCH_S)]
+    long = DetectorStatus("fine", "so " * 60, name, 7, None, 1 / 3, -1e-10, 4e10, 0.31, 1234567)
+    few = DetectorStatus("learning", "3 of 5 steps seen", "llama")
+    statuses = [("step_regression", long), ("hang", few)]
     table = list(explanation.lines(anomalies, suppressed, statuses))
     assert max(map(len, table)) <= 100
     assert table[1].split() == ["found", "of", "began", "raised", "value", "baseline", "over"]
@@ -135,27 +107,18 @@ def test_an_explanation_is_a_table_that_fits_its_width() -> None:
     assert table[-1] == "    3 of 5 steps seen"
 
 
-def test_an_unbounded_number_is_null_in_json() -> None:
-    reading = DetectorStatus("learning", "no limit yet", "llama", limit=float("inf"))
-    assert explanation.status_to_json("hang", reading)["limit"] is None
-    assert json.loads(json.dumps(explanation.status_to_json("hang", reading)))["kind"] == "hang"
-
-
 def test_a_job_name_that_no_terminal_can_show_is_written_escaped(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+    tmp_path, capfdbinary, monkeypatch
+):
     log = tmp_path / "strange.jsonl"
     log.write_bytes(b"".join(lines(slow_rank())).replace(b'"llama"', b'"\\ud800"'))
-    with (
-        open(1, "w", encoding="ascii", closefd=False) as terminal,
-        pytest.MonkeyPatch.context() as m,
-    ):
-        m.setattr("sys.stdout", terminal)
+    with open(1, "w", encoding="ascii", closefd=False) as terminal:
+        monkeypatch.setattr("sys.stdout", terminal)
         assert main(["replay", str(log), "--explain"]) == 1
     assert b"straggler \\ud800 step" in capfdbinary.readouterr().out
 
 
-def test_the_json_form_has_the_keys_of_the_design():
+def test_the_json_form_has_the_keys_of_the_design_and_null_for_what_has_no_bound():
     anomaly = Anomaly(
         id="1-1", kind="hang", time=1.0, severity="warning", summary="silent", job="llama",
         owner="ns/team",
@@ -165,11 +128,12 @@ def test_the_json_form_has_the_keys_of_the_design():
         "device": None, "step": None, "begin_step": None, "value": None, "baseline": None,
         "summary": "silent", "scope": "job", "owner": "ns/team", "run": None,
     }  # fmt: skip
+    reading = DetectorStatus("learning", "no limit yet", "llama", limit=float("inf"))
+    status = json.loads(json.dumps(explanation.status_to_json("hang", reading)))
+    assert (status["kind"], status["limit"]) == ("hang", None)
 
 
-def test_bad_lines_are_left_out_and_reported_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_lines_are_left_out_and_reported_in_one_line(tmp_path, capsys):
     log = tmp_path / "log.jsonl"
     bad = [b"{torn\n", b'{"type":"strange","time":1}\n', b"\xff\xfe\n", b"\n"]
     log.write_bytes(b"".join([*lines(Job(ranks=1).steps(5)), *bad]))
@@ -177,3 +141,88 @@ def test_bad_lines_are_left_out_and_reported_in_one_line(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("warpwatch: 3 bad lines (not JSON 2, type 1), the first is line 6: ")
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(lines(Job(ranks=2).steps(500))))
+    return path
+
+
+def test_a_packed_log_reads_as_the_plain_one(log):
+    packed = log.with_name("log")
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    assert b"".join(read_lines(packed)) == b"".join(read_lines(log))
+
+
+def test_a_packed_log_that_is_still_written_ends_cleanly(log, capsys):
+    packed = gzip.compress(log.read_bytes())
+    cut = log.with_name("cut.gz")
+    cut.write_bytes(packed[: len(packed) // 2])
+    reader = LogReader()
+    assert len(list(reader.records(read_lines(cut)))) > 100
+    assert reader.complaint() == ""
+
+
+def test_a_packed_file_that_is_broken_is_a_usage_error(log):
+    broken = log.with_name("broken.gz")
+    broken.write_bytes(b"\x1f\x8b" + bytes(range(200)))
+    with pytest.raises(UsageError, match=r"broken\.gz: "):
+        list(read_lines(broken))
+
+
+def test_a_half_written_last_line_is_not_counted_but_one_in_the_middle_is():
+    job = Job(ranks=1)
+    reader = LogReader()
+    log = [*lines(job.steps(2)), b'{"type":"step","ti']
+    assert len(list(reader.records(log))) == 2
+    assert reader.complaint() == ""
+    log = [*log, *lines(job.steps(1))]
+    assert len(list(reader.records(log))) == 3
+    assert reader.complaint().startswith("1 bad lines (not JSON 1), the first is line 3: ")
+
+
+def test_lines_read_many_at_a_time_are_what_they_are_one_by_one():
+    good, event = (
+        b"".join(lines(Job(ranks=2).steps(3))),
+        b'{"type":"event","time":1,"event":"gc"}\n',
+    )
+    strange = b'{"event":\n', good[:40] + b"\n", b"\n", good.replace(b"\n", b"", 1), b"[1]\n"
+    end = b'{"type":"clock","time":'
+    log = b"".join([good, event, good, event, event, *strange, good, event, *strange, end])
+    at_once, one_by_one = LogReader(), LogReader()
+    records = list(at_once.records([log]))
+    assert records == list(one_by_one.records(io.BytesIO(log)))
+    assert len(records) == 3 * 6 + 2 * 4 + 4
+    assert at_once.complaint() == one_by_one.complaint()
+    assert (at_once.bad.total(), at_once.first_bad and at_once.first_bad[0]) == (8, 16)
+
+
+def test_lines_come_as_soon_as_they_are_written():
+    reader, writer = os.pipe()
+    with open(reader, "rb") as log:
+        blocks = read_lines(Path(f"/dev/fd/{reader}"))
+        os.write(writer, b"one\ntw")
+        assert next(blocks) == b"one\n"
+        os.write(writer, b"o\n\nthree")
+        assert next(blocks) == b"two\n\n"
+        os.close(writer)
+        assert list(blocks) == [b"three"]
+        assert not log.closed
+
+
+def test_a_last_line_that_lacks_only_its_end_is_a_record():
+    log = [b'{"type":"clock","time":1}\n', b'{"type":"clock","time":2}']
+    assert [record.time for record in LogReader().records(log)] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("log", [[], ["hello\n"] * 10, ["[1]\n"], ["{}\n"] * 1000, [b"\x00\x01\n"]])
+def test_a_file_that_is_no_telemetry_log_is_a_usage_error(log):
+    with pytest.raises(UsageError, match="no telemetry log"):
+        list(LogReader().records(log))
+
+
+def test_reading_gives_up_on_an_endless_strange_file():
+    with pytest.raises(UsageError, match="100 bad lines"):
+        list(LogReader().records(itertools.repeat("noise\n")))
