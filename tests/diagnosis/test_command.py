@@ -6,40 +6,42 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.traces import TraceFile, cpu_rank
+from tests.diagnosis.traces import TraceFile, cpu_rank, written
 from warpwatch_diagnosis.__main__ import main
 
 MODULE = (sys.executable, "-m", "warpwatch_diagnosis")
 
 
-def run(
-    capsys: pytest.CaptureFixture[str], folder: Path, *ranks: TraceFile, options: tuple[str, ...]
-) -> tuple[int, list[str], str]:
-    """Exit status, lines of the output, and what it reports as an error."""
-    paths = [trace.write(folder / f"rank{k}.json") for k, trace in enumerate(ranks)]
-    status = main([*map(str, paths), *options])
-    captured = capsys.readouterr()
-    return status, captured.out.splitlines(), captured.err
+# Exit status, lines of the output, and what is reported as an error.
+Command = Callable[..., tuple[int, list[str], str]]
 
 
-def test_a_healthy_trace_exits_0_and_says_so_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, lines, _ = run(capsys, tmp_path, cpu_rank(0), options=())
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Diagnose the traces of some ranks, with options."""
+
+    def run(*ranks: TraceFile, options: tuple[str, ...] = ()) -> tuple[int, list[str], str]:
+        status = main([*map(str, written(tmp_path, *ranks)), *options])
+        captured = capsys.readouterr()
+        return status, captured.out.splitlines(), captured.err
+
+    return run
+
+
+def test_a_healthy_trace_exits_0_and_says_so_first(command: Command) -> None:
+    status, lines, _ = command(cpu_rank(0))
     assert status == 0
     assert lines[0] == "healthy: operators run for 100 % of the step and nothing stands out"
     assert lines[2] == "rank0.json, rank 0, CPU only, 4 steps, 0.040 s"
 
 
-def test_a_problem_exits_1_and_json_has_the_documented_keys(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = cpu_rank(3, loading_us=6000)
-    status, lines, _ = run(capsys, tmp_path, trace, options=("--json",))
+def test_a_problem_exits_1_and_json_has_the_documented_keys(command: Command) -> None:
+    status, lines, _ = command(cpu_rank(3, loading_us=6000), options=("--json",))
     found = json.loads("\n".join(lines))
     documented = {"schema", "traces", "findings", "verdict", "summary", "collectives", "comparison"}
     assert set(found) == documented
@@ -51,10 +53,8 @@ def test_a_problem_exits_1_and_json_has_the_documented_keys(
     assert (finding["rank"], finding["share"], finding["recoverable_s"]) == (3, 0.6, 0.024)
 
 
-def test_unusable_input_exits_2_with_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, lines, error = run(capsys, tmp_path, options=(str(tmp_path / "absent.json"),))
+def test_unusable_input_exits_2_with_one_line(command: Command) -> None:
+    status, lines, error = command(options=("/absent.json",))
     assert (status, lines, error.count("\n")) == (2, [], 1)
     assert "absent.json: No such file" in error
 
@@ -64,19 +64,18 @@ def test_unusable_input_exits_2_with_one_line(
     ("name", "said"), [("no/r.html", "No such file"), ("./rank0.json", "name another file")]
 )
 def test_a_file_that_cannot_be_written_or_is_read_exits_2(
-    option: str, name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: Command, tmp_path: Path, option: str, name: str, said: str
 ) -> None:
     before = cpu_rank(0).write(tmp_path / "rank0.json").read_bytes()
-    options = (option, f"{tmp_path}/{name}")
-    status, _, error = run(capsys, tmp_path, cpu_rank(0), options=options)
+    status, _, error = command(cpu_rank(0), options=(option, f"{tmp_path}/{name}"))
     assert (status, said in error) == (2, True)
     assert (tmp_path / "rank0.json").read_bytes() == before
 
 
 def test_the_text_has_the_verdict_then_the_advice_then_where_the_time_goes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: Command,
 ) -> None:
-    status, lines, _ = run(capsys, tmp_path, cpu_rank(3, loading_us=6000), options=())
+    status, lines, _ = command(cpu_rank(3, loading_us=6000))
     assert status == 1
     assert lines[0] == "data_loading: 60 % of the step is spent fetching the next batch"
     assert (
@@ -92,11 +91,9 @@ def test_the_text_has_the_verdict_then_the_advice_then_where_the_time_goes(
     ]
 
 
-def test_the_text_of_many_ranks_is_a_row_each_and_fits_100_columns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_text_of_many_ranks_is_a_row_each_and_fits_100_columns(command: Command) -> None:
     fast = [cpu_rank(rank, waiting_us=5000, loading_us=200) for rank in range(1, 8)]
-    status, lines, _ = run(capsys, tmp_path, cpu_rank(0, host_us=5000), *fast, options=())
+    status, lines, _ = command(cpu_rank(0, host_us=5000), *fast)
     assert status == 1
     head = next(n for n, line in enumerate(lines) if line.startswith("   share of time"))
     assert lines[head].split()[5:] == ["operators", "waiting", "data", "python"]
@@ -106,12 +103,10 @@ def test_the_text_of_many_ranks_is_a_row_each_and_fits_100_columns(
     assert max(map(len, lines)) <= 100
 
 
-def test_against_a_baseline_the_text_says_what_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_against_a_baseline_the_text_says_what_changed(command: Command, tmp_path: Path) -> None:
     well = cpu_rank(0, loading_us=100).write(tmp_path / "well.json")
-    slow = cpu_rank(0, loading_us=6000)
-    status, lines, _ = run(capsys, tmp_path, slow, options=("--baseline", str(well)))
+    options = ("--baseline", str(well))
+    status, lines, _ = command(cpu_rank(0, loading_us=6000), options=options)
     assert status == 1
     at = lines.index("Against the baseline:")
     assert lines[at + 1] == "   - rank 0: a step takes 10.0 ms, in the baseline 10.0 ms"
@@ -137,12 +132,14 @@ def test_a_terminal_without_unicode_gets_the_text_all_the_same(tmp_path: Path) -
 
 def run_into(output: int, path: Path) -> tuple[int, str]:
     """Exit status and what the command says about an output that takes nothing."""
-    command = [*MODULE, str(path), "--json"]
-    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False, timeout=300)
+    arguments = [*MODULE, str(path), "--json"]
+    done = subprocess.run(
+        arguments, stdout=output, stderr=subprocess.PIPE, check=False, timeout=300
+    )
     return done.returncode, done.stderr.decode()
 
 
-def test_an_output_that_takes_nothing_is_reported_unless_its_reader_has_seen_enough(
+def test_a_full_output_is_reported_but_not_a_closed_one(
     tmp_path: Path,
 ) -> None:
     path = cpu_rank(0).write(tmp_path / "a.json")
@@ -167,7 +164,7 @@ def test_too_little_memory_is_reported_in_one_line(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20),) * 2)\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", limited, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    arguments = [sys.executable, "-c", limited, str(path)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "python -m warpwatch_diagnosis: out of memory; capture fewer steps\n"

@@ -36,7 +36,7 @@ def test_what_is_well_gets_no_finding_at_all(seed: int, simulations: Simulations
 
 
 @pytest.mark.parametrize("seed", [1, 504])
-def test_slow_loading_is_not_healthy_where_no_step_is_annotated(
+def test_slow_loading_without_steps_is_not_healthy(
     seed: int, simulations: Simulations, tmp_path: Path
 ) -> None:
     without = []

@@ -61,7 +61,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("item", "sync_bound", None),
     ],
 )
-def test_an_injected_fault_is_named_and_its_rank(
+def test_a_fault_and_its_rank_are_named(
     recordings: Path, fault: str, verdict: str, rank: int | None
 ) -> None:
     found = diagnose(sorted(recordings.glob(f"{fault}.*")))
@@ -71,9 +71,7 @@ def test_an_injected_fault_is_named_and_its_rank(
 
 
 @pytest.mark.parametrize("program", ["convolutional", "language"])
-def test_flops_of_each_operator_are_those_of_torchs_flop_counter(
-    recordings: Path, program: str
-) -> None:
+def test_flops_by_operator_are_those_of_torchs_flop_counter(recordings: Path, program: str) -> None:
     counted = json.loads((recordings / "flops.json").read_text())[program]
     assert counted
     assert flops_by_operator(recordings / f"{program}.json") == counted

@@ -112,9 +112,7 @@ def test_missing_ranks_matter_if_the_others_wait(
     assert named == (verdict == "inconclusive")
 
 
-def test_the_same_rank_twice_is_no_capture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_twice_is_no_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = written(tmp_path, cpu_rank(0), cpu_rank(0), name="r")
     assert main([str(path) for path in paths]) == 2
     said = capsys.readouterr().err
@@ -140,9 +138,7 @@ def test_ranks_of_different_jobs_are_no_capture(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("culprit", [0, 5])
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_of_eight_ranks_with_one_step_each_the_late_one_is_named(
-    tmp_path: Path, culprit: int, on_gpu: bool
-) -> None:
+def test_of_eight_ranks_the_late_one_is_named(tmp_path: Path, culprit: int, on_gpu: bool) -> None:
     late = [k == culprit for k in range(WORLD)]
     ranks = [
         rank_trace(k, late_us=LATEST_US * is_late, steps=1, world=WORLD)
@@ -246,7 +242,7 @@ def unexplained(*parts: Part) -> TraceFile:
         ),
     ],
 )
-def test_unexplained_time_is_put_to_what_the_host_was_in(
+def test_unexplained_time_is_the_hosts_last_call(
     tmp_path: Path, part: Any, kind: str, place: str
 ) -> None:
     found = diagnosed(tmp_path, unexplained(event(*part)))

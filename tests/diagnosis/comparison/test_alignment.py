@@ -50,7 +50,7 @@ def test_clocks_are_aligned_at_the_ends_of_collectives(tmp_path: Path) -> None:
     assert [m.skew_us for m in aligned(found).matched] == pytest.approx([0, 0, 0, 0])
 
 
-def test_bandwidth_is_that_of_the_transfer_and_of_a_bus_only_with_the_whole_group(
+def test_bandwidth_is_that_of_the_transfer_and_of_a_bus_with_the_whole_group(
     tmp_path: Path,
 ) -> None:
     ranks = one_late()
@@ -64,9 +64,7 @@ def test_bandwidth_is_that_of_the_transfer_and_of_a_bus_only_with_the_whole_grou
 
 
 @pytest.mark.parametrize(("name", "factor"), [("all_gather_into_tensor", 0.75), ("broadcast", 1)])
-def test_bus_bandwidth_knows_the_kind_of_the_collective(
-    tmp_path: Path, name: str, factor: float
-) -> None:
+def test_bus_bandwidth_depends_on_the_collective(tmp_path: Path, name: str, factor: float) -> None:
     found = diagnosed(tmp_path, *(rank_trace(k, name=name) for k in range(RANKS)))
     matched = aligned(found).matched[0]
     assert matched.algorithm_gb_per_s is not None

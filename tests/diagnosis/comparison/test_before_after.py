@@ -95,7 +95,7 @@ def test_one_slower_kernel_is_not_lower_clocks(tmp_path: Path) -> None:
     assert one(compared(tmp_path, busy_trace(), busy_trace())).slowdown_ratio is None
 
 
-def test_a_slower_step_without_any_finding_is_not_healthy(
+def test_a_slower_step_without_finding_is_not_healthy(
     simulations: Simulations, tmp_path: Path
 ) -> None:
     # One rank.

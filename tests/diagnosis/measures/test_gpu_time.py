@@ -92,7 +92,7 @@ def test_collectives_carry_what_ranks_are_compared_by() -> None:
         ("something", "unknown", None),
     ],
 )
-def test_the_profilers_name_says_direction_and_memory(
+def test_a_copys_name_has_direction_and_memory(
     name: str, direction: str, memory: str | None
 ) -> None:
     assert copy_kind(name) == (direction, memory)

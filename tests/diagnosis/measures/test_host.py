@@ -72,7 +72,7 @@ NOT_SAVING: dict[Kind, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize(("names", "saved_us"), [(SAVING, 500), (NOT_SAVING, 0)])
-def test_a_checkpoint_is_what_says_that_something_is_saved(
+def test_a_checkpoint_is_a_name_that_saves(
     names: dict[Kind, tuple[str, ...]], saved_us: float
 ) -> None:
     for kind, kept in names.items():

@@ -107,9 +107,7 @@ ATTENTION = "aten::_scaled_dot_product_flash_attention"
         (ATTENTION + "_backward", HEADS, 10 * 2 * 128 * 128 * 64, 7 * 2 * 128 * 64),
     ],
 )
-def test_flops_and_bytes_follow_from_the_shapes(
-    name: str, shapes: Any, flops: float, elements: int
-) -> None:
+def test_shapes_give_flops_and_bytes(name: str, shapes: Any, flops: float, elements: int) -> None:
     half = work_of(name, shapes, ["c10::Half"] * len(shapes))
     assert half is not None
     assert (half.flops, half.bytes, half.dtype) == (flops, 2 * elements, "float16")
@@ -141,7 +139,7 @@ def test_shapes_that_do_not_fit_have_no_flops(name: str, shapes: Any) -> None:
     ],
     ids=["plain", "groups", "transposed"],
 )
-def test_a_convolution_counts_by_the_side_that_its_weight_belongs_to(
+def test_a_convolution_counts_by_its_weights_side(
     given: Shape, output: Shape, weight: Shape, flops: float
 ) -> None:
     assert convolution(given, output, weight) == flops
@@ -157,9 +155,7 @@ def test_a_convolution_counts_by_the_side_that_its_weight_belongs_to(
         ("[[2, 3]]", ((2, 3),)),
     ],
 )
-def test_a_shape_beyond_bounds_is_none_even_if_it_is_empty(
-    given: Any, shapes: tuple[Shape, ...]
-) -> None:
+def test_a_shape_beyond_bounds_is_no_shape_at_all(given: Any, shapes: tuple[Shape, ...]) -> None:
     assert shapes_of({"Input Dims": given}) == shapes
 
 

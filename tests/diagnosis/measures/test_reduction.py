@@ -40,7 +40,7 @@ def test_a_diagnosis_of_reductions_is_that_of_the_traces(tmp_path: Path) -> None
     assert [one["node"] for one in found["traces"]] == list(nodes.values())
 
 
-def test_one_that_is_too_large_loses_precision_and_no_time(
+def test_a_large_one_loses_precision_but_no_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Far from the epoch a time has no ns.
@@ -86,9 +86,7 @@ def test_what_is_no_reduction_is_refused(tmp_path: Path, content: bytes, why: st
         read_reduction(path)
 
 
-def test_of_one_that_grows_too_much_only_the_start_is_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_one_that_grows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rank0.reduction.gz"
     path.write_bytes(pack(measured(tmp_path)))
     size = len(gzip.decompress(path.read_bytes()))

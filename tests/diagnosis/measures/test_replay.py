@@ -45,7 +45,7 @@ def whole_us(path: Path) -> float:
 
 @pytest.mark.parametrize("fault", WITHOUT)
 @pytest.mark.parametrize("seed", [1, 3])
-def test_the_predicted_saving_is_the_real_one(
+def test_the_prediction_is_real(
     simulations: Simulations, tmp_path: Path, fault: str, seed: int
 ) -> None:
     before = simulations.paths(fault, seed)

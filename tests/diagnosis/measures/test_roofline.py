@@ -37,7 +37,7 @@ from warpwatch_diagnosis.measures.roofline import ClassRoofline, Roofline, peaks
         ("AMD Instinct MI300X", "MI300X", 1307.4e12, 5300),
     ],
 )
-def test_a_devices_name_finds_its_data_sheet(
+def test_a_name_finds_its_data_sheet(
     device: str, name: str, bfloat16: float | None, gb_per_s: float
 ) -> None:
     peaks = peaks_of(device)
@@ -101,7 +101,7 @@ def test_mfu_is_the_ideal_time_of_the_known_flops_by_the_window() -> None:
         ("cutlass_80_tensorop_s1688gemm_64x64", "double", "float64", 9.7e12),
     ],
 )
-def test_products_on_tensor_cores_are_measured_by_their_peak(
+def test_tensor_cores_have_their_own_peak(
     kernel: str, given: str, dtype: str, flops_per_s: float
 ) -> None:
     found = of_class(roofline(gemm("NVIDIA A100-SXM4-40GB", 512, 512, 512, kernel, given)), "gemm")

@@ -34,7 +34,7 @@ def measured(trace: TraceFile, tmp_path: Path) -> Measures:
 
 
 @given(SPANS, SPANS)
-def test_set_operations_agree_with_counting_instants(
+def test_set_operations_count_instants(
     left: list[tuple[int, int]], right: list[tuple[int, int]]
 ) -> None:
     def instants(spans: list[tuple[int, int]]) -> set[int]:
@@ -98,7 +98,7 @@ def test_a_cpu_trace_has_no_gpu_ratios_but_the_training_threads_times(tmp_path: 
         ("user_annotation", "ProfilerStep#9", 20_000, 40),
     ],
 )
-def test_what_only_looks_like_a_step_is_none(
+def test_no_other_event_is_a_step(
     tmp_path: Path, category: str, name: str, at_us: float, us: float
 ) -> None:
     trace = TraceFile(steps=2)

@@ -29,7 +29,7 @@ def _elements(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "fault", ["data_loading", "launch_bound", "sync_bound", "transfer_bound", "gc_pause"]
 )
-def test_the_reduced_trace_has_the_same_diagnosis(
+def test_the_new_trace_has_the_same_diagnosis(
     fault: str, simulations: Simulations, tmp_path: Path
 ) -> None:
     before = simulations.diagnosis(fault)
@@ -41,7 +41,7 @@ def test_the_reduced_trace_has_the_same_diagnosis(
     assert other | {"file": one["file"]} == one
 
 
-def test_steps_are_left_out_when_all_do_not_fit(
+def test_steps_that_do_not_fit_are_left_out(
     simulations: Simulations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path,) = simulations.paths("data_loading")

@@ -238,9 +238,7 @@ def test_what_does_not_delay_the_step_is_healthy(tmp_path: Path, parts: list[Par
         (operator(0, 9500), OPERATORS.replace("100", "95")),
     ],
 )
-def test_a_healthy_step_is_described_by_what_fills_it(
-    tmp_path: Path, part: Part, said: str
-) -> None:
+def test_a_healthy_step_is_described_by_its_contents(tmp_path: Path, part: Part, said: str) -> None:
     assert diagnosed(tmp_path, stepped(part)).summary == said
 
 
@@ -314,7 +312,7 @@ def test_findings_come_with_the_most_time_to_win_back_first(tmp_path: Path) -> N
     ("parts", "saved_s"),
     [([loading(4000), kernel(4100, 5900, 4050)], 0.016), (classes(7500), 0.015)],
 )
-def test_the_time_to_win_back_is_that_of_all_steps(
+def test_the_time_to_win_back_is_of_all_steps(
     tmp_path: Path, parts: list[Part], saved_s: float
 ) -> None:
     (finding,) = diagnosed(tmp_path, stepped(*parts)).findings

@@ -209,7 +209,7 @@ def test_a_line_that_cannot_be_one_is_line_zero(tmp_path: Path, line: str) -> No
         ),
     ],
 )
-def test_what_a_rank_alone_waits_for_is_said(
+def test_a_rank_alone_says_what_it_waits_for(
     tmp_path: Path, frames: tuple[Frame, ...], calls: str | None, said: str
 ) -> None:
     path = place(tmp_path, 0, *frames, calls=calls)
@@ -235,7 +235,7 @@ HOLDS = {"silent_reason": "holds the GIL"}
         (HOLDS, "is inside a C call in step (train.py:41) that holds the GIL"),
     ],
 )
-def test_another_thread_that_waits_or_holds_the_gil_is_named(
+def test_another_thread_that_matters_is_named(
     tmp_path: Path, rank: dict[str, Any], said: str
 ) -> None:
     assert diagnose_stacks([place(tmp_path, 0, STEP, **rank)])["summary"] == f"rank 0 {said}"
@@ -300,7 +300,7 @@ def test_sequence_numbers_tell_who_never_entered_the_collective(tmp_path: Path) 
         ("completed", 900.0, ""),
     ],
 )
-def test_a_rank_is_behind_only_where_a_peer_waits_for_it(
+def test_a_rank_is_behind_if_a_peer_waits(
     tmp_path: Path, state: str, entered: float, said: str
 ) -> None:
     def recorded(number: int, state: str, time: float) -> dict[str, Any]:

@@ -36,9 +36,7 @@ def test_events_without_a_time_are_counted_apart_and_steps_with_theirs(tmp_path:
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_the_counts_of_a_trace_agree_with_what_diagnosis_reads(
-    simulations: Simulations, on_gpu: bool
-) -> None:
+def test_counts_are_those_that_diagnosis_reads(simulations: Simulations, on_gpu: bool) -> None:
     path = simulations.paths("transfer_bound")[0] if on_gpu else RECORDED
     found, events = take_inventory(path), read_trace(path).events
     assert found.counts == {kind: len(kept) for kind, kept in events.items() if kept}

@@ -41,9 +41,7 @@ STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1,
         (b'{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "is not JSON"),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused_in_one_line(
-    tmp_path: Path, content: bytes, said: str
-) -> None:
+def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content)
     with pytest.raises(TraceError) as caught:
@@ -116,7 +114,7 @@ def test_old_categories_and_a_bare_array_read_like_the_new_ones(tmp_path: Path) 
         ("a.json", {"distributedInfo": {"rank": "5"}, "warpwatch": "4"}, None),
     ],
 )
-def test_the_rank_is_taken_from_metadata_then_from_the_name(
+def test_the_rank_is_in_the_metadata_or_the_name(
     tmp_path: Path, name: str, head: dict[str, Any], rank: int | None
 ) -> None:
     assert read_trace(TraceFile(**head).write(tmp_path / name)).rank == rank
@@ -208,9 +206,7 @@ def test_of_python_frames_those_are_kept_that_say_something(tmp_path: Path) -> N
     assert [e.name for e in read_elements(tmp_path, *frames).events["python"]] == kept
 
 
-def test_beyond_the_limits_frames_and_new_arguments_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_and_arguments_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_FRAMES", 2)
     monkeypatch.setattr(events, "MAX_ARGUMENTS_BYTES", 100)
     frames = [FULL | {"cat": "python_function"}] * 3
@@ -222,9 +218,7 @@ def test_beyond_the_limits_frames_and_new_arguments_are_left_out(
     assert kept == [stacks[0], None, stacks[2]]
 
 
-def test_too_many_different_names_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_NAMES_BYTES", 10_000)
     named = [FULL | {"cat": "cpu_op", "name": f"a{number}"} for number in range(100)]
     threads = [FULL | {"cat": "cpu_op", "tid": number} for number in range(100)]
@@ -261,7 +255,7 @@ def test_a_small_file_that_grows_too_much_is_refused(tmp_path: Path) -> None:
         read_trace(path)
 
 
-def test_values_that_are_no_events_are_read_up_to_a_limit(
+def test_other_values_are_read_up_to_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_stream, "MAX_SINGLE_VALUES", 100)

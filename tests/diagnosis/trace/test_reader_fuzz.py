@@ -70,9 +70,7 @@ def test_elements_are_what_the_standard_decoder_reads(
 
 @settings(BOUNDED, max_examples=40)
 @given(elements=st.lists(ELEMENTS | ELEMENTS | ANY_JSON, max_size=20), chunk=st.integers(1, 2000))
-def test_whichever_decoder_reads_an_element_the_trace_is_the_same(
-    folder: Path, elements: list[Any], chunk: int
-) -> None:
+def test_both_decoders_read_the_same(folder: Path, elements: list[Any], chunk: int) -> None:
     path = folder / "decoders.json"
     path.write_text(json.dumps(elements))
     read = []
