@@ -18,7 +18,6 @@ from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.captures.shim import ShimSession
 from warpwatch_daemon.captures.shim_backend import ShimBackend
 from warpwatch_daemon.config.loading import parse
-from warpwatch_devices.dcgm.pause import ProfilingPause
 from warpwatch_telemetry.captures import CaptureKind, CaptureRequest, RankCapture
 from warpwatch_telemetry.errors import Refused
 
@@ -205,29 +204,9 @@ def test_the_daemon_measures_the_disk_of_its_store_in_a_loop(daemon: Daemon) -> 
     eventually(lambda: daemon.captures.disk._measured is not before)
 
 
-class HostEngine:
-    """DCGM's side of a pause."""
-
-    paused = False
-
-    def pause(self) -> None:
-        self.paused = True
-
-    def resume(self) -> None:
-        self.paused = False
-
-
-def test_dcgm_gives_the_counters_up_while_nsys_captures_and_for_nothing_else(
+def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_itself(
     daemon: Daemon,
 ) -> None:
-    engine: Any = HostEngine()
-    pause = ProfilingPause()
-
-    def paused() -> bool:
-        # As the source of DCGM does it every round.
-        pause.follow(engine, daemon.captures.counters_wanted(), 0.0)
-        return bool(engine.paused)
-
     ring = RingFile(daemon.folder.ranks, world_size=1)
     with ring.held():
         ring.step()
@@ -236,11 +215,11 @@ def test_dcgm_gives_the_counters_up_while_nsys_captures_and_for_nothing_else(
         kinds: tuple[tuple[CaptureKind, bool], ...] = (("stacks", False), ("nsys", True))
         for kind, wanted in kinds:
             asked = daemon.request_capture(CaptureRequest("train", kind, "manual"))
-            assert paused() is wanted
+            assert daemon.captures.counters_wanted() is wanted
             ring.event("capture_failed", id=f"{asked.id}-1", detail="no")
             daemon.pipeline.step()
             daemon.captures.coordinator.finish()
-            assert paused() is False
+            assert daemon.captures.counters_wanted() is False
         # No one is to record for a daemon that is gone.
         daemon.request_capture(CaptureRequest("train", "torch", "manual"))
         daemon._close()

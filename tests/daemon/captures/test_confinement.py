@@ -11,7 +11,7 @@ from warpwatch_daemon.captures.confinement import MAX_OUTPUT_BYTES, Ended, run, 
 from warpwatch_daemon.doctor import agent
 
 _BEGIN = """
-import os, socket, sys, time
+import os, signal, socket, sys
 from warpwatch_daemon.captures.confinement import confine
 uid = os.getuid()
 confine(1 << 30, 1)
@@ -35,9 +35,8 @@ def ended(attack: Path, code: str) -> Ended:
     return run("attack", [], timeout_s=300)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
+def test_it_talks_to_no_one_starts_nothing_and_opens_nothing(attack: Path) -> None:
+    calls = (
         "socket.socket",
         "socket.socket, socket.AF_UNIX",
         "socket.socketpair",
@@ -51,10 +50,12 @@ def ended(attack: Path, code: str) -> Ended:
         "os.symlink, '/', 'link'",
         "os.chmod, __file__, 0o777",
         "os.setuid, 0",
-    ],
-)
-def test_it_talks_to_no_one_starts_nothing_and_opens_nothing(attack: Path, call: str) -> None:
-    assert ended(attack, f"attempt({call})") == Ended(0, ("Operation not permitted",))
+    )
+    done = ended(attack, "".join(f"attempt({call})\n" for call in calls))
+    assert done.status == 0
+    assert dict(zip(calls, done.lines, strict=True)) == dict.fromkeys(
+        calls, "Operation not permitted"
+    )
 
 
 def test_it_has_no_secret_of_the_daemons_environment(
@@ -78,13 +79,10 @@ def test_who_needs_too_much_memory_fails_at_once(attack: Path) -> None:
     assert ended(attack, "bytearray(2 << 30)").lines[-1] == "MemoryError"
 
 
-def test_who_computes_for_too_long_is_ended(attack: Path) -> None:
+def test_who_computes_or_waits_for_too_long_is_ended(attack: Path) -> None:
     assert ended(attack, "while True: pass").killed_by == "it takes too long for its size"
-
-
-def test_who_waits_for_too_long_is_ended(attack: Path) -> None:
-    attack.write_text(_BEGIN + "time.sleep(60)")
-    assert run("attack", [], timeout_s=1.5).killed_by == "not read in time"
+    attack.write_text(_BEGIN + "signal.pause()")
+    assert run("attack", [], timeout_s=0.5).killed_by == "not read in time"
 
 
 def test_who_writes_too_much_is_cut_off(attack: Path) -> None:
@@ -99,8 +97,7 @@ def test_what_the_kernel_refuses_is_logged_once(
     code = "print('unconfined: deny_system_calls: Invalid argument')"
     for _ in range(2):
         assert ended(attack, code) == Ended(0, ())
-    assert caplog.messages == [
-        "traces are read with less protection than there should be: "
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
         "deny_system_calls: Invalid argument"
     ]
 
@@ -110,9 +107,7 @@ def test_the_doctor_names_what_this_machine_does_not_grant(attack: Path) -> None
     assert agent.trace_reader().ok
     other = "import platform\nplatform.machine = lambda: 'riscv64'\n"
     (attack.parent / "sitecustomize.py").write_text(other)
-    assert shortcomings() == ("deny_system_calls: no filter for riscv64",)
+    (missing,) = shortcomings()
+    assert missing == "deny_system_calls: no filter for riscv64"
     check = agent.trace_reader()
-    assert (check.ok, check.detail) == (
-        None,
-        "less protected: deny_system_calls: no filter for riscv64",
-    )
+    assert (check.ok, check.detail) == (None, f"less protected: {missing}")

@@ -17,11 +17,6 @@ NAME = "20261122T201500-0a1b2c"
 CANCELLED = "cancelled by the fleet"
 
 
-@pytest.fixture
-def node(tmp_path: Path, stack: ExitStack) -> CaptureNode:
-    return CaptureNode(tmp_path, stack)
-
-
 def commands(node: CaptureNode) -> list[bytes]:
     return [path.read_bytes() for path in sorted(node.folder.commands.glob("*.cmd"))]
 

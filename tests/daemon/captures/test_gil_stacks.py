@@ -95,26 +95,17 @@ def take(silent: Silent, folder: Path, left_s: float = 0.0, **options: Any) -> s
 
 
 def test_faulthandlers_text_becomes_threads_innermost_last() -> None:
-    threads = gil_stacks.parse(DUMP.decode(), {16: "MainThread"}, 16)
-    assert threads == [
-        {
-            "name": "worker",
-            "ident": 31,
-            "main": False,
-            "frames": [{"file": "/usr/lib/python3.14/threading.py", "line": 5, "function": "wait"}],
-        },
-        {
-            "name": "MainThread",
-            "ident": 16,
-            "main": True,
-            "frames": [
-                {"file": "/home/me/train.py", "line": 0, "function": "<module>"},
-                {"file": "/home/me/tr\\xe4in.py", "line": 12, "function": "hold"},
-            ],
-        },
-    ]
+    worker, main = gil_stacks.parse(DUMP.decode(), {16: "MainThread"}, 16)
+    waiting = {"file": "/usr/lib/python3.14/threading.py", "line": 5, "function": "wait"}
+    outer = {"file": "/home/me/train.py", "line": 0, "function": "<module>"}
+    inner = {"file": "/home/me/tr\\xe4in.py", "line": 12, "function": "hold"}
+    assert worker == {"name": "worker", "ident": 31, "main": False, "frames": [waiting]}
+    assert main == {"name": "MainThread", "ident": 16, "main": True, "frames": [outer, inner]}
     for text in ("", "Thread 0x1 (most recent call first):\n", "  File \n" * 9):
         assert gil_stacks.parse(text, {}, None) == []
+    thread = "Thread 0x1 (most recent call first):\n" + '  File "f", line 1 in g\n' * 200
+    found = gil_stacks.parse(thread * 300, {}, None)
+    assert (len(found), len(found[0]["frames"])) == (256, 128)
 
 
 @pytest.mark.parametrize(
@@ -133,13 +124,10 @@ def test_the_pipe_is_read_to_the_end_of_the_dump(
     assert [(thread["name"], thread["main"]) for thread in read(pipe.parent)] == names
 
 
-def test_nothing_is_waited_for_beyond_the_deadline_or_the_end_of_the_process(
-    pipe: Path, stack: ExitStack
-) -> None:
+def test_nothing_is_waited_for_beyond_the_deadline_or_the_end_of_the_process(pipe: Path) -> None:
     directory, uid = Directory(pipe.parent), os.getuid()
-    with os.fdopen(os.open(pipe, os.O_RDWR), "wb") as file:
+    with pipe.open("r+b", buffering=0) as file:
         file.write(HEAD)
-        file.flush()
         assert gil_stacks.read(directory, NAME, uid, 7, lambda: 7) == []
     assert gil_stacks.read(directory, NAME, uid, 7 + DEADLINE_S, lambda: 7) == []
 
@@ -200,20 +188,15 @@ def test_py_spys_answer_becomes_threads() -> None:
     assert py_spy.parse(b"[[", 7) == []
 
 
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
+def test_where_there_are_none_the_reason_is_said(tmp_path: Path) -> None:
+    for reason, said in (
         (STOPPED, "the process is stopped: no stacks (py-spy is not installed)"),
-        (
-            HOLDS_GIL,
-            "a C call holds the GIL: no stacks (py-spy is not installed; faulthandler wrote none)",
-        ),
-    ],
-)
-def test_where_there_are_none_the_reason_is_said(tmp_path: Path, reason: str, said: str) -> None:
-    with pytest.raises(NoStacks) as raised:
-        take(silent(reason=reason), tmp_path)
-    assert str(raised.value) == said
+        (HOLDS_GIL, "a C call holds the GIL: no stacks (py-spy is not installed; "
+        "faulthandler wrote none)"),
+    ):  # fmt: skip
+        with pytest.raises(NoStacks) as raised:
+            take(silent(reason=reason), tmp_path)
+        assert str(raised.value) == said
     assert not (tmp_path / "out").exists()
 
 
@@ -229,7 +212,11 @@ def test_py_spy_has_no_more_time_than_is_left(tmp_path: Path) -> None:
     assert given == [2.0, 5.0]
 
 
-def test_a_process_whose_gil_is_held_is_read_by_faulthandler(tmp_path: Path) -> None:
+def test_a_process_whose_gil_is_held_is_read_by_faulthandler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its dump may come in pieces where all cores are busy.
+    monkeypatch.setattr(gil_stacks, "QUIET_S", 5.0)
     folder = Folder(tmp_path / "warpwatch")
     with (
         folder.held(),
@@ -252,16 +239,15 @@ def test_a_process_whose_gil_is_held_is_read_by_faulthandler(tmp_path: Path) -> 
     assert "warpwatch" in threads
 
 
-@pytest.mark.parametrize("reason", [STOPPED, UNKNOWN])
 def test_the_pipe_of_threads_that_may_run_again_is_left_full(
-    pipe: Path, written: Callable[[bytes], int], reason: str
+    pipe: Path, written: Callable[[bytes], int]
 ) -> None:
     written(HEAD)
-    with pytest.raises(NoStacks, match="no stacks"):
-        take(silent(reason=reason), pipe.parent, DEADLINE_S)
-    fd = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-    assert os.read(fd, 10) == HEAD[:10]
-    os.close(fd)
+    for reason in (STOPPED, UNKNOWN):
+        with pytest.raises(NoStacks, match="no stacks"):
+            take(silent(reason=reason), pipe.parent, DEADLINE_S)
+    with pipe.open("r+b", buffering=0) as file:
+        assert file.read(10) == HEAD[:10]
 
 
 def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
