@@ -1,14 +1,18 @@
-"""Bad configuration is one line that names the key, the value and what would be right."""
+"""Configuration: how a file is read; a mistake is one line with key, value and what is right."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
+from warpwatch_daemon.cli import main
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
 from warpwatch_telemetry.errors import UsageError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
@@ -20,21 +24,35 @@ def load(tmp_path: Path, text: str, **environ: str) -> Config:
     return loading.load(path, environ)
 
 
-def test_a_removed_key_is_ignored_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_empty_file_and_no_file_are_the_defaults_that_are_documented(tmp_path):
+    assert load(tmp_path, "") == loading.load(None, {}) == Config()
+    block = DOCS.read_text().split("```yaml\n")[1].split("```")[0]
+    assert yaml.safe_load(block) == loading.as_tree(Config())
+
+
+def test_a_removed_key_is_ignored_with_a_warning(tmp_path, caplog):
     assert load(tmp_path, "rendezvous: {kineto: true, owner_bytes: 5}").rendezvous.owner_bytes == 5
     assert "rendezvous.kineto is ignored: captures without the shim were removed" in caplog.text
 
 
-def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
-    assert load(tmp_path, "") == loading.load(None, {}) == Config()
+QUIET = (
+    "triggers.quiet_hours: expected two times of day such as 22:00-06:00 or "
+    "22:00-06:00 UTC, not ['22:00-06:00', '25:00-06:00']"
+)
+# The first of them are refused by the schema for editors as well.
+BY_SCHEMA = [
+    ("http: {liste: x}", "http.liste: unknown key, did you mean 'listen'?"),
+    ("sources: {host: {interval_s: 0}}", "expected a number >= 0.1, not 0"),
+    ("sources: {simulated: {devices: 65}}", "sources.simulated.devices: "),
+    ("store: {max_bytes: 5 parsecs}", "unit 'parsecs' is none of B, KiB"),
+    ("detection: {hang: {enabled: 'yes'}}", "detection.hang.enabled: expected true or false"),
+]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("http: {liste: x}", "http.liste: unknown key, did you mean 'listen'?"),
+        *BY_SCHEMA,
         ("sorces: {}", "sorces: unknown key, did you mean 'sources'?"),
         ("http: {listen: nonsense}", "not 'nonsense'"),
         ("sources: {host: {interval_s: fast}}", "interval_s: expected a number, not 'fast'"),
@@ -46,8 +64,6 @@ def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
         ("http: {metrics_token: 'yes'}", "expected true or false, not 'yes'"),
         ("http: {token_required: true}", "http.token_required: unknown key"),
         ("http: {token_file: 5}", "http.token_file: expected a path, not 5"),
-        ("sources: {host: {interval_s: 0}}", "expected a number >= 0.1, not 0"),
-        ("store: {max_bytes: 5 parsecs}", "unit 'parsecs' is none of B, KiB"),
         ("store: {url: 's3://bucket'}", "store.url: "),
         ("remote_store: {url: 's3://bucket?secret=x'}", "remote_store.url: "),
         ("remote_store: {url: 'https://bucket'}", "remote_store.url: "),
@@ -55,11 +71,7 @@ def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
         ("detection: {false_alarms_per_job_day: 0}", "false_alarms_per_job_day: expected a number"),
         ("- a\n- b", "a mapping of sections is needed, found list"),
         ("a: [", "not YAML"),
-        ("a: 2024-99-99", "not YAML"),
-        ('a: !!int ""', "not YAML"),
-        ("a: !!bool maybe", "not YAML"),
-        ("a: !!timestamp x", "not YAML"),
-        ("[" * 3000, "not YAML"),
+        ("[" * 1000, "not YAML"),
         ("triggers: {arm_timeout_s: .inf}", "triggers.arm_timeout_s: "),
         ("triggers: {cooldown_s: .nan}", "triggers.cooldown_s: expected a finite number"),
         (
@@ -72,61 +84,109 @@ def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
             "http.listen: expected a text, not 5 (and 2 more: warpwatch config check)",
         ),
         ('http: {"a\\nb": 1}', "http.'a\\nb': unknown key"),
+        ("triggers: {quiet_hours: ['22:00-06:00', '25:00-06:00']}", QUIET),
+        ("triggers: {quiet_hours: [1320]}", "triggers.quiet_hours: expected two times of day such"),
+        ("triggers: {quiet_hours: 5}", "triggers.quiet_hours: expected a list, not 5"),
+        ("triggers: {recipes: {hang: 5}}", "triggers.recipes.hang: expected a mapping, not 5"),
+        ("triggers: {recipes: []}", "triggers.recipes: expected a mapping, not []"),
+        (
+            "triggers: {recipes: {hang: {ranks: slow}}}",
+            "triggers.recipes.hang.ranks: expected one of all, culprit, culprit_and_peer, not",
+        ),
+        ("triggers: {captures_per_day: -1}", "triggers.captures_per_day: expected a number >= 0"),
+        (
+            "triggers: {baseline: {after: 5}}",
+            "triggers.baseline.after: unknown key, did you mean 'after_s'",
+        ),
     ],
 )
-def test_a_mistake_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_is_named(tmp_path, text, said):
     with pytest.raises(UsageError) as caught:
         load(tmp_path, text)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
+def test_a_file_that_is_not_there_is_named():
     with pytest.raises(UsageError, match="No such file"):
         loading.load(Path("/nonexistent/c.yaml"), {})
 
 
-def test_units_are_understood(tmp_path: Path) -> None:
-    config = load(tmp_path, "store: {max_bytes: 1.5GiB, max_age: 2h}")
-    assert config.store.max_bytes == 1610612736
-    assert config.store.max_age == 7200
-
-
-def test_numbers_may_be_written_as_texts(tmp_path: Path) -> None:
-    config = load(tmp_path, "sources: {host: {interval_s: '2.5'}, simulated: {devices: '2'}}")
-    assert config.sources.host.interval_s == 2.5
-    assert config.sources.simulated.devices == 2
-    config = load(tmp_path, "", WARPWATCH_TRIGGERS__COOLDOWN_S="1e3")
+def test_units_are_understood_and_numbers_may_be_written_as_texts(tmp_path):
+    sources = "{host: {interval_s: '2.5'}, simulated: {devices: '2'}}"
+    text = f"{{store: {{max_bytes: 1.5GiB, max_age: 2h}}, sources: {sources}}}"
+    config = load(tmp_path, text, WARPWATCH_TRIGGERS__COOLDOWN_S="1e3")
+    assert (config.store.max_bytes, config.store.max_age) == (1610612736, 7200)
+    assert (config.sources.host.interval_s, config.sources.simulated.devices) == (2.5, 2)
     assert config.triggers.cooldown_s == 1000
 
 
-def test_what_is_shown_reads_as_what_it_was(tmp_path: Path) -> None:
-    text = "{http: {token_file: /t}, triggers: {recipes: {oom: {steps: 7}}}, store: {max_age: 1w}}"
-    config = load(tmp_path, text)
+def test_what_is_shown_reads_as_what_it_was(tmp_path):
+    text = "{http: {token_file: /t}, triggers: {recipes: {hang: null, oom: {steps: 7}},"
+    config = load(tmp_path, text + " quiet_hours: '22:00-06:00 UTC'}, store: {max_age: 1w}}")
     shown = loading.as_tree(config)
     assert shown["http"]["token_file"] == "/t"
     assert shown["triggers"]["recipes"]["oom"]["steps"] == 7
     assert shown["store"]["max_age"] == 604800
+    assert config.triggers.quiet_hours == ("22:00-06:00 UTC",)
     assert load(tmp_path, yaml.safe_dump(shown)) == config
 
 
-def test_variables_come_on_top_of_the_file(tmp_path: Path) -> None:
+def test_variables_come_on_top_of_the_file(tmp_path):
     config = load(
         tmp_path,
         "http: {listen: '127.0.0.1:1'}",
         WARPWATCH_HTTP__LISTEN="127.0.0.1:2",
         WARPWATCH_DETECTION__HANG__TIMEOUT_S="7",
+        WARPWATCH_TRIGGERS__RECIPES__HANG__STEPS="2",
         WARPWATCH_DIR="/not/a/key",
     )
     assert config.http.listen == "127.0.0.1:2"
     assert config.detection.hang.timeout_s == 7
-
-
-def test_a_variable_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    assert config.triggers.recipes["hang"] == RecipeConfig(kind="stacks", steps=2)
+    assert len(config.triggers.recipes) == len(TriggersConfig().recipes)
     with pytest.raises(UsageError, match="unknown key, did you mean 'listen'"):
         load(tmp_path, "", WARPWATCH_HTTP__LISTN="x")
 
 
-def test_the_documented_defaults_are_the_defaults() -> None:
-    block = DOCS.read_text().split("```yaml\n")[1].split("```")[0]
-    assert yaml.safe_load(block) == loading.as_tree(Config())
+def test_a_recipe_lies_on_top_of_its_kinds_default_and_null_switches_it_off(tmp_path):
+    text = "triggers: {recipes: {straggler: {steps: 9}, oom: {kind: stacks}, data_stall: null}}"
+    recipes = load(tmp_path, text).triggers.recipes
+    assert recipes["straggler"] == RecipeConfig(ranks="culprit_and_peer", steps=9)
+    assert recipes["oom"] == RecipeConfig(kind="stacks")
+    assert recipes["hang"] == RecipeConfig(kind="stacks")
+    assert recipes["data_stall"] is None
+    assert load(tmp_path, "triggers: {recipes: {}}").triggers == TriggersConfig()
+
+
+@pytest.fixture
+def schema(capsys):
+    assert main(["config", "schema"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_schema_takes_what_the_daemon_takes_and_refuses_what_it_refuses(schema):
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid(loading.as_tree(Config()))
+    assert validator.is_valid({"store": {"max_bytes": "1.5GiB", "max_age": "2h"}})
+    assert [validator.is_valid(yaml.safe_load(text)) for text, _ in BY_SCHEMA] == [False] * 5
+
+
+def test_a_check_prints_a_line_for_each_mistake(tmp_path, capsys):
+    file = tmp_path / "c.yaml"
+    file.write_text("http: {listen: '127.0.0.1:9401'}")
+    assert main(["config", "check", str(file)]) == 0
+    capsys.readouterr()
+    file.write_text("http: {liste: x}\nstore: {max_age: 3 moons}\ntriggers: {dry: 5}\n")
+    assert main(["config", "check", str(file)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{file}: http.liste: unknown key, did you mean 'listen'?",
+        f"{file}: triggers.dry: unknown key, did you mean 'dry_run'?",
+        f"{file}: store.max_age: unit 'moons' is none of s, m, h, d, w, not '3 moons'",
+    ]
+    assert main(["config", "check", str(file), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["valid"] is False
+    assert len(said["errors"]) == 3
+    assert main(["config", "check", str(tmp_path / "none.yaml")]) == 2
