@@ -20,7 +20,7 @@ def dcgm(time: float = 1.0) -> DeviceSample:
     return DeviceSample(GPU, time, {POWER: 290.0, TENSOR: 0.4}, source="dcgm")
 
 
-def test_of_two_values_the_better_sources_stands_whatever_comes_first() -> None:
+def test_of_two_values_the_better_sources_stands_whatever_comes_first():
     for samples in ((nvml(), dcgm()), (dcgm(), nvml())):
         table = DeviceTable(4.0)
         for sample in samples:
@@ -29,7 +29,7 @@ def test_of_two_values_the_better_sources_stands_whatever_comes_first() -> None:
         assert merged.values == {POWER: 300.0, TENSOR: 0.4}
 
 
-def test_what_a_lesser_source_adds_is_only_what_the_better_one_lacks() -> None:
+def test_what_a_lesser_source_adds_is_only_what_the_better_one_lacks():
     table = DeviceTable(4.0)
     table.put(nvml(), 1.0)
     added = table.put(dcgm(), 1.0)
@@ -40,7 +40,7 @@ def test_what_a_lesser_source_adds_is_only_what_the_better_one_lacks() -> None:
     assert table.put(again, 1.0) is again
 
 
-def test_each_source_grows_old_for_itself() -> None:
+def test_each_source_grows_old_for_itself():
     table = DeviceTable(4.0, {"dcgm": 40.0})
     table.put(nvml(), 100.0)
     table.put(dcgm(), 100.0)
@@ -51,7 +51,7 @@ def test_each_source_grows_old_for_itself() -> None:
     assert (old.up, old.reason, old.values) == (False, "stale", {})
 
 
-def test_a_lost_device_is_down_though_another_source_still_has_old_values() -> None:
+def test_a_lost_device_is_down_though_another_source_still_has_old_values():
     table = DeviceTable(4.0)
     table.put(dcgm(), 1.0)
     table.put(DeviceSample(GPU, 1.0, {XID: 1}, up=False, reason="lost"), 1.0)
@@ -61,7 +61,7 @@ def test_a_lost_device_is_down_though_another_source_still_has_old_values() -> N
     assert table.put(dcgm(), 1.0) is None
 
 
-def test_a_device_that_only_nvml_may_not_read_is_read_by_the_other() -> None:
+def test_a_device_that_only_nvml_may_not_read_is_read_by_the_other():
     table = DeviceTable(4.0)
     table.put(DeviceSample(GPU, 1.0, {XID: 0}, up=False, reason="no_permission"), 1.0)
     table.put(dcgm(), 1.0)
@@ -72,7 +72,7 @@ def test_a_device_that_only_nvml_may_not_read_is_read_by_the_other() -> None:
     assert merged.source == "nvml"
 
 
-def test_a_source_that_forgets_a_device_leaves_it_to_the_others() -> None:
+def test_a_source_that_forgets_a_device_leaves_it_to_the_others():
     table = DeviceTable(4.0)
     table.put(nvml(), 1.0)
     table.put(dcgm(), 1.0)
@@ -82,7 +82,7 @@ def test_a_source_that_forgets_a_device_leaves_it_to_the_others() -> None:
     assert table.merged(1.0) == ()
 
 
-def test_devices_come_by_index_and_instance() -> None:
+def test_devices_come_by_index_and_instance():
     table = DeviceTable(4.0)
     for device in (
         Device("MIG-b", 0, "A100", gpu_instance="10", profile="1g.10gb"),

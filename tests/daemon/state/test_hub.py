@@ -6,14 +6,22 @@ from dataclasses import replace
 
 import pytest
 
+from tests.manual_clock import ManualClock
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import DeviceReading
+from warpwatch_telemetry.records import DeviceReading, PortReading
 from warpwatch_telemetry.samples import Device, DeviceSample, HostSample
 from warpwatch_telemetry.state import RankState
 
 GPU = Device("GPU-1", 0, "H100")
 ENERGY = ("device_energy_joules_total", ())
+TOTAL = ("device_memory_total_bytes", ())
+
+
+@pytest.fixture
+def hub():
+    """One for which nothing grows old."""
+    return Hub(1e9)
 
 
 def sample(time: float, energy_j: float) -> DeviceSample:
@@ -34,50 +42,55 @@ def show(hub: Hub, *ranks: RankState) -> None:
     hub.follow_ranks(running)
 
 
-def test_values_that_were_not_read_again_are_gone_and_the_device_is_down() -> None:
-    now = [100.0]
-    hub = Hub(4.0, monotonic=lambda: now[0])
+def use(hub: Hub, *energies_j: float) -> list[float | None]:
+    """Publish readings of the device's counter, a second apart; the jobs' energies then."""
+    for second, energy_j in enumerate(energies_j):
+        hub.publish_device(sample(float(second), energy_j))
+    return [job.energy_j for job in hub.state().jobs]
+
+
+def test_values_that_were_not_read_again_are_gone_and_the_device_is_down():
+    clock = ManualClock()
+    hub = Hub(4.0, clock.wall, {"nic": 40.0}, clock.monotonic)
     hub.publish_device(sample(100.0, 5.0))
     hub.publish_host(HostSample(100.0, {("host_cpu_count", ()): 2.0}))
-    assert hub.state().devices[0].up
-    now[0] = 104.5
+    hub.publish_host(HostSample(90.0, {("host_boot_time", ()): 7.0}, source="nic"))
+    # A wall clock that is set makes nothing old.
+    clock.set_wall(clock.wall() + 1e9)
     state = hub.state()
-    assert (state.devices[0].up, state.devices[0].reason) == (False, "stale")
-    assert state.devices[0].values == {}
-    assert state.host is None
+    assert state.devices[0].up
+    assert state.host.values == {("host_cpu_count", ()): 2.0, ("host_boot_time", ()): 7.0}
+    assert (state.time, state.host.time) == (clock.wall(), 100.0)
+    clock.advance(4.5)
+    state = hub.state()
+    (device,) = state.devices
+    assert (device.up, device.reason, device.values) == (False, "stale", {})
+    assert state.host.values == {("host_boot_time", ()): 7.0}
+    clock.advance(36.0)
+    assert hub.state().host is None
 
 
-def test_a_wall_clock_that_is_set_makes_nothing_old() -> None:
-    hub = Hub(4.0, lambda: 1e9)
-    hub.publish_device(sample(100.0, 5.0))
-    assert hub.state().devices[0].up
-
-
-def test_a_published_sample_is_also_a_record_for_the_pipeline() -> None:
-    hub = Hub(4.0)
+def test_a_published_sample_is_also_a_record_for_the_pipeline(hub):
     hub.publish_device(sample(1.0, 5.0))
-    (record,) = hub.take_records()
-    assert record == DeviceReading(1.0, "GPU-1", {ENERGY: 5.0})
+    hub.publish_host(HostSample(2.0, {}, ports={"mlx5_0:1": {}}))
+    assert hub.take_records() == [
+        DeviceReading(1.0, "GPU-1", {ENERGY: 5.0}),
+        PortReading(2.0, "mlx5_0:1", {}),
+    ]
     assert hub.take_records() == []
 
 
-def test_a_job_is_charged_what_its_device_used_while_it_ran() -> None:
-    hub = Hub(1e9, lambda: 0.0)
-    hub.publish_device(sample(1.0, 1000.0))
+def test_a_job_is_charged_what_its_device_used_while_it_ran(hub):
+    use(hub, 1000.0)
     show(hub, rank("train"))
-    hub.publish_device(sample(2.0, 1500.0))
-    hub.publish_device(sample(3.0, 1700.0))
-    assert hub.state().jobs[0].energy_j == 700.0
+    assert use(hub, 1500.0, 1700.0) == [700.0]
     # The driver was reloaded: the counter begins again.
-    hub.publish_device(sample(4.0, 50.0))
-    assert hub.state().jobs[0].energy_j == 700.0
-    hub.publish_device(sample(5.0, 80.0))
-    assert hub.state().jobs[0].energy_j == 730.0
+    assert use(hub, 50.0) == [700.0]
+    assert use(hub, 80.0) == [730.0]
+    assert hub.job_energy(rank("train").job_id) == 730.0
 
 
-def test_tokens_of_a_job_are_told_by_the_joule_from_when_both_are_counted() -> None:
-    hub = Hub(1e9, lambda: 0.0)
-
+def test_tokens_of_a_job_are_told_by_the_joule_from_when_both_are_counted(hub):
     def after(joules: float, tokens: int) -> float | None:
         hub.publish_device(sample(joules, joules))
         show(hub, replace(rank("train"), tokens_total=tokens))
@@ -91,17 +104,15 @@ def test_tokens_of_a_job_are_told_by_the_joule_from_when_both_are_counted() -> N
     assert after(1700.0, 60) == 0.5
 
 
-def test_a_job_takes_of_a_gpu_what_its_rank_with_the_most_took() -> None:
-    hub = Hub(1e9, lambda: 0.0)
+def test_a_job_takes_of_a_gpu_what_its_rank_with_the_most_took(hub):
     ranks = [replace(rank("train"), rank=at, memory_peak_allocated_bytes=at * 10) for at in (2, 6)]
     show(hub, *ranks)
     assert hub.state().jobs[0].memory_ratio is None, "how large the GPU is is not known"
-    hub.publish_device(DeviceSample(GPU, 1.0, {("device_memory_total_bytes", ()): 80.0}))
+    hub.publish_device(DeviceSample(GPU, 1.0, {TOTAL: 80.0}))
     assert hub.state().jobs[0].memory_ratio == 0.75
 
 
-def test_energy_of_two_sources_that_take_turns_is_never_more_than_the_device_used() -> None:
-    hub = Hub(1e9, lambda: 0.0)
+def test_energy_of_two_sources_that_take_turns_is_never_more_than_the_device_used(hub):
     show(hub, rank("train"))
     elsewhere = replace(sample(1.0, 9e7), source="dcgm_exporter")
     hub.publish_device(sample(1.0, 1e8))
@@ -111,44 +122,37 @@ def test_energy_of_two_sources_that_take_turns_is_never_more_than_the_device_use
     hub.publish_device(DeviceSample(GPU, 3.0, {}, up=False, reason="timeout"))
     hub.publish_device(replace(elsewhere, values={ENERGY: 9e7 + 100}))
     hub.publish_device(replace(elsewhere, values={ENERGY: 9e7 + 150}))
-    hub.publish_device(sample(4.0, 1e8 + 600))
-    hub.publish_device(sample(5.0, 1e8 + 700))
-    assert hub.state().jobs[0].energy_j == 300.0 + 50.0 + 100.0
+    assert use(hub, 1e8 + 600, 1e8 + 700) == [300.0 + 50.0 + 100.0]
 
 
-def test_two_jobs_on_one_device_share_its_energy() -> None:
-    hub = Hub(1e9, lambda: 0.0)
-    show(hub, rank("a"), rank("b"))
-    hub.publish_device(sample(1.0, 0.0))
-    hub.publish_device(sample(2.0, 100.0))
-    assert [job.energy_j for job in hub.state().jobs] == pytest.approx([50.0, 50.0])
-
-
-def test_ranks_on_one_device_share_its_energy_and_their_sum_is_the_jobs() -> None:
-    hub = Hub(1e9, lambda: 0.0)
+def test_jobs_and_ranks_on_one_device_share_its_energy(hub):
     first, second = rank("a"), replace(rank("a"), rank=1, name="1")
     show(hub, first, second, rank("b"))
-    hub.publish_device(sample(1.0, 0.0))
-    hub.publish_device(sample(2.0, 90.0))
+    use(hub, 0.0, 90.0)
     # One ended: what the device uses from now on is the others'.
     show(hub, first, replace(second, status="exited"), rank("b"))
-    hub.publish_device(sample(3.0, 190.0))
-    state = hub.state()
-    assert [rank.energy_j for rank in state.ranks] == [80.0, 30.0, 80.0]
-    assert [job.energy_j for job in state.jobs] == [110.0, 80.0]
+    assert use(hub, 190.0) == [110.0, 80.0]
+    assert [rank.energy_j for rank in hub.state().ranks] == [80.0, 30.0, 80.0]
 
 
-def test_many_ranks_of_one_owner_take_no_more_of_a_devices_energy_than_one_of_another() -> None:
-    hub = Hub(1e9, lambda: 0.0)
+def test_many_ranks_of_one_owner_take_no_more_of_a_devices_energy_than_one_of_another(hub):
     theirs = [replace(rank("b"), rank=n, name=str(n), owner="uid/7") for n in range(4)]
     show(hub, replace(rank("a"), owner="ns/team"), *theirs)
-    hub.publish_device(sample(1.0, 0.0))
-    hub.publish_device(sample(2.0, 80.0))
+    use(hub, 0.0, 80.0)
     assert [rank.energy_j for rank in hub.state().ranks] == [40.0, 10.0, 10.0, 10.0, 10.0]
 
 
-def test_the_ranks_are_asked_for_only_by_who_wants_to_see_them() -> None:
-    hub = Hub(4.0)
+@pytest.mark.parametrize("more", [None, {("device_mig_mode", ()): 1.0}])
+def test_energy_that_is_not_known_or_of_a_gpu_in_mig_mode_is_of_no_rank(hub, more):
+    show(hub, rank("a"))
+    for second in (1.0, 2.0):
+        values = {} if more is None else {ENERGY: 100.0 * second, **more}
+        hub.publish_device(DeviceSample(GPU, second, values))
+    state = hub.state()
+    assert (state.ranks[0].energy_j, state.jobs[0].energy_j) == (None, None)
+
+
+def test_the_ranks_are_asked_for_only_by_who_wants_to_see_them(hub):
     built = []
 
     def states() -> tuple[RankState, ...]:
@@ -161,20 +165,3 @@ def test_the_ranks_are_asked_for_only_by_who_wants_to_see_them() -> None:
     assert built == []
     assert [job.ranks for job in hub.state().jobs] == [("0",)]
     assert built == [1]
-
-
-def test_a_rank_without_an_energy_counter_has_no_energy() -> None:
-    hub = Hub(1e9, lambda: 0.0)
-    show(hub, rank("a"))
-    hub.publish_device(DeviceSample(GPU, 1.0, {}))
-    hub.publish_device(DeviceSample(GPU, 2.0, {}))
-    assert [rank.energy_j for rank in hub.state().ranks] == [None]
-
-
-def test_energy_of_a_gpu_in_mig_mode_is_attributed_to_no_rank() -> None:
-    hub = Hub(1e9, lambda: 0.0)
-    show(hub, rank("a"))
-    for time, energy_j in ((1.0, 0.0), (2.0, 100.0)):
-        hub.publish_device(DeviceSample(GPU, time, {ENERGY: energy_j, ("device_mig_mode", ()): 1}))
-    state = hub.state()
-    assert (state.ranks[0].energy_j, state.jobs[0].energy_j) == (None, None)

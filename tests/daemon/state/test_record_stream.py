@@ -1,3 +1,5 @@
+"""The stream of records that fleets read: each once, bounded, by shards, after gaps."""
+
 from __future__ import annotations
 
 import hashlib
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.manual_clock import ManualClock
 from warpwatch_daemon.state import record_stream
 from warpwatch_daemon.state.record_stream import KEPT_S, WHOLE, Batch, RecordStream, Shard
 from warpwatch_telemetry.anomalies import Anomaly
@@ -19,8 +22,8 @@ class Node:
     """A stream with a clock of the test's."""
 
     def __init__(self) -> None:
-        self.now = 100.0
-        self.stream = RecordStream(lambda: self.now)
+        self.clock = ManualClock()
+        self.stream = RecordStream(self.clock.monotonic)
 
     def step(self, number: int, job: str = "llama") -> None:
         self.stream.put([Step(1000.0 + number, job, 0, number, 1.0)])
@@ -94,7 +97,7 @@ def test_nothing_is_kept_while_nobody_reads(node):
     first, lines = node.read(None)
     assert lines == []
     node.step(2)
-    node.now += KEPT_S + 1
+    node.clock.advance(KEPT_S + 1)
     node.step(3)
     assert node.stream._lines == type(node.stream._lines)()
     _, lines = node.read(first.cursor)
@@ -141,7 +144,7 @@ def test_a_device_is_read_once_in_five_seconds_and_clocks_are_each_batchs_own(no
     cursor = node.read(None)[0].cursor
     for second in range(11):
         node.stream.put([DeviceReading(1000.0 + second, "GPU-1", {}), Clock(1000.0 + second)])
-        node.now += 1
+        node.clock.advance(1.0)
     _, lines = node.read(cursor)
     assert [(line["type"], line["time"]) for line in lines] == [
         ("device", 1000.0), ("device", 1005.0), ("device", 1010.0),
