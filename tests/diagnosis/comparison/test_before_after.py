@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.faults import job
 from tests.diagnosis.traces import (
-    STEP_US,
     TraceFile,
     cpu_rank,
     diagnosed,
@@ -45,12 +43,6 @@ def compared(tmp_path: Path, now: TraceFile, before: TraceFile) -> Diagnosis:
 def one(found: Diagnosis) -> BaselineComparison:
     assert len(found.comparison) == 1
     return found.comparison[0]
-
-
-def test_without_a_baseline_there_is_no_comparison(tmp_path: Path) -> None:
-    found = diagnosed(tmp_path, busy_trace())
-    assert found.comparison == ()
-    assert found.to_json()["comparison"] == []
 
 
 def test_phases_are_disjoint_and_add_up_to_the_step(tmp_path: Path) -> None:
@@ -130,13 +122,3 @@ def test_without_a_gpu_the_operators_that_changed_are_named(tmp_path: Path) -> N
     assert (sort.before_ms, sort.now_ms, sort.change_ms) == (0.0, 4.0, 4.0)
     assert "operator aten::sort: 0.00 ms -> 4.00 ms a step" in comparison.sentences
     assert comparison.kernels == ()
-
-
-def test_the_comparison_is_json(tmp_path: Path) -> None:
-    found = compared(tmp_path, busy_trace(factor=1.2), busy_trace()).to_json()["comparison"][0]
-    assert json.loads(json.dumps(found)) == found
-    assert set(found) == {
-        "rank", "before_step_ms", "now_step_ms", "slowdown_ratio", "phases", "kernels", "operators",
-        "sentences",
-    }  # fmt: skip
-    assert found["before_step_ms"] == STEP_US / 1e3

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.traces import TraceFile, kernel, operator, stepped
+from tests.diagnosis.traces import TraceFile, kernel, stepped
 from warpwatch_diagnosis.measures.measures import Measures, measure
-from warpwatch_diagnosis.report.handover import hottest, lines, nsys, perfetto
+from warpwatch_diagnosis.report.handover import hottest, perfetto
 from warpwatch_diagnosis.trace.reader import read_trace
 
 GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm<float, 4> >(cutlass::Params, int)"
@@ -52,15 +52,6 @@ def test_the_ncu_command_profiles_the_hottest_kernel_that_is_no_collective(
     ]  # fmt: skip
 
 
-def test_the_nsys_command_records_the_steps_between_start_and_stop(tmp_path: Path) -> None:
-    assert nsys(measured(tmp_path, gpu(GEMM))) == (
-        "nsys profile --trace=cuda,nvtx,osrt --capture-range=cudaProfilerApi "
-        "--capture-range-end=stop --pytorch=autograd-nvtx --python-sampling=true "
-        "--python-backtrace=cuda --cuda-graph-trace=node --sample=none --output=warpwatch "
-        "python -u train.py"
-    )
-
-
 def test_the_perfetto_link_shows_the_longest_step(tmp_path: Path) -> None:
     trace = gpu(GEMM)
     trace.annotation("ProfilerStep#9", 40_000, 20_000)
@@ -71,8 +62,3 @@ def test_the_perfetto_link_shows_the_longest_step(tmp_path: Path) -> None:
     assert match is not None
     assert int(match[1]) == pytest.approx(found.steps[-1][0] * 1e3, abs=1e3)
     assert int(match[2]) - int(match[1]) == pytest.approx(20e6, rel=0.01)
-
-
-def test_without_a_gpu_there_is_only_the_link(tmp_path: Path) -> None:
-    found = measured(tmp_path, stepped(operator(0, 9000)))
-    assert [title.partition(",")[0] for title, _ in lines(found)] == ["Perfetto"]

@@ -1,0 +1,93 @@
+"""Whole reports: what the command prints, the JSON document, and the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.diagnosis.traces import (
+    LATEST_US,
+    RANKS,
+    TraceFile,
+    cpu_rank,
+    diagnosed,
+    event,
+    kernel,
+    loading,
+    operator,
+    rank_trace,
+    stepped,
+    written,
+)
+from warpwatch_diagnosis.report.html import render_html
+from warpwatch_diagnosis.report.text import render_text
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
+
+DEVICE = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]
+NODES = {0: "gpu-1", 1: "gpu-1", 2: "gpu-2", 3: "gpu-2"}
+
+
+def training(loading_us: int) -> TraceFile:
+    """A bit of everything: products with shapes, copies, waits, memory, frames, collectives."""
+    product = {"Input Dims": [[512, 4096], [4096, 512]], "Input type": ["c10::BFloat16"] * 2}
+    memory = {"Bytes": 512, "Device Type": 1, "Device Id": 0, "Total Allocated": 1 << 30}
+    at = loading_us
+    return stepped(
+        loading(loading_us),
+        event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at, 400, 7, bytes=4_000_000),
+        event("python_function", "train.py(12): step", at, 9000 - at),
+        event("cpu_op", "aten::mm", at + 400, 100, **product),
+        kernel(at + 520, 700, at + 410, "nvjet_tst_128x256_64x4"),
+        kernel(at + 1220, 6, at + 420, "triton_poi_fused_add_0"),
+        kernel(at + 1230, 300, at + 440, "void at::native::vectorized_elementwise_kernel<4>(int)"),
+        event("cuda_runtime", "cudaMalloc", at + 1300, 200),
+        operator(at + 1500, 300, "aten::item"),
+        operator(at + 1510, 280, "aten::_local_scalar_dense"),
+        event("cuda_runtime", "cudaStreamSynchronize", at + 1520, 260),
+        kernel(at + 1900, 800, at + 1850, "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
+        event("cpu_instant_event", "[memory]", at + 1950, 0, **memory),
+        deviceProperties=DEVICE,
+        distributedInfo={"rank": 0, "world_size": 1},
+    )
+
+
+def slower_loading(folder: Path) -> Diagnosis:
+    before = written(folder, training(500), name="before")
+    return diagnosed(folder, training(5000), baseline=before)
+
+
+def late_rank(folder: Path) -> Diagnosis:
+    ranks = (rank_trace(k, late_us=LATEST_US * (k == 2), clock_us=7777 * k) for k in range(RANKS))
+    return diagnosed(folder, *ranks, nodes=NODES)
+
+
+def cpu_ranks(folder: Path) -> Diagnosis:
+    before = written(folder, cpu_rank(0, loading_us=100), cpu_rank(1), name="before")
+    ranks = (cpu_rank(0, host_us=500, loading_us=6000), cpu_rank(1, waiting_us=5000, host_us=200))
+    return diagnosed(folder, *ranks, baseline=before)
+
+
+def waiting_alone(folder: Path) -> Diagnosis:
+    return diagnosed(folder, cpu_rank(0, waiting_us=5000, world=4), missing={2: "no_answer"})
+
+
+FORMS: dict[str, Callable[[Diagnosis], str]] = {
+    "txt": render_text,
+    "json": lambda diagnosis: json.dumps(diagnosis.to_json(), indent=1),
+    "html": render_html,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("capture", [slower_loading, late_rank, cpu_ranks, waiting_alone])
+def test_a_report_is_that_of_its_golden_file(
+    tmp_path: Path,
+    golden: Callable[[str, bytes], None],
+    capture: Callable[[Path], Diagnosis],
+    form: str,
+) -> None:
+    text = FORMS[form](capture(tmp_path))
+    golden(f"diagnosis/{capture.__name__}.{form}", text.encode())
