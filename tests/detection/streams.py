@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from warpwatch_detection.config import DetectionConfig
+from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.records import RankSeen, Record, Step
+from warpwatch_telemetry.records import RankEvent, RankSeen, Record, Step
 
 EPOCH_S = 1_700_000_000.0
 
@@ -19,6 +23,16 @@ Extra = Callable[[int, int], float]
 
 def nothing(step: int, rank: int) -> float:
     return 0.0
+
+
+def on(ranks: int | tuple[int, ...] | None, extra_s: float, every: int = 1, at: int = 0) -> Extra:
+    """``extra_s`` on these ranks (None: on all), in every so many steps."""
+    chosen = (ranks,) if isinstance(ranks, int) else ranks
+
+    def extra(step: int, rank: int) -> float:
+        return extra_s if (chosen is None or rank in chosen) and step % every == at else 0.0
+
+    return extra
 
 
 class Job:
@@ -66,6 +80,12 @@ def detection(**sections: Any) -> Detection:
     return Detection(DetectionConfig.model_validate(sections))
 
 
+def alone(*kinds: str, **sections: Any) -> Detection:
+    """The detectors of ``kinds`` with their defaults and what ``sections`` change."""
+    others = {kind: {"enabled": False} for kind in DETECTORS.keys() - set(kinds)}
+    return detection(**others, **sections)
+
+
 def fed(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
     """What the records opened, changed or closed."""
     return [change.anomaly for record in records for change in engine.feed(record)]
@@ -75,3 +95,57 @@ def opened(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
     """What was raised while ``records`` were fed."""
     changes = (change for record in records for change in engine.feed(record))
     return [change.anomaly for change in changes if change.what in ("opened", "reopened")]
+
+
+def kinds_of(anomalies: Iterable[Anomaly]) -> list[tuple[str, int | None]]:
+    return [(one.kind, one.rank) for one in anomalies]
+
+
+EXTRA = re.compile(r"(compute|wait|pause|tell) (\S+) ([\d.]+)(?: every (\d+))?(?: at (\d+))?")
+
+
+def lived(job: Job, engine: Detection, story: str, **others: Extra) -> list[Anomaly]:
+    """Feed steps in parts as "300; 60 compute 3 0.06 -> straggler 3", and return what was opened.
+
+    That is: 300 steps, then 60 in which rank 3 computes 0.06 s longer, after which its straggler
+    is active; one of the job has "job" for a rank. An extra is for some ranks ("1,6") or "all", and
+    may be "every 30 at 5". What the shim tells of pauses is "tell". ``others``: of all parts.
+    """
+    opened(engine, job.seen())
+    found: list[Anomaly] = []
+    for part in story.split("; "):
+        steps, _, active = part.partition(" -> ")
+        kind, _, rank = active.partition(" ")
+        expected = [(kind, None if rank == "job" else int(rank))] if active else []
+        extras: dict[str, Extra] = {}
+        for phase, ranks, seconds, every, at in EXTRA.findall(steps):
+            chosen = None if ranks == "all" else tuple(map(int, ranks.split(",")))
+            extras[phase] = on(chosen, float(seconds), int(every or 1), int(at or 0))
+        count, tell = int(steps.split()[0]), extras.pop("tell", nothing)
+        before = kinds_of(engine.active)
+        # A restart of the daemon within the part changes nothing.
+        new = []
+        for some in (count // 3, count - count // 3):
+            new += opened(engine, with_events(job.steps(some, **others | extras), tell))
+            restart(engine)
+        assert kinds_of(new) == [one for one in expected if one not in before], part
+        assert kinds_of(engine.active) == expected, part
+        found += new
+    return found
+
+
+def restart(engine: Detection) -> None:
+    """What a restart of the daemon does to the detectors."""
+    for detector in engine._runner.detectors:
+        saved = msgspec.msgpack.encode(detector.state)
+        detector.state = msgspec.msgpack.decode(saved, type=type(detector.state))
+    engine._runner.look_up_dues()
+
+
+def with_events(steps: Iterable[Step], tell: Extra) -> Iterator[Record]:
+    """Steps, and what the shim tells of the pauses in them."""
+    for step in steps:
+        yield step
+        if (duration_s := tell(step.step, step.rank)) > 0:
+            detail = {"duration_s": duration_s, "generation": 2, "step": step.step}
+            yield RankEvent(step.time, step.job, step.rank, "gc_pause", detail)

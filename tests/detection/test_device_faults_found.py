@@ -8,9 +8,8 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from tests.detection.alone import alone
 from tests.detection.gpus import JOB, Fault, Metrics, Node, key
-from tests.detection.streams import detection, opened
+from tests.detection.streams import alone, detection, opened
 from warpwatch_daemon.config.sections import Config
 from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, JOB_CAUSES
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig

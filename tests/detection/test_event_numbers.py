@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.detection.alone import alone
-from tests.detection.streams import Job, opened
+from tests.detection.streams import Job, alone, opened
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_telemetry.records import RankEvent, RankSeen
 

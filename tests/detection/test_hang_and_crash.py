@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import pytest
 
-from tests.detection.alone import alone
-from tests.detection.streams import Job, fed, opened
+from tests.detection.streams import Job, alone, fed, opened
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step

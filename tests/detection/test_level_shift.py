@@ -1,24 +1,21 @@
-"""Level shifts in windows of several lengths, and what explains uneven steps."""
+"""Level shifts in windows of several lengths, and the median of a window that slides."""
 
 from __future__ import annotations
 
-import math
 import random
+import statistics
 
 import msgspec
 import pytest
 
-from tests.detection.jobs import Steps, begun
-from warpwatch_detection.detector import Fine
-from warpwatch_detection.detectors.step_regression import StepRegression
 from warpwatch_detection.signals.level_shift import LevelShift, Shift, quantile_of, student
+from warpwatch_detection.signals.medians import SlidingMedian
 from warpwatch_detection.signals.signal_history import (
     MIN_REFERENCE,
     REFERENCE,
     WINDOWS,
     level,
 )
-from warpwatch_telemetry.anomalies import Found
 
 
 def shifts(values: list[float]) -> list[tuple[int, Shift]]:
@@ -43,7 +40,7 @@ def test_twenty_percent_need_few_samples_and_five_percent_more():
 
 def test_autocorrelated_noise_raises_nothing():
     source, values, value = random.Random(2), [], 0.0
-    for _ in range(20_000):
+    for _ in range(10_000):
         value = 0.7 * value + source.gauss(0, 0.02)
         values.append(value)
     assert shifts(values) == []
@@ -79,48 +76,6 @@ def test_the_level_of_a_short_window_ignores_its_slow_half():
     assert level([1.0] * 6 + [9.0] * 6) == 1.0
 
 
-def test_tokens_explain_uneven_steps_so_that_five_percent_are_found():
-    lengths = random.Random(5)
-    tokens = [int(1000 * math.exp(0.15 * lengths.gauss(0, 1))) for _ in range(1200)]
-    steps = list(
-        Steps().next(
-            1200, compute=lambda n: 0.06 if n >= 1000 else 0.0, tokens=lambda n: float(tokens[n])
-        )
-    )
-    (found,) = begun(StepRegression(), steps)
-    assert 1010 <= (found.step or 0) <= 1060
-
-
-def test_longer_sequences_that_are_counted_are_no_regression():
-    lengths = random.Random(6)
-    tokens = [1000 * math.exp(0.1 * lengths.gauss(0, 1)) * (1 + (n >= 800)) for n in range(1500)]
-    steps = Steps().next(1500, tokens=lambda n: tokens[n])
-    assert begun(StepRegression(), steps) == []
-
-
-def test_a_second_rise_on_top_of_the_first_is_another_anomaly():
-    detector = StepRegression()
-    steps = Steps().next(1200, compute=lambda n: 0.2 * (n >= 500) + 0.2 * (n >= 900))
-    verdicts = [verdict for step in steps for verdict in detector.observe(step)]
-    (over,) = [verdict for verdict in verdicts if isinstance(verdict, Fine) and verdict.for_good]
-    second = verdicts[verdicts.index(over) + 1]
-    assert isinstance(second, Found)
-    assert second.baseline == pytest.approx(1.2, abs=0.02)
-
-
-def test_readings_say_why_nothing_was_found():
-    detector = StepRegression()
-    steps = Steps()
-    begun(detector, steps.next(60))
-    assert [status.answer for status in detector.statuses()] == ["learning"]
-    begun(detector, steps.next(600))
-    (status,) = detector.statuses()
-    assert status.answer == "fine"
-    assert status.nearest is not None
-    assert status.nearest < 1
-    assert "limit" in status.text
-
-
 def test_each_window_is_compared_with_the_samples_before_it_also_after_shifts_and_a_restart():
     source, sought = random.Random(5), LevelShift()
     reported = compared = 0
@@ -147,3 +102,26 @@ def test_what_it_remembers_of_samples_is_bounded():
     assert len(sought.samples.values) < 700
     assert len(references.ordered) == REFERENCE
     assert len(references.levels) < 700
+
+
+@pytest.mark.parametrize("size", [5, 20])
+def test_a_sliding_median_is_that_of_the_last_values(size: int) -> None:
+    noise, window = random.Random(1), SlidingMedian(size)
+    values: list[float] = []
+    for _ in range(500):
+        values.append(noise.gauss(0.0, 1.0))
+        window.add(values[-1])
+        assert window.median() == statistics.median(values[-size:])
+        assert window.full == (len(values) >= size)
+    window.clear()
+    assert not window.full
+    window.add(3.0)
+    assert window.median() == 3.0
+
+
+def test_quartile_and_error_are_those_of_the_values_in_order() -> None:
+    window = SlidingMedian(8)
+    for value in (8.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0, 4.0):
+        window.add(value)
+    assert (window.median(), window.upper_quartile()) == (4.5, 7.0)
+    assert window.error() == pytest.approx(1.2533 / 1.349 * (7 - 3) / 8**0.5)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from tests.detection.alone import alone
-from tests.detection.streams import EPOCH_S, opened
+from tests.detection.streams import EPOCH_S, alone, opened
 from warpwatch_detection.signals.memory_growth import GrowthPoint, theil_sen
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, RankEvent, RankSeen, Record, Step

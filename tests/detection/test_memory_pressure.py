@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tests.detection.alone import alone
-from tests.detection.streams import Job, fed, opened
+from tests.detection.streams import Job, alone, fed, opened
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent

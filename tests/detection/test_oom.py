@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.detection.alone import alone
-from tests.detection.streams import Job, opened
+from tests.detection.streams import Job, alone, opened
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.records import Clock, RankEvent
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.detection.alone import alone
+from tests.detection.streams import alone
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.records import RankEvent, Step

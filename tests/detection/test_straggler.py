@@ -5,58 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tests.detection.alone import alone
 from tests.detection.jobs import joined
-from tests.detection.streams import EPOCH_S, Job, detection, opened
+from tests.detection.streams import EPOCH_S, Job, alone, detection, opened
 from warpwatch_detection.detectors.straggler import Straggler
-from warpwatch_detection.job_steps import JobSteps
 from warpwatch_detection.signals.peers import stages
 from warpwatch_telemetry.log import Decoder, encode_line
 from warpwatch_telemetry.records import RankSeen, Step
-
-
-def test_25_ms_more_work_on_one_rank_of_two_is_a_straggler_within_15_seconds():
-    job, engine = Job(step_s=0.04, noise=0.2), detection()
-    opened(engine, job.seen())
-    assert opened(engine, job.steps(500)) == []
-    begin = job.time
-    found = opened(engine, job.steps(400, compute=lambda _, rank: 0.025 if rank == 1 else 0.0))
-    assert [(a.kind, a.rank, a.device) for a in found] == [("straggler", 1, "GPU-1")]
-    assert found[0].time - begin < 15
-    assert "longer than its peer since step" in found[0].summary
-
-
-def test_a_rank_15_percent_slower_than_seven_peers_is_found_within_60_steps():
-    job, engine = Job(ranks=8, step_s=0.5, noise=0.02), detection()
-    assert opened(engine, job.steps(1_000)) == []
-    found = opened(engine, job.steps(60, compute=lambda _, rank: 0.06 if rank == 3 else 0.0))
-    assert [(a.kind, a.rank) for a in found] == [("straggler", 3)]
-    assert "its 7 peers" in found[0].summary
-
-
-def test_a_rank_slow_from_the_start_is_a_straggler():
-    job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
-    found = opened(engine, job.steps(150, compute=lambda _, rank: 0.16 if rank == 2 else 0.0))
-    assert [(a.kind, a.rank) for a in found] == [("straggler", 2)]
-
-
-def test_a_rank_that_becomes_slow_while_it_is_learned_is_a_straggler():
-    job, engine = Job(ranks=3, step_s=0.05, noise=0.02), detection()
-    assert opened(engine, job.steps(220)) == []
-    found = opened(engine, job.steps(380, compute=lambda _, rank: 0.12 if rank == 2 else 0.0))
-    assert [(a.kind, a.rank) for a in found] == [("straggler", 2)]
-
-
-def test_two_slow_ranks_are_one_anomaly_of_the_job():
-    job, engine = Job(ranks=8, step_s=0.5, noise=0.02), detection()
-    assert opened(engine, job.steps(500)) == []
-    found = opened(engine, job.steps(100, compute=lambda _, rank: 0.2 if rank in (1, 6) else 0.0))
-    assert [(a.kind, a.rank) for a in found] == [("straggler", None)]
-    assert "ranks 1, 6 compute" in found[0].summary
 
 
 def test_declared_checkpoints_and_evaluations_are_no_slow_rank():
@@ -263,57 +220,12 @@ def test_two_ranks_that_always_differ_may_be_two_stages():
     assert opened(engine, times) == []
 
 
-def test_pauses_of_one_rank_every_30_steps_are_no_straggler():
-    job, engine = Job(ranks=8, step_s=0.5, noise=0.02), alone("straggler")
-    pauses = job.steps(1_000, compute=lambda s, r: 0.6 if r == 2 and s % 30 == 0 else 0.0)
-    assert opened(engine, pauses) == []
-
-
-def test_a_rank_that_is_slow_in_a_third_of_its_steps_is_named():
-    chance = random.Random(12)
-    slow = {step for step in range(2_000) if chance.random() < 0.35}
-    job, engine = Job(ranks=8, step_s=0.5, noise=0.02), alone("straggler")
-    assert opened(engine, job.steps(600)) == []
-    found = opened(
-        engine, job.steps(300, compute=lambda s, r: 0.25 if r == 4 and s in slow else 0.0)
-    )
-    assert [(a.kind, a.rank) for a in found] == [("straggler", 4)]
-    opened(engine, job.steps(300))
-    assert not engine.active
-
-
 def test_lengths_that_become_uneven_on_all_ranks_are_none():
     even, uneven_lengths, engine = drawn(0.02, 13), drawn(0.3, 14), alone("straggler")
     steps = uneven(
         1_500, lambda s, r: 0.4 * (uneven_lengths(s, r) if s >= 600 else even(s, r)), ranks=4
     )
     assert opened(engine, steps) == []
-
-
-def test_pauses_of_one_rank_in_short_steps_are_no_straggler():
-    job, engine = Job(ranks=4, step_s=0.01, noise=0.1), alone("straggler")
-    assert opened(engine, job.steps(1_500)) == []
-    pauses = job.steps(3_000, compute=lambda s, r: 0.1 if r == 2 and s % 12 == 0 else 0.0)
-    assert opened(engine, pauses) == []
-
-
-def test_a_rank_that_is_itself_again_is_over_and_may_be_slow_again():
-    job, engine = Job(ranks=4, step_s=0.5, noise=0.02), alone("straggler")
-    opened(engine, job.steps(300))
-    assert len(opened(engine, job.steps(100, compute=lambda _, r: 0.15 if r == 1 else 0))) == 1
-    assert opened(engine, job.steps(100)) == []
-    assert not engine.active
-    again = opened(engine, job.steps(60, compute=lambda _, r: 0.15 if r == 1 else 0))
-    assert [(a.kind, a.rank) for a in again] == [("straggler", 1)]
-
-
-def test_one_of_two_ranks_that_recovered_does_not_make_the_other_slow():
-    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), alone("straggler")
-    opened(engine, job.steps(300))
-    opened(engine, job.steps(2_000, compute=lambda _, r: 0.15 if r == 1 else 0))
-    assert [a.rank for a in engine.active] == [1]
-    assert opened(engine, job.steps(500)) == []
-    assert not engine.active
 
 
 def test_a_job_that_begins_again_has_no_straggler_until_it_is_known_again():
@@ -339,57 +251,11 @@ def test_steps_that_lack_a_rank_are_judged_without_it():
     assert [(a.kind, a.rank) for a in found] == [("straggler", 1)]
 
 
-def test_what_it_remembers_outlives_a_restart_in_the_middle():
-    job = Job(ranks=4, step_s=0.5, noise=0.02)
-    records = [*job.steps(300), *job.steps(100, compute=lambda _, r: 0.15 if r == 1 else 0)]
-    steps = joined(records)
-    seen, later = steps[:300], steps[300:]
-    whole, first = Straggler(), Straggler()
-    for step in seen + later[:8]:
-        whole.observe(step)
-        first.observe(step)
-    second = Straggler()
-    saved = msgspec.msgpack.encode(first.state)
-    second.state = msgspec.msgpack.decode(saved, type=type(first.state))
-    said = [list(whole.observe(step)) for step in later[8:]]
-    assert [list(second.observe(step)) for step in later[8:]] == said
-    assert any(said)
-
-
-def test_readings_say_what_was_seen_and_how_near_it_came():
-    detector = Straggler()
-    steps, job = JobSteps(), Job(ranks=4, step_s=0.5, noise=0.02)
-    for step in joined(job.steps(60), steps):
-        detector.observe(step)
-    assert {status.answer for status in detector.statuses()} == {"learning"}
-    for step in joined(job.steps(300, compute=lambda _, r: 0.04 if r == 2 else 0), steps):
-        detector.observe(step)
-    third = list(detector.statuses())[2]
-    assert (third.answer, third.job, third.rank) == ("fine", "llama", 2)
-    assert third.value == pytest.approx(1.1, abs=0.02)
-    assert third.limit == pytest.approx((third.baseline or 0) * 1.1, rel=0.06)
-
-
 def test_a_job_with_one_rank_has_nothing_to_compare_with():
     detector = Straggler()
     for step in joined(Job(ranks=1).steps(300)):
         assert not detector.observe(step)
     assert [status.answer for status in detector.statuses()] == ["learning"]
-
-
-def a_busy_core(step: int, rank: int) -> float:
-    """Other programs come to the core of rank 1, for two seconds in six."""
-    return 0.06 if rank == 1 and step // 20 % 3 == 0 else 0.0
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_noise_of_one_rank_that_its_peers_do_not_share_hides_no_fault_of_it(ranks: int) -> None:
-    job, engine = Job(ranks=ranks, step_s=0.1, noise=0.02), detection()
-    opened(engine, job.steps(500, compute=a_busy_core))
-    opened(engine, job.steps(200))
-    assert list(engine.active) == []
-    opened(engine, job.steps(300, compute=lambda _, rank: 0.04 if rank == 1 else 0.0))
-    assert [(one.kind, one.rank) for one in engine.active] == [("straggler", 1)]
 
 
 def test_a_detector_whose_limit_is_above_what_it_is_to_find_says_that_it_is_blind() -> None:

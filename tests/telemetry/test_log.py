@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warpwatch_telemetry.log import Decoder, decode, encode
@@ -59,6 +59,7 @@ def test_a_metric_of_a_newer_version_is_kept_as_written() -> None:
     assert series_key("new_ratio{place=a,time=b}") == ("device_new_ratio", ("a", "b"))
 
 
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(st.text(), st.text())
 def test_any_label_value_comes_back(pid: str, process: str) -> None:
     key = ("process_gpu_memory_bytes", (pid, process))
@@ -141,6 +142,7 @@ LINES = st.tuples(
 ).map(lambda drawn: {"type": drawn[0], **drawn[1], **drawn[2]})
 
 
+@settings(derandomize=True, deadline=None)
 @given(st.lists(LINES, max_size=5))
 def test_a_line_read_by_its_types_is_what_its_object_says(lines: list[dict[str, Any]]) -> None:
     by_line, by_object = Decoder(), Decoder()
