@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.diagnosis.timeline import Timeline
 from warpwatch_diagnosis.measures.copies import copy_kind
 from warpwatch_diagnosis.measures.intervals import total
+from warpwatch_diagnosis.measures.kernels import classify
 from warpwatch_diagnosis.measures.measures_json import trace_json
 from warpwatch_diagnosis.verdict.conclusion import conclude
 
 GEMM = {"Input Dims": [[8192, 4096], [4096, 4096]], "Input type": ["c10::BFloat16"] * 2}
 H100 = "NVIDIA H100 80GB HBM3"
 PINNED = "Memcpy HtoD (Pinned -> Device)"
+# From traces of many versions and devices: class and name.
+CLASSES = Path(__file__).parents[1] / "fixtures" / "kernel_classes.tsv"
 SGEMM = "ampere_sgemm_128x64_nn"
 
 
 # --- kernels --------------------------------------------------------------------------------
+
+
+def test_the_class_of_a_kernel_follows_from_its_name() -> None:
+    names = [line.split("\t") for line in CLASSES.read_text().splitlines()]
+    found = [[classify(name), name] for _, name in names]
+    assert len(found) > 40
+    assert found == names
 
 
 def test_kernels_are_summed_by_name_and_by_class_and_overlap_counts_once_as_busy() -> None:

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.diagnosis.timeline import Timeline
 from warpwatch_diagnosis.measures.roofline import ClassRoofline, Roofline, peaks_of
 
+# Device, its name here, TFLOP/s in bfloat16 if it has them, GB/s.
+PEAKS = Path(__file__).parents[1] / "fixtures" / "peaks.tsv"
 
-@pytest.mark.parametrize(
-    ("device", "name", "bfloat16", "gb_per_s"),
-    [
-        ("Tesla V100-SXM2-16GB", "V100 SXM2", None, 900),
-        ("Tesla V100-PCIE-32GB", "V100 PCIe", None, 900),
-        ("Tesla T4", "T4", None, 320),
-        ("NVIDIA A10", "A10", 125e12, 600),
-        ("NVIDIA A100-SXM4-40GB", "A100 40GB", 312e12, 1555),
-        ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM", 312e12, 2039),
-        ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe", 312e12, 1935),
-        ("NVIDIA L4", "L4", 121e12, 300),
-        ("NVIDIA L40S", "L40S", 362e12, 864),
-        ("NVIDIA H100 PCIe", "H100 PCIe", 756e12, 2000),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM", 989.4e12, 3350),
-        ("NVIDIA H200", "H200 SXM", 989.4e12, 4800),
-        ("NVIDIA H200 NVL", "H200 NVL", 835.5e12, 4800),
-        ("NVIDIA GH200 480GB", "GH200 96GB", 989.4e12, 4000),
-        ("NVIDIA GH200 144G HBM3e", "GH200 144GB", 989.4e12, 4900),
-        ("NVIDIA H800", "H800 SXM", 989.4e12, 3350),
-        ("NVIDIA H800 PCIe", "H800 PCIe", 756e12, 2000),
-        ("NVIDIA H20", "H20", 148e12, 4000),
-        ("NVIDIA A10G", "A10G", 70e12, 600),
-        ("NVIDIA A800-SXM4-80GB", "A800 80GB SXM", 312e12, 2039),
-        ("NVIDIA A800 80GB PCIe", "A800 80GB PCIe", 312e12, 1935),
-        ("NVIDIA B200", "B200", 2250e12, 8000),
-        ("AMD Instinct MI250X", "MI250X, one die", 191.5e12, 1638),
-        ("AMD Instinct MI300X", "MI300X", 1307.4e12, 5300),
-    ],
-)
-def test_a_name_finds_its_data_sheet(
-    device: str, name: str, bfloat16: float | None, gb_per_s: float
-) -> None:
+
+@pytest.mark.parametrize("row", PEAKS.read_text().splitlines())
+def test_a_devices_name_finds_its_data_sheet(row: str) -> None:
+    device, name, tflops, gb_per_s = row.split("\t")
     peaks = peaks_of(device)
     assert peaks is not None
-    assert (peaks.name, peaks.flops_per_s.get("bfloat16")) == (name, bfloat16)
-    assert peaks.memory_bytes_per_s == gb_per_s * 1e9
+    bfloat16 = peaks.flops_per_s.get("bfloat16")
+    assert (peaks.name, bfloat16) == (name, float(tflops) * 1e12 if tflops else None)
+    assert peaks.memory_bytes_per_s == float(gb_per_s) * 1e9
     assert "data sheet" in peaks.source or "brief" in peaks.source
 
 
