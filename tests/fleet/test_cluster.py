@@ -22,14 +22,15 @@ STEP_S = 0.5
 
 @pytest.fixture
 def two() -> TestCluster:
-    return TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
+    """A job of four ranks, two on each node, that all agents tell of with the next ``hear``."""
+    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
+    begin(cluster)
+    return cluster
 
 
 def begin(cluster: TestCluster) -> None:
-    """A job of four ranks, two on each node."""
-    first, second = cluster.nodes
-    first.say(seen(0), seen(1))
-    second.say(seen(2), seen(3))
+    for number, node in enumerate(cluster.nodes):
+        node.say(*(seen(2 * number + rank) for rank in range(2)))
     cluster.hear()
 
 
@@ -45,24 +46,27 @@ def train(cluster: TestCluster, steps: int, slow: float = 1.0, late: int | None 
         cluster.now += STEP_S * slow
         for rank in range(4):
             node = cluster.nodes[rank // 2]
-            waits_s = STEP_S * (slow - 1) * (rank != late) + 0.05
-            own_s = noise.gauss(0.0, 0.002)
-            node.say(
-                step(
-                    rank,
-                    number,
-                    cluster.now + node.ahead_s,
-                    STEP_S * slow + own_s,
-                    phases_s={"comm": waits_s},
-                )
-            )
+            phases = {"comm": STEP_S * (slow - 1) * (rank != late) + 0.05}
+            took_s = STEP_S * slow + noise.gauss(0.0, 0.002)
+            node.say(step(rank, number, cluster.now + node.ahead_s, took_s, phases_s=phases))
         if number % 5 == 0:
             cluster.hear()
     cluster.hear()
 
 
+def become_slow(cluster: TestCluster, **how: Any) -> None:
+    """A healthy job with a straggler, or as ``how`` says."""
+    train(cluster, 300)
+    assert cluster.anomalies() == []
+    train(cluster, **{"steps": 60, "slow": 1.4} | how)
+
+
+def found_by_agent(kind: str, **about: Any) -> Anomaly:
+    known: dict[str, Any] = {"time": NOW, "severity": "warning", "summary": "!", "id": "1"}
+    return Anomaly(kind=kind, **known | about)
+
+
 def test_ranks_of_two_nodes_with_one_run_are_one_job(two):
-    begin(two)
     assert two.job().id == (OWNER, "llama", "41")
     assert {rank: member.node for rank, member in two.job().members.items()} == {
         0: "gpu-1:9400", 1: "gpu-1:9400", 2: "gpu-2:9400", 3: "gpu-2:9400",
@@ -80,25 +84,33 @@ def test_a_fleet_knows_what_runs_once_every_agent_was_heard_or_cannot_be(two):
     assert two.cluster.is_heard()
 
 
-def test_metrics_say_how_long_a_step_of_a_job_takes(two):
+def test_metrics_say_how_long_a_step_of_a_job_takes_and_how_far_agents_are_behind(two):
     metrics = AgentMetrics()
-    Series(metrics, two.cluster)
-    begin(two)
+    Series(metrics, two.cluster, lambda: two.now)
+
+    def value(what: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"warpwatch_fleet_{what}", labels)
+
     labels = {"training_job": "llama", "owner": OWNER, "run": "41"}
-    name = "warpwatch_fleet_job_step_seconds"
-    assert metrics.registry.get_sample_value(name, labels) is None
+    assert value("job_step_seconds", **labels) is None
     train(two, 40)
-    value = metrics.registry.get_sample_value(name, labels)
-    assert value == pytest.approx(STEP_S, rel=0.02)
+    assert value("job_step_seconds", **labels) == pytest.approx(STEP_S, rel=0.02)
+    assert (value("job_ranks", **labels), value("job_nodes", **labels)) == (4, 2)
+    two.now += 7
+    two.hear(two.nodes[0])
+    lags = [value("agent_lag_seconds", node=node.name) for node in two.nodes]
+    assert lags == [0, 7]
+    two.cluster.nodes[two.nodes[1].address].up = False
+    assert [value("agents", state=state) for state in ("up", "down")] == [1, 1]
 
 
-def test_runs_without_an_id_join_where_they_meet_and_their_ranks_are_others(two):
-    first, second = two.nodes
-    meeting: dict[str, Any] = {"master": "gpu-1:29500"}
-    first.say(seen(0, run="a", **meeting), seen(1, run="a", **meeting))
-    second.say(seen(2, run="b", **meeting), seen(3, run="b", **meeting))
-    two.hear()
-    assert sorted(two.job().members) == [0, 1, 2, 3]
+def test_runs_without_an_id_join_where_they_meet_and_their_ranks_are_others():
+    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
+    for number, node in enumerate(cluster.nodes):
+        about: dict[str, Any] = {"master": "gpu-1:29500", "run": "ab"[number]}
+        node.say(*(seen(2 * number + rank, **about) for rank in range(2)))
+    cluster.hear()
+    assert sorted(cluster.job().members) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -111,21 +123,18 @@ def test_runs_without_an_id_join_where_they_meet_and_their_ranks_are_others(two)
         {"time": NOW + 700},
     ],
 )
-def test_runs_without_an_id_that_differ_stay_apart(two, other):
-    first, second = two.nodes
+def test_runs_without_an_id_that_differ_stay_apart(other):
+    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
+    first, second = cluster.nodes
     first.say(seen(0, run="a", master="gpu-1:29500"))
-    two.now = NOW + 1000
-    about = {"rank": 2, "run": "b", "master": "gpu-1:29500"} | other
-    second.say(seen(**about))
-    two.hear()
-    assert len(two.cluster.jobs) == 2
+    cluster.now = NOW + 1000
+    second.say(seen(**{"rank": 2, "run": "b", "master": "gpu-1:29500"} | other))
+    cluster.hear()
+    assert len(cluster.cluster.jobs) == 2
 
 
 def test_a_straggler_is_named_with_its_node_and_only_once(two):
-    begin(two)
-    train(two, 300)
-    assert two.anomalies() == []
-    train(two, 60, slow=1.4)
+    become_slow(two)
     (found,) = two.anomalies()
     assert (found.kind, found.rank, found.node, found.judged_by) == (
         "straggler", 3, "gpu-2", "fleet",
@@ -134,12 +143,9 @@ def test_a_straggler_is_named_with_its_node_and_only_once(two):
 
 
 def test_what_an_anomaly_of_the_fleet_does_and_what_speaks_for_it_name_nodes(two):
-    begin(two)
     evidence, effects = ("rank 3 had to page",), ("comm_slow: all wait", "rank 1 waits for rank 3")
-    found = Anomaly(
-        NOW, "warning", "; ".join(("rank 3 is slow", *evidence, *effects)), rank=3, id="1",
-        kind="straggler", evidence=evidence, effects=effects,
-    )  # fmt: skip
+    summary = "; ".join(("rank 3 is slow", *evidence, *effects))
+    found = found_by_agent("straggler", summary=summary, rank=3, evidence=evidence, effects=effects)
     placed = two.job().located(found, two.cluster.names(), {})
     assert placed.evidence == ("rank 3 had to page (on gpu-2)",)
     assert placed.effects == ("comm_slow: all wait", "rank 1 waits for rank 3 (on gpu-1)")
@@ -152,15 +158,13 @@ def test_what_an_anomaly_of_the_fleet_does_and_what_speaks_for_it_name_nodes(two
 def test_an_hour_between_two_clocks_changes_nothing():
     cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2", ahead_s=3600.0))
     begin(cluster)
-    train(cluster, 300)
-    train(cluster, 60, slow=1.4)
+    become_slow(cluster)
     (found,) = cluster.anomalies()
     assert (found.rank, abs(found.time - cluster.now) < 60) == (3, True)
     assert cluster.cluster.nodes["gpu-2:9400"].skew_s == pytest.approx(-3600, abs=1)
 
 
 def test_a_node_that_is_away_is_no_hang_and_time_stands_still_for_its_jobs(two):
-    begin(two)
     train(two, 300)
     first, _ = two.nodes
     for _ in range(600):
@@ -171,11 +175,36 @@ def test_a_node_that_is_away_is_no_hang_and_time_stands_still_for_its_jobs(two):
     two.hear()
     train(two, 50)
     assert two.anomalies() == []
-    assert two.cluster.is_whole(two.job(), two.now)
+    # Up to 5 s behind is not away.
+    assert two.cluster.is_whole(two.job(), two.now + 5.0)
+    assert not two.cluster.is_whole(two.job(), two.now + 5.1)
+
+
+def test_agents_hear_every_20_s_that_the_fleet_judges_and_at_once_what_it_raises(two):
+    train(two, 300)
+    (job,) = two.cluster.jobs
+
+    def due(changed: Any = ()) -> list[tuple[str, dict[str, str]]]:
+        leases = two.cluster.leases_due(two.now, changed)
+        assert all(known == job for _, known, _ in leases)
+        return [(target.address, raised) for target, _, raised in leases]
+
+    both = [(node.address, {}) for node in two.nodes]
+    assert (due(), due()) == (both, [])
+    two.now += 19.9
+    two.hear()
+    assert due() == []
+    two.now += 0.1
+    two.hear()
+    assert due() == both
+    train(two, 60, slow=1.4)
+    (found,) = two.anomalies()
+    raised = [(node.address, {"straggler": found.id}) for node in two.nodes]
+    two.cluster.leases_due(two.now, ())
+    assert (due(), due({job})) == ([], raised)
 
 
 def test_a_rank_that_hangs_is_found_though_all_nodes_are_there(two):
-    begin(two)
     train(two, 300)
     for _ in range(200):
         two.now += 1.0
@@ -183,29 +212,28 @@ def test_a_rank_that_hangs_is_found_though_all_nodes_are_there(two):
     assert [one.kind for one in two.anomalies()] == ["hang"]
 
 
-def test_a_job_of_one_node_is_its_agents_to_judge(two):
-    first, _ = two.nodes
-    first.say(*(seen(rank) for rank in range(4)))
-    two.hear()
-    assert not two.job().judged
+def test_a_job_of_one_node_is_its_agents_to_judge():
+    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
+    cluster.nodes[0].say(*(seen(rank) for rank in range(4)))
+    cluster.hear()
+    assert not cluster.job().judged
 
 
-def test_the_end_on_each_node_is_the_end_of_the_job(two):
-    begin(two)
+def test_the_end_on_each_node_is_the_end_of_the_job_which_is_kept_ten_minutes(two):
     train(two, 30)
     for node, ranks in zip(two.nodes, ((0, 1), (2, 3)), strict=True):
         node.say(*(end(rank, two.now) for rank in ranks))
     two.hear()
     assert two.job().live_nodes() == set()
-    two.now += 601
+    two.now += 600
     two.hear()
-    two.now += 601
+    ended = two.job()
+    two.now += 1
     two.hear()
-    assert two.cluster.jobs == {}
+    assert (two.cluster.jobs, two.cluster.forgotten) == ({}, [ended.id])
 
 
 def test_a_second_process_of_a_rank_is_counted_and_left_out(two):
-    begin(two)
     two.nodes[1].say(seen(0))
     two.hear()
     assert two.job().members[0].node == "gpu-1:9400"
@@ -213,7 +241,6 @@ def test_a_second_process_of_a_rank_is_counted_and_left_out(two):
 
 
 def test_a_rank_goes_on_where_it_has_died_before(two):
-    begin(two)
     two.nodes[1].say(end(3, two.now))
     two.nodes[0].say(seen(3))
     two.hear()
@@ -226,9 +253,7 @@ def test_a_rank_goes_on_where_it_has_died_before(two):
 def test_an_agent_of_a_tenant_speaks_for_its_owner_alone():
     cluster = TestCluster(TestNode("gpu-1"), owner="ns/other")
     cluster.nodes[0].say(seen(0), seen(1, owner="ns/other"))
-    foreign = Anomaly(
-        time=NOW, severity="critical", summary="!", job="llama", owner=OWNER, id="1", kind="hang"
-    )
+    foreign = found_by_agent("hang", job="llama", owner=OWNER)
     cluster.nodes[0].stream.put_anomaly(foreign)
     cluster.nodes[0].stream.put_anomaly(replace(foreign, id="2", owner="ns/other"))
     cluster.hear()
@@ -280,20 +305,19 @@ def test_captures_of_a_node_are_bounded_its_owners_and_without_their_pages():
     ],
 )
 def test_garbage_is_counted_and_nothing_else(two, line):
-    begin(two)
     two.cluster.take("gpu-1:9400", [line], two.now)
     train(two, 5)
     assert len(two.cluster.jobs) == 1
     assert sum(two.cluster.count_refused().values()) == 1
 
 
-def test_a_node_has_so_many_ranks_and_the_rest_is_refused(two):
-    first = two.nodes[0]
-    for number in range(1030):
-        two.cluster.take(first.address, [encode_line(seen(0, job=f"job-{number}")) or b""], two.now)
-    two.hear()
-    assert len(two.cluster.jobs) == 1024
-    assert two.cluster.count_refused() == {"too_many_ranks": 6}
+def test_a_node_has_so_many_ranks_and_the_rest_is_refused():
+    cluster = TestCluster(TestNode("gpu-1"))
+    lines = [encode_line(seen(0, job=f"job-{number}")) or b"" for number in range(1030)]
+    cluster.cluster.take(cluster.nodes[0].address, lines, cluster.now)
+    cluster.hear()
+    assert len(cluster.cluster.jobs) == 1024
+    assert cluster.cluster.count_refused() == {"too_many_ranks": 6}
 
 
 def test_records_of_several_nodes_come_in_order_and_late_ones_as_of_now():
@@ -308,9 +332,7 @@ def test_records_of_several_nodes_come_in_order_and_late_ones_as_of_now():
 
 @pytest.mark.parametrize("forget", [False, True])
 def test_a_restart_of_the_fleet_neither_repeats_nor_forgets_an_anomaly(two, tmp_path, forget):
-    begin(two)
-    train(two, 300)
-    train(two, 60, slow=1.4)
+    become_slow(two)
     (before,) = two.anomalies()
     two.save(tmp_path)
     # What happens between the last save and the end is in the agents' lines.
@@ -318,8 +340,8 @@ def test_a_restart_of_the_fleet_neither_repeats_nor_forgets_an_anomaly(two, tmp_
     two.restart(tmp_path, forget=forget)
     if forget:
         two.now += 900
-        two.nodes[0].say(seen(0), seen(1))
-        two.nodes[1].say(seen(2), seen(3))
+        for number, node in enumerate(two.nodes):
+            node.say(seen(2 * number), seen(2 * number + 1))
     # Also before all ranks are there.
     two.hear(two.nodes[0])
     assert [one.id for one in two.anomalies()] == [before.id]
@@ -334,16 +356,13 @@ def test_a_restart_of_the_fleet_neither_repeats_nor_forgets_an_anomaly(two, tmp_
 
 
 def test_what_an_agent_raised_while_no_fleet_judged_stays_its_own(two):
-    begin(two)
     train(two, 300)
-    own = Anomaly(
-        time=two.now, severity="warning", summary="slow", owner=OWNER, job="llama", run="41",
-        rank=3, id="7", kind="straggler",
-    )  # fmt: skip
+    job = {"owner": OWNER, "job": "llama", "run": "41"}
+    own = found_by_agent("straggler", time=two.now, rank=3, **job)
     two.nodes[1].stream.put_anomaly(own)
     train(two, 60, slow=1.4)
     assert two.raised() == []
-    assert [one.id for one in two.anomalies()] == ["7@gpu-2"]
+    assert [one.id for one in two.anomalies()] == ["1@gpu-2"]
     two.nodes[1].stream.put_anomaly(replace(own, end_time=two.now))
     train(two, 200)
     train(two, 60, slow=1.4)
@@ -351,9 +370,7 @@ def test_what_an_agent_raised_while_no_fleet_judged_stays_its_own(two):
 
 
 def test_what_an_agent_goes_on_with_is_shown_once(two):
-    begin(two)
-    train(two, 300)
-    train(two, 60, slow=1.4)
+    become_slow(two)
     (found,) = two.anomalies()
     two.nodes[1].stream.put_anomaly(replace(found, judged_by="agent"))
     two.hear()
@@ -364,7 +381,6 @@ def test_what_an_agent_goes_on_with_is_shown_once(two):
 def test_what_a_job_does_while_a_node_is_away_is_not_kept_for_ever(two, monkeypatch):
     monkeypatch.setattr("warpwatch_fleet.merging.MAX_WAITING_OF_RANK", 50)
     monkeypatch.setattr("warpwatch_fleet.cluster.MAX_WAITING", 150)
-    begin(two)
     train(two, 300)
     two.cluster.nodes[two.nodes[1].address].up = False
     noted = []
@@ -390,15 +406,10 @@ def test_a_record_as_long_as_a_book_is_refused_and_the_agent_named(two):
 
 @pytest.mark.parametrize(("device", "evidence"), [("GPU-3", 1), ("GPU-2", 0)])
 def test_what_an_agent_found_of_its_gpu_is_evidence_of_a_straggler(two, device, evidence):
-    begin(two)
     two.nodes[1].say(seen(2, device="GPU-2"), seen(3, device="GPU-3"))
-    train(two, 300)
-    train(two, 60, slow=1.4)
-    throttle = Anomaly(
-        time=two.now - 20, severity="warning", summary="held at 1.2 GHz by heat", device=device,
-        id="9", kind="thermal_throttle",
-    )  # fmt: skip
-    two.nodes[1].stream.put_anomaly(throttle)
+    become_slow(two)
+    about = {"summary": "held at 1.2 GHz by heat", "device": device, "time": two.now - 20}
+    two.nodes[1].stream.put_anomaly(found_by_agent("thermal_throttle", **about))
     two.hear()
     (found,) = [one for one in two.anomalies() if one.kind == "straggler"]
     said = ("thermal_throttle on the GPU of rank 3: held at 1.2 GHz by heat (on gpu-2)",)
@@ -407,17 +418,11 @@ def test_what_an_agent_found_of_its_gpu_is_evidence_of_a_straggler(two, device, 
 
 
 def test_what_an_agent_found_of_its_network_is_evidence_of_slow_communication(two):
-    begin(two)
     train(two, 300)
-    ports = [
-        Anomaly(
-            time=two.now + after, severity="warning", summary=f"errors at {port}", device=port,
-            id=port, kind="network_errors", end_time=ended and two.now + ended,
-        )
-        for port, after, ended in (("mlx5_0/1", 0, None), ("mlx5_1/1", -900, -600))
-    ]  # fmt: skip
-    for port in ports:
-        two.nodes[1].stream.put_anomaly(port)
+    for port, after, ended in (("mlx5_0/1", 0, None), ("mlx5_1/1", -900, -600)):
+        about = {"time": two.now + after, "end_time": ended and two.now + ended, "device": port}
+        own = found_by_agent("network_errors", id=port, summary=f"errors at {port}", **about)
+        two.nodes[1].stream.put_anomaly(own)
     train(two, 120, slow=1.4, late=None)
     (found,) = [one for one in two.anomalies() if one.kind == "comm_slow"]
     said = "network_errors on the node of rank 2: errors at mlx5_0/1 (on gpu-2)"

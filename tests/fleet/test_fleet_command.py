@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,11 +13,15 @@ import yaml
 
 from tests.daemon.http.alert_node import alert, notification
 from tests.daemon.http.conftest import MemoryAgent, http_client, servers
+from tests.fleet.kubernetes.api_server import CAPTURES, NODE, certificate
+from tests.fleet.kubernetes.conftest import helm4, objects, parts, played, stand_in
+from tests.fleet.kubernetes.stand_in import StandIn
 from tests.loop.node import ROOT, poll
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, eventually
 from warpwatch_daemon import cli
 from warpwatch_daemon.demo.processes import free_port
 
+__all__ = ["helm4", "objects", "parts", "played", "stand_in"]
 TOKEN = {"Authorization": "Bearer secret"}
 
 
@@ -40,20 +45,25 @@ def test_a_mistake_is_one_line_and_exit_2(
     assert said in line
 
 
-def up(http: httpx.Client) -> list[str]:
-    return [one["name"] for one in http.get("/readyz").json()["sources"] if one["up"]]
+def sources(http: httpx.Client, up: bool) -> list[str]:
+    """The agents that are followed, or why the others are not."""
+    listed = http.get("/readyz").json()["sources"]
+    return [one["name" if up else "reason"] for one in listed if one["up"] == up]
 
 
-def away(http: httpx.Client) -> str:
-    (source,) = http.get("/readyz").json()["sources"]
-    return "" if source["up"] else str(source["reason"])
-
-
-def test_a_fleet_shows_its_agents_and_says_who_is_away(tmp_path: Path) -> None:
-    port, token = free_port(), tmp_path / "token"
+def test_a_fleet_shows_its_agents_and_speaks_of_them_to_its_cluster(
+    tmp_path: Path, stand_in: StandIn, parts: str
+) -> None:
+    certificate(tmp_path)
+    token, pod = tmp_path / "token", tmp_path / "pod.yaml"
     token.write_text("secret")
+    pod.write_text(parts)
+    port, injection = free_port(), f"127.0.0.1:{free_port()}"
     agent = MemoryAgent(tmp_path)
-    name = agent.now.hostname
+    agent.now = replace(agent.now, hostname=NODE)
+    kinds = dict.fromkeys(("events", "conditions", "taints", "captures"), True)
+    webhook = {"cert_file": str(tmp_path / "tls.crt"), "key_file": str(tmp_path / "tls.key")}
+    webhook |= {"listen": injection, "file": str(pod)}
     with servers(agent) as serve:
         server = serve(token_file=token)
         address = "{}:{}".format(*server.address)
@@ -63,18 +73,22 @@ def test_a_fleet_shows_its_agents_and_says_who_is_away(tmp_path: Path) -> None:
             "token_file": str(token),
             "state_dir": str(tmp_path / "fleet"),
             "agents": {"token_file": str(token), "allow_plain": True},
-        }
+            "kubernetes": {
+                **kinds, "injection": webhook, "service_account": str(stand_in.folder),
+            },
+        }  # fmt: skip
         (tmp_path / "fleet.yaml").write_text(yaml.safe_dump({"fleet": own}))
         command = [sys.executable, "-m", "warpwatch_daemon", "fleet", "--config"]
         fleet = subprocess.Popen([*command, str(tmp_path / "fleet.yaml")], cwd=ROOT)
         try:
             with http_client(f"http://127.0.0.1:{port}", headers=TOKEN) as http:
-                assert poll(lambda: up(http), "an agent is followed") == [name]
-                check_answers(http, name)
+                assert poll(lambda: sources(http, up=True), "an agent is followed") == [NODE]
+                check_answers(http)
+                check_cluster(stand_in, injection)
                 server.stop()
-                assert poll(lambda: away(http), "the agent is away")
+                assert poll(lambda: sources(http, up=False), "the agent is away") != [""]
                 serve(listen=address, token_file=token)
-                assert poll(lambda: up(http), "the agent is back") == [name]
+                assert poll(lambda: sources(http, up=True), "the agent is back") == [NODE]
             fleet.terminate()
             assert fleet.wait(DEADLINE_S) == 0
         finally:
@@ -82,12 +96,12 @@ def test_a_fleet_shows_its_agents_and_says_who_is_away(tmp_path: Path) -> None:
             fleet.wait()
 
 
-def check_answers(http: httpx.Client, name: str) -> None:
-    assert name in http.get("/").text
+def check_answers(http: httpx.Client) -> None:
+    assert NODE in http.get("/").text
     assert http.get("/api/v1/jobs", headers={"Authorization": ""}).status_code == 401
     metrics = http.get("/metrics").text
     assert 'warpwatch_fleet_agents{state="up"} 1.0' in metrics
-    assert f'warpwatch_fleet_agent_lag_seconds{{node="{name}"}}' in metrics
+    assert f'warpwatch_fleet_agent_lag_seconds{{node="{NODE}"}}' in metrics
     (answer,) = http.post(
         "/api/v1/alertmanager", json=notification(alert(training_job="train", capture="torch"))
     ).json()["alerts"]
@@ -96,3 +110,16 @@ def check_answers(http: httpx.Client, name: str) -> None:
     for path in ("leases", "captures/prepare"):
         assert http.post(f"/api/v1/{path}", json={}).status_code in (404, 405)
     assert "/api/v1/records" not in http.get("/openapi.json").json()["paths"]
+
+
+def check_cluster(server: StandIn, injection: str) -> None:
+    """A condition of the node, the outcome of a Capture object, and a webhook."""
+    conditions = eventually(lambda: server.node()["status"].get("conditions"), "a condition")
+    assert [(one["type"], one["status"]) for one in conditions] == [("GpuHealthy", "True")]
+    spec = {"job": "llama", "kind": "torch", "steps": 5}
+    server.create(CAPTURES, "Capture", "one", spec=spec)
+    path = f"{CAPTURES}/one"
+    outcome = eventually(lambda: server.ask("GET", path)["status"].get("outcome"), "an outcome")
+    assert outcome == "refused_no_rank"
+    with http_client(f"https://{injection}") as http:
+        assert http.get("/inject").status_code == 405

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ssl
-import urllib.parse
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.daemon.http.certificates import make_certificate
 from tests.waiting import DEADLINE_S
-from warpwatch_daemon.demo.processes import free_port
 
 NODE = "gpu-1"
 TEAM = "/api/v1/namespaces/team"
 CAPTURES = "/apis/warpwatch.dev/v1alpha1/namespaces/team/captures"
+EVENTS = "/api/v1/namespaces/{}/events"
 
 
 class ApiServer:
@@ -30,10 +30,6 @@ class ApiServer:
             headers={"Authorization": f"Bearer {admin}"},
             timeout=DEADLINE_S,
         )
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         """As a person with all rights."""
@@ -52,16 +48,18 @@ class ApiServer:
         about = {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
         return self.ask("POST", folder, {**about, **fields})
 
-    def begin(self) -> None:
-        """Node and namespace as if nothing had been before."""
+    def begin(self, patch: pytest.MonkeyPatch) -> ApiServer:
+        """Be the cluster's server, with nodes and namespace as if nothing had been before."""
+        patch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        patch.setenv("KUBERNETES_SERVICE_PORT", str(self.port))
         if self.status("GET", TEAM) != 200:
             self.create("/api/v1/namespaces", "Namespace", "team")
-        events = [f"/api/v1/namespaces/{one}/events" for one in ("default", "team")]
-        for path in ("/api/v1/nodes", *events, CAPTURES):
+        for path in ("/api/v1/nodes", EVENTS.format("default"), EVENTS.format("team"), CAPTURES):
             if self.status("GET", path) == 200:
                 self._admin.delete(path).raise_for_status()
         for name in (NODE, "gpu-2"):
             self.create("/api/v1/nodes", "Node", name)
+        return self
 
     def node(self, name: str = NODE) -> Any:
         return self.ask("GET", f"/api/v1/nodes/{name}")
@@ -76,14 +74,6 @@ class ApiServer:
 
 def certificate(folder: Path) -> tuple[Path, Path]:
     """``tls.crt`` and ``tls.key``; ``ca.crt`` is the certificate itself."""
-    folder.mkdir(parents=True, exist_ok=True)
     made = make_certificate(folder)
     (folder / "ca.crt").write_bytes(made.read_bytes())
     return made, made.with_suffix(".key")
-
-
-def query(path: str) -> dict[str, str]:
-    return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(path).query))
-
-
-__all__ = ["CAPTURES", "NODE", "TEAM", "ApiServer", "certificate", "free_port", "query"]

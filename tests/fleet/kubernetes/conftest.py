@@ -1,4 +1,4 @@
-"""Each test with ``server`` runs against a stand-in, and as a slow one against a real API server.
+"""Each test with ``server`` runs against a stand-in, and in acceptance against a real API server.
 
 The real one is where WARPWATCH_TEST_APISERVER names kube-apiserver of Kubernetes 1.20 or newer, and
 etcd is installed. There the fleet has the rights that the chart gives to its service account.
@@ -23,12 +23,6 @@ __all__ = ["helm4"]
 
 # Read here: every test runs without the variables of the project.
 BINARY = os.environ.get("WARPWATCH_TEST_APISERVER", "")
-FOLDERS = {
-    "ServiceAccount": "/api/v1/namespaces/monitoring/serviceaccounts",
-    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-}
 
 
 @pytest.fixture(scope="session")
@@ -39,12 +33,7 @@ def real(
         pytest.skip("WARPWATCH_TEST_APISERVER is not set")
     running = RealApiServer(Path(BINARY), tmp_path_factory.mktemp("api"))
     try:
-        running.create("/api/v1/namespaces", "Namespace", "monitoring")
-        objects = chart.scenario(request.getfixturevalue("helm4"), "fleet-kubernetes-values.yaml")
-        for one in objects:
-            if one["kind"] in FOLDERS:
-                running.ask("POST", FOLDERS[one["kind"]], one)
-        running.be("monitoring", "warpwatch-fleet")
+        running.install(request.getfixturevalue("objects"))
         yield running
     finally:
         running.close()
@@ -60,27 +49,22 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
 @pytest.fixture(params=["played", pytest.param("real", marks=pytest.mark.deploy)])
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     found: ApiServer = request.getfixturevalue(request.param)
-    for name, value in found.environment.items():
-        monkeypatch.setenv(name, value)
-    found.begin()
-    return found
+    return found.begin(monkeypatch)
 
 
 @pytest.fixture
 def stand_in(played: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """For what a real one does not do when it is told to."""
-    for name, value in played.environment.items():
-        monkeypatch.setenv(name, value)
-    played.begin()
+    played.begin(monkeypatch)
     return played
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def objects(helm4: Path) -> tuple[chart.Object, ...]:
     return chart.scenario(helm4, "fleet-kubernetes-values.yaml")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def parts(objects: tuple[chart.Object, ...]) -> str:
     """As the chart gives them to the fleet."""
     maps = chart.of_kind(objects, "ConfigMap")

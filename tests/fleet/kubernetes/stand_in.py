@@ -12,10 +12,13 @@ import json
 import re
 import ssl
 import threading
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
-from tests.fleet.kubernetes.api_server import ApiServer, certificate, query
+import pytest
+
+from tests.fleet.kubernetes.api_server import ApiServer, certificate
 
 _NAMESPACED = re.compile(r"/namespaces/[^/]+(?=/\w+)")
 
@@ -50,10 +53,11 @@ class StandIn(ApiServer):
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
         super().__init__(folder, "admin", self._http.server_address[1])
 
-    def begin(self) -> None:
+    def begin(self, patch: pytest.MonkeyPatch) -> ApiServer:
         self.failing = self.conflicts = 0
-        super().begin()
+        super().begin(patch)
         self.asked.clear()
+        return self
 
     def close(self) -> None:
         super().close()
@@ -88,19 +92,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def _serve(self) -> None:
-        path, store = self.path.split("?")[0], self.server_in
-        size = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(size) or "null")
+        place, store = urllib.parse.urlsplit(self.path), self.server_in
+        self.query = dict(urllib.parse.parse_qsl(place.query))
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
+        is_watch = "watch" in self.query
         if self.headers["Authorization"] == "Bearer fleet":
-            store.asked.append(f"{'WATCH' if 'watch=' in self.path else self.command} {path}")
+            store.asked.append(f"{'WATCH' if is_watch else self.command} {place.path}")
             if store.failing:
                 return self._answer(store.failing, {"message": "try again"})
-        if "watch" in query(self.path):
+        if is_watch:
             with contextlib.suppress(OSError):
-                self._watch(path, int(query(self.path)["resourceVersion"]))
+                self._watch(place.path, int(self.query["resourceVersion"]))
             return None
         with store.changed:
-            self._answer(*getattr(self, f"_{self.command.lower()}")(path, body))
+            self._answer(*getattr(self, f"_{self.command.lower()}")(place.path, body))
 
     do_GET = do_POST = do_PATCH = do_DELETE = _serve
 
@@ -112,43 +117,41 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _get(self, path: str, _: Any) -> tuple[int, Any]:
-        store = self.server_in
+        store, label = self.server_in, self.query.get("labelSelector")
         if path in store.objects:
             return 200, store.objects[path]
-        prefix, label = f"{path}/", query(self.path).get("labelSelector")
+        if path.rpartition("/")[2] not in ("nodes", "events", "captures"):
+            return 404, {"message": f"{path} not found"}
         found = [
             one
             for name, one in store.objects.items()
-            if (name.startswith(prefix) or _NAMESPACED.sub("", name).startswith(prefix))
+            if any(each.startswith(f"{path}/") for each in (name, _NAMESPACED.sub("", name)))
             and (label is None or label in one["metadata"].get("labels", {}))
         ]
-        plural = path.rpartition("/")[2] in ("nodes", "events", "captures")
-        if not plural:
-            return 404, {"message": f"{path} not found"}
-        return 200, {"items": found, "metadata": {"resourceVersion": str(self.server_in.version)}}
+        return 200, {"items": found, "metadata": {"resourceVersion": str(store.version)}}
 
     def _post(self, path: str, body: Any) -> tuple[int, Any]:
-        name = f"{path}/{body['metadata']['name']}"
+        store, about = self.server_in, body["metadata"]
+        name = f"{path}/{about['name']}"
         place = re.match(r".*?/namespaces/([^/]+)/", path)
-        if place and f"/api/v1/namespaces/{place[1]}" not in self.server_in.objects:
+        if place and f"/api/v1/namespaces/{place[1]}" not in store.objects:
             return 404, {"message": f"namespaces {place[1]!r} not found"}
-        if name in self.server_in.objects:
+        if name in store.objects:
             return 409, {"message": f"{name} already exists"}
-        body["metadata"]["uid"] = f"uid-{self.server_in.version:08d}"
+        about["uid"] = f"uid-{store.version:08d}"
         if place:
-            body["metadata"]["namespace"] = place[1]
-        body.setdefault("spec", {})
-        body.setdefault("status", {})
-        return 201, self.server_in.save(name, "ADDED", body)
+            about["namespace"] = place[1]
+        return 201, store.save(name, "ADDED", {"spec": {}, "status": {}, **body})
 
     def _patch(self, path: str, body: Any) -> tuple[int, Any]:
-        name, part = (path[:-7], "status") if path.endswith("/status") else (path, "")
-        one = copy.deepcopy(self.server_in.objects.get(name))
+        store = self.server_in
+        name, is_status = path.removesuffix("/status"), path.endswith("/status")
+        one = copy.deepcopy(store.objects.get(name))
         if one is None:
             return 404, {"message": f"{name} not found"}
         version = body.get("metadata", {}).pop("resourceVersion", None)
-        if version and self.server_in.conflicts:
-            self.server_in.conflicts -= 1
+        if version and store.conflicts:
+            store.conflicts -= 1
             version = "another"
         if version not in (None, one["metadata"]["resourceVersion"]):
             return 409, {"message": "the object has been modified"}
@@ -157,16 +160,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             listed |= {c["type"]: c for c in body["status"]["conditions"]}
             one["status"]["conditions"] = list(listed.values())
         else:
-            body = {part: body.get(part)} if part else {**body, "status": None}
-            if not part:
-                del body["status"]
-            _merge(one, body)
-        return 200, self.server_in.save(name, "MODIFIED", one)
+            _merge(one, {key: body[key] for key in body if (key == "status") == is_status})
+        return 200, store.save(name, "MODIFIED", one)
 
     def _delete(self, path: str, _: Any) -> tuple[int, Any]:
         """One, or all of a folder."""
         for name, one in list(self.server_in.objects.items()):
-            if name == path or name.startswith(f"{path}/"):
+            if f"{name}/".startswith(f"{path}/"):
                 self.server_in.save(name, "DELETED", one)
         return 200, {}
 

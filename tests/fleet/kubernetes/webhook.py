@@ -30,11 +30,10 @@ class Served:
         self.folder = folder
         (folder / "pod.yaml").write_text(parts)
         cert, key = certificate(folder)
-        self.server = InjectionServer(
-            InjectionConfig(
-                listen="127.0.0.1:0", cert_file=cert, key_file=key, file=folder / "pod.yaml"
-            )
+        config = InjectionConfig(
+            listen="127.0.0.1:0", cert_file=cert, key_file=key, file=folder / "pod.yaml"
         )
+        self.server = InjectionServer(config)
         self.port = self.server.listener.getsockname()[1]
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.run_here()))
         self._thread.start()
