@@ -1,37 +1,85 @@
-"""`run`: programs with the hooks and without a change."""
+"""`run`: which programs become ranks, without a change to them, and what is left as it is.
+
+Those that train become ranks, however they were started.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
 
 from tests.client.daemon_side import ROOT, Folder
+from tests.waiting import DEADLINE_S
 from warpwatch import launch
+from warpwatch.hooks import HOOKS
 
+# A training that is short comes to its end before its ring is there.
 TRAIN = """
-import sys, time, torch
-from torch.utils.data import DataLoader, TensorDataset
-torch.set_num_threads(1)
-model = torch.nn.Linear(8, 1)
-generator = torch.optim.SGD(model.parameters(), lr=0.01)
-other = torch.optim.SGD(model.parameters(), lr=0.01)
+import os, subprocess, sys, time, torch
+import torch.multiprocessing as processes
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-class Slow(TensorDataset):
+def train(rank=0, data=None, is_rank=True):
+    os.environ["RANK"] = str(rank)
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(8, 1)
+    generator, other = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
+    for batch in data or [torch.ones(4, 8)] * 20:
+        model(batch).sum().backward()
+        generator.step()
+        other.step()
+    while is_rank and sys.modules["warpwatch"].attach().clock.ring is None:
+        time.sleep(0.001)
+"""
+SLOW_DATA = """
+class Slow(Dataset):
+    def __len__(self): return 160
     def __getitem__(self, index):
         time.sleep(0.001)
-        return super().__getitem__(index)
+        return torch.ones(8)
 
-data = DataLoader(Slow(torch.randn(160, 8)), batch_size=4, num_workers=int(sys.argv[1]))
-for (batch,) in data:
-    model(batch).sum().backward()
-    generator.step()
-    other.step()
-    time.sleep(0.005)
+train(0, DataLoader(Slow(), batch_size=4))
 print("done", "warpwatch" in sys.modules)
+"""
+# Three ranks whose parent is none; then that one becomes a rank, and what it starts is none, though
+# some of it computes gradients as well.
+PROCESSES = """
+class Adversarial(Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, index):
+        x = torch.ones(8, requires_grad=True)
+        x.square().sum().backward()
+        return x.grad
+
+if __name__ == "__main__":
+    from warpwatch import hooks
+    finders, state = list(sys.meta_path), hooks.install()
+    print(hooks.install() is state, sys.meta_path == finders, state.off, flush=True)
+    for method in ("fork", "spawn", "forkserver"):
+        processes.start_processes(train, (), 1, start_method=method)
+    for method in ("fork", "spawn", "forkserver"):
+        train(0, DataLoader(Adversarial(), 4, num_workers=1, multiprocessing_context=method))
+    load = "import torch; list(torch.utils.data.DataLoader(torch.ones(4, 8))); print('loaded')"
+    subprocess.run([sys.executable, "-c", load], check=True)
+    child = os.fork()
+    if child == 0:
+        train(1, is_rank=False)
+        os._exit(0)
+    sys.exit(os.waitpid(child, 0)[1])
+"""
+# As in a kernel: the main thread runs cells of IPython's shell, torch comes with the first.
+NOTEBOOK = f"""
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in ({TRAIN!r}, "train()", "train()"):
+    shell.run_cell(cell).raise_error()
 """
 
 
@@ -41,14 +89,20 @@ def run(folder: Folder, *arguments: str, **environ: str) -> subprocess.Completed
         env=folder.environment(**environ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
+    )
+
+
+def ranks(folder: Folder) -> list[tuple[int, int, str]]:
+    return sorted(
+        (ring.metadata["rank"], ring.header.totals.steps, ring.metadata["step_clock"])
+        for ring in folder.rings()
     )
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_an_unchanged_program_reports_steps_and_waiting(folder: Folder, workers: str) -> None:
-    done = run(folder, "--job", "plain", "--", sys.executable, "-c", TRAIN, workers)
+def test_an_unchanged_program_reports_steps_and_waiting(folder: Folder) -> None:
+    done = run(folder, "--job", "plain", "--", sys.executable, "-c", TRAIN + SLOW_DATA)
     assert (done.stdout, done.stderr, done.returncode) == ("done True\n", "", 0)
     ring = folder.ring()
     assert (ring.metadata["job"], ring.metadata["step_clock"]) == ("plain", "optimizer")
@@ -56,21 +110,52 @@ def test_an_unchanged_program_reports_steps_and_waiting(folder: Folder, workers:
     assert ring.header.totals.steps == 40
     assert sorted(ring.metadata["phases"]) == ["backward", "data_wait", "forward", "optimizer"]
     waited_ns = ring.header.totals.phases_ns[ring.metadata["phases"].index("data_wait")]
-    if workers == "0":
-        # 39 batches of 4 items of 1 ms; the first came before the first step.
-        assert 39 * 4e6 <= waited_ns < ring.header.totals.duration_ns
+    # 39 batches of 4 items of 1 ms; the first came before the first step.
+    assert 39 * 4e6 <= waited_ns < ring.header.totals.duration_ns
 
 
 @pytest.mark.torch
-def test_the_users_own_steps_win(folder: Folder) -> None:
-    own = "import warpwatch\nmonitor = warpwatch.attach(job='own')\n"
-    loop = "for (batch,) in data:"
-    code = TRAIN.replace(loop, f"{own}{loop}\n  with monitor.step():")
-    done = run(folder, "--", sys.executable, "-c", code, "0")
-    assert (done.stdout, done.stderr) == ("done True\n", "")
-    ring = folder.ring()
-    assert (ring.metadata["job"], ring.metadata["step_clock"]) == ("own", "step()")
-    assert ring.header.totals.steps == 40
+def test_processes_that_train_are_ranks_and_workers_and_children_of_a_rank_are_none(
+    folder: Folder, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TRAIN + PROCESSES)
+    done = run(folder, "--", sys.executable, "-W", "ignore", str(script))
+    # The hooks are installed once, and finder and state are the process's own.
+    expected = ("True True False\nloaded\n", "", 0)
+    assert (done.stdout, done.stderr, done.returncode) == expected
+    assert ranks(folder) == [(0, 20, "optimizer")] * 3 + [(0, 30, "optimizer")]
+
+
+@pytest.mark.torch
+def test_a_cell_of_a_notebook_in_another_environment_is_a_rank(
+    folder: Folder, tmp_path: Path
+) -> None:
+    """A module of a virtual environment that has torch, and no shim of its own."""
+    pytest.importorskip("IPython", reason="IPython is not installed")
+    (tmp_path / "kernel.py").write_text(NOTEBOOK)
+    venv.create(tmp_path / "env", symlinks=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = tmp_path / "env" / "lib" / version / "site-packages"
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    python = str(tmp_path / "env" / "bin" / "python")
+    find = "import importlib.util as u; print(u.find_spec('warpwatch'))"
+    has = subprocess.run([python, "-E", "-c", find], capture_output=True, text=True, check=True)
+    assert has.stdout == "None\n"
+    own = {"PYTHONPATH": str(tmp_path), "IPYTHONDIR": str(tmp_path), "HOME": str(tmp_path)}
+    done = run(folder, "--", python, "-m", "kernel", **own)
+    assert (done.stdout, done.returncode) == ("", 0), done.stderr
+    assert ranks(folder) == [(0, 40, "optimizer")]
+
+
+def test_the_bootstrap_waits_for_every_library_with_hooks() -> None:
+    tree = ast.parse((launch.BOOTSTRAP / "sitecustomize.py").read_text())
+    (libraries,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LIBRARIES"
+    )
+    assert {hook.module.partition(".")[0] for hook in HOOKS} <= set(libraries)
 
 
 def test_status_and_signal_are_the_programs_own(folder: Folder) -> None:
@@ -82,12 +167,13 @@ def test_status_and_signal_are_the_programs_own(folder: Folder) -> None:
 def test_a_program_without_torch_is_left_as_it_is(folder: Folder) -> None:
     code = (
         "import sys, threading\n"
-        "print('torch' in sys.modules, threading.active_count(), len(sys.meta_path))"
+        "print(threading.active_count(), len(sys.meta_path),"
+        " [name for name in sys.modules if 'warpwatch' in name or name == 'torch'])"
     )
     done = run(folder, "--", sys.executable, "-c", code)
-    bare = subprocess.run([sys.executable, "-c", "import sys; print(len(sys.meta_path))"],
-        capture_output=True, text=True, timeout=60)  # fmt: skip
-    assert done.stdout == f"False 1 {int(bare.stdout) + 1}\n"
+    bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    finders = int(bare.stdout.split()[1])
+    assert (bare.stdout, done.stdout) == (f"1 {finders} []\n", f"1 {finders + 1} []\n")
     assert folder.rings() == []
 
 

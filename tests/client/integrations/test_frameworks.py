@@ -1,19 +1,26 @@
-"""Counting steps where frameworks make it hard, each with the real package in its own process."""
+"""Frameworks: where they make it hard to count steps, and the programs of examples/ as they are.
+
+What these report, with our code in them, without, and with both.
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.client.daemon_side import ROOT, Folder
+from tests.client.daemon_side import ROOT, Folder, Ring
+from tests.client.fork_server import ForkServer
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.torch
 
 PREAMBLE = """
-import copy, gc, json, pickle, tempfile, torch
+import copy, gc, json, os, pickle, tempfile, torch
 from torch.utils.data import DataLoader, TensorDataset
 from warpwatch import faults, hooks
 from warpwatch.ring import SAMPLES, TOKENS
@@ -136,65 +143,82 @@ for (batch,) in loader:
 reported.append(counted())
 """
 
-DEEPSPEED = """
-import deepspeed
-from warpwatch.integrations.deepspeed import watch
-
-watch()
-model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Linear(64, 1))
-engine, *_ = deepspeed.initialize(
-    model=model,
-    optimizer=torch.optim.Adam(model.parameters()),
-    config={
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 2,
-        "bf16": {"enabled": True},
-        # Several sub-groups: the optimizer is called for each of them.
-        "zero_optimization": {"stage": 3, "sub_group_size": 100},
-    })
-for batch in DataLoader(torch.randn(24, 4).bfloat16(), batch_size=4):
-    engine.backward(engine(batch).sum())
-    engine.step()
-reported.append(counted())
-reported.append(hooks.install().monitor.step_clock)
+# An example runs once for each argument. It stays then, so that the helper thread writes all.
+STAY = """
+import runpy, sys
+script, *arguments = sys.argv[1:]
+for argument in arguments:
+    sys.argv = [script, argument]
+    runpy.run_path(script, run_name="__main__")
+print("trained", flush=True)
+sys.stdin.read()
 """
 
-DISTRIBUTED = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",
-    "DS_ACCELERATOR": "cpu",
-    "GLOO_SOCKET_IFNAME": "lo",
+
+class Expected(NamedTuple):
+    script: str
+    package: str
+    step_clock: str
+    steps: int
+    samples: int
+    tokens: int
+    phases: set[str]
+
+
+TRAINED = {"data_wait", "forward", "backward", "optimizer"}
+PLAIN = Expected("plain_pytorch", "torch", "step()", 40, 320, 10240, TRAINED)
+# Two batches a step.
+FRAMEWORKS = [
+    Expected("huggingface_trainer", "transformers", "transformers", 20, 160, 5120,
+        TRAINED | {"h2d", "eval", "checkpoint"}),
+    Expected("lightning_fit", "lightning", "lightning", 20, 320, 0,
+        TRAINED | {"h2d", "eval", "checkpoint"}),
+    Expected("accelerate_loop", "accelerate", "accelerate", 20, 320, 10240,
+        TRAINED | {"h2d", "checkpoint"}),
+]  # fmt: skip
+
+# Of a package; ``hooks``: they come with it, as under ``run``.
+Servers = Callable[..., ForkServer]
+IMPORTS = {
+    "transformers": ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
+    "lightning": ("lightning.pytorch",),
 }
 
 
-def reported(
-    folder: Folder, package: str, code: str, timeout_s: float = 120, **more: str
-) -> list[Any]:
+@pytest.fixture(scope="module")
+def servers(with_hooks: ForkServer, with_torch: ForkServer) -> Iterator[Servers]:
+    known: dict[tuple[str, bool], ForkServer] = {}
+    with ExitStack() as stack:
+
+        def find(package: str, hooks: bool = True) -> ForkServer:
+            if find_spec(package) is None:
+                pytest.skip(f"needs the package {package}")
+            if (package, hooks) not in known:
+                server = with_hooks if hooks else with_torch
+                modules = IMPORTS.get(package, (package,))
+                new = server.importing(*modules, HF_HUB_OFFLINE="1")
+                known[package, hooks] = stack.enter_context(closing(new))
+            return known[package, hooks]
+
+        yield find
+
+
+def reported(server: ForkServer, folder: Folder, code: str) -> list[Any]:
     """What the program put into ``reported``."""
-    if find_spec(package) is None:
-        pytest.skip(f"needs the package {package}")
-    environ = folder.environment(PYTHONPATH=str(ROOT / "client"), OMP_NUM_THREADS="1", **more)
-    done = subprocess.run(
-        [sys.executable, "-c", f"{PREAMBLE}{code}\nprint(json.dumps(reported))"],
-        env={**environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-    assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    code = f"{PREAMBLE}{code}\nprint(json.dumps(reported), flush=True)\nos._exit(0)"
+    process = server.fork(code, environ=folder.environment(HF_HUB_OFFLINE="1"))
+    output, errors = process.communicate()
+    process.kill()
+    assert process.returncode == 0, errors
+    found: list[Any] = json.loads(output.splitlines()[-1])
     return found
 
 
-@pytest.mark.torch
 def test_lightning_counts_several_optimizers_as_one_and_survives_errors_and_copies(
-    folder: Folder,
+    servers: Servers, folder: Folder
 ) -> None:
     phases = ["backward", "data_wait", "forward", "h2d", "optimizer"]
-    assert reported(folder, "lightning", LIGHTNING) == [
+    assert reported(servers("lightning"), folder, LIGHTNING) == [
         [6, 24, 0, phases, 0],
         # Two steps more; the third failed.
         [8, 32],
@@ -204,12 +228,11 @@ def test_lightning_counts_several_optimizers_as_one_and_survives_errors_and_copi
     ]
 
 
-@pytest.mark.torch
 def test_the_hugging_face_trainer_counts_short_steps_tokens_and_a_training_after_a_failed_one(
-    folder: Folder,
+    servers: Servers, folder: Folder
 ) -> None:
     phases = ["backward", "data_wait", "eval", "forward", "h2d", "optimizer"]
-    assert reported(folder, "transformers", TRANSFORMERS) == [
+    assert reported(servers("transformers"), folder, TRANSFORMERS) == [
         # Without evaluations: 2 epochs of 20 rows of 16 tokens.
         [6, 40, 640, phases, 0],
         # Steps of 2 rows, 10 tokens of each no padding; 2 rows were fetched ahead for no step.
@@ -220,16 +243,54 @@ def test_the_hugging_face_trainer_counts_short_steps_tokens_and_a_training_after
     ]
 
 
-@pytest.mark.torch
-def test_accelerate_counts_two_optimizers_as_one_and_a_skipped_step(folder: Folder) -> None:
+def test_accelerate_counts_two_optimizers_as_one_and_a_skipped_step(
+    servers: Servers, folder: Folder
+) -> None:
     phases = ["backward", "data_wait", "forward", "h2d", "optimizer"]
-    assert reported(folder, "accelerate", ACCELERATE) == [[True, 1], [7, 24, 0, phases, 0]]
+    assert reported(servers("accelerate"), folder, ACCELERATE) == [[True, 1], [7, 24, 0, phases, 0]]
 
 
-@pytest.mark.torch
+def check(server: ForkServer, folder: Folder, example: Expected, *arguments: str) -> None:
+    script = ROOT / "examples" / f"{example.script}.py"
+    trainings = len(arguments)
+    steps = trainings * example.steps
+
+    def reported(ring: Ring) -> bool:
+        known = example.phases <= set(ring.metadata["phases"]) and ring.metadata["step_clock"]
+        # The helper thread settles the last steps.
+        return bool(known) and ring.header.totals.steps >= steps
+
+    environ = folder.environment(HF_HUB_OFFLINE="1")
+    process = server.fork(STAY, str(script), *arguments, environ=environ, folder=folder.path)
+    try:
+        assert "trained\n" in iter(process.stdout.readline, ""), process.communicate()[1]
+        ring = eventually(lambda: next(filter(reported, folder.rings()), None))
+    finally:
+        process.kill()
+    totals = ring.header.totals
+    expected = (steps, trainings * example.samples, trainings * example.tokens)
+    assert (totals.steps, totals.samples, totals.tokens) == expected
+    assert (ring.metadata["step_clock"], ring.metadata["faults"]) == (example.step_clock, 0)
+    spent_ns = dict(zip(ring.metadata["phases"], totals.phases_ns, strict=False))
+    assert {phase for phase, ns in spent_ns.items() if ns > 0} == example.phases
+    assert sum(spent_ns.values()) <= totals.duration_ns
+
+
+def test_an_example_reports_what_it_trains(with_torch: ForkServer, folder: Folder) -> None:
+    check(with_torch, folder, PLAIN, "")
+
+
 @pytest.mark.loops
-def test_deepspeed_counts_sub_groups_as_one(folder: Folder) -> None:
-    """Not among the development dependencies: pip has to build it, and it builds an operator."""
-    phases = ["backward", "comm", "data_wait", "forward", "optimizer"]
-    found = reported(folder, "deepspeed", DEEPSPEED, timeout_s=300, **DISTRIBUTED)
-    assert found == [[3, 24, 0, phases, 0], "deepspeed"]
+@pytest.mark.parametrize("example", FRAMEWORKS, ids=lambda example: example.script)
+def test_an_example_of_a_framework_reports_what_it_trains(
+    servers: Servers, folder: Folder, example: Expected
+) -> None:
+    """Callbacks without hooks."""
+    check(servers(example.package, hooks=False), folder, example, "")
+
+
+@pytest.mark.parametrize("example", FRAMEWORKS, ids=lambda example: example.script)
+def test_without_our_code_it_reports_the_same_and_with_both_no_more(
+    servers: Servers, folder: Folder, example: Expected
+) -> None:
+    check(servers(example.package), folder, example, "--plain", "")
