@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.ranks.ring_files import RingFile, whole_ring
 from tests.diagnosis.traces import write_hostile
 from tests.loop.node import LoopNode
 from warpwatch import protocol
@@ -91,6 +91,27 @@ class Attacker:
             time.sleep(0.2)
             ring.end()
 
+    def records(self) -> None:
+        """Rings full of valid steps, new ones faster than the daemon looks."""
+        rings = [self.ring(job="full", rank=rank, world_size=4) for rank in range(4)]
+        for turn in itertools.count():
+            content = whole_ring(turn)
+            for ring in rings:
+                ring.put(protocol.HEADER_SIZE, content)
+            self._raise_counts(rings, turn)
+
+    def counts(self) -> None:
+        """Nothing but the number of records, raised by a ring's size each time."""
+        rings = [self.ring(job="empty", rank=rank, world_size=60) for rank in range(60)]
+        for turn in itertools.count():
+            self._raise_counts(rings, turn)
+
+    def _raise_counts(self, rings: list[HeldRing], turn: int) -> None:
+        for ring in rings:
+            ring.heartbeat()
+            ring.word(protocol.WORD_RECORDS, (turn + 1) * protocol.RECORD_COUNT)
+        time.sleep(0.2)
+
     def fill(self) -> None:
         """The inbox is full of files of 2099, and of all names that can be foretold."""
         for turn in itertools.count():
@@ -153,6 +174,8 @@ class Attacker:
 ATTACKS = {
     "claims": Attacker.claims,
     "restarts": Attacker.restarts,
+    "records": Attacker.records,
+    "counts": Attacker.counts,
     "fill": Attacker.fill,
     "rename": Attacker.rename,
     "hand_over": Attacker.hand_over,

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon.ranks.flooding import flood
 from tests.loop.attackers import OWN_JOB, VICTIM, attack
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.other_users import OWNER, STRANGER, held_connections, request
@@ -144,8 +143,7 @@ def node(open_path: Path) -> Iterator[LoopNode]:
 @contextmanager
 def all_attackers(node: LoopNode) -> Iterator[None]:
     with ExitStack() as stack:
-        stack.enter_context(flood(node, FLOODER, "records", 4))
-        stack.enter_context(flood(node, FLOODER, "counts", FLOODED - 4))
+        stack.enter_context(attack(node, FLOODER, "records", "counts"))
         stack.enter_context(attack(node, STRANGER, "claims", "hand_over"))
         stack.enter_context(attack(node, FILLER, "restarts", "fill", "rename"))
         stack.enter_context(held_connections(FILLER, node.port, 127))

@@ -172,3 +172,15 @@ class RingFile:
         """Another process holds the ring's lock, as the training process would."""
         with contextlib.closing(Holder(self.path)) as holder:
             yield holder
+
+
+def whole_ring(turn: int) -> bytes:
+    """The valid steps that fill a ring for the ``turn``-th time."""
+    first = turn * protocol.RECORD_COUNT
+    return b"".join(_step(first + n) for n in range(1, protocol.RECORD_COUNT + 1))
+
+
+def _step(sequence: int) -> bytes:
+    payload = protocol.STEP.pack(sequence, 10**8, 10**7, 1 << 30, 8, 8) + (10**7).to_bytes(8, "big")
+    record = protocol.encode_record(sequence, protocol.RECORD_STEP, 0, time.time_ns(), payload)
+    return record.ljust(protocol.RECORD_SIZE, b"\0")

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.daemon.ranks.flooding import whole_ring
+from tests.daemon.ranks.ring_files import whole_ring
 from warpwatch import protocol
 from warpwatch_daemon.ranks.record_budget import fair_shares
 from warpwatch_daemon.ranks.saved import FILE, Positions
