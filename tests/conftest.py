@@ -48,11 +48,19 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], None]:
 
 @pytest.fixture(scope="session")
 def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that holds our own libnvidia-ml.so.1."""
+    """The folder that holds our own libnvidia-ml.so.1, built once for all workers."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     try:
-        return build(tmp_path_factory.mktemp("fakenvml"))
+        return build(shared / "fakenvml-library")
     except CannotBuild as reason:
         pytest.skip(f"no fake driver: {reason}")
+
+
+@pytest.fixture(scope="session")
+def nvml_driver(fake_nvml: Path, tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
+    """The driver of this very process, for ``tests.devices.nvml_by_hand``."""
+    return FakeDriver(fake_nvml, tmp_path_factory.mktemp("nvml-driver"))
 
 
 @pytest.fixture

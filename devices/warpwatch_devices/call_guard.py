@@ -25,7 +25,8 @@ class CallAbandoned(Exception):
 class CallGuard:
     """``call`` is for one thread; everything else may be used from any."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._subject: object = None
         self._begun: float | None = None
@@ -40,7 +41,7 @@ class CallGuard:
             if self._abandoned:
                 raise CallAbandoned
             self._subject = subject
-            self._begun = time.monotonic()
+            self._begun = self._monotonic()
         try:
             return function(*arguments)
         finally:
@@ -66,7 +67,7 @@ class CallGuard:
         """Give the guard up if its call lasts longer than that; the call's subject, or None."""
         with self._lock:
             begun = self._begun
-            if self._abandoned or begun is None or time.monotonic() - begun < stuck_after_s:
+            if self._abandoned or begun is None or self._monotonic() - begun < stuck_after_s:
                 return None
             self._abandoned = True
             return self._subject
@@ -86,18 +87,20 @@ class GuardedLoop:
         interval_s: float,
         step: Callable[[CallGuard], None],
         limit: int,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._supervisor = supervisor
         self._name = name
         self._interval_s = interval_s
         self._step = step
         self._left = limit + 1
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._closed = False
         self._loop: Loop | None = None
         # Given up: on whose behalf the call was.
         self._hung: list[tuple[object, CallGuard]] = []
-        self.guard = CallGuard()
+        self.guard = CallGuard(monotonic)
         self.running = False
 
     def begin(self) -> bool:
@@ -108,7 +111,7 @@ class GuardedLoop:
             if self._closed or not self._left:
                 return False
             self._left -= 1
-            guard = self.guard = CallGuard()
+            guard = self.guard = CallGuard(self._monotonic)
             self._loop = self._supervisor.every(
                 self._name, self._interval_s, lambda: self._round(guard)
             )

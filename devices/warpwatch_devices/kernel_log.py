@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from warpwatch_devices.loops import Supervisor
@@ -65,7 +65,13 @@ class KernelLogSource:
 
     name = "kernel_log"
 
-    def __init__(self, ledger: XidLedger, path: Path = PATH) -> None:
+    def __init__(
+        self,
+        ledger: XidLedger,
+        path: Path = PATH,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
         self._path = path
         self._ledger = ledger
         self._log: int | None = None
@@ -85,7 +91,7 @@ class KernelLogSource:
             os.close(log)
 
     def _round(self, sink: Sink) -> None:
-        begun = time.monotonic()
+        begun = self._monotonic()
         reason = ""
         try:
             if self._log is None and not self._open(begun):
@@ -96,7 +102,7 @@ class KernelLogSource:
         except OSError as error:
             reason = self._lost(error)
         if self._worked:
-            duration_s = time.monotonic() - begun
+            duration_s = self._monotonic() - begun
             health = SourceHealth(self.name, not reason, reason, duration_s, self._errors)
             sink.publish_health(health)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,14 +114,15 @@ def sees_host_processes(proc: Path = _PROC) -> bool:
 
 
 class ProcessTree:
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._roots: frozenset[int] = frozenset()
         self._strangers: set[int] = set()
         self._full_read_due = 0.0
 
     def read(self, roots: Collection[int]) -> dict[int, Process]:
         """``roots`` and all their living descendants, by PID; who is gone is missing."""
-        now = time.monotonic()
+        now = self._monotonic()
         if frozenset(roots) != self._roots or now >= self._full_read_due:
             self._roots = frozenset(roots)
             self._strangers.clear()

@@ -53,8 +53,8 @@ class _Xid:
 class XidLedger:
     """Of whole GPUs, by PCI address. Every method may be called from any thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
         self._lock = threading.Lock()
         self._address_of: dict[str, str] = {}
         self._uuid_at: dict[str, str] = {}
@@ -102,7 +102,7 @@ class XidLedger:
     def observe(self, pci_bus_id: str, xid: int, origin: str) -> bool:
         """Count an XID; False if it is the same event, seen through the other origin, or one
         beyond what is kept."""
-        address, now = normalised_address(pci_bus_id), self._clock()
+        address, now = normalised_address(pci_bus_id), self._wall()
         with self._lock:
             entry = self._entry(address, xid)
             if entry is None or _matched(entry.unmatched, now, origin):

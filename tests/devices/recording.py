@@ -15,6 +15,7 @@ class RecordingSink:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.devices: dict[str, list[DeviceSample]] = {}
+        self.forgotten: list[str] = []
         self.hosts: list[HostSample] = []
         self.healths: list[SourceHealth] = []
         self.processes: list[HostSample] = []
@@ -28,6 +29,7 @@ class RecordingSink:
     def forget_device(self, uuid: str, source: str = "nvml") -> None:
         with self.lock:
             self.devices.pop(uuid, None)
+            self.forgotten.append(uuid)
 
     def publish_host(self, sample: HostSample) -> None:
         self.hosts.append(sample)

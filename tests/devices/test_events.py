@@ -2,229 +2,322 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from tests.devices.fakenvml.driver import FakeDriver
-from tests.devices.nvml_parts import PartsProcess, running
+import pynvml
+import pytest
+
+from tests.devices.nvml_by_hand import HandNvml, texts, uuid
+from warpwatch_devices.kernel_log import KernelLogSource
+from warpwatch_devices.nvml.event_devices import (
+    FIRST_RETRY_S,
+    LAST_RETRY_S,
+    EventDevice,
+    Renewals,
+)
+from warpwatch_devices.nvml.events import (
+    LAST_BACK_OFF_S,
+    MAX_EVENTS,
+    SETTLING_S,
+    STEADY_S,
+    WAIT_S,
+    EventWatcher,
+)
+from warpwatch_devices.nvml.library import initialise
 
 DOUBLE_BIT_ECC = 0x2
 RECOVERY_ACTION = 0x8000
 FIRST_BUS = 0x18
+STUCK_AFTER_S = 5.0
+WAIT, REGISTER = "nvmlEventSetWait_v2", "nvmlDeviceRegisterEvents"
 
 
-def uuid(gpu: int) -> str:
-    return f"GPU-00000000-0000-0000-0000-{gpu:012d}"
+class Events:
+    """The watcher, a round each half second."""
+
+    def __init__(self, nvml: HandNvml) -> None:
+        self.nvml = nvml
+        clock = nvml.clock.monotonic
+        self.watcher = EventWatcher(nvml.loops, nvml.sink, nvml.ledger, clock)
+
+    def begin(self, gpus: int) -> None:
+        self.nvml.driver.set(gpus=gpus)
+        initialise()
+        for gpu in range(gpus):
+            self.register(gpu)
+
+    def register(self, gpu: int) -> None:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid(gpu))
+        self.watcher.register(uuid(gpu), pynvml.nvmlDeviceGetPciInfo(handle).busId, handle)
+
+    def round(self, rounds: int = 1) -> None:
+        for _ in range(rounds):
+            self.nvml.advance(WAIT_S)
+            self.watcher.watch(STUCK_AFTER_S)
+            self.nvml.loops.run("nvml-events")
+
+    def reported(self, gpu: int) -> dict[str, float]:
+        return texts(self.nvml.ledger.values(uuid(gpu)))
+
+    def xid(self, gpu: int, number: int) -> float | None:
+        return self.reported(gpu).get(f"xid_errors_total{{xid={number}}}")
+
+    @property
+    def sets(self) -> int:
+        return self.nvml.calls("nvmlEventSetCreate")
+
+    @property
+    def waits(self) -> int:
+        return self.nvml.calls(WAIT)
+
+    def stuck(self, function: str, gpu: int | None = None) -> None:
+        """Let a call not return for so long that its thread is replaced."""
+        self.nvml.hang("nvml-events", function, gpu)
+        self.nvml.advance(STUCK_AFTER_S + WAIT_S - 0.01)
+        self.watcher.watch(STUCK_AFTER_S)
+        assert len(self.nvml.loops.all) == 1
+        self.nvml.advance(0.02)
+        self.watcher.watch(STUCK_AFTER_S)
+        assert len(self.nvml.loops.all) == 2
 
 
-def reported(state: dict[str, Any], gpu: int) -> dict[str, float]:
-    values: dict[str, float] = state["ledger"].get(uuid(gpu), {})
-    return values
+@pytest.fixture
+def events(nvml: HandNvml) -> Iterator[Events]:
+    events = Events(nvml)
+    yield events
+    nvml.driver.clear()
+    nvml.loops.join()
+    events.watcher.close()
 
 
-def xid(state: dict[str, Any], gpu: int, number: int) -> float | None:
-    return reported(state, gpu).get(f"xid_errors_total{{xid={number}}}")
+def test_an_event_and_its_line_in_the_kernel_log_count_once(events: Events, tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.touch()
+    events.begin(2)
+    nvml = events.nvml
+    log = KernelLogSource(nvml.ledger, path, nvml.clock.monotonic)
+    log.start(nvml.loops, nvml.sink)
+    nvml.rounds()
+    events.nvml.driver.xid(1, 31)
+    with path.open("a") as file:
+        for number in (31, 48):
+            address = f"PCI:0000:{FIRST_BUS + 1:02x}:00"
+            file.write(f"4,7,8,-;NVRM: Xid ({address}): {number}, pid=1\n")
+    nvml.rounds()
+    log.close()
+    assert (events.xid(1, 31), events.xid(1, 48)) == (1, 1)
+    assert (events.xid(0, 31), events.xid(0, 48)) == (None, 0)
+    assert events.reported(1)["xid_last_timestamp_seconds{xid=31}"] == nvml.clock.wall()
 
 
-def watched(process: PartsProcess, *gpus: int) -> None:
-    """Until the events of these GPUs are registered: their counters are there, at 0."""
-    process.until(lambda state: all(xid(state, gpu, 79) == 0 for gpu in gpus))
+def test_every_event_counts_for_its_gpu_and_kind(events: Events) -> None:
+    events.begin(2)
+    events.round()
+    fake = events.nvml.driver
+    assert events.reported(0)["health_events_total{event=double_bit_ecc}"] == 0
+    for _ in range(3):
+        fake.xid(0, 13)
+    fake.xid(1, 13, instances=(1, 0))
+    fake.event(0, DOUBLE_BIT_ECC, 0)
+    fake.event(1, RECOVERY_ACTION, 1)
+    events.round()
+    assert (events.xid(0, 13), events.xid(1, 13)) == (3, 1)
+    health = [
+        {name for name, total in events.reported(gpu).items() if "health" in name and total}
+        for gpu in (0, 1)
+    ]
+    assert health == [
+        {"health_events_total{event=double_bit_ecc}"},
+        {"health_events_total{event=recovery_action}"},
+    ]
+    # A flood is taken in bounded rounds, without waiting, and in full.
+    for _ in range(MAX_EVENTS + 20):
+        fake.xid(1, 31)
+    before = events.waits
+    events.round()
+    assert (events.xid(1, 31), events.waits - before) == (MAX_EVENTS, MAX_EVENTS)
+    events.round()
+    assert events.xid(1, 31) == MAX_EVENTS + 20
 
 
-def waits(driver: FakeDriver) -> int:
-    return driver.calls().get(None, {}).get("nvmlEventSetWait_v2", 0)
+def test_a_new_device_shortens_the_waits_for_a_while(events: Events) -> None:
+    events.begin(1)
+    loop = events.nvml.loops["nvml-events"]
+    events.round(round(SETTLING_S / WAIT_S) - 1)
+    woken = loop.woken
+    assert woken == 1 + 3
+    events.round(5)
+    assert loop.woken == woken
 
 
-def calls(driver: FakeDriver, gpu: int, function: str) -> int:
-    return driver.calls().get(gpu, {}).get(function, 0)
+def test_a_gpu_that_comes_back_often_costs_the_others_one_new_set(events: Events) -> None:
+    events.begin(2)
+    events.round()
+    sets = events.sets
+    for _ in range(6):
+        events.register(1)
+        events.round()
+        assert events.sets == sets + 1
+    events.nvml.driver.xid(0, 13)
+    events.nvml.driver.xid(1, 31)
+    events.round()
+    assert (events.xid(0, 13), events.xid(1, 31)) == (1, 1)
+    # The last time it came back there was no new set yet.
+    events.round(round(FIRST_RETRY_S / WAIT_S))
+    assert events.sets == sets + 2
 
 
-def pause(process: PartsProcess, seconds: float) -> None:
-    begun = process.state["time"]
-    process.until(lambda state: state["time"] > begun + seconds)
+def test_the_pauses_of_what_is_tried_again_double_up_to_a_limit() -> None:
+    renewals = Renewals()
+    assert [renewals.take(now) for now in (100.0, 105.0, 109.9)] == [0.0, 110.0, 110.0]
+    assert [renewals.take(now) for now in (110.0, 129.9, 130.0)] == [0.0, 130.0, 0.0]
+    # After a quiet time it is as new.
+    assert [renewals.take(now) for now in (170.0 + 40.1, 220.0)] == [0.0, 220.1]
+    device, pauses = EventDevice("GPU", "1", None, 1), []
+    for _ in range(7):
+        device.leave_alone(50.0)
+        pauses.append(device.retry_at - 50.0)
+    assert pauses == [10, 20, 40, 80, 160, LAST_RETRY_S, LAST_RETRY_S]
 
 
-def write_line(log: Path, gpu: int, number: int) -> None:
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"4,7,8,-;NVRM: Xid (PCI:0000:{FIRST_BUS + gpu:02x}:00): {number}, pid=1\n")
+def test_that_nothing_is_watched_any_more_is_reported_once(
+    events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    events.begin(1)
+    events.round()
+    assert events.watcher.trouble == ""
+    events.nvml.driver.fail(WAIT, 4)
+    events.round(3)
+    trouble = "XIDs and events are not watched through NVML any more: Insufficient Permissions"
+    assert events.watcher.trouble == trouble
+    assert [record.message for record in caplog.records] == [trouble]
 
 
-def test_an_event_and_its_line_in_the_kernel_log_count_once(fake_driver, tmp_path):
-    log = tmp_path / "kmsg"
-    log.touch()
-    fake_driver.set(gpus=2)
-    with running(fake_driver, events=True, kernel_log=str(log)) as process:
-        watched(process, 0, 1)
-        fake_driver.xid(1, 31)
-        write_line(log, 1, 31)
-        process.until(lambda state: xid(state, 1, 31))
-        write_line(log, 1, 48)
-        state = process.until(lambda state: xid(state, 1, 48) == 1)
-        assert xid(state, 1, 31) == 1
-        assert xid(state, 0, 31) is None and xid(state, 0, 48) == 0
-        assert reported(state, 1)["xid_last_timestamp_seconds{xid=31}"] > 1.7e9
-
-
-def test_every_event_counts_for_its_gpu_and_kind(fake_driver):
-    fake_driver.set(gpus=2)
-    with running(fake_driver, events=True) as process:
-        watched(process, 0, 1)
-        assert reported(process.state, 0)["health_events_total{event=double_bit_ecc}"] == 0
-        for _ in range(3):
-            fake_driver.xid(0, 13)
-        fake_driver.xid(1, 13, instances=(1, 0))
-        fake_driver.event(0, DOUBLE_BIT_ECC, 0)
-        fake_driver.event(1, RECOVERY_ACTION, 1)
-        state = process.until(
-            lambda state: reported(state, 1).get("health_events_total{event=recovery_action}") == 1
-        )
-        assert (xid(state, 0, 13), xid(state, 1, 13)) == (3, 1)
-        assert reported(state, 0)["health_events_total{event=double_bit_ecc}"] == 1
-        assert reported(state, 1)["health_events_total{event=double_bit_ecc}"] == 0
-
-
-def test_a_gpu_that_is_registered_again_is_in_a_new_set_and_counts_once(fake_driver):
-    fake_driver.set(gpus=2)
-    with running(fake_driver, events=True) as process:
-        watched(process, 0, 1)
-        sets = fake_driver.calls()[None]["nvmlEventSetCreate"]
-        registered = fake_driver.calls()[1]["nvmlDeviceRegisterEvents"]
-        process.tell("again")
-        process.until(lambda _: fake_driver.calls()[None]["nvmlEventSetCreate"] > sets)
-        process.until(lambda _: fake_driver.calls()[1]["nvmlDeviceRegisterEvents"] > registered)
-        # The second GPU may have come just after the new set, which is built once more then.
-        begun = process.state["time"]
-        process.until(lambda state: state["time"] > begun + 0.7)
-        fake_driver.xid(0, 13)
-        fake_driver.xid(1, 31)
-        state = process.until(lambda state: xid(state, 1, 31))
-        assert (xid(state, 0, 13), xid(state, 1, 31)) == (1, 1)
-
-
-def test_a_gpu_that_comes_back_often_costs_the_others_one_new_set(fake_driver):
-    fake_driver.set(gpus=2)
-    with running(fake_driver, events=True) as process:
-        watched(process, 0, 1)
-        sets = fake_driver.calls()[None]["nvmlEventSetCreate"]
-        for _ in range(6):
-            process.tell("register", uuid(1))
-            pause(process, 0.15)
-        asked = calls(fake_driver, 1, "nvmlDeviceGetSupportedEventTypes")
-        assert asked == 7
-        assert fake_driver.calls()[None]["nvmlEventSetCreate"] == sets + 1
-        fake_driver.xid(0, 13)
-        fake_driver.xid(1, 31)
-        state = process.until(lambda state: xid(state, 0, 13) and xid(state, 1, 31))
-        assert (xid(state, 0, 13), xid(state, 1, 31)) == (1, 1)
-
-
-def test_that_nothing_is_watched_any_more_is_reported_once(fake_driver):
-    fake_driver.set(gpus=1)
-    with running(fake_driver, events=True) as process:
-        watched(process, 0)
-        assert process.state["trouble"] == ""
-        fake_driver.fail("nvmlEventSetWait_v2", 4)
-        state = process.until(lambda state: state["trouble"])
-        assert "not watched through NVML any more: Insufficient Permissions" in state["trouble"]
-        pause(process, 0.7)
-        process.close()
-    assert process.log.count("not watched") == 1
-
-
-def test_gpus_are_registered_for_what_they_support(fake_driver):
-    fake_driver.set(gpus=4)
-    fake_driver.set(1, profile="v100")
-    fake_driver.fail("nvmlDeviceGetSupportedEventTypes", 3, gpu=2)
-    fake_driver.fail("nvmlDeviceRegisterEvents", 999, gpu=3)
-    with running(fake_driver, events=True) as process:
-        watched(process, 0, 1)
-        events = [name for name in reported(process.state, 1) if name.startswith("health")]
-        assert events == [
-            "health_events_total{event=single_bit_ecc}",
-            "health_events_total{event=double_bit_ecc}",
-        ]
-        assert len([name for name in reported(process.state, 0) if name.startswith("health")]) == 9
-        assert reported(process.state, 2) == {} and reported(process.state, 3) == {}
-        fake_driver.xid(1, 13)
-        process.until(lambda state: xid(state, 1, 13) == 1)
-    assert "nvmlDeviceRegisterEvents" not in fake_driver.calls()[2]
-    assert fake_driver.calls()[3]["nvmlDeviceRegisterEvents"] == 1
+def test_gpus_are_registered_for_what_they_support(events: Events) -> None:
+    events.nvml.driver.set(1, profile="v100")
+    events.nvml.driver.fail("nvmlDeviceGetSupportedEventTypes", 3, gpu=2)
+    events.nvml.driver.fail(REGISTER, 999, gpu=3)
+    events.begin(4)
+    events.round(2)
+    health = [name for name in events.reported(1) if name.startswith("health")]
+    assert health == [
+        "health_events_total{event=single_bit_ecc}",
+        "health_events_total{event=double_bit_ecc}",
+    ]
+    assert [name.partition("=")[2] for name in events.reported(0) if "health" in name] == [
+        "single_bit_ecc}",
+        "double_bit_ecc}",
+        "single_bit_ecc_storm}",
+        "dram_retirement}",
+        "dram_retirement_failure}",
+        "non_fatal_poison}",
+        "fatal_poison}",
+        "gpu_unavailable}",
+        "recovery_action}",
+    ]
+    assert events.reported(2) == {} and events.reported(3) == {}
+    events.nvml.driver.xid(1, 13)
+    events.round()
+    assert events.xid(1, 13) == 1
+    assert [events.nvml.calls(REGISTER, gpu) for gpu in range(4)] == [2, 2, 0, 1]
     # An unknown error leaves the set in an undefined state: there was another one after it.
-    assert fake_driver.calls()[None]["nvmlEventSetCreate"] >= 2
+    assert events.sets == 2
+    events.nvml.driver.fail(REGISTER, 0, gpu=3)
+    events.round(round(FIRST_RETRY_S / WAIT_S))
+    assert events.xid(3, 79) == 0
 
 
-def test_a_lost_gpu_neither_spins_nor_hides_the_others(fake_driver):
-    fake_driver.set(gpus=3)
-    with running(fake_driver, events=True) as process:
-        watched(process, 0, 1, 2)
-        fake_driver.set(1, lost=1)
-        begun = process.until(lambda state: xid(state, 1, 79) == 1)["time"]
-        before = waits(fake_driver)
-        process.tell("forget", uuid(1))
-        process.until(lambda state: state["errors"].get("nvml_errors_total events gpu_is_lost"))
-        for _ in range(3):
-            fake_driver.xid(0, 13)
-            fake_driver.xid(2, 31)
-        process.until(lambda state: xid(state, 0, 13) == xid(state, 2, 31) == 3)
-        elapsed_s = process.state["time"] - begun
-        # Two waits a second and two for each of the events; a loop that spins makes thousands.
-        assert waits(fake_driver) - before < 20 + 4 * elapsed_s
-        fake_driver.set(1, lost=None)
-        registrations = fake_driver.calls()[1]["nvmlDeviceRegisterEvents"]
-        process.tell("again")
-        process.until(lambda _: fake_driver.calls()[1]["nvmlDeviceRegisterEvents"] > registrations)
-        fake_driver.xid(1, 94)
-        state = process.until(lambda state: xid(state, 1, 94) == 1)
-        assert xid(state, 1, 79) == 1
-        counted = state["errors"]["nvml_calls_total event_wait"]
-        assert before / 2 < counted <= waits(fake_driver)
+def test_a_lost_gpu_neither_spins_nor_hides_the_others(events: Events) -> None:
+    events.begin(3)
+    events.round()
+    events.nvml.driver.set(1, lost=1)
+    before = events.waits
+    events.round(2)
+    assert events.xid(1, 79) == 1
+    events.watcher.forget(uuid(1))
+    for _ in range(3):
+        events.nvml.driver.xid(0, 13)
+        events.nvml.driver.xid(2, 31)
+        events.round()
+    assert events.xid(0, 13) == events.xid(2, 31) == 3
+    # Of a wait, and of the registration in the new set.
+    assert events.nvml.sink.counts["nvml_errors_total", "events", "gpu_is_lost"] == 2
+    # The XID and the error, then a wait a round and one more for each event.
+    assert events.waits - before == 2 + 1 + 3 * 3
+    assert events.nvml.sink.counts["nvml_calls_total", "event_wait"] == events.waits
+    events.nvml.driver.set(1, lost=None)
+    events.register(1)
+    events.round()
+    events.nvml.driver.xid(1, 94)
+    events.round()
+    assert (events.xid(1, 94), events.xid(1, 79)) == (1, 1)
 
 
-def test_a_set_in_an_unknown_state_is_built_again_with_back_off(fake_driver):
-    fake_driver.set(gpus=1)
-    with running(fake_driver, events=True) as process:
-        watched(process, 0)
-        fake_driver.fail("nvmlEventSetWait_v2", 999)
-        state = process.until(
-            lambda state: state["errors"].get("nvml_errors_total events unknown", 0) >= 2
-        )
-        before, begun = waits(fake_driver), state["time"]
-        process.until(lambda state: state["time"] > begun + 0.7)
-        assert waits(fake_driver) - before <= 1
-        fake_driver.fail("nvmlEventSetWait_v2", 0)
-        builds = fake_driver.calls()[0]["nvmlDeviceRegisterEvents"]
-        process.until(
-            lambda _: (
-                fake_driver.calls()[0]["nvmlDeviceRegisterEvents"] > builds
-                or waits(fake_driver) > before + 1
-            )
-        )
-        fake_driver.xid(0, 43)
-        process.until(lambda state: xid(state, 0, 43) == 1)
-        assert process.log == "" or "Traceback" not in process.log
-    calls = fake_driver.calls()[None]
-    assert calls["nvmlEventSetCreate"] == calls["nvmlEventSetFree"]
+def test_a_set_in_an_unknown_state_is_built_again_with_back_off(events: Events) -> None:
+    events.begin(1)
+    events.round()
+    events.nvml.driver.fail(WAIT, 999)
+    built_at = []
+    for number in range(400):
+        sets = events.sets
+        events.round()
+        if events.sets > sets:
+            built_at.append(number * WAIT_S)
+    # At once the first time.
+    pauses = [later - earlier for earlier, later in pairwise(built_at)]
+    assert built_at[0] == WAIT_S
+    assert pauses[:6] == [1, 2, 4, 8, 16, LAST_BACK_OFF_S]
+    events.nvml.driver.fail(WAIT, 0)
+    events.round(round((LAST_BACK_OFF_S + STEADY_S) / WAIT_S) + 2)
+    events.nvml.driver.xid(0, 43)
+    events.round()
+    assert events.xid(0, 43) == 1
+    # It has worked for so long that the next failure is the first again.
+    events.nvml.driver.fail(WAIT, 999)
+    sets = events.sets
+    events.round(2)
+    assert events.sets == sets + 1
+    events.watcher.close()
+    assert events.sets == events.nvml.calls("nvmlEventSetFree")
 
 
-def test_a_gpu_whose_registration_never_returns_costs_its_own_events(fake_driver):
-    fake_driver.set(gpus=2)
-    fake_driver.hang("nvmlDeviceRegisterEvents", gpu=0)
-    with running(fake_driver, events=True) as process:
-        watched(process, 1)
-        fake_driver.xid(1, 74)
-        state = process.until(lambda state: xid(state, 1, 74) == 1)
-        assert reported(state, 0) == {}
-        process.close()
-    assert process.log.count("does not return") == 1
+def test_a_gpu_whose_registration_never_returns_costs_its_own_events(
+    events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    events.begin(2)
+    events.stuck(REGISTER, 0)
+    events.round(2)
+    events.nvml.driver.xid(1, 74)
+    events.round()
+    assert events.xid(1, 74) == 1
+    assert events.reported(0) == {}
+    assert events.watcher.in_flight
+    errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == [f"NVML events: the registration of device {uuid(0)} does not return"]
 
 
-def test_a_wait_that_never_returns_ends_when_nvml_does_again(fake_driver):
-    fake_driver.set(gpus=1)
-    with running(fake_driver, events=True) as process:
-        watched(process, 0)
-        fake_driver.hang("nvmlEventSetWait_v2")
-        process.until(lambda _: "the wait of the event set does not return" in process.log)
-        fake_driver.hang("nvmlEventSetWait_v2", on=False)
-        process.until(lambda _: fake_driver.calls()[0]["nvmlDeviceRegisterEvents"] >= 2)
-        fake_driver.xid(0, 63)
-        process.until(lambda state: xid(state, 0, 63) == 1)
+def test_a_wait_that_never_returns_is_replaced_by_another(
+    events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    events.begin(1)
+    events.round()
+    events.stuck(WAIT)
+    assert caplog.messages == ["NVML events: the wait of the event set does not return"]
+    events.nvml.release(WAIT)
+    events.round()
+    events.nvml.driver.xid(0, 63)
+    events.round()
+    assert events.xid(0, 63) == 1
+    assert not events.watcher.in_flight
+
+
+def test_closing_frees_the_set_but_not_under_a_call(events: Events) -> None:
+    events.begin(1)
+    events.round()
+    events.nvml.hang("nvml-events", WAIT)
+    events.watcher.close()
+    assert events.nvml.calls("nvmlEventSetFree") == 0
+    events.register(0)
+    assert events.nvml.loops.names == []

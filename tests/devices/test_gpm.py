@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
 
+import pynvml
 import pytest
 
-from tests.devices.fakenvml.driver import FakeDriver
-from tests.devices.nvml_parts import running
+from tests.devices.nvml_by_hand import HandNvml, texts, uuid
+from warpwatch_devices.nvml.gpm import (
+    FRESH_INTERVALS,
+    LOST_RETRY_S,
+    MAX_TAKEN_BACK,
+    MAX_WINDOW_S,
+    MIN_WINDOW_S,
+    TAKE_BACK_AFTER_S,
+    GpmWorker,
+)
 from warpwatch_devices.nvml.gpm_metrics import GpmRequest, refused, shares_of, traffic_of
-from warpwatch_devices.nvml.library import Meaning
+from warpwatch_devices.nvml.library import Meaning, initialise
 from warpwatch_telemetry.catalogue import CATALOGUE
 
-INTERVAL_S = 0.15
+STUCK_AFTER_S = 5.0
 GIB = 2**30
 # What the fake driver makes of a load of 50 %.
 SHARES_AT_HALF_LOAD = {
@@ -30,144 +39,244 @@ SHARES_AT_HALF_LOAD = {
     "pipe_active_ratio{pipe=fp16}": 0.03,
     "dram_active_ratio": 0.15,
 }
-LINKS = ("pcie_receive", "pcie_transmit", "nvlink_receive", "nvlink_transmit")
+SAMPLE, METRICS = "nvmlGpmSampleGet", "nvmlGpmMetricsGet"
+RECEIVED = "pcie_receive_bytes_total"
 
 
-def uuid(gpu: int) -> str:
-    return f"GPU-00000000-0000-0000-0000-{gpu:012d}"
+class Gpm:
+    """The worker, in rounds of a second."""
+
+    def __init__(self, nvml: HandNvml) -> None:
+        self.nvml = nvml
+        self.worker = GpmWorker(nvml.loops, 1.0, STUCK_AFTER_S, nvml.clock.monotonic)
+
+    def begin(self, gpus: int) -> None:
+        self.nvml.driver.set(gpus=gpus)
+        initialise()
+        for gpu in range(gpus):
+            self.add(gpu)
+
+    def add(self, gpu: int) -> None:
+        self.worker.add(uuid(gpu), pynvml.nvmlDeviceGetHandleByUUID(uuid(gpu)))
+
+    def round(self, after_s: float = 1.0) -> None:
+        self.nvml.advance(after_s)
+        self.worker.watch()
+        self.nvml.loops.run("gpm")
+
+    def values(self, gpu: int) -> dict[str, float]:
+        return texts(self.worker.values(uuid(gpu)))
+
+    def reported(self, gpus: int) -> list[bool]:
+        return [bool(self.values(gpu)) for gpu in range(gpus)]
+
+    def samples(self, gpu: int) -> int:
+        return self.nvml.calls(SAMPLE, gpu)
+
+    @property
+    def unfreed(self) -> int:
+        """Buffers of the driver."""
+        return self.nvml.calls("nvmlGpmSampleAlloc") - self.nvml.calls("nvmlGpmSampleFree")
+
+    def give_up(self, gpu: int, function: str) -> None:
+        """Let a call on it not return for so long that it is given up."""
+        self.nvml.hang("gpm", function, gpu)
+        self.nvml.advance(STUCK_AFTER_S - 0.01)
+        self.worker.watch()
+        assert uuid(gpu) not in self.worker.given_up
+        self.nvml.advance(0.02)
+        self.worker.watch()
+        assert uuid(gpu) in self.worker.given_up
 
 
-def gpm(state: dict[str, Any], gpu: int) -> dict[str, float]:
-    values: dict[str, float] = state["gpm"].get(uuid(gpu), {})
-    return values
+@pytest.fixture
+def gpm(nvml: HandNvml) -> Iterator[Gpm]:
+    gpm = Gpm(nvml)
+    yield gpm
+    nvml.driver.clear()
+    nvml.loops.join()
+    gpm.worker.close()
 
 
-def samples(driver: FakeDriver, gpu: int) -> int:
-    return driver.calls().get(gpu, {}).get("nvmlGpmSampleGet", 0)
+def test_shares_and_traffic_are_those_of_the_device(gpm: Gpm) -> None:
+    gpm.begin(1)
+    gpm.round()
+    assert gpm.values(0) == {}
+    gpm.round()
+    assert gpm.values(0) == SHARES_AT_HALF_LOAD | {
+        "pcie_receive_bytes_per_second": 4_000_000_000,
+        "pcie_receive_bytes_total": 4_000_000_000,
+        "pcie_transmit_bytes_per_second": 4_000_000_000,
+        "pcie_transmit_bytes_total": 4_000_000_000,
+        "nvlink_receive_bytes_per_second": 1_024_000_000,
+        "nvlink_receive_bytes_total": 1_024_000_000,
+        "nvlink_transmit_bytes_per_second": 1_024_000_000,
+        "nvlink_transmit_bytes_total": 1_024_000_000,
+    }
+    assert {name for name, _ in gpm.worker.values(uuid(0))} <= set(CATALOGUE)
+    gpm.nvml.driver.set(load=80)
+    gpm.round()
+    assert gpm.values(0)["sm_active_ratio"] == 0.72
+    assert gpm.values(0)[RECEIVED] == 4_000_000_000 + 6_400_000_000
 
 
-def calls(driver: FakeDriver, function: str) -> int:
-    """Of all devices, and of none."""
-    return sum(row.get(function, 0) for row in driver.calls().values())
+def test_traffic_is_integrated_over_the_real_time_with_two_calls_a_round(gpm: Gpm) -> None:
+    gpm.begin(1)
+    for after_s in (1.0, 0.5, 2.5, MIN_WINDOW_S - 0.01):
+        gpm.round(after_s)
+    # The last window would be too short.
+    assert gpm.values(0)[RECEIVED] == 12_000_000_000
+    assert gpm.samples(0) == 3
+    gpm.round(MIN_WINDOW_S)
+    assert gpm.values(0)[RECEIVED] == pytest.approx(12_760_000_000)
+    # What is not read again is soon gone, and over a long window counters may wrap.
+    gpm.nvml.advance(FRESH_INTERVALS)
+    assert gpm.values(0) != {}
+    gpm.nvml.advance(0.01)
+    assert gpm.values(0) == {}
+    gpm.round(MAX_WINDOW_S)
+    assert gpm.values(0) == {}
+    gpm.round(MAX_WINDOW_S)
+    assert gpm.values(0)[RECEIVED] == pytest.approx(12_760_000_000 + 600 * 4e9)
+    gpm.worker.close()
+    assert (gpm.samples(0), gpm.nvml.calls(METRICS, 0)) == (6, 4)
+    assert gpm.nvml.calls("nvmlGpmQueryDeviceSupport", 0) == 1
+    assert gpm.nvml.calls("nvmlGpmSampleAlloc") == 2
+    assert gpm.unfreed == 0
 
 
-def test_shares_and_traffic_are_those_of_the_device(fake_driver):
-    fake_driver.set(gpus=1, load=50)
-    with running(fake_driver, gpm_interval_s=INTERVAL_S) as process:
-        values = gpm(process.until(lambda state: gpm(state, 0)), 0)
-        assert {name: values[name] for name in SHARES_AT_HALF_LOAD} == SHARES_AT_HALF_LOAD
-        expected = {f"{link}_bytes_{kind}" for link in LINKS for kind in ("per_second", "total")}
-        assert set(values) == set(SHARES_AT_HALF_LOAD) | expected
-        names = {f"device_{name.partition('{')[0]}" for name in values}
-        assert names - set(CATALOGUE) == set()
-        assert values["pcie_receive_bytes_per_second"] == pytest.approx(4.0e9, rel=1e-3)
-        fake_driver.set(load=80)
-        process.until(lambda state: gpm(state, 0).get("sm_active_ratio") == 0.72)
-
-
-def test_traffic_is_integrated_over_the_real_time_with_two_calls_a_round(fake_driver):
-    fake_driver.set(gpus=1, load=50)
-    with running(fake_driver, gpm_interval_s=INTERVAL_S) as process:
-        first = process.until(lambda state: gpm(state, 0))
-        before = gpm(first, 0)["pcie_transmit_bytes_total"]
-        later = process.until(
-            lambda state: gpm(state, 0).get("pcie_transmit_bytes_total", 0) >= before + 4.0e9
-        )
-        # 4 GB at 4 GB/s: a second, give or take the rounds that the two reports fell between.
-        sent_s = (gpm(later, 0)["pcie_transmit_bytes_total"] - before) / 4.0e9
-        assert later["time"] - first["time"] == pytest.approx(sent_s, abs=0.5)
-        process.close()
-    assert samples(fake_driver, 0) - calls(fake_driver, "nvmlGpmMetricsGet") == 1
-    assert fake_driver.calls()[0]["nvmlGpmQueryDeviceSupport"] == 1
-    assert calls(fake_driver, "nvmlGpmSampleAlloc") == 2
-    assert calls(fake_driver, "nvmlGpmSampleFree") == 2
-
-
-def test_a_call_that_never_returns_costs_that_device_only(fake_driver):
-    fake_driver.set(gpus=4)
-    fake_driver.hang("nvmlGpmMetricsGet", gpu=2)
-    with running(fake_driver, gpm_interval_s=INTERVAL_S) as process:
-        # One that is removed while it is stuck.
-        process.until(lambda _: fake_driver.calls().get(2, {}).get("nvmlGpmMetricsGet"))
-        process.tell("remove", uuid(2))
-        process.until(lambda state: state["given_up"] == [uuid(2)])
-        process.until(lambda state: all(gpm(state, gpu) for gpu in (0, 1, 3)))
-        fake_driver.hang("nvmlGpmSampleGet", gpu=1)
-        process.until(lambda state: state["given_up"] == [uuid(1), uuid(2)])
-        begun = [samples(fake_driver, gpu) for gpu in range(4)]
-        process.until(
-            lambda state: (
-                [gpm(state, gpu) != {} for gpu in range(4)] == [True, False, False, True]
-                and all(samples(fake_driver, gpu) > begun[gpu] + 2 for gpu in (0, 3))
-            )
-        )
-        fake_driver.hang("nvmlGpmSampleGet", gpu=1, on=False)
-        process.tell("again")
-        process.until(lambda _: samples(fake_driver, 0) > begun[0] + 7)
-        assert [samples(fake_driver, gpu) for gpu in (1, 2)] == begun[1:3]
-        fake_driver.hang("nvmlGpmMetricsGet", gpu=2, on=False)
-        process.close()
-    assert process.state == {"closed": True}
-    assert process.log.count("does not return") == 2
+def test_a_call_that_never_returns_costs_that_device_only(
+    gpm: Gpm, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpm.begin(4)
+    gpm.round()
+    gpm.nvml.hang("gpm", METRICS, 2)
+    # One that is removed while it is stuck.
+    gpm.worker.remove(uuid(2))
+    gpm.nvml.advance(STUCK_AFTER_S)
+    gpm.worker.watch()
+    assert gpm.worker.given_up == {uuid(2)}
+    gpm.round()
+    assert gpm.reported(4) == [True, True, False, True]
+    gpm.give_up(1, SAMPLE)
+    assert gpm.worker.in_flight
+    begun = [gpm.samples(gpu) for gpu in range(4)]
+    # It is begun again only when it may be.
+    gpm.add(1)
+    for _ in range(3):
+        gpm.round()
+    assert gpm.reported(4) == [True, False, False, True]
+    assert [gpm.samples(gpu) - begun[gpu] for gpu in range(4)] == [3, 0, 0, 3]
+    gpm.worker.close()
+    assert [record.message for record in caplog.records] == [
+        f"GPM of device {uuid(gpu)} does not return: given up until it does" for gpu in (2, 1)
+    ]
     # The buffers of devices that were given up are no one's to free.
-    unfreed = calls(fake_driver, "nvmlGpmSampleAlloc") - calls(fake_driver, "nvmlGpmSampleFree")
-    assert unfreed == 4
+    assert gpm.unfreed == 4
 
 
-def test_a_gpu_whose_call_returns_is_taken_back_three_times(fake_driver):
-    fake_driver.set(gpus=1)
-    options = {"gpm_interval_s": INTERVAL_S, "take_back_after_s": 0.1}
-    with running(fake_driver, **options) as process:
-        sent = process.until(lambda state: gpm(state, 0))
-        for _ in range(3):
-            fake_driver.hang("nvmlGpmSampleGet", gpu=0)
-            process.until(lambda state: state["given_up"] and state["in_flight"])
-            fake_driver.hang("nvmlGpmSampleGet", gpu=0, on=False)
-            back = process.until(lambda state: not state["given_up"] and gpm(state, 0))
-            total = "pcie_receive_bytes_total"
-            assert gpm(back, 0)[total] >= gpm(sent, 0)[total]
-            sent = back
-        fake_driver.hang("nvmlGpmSampleGet", gpu=0)
-        process.until(lambda state: state["given_up"])
-        fake_driver.hang("nvmlGpmSampleGet", gpu=0, on=False)
-        state = process.until(lambda state: not state["in_flight"])
-        before, begun = samples(fake_driver, 0), state["time"]
-        process.until(lambda state: state["time"] > begun + 0.7)
-        assert samples(fake_driver, 0) == before
-        assert process.state["given_up"] == [uuid(0)]
-        process.close()
-    assert process.log.count("given up until it does") == 3
-    assert process.log.count("given up until NVML is restarted") == 1
+def test_a_gpu_whose_call_returns_is_taken_back_three_times(
+    gpm: Gpm, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpm.begin(1)
+    gpm.round()
+    gpm.round()
+    for times in range(MAX_TAKEN_BACK):
+        received = gpm.values(0)[RECEIVED]
+        gpm.give_up(0, SAMPLE)
+        gpm.worker.watch()
+        gpm.nvml.release(SAMPLE, 0)
+        assert not gpm.worker.in_flight
+        gpm.worker.watch()
+        gpm.nvml.advance(TAKE_BACK_AFTER_S * 2**times - 0.01)
+        gpm.worker.watch()
+        assert gpm.worker.given_up == {uuid(0)}
+        gpm.round(0.02)
+        assert gpm.worker.given_up == frozenset()
+        gpm.round()
+        # What it counted goes on, without the time in which it was not read.
+        assert gpm.values(0)[RECEIVED] == received + 4_000_000_000
+    gpm.give_up(0, SAMPLE)
+    gpm.nvml.release(SAMPLE, 0)
+    for _ in range(3):
+        gpm.nvml.advance(1000.0)
+        gpm.worker.watch()
+    assert gpm.worker.given_up == {uuid(0)}
+    errors = [record.message for record in caplog.records]
+    until = ["until it does"] * MAX_TAKEN_BACK + ["until NVML is restarted"]
+    assert errors == [f"GPM of device {uuid(0)} does not return: given up {text}" for text in until]
+    gpm.worker.close()
     # What was taken back has freed its buffers; the last device was given up for good.
-    unfreed = calls(fake_driver, "nvmlGpmSampleAlloc") - calls(fake_driver, "nvmlGpmSampleFree")
-    assert unfreed == 2
+    assert gpm.unfreed == 2
 
 
-def test_closing_frees_nothing_under_a_call(fake_driver):
-    fake_driver.set(gpus=1)
-    with running(fake_driver, gpm_interval_s=INTERVAL_S) as process:
-        process.until(lambda state: gpm(state, 0))
-        before = samples(fake_driver, 0)
-        fake_driver.slow("nvmlGpmSampleGet", 30e6, gpu=0)
-        process.until(lambda state: not state["given_up"] and samples(fake_driver, 0) > before)
-        process.close()
-    assert process.state == {"closed": True}
-    assert calls(fake_driver, "nvmlGpmSampleFree") == 0
+def test_closing_frees_nothing_under_a_call(gpm: Gpm) -> None:
+    gpm.begin(1)
+    gpm.round()
+    gpm.nvml.hang("gpm", SAMPLE, 0)
+    gpm.worker.close()
+    assert gpm.unfreed == 2 and gpm.worker.in_flight
+    gpm.add(0)
+    assert gpm.nvml.loops.names == []
 
 
-def test_instances_are_read_through_their_gpu(fake_driver):
-    fake_driver.set(gpus=1, load=50)
-    fake_driver.mig(0, "0=3g.40gb/1/0", "2=1g.10gb/9/0")
-    with running(fake_driver, gpm_interval_s=INTERVAL_S) as process:
-        state = process.until(lambda state: len([v for v in state["gpm"].values() if v]) == 2)
-        instances = {name: values for name, values in state["gpm"].items() if "MIG" in name}
-        assert len(instances) == 2
-        for values in instances.values():
-            assert values == SHARES_AT_HALF_LOAD
-        assert fake_driver.calls()[0]["nvmlGpmMigSampleGet"] >= 4
+def test_instances_are_read_through_their_gpu(gpm: Gpm) -> None:
+    gpm.begin(0)
+    gpm.nvml.driver.mig(0, "0=3g.40gb/1/0", "2=1g.10gb/9/0")
+    gpm.nvml.driver.set(gpus=1)
+    parent = pynvml.nvmlDeviceGetHandleByIndex(0)
+    for slot, instance in ((0, 1), (2, 9)):
+        handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot)
+        gpm.worker.add(f"MIG-{instance}", handle, instance, parent)
+    gpm.round()
+    gpm.round()
+    assert texts(gpm.worker.values("MIG-1")) == SHARES_AT_HALF_LOAD
+    assert texts(gpm.worker.values("MIG-9")) == SHARES_AT_HALF_LOAD
+    assert gpm.nvml.calls("nvmlGpmMigSampleGet", 0) == 4
 
 
-def test_what_a_device_does_not_measure_is_not_asked_again():
+def test_devices_that_cannot_tell_are_asked_once_and_have_no_values(
+    gpm: Gpm, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpm.nvml.driver.set(1, profile="a100")
+    gpm.nvml.driver.fail(SAMPLE, 4, gpu=2)
+    gpm.nvml.driver.fail(SAMPLE, 4, gpu=3)
+    gpm.nvml.driver.set(4, sentinels=1)
+    gpm.begin(5)
+    for _ in range(5):
+        gpm.round()
+    assert gpm.reported(5) == [True, False, False, False, False]
+    assert gpm.nvml.calls("nvmlGpmQueryDeviceSupport", 1) == 1
+    assert [gpm.samples(gpu) for gpu in range(5)] == [5, 0, 1, 1, 5]
+    (warning,) = [record.message for record in caplog.records]
+    assert warning.startswith(f"GPM of device {uuid(2)} may not be read")
+    assert "RmProfilingAdminOnly" in warning
+
+
+def test_a_device_that_is_lost_or_removed_has_no_values_and_is_left_alone(gpm: Gpm) -> None:
+    gpm.begin(2)
+    gpm.round()
+    gpm.nvml.driver.set(1, lost=1)
+    before = gpm.samples(1)
+    for _ in range(round(LOST_RETRY_S)):
+        gpm.round()
+    assert gpm.reported(2) == [True, False]
+    assert gpm.samples(1) == before + 1
+    gpm.nvml.driver.set(1, lost=None)
+    for _ in range(2):
+        gpm.round()
+    assert gpm.reported(2) == [True, True]
+    gpm.add(1)
+    gpm.worker.remove(uuid(0))
+    assert gpm.reported(2) == [False, False]
+    assert gpm.unfreed == 4
+    gpm.round()
+    gpm.round()
+    assert gpm.reported(2) == [False, True]
+    assert gpm.unfreed == 2
+
+
+def test_what_a_device_does_not_measure_is_not_asked_again() -> None:
     request = GpmRequest()
     assert len(request.metrics) == 16
     request.drop(refused([(20, 3, 0.0), (60, 3, 0.0), (5, 0, 1.0), (2, 999, 0.0)]))
@@ -176,41 +285,7 @@ def test_what_a_device_does_not_measure_is_not_asked_again():
     assert [metric for metric, _, _ in request.answers()] == list(request.metrics)
 
 
-def test_devices_that_cannot_tell_are_asked_once_and_have_no_values(fake_driver):
-    fake_driver.set(gpus=5)
-    fake_driver.set(1, profile="a100")
-    fake_driver.fail("nvmlGpmSampleGet", 4, gpu=2)
-    fake_driver.fail("nvmlGpmSampleGet", 4, gpu=3)
-    fake_driver.set(4, sentinels=1)
-    with running(fake_driver, gpm_interval_s=INTERVAL_S) as process:
-        state = process.until(lambda state: samples(fake_driver, 0) >= 5 and gpm(state, 0))
-        assert [gpm(state, gpu) for gpu in range(1, 5)] == [{}, {}, {}, {}]
-        process.close()
-    assert fake_driver.calls()[1]["nvmlGpmQueryDeviceSupport"] == 1
-    assert [samples(fake_driver, gpu) for gpu in range(1, 4)] == [0, 1, 1]
-    assert samples(fake_driver, 4) >= 4
-    assert process.log.count("RmProfilingAdminOnly") == 1
-
-
-def test_a_device_that_is_lost_or_removed_has_no_values_and_is_left_alone(fake_driver):
-    fake_driver.set(gpus=2)
-    with running(fake_driver, gpm_interval_s=INTERVAL_S) as process:
-        process.until(lambda state: gpm(state, 0) and gpm(state, 1))
-        fake_driver.set(1, lost=1)
-        process.until(lambda state: gpm(state, 0) and not gpm(state, 1))
-        before = samples(fake_driver, 0), samples(fake_driver, 1)
-        process.until(lambda _: samples(fake_driver, 0) > before[0] + 4)
-        assert samples(fake_driver, 1) == before[1]
-        fake_driver.set(1, lost=None)
-        process.tell("again")
-        process.until(lambda state: gpm(state, 0) and gpm(state, 1))
-        freed = calls(fake_driver, "nvmlGpmSampleFree")
-        process.tell("remove", uuid(0))
-        process.until(lambda state: not gpm(state, 0) and gpm(state, 1))
-        process.until(lambda _: calls(fake_driver, "nvmlGpmSampleFree") == freed + 2)
-
-
-def test_only_rounding_is_clamped():
+def test_only_rounding_is_clamped() -> None:
     answers = [(1, 0, 100.4), (2, 0, -0.2), (3, 0, 101.5), (5, 0, math.nan), (10, 0, math.inf)]
     assert shares_of([*answers, (11, 3, 50.0), (12, 0, 12.5)]) == {
         ("device_graphics_active_ratio", ()): 1.0,
@@ -219,12 +294,19 @@ def test_only_rounding_is_clamped():
     }
 
 
-def test_traffic_is_in_bytes_and_never_negative():
-    answers = [(20, 0, 1024.0), (21, 0, -1.0), (60, 0, math.nan), (61, 999, 5.0)]
-    assert traffic_of(answers) == {"device_pcie_transmit": GIB}
+def test_traffic_is_in_bytes_and_never_negative() -> None:
+    assert traffic_of([(20, 0, 1024.0), (21, 0, 2.0), (60, 0, 3.0), (61, 0, 4.0)]) == {
+        "device_pcie_transmit": GIB,
+        "device_pcie_receive": 2 * 2**20,
+        "device_nvlink_receive": 3 * 2**20,
+        "device_nvlink_transmit": 4 * 2**20,
+    }
+    assert traffic_of([(20, 0, 0.0), (21, 0, -1.0), (60, 0, math.nan), (61, 999, 5.0)]) == {
+        "device_pcie_transmit": 0.0
+    }
 
 
-def test_refusals_are_no_faults():
+def test_refusals_are_no_faults() -> None:
     assert refused([(1, 0, 0.0), (2, 3, 0.0), (3, 4, 0.0), (5, 27, 0.0), (6, 999, 0.0)]) == {
         2: Meaning.UNSUPPORTED,
         3: Meaning.NO_PERMISSION,

@@ -1,262 +1,492 @@
-"""The nvml source on a fake driver with eight GPUs, in a process of its own."""
+"""The nvml source on a fake driver with eight GPUs, round by round."""
 
 from __future__ import annotations
 
-import statistics
-import subprocess
-import sys
-import time
-from itertools import pairwise
+import _ctypes
+import ctypes
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.devices.fakenvml.driver import FakeDriver
-from tests.devices.nvml_watched import Watched, uuid, watched
-from tests.devices.recording import wait_until
-from warpwatch_devices.nvml.library import Meaning, meaning_of, name_of
+from tests.devices.fakenvml.driver import LIBRARY
+from tests.devices.nvml_by_hand import HandNvml, uuid
+from tests.manual_clock import ManualClock
+from warpwatch_devices.config import NvmlConfig
+from warpwatch_devices.nvml.device import PROBE_INTERVAL_S
+from warpwatch_devices.nvml.last_resort import LastResort
+from warpwatch_devices.nvml.library import Meaning, library_replaced, meaning_of, name_of
+from warpwatch_devices.nvml.source import RETRY_INTERVAL_S, NvmlSource
+from warpwatch_devices.source import Surroundings
+from warpwatch_telemetry.samples import SourceHealth
+
+ALL = set(range(8))
+STUCK_AFTER_S, GRACE_S = 5.0, 60.0
+UTILIZATION, UUID, INIT = (
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetUUID",
+    "nvmlInitWithFlags",
+)
+UPGRADED = (
+    "the NVIDIA driver was upgraded under this process: kernel module and library differ; "
+    "restarting picks the new library up"
+)
+BLOCKED = (
+    "a stuck driver call prevents NVML from being restarted in this process; "
+    "restarting the daemon helps"
+)
 
 
-def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(
-    fake_driver: FakeDriver,
-) -> None:
-    with watched(fake_driver.environment, interval_s=0.15) as watch:
-        wait_until(watch.all_up)
-        wait_until(lambda: any("sm_active_ratio" in s["values"] for s in watch.samples(uuid(4))))
-        first, before = len(watch.samples(uuid(4))), sum(fake_driver.calls()[4].values())
-        wait_until(lambda: len(watch.samples(uuid(4))) >= first + 12)
-        rounds = len(watch.samples(uuid(4))) - first
-        calls = sum(fake_driver.calls()[4].values()) - before
-        counted = [line for line in watch.lines if line.get("count") == "nvml_calls_total"]
-    assert calls / rounds <= 12
-    assert {line["labels"][0] for line in counted} >= {"fields", "memory", "processes"}
+class Source:
+    """The source, in rounds of a second. ``failures``: why it wants the daemon to end."""
+
+    def __init__(self, nvml: HandNvml) -> None:
+        self.nvml = nvml
+        self.failures: list[str] = []
+        config = NvmlConfig(stuck_after_s=STUCK_AFTER_S, mismatch_grace_s=GRACE_S)
+        around = Surroundings(lambda _: None, tuple, lambda: False, self.failures.append)
+        clocks = {"monotonic": nvml.clock.monotonic, "wall": nvml.clock.wall}
+        self.source = NvmlSource(config, around, nvml.ledger, **clocks)
+        self.source.start(nvml.loops, nvml.sink)
+
+    def begin(self, gpus: int = 8) -> HandNvml:
+        """Until all are read, and their events too."""
+        self.nvml.driver.set(gpus=gpus)
+        self.nvml.rounds(3)
+        assert self.nvml.up() == set(range(gpus))
+        return self.nvml
+
+    def stick(self, loop: str, function: str | None = None, gpu: int | None = None) -> None:
+        """Let a call of a loop not return for longer than is borne."""
+        self.nvml.hang(loop, function, gpu)
+        self.wait(STUCK_AFTER_S + 1)
+
+    def wait(self, seconds: float) -> None:
+        self.nvml.rounds(round(seconds))
+
+    def wait_while(self, what: Callable[[], object], at_most_s: float = 40) -> None:
+        """Rounds until ``what`` ends."""
+        for _ in range(round(at_most_s)):
+            if not what():
+                return
+            self.nvml.rounds()
+        raise AssertionError("it did not end")
+
+    @property
+    def health(self) -> SourceHealth:
+        return self.nvml.sink.healths[-1]
 
 
-def test_mig_instances_have_the_hardware_counters_of_their_part(
-    fake_nvml: Path, tmp_path: Path
-) -> None:
-    fake = FakeDriver(fake_nvml, tmp_path / "state", profile="h100", gpus=1)
-    fake.mig(0, "0=3g.40gb/1/0", "2=2g.20gb/5/0", "5=2g.20gb/5/1")
-    with watched(fake.environment) as watch:
-        wait_until(lambda: len(_counting(watch)) == 2)
-        names = {watch.samples(device)[-1]["gpu_instance"] for device in _counting(watch)}
-        assert names == {"1", "5"}
+@pytest.fixture
+def source(nvml: HandNvml) -> Iterator[Source]:
+    source = Source(nvml)
+    yield source
+    nvml.driver.clear()
+    nvml.loops.join()
+    source.source.close()
 
 
-def _counting(watch: Watched) -> set[str]:
-    """The MIG devices that have reported SM activity."""
-    return {
-        line["device"]
-        for line in list(watch.lines)
-        if line.get("gpu_instance") and "sm_active_ratio" in line["values"]
+def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(source: Source) -> None:
+    nvml = source.begin(2)
+    before = nvml.calls(gpu=1)
+    nvml.rounds(60)
+    assert "device_sm_active_ratio" in {name for name, _ in nvml.newest(1).values}
+    assert (nvml.calls(gpu=1) - before) / 60 <= 12
+    readers = {key[1] for key in nvml.sink.counts if key[0] == "nvml_calls_total"}
+    assert readers >= {"fields", "memory", "processes", "gpm", "events", "event_wait", "scan"}
+    source.source.close()
+    assert nvml.loops.names == ["nvml", "nvml-watchdog"]
+    assert nvml.calls(INIT) == nvml.calls("nvmlShutdown") == 1
+
+
+def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(source: Source) -> None:
+    nvml = source.begin()
+    nvml.driver.set(3, lost=1)
+    nvml.driver.set(6, no_permission=1)
+    nvml.hang("nvml-5", UTILIZATION, 5)
+    counts = [len(nvml.samples(uuid(gpu))) for gpu in range(8)]
+    source.wait(STUCK_AFTER_S)
+    assert nvml.reasons(3, 6) == ["lost", "no_permission"]
+    assert nvml.newest(5).up
+    source.wait(2)
+    assert nvml.reasons(3, 5, 6) == ["lost", "stuck", "no_permission"]
+    assert nvml.up() == {0, 1, 2, 4, 7}
+    for gpu in nvml.up():
+        assert len(nvml.samples(uuid(gpu))) == counts[gpu] + 7
+        assert nvml.newest(gpu).time == nvml.clock.wall()
+    left = {name for gpu in (3, 5, 6) for name, _ in nvml.newest(gpu).values}
+    assert left == {
+        "device_xid_errors_total",
+        "device_xid_last_timestamp_seconds",
+        "device_health_events_total",
     }
+    # The lost one still tells its XID.
+    assert nvml.values(3)["xid_errors_total{xid=79}"] == 1
+    assert source.health.up
+    nvml.driver.clear()
+    nvml.loops.join()
+    nvml.advance(0.0)
+    source.wait_while(lambda: nvml.up() != ALL, PROBE_INTERVAL_S + 1)
+    assert source.failures == []
 
 
-def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(
-    fake_driver: FakeDriver,
-) -> None:
-    with watched(fake_driver.environment) as watch:
-        wait_until(watch.all_up)
-        fake_driver.set(3, lost=1)
-        fake_driver.hang(gpu=5)
-        fake_driver.set(6, no_permission=1)
-        wait_until(lambda: watch.reason(5) == "stuck")
-        wait_until(lambda: watch.reason(3) == "lost")
-        wait_until(lambda: watch.reason(6) == "no_permission")
-        since = time.time()
-        others = (0, 1, 2, 4, 7)
-        wait_until(lambda: all(len(watch.good_times(gpu, since)) >= 15 for gpu in others))
-        gaps_s = [statistics.median(_gaps(watch.good_times(gpu, since))) for gpu in others]
-        assert gaps_s == pytest.approx([0.1] * 5, rel=0.1)
-        values = [watch.newest(gpu)["values"] for gpu in (3, 5, 6)]
-        assert not [
-            name for of in values for name in of if "xid" not in name and "health" not in name
-        ]
-        assert watch.health()["up"]
-        fake_driver.clear()
-        wait_until(watch.all_up)
+def test_a_device_that_is_gone_is_looked_for_now_and_then(source: Source) -> None:
+    nvml = source.begin(2)
+    nvml.driver.set(1, unknown=1)
+    nvml.rounds()
+    assert nvml.reasons(0, 1) == ["", "driver"]
+    nvml.driver.set(1, unknown=0)
+    source.wait(PROBE_INTERVAL_S - 1)
+    assert nvml.reasons(1) == ["driver"]
+    source.wait(1)
+    assert nvml.up() == {0, 1}
 
 
-def _gaps(times: list[float]) -> list[float]:
-    return [later - earlier for earlier, later in pairwise(times)]
+def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index(source: Source) -> None:
+    nvml = source.nvml
+    nvml.loops.run("nvml")
+    source.stick("nvml-5", gpu=5)
+    assert [(s.up, s.reason, s.device.index) for s in nvml.samples("unknown-5")] == [
+        (False, "stuck", 5)
+    ]
+    assert nvml.up() == ALL - {5}
+    nvml.release(gpu=5)
+    nvml.rounds()
+    assert nvml.up() == ALL
+    assert "unknown-5" in nvml.sink.forgotten
 
 
-def test_a_lost_gpu_still_tells_its_xid(fake_driver: FakeDriver) -> None:
-    with watched(fake_driver.environment) as watch:
-        # Counted from 0 on as soon as the driver was asked to tell.
-        wait_until(lambda: watch.newest(2).get("values", {}).get("xid_errors_total{xid=79}") == 0)
-        fake_driver.set(2, lost=1)
-        wait_until(lambda: watch.newest(2)["values"].get("xid_errors_total{xid=79}") == 1)
-        assert watch.reason(2) == "lost"
+def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source: Source) -> None:
+    nvml = source.begin()
+    nvml.rounds(5)
+    nvml.driver.set(2, absent=1)
+    nvml.rounds(3)
+    assert nvml.reasons(2) == ["lost"]
+    assert nvml.newest(7).device.index == 6
+    assert nvml.up() == ALL - {2}
+    busy_s = nvml.values(7)["busy_seconds_total"]
+    nvml.driver.set(order="7 0 1 2 3 4 5 6")
+    nvml.driver.set(2, absent=0)
+    nvml.rounds(3)
+    assert nvml.up() == ALL
+    assert [nvml.newest(gpu).device.index for gpu in (7, 0, 2)] == [0, 1, 3]
+    # It moved, and counts on, but not what was before its first reading there.
+    assert nvml.values(7)["busy_seconds_total"] == pytest.approx(busy_s + 1.0)
 
 
-def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index(fake_driver: FakeDriver) -> None:
-    fake_driver.hang(gpu=5)
-    with watched(fake_driver.environment) as watch:
-        wait_until(lambda: watch.samples("unknown-5"))
-        wait_until(lambda: watch.up() == {0, 1, 2, 3, 4, 6, 7})
-        fake_driver.clear()
-        wait_until(watch.all_up)
-        assert any(line.get("forget") == "unknown-5" for line in list(watch.lines))
-
-
-def test_a_device_that_answers_nothing_is_a_drivers_fault(fake_driver: FakeDriver) -> None:
-    with watched(fake_driver.environment) as watch:
-        wait_until(watch.all_up)
-        fake_driver.set(1, unknown=1)
-        wait_until(lambda: watch.reason(1) == "driver")
-        assert watch.newest(0)["up"]
-
-
-def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(
-    fake_driver: FakeDriver,
-) -> None:
-    with watched(fake_driver.environment) as watch:
-        wait_until(watch.all_up)
-        fake_driver.set(2, absent=1)
-        wait_until(lambda: watch.reason(2) == "lost" and watch.newest(7)["index"] == 6)
-        wait_until(lambda: watch.up() == {0, 1, 3, 4, 5, 6, 7})
-        busy_s = watch.newest(7)["values"]["busy_seconds_total"]
-        fake_driver.set(order="7 0 1 2 3 4 5 6")
-        fake_driver.set(2, absent=0)
-        wait_until(watch.all_up)
-        wait_until(lambda: watch.newest(7)["index"] == 0 and watch.newest(2)["index"] == 3)
-        # It moved, and counts on.
-        assert watch.newest(7)["values"]["busy_seconds_total"] >= busy_s > 0
-
-
-def test_a_gpu_that_is_plugged_in_is_noticed(fake_nvml: Path, tmp_path: Path) -> None:
-    fake = FakeDriver(fake_nvml, tmp_path / "state", gpus=7)
-    with watched(fake.environment) as watch:
-        wait_until(lambda: len(watch.up()) == 7)
-        fake.set(gpus=8)
-        wait_until(watch.all_up)
+def test_a_gpu_that_is_plugged_in_is_noticed(source: Source) -> None:
+    nvml = source.begin(7)
+    nvml.driver.set(gpus=8)
+    nvml.rounds(2)
+    assert nvml.up() == ALL
 
 
 def test_without_a_driver_the_source_waits_and_comes_up_by_itself(
-    fake_driver: FakeDriver, tmp_path: Path
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "lib"
-    folder.mkdir()
-    environment = fake_driver.environment | {"LD_LIBRARY_PATH": str(folder)}
-    with watched(environment) as watch:
-        wait_until(lambda: watch.health())
-        health = watch.health()
-        assert not health["up"]
-        assert health["reason"].startswith("libnvidia-ml.so.1 not found: install the NVIDIA driver")
-        library = fake_driver.library / "libnvidia-ml.so.1"
-        (folder / "libnvidia-ml.so.1").symlink_to(library)
-        wait_until(watch.all_up)
-        wait_until(lambda: watch.health()["up"])
+    nvml, library = source.nvml, tmp_path / "driver.so"
+    monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(library))
+    nvml.rounds()
+    assert not source.health.up
+    assert source.health.reason.startswith(f"{library} not found: install the NVIDIA driver")
+    library.symlink_to(nvml.driver.library / LIBRARY)
+    source.wait(RETRY_INTERVAL_S - 1)
+    assert not source.health.up
+    source.wait(2)
+    assert nvml.up() == ALL
+    assert (source.health.up, source.health.reason) == (True, "")
 
 
-def test_a_library_that_does_not_come_back_is_reported(fake_driver: FakeDriver) -> None:
-    fake_driver.hang("nvmlInitWithFlags")
-    with watched(fake_driver.environment) as watch:
-        wait_until(lambda: watch.health().get("reason") == "NVML does not answer")
-        fake_driver.clear()
-        wait_until(watch.all_up)
+def test_a_library_that_does_not_come_back_is_reported(source: Source) -> None:
+    nvml = source.nvml
+    source.stick("nvml", INIT)
+    assert (source.health.up, source.health.reason) == (False, "NVML does not answer")
+    nvml.release(INIT)
+    nvml.rounds(2)
+    assert nvml.up() == ALL
 
 
-def test_the_library_may_be_named_by_its_file(fake_driver: FakeDriver, tmp_path: Path) -> None:
-    other = tmp_path / "driver.so"
-    other.write_bytes((fake_driver.library / "libnvidia-ml.so.1").read_bytes())
-    environment = fake_driver.environment | {
-        "LD_LIBRARY_PATH": "",
-        "WARPWATCH_NVML_LIBRARY": str(other),
-    }
-    with watched(environment) as watch:
-        wait_until(watch.all_up)
-
-
-def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(
-    fake_driver: FakeDriver,
-) -> None:
-    with watched(fake_driver.environment) as watch:
-        wait_until(watch.all_up)
-        fake_driver.set(driver_gone=1)
-        wait_until(lambda: "Driver Not Loaded" in watch.health().get("reason", ""))
-        wait_until(lambda: {watch.reason(gpu) for gpu in range(8)} == {"driver"})
-        fake_driver.set(driver_gone=None, driver_version="615.71.05")
-        wait_until(watch.all_up)
-        assert watch.newest(0)["info"]["driver_version"] == "615.71.05"
-
-
-def test_devices_that_the_watchdog_has_not_seen_yet_go_down_with_the_driver(
-    fake_driver: FakeDriver,
-) -> None:
-    with watched(fake_driver.environment, mode="by_hand") as watch:
-        watch.run("nvml", *(f"nvml-{gpu}" for gpu in range(8)))
-        assert watch.all_up()
-        fake_driver.set(driver_gone=1)
-        while watch.newest(0)["up"]:
-            watch.run("nvml-0")
-        watch.run("nvml", "nvml-watchdog")
-        assert {watch.reason(gpu) for gpu in range(8)} == {"driver"}
+def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source: Source) -> None:
+    nvml = source.nvml
+    # The watchdog has not seen them yet.
+    nvml.loops.run("nvml", *(f"nvml-{gpu}" for gpu in range(8)))
+    assert nvml.up() == ALL
+    nvml.driver.set(driver_gone=1)
+    nvml.loops.run("nvml-0", "nvml", "nvml-watchdog")
+    assert set(nvml.reasons(*ALL)) == {"driver"}
+    assert source.health.reason.endswith("Driver Not Loaded")
+    assert source.health.errors > 0
+    nvml.driver.set(driver_gone=None, driver_version="615.71.05")
+    source.wait_while(lambda: nvml.up() != ALL, RETRY_INTERVAL_S + 2)
+    assert nvml.newest(0).device.info["driver_version"] == "615.71.05"
+    assert source.failures == []
 
 
 def test_a_driver_of_another_version_is_reported_and_then_ends_the_daemon_once(
-    fake_driver: FakeDriver,
+    source: Source,
 ) -> None:
-    def failures() -> list[str]:
-        return [line["fail"] for line in list(watch.lines) if "fail" in line]
-
-    with watched(fake_driver.environment, mismatch_grace_s=0.4) as watch:
-        wait_until(watch.all_up)
-        fake_driver.set(version_mismatch=1)
-        wait_until(lambda: "different driver versions" in watch.health().get("reason", ""))
-        assert failures() == []
-        assert "the daemon ends after 0.4 s of it" in watch.health()["reason"]
-        wait_until(failures)
-        time.sleep(0.3)
-        assert failures() == [
-            "the NVIDIA driver was upgraded under this process: kernel module and library differ; "
-            "restarting picks the new library up"
-        ]
+    nvml = source.begin()
+    nvml.driver.set(version_mismatch=1)
+    source.wait(GRACE_S)
+    assert "different driver versions; the daemon ends after 60 s of it" in source.health.reason
+    assert source.failures == []
+    source.wait(3 * GRACE_S)
+    assert source.failures == [UPGRADED]
 
 
-def test_versions_that_agree_again_in_time_end_nothing(fake_driver: FakeDriver) -> None:
-    with watched(fake_driver.environment, mismatch_grace_s=30) as watch:
-        wait_until(watch.all_up)
-        fake_driver.set(version_mismatch=1)
-        wait_until(lambda: "different driver versions" in watch.health().get("reason", ""))
-        fake_driver.clear()
-        wait_until(watch.all_up)
-        assert not [line for line in watch.lines if "fail" in line]
+def test_versions_that_agree_again_in_time_end_nothing(source: Source) -> None:
+    nvml = source.begin()
+    for _ in range(3):
+        nvml.driver.set(version_mismatch=1)
+        source.wait(GRACE_S / 2)
+        assert "different driver versions" in source.health.reason
+        nvml.driver.set(version_mismatch=0)
+        source.wait_while(lambda: nvml.up() != ALL)
+    assert source.failures == []
 
 
 def test_a_library_that_was_exchanged_on_disk_is_kept_apart_from_one_that_was_not(
-    fake_driver: FakeDriver, tmp_path: Path
+    fake_nvml: Path, tmp_path: Path
 ) -> None:
-    mapped = tmp_path / "libnvidia-ml.so.1"
-    mapped.write_bytes((fake_driver.library / mapped.name).read_bytes())
-    program = (
-        "import ctypes, pathlib, sys\n"
-        "from warpwatch_devices.nvml.library import library_replaced\n"
-        "path = pathlib.Path(sys.argv[1])\n"
-        "library = ctypes.CDLL(str(path))\n"
-        "before = library_replaced()\n"
-        "path.rename(path.with_suffix('.old'))\n"
-        "path.with_suffix('.old').unlink()\n"
-        "path.write_bytes(b'new')\n"
-        "print(before, library_replaced())\n"
+    path = tmp_path / LIBRARY
+    path.write_bytes((fake_nvml / LIBRARY).read_bytes())
+    library = ctypes.CDLL(str(path))
+    before = library_replaced()
+    path.rename(path.with_suffix(".old"))
+    path.write_bytes(b"new")
+    renamed = library_replaced()
+    path.with_suffix(".old").unlink()
+    replaced = library_replaced()
+    _ctypes.dlclose(library._handle)
+    assert (before, renamed, replaced, library_replaced()) == (False, False, True, False)
+
+
+def test_after_calls_of_gpm_and_events_that_hung_and_returned_a_new_driver_is_found(
+    source: Source,
+) -> None:
+    nvml = source.begin()
+    nvml.hang("gpm", "nvmlGpmSampleGet", 1)
+    nvml.hang("nvml-events", "nvmlEventSetWait_v2")
+    source.wait(1)
+    nvml.release("nvmlGpmSampleGet", 1)
+    nvml.release("nvmlEventSetWait_v2")
+    nvml.driver.set(driver_gone=1)
+    nvml.rounds()
+    nvml.driver.set(driver_gone=0)
+    source.wait_while(lambda: nvml.up() != ALL)
+    assert source.failures == []
+
+
+def reload(source: Source) -> None:
+    source.nvml.driver.set(driver_gone=1)
+    source.nvml.rounds(2)
+    assert source.nvml.reasons(0) == ["driver"]
+    source.nvml.driver.set(driver_gone=0)
+
+
+def test_a_call_that_hangs_across_a_reload_keeps_nvml_down_until_it_returns(
+    source: Source,
+) -> None:
+    nvml = source.begin()
+    source.stick("nvml-1", UTILIZATION, 1)
+    assert nvml.reasons(1) == ["stuck"]
+    reload(source)
+    source.wait(GRACE_S / 2)
+    assert not source.health.up
+    assert source.health.reason.endswith(BLOCKED)
+    assert nvml.up() == set()
+    nvml.release(UTILIZATION, 1)
+    source.wait_while(lambda: nvml.up() != ALL)
+    source.wait(GRACE_S)
+    # All initialisations but one are taken back.
+    assert nvml.calls("nvmlShutdown") == nvml.calls(INIT) - 1
+    assert source.failures == []
+
+
+def test_a_call_that_hangs_across_a_reload_for_long_ends_the_daemon(source: Source) -> None:
+    nvml = source.begin()
+    source.stick("nvml-1", UTILIZATION, 1)
+    reload(source)
+    source.wait(2 * GRACE_S)
+    assert source.failures == [BLOCKED]
+    # Of no use while the call is inside, and dangerous: the last user's shutdown frees all.
+    assert nvml.calls("nvmlShutdown") < nvml.calls(INIT)
+
+
+def test_an_upgrade_beside_a_call_that_hangs_ends_the_daemon(source: Source) -> None:
+    nvml = source.begin()
+    source.stick("nvml-1", UTILIZATION, 1)
+    nvml.driver.set(version_mismatch=1)
+    source.wait(GRACE_S + RETRY_INTERVAL_S + 3)
+    assert source.failures == [UPGRADED]
+
+
+def test_nvml_is_not_shut_down_under_a_call(source: Source) -> None:
+    nvml = source.begin()
+    # Inside, and not yet taken to be stuck.
+    nvml.hang("nvml-1", UTILIZATION, 1)
+    nvml.driver.set(driver_gone=1)
+    nvml.rounds(3)
+    assert nvml.reasons(0) == ["driver"]
+    assert nvml.calls("nvmlShutdown") == 0
+    source.source.close()
+    assert nvml.calls("nvmlShutdown") == 0
+    nvml.release(UTILIZATION, 1)
+    nvml.rounds()
+    assert nvml.calls("nvmlShutdown") == 1
+
+
+def test_a_search_that_comes_back_late_begins_nothing(source: Source) -> None:
+    nvml = source.begin(2)
+    nvml.driver.set(gpus=3)
+    nvml.hang("nvml-scan", UUID, 2)
+    # One call says that NVML is to be initialised again, which is only counted.
+    nvml.driver.fail("nvmlDeviceGetMemoryInfo_v2", 1, gpu=0)
+    nvml.loops.run("nvml-0", "nvml")
+    nvml.driver.fail("nvmlDeviceGetMemoryInfo_v2", 0, gpu=0)
+    assert "nvml-2" not in nvml.loops.names
+    nvml.release(UUID, 2)
+    source.wait_while(lambda: nvml.up() != {0, 1, 2})
+    # It has one loop, as the other ones have.
+    assert sorted(name for name in nvml.loops.names if name[-1].isdigit()) == [
+        "nvml-0",
+        "nvml-1",
+        "nvml-2",
+    ]
+
+
+def test_devices_that_answer_nothing_any_more_end_the_daemon_once(source: Source) -> None:
+    nvml = source.begin()
+    nvml.driver.set(unknown=1)
+    source.wait(GRACE_S)
+    assert not source.health.up
+    assert "no GPU can be read any more" in source.health.reason
+    assert source.failures == []
+    source.wait(3 * GRACE_S)
+    (failure,) = source.failures
+    assert "the container lost its devices" in failure
+    nvml.driver.set(unknown=0)
+    source.wait_while(lambda: nvml.up() != ALL)
+    nvml.rounds()
+    assert source.health.up
+
+
+def test_devices_that_may_not_be_read_or_never_could_end_nothing(source: Source) -> None:
+    nvml = source.nvml
+    nvml.driver.set(gpus=2)
+    for gpu in (0, 1):
+        nvml.driver.set(gpu, unknown=1)
+    source.wait(2 * GRACE_S)
+    assert nvml.samples("unknown-1")[-1].reason == "driver"
+    assert source.health.up
+    for gpu in (0, 1):
+        nvml.driver.set(gpu, unknown=0)
+    source.wait_while(lambda: nvml.up() != {0, 1})
+    nvml.driver.set(no_permission=1)
+    source.wait(2 * GRACE_S)
+    assert nvml.reasons(0, 1) == ["no_permission"] * 2
+    assert source.failures == []
+
+
+def test_a_device_that_comes_or_goes_beside_a_stuck_one_is_noticed(source: Source) -> None:
+    nvml = source.begin(4)
+    source.stick("nvml-1", UTILIZATION, 1)
+    assert nvml.reasons(1) == ["stuck"]
+    nvml.driver.set(3, absent=1)
+    source.wait_while(lambda: nvml.up() != {0, 2})
+    assert nvml.reasons(3) == ["lost"]
+    nvml.driver.set(3, absent=0)
+    source.wait_while(lambda: nvml.up() != {0, 2, 3})
+    assert nvml.reasons(1) == ["stuck"]
+    # Another one goes from before the stuck one, which has its index then.
+    nvml.driver.set(0, absent=1)
+    source.wait_while(lambda: nvml.up() != {2, 3} or nvml.newest(3).device.index != 2)
+    nvml.release(UTILIZATION, 1)
+    source.wait_while(lambda: nvml.up() != {1, 2, 3})
+    nvml.rounds(2)
+    assert [nvml.newest(gpu).device.index for gpu in (1, 2, 3)] == [0, 1, 2]
+
+
+def test_a_search_that_hangs_is_reported_and_is_replaced(source: Source) -> None:
+    nvml = source.begin(2)
+    nvml.driver.set(gpus=4)
+    nvml.hang("nvml-scan", UUID, 2)
+    nvml.advance(STUCK_AFTER_S)
+    nvml.loops.run("nvml-watchdog", "nvml")
+    assert (source.health.up, source.health.reason) == (
+        True,
+        "the search for devices that come and go does not return",
     )
-    command = [sys.executable, "-c", program, str(mapped)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-    assert answer.stdout == "False True\n"
+    # Another one leaves that index out.
+    nvml.loops.run("nvml-scan")
+    nvml.hang("nvml-2", UUID, 2)
+    nvml.rounds(2)
+    assert nvml.up() == {0, 1, 3}
+    nvml.release(UUID, 2)
+    nvml.rounds(2)
+    assert nvml.up() == {0, 1, 2, 3}
+    assert source.health.reason == ""
+
+
+def test_a_device_that_never_reported_its_name_is_forgotten_when_it_goes(source: Source) -> None:
+    nvml = source.nvml
+    nvml.driver.set(gpus=3)
+    nvml.driver.set(2, lost=1)
+    nvml.rounds(2)
+    assert nvml.samples("unknown-2") and nvml.up() == {0, 1}
+    nvml.driver.set(2, absent=1)
+    source.wait_while(lambda: nvml.samples("unknown-2"))
+    nvml.driver.set(2, absent=0)
+    source.wait_while(lambda: not nvml.samples("unknown-2"))
+    nvml.driver.set(driver_gone=1)
+    source.wait(20)
+    assert nvml.samples("unknown-2") == []
+
+
+def test_events_that_are_not_watched_any_more_are_reported(source: Source) -> None:
+    nvml = source.begin()
+    nvml.driver.fail("nvmlEventSetWait_v2", 3)
+    nvml.rounds(3)
+    assert "not watched through NVML any more: Not Supported" in source.health.reason
+    assert source.health.up and nvml.up() == ALL
+
+
+def test_what_breaks_off_begins_its_time_again() -> None:
+    failures: list[str] = []
+    clock = ManualClock()
+    last_resort = LastResort(failures.append, 60.0, clock.monotonic)
+    for after_s, ailment in ((0, "first"), (59.9, ""), (0, "first"), (59.9, "first")):
+        clock.advance(after_s)
+        last_resort.consider(ailment)
+    clock.advance(0.05)
+    last_resort.consider("second")
+    clock.advance(59.9)
+    last_resort.consider("second")
+    assert failures == []
+    for _ in range(3):
+        clock.advance(0.1)
+        last_resort.consider("second")
+    assert failures == ["second"]
 
 
 @pytest.mark.parametrize(
     ("code", "meaning", "name"),
     [
+        (2, Meaning.UNSUPPORTED, "invalid_argument"),
         (3, Meaning.UNSUPPORTED, "not_supported"),
         (13, Meaning.UNSUPPORTED, "function_not_found"),
         (25, Meaning.UNSUPPORTED, "argument_version_mismatch"),
+        (26, Meaning.UNSUPPORTED, "deprecated"),
         (4, Meaning.NO_PERMISSION, "no_permission"),
         (6, Meaning.EMPTY, "not_found"),
+        (7, Meaning.EMPTY, "insufficient_size"),
+        (10, Meaning.EMPTY, "timeout"),
+        (21, Meaning.EMPTY, "no_data"),
+        (27, Meaning.EMPTY, "not_ready"),
         (1, Meaning.LIBRARY, "uninitialized"),
         (9, Meaning.LIBRARY, "driver_not_loaded"),
         (18, Meaning.LIBRARY, "lib_rm_version_mismatch"),
+        (11, Meaning.LOST, "irq_issue"),
         (15, Meaning.LOST, "gpu_is_lost"),
         (28, Meaning.LOST, "gpu_not_found"),
         (16, Meaning.RESET_REQUIRED, "reset_required"),

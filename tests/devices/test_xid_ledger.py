@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.manual_clock import ManualClock
 from warpwatch_devices.xid_ledger import XidLedger, normalised_address
 
 GPU = "GPU-1a"
@@ -14,17 +15,9 @@ ADDRESS = "00000000:1A:00.0"
 LOG_ADDRESS = "0000:1a:00"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def ledger_with_gpu() -> tuple[XidLedger, Clock]:
-    clock = Clock()
-    ledger = XidLedger(clock)
+def ledger_with_gpu() -> tuple[XidLedger, ManualClock]:
+    clock = ManualClock()
+    ledger = XidLedger(clock.wall)
     ledger.register(GPU, ADDRESS)
     return ledger, clock
 
@@ -50,7 +43,7 @@ def test_addresses_differ_by_domain_and_bus():
 def test_an_event_and_its_line_in_the_kernel_log_are_one():
     ledger, clock = ledger_with_gpu()
     assert ledger.observe(ADDRESS, 79, "nvml") is True
-    clock.now += 4.9
+    clock.advance(4.9)
     assert ledger.observe(LOG_ADDRESS, 79, "kernel_log") is False
     assert total(ledger, 79) == 1
 
@@ -73,7 +66,7 @@ def test_two_of_one_origin_are_two():
 def test_what_is_reported_too_late_is_another_event():
     ledger, clock = ledger_with_gpu()
     ledger.observe(ADDRESS, 13, "nvml")
-    clock.now += 5.1
+    clock.advance(5.1)
     assert ledger.observe(LOG_ADDRESS, 13, "kernel_log") is True
     assert total(ledger, 13) == 2
 
@@ -90,7 +83,7 @@ def test_other_numbers_and_other_gpus_are_other_events():
 def test_the_time_is_that_of_the_last_one():
     ledger, clock = ledger_with_gpu()
     ledger.observe(ADDRESS, 31, "nvml")
-    clock.now += 100
+    clock.advance(100)
     ledger.observe(ADDRESS, 31, "nvml")
     assert ledger.values(GPU) == {
         ("device_xid_errors_total", ("31",)): 2,
@@ -99,7 +92,7 @@ def test_the_time_is_that_of_the_last_one():
 
 
 def test_an_xid_before_its_gpu_is_known_is_kept_for_it():
-    ledger = XidLedger(Clock())
+    ledger = XidLedger(ManualClock().wall)
     assert ledger.observe(LOG_ADDRESS, 143, "kernel_log") is True
     assert ledger.values(GPU) == {}
     ledger.register(GPU, ADDRESS)
@@ -107,7 +100,7 @@ def test_an_xid_before_its_gpu_is_known_is_kept_for_it():
 
 
 def test_what_is_kept_for_unknown_gpus_is_bounded():
-    ledger = XidLedger(Clock())
+    ledger = XidLedger(ManualClock().wall)
     for bus in range(256):
         for domain in range(4):
             ledger.observe(f"{domain:04x}:{bus:02x}:00", 13, "kernel_log")
@@ -128,7 +121,7 @@ def test_hardware_trouble_counts_from_0_once_an_origin_works():
 
 
 def test_a_gpu_that_comes_after_the_log_works_counts_from_0_too():
-    ledger = XidLedger(Clock())
+    ledger = XidLedger(ManualClock().wall)
     ledger.watched("kernel_log")
     ledger.register(GPU, ADDRESS)
     ledger.observe(LOG_ADDRESS, 79, "kernel_log")
@@ -179,7 +172,7 @@ def test_a_storm_is_logged_once_and_counted_in_full(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "device GPU-1a (0000:1a:00): XID 79, GPU fell off the bus"
     ]
-    clock.now += 61
+    clock.advance(61)
     ledger.observe(ADDRESS, 79, "nvml")
     assert len(caplog.records) == 2
     assert total(ledger, 79) == 51

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,14 @@ class KubeletOrigin:
     name = "kubelet"
     needs_devices = True
 
-    def __init__(self, socket: Path = DEFAULT_SOCKET, *, optional: bool = True) -> None:
+    def __init__(
+        self,
+        socket: Path = DEFAULT_SOCKET,
+        *,
+        optional: bool = True,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
         self._socket = socket
         self._optional = optional
         self._client: PodResourcesClient | None = None
@@ -42,7 +50,7 @@ class KubeletOrigin:
             # Here and not above: this imports gRPC.
             from warpwatch_devices.attribution.podresources_client import PodResourcesClient
 
-            self._client = PodResourcesClient(self._socket)
+            self._client = PodResourcesClient(self._socket, self._monotonic)
         allocations, refused = allocations_of(self._client.list())
         devices = KnownDevices(samples)
         held: dict[str, dict[Workload, bool]] = {}

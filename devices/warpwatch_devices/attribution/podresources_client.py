@@ -6,7 +6,7 @@ gRPC adds some 15 MiB to the process, so this module is imported only where ther
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ _OPTIONS = (
 class PodResourcesClient:
     """One connection to the kubelet's socket, kept until a failure or ``close``."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._socket = socket
         self._channel: Any = None
         self._file: tuple[int, int, int] | None = None
@@ -63,7 +64,7 @@ class PodResourcesClient:
         listed = list(islice(_flat(response), MAX_LISTED + 1))
         if len(listed) > MAX_LISTED:
             raise OriginError(f"more than {MAX_LISTED} devices are listed")
-        if not listed and time.monotonic() < self._doubted_until:
+        if not listed and self._monotonic() < self._doubted_until:
             raise OriginError("no devices are listed yet by a kubelet that was started again")
         self._doubted_until = 0.0
         self._had_devices = bool(listed)
@@ -83,7 +84,7 @@ class PodResourcesClient:
             self.close()
         if self._channel is None:
             self._file = file
-            self._doubted_until = time.monotonic() + STARTING_S if self._had_devices else 0.0
+            self._doubted_until = self._monotonic() + STARTING_S if self._had_devices else 0.0
             self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
         return self._channel.unary_unary(
             _METHOD,

@@ -30,7 +30,15 @@ TICK_S = 1.0
 class AttributionSource:
     name = "attribution"
 
-    def __init__(self, config: AttributionConfig, surroundings: Surroundings) -> None:
+    def __init__(
+        self,
+        config: AttributionConfig,
+        surroundings: Surroundings,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._clocks = monotonic, wall
         self._devices = surroundings.devices
         self._origins = origins_of(config)
         self._lock = threading.Lock()
@@ -42,7 +50,8 @@ class AttributionSource:
         sink.publish_health(SourceHealth(self.name, up=True))
         for origin in self._origins:
             interval_s = INTERVAL_S if origin.needs_devices else 0.0
-            asker = Asker(origin, interval_s, self._devices, sink, self._report(sink))
+            asked = (origin, interval_s, self._devices, sink, self._report(sink))
+            asker = Asker(*asked, *self._clocks)
             supervisor.every(f"attribution-{origin.name}", TICK_S, asker.step)
 
     def close(self) -> None:
@@ -91,7 +100,10 @@ class Asker:
         devices: Callable[[], tuple[DeviceSample, ...]],
         sink: Sink,
         report: Callable[[str, str, float], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        self._monotonic, self._wall = monotonic, wall
         self._origin = origin
         self._interval_s = interval_s
         self._devices = devices
@@ -102,7 +114,7 @@ class Asker:
         self._refused: frozenset[str] = frozenset()
 
     def step(self) -> None:
-        begun = time.monotonic()
+        begun = self._monotonic()
         if begun < self._due:
             return
         samples = self._devices()
@@ -110,13 +122,13 @@ class Asker:
             return
         self._due = begun + self._interval_s
         try:
-            self._publish(self._origin.read(samples, time.time()))
+            self._publish(self._origin.read(samples, self._wall()))
             failure = ""
         except OriginError as error:
             failure = str(error)
             self._sink.count("attribution_errors_total", self._origin.name)
         self._log(failure)
-        self._report(self._origin.name, failure, time.monotonic() - begun)
+        self._report(self._origin.name, failure, self._monotonic() - begun)
 
     def _publish(self, answer: OriginAnswer) -> None:
         for attribution in answer.attributions:

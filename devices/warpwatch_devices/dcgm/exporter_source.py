@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 import zlib
 from base64 import b64encode
+from collections.abc import Callable
 from email.message import Message
 from typing import IO
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -47,7 +48,15 @@ class DcgmExporterSource(Source):
 
     name = "dcgm_exporter"
 
-    def __init__(self, config: DcgmExporterConfig, surroundings: Surroundings) -> None:
+    def __init__(
+        self,
+        config: DcgmExporterConfig,
+        surroundings: Surroundings,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._monotonic, self._wall = monotonic, wall
         self._url = config.url or ""
         self._surroundings = surroundings
         self._hostname = os.environ.get("NODE_NAME") or socket.gethostname()
@@ -60,7 +69,7 @@ class DcgmExporterSource(Source):
         supervisor.every(self.name, INTERVAL_S, lambda: self._read(sink))
 
     def _read(self, sink: Sink) -> None:
-        begun = time.monotonic()
+        begun = self._monotonic()
         reason = ""
         try:
             self._scrape(sink)
@@ -70,12 +79,12 @@ class DcgmExporterSource(Source):
         if reason and reason != self._reason:
             logger.warning("%s", reason)
         self._reason = reason
-        duration_s = time.monotonic() - begun
+        duration_s = self._monotonic() - begun
         sink.publish_health(SourceHealth(self.name, not reason, reason, duration_s, self._errors))
 
     def _scrape(self, sink: Sink) -> None:
-        now = time.time()
-        body = fetch(self._url, TIMEOUT_S)
+        now = self._wall()
+        body = fetch(self._url, TIMEOUT_S, self._monotonic)
         digest = hashlib.blake2b(body).digest()
         if digest == self._last_digest:
             return
@@ -123,13 +132,13 @@ class _SameServer(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameServer)
 
 
-def fetch(url: str, timeout_s: float) -> bytes:
+def fetch(url: str, timeout_s: float, monotonic: Callable[[], float] = time.monotonic) -> bytes:
     """The body, at most MAX_BODY_BYTES, also after decompression. Raises ScrapeFailed."""
     request = _request(url)
-    deadline = time.monotonic() + timeout_s
+    deadline = monotonic() + timeout_s
     try:
         with _OPENER.open(request, timeout=timeout_s) as response:
-            body = _read_body(response, deadline)
+            body = _read_body(response, deadline, monotonic)
             encoding = response.headers.get("Content-Encoding", "identity")
         return _decode(body, encoding.lower())
     except urllib.error.HTTPError as error:
@@ -161,14 +170,16 @@ def _server(url: str) -> str:
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
-def _read_body(response: http.client.HTTPResponse, deadline: float) -> bytes:
+def _read_body(
+    response: http.client.HTTPResponse, deadline: float, monotonic: Callable[[], float]
+) -> bytes:
     """Until its end, whoever drips it byte by byte."""
     body = bytearray()
     while chunk := response.read1(_CHUNK_BYTES):
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise ScrapeFailed(f"its answer is longer than {MAX_BODY_BYTES} bytes")
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             raise TimeoutError
     if response.length:
         raise ScrapeFailed("its answer is cut short")

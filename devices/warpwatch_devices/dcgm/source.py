@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 
 from warpwatch_devices.call_guard import run_all
 from warpwatch_devices.config import DcgmConfig
@@ -49,7 +50,15 @@ class DcgmSource:
 
     name = "dcgm"
 
-    def __init__(self, config: DcgmConfig, surroundings: Surroundings) -> None:
+    def __init__(
+        self,
+        config: DcgmConfig,
+        surroundings: Surroundings,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._monotonic, self._wall = monotonic, wall
         self._config = config
         self._surroundings = surroundings
         self._retry_s = RETRY_FIRST_S
@@ -73,7 +82,7 @@ class DcgmSource:
         run_all({"dcgm-close": self._leave}, _CLOSE_TIMEOUT_S)
 
     def _step(self, sink: Sink) -> None:
-        begun = time.monotonic()
+        begun = self._monotonic()
         try:
             engine = self._connected(begun)
             if engine is None:
@@ -88,7 +97,7 @@ class DcgmSource:
             self._reason = ""
         except DcgmUnavailable as unavailable:
             self._unavailable(str(unavailable), begun)
-        sink.publish_health(self._health(time.monotonic() - begun))
+        sink.publish_health(self._health(self._monotonic() - begun))
 
     def _connected(self, now: float) -> HostEngine | None:
         """The engine; None while it is not yet time to try again."""
@@ -122,7 +131,7 @@ class DcgmSource:
         samples = []
         for entity, readings in engine.latest():
             device = device_of(entity.device, known)
-            now = time.time()
+            now = self._wall()
             values = {} if self._pause.active else self._values(entity, readings, now)
             lost = not values and not self._pause.active and engine.is_lost(entity)
             if device is not None and (values or lost or self._pause.active):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,12 @@ from warpwatch_devices.nvml.readers import (
     slow_readers,
     static_readers,
 )
-from warpwatch_devices.nvml.sample_buffers import BUSY_SECONDS, Integral
+from warpwatch_devices.nvml.sample_buffers import (
+    BUSY_SECONDS,
+    Integral,
+    busy_samples,
+    energy_samples,
+)
 from warpwatch_devices.nvml.substitutes import field_substitutes, supports
 from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, Schedule
 from warpwatch_devices.source import DeviceSink
@@ -55,6 +61,8 @@ class Companions:
     ledger: XidLedger
     events: EventWatcher
     gpm: GpmWorker
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
 
 
 class NvmlDevice:
@@ -67,6 +75,7 @@ class NvmlDevice:
         self.reason = ""
         self.costs = CallCosts()
         self._companions = companions
+        self._monotonic, self._wall = companions.monotonic, companions.wall
         self._index = index
         self._interval_s = interval_s
         self._probe_at = 0.0
@@ -106,7 +115,7 @@ class NvmlDevice:
         """Read the device once and publish what came of it."""
         if self.library_gone:
             return
-        if self.reason and time.monotonic() < self._probe_at:
+        if self.reason and self._monotonic() < self._probe_at:
             self._publish_down()
             return
         try:
@@ -127,7 +136,7 @@ class NvmlDevice:
         self._publish_down("stuck")
 
     def _publish_down(self, reason: str = "") -> None:
-        now = time.time()
+        now = self._wall()
         for device in self.devices:
             values = self._companions.ledger.values(device.uuid)
             sample = DeviceSample(device, now, values, up=False, reason=reason or self.reason)
@@ -138,7 +147,7 @@ class NvmlDevice:
             logger.warning("device %s (%s): %s", self._index, self.device.uuid, reason)
         self.reason = reason
         self._settled = False
-        self._probe_at = time.monotonic() + PROBE_INTERVAL_S
+        self._probe_at = self._monotonic() + PROBE_INTERVAL_S
         self._handle = None
         self._publish_down()
 
@@ -170,24 +179,26 @@ class NvmlDevice:
         slow = FieldBatch("slow_fields", SLOW_FIELDS, SLOW_S, self._parts)
         rare = FieldBatch("rare_fields", RARE_FIELDS, RARE_S)
         self._supports = supports((fast, slow, rare))
+        clocks = (self._wall, self._monotonic)
         readers = (
             *(fast.reader, slow.reader, rare.reader),
-            *fast_readers(self._busy),
+            *fast_readers(busy_samples(self._busy, *clocks).read),
             *slow_readers(self._fans),
             *static_readers(),
-            *field_substitutes(self._energy),
+            *field_substitutes(energy_samples(self._energy, *clocks).read),
         )
         self._schedule = Schedule(
-            *(readers, self._index, self.costs, self._supports, self._denied, self._interval_s)
+            *(readers, self._index, self.costs, self._supports, self._denied, self._interval_s),
+            monotonic=self._monotonic,
         )
-        self._occupancy = Occupancy(self.costs, self._index, self._interval_s)
+        self._occupancy = Occupancy(self.costs, self._index, self._interval_s, *clocks)
         self._read_at = None
         self._pcie_bytes.begin()
         # A GPU has no GPM of its own while it is in MIG mode.
         self._companions.gpm.add(self.device.uuid, self._handle)
 
     def _read(self) -> None:
-        now = time.time()
+        now = self._wall()
         values = self._schedule.read(self._handle)
         if not self._watched:
             self._watch()
@@ -235,7 +246,7 @@ class NvmlDevice:
         """Busy time of devices without sample buffers: the utilization that was read, for the time
         since the reading before. A gap of more than three intervals is not known and adds nothing.
         """
-        now = time.monotonic()
+        now = self._monotonic()
         before, self._read_at = self._read_at, now
         busy_ratio = values.get(UTILIZATION)
         if busy_ratio is None or self._schedule.has("utilization_samples"):

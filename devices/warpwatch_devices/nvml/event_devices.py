@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +41,8 @@ class EventDevice:
     retry_s: float = FIRST_RETRY_S
     stale: bool = False
 
-    def leave_alone(self) -> None:
-        self.retry_at = time.monotonic() + self.retry_s
+    def leave_alone(self, now: float) -> None:
+        self.retry_at = now + self.retry_s
         self.retry_s = min(2 * self.retry_s, LAST_RETRY_S)
 
 
@@ -54,9 +53,8 @@ class Renewals:
     next_at: float = 0.0
     pause_s: float = FIRST_RETRY_S
 
-    def take(self) -> float:
+    def take(self, now: float) -> float:
         """When the next one is due; 0: now."""
-        now = time.monotonic()
         if now < self.next_at:
             return self.next_at
         was_quiet = now - self.next_at > self.pause_s

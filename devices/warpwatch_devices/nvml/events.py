@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
@@ -57,9 +58,17 @@ class _Unusable(Exception):
 class EventWatcher:
     """Hands the events of one generation of NVML to the ledger."""
 
-    def __init__(self, supervisor: Supervisor, sink: DeviceSink, ledger: XidLedger) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        sink: DeviceSink,
+        ledger: XidLedger,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._costs = CallCosts()
-        self._loop = GuardedLoop(supervisor, "nvml-events", WAIT_S, self._round, MAX_REPLACEMENTS)
+        loop = (supervisor, "nvml-events", WAIT_S, self._round, MAX_REPLACEMENTS)
+        self._loop = GuardedLoop(*loop, monotonic)
+        self._monotonic = monotonic
         self._sink = sink
         self._ledger = ledger
         self._lock = threading.Lock()
@@ -91,10 +100,11 @@ class EventWatcher:
             before = self._by_address.get(address)
             if before is not None and (before.registered or before.stale):
                 device.stale = True
-                device.retry_at = self._renewals.setdefault(uuid, Renewals()).take()
+                renewals = self._renewals.setdefault(uuid, Renewals())
+                device.retry_at = renewals.take(self._monotonic())
             self._devices[uuid] = device
             self._by_address[address] = device
-            self._settled_at = time.monotonic() + SETTLING_S
+            self._settled_at = self._monotonic() + SETTLING_S
             self._loop.begin()
             self._loop.wake()
 
@@ -144,7 +154,7 @@ class EventWatcher:
             costs.drain(self._sink.count)
 
     def _round(self, guard: CallGuard) -> None:
-        if self.trouble or time.monotonic() < self._build_at:
+        if self.trouble or self._monotonic() < self._build_at:
             return
         try:
             if self._renew or self._one_came_back():
@@ -160,13 +170,13 @@ class EventWatcher:
 
     def _one_came_back(self) -> bool:
         """Whether the set must be built again for a device that is in it as it was before."""
-        now = time.monotonic()
+        now = self._monotonic()
         with self._lock:
             return any(d.stale and now >= d.retry_at for d in self._devices.values())
 
     def _ensure_set(self, guard: CallGuard) -> None:
         """A set with every device in it that can be registered now."""
-        now = time.monotonic()
+        now = self._monotonic()
         with self._lock:
             missing = [
                 device
@@ -193,7 +203,7 @@ class EventWatcher:
         try:
             guard.call(device, self._costs.measure, READER, *call)
         except pynvml.NVMLError as error:
-            device.leave_alone()
+            device.leave_alone(self._monotonic())
             meaning = meaning_of(code_of(error))
             if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
                 self.forget(device.uuid)
@@ -209,7 +219,7 @@ class EventWatcher:
 
     def _take(self, guard: CallGuard) -> None:
         """Wait for an event, and take those that have come with it."""
-        settling = time.monotonic() < self._settled_at
+        settling = self._monotonic() < self._settled_at
         if settling:
             self._loop.wake()
         timeout_ms = round(1000 * (SETTLING_WAIT_S if settling else WAIT_S))
@@ -254,7 +264,7 @@ class EventWatcher:
         over, since what happens without a set is not reported later."""
         wait_s = self._back_off_s
         self._back_off_s = min(max(2 * wait_s, FIRST_BACK_OFF_S), LAST_BACK_OFF_S)
-        self._build_at = time.monotonic() + wait_s
+        self._build_at = self._monotonic() + wait_s
         if wait_s == 0.0:
             logger.warning("NVML events: %s; the event set is built again", unusable)
             self._loop.wake()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.loops import Loop, Supervisor
@@ -35,17 +36,24 @@ class Generation:
     ``in_flight``."""
 
     def __init__(
-        self, supervisor: Supervisor, sink: DeviceSink, ledger: XidLedger, config: NvmlConfig
+        self,
+        supervisor: Supervisor,
+        sink: DeviceSink,
+        ledger: XidLedger,
+        config: NvmlConfig,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._sink = GenerationSink(sink)
-        gpm = GpmWorker(supervisor, config.interval_s, config.stuck_after_s)
-        events = EventWatcher(supervisor, self._sink, ledger)
+        self._monotonic = monotonic
+        gpm = GpmWorker(supervisor, config.interval_s, config.stuck_after_s, monotonic)
+        events = EventWatcher(supervisor, self._sink, ledger, monotonic)
         self.loops: tuple[Running, ...] = ()
-        self._companions = Companions(self._sink, ledger, events, gpm)
+        self._companions = Companions(self._sink, ledger, events, gpm, monotonic, wall)
         self._supervisor = supervisor
         self._config = config
         self._count = 0
-        self._scanner = Scanner(supervisor, self._look)
+        self._scanner = Scanner(supervisor, self._look, monotonic)
         self._library_gone = False
         # Devices were matched with indices that could not be asked.
         self._guessed = False
@@ -124,7 +132,7 @@ class Generation:
 
     def end(self, timeout_s: float) -> None:
         """Stop the loops, and wait so long for all of them together."""
-        deadline = time.monotonic() + timeout_s
+        deadline = self._monotonic() + timeout_s
         with self._lock:
             self._closed = True
         self._sink.close()
@@ -134,7 +142,7 @@ class Generation:
         self._companions.events.close()
         self._companions.gpm.close()
         for device, loop in self.loops:
-            loop.stop(max(0.0, deadline - time.monotonic()))
+            loop.stop(max(0.0, deadline - self._monotonic()))
             self._forget_unknown(device)
 
     def _all_costs(self) -> tuple[CallCosts, ...]:

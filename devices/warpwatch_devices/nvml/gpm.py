@@ -13,6 +13,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
@@ -53,11 +54,19 @@ _NO_PERMISSION = (
 class GpmWorker:
     """The GPM of all devices of one generation of NVML. Only the worker's thread calls NVML."""
 
-    def __init__(self, supervisor: Supervisor, interval_s: float, stuck_after_s: float) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        interval_s: float,
+        stuck_after_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
         self.costs = CallCosts()
         self._interval_s = max(interval_s, MIN_INTERVAL_S)
         # The limit is that of each GPU: one that was given up too often is not taken back.
-        self._loop = GuardedLoop(supervisor, "gpm", self._interval_s, self._round, sys.maxsize)
+        loop = (supervisor, "gpm", self._interval_s, self._round, sys.maxsize)
+        self._loop = GuardedLoop(*loop, monotonic)
         self._stuck_after_s = stuck_after_s
         self._lock = threading.Lock()
         self._devices: dict[str, GpmDevice] = {}
@@ -101,7 +110,7 @@ class GpmWorker:
             device = self._devices.get(uuid)
             if device is None:
                 return {}
-            age_s = time.monotonic() - device.read_at
+            age_s = self._monotonic() - device.read_at
             return dict(device.values) if age_s <= FRESH_INTERVALS * self._interval_s else {}
 
     @property
@@ -144,9 +153,10 @@ class GpmWorker:
     def _take_back(self) -> None:
         """GPUs whose call has returned some time ago. Their buffers are freed, as of devices that
         are removed; what they counted goes on."""
+        now = self._monotonic()
         with self._lock:
             for given_up in self._given_up.values():
-                if self._closed or not given_up.due(MAX_TAKEN_BACK, TAKE_BACK_AFTER_S):
+                if self._closed or not given_up.due(now, MAX_TAKEN_BACK, TAKE_BACK_AFTER_S):
                     continue
                 for old in given_up.devices.values():
                     new = GpmDevice(old.uuid, old.handle, old.gpu_instance, old.physical)
@@ -181,7 +191,7 @@ class GpmWorker:
             removed, self._removed = self._removed, []
         for device in removed:
             self._free(guard, device)
-        now = time.monotonic()
+        now = self._monotonic()
         for device in devices:
             if device.polled and now >= device.retry_at and self._known(device):
                 self._poll(guard, device)
@@ -221,14 +231,14 @@ class GpmWorker:
     def _read(self, guard: CallGuard, device: GpmDevice) -> None:
         """One sample more, and what the time since the sample before was like."""
         before = device.sampled_at
-        if before is not None and time.monotonic() - before < MIN_WINDOW_S:
+        if before is not None and self._monotonic() - before < MIN_WINDOW_S:
             return
         if device.gpu_instance is None:
             self._call(guard, device, pynvml.nvmlGpmSampleGet, device.handle, device.spare)
         else:
             instance = (device.handle, device.gpu_instance, device.spare)
             self._call(guard, device, pynvml.nvmlGpmMigSampleGet, *instance)
-        device.sampled_at = now = time.monotonic()
+        device.sampled_at = now = self._monotonic()
         device.earlier, device.spare = device.spare, device.earlier
         if before is not None and now - before <= MAX_WINDOW_S:
             self._evaluate(guard, device, now - before)
@@ -254,14 +264,14 @@ class GpmWorker:
         for name, total in device.traffic_bytes.items():
             values[f"{name}_bytes_total", ()] = round(total)
         with self._lock:
-            device.values, device.read_at = values, time.monotonic()
+            device.values, device.read_at = values, self._monotonic()
 
     def _judge(self, device: GpmDevice, meaning: Meaning) -> None:
         """What an error says of the device: ask again at once, later, or never."""
         if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION, Meaning.LIBRARY):
             device.polled = False
         elif meaning in (Meaning.LOST, Meaning.RESET_REQUIRED):
-            device.retry_at = time.monotonic() + LOST_RETRY_S
+            device.retry_at = self._monotonic() + LOST_RETRY_S
             device.sampled_at = None
         if meaning is Meaning.NO_PERMISSION and not self._warned:
             self._warned = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,12 +47,11 @@ class GivenUp:
     devices: dict[str, GpmDevice] = field(default_factory=dict)
     back_at: float | None = None
 
-    def due(self, at_most: int, after_s: float) -> bool:
+    def due(self, now: float, at_most: int, after_s: float) -> bool:
         """Whether the call has returned ``after_s`` ago, twice as long each time, and the GPU was
         taken back less than ``at_most`` times."""
         if self.guard is None or self.guard.in_flight or self.times > at_most:
             return False
-        now = time.monotonic()
         if self.back_at is None:
             self.back_at = now + after_s * 2 ** (self.times - 1)
         return now >= self.back_at

@@ -13,10 +13,10 @@ class LastResort:
         self,
         fail: Callable[[str], None],
         grace_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fail = fail
-        self._clock = clock
+        self._monotonic = monotonic
         self._grace_s = grace_s
         self._ailment = ""
         self._since = 0.0
@@ -24,7 +24,7 @@ class LastResort:
 
     def consider(self, ailment: str) -> None:
         """``ailment``: one line on what is wrong now; empty: nothing is."""
-        now = self._clock()
+        now = self._monotonic()
         if ailment != self._ailment:
             self._ailment, self._since = ailment, now
         if ailment and now - self._since >= self._grace_s and not self._failed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pynvml
@@ -32,9 +32,12 @@ class Occupancy:
     """The processes of one GPU and of its MIG devices, from one list for all of them.
 
     Where that list is not permitted, ``by_instance`` says that each MIG device must be asked.
+    ``clocks``: as of ProcessUse.
     """
 
-    def __init__(self, costs: CallCosts, phase: int, interval_s: float) -> None:
+    def __init__(
+        self, costs: CallCosts, phase: int, interval_s: float, *clocks: Callable[[], float]
+    ) -> None:
         self.by_instance = False
         self._costs = costs
         self._phase = phase
@@ -44,7 +47,7 @@ class Occupancy:
         self._lists = {name: ProcessList(name) for name in (COMPUTE, MPS, GRAPHICS)}
         self._instances: dict[str, InstanceIds] = {}
         self._found: dict[str, tuple[Occupant, ...]] = {}
-        self._use: ProcessUse | None = ProcessUse()
+        self._use: ProcessUse | None = ProcessUse(*clocks)
         self._shares: dict[int, float] | None = None
         self._names = ProcessNames()
 

@@ -77,7 +77,12 @@ class ProcessList:
 class ProcessUse:
     """The share of SM time by process, since the reading before."""
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
         self._buffer = Buffer(_USE)
         self._newest = NewestSample(wall)
         self._mean: dict[int, float] = {}
@@ -94,10 +99,10 @@ class ProcessUse:
         try:
             uses = self._buffer.fill(lambda structs, count: ask(handle, structs, count, since))
         except pynvml.NVMLError_NotFound:
-            if time.monotonic() - self._read_at > _SAMPLE_PERIOD_S:
+            if self._monotonic() - self._read_at > _SAMPLE_PERIOD_S:
                 self._mean = {}
             return self._mean
-        self._mean, self._read_at = self.shares(uses), time.monotonic()
+        self._mean, self._read_at = self.shares(uses), self._monotonic()
         return self._mean
 
     def shares(self, uses: Iterable[tuple[int, ...]]) -> dict[int, float]:

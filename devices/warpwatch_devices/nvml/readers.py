@@ -13,7 +13,6 @@ from typing import Any
 import pynvml
 
 from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of
-from warpwatch_devices.nvml.sample_buffers import Integral, busy_samples
 from warpwatch_devices.nvml.tiers import ONCE, RARE_S, SLOW_S, SLOWER_S, Reader
 from warpwatch_telemetry.device_metrics import THROTTLE_REASONS
 from warpwatch_telemetry.metric import SeriesKey, Values
@@ -36,10 +35,10 @@ _THRESHOLDS = {
 Read = Callable[[Any], Values]
 
 
-def fast_readers(busy: Integral) -> Iterable[Reader]:
+def fast_readers(busy_samples: Callable[[Any], Values]) -> Iterable[Reader]:
     """What is read in every round."""
     yield Reader("utilization", _utilization)
-    yield Reader("utilization_samples", busy_samples(busy).read)
+    yield Reader("utilization_samples", busy_samples)
     yield Reader("memory", _first_of(read_memory, _old_memory))
     # Heat takes seconds.
     yield Reader("temperature", _first_of(_temperature, _old_temperature), _HEAT_S)

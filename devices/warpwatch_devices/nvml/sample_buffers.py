@@ -73,14 +73,14 @@ class SampledIntegral:
         per_unit: float,
         integral: Integral,
         wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kind = ctypes.c_uint(kind)
         self._series = series
         self._per_us = per_unit / 1e6
         self._integral = integral
         self._newest = NewestSample(wall)
-        self._clock = clock
+        self._monotonic = monotonic
         self._silent_since: float | None = None
         self._longest_gap_us = _LEAST_GAP_US
         self._buffer = Buffer(_SAMPLE, _CAPACITY)
@@ -105,7 +105,7 @@ class SampledIntegral:
         """
         self._newest.check()
         silent_since = self._silent_since
-        if silent_since is None or (self._clock() - silent_since) * 1e6 <= self._longest_gap_us:
+        if silent_since is None or (self._monotonic() - silent_since) * 1e6 <= self._longest_gap_us:
             return
         self._newest.time_us = 0
         self._silent_since = None
@@ -117,7 +117,7 @@ class SampledIntegral:
         newest = self._newest
         new = sorted(s for s in samples if s[0] > newest.time_us and not newest.in_future(s[0]))
         if not new:
-            self._silent_since = self._silent_since or self._clock()
+            self._silent_since = self._silent_since or self._monotonic()
             return
         self._silent_since = None
         if newest.time_us == 0:
@@ -132,13 +132,16 @@ class SampledIntegral:
             newest.time_us = time_us
 
 
-def busy_samples(integral: Integral) -> SampledIntegral:
-    """Utilization in per cent: the time in which at least one kernel ran, in seconds."""
+def busy_samples(integral: Integral, *clocks: Callable[[], float]) -> SampledIntegral:
+    """Utilization in per cent: the time in which at least one kernel ran, in seconds.
+
+    ``clocks``: as of SampledIntegral.
+    """
     kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
-    return SampledIntegral(kind, BUSY_SECONDS, 0.01, integral)
+    return SampledIntegral(kind, BUSY_SECONDS, 0.01, integral, *clocks)
 
 
-def energy_samples(integral: Integral) -> SampledIntegral:
+def energy_samples(integral: Integral, *clocks: Callable[[], float]) -> SampledIntegral:
     """Power in milliwatts: energy in joules."""
     kind = pynvml.NVML_TOTAL_POWER_SAMPLES
-    return SampledIntegral(kind, ENERGY_JOULES, 1e-3, integral)
+    return SampledIntegral(kind, ENERGY_JOULES, 1e-3, integral, *clocks)

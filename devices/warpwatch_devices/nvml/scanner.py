@@ -6,6 +6,7 @@ out. An index at which a search hung is left out until that call returns.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,7 +81,12 @@ class Search:
 class Scanner:
     """Runs ``look`` with a search each INTERVAL_S from ``begin`` to ``end``."""
 
-    def __init__(self, supervisor: Supervisor, look: Callable[[Search], None]) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        look: Callable[[Search], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.costs = CallCosts()
         self._loop = GuardedLoop(
             supervisor,
@@ -88,6 +94,7 @@ class Scanner:
             INTERVAL_S,
             lambda guard: look(Search(guard, self.costs, self._hanging)),
             MAX_REPLACEMENTS,
+            monotonic,
         )
 
     def begin(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.loops import Loop, Supervisor
@@ -53,7 +54,16 @@ class NvmlSource:
 
     name = "nvml"
 
-    def __init__(self, config: NvmlConfig, surroundings: Surroundings, ledger: XidLedger) -> None:
+    def __init__(
+        self,
+        config: NvmlConfig,
+        surroundings: Surroundings,
+        ledger: XidLedger,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._monotonic, self._wall = monotonic, wall
         self._config = config
         self._surroundings = surroundings
         self._ledger = ledger
@@ -61,7 +71,7 @@ class NvmlSource:
         self._reason = ""
         self._errors = 0
         self._mismatched = False
-        self._last_resort = LastResort(surroundings.fail, config.mismatch_grace_s)
+        self._last_resort = LastResort(surroundings.fail, config.mismatch_grace_s, monotonic)
         self._generation: Generation | None = None
         # Ended ones with a call inside NVML still: each holds its initialisation.
         self._left: list[Generation] = []
@@ -87,7 +97,7 @@ class NvmlSource:
         if self._generation is not None and self._generation.gone:
             self._leave(sink)
         self._release()
-        if self._generation is None and time.monotonic() >= self._retry_at:
+        if self._generation is None and self._monotonic() >= self._retry_at:
             self._try(supervisor, sink)
         if self._generation is not None:
             self._generation.drain(sink)
@@ -116,7 +126,7 @@ class NvmlSource:
                 self._left.remove(generation)
                 shut_down()
                 # A driver that was left for another version's sake is not waited for.
-                self._retry_at = time.monotonic()
+                self._retry_at = self._monotonic()
 
     def _try(self, supervisor: Supervisor, sink: Sink) -> None:
         try:
@@ -138,7 +148,9 @@ class NvmlSource:
         except NvmlUnavailable:
             shut_down()
             raise
-        generation = Generation(supervisor, sink, self._ledger, self._config)
+        generation = Generation(
+            *(supervisor, sink, self._ledger, self._config), self._monotonic, self._wall
+        )
         generation.begin(count)
         return generation
 
@@ -159,7 +171,7 @@ class NvmlSource:
         if reason != self._reason:
             logger.warning("no NVML: %s", reason)
         self._reason = reason
-        self._retry_at = time.monotonic() + RETRY_INTERVAL_S
+        self._retry_at = self._monotonic() + RETRY_INTERVAL_S
 
     def _health(self) -> SourceHealth:
         generation = self._generation
@@ -208,5 +220,5 @@ class NvmlSource:
                 sink.forget_device(uuid)
                 continue
             values = self._ledger.values(uuid)
-            gone = DeviceSample(device, time.time(), values, up=False, reason=reason)
+            gone = DeviceSample(device, self._wall(), values, up=False, reason=reason)
             sink.publish_device(gone)

@@ -9,20 +9,18 @@ import pynvml
 
 from warpwatch_devices.nvml.batch import FieldBatch
 from warpwatch_devices.nvml.readers import Read, key_of, value_of
-from warpwatch_devices.nvml.sample_buffers import Integral, energy_samples
 from warpwatch_devices.nvml.tiers import RARE_S, SLOWER_S, Reader
 from warpwatch_telemetry.metric import Values
 
 
-def field_substitutes(energy: Integral) -> Iterable[Reader]:
+def field_substitutes(energy_samples: Read) -> Iterable[Reader]:
     """Each is dropped as soon as the device has answered its field."""
 
     def instead(number: int, name: str, read: Read, period_s: float = 0.0) -> Reader:
         return Reader(name, read, period_s, instead_of=number)
 
-    integrate = energy_samples(energy).read
     yield instead(pynvml.NVML_FI_DEV_POWER_AVERAGE, "power", _power)
-    yield instead(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, "power_samples", integrate)
+    yield instead(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, "power_samples", energy_samples)
     current = pynvml.NVML_FI_DEV_POWER_CURRENT_LIMIT
     yield instead(current, "power_limit", _power_limit, SLOWER_S)
     default = pynvml.NVML_FI_DEV_POWER_DEFAULT_LIMIT

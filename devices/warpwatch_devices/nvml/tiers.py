@@ -97,7 +97,9 @@ class Schedule:
         supports: Callable[[int], bool | None],
         denied: set[str],
         interval_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._monotonic = monotonic
         self._interval_s = interval_s
         self._turns = [
             _Turn(r, phase + i, 0 if r.period_s == ONCE else self._rounds(r.period_s))
@@ -145,23 +147,24 @@ class Schedule:
     def _run(self, turn: _Turn, handle: Any, fast: Values) -> Meaning | None:
         """Take a reader's values, or say why there are none."""
         reader = turn.reader
-        begun = time.perf_counter()
+        begun = self._monotonic()
         try:
             values = reader.read(handle)
         except pynvml.NVMLError as error:
-            self._costs.add(reader.name, reader.calls, time.perf_counter() - begun)
+            self._costs.add(reader.name, reader.calls, self._monotonic() - begun)
             return self._failed(turn, error)
-        cost_s = time.perf_counter() - begun
+        cost_s = self._monotonic() - begun
         self._costs.add(reader.name, reader.calls, cost_s)
         for code in reader.refusals:
             self._costs.add_error(reader.name, code)
             if meaning_of(code) is Meaning.NO_PERMISSION:
                 self._refused.add(f"some of {reader.name}")
-        if turn.rounds == 1:
-            fast.update(values)
-        else:
-            self._stand(turn, values)
+        # First: what was read belongs to the tier of the next rounds.
         self._weigh(turn, cost_s)
+        every_round = turn.rounds == 1
+        if every_round:
+            fast.update(values)
+        self._stand(turn, {} if every_round else values)
         return None
 
     def _stand(self, turn: _Turn, values: Values) -> None:
@@ -207,8 +210,6 @@ class Schedule:
         median_s = statistics.median(turn.costs_s)
         if (median_s > DEAR_S) == demoted:
             return
-        if demoted:
-            self._stand(turn, {})
         turn.rounds = 1 if demoted else slow_rounds
         turn.costs_s = []
         logger.warning(

@@ -30,7 +30,15 @@ class SimulatedSource(Source):
 
     name = "simulated"
 
-    def __init__(self, config: SimulatedConfig, load_of: Callable[[int], float | None]) -> None:
+    def __init__(
+        self,
+        config: SimulatedConfig,
+        load_of: Callable[[int], float | None],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._monotonic, self._wall = monotonic, wall
         self._load_of = load_of
         profile = PROFILES[config.profile]
         self._devices = [SimulatedDevice(index, profile) for index in range(config.devices)]
@@ -41,7 +49,7 @@ class SimulatedSource(Source):
         supervisor.every("simulated", INTERVAL_S, lambda: self._read(sink))
 
     def _read(self, sink: Sink) -> None:
-        now, begun = time.time(), time.monotonic()
+        now, begun = self._wall(), self._monotonic()
         elapsed_s = 0.0 if self._read_at is None else begun - self._read_at
         self._read_at = begun
         for index, device in enumerate(self._devices):
@@ -50,7 +58,7 @@ class SimulatedSource(Source):
         workloads = {device.uuid: (_workload(device.index),) for device in used}
         sink.publish_host(self._network(now, elapsed_s))
         sink.publish_attribution(Attribution("simulated", now, workloads))
-        sink.publish_health(SourceHealth(self.name, True, duration_s=time.monotonic() - begun))
+        sink.publish_health(SourceHealth(self.name, True, duration_s=self._monotonic() - begun))
 
     def _network(self, now: float, elapsed_s: float) -> HostSample:
         """One port for all devices, which is as busy as they are."""

@@ -1,7 +1,7 @@
 /* The state that the control file describes, and the clocks.
  *
  * FAKENVML_CONTROL names the file (control_file.c); it is read at the first call, and again when it
- * was replaced, which is looked for every 20 ms.
+ * was replaced, which is looked for every 20 ms; at every call once the clock was set by hand.
  */
 #include "fakenvml.h"
 
@@ -19,6 +19,9 @@ static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
 static unsigned generation;
 static struct stat seen;
 static double wall_offset_s;
+/* Set by the control file; NAN: the machine's. */
+static _Atomic double set_monotonic_s = NAN;
+static _Atomic bool check_always;
 
 static long long clock_ns(clockid_t clock)
 {
@@ -27,7 +30,13 @@ static long long clock_ns(clockid_t clock)
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-double monotonic_s(void) { return (double)clock_ns(CLOCK_MONOTONIC) / 1e9; }
+bool clock_is_set(void) { return !isnan(set_monotonic_s); }
+
+double monotonic_s(void)
+{
+    double set_s = set_monotonic_s;
+    return isnan(set_s) ? (double)clock_ns(CLOCK_MONOTONIC) / 1e9 : set_s;
+}
 
 unsigned long long wall_us(double monotonic)
 {
@@ -38,6 +47,16 @@ double setting(const gpu_control_t *row, setting_t name, double of_profile)
 {
     double value = row->settings[name];
     return isnan(value) ? of_profile : value;
+}
+
+static void set_clock(const gpu_control_t *row)
+{
+    double now_s = row->settings[SET_monotonic_s];
+    if (!isnan(now_s)) {
+        wall_offset_s = row->settings[SET_wall_s] - now_s;
+        check_always = true;
+    }
+    set_monotonic_s = now_s;
 }
 
 static bool changed(const char *path)
@@ -67,6 +86,7 @@ static void read_again(void)
     if (!before)
         wall_offset_s = (double)(clock_ns(CLOCK_REALTIME) - clock_ns(CLOCK_MONOTONIC)) / 1e9;
     read_control(new, path);
+    set_clock(&new->rows[LIBRARY]);
     atomic_store(&current, new);
 }
 
@@ -76,12 +96,12 @@ const control_t *control(void)
     const control_t *known = atomic_load_explicit(&current, memory_order_acquire);
     if (known && now_ns < atomic_load_explicit(&next_check_ns, memory_order_relaxed))
         return known;
-    if (!known)
+    if (!known || check_always)
         pthread_mutex_lock(&reading);
     else if (pthread_mutex_trylock(&reading) != 0)
         return known;
     read_again();
-    atomic_store(&next_check_ns, now_ns + CHECK_EVERY_NS);
+    atomic_store(&next_check_ns, check_always ? 0 : now_ns + CHECK_EVERY_NS);
     pthread_mutex_unlock(&reading);
     return atomic_load(&current);
 }

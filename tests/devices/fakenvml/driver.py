@@ -1,12 +1,14 @@
 """The fake NVIDIA driver: builds the library from the C files here, and steers it.
 
 The library is a ``libnvidia-ml.so.1`` that is compiled against NVIDIA's own header (PyPI package
-``nvidia-nvml-dev-cu12``). What it pretends stands in a text file that it reads again whenever that
-is replaced, at most 20 ms late; ``control.c`` and ``settings.def`` say what may stand there.
+``nvidia-nvml-dev-cu12``). What it pretends stands in a text file; ``control.c`` and
+``settings.def`` say what may stand there. It reads the file again whenever that is replaced, at
+most 20 ms late, or at its next call once the file has set its clock.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import mmap
 import os
@@ -14,6 +16,7 @@ import re
 import shutil
 import struct
 import subprocess
+import time
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -58,32 +61,34 @@ def function_names() -> tuple[str, ...]:
     return tuple(sorted(set(re.findall(r"^nvmlReturn_t (nvml\w+)\(", texts, re.MULTILINE))))
 
 
-@functools.cache
-def build(folder: Path, without: tuple[str, ...] = ()) -> Path:
-    """Compile the library into ``folder``, which is returned; once a process.
+def build(folder: Path) -> Path:
+    """Compile the library into ``folder``, unless it is there, and return the folder.
 
-    ``without``: functions that it shall lack, as the library of an older driver does.
     Raises CannotBuild, or CalledProcessError when the sources do not compile.
     """
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise CannotBuild("there is no C compiler")
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / LIBRARY).exists():
+            _compile(compiler, folder)
+    return folder
+
+
+def _compile(compiler: str, folder: Path) -> None:
     names = " ".join(f"X({name})" for name in function_names())
     (folder / "functions.h").write_text(f"#define FUNCTIONS(X) {names}\n")
-    hidden = "".join(f" {name};" for name in (*without, "*"))
     shown = "".join(f" {name};" for name in (*function_names(), "nvmlErrorString"))
-    for name in without:
-        shown = shown.replace(f" {name};", "")
-    (folder / "exports.map").write_text(f"{{ global:{shown} local:{hidden} }};\n")
+    (folder / "exports.map").write_text(f"{{ global:{shown} local: *; }};\n")
     flags = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror"]
     linking = [f"-Wl,-soname,{LIBRARY}", f"-Wl,--version-script={folder / 'exports.map'}"]
     includes = [f"-I{folder}", "-isystem", str(header_folder())]
     sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
     output = ["-o", str(folder / LIBRARY), "-lm"]
     command = [compiler, *flags, *includes, *linking, *sources, *output]
-    subprocess.run(command, check=True, timeout=120)
-    return folder
+    subprocess.run(command, check=True, timeout=300)
 
 
 class FakeDriver:
@@ -102,6 +107,7 @@ class FakeDriver:
         self._lines: dict[tuple[str, str], str] = {}
         self._events: list[str] = []
         self._sequence = 0
+        self._written_ns = time.time_ns()
         self._start = {"profile": profile, "gpus": gpus, **settings}
         folder.mkdir(parents=True, exist_ok=True)
         self.clear()
@@ -224,6 +230,9 @@ class FakeDriver:
         lines = [*(line for _, line in ordered), *self._events]
         new = self.control_file.with_suffix(".new")
         new.write_text("".join(f"{line}\n" for line in lines))
+        # The driver knows a new file by its time, and files may follow each other within a tick.
+        self._written_ns += 1
+        os.utime(new, ns=(self._written_ns, self._written_ns))
         new.replace(self.control_file)
 
 

@@ -148,7 +148,8 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
     nvmlReturn_t code = enter_library(&now, F_nvmlEventSetWait_v2);
     REFUSE_IF(code != NVML_SUCCESS, code);
     NEEDS(is_set(set) && data);
-    while ((code = look(set, now, data)) == NVML_ERROR_TIMEOUT && monotonic_s() < end_s) {
+    while ((code = look(set, now, data)) == NVML_ERROR_TIMEOUT && monotonic_s() < end_s &&
+           !clock_is_set()) {
         nanosleep(&pause, NULL);
         now = control();
     }

@@ -117,6 +117,7 @@ const control_t *control(void);
 double setting(const gpu_control_t *row, setting_t name, double of_profile);
 void read_control(control_t *new, const char *path);
 double monotonic_s(void);
+bool clock_is_set(void); /* by the control file: then it stands still between its changes */
 unsigned long long wall_us(double monotonic); /* microseconds since 1970 */
 
 /* calls.c: how often each function was called */

@@ -1,0 +1,140 @@
+"""NVML of the fake driver in this process: its clock stands still unless a test moves it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pynvml
+import pytest
+
+from tests.devices.fakenvml.driver import LIBRARY, FakeDriver, Value
+from tests.devices.hand_loops import HandLoop, HandLoops
+from tests.devices.recording import RecordingSink
+from tests.manual_clock import ManualClock
+from tests.waiting import eventually
+from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.series_text import series_text
+
+
+def uuid(gpu: int) -> str:
+    return f"GPU-00000000-0000-0000-0000-{gpu:012d}"
+
+
+def texts(values: dict[SeriesKey, float]) -> dict[str, float]:
+    return {series_text(key): value for key, value in values.items()}
+
+
+class HandNvml:
+    """A driver that was just loaded, and what its readers need around them."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self.driver = driver
+        self.clock = ManualClock()
+        self.loops = HandLoops(self.clock)
+        self.sink = RecordingSink()
+        self.ledger = XidLedger(self.clock.wall)
+        self._calls_before: dict[int | None, dict[str, int]] = {}
+        self._hanging: list[tuple[str | None, int | None, HandLoop]] = []
+        self.begin()
+
+    def begin(self, **settings: Value) -> FakeDriver:
+        """Unload the driver and load it with these settings: its GPUs count from zero."""
+        self.driver.clear()
+        self.driver.set(driver_gone=1, **self._times())
+        pynvml.nvmlLib = ctypes.CDLL(str(self.driver.library / LIBRARY))
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlDeviceGetCount()
+        self.leave()
+        self.driver.clear()
+        self.driver.set(**settings, **self._times())
+        self._calls_before = self.driver.calls()
+        return self.driver
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, for the driver too."""
+        self.clock.advance(seconds)
+        self.driver.set(**self._times())
+
+    def rounds(self, number: int = 1, interval_s: float = 1.0) -> None:
+        """Rounds of all loops, with time in between."""
+        for _ in range(number):
+            self.advance(interval_s)
+            self.loops.round()
+
+    def hang(self, loop: str, function: str | None = None, gpu: int | None = None) -> None:
+        """A second later, let a function, or all on a GPU, not return, and this loop be in it.
+
+        Until ``release`` or the test's end.
+        """
+        self.advance(1.0)
+        self.driver.hang(function, gpu)
+        before, hanging = self.calls(function, gpu), self.loops[loop]
+        hanging.start()
+        self._hanging.append((function, gpu, hanging))
+        eventually(lambda: self.calls(function, gpu) > before)
+
+    def release(self, function: str | None = None, gpu: int | None = None) -> None:
+        """Let these calls return, and wait for the rounds that they are in."""
+        self.driver.hang(function, gpu, on=False)
+        for *subject, loop in self._hanging:
+            if subject == [function, gpu]:
+                loop.join()
+
+    def calls(self, function: str | None = None, gpu: int | None = None) -> int:
+        """How often a function, or any, was called on a GPU, or on none."""
+        now, before = self.driver.calls().get(gpu, {}), self._calls_before.get(gpu, {})
+        new = Counter(now)
+        new.subtract(before)
+        return new[function] if function else new.total()
+
+    def close(self) -> None:
+        self.driver.clear()
+        self.loops.join()
+        self.leave()
+
+    @staticmethod
+    def leave() -> None:
+        """Take back every initialisation."""
+        with suppress(pynvml.NVMLError):
+            while True:
+                pynvml.nvmlShutdown()
+
+    def _times(self) -> dict[str, float]:
+        return {"monotonic_s": self.clock.monotonic(), "wall_s": self.clock.wall()}
+
+    def samples(self, device: str) -> list[DeviceSample]:
+        return self.sink.devices.get(device, [])
+
+    def newest(self, gpu: int) -> DeviceSample:
+        return self.sink.devices[uuid(gpu)][-1]
+
+    def values(self, gpu: int) -> dict[str, float]:
+        return texts(self.newest(gpu).values)
+
+    def up(self) -> set[int]:
+        return {n for n in range(16) if uuid(n) in self.sink.devices and self.newest(n).up}
+
+    def reasons(self, *gpus: int) -> list[str]:
+        return [self.newest(gpu).reason for gpu in gpus]
+
+
+@contextmanager
+def nvml_by_hand(driver: FakeDriver) -> Iterator[HandNvml]:
+    """``driver``: the only one of this process, since the library counts calls in its file."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in driver.environment.items():
+            if name.startswith("FAKENVML"):
+                patch.setenv(name, value)
+        patch.setenv("WARPWATCH_NVML_LIBRARY", str(driver.library / LIBRARY))
+        patch.setattr(pynvml, "nvmlLib", None)
+        patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        nvml = HandNvml(driver)
+        try:
+            yield nvml
+        finally:
+            nvml.close()
