@@ -46,38 +46,29 @@ def cost_of(after_s: tuple[float, ...], before_s: tuple[float, ...] = BEFORE_S) 
 def test_the_cost_is_what_the_steps_of_a_capture_took_longer() -> None:
     assert cost_of(()).cost_s() == pytest.approx(0.3 + 3 * 0.2 + 1.1 - 5 * 0.1)
     assert cost_of((), before_s=()).cost_s() is None
-
-
-def test_medians_are_of_the_recorded_steps_and_those_beside_the_capture() -> None:
+    # Medians are of the recorded steps and those beside the capture.
     medians = cost_of((0.1, 0.12, 0.11)).medians()
     assert medians == {"before": 0.1, "during": 0.2, "after": 0.11}
 
 
-def rounded(cost: StepCost) -> Residual | None:
-    found = cost.residual()
-    return found and replace(found, ratio=round(found.ratio, 6))
-
-
-def test_a_job_that_is_slower_since_says_by_how_much_and_how_surely() -> None:
-    slower = rounded(cost_of(tuple(1.2 * duration_s for duration_s in BEFORE_S)))
-    assert slower == Residual(1.2, 20, True)
-    same = rounded(cost_of(BEFORE_S))
-    assert same == Residual(1.0, 20, False)
-
-
-def test_noise_is_no_residual() -> None:
-    # Each side's median is of five values; the upper half of one side overlaps the other's.
-    before_s = (0.10, 0.30) * 8
-    after_s = (0.10, 0.30) * 7 + (0.30, 0.30, 0.30)
-    residual = cost_of(after_s, before_s).residual()
-    assert residual is not None
-    assert (residual.ratio > 1.05, residual.slower) == (True, False)
-
-
-def test_nothing_is_said_of_a_residual_with_less_than_ten_steps() -> None:
-    assert cost_of((0.1,) * 9).residual() is None
-    assert rounded(cost_of((0.1,) * 10)) == Residual(1.0, 10, False)
-    assert cost_of((0.1,) * 10, before_s=(0.1,) * 9).residual() is None
+@pytest.mark.parametrize(
+    ("after_s", "before_s", "residual"),
+    [
+        (tuple(1.2 * duration_s for duration_s in BEFORE_S), BEFORE_S, Residual(1.2, 20, True)),
+        (tuple(1.04 * duration_s for duration_s in BEFORE_S), BEFORE_S, Residual(1.04, 20, False)),
+        # Noise: the upper half of one side overlaps the other's.
+        ((0.1, 0.3) * 7 + (0.3, 0.3, 0.3), (0.1, 0.3) * 8, Residual(1.5, 16, False)),
+        # With less than ten steps on either side nothing is said.
+        ((0.1,) * 9, BEFORE_S, None),
+        ((0.1,) * 10, (0.1,) * 9, None),
+        ((0.1,) * 10, (0.1,) * 10, Residual(1.0, 10, False)),
+    ],
+)
+def test_a_job_that_is_slower_since_says_by_how_much_and_how_surely(
+    after_s: tuple[float, ...], before_s: tuple[float, ...], residual: Residual | None
+) -> None:
+    found = cost_of(after_s, before_s).residual()
+    assert (found and replace(found, ratio=round(found.ratio, 6))) == residual
 
 
 def test_the_next_capture_ends_the_steps_after_this_one() -> None:

@@ -6,9 +6,6 @@ import itertools
 import json
 import os
 import resource
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -283,22 +280,3 @@ def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path: Path) -> 
         with pytest.raises(NoStacks, match="not visible here"):
             take(found, tmp_path)
         ring.reader.close()
-
-
-@pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
-def test_a_stopped_process_is_read_by_py_spy(tmp_path: Path) -> None:
-    code = "import signal\ndef rest():\n    print(1, flush=True)\n    signal.pause()\nrest()"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGSTOP)
-        try:
-            rank = silent(pid=process.pid, reason=STOPPED)
-            via = take(rank, tmp_path, DEADLINE_S, read=py_spy.dump)
-        except NoStacks as error:
-            pytest.skip(str(error))
-        finally:
-            process.kill()
-    assert via == "py-spy"
-    (thread,) = json.loads((tmp_path / "out").read_text())["threads"]
-    assert [frame["function"] for frame in thread["frames"]] == ["<module>", "rest"]

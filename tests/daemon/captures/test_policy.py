@@ -1,10 +1,11 @@
-"""What may be captured, and what the refusal says."""
+"""What may be captured, what the refusal says, and whose captures are finished first."""
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, Captu
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.captures import policy as policies
 from warpwatch_daemon.captures.disk import MAX_AGE_S, Disk, Room
+from warpwatch_daemon.captures.fair_queue import FairQueue
 from warpwatch_daemon.captures.policy import DAY_S, HOUR_S, Policy
 from warpwatch_daemon.config.triggers import Span, TriggersConfig, parse_span
 from warpwatch_telemetry.captures import CaptureRequest
@@ -187,12 +189,8 @@ def test_a_full_disk_is_a_refusal_that_ends_when_there_is_room() -> None:
     disk.free_mib = 200
     disk.measure()
     judge.check(MANUAL, (), 0.0)
-
-
-def test_a_store_that_has_gone_is_refused_with_why(tmp_path: Path) -> None:
-    judge = policy(tmp_path / "gone")
     with pytest.raises(Refused, match="gone: No such file or directory"):
-        judge.check(MANUAL, (), 0.0)
+        policy(Path("/gone")).check(MANUAL, (), 0.0)
 
 
 def test_a_disk_that_hangs_is_not_touched_and_refused() -> None:
@@ -215,3 +213,28 @@ def test_what_came_to_nothing_for_want_of_room_counts_against_no_budget(tmp_path
         judge.check(ANOTHER, (), 6.0)
     judge.withdrawn(AUTOMATIC, 5.0)
     judge.check(ANOTHER, (), 6.0)
+
+
+# --- the queue of what is finished ---
+
+
+def test_owners_are_served_in_turn_however_much_one_of_them_has() -> None:
+    queue, done = FairQueue(10), list[str]()
+    for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        assert queue.put(name[0], partial(done.append, name))
+    while queue.do_next():
+        pass
+    assert done == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_an_owner_with_too_much_has_no_more_taken_and_others_have() -> None:
+    queue, done = FairQueue(2), list[str]()
+    taken = [queue.put("a", partial(done.append, str(n))) for n in range(4)]
+    assert taken == [True, True, False, False]
+    assert queue.put("b", partial(int, "x"))
+    assert queue.do_next()
+    # Work that fails is not done again.
+    with pytest.raises(ValueError, match="'x'"):
+        queue.do_next()
+    assert [queue.do_next() for _ in range(2)] == [True, False]
+    assert done == ["0", "1"]

@@ -80,6 +80,13 @@ def test_the_newest_captures_stay(
     assert (size > 0) == bool(kept)
 
 
+def test_what_has_a_copy_goes_before_what_has_none(new: New) -> None:
+    store = new(max_captures=2)
+    captures = [capture(store, f"c{number}", (3 - number) * DAY) for number in range(3)]
+    captures[1] = replace(captures[1], remote="s3://ours/elsewhere/")
+    assert [one.id for one in store.retain(captures, NOW)[0]] == ["c0", "c2"]
+
+
 def test_the_captures_of_who_has_the_most_give_way(new: New) -> None:
     store = new(max_bytes=100 << 10)
     # The newest is too large by itself, and the others' are small and old.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +129,6 @@ def test_a_peer_is_well_itself_and_so_is_its_device(four: Node) -> None:
     ],
 )
 def test_a_kind_has_its_recipe(node: Node, anomaly: Anomaly, kind: str, ranks: list[int]) -> None:
-    # Without a healthy peer the slow rank is captured alone.
     node.see(anomaly)
     found = [(one.request.kind, [rank.rank for rank in one.ranks]) for one in node.captures]
     assert found == [(kind, ranks)]
@@ -168,55 +168,30 @@ def test_python_stacks_are_recorded_when_the_same_comes_back_and_was_not_capture
 
 
 @pytest.mark.parametrize(
-    ("anomaly", "options", "outcome", "detail"),
+    ("anomaly", "options", "decided"),
     [
-        (replace(STRAGGLER, kind="crash"), {}, "no_recipe", "triggers.recipes: none for crash"),
-        (
-            STRAGGLER,
-            {"recipes": {"straggler": None}},
-            "no_recipe",
-            "triggers.recipes: none for straggler",
-        ),
-        (
-            STRAGGLER,
-            {"dry_run": True},
-            "refused_dry_run",
-            "it would have been taken; triggers.dry_run is on",
-        ),
-        (
-            HOT,
-            {"recipes": {"overheating": CULPRIT}},
-            "refused_no_rank",
-            "no job is known to be there",
-        ),
-        (
-            replace(STRAGGLER, rank=3),
-            {},
-            "refused_no_rank",
-            "train has no running rank 3 here, only 0, 1",
-        ),
+        (replace(STRAGGLER, kind="crash"), {}, "no_recipe: triggers.recipes: none for crash"),
+        (STRAGGLER, {"recipes": {"straggler": None}}, "no_recipe: .* none for straggler"),
+        (STRAGGLER, {"dry_run": True}, "refused_dry_run: it would have been taken; .* is on"),
+        (HOT, {"recipes": {"overheating": CULPRIT}}, "refused_no_rank: no job is known to be .*"),
+        (replace(STRAGGLER, rank=3), {}, "refused_no_rank: train has no .* 3 here, only 0, 1"),
         (
             REGRESSION,
             {"ranks": (2, 3), "world_size": 4},
-            "refused_other_node",
-            "the daemon that has rank 0 acts on it",
+            "refused_other_node: the daemon that has rank 0 acts on it",
         ),
     ],
 )
 def test_what_is_not_captured_is_shown_with_its_reason_and_counted(
-    tmp_path: Path,
-    stack: ExitStack,
-    anomaly: Anomaly,
-    options: dict[str, Any],
-    outcome: str,
-    detail: str,
+    tmp_path: Path, stack: ExitStack, anomaly: Anomaly, options: dict[str, Any], decided: str
 ) -> None:
     node = Node(tmp_path, stack, **options)
     for _ in range(3):
         node.see(anomaly)
-    assert (node.outcome(), node.decision().detail) == (outcome, detail)
+    found = node.decision()
+    assert re.fullmatch(decided, f"{found.outcome}: {found.detail}")
     assert node.captures == ()
-    assert node.counted(outcome, "anomaly") == (outcome != "no_recipe")
+    assert node.counted(found.outcome, "anomaly") == (found.outcome != "no_recipe")
 
 
 def test_a_reload_changes_the_recipes_of_what_comes_after_it(node: Node) -> None:
@@ -364,21 +339,16 @@ def test_a_capture_without_the_culprit_is_repeated_when_it_is_back(node: Node) -
     assert len(node.captures) == 2
 
 
-@pytest.mark.parametrize(
-    ("detail", "repeated"),
-    [
+def test_stacks_of_a_process_that_cannot_answer_are_not_asked_for_again() -> None:
+    for detail, repeated in (
         ("the process ended before it answered", True),
         ("the process is stopped", False),
         ("the process does not respond", False),
-    ],
-)
-def test_stacks_of_a_process_that_cannot_answer_are_not_asked_for_again(
-    detail: str, repeated: bool
-) -> None:
-    ranks = (RankCapture(0, "written", file="rank0.stacks.json"), RankCapture(1, "missing", detail))
-    capture = Capture("c", MANUAL, 0.0, ranks=ranks, outcome="partial")
-    assert is_interrupted(capture, culprit=1) is repeated
-    assert is_interrupted(capture, culprit=0) is False
+    ):
+        ranks = (RankCapture(0, "written", file="f"), RankCapture(1, "missing", detail))
+        capture = Capture("c", MANUAL, 0.0, ranks=ranks, outcome="partial")
+        assert is_interrupted(capture, culprit=1) is repeated
+        assert is_interrupted(capture, culprit=0) is False
 
 
 def test_a_restart_captures_nothing_twice(node: Node) -> None:

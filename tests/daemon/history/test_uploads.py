@@ -142,7 +142,15 @@ def test_a_capture_is_copied_whole_and_the_manifest_last(node: Node, s3: Bucket)
 
 
 def test_a_capture_that_is_there_is_not_copied_again(node: Node, s3: Bucket) -> None:
-    capture = node.sent(node.priced())
+    s3.proxy.set("refuse")
+    capture = node.priced()
+    assert node.sent(capture).remote is None
+    # Another daemon goes on where the first was killed.
+    node.restart()
+    assert node.pending == 1
+    s3.proxy.set("pass")
+    capture = node.sent(capture)
+    assert s3.objects() == whole(capture)
     before = len(s3.proxy.seen)
     node.sent(capture)
     node.restart()
@@ -215,17 +223,6 @@ def test_a_capture_that_always_fails_does_not_keep_back_the_others(node: Node, s
     assert node.sent(first).remote is not None
 
 
-def test_another_daemon_goes_on_where_the_first_was_killed(node: Node, s3: Bucket) -> None:
-    capture = node.priced()
-    s3.proxy.set("refuse")
-    assert node.sent(capture).remote is None
-    node.restart()
-    assert node.pending == 1
-    s3.proxy.set("pass")
-    capture = node.sent(capture)
-    assert s3.objects() == whole(capture)
-
-
 def test_what_retention_removes_first_is_given_up_and_counted(node: Node, s3: Bucket) -> None:
     first, second = node.priced(), node.priced()
     s3.proxy.set("refuse")
@@ -236,19 +233,6 @@ def test_what_retention_removes_first_is_given_up_and_counted(node: Node, s3: Bu
     assert node.sent(second).remote is not None
     assert node.uploaded("given_up") == 1
     assert s3.objects() == whole(node.capture(second))
-
-
-def test_retention_removes_what_has_a_copy_before_what_has_none(node: Node, s3: Bucket) -> None:
-    first = node.priced()
-    s3.proxy.set("refuse")
-    node.sent(first)
-    # Out of its turn, so that the older one has no copy yet.
-    second = node.priced()
-    node.coordinator.register.update(second.id, remote="s3://ours/elsewhere/")
-    newest = node.priced()
-    node.store.config = node.store.config.model_copy(update={"max_captures": 2})
-    node.coordinator.retain()
-    assert [capture.id for capture in node.hub.captures()] == [first.id, newest.id]
 
 
 def test_a_large_trace_goes_in_parts(node: Node, s3: Bucket) -> None:
