@@ -24,6 +24,7 @@ from tests.diagnosis.traces import (
 )
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
+from warpwatch_diagnosis.report.trace_out import write_trace
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 DEVICE = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]
@@ -91,3 +92,15 @@ def test_a_report_is_that_of_its_golden_file(
 ) -> None:
     text = FORMS[form](capture(tmp_path))
     golden(f"diagnosis/{capture.__name__}.{form}", text.encode())
+
+
+@pytest.mark.parametrize("capture", [slower_loading, late_rank, cpu_ranks])
+def test_a_reduced_trace_is_that_of_its_golden_file(
+    tmp_path: Path, golden: Callable[[str, bytes], None], capture: Callable[[Path], Diagnosis]
+) -> None:
+    diagnosis, target = capture(tmp_path), tmp_path / "out.json"
+    write_trace(diagnosis, sorted(tmp_path.glob("rank*.json")), target)
+    trace = json.loads(target.read_text())
+    elements = trace.pop("traceEvents")
+    lines = [json.dumps(one) for one in (trace, *elements)]
+    golden(f"diagnosis/{capture.__name__}.trace", "\n".join(lines).encode())
