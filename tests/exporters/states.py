@@ -108,9 +108,7 @@ def full_state() -> State:
     lost = Device("GPU-lost", 2, "NVIDIA H100 80GB HBM3")
     values = simulated(1)[0].values
     instance = Device("MIG-1", 3, "NVIDIA H100 80GB HBM3", gpu_instance="7", profile="1g.10gb")
-    power: dict[SeriesKey, float] = {
-        ("device_power_watts", ()): values["device_power_watts", ()],
-    }
+    power: dict[SeriesKey, float] = {("device_power_watts", ()): values["device_power_watts", ()]}
     xid: dict[SeriesKey, float] = {
         ("device_xid_errors_total", ("79",)): 1,
         ("device_xid_last_timestamp_seconds", ("79",)): TIME - 5,

@@ -20,18 +20,18 @@ def registry_of(state: State) -> CollectorRegistry:
     return registry
 
 
+def families(page: bytes) -> dict[str, object]:
+    return {
+        family.name: (
+            *(family.type, family.documentation),
+            {(s.name, frozenset(s.labels.items())): s.value for s in family.samples},
+        )
+        for family in parse_text(page.decode())
+    }
+
+
 @pytest.mark.parametrize("state", [full_state(), odd_state(), State(TIME, "1", "h")])
 def test_it_has_the_same_families_and_samples_as_the_page(state: State) -> None:
-    def families(page: bytes) -> dict[str, object]:
-        return {
-            family.name: (
-                family.type,
-                family.documentation,
-                {(s.name, frozenset(s.labels.items())): s.value for s in family.samples},
-            )
-            for family in parse_text(page.decode())
-        }
-
     shown = families(generate_latest(registry_of(state)))
     assert shown == families(render(state))
     assert shown["warpwatch_build_info"]

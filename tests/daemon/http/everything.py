@@ -40,11 +40,11 @@ CAPTURES = (
     replace(
         CAPTURE,
         id="20260921T141900-000002",
-        residual=Residual(1.19, 11, False),
-        world_size=8,
         outcome="no_memory",
         ranks=(),
         step_s={},
+        residual=Residual(1.19, 11, False),
+        world_size=8,
     ),
     Capture("c", CAPTURE.request, NOW - 5, ranks=(RankCapture(0),), steps=8),
 )
@@ -60,16 +60,14 @@ def everything(now: State) -> State:
         ("device_xid_errors_total", ("48",)): 0.0,
     }
     instance = replace(gpus[1].device, gpu_instance="7", profile="1g.10gb")
+    unknown: dict[str, Any] = {"recent_s": (), "steps_per_s": None}
+    unknown |= {"samples_per_s": None, "tokens_per_s": None}
     ranks = (
         replace(first, parallel={"pipeline": (3, 4), "data": (0, 2), "tensor": (0, 1)}),
         replace(second, status="stopped", silent_reason="holds the GIL"),
         replace(second, rank=2, name="2", status="stopped", silent_reason="stopped"),
         replace(second, rank=3, name="3", recent_s=(), calls_without_step=130, step_clock=""),
-        replace(
-            *(second,),
-            **{"rank": 4, "name": "4", "status": "died", "job": "other", "owner": "uid/1001"},
-            **{"recent_s": (), "steps_per_s": None, "samples_per_s": None, "tokens_per_s": None},
-        ),
+        replace(second, rank=4, name="4", status="died", job="other", owner="uid/1001", **unknown),
     )
     # A name that is no Unicode.
     process = DeviceProcess(7, "caf\udce9", 2**30, 0.5)

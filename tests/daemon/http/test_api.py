@@ -40,27 +40,6 @@ def test_lists_are_filtered(client, name, counts):
     assert {query: len(listed) for query, listed in found.items()} == counts
 
 
-@pytest.mark.parametrize(
-    ("query", "detail"),
-    [
-        ("jobs=llama-7b", "query: jobs: unknown key, did you mean 'job'?"),
-        ("active=maybe", "query: active: expected true or false"),
-        ("rank=1", "query: rank: unknown key"),
-    ],
-)
-def test_a_parameter_that_means_nothing_is_refused(client, query, detail):
-    answer = client.get(f"/api/v1/anomalies?{query}")
-    assert answer.status_code == 400
-    assert answer.json()["error"] == {"reason": "bad_request", "detail": detail}
-
-
-def test_a_capture_that_is_not_there_is_not_found(client):
-    missing = client.get("/api/v1/captures/other")
-    assert missing.status_code == 404
-    expected = {"reason": "not_found", "detail": "there is no such capture"}
-    assert missing.json() == {"error": expected}
-
-
 def test_a_capture_is_asked_for(client, agent):
     body = {"job": "llama-7b", "ranks": [1, 0, 1], "steps": 3, "reason": "slow"}
     body |= {"options": ["stacks", "shapes", "shapes"]}
@@ -83,56 +62,6 @@ def test_a_refusal_keeps_its_reason(client, agent, reason, status):
     answer = client.post("/api/v1/captures", json={"job": "llama-7b"})
     assert answer.status_code == status
     assert answer.json() == {"error": {"reason": reason, "detail": "not now"}}
-
-
-@pytest.mark.parametrize(
-    ("body", "detail"),
-    [
-        (b"", "invalid JSON"),
-        (b'{"job": "\xff"}', "invalid JSON"),
-        (b'{"job": "\\ud800"}', "invalid JSON"),
-        (b"[" * 100_000, "invalid JSON"),
-        (b"[]", "expected a mapping"),
-        (b"{}", "job: this key is needed"),
-        (b'{"job": 7}', "job: expected a text"),
-        (b'{"job": "a", "steps": 0}', "steps: expected a number >= 1"),
-        (b'{"job": "a", "steps": 101}', "steps: expected a number <= 100"),
-        (b'{"job": "a", "steps": true}', "steps: expected a whole number"),
-        (b'{"job": "a", "steps": "3"}', "steps: expected a whole number"),
-        (b'{"job": "a", "ranks": []}', "ranks: list should have at least 1 item"),
-        (b'{"job": "a", "ranks": [0, -1]}', "ranks.1: expected a number >= 0"),
-        (b'{"job": "a", "ranks": [true]}', "ranks.0: expected a whole number"),
-        (b'{"job": "a", "kind": "gdb"}', "kind: expected one of torch, "),
-        (b'{"job": "a", "kind": "dynolog"}', "kind: expected one of torch, memory, stacks, nsys"),
-        (b'{"job": "a", "options": ["nvtx"]}', "options.0: expected one of stacks, shapes, memory"),
-        (
-            b'{"job": "a", "kind": "stacks", "options": ["shapes"]}',
-            "options: kind torch has them, ",
-        ),
-        (b'{"job": "a", "step": 3}', "step: unknown key, did you mean 'steps'?"),
-        (b'{"job": "a", "trigger": "anomaly"}', "trigger: unknown key"),
-    ],
-)
-def test_a_body_that_is_no_request_is_refused_and_what_is_wrong_is_named(
-    client, agent, body, detail
-):
-    answer = client.post(
-        "/api/v1/captures", content=body, headers={"Content-Type": "application/json"}
-    )
-    assert answer.status_code == 400
-    assert answer.json()["error"]["reason"] == "bad_request"
-    assert answer.json()["error"]["detail"].startswith(detail)
-    assert agent.asked == []
-
-
-def test_unknown_paths_and_methods_are_json_errors_and_counted(client, agent):
-    assert client.get("/nothing").json()["error"]["reason"] == "not_found"
-    assert client.get("/metrics/").status_code == 404
-    wrong = client.delete("/api/v1/captures")
-    assert wrong.status_code == 405
-    assert wrong.json()["error"]["reason"] == "method_not_allowed"
-    client.get("/healthz")
-    assert agent.codes == {404: 2, 405: 1, 200: 1}
 
 
 def test_a_fault_of_the_daemon_is_reported_without_its_insides(client, agent):

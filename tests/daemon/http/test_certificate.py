@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import ssl
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.daemon.http.certificates import make_certificate
-from tests.daemon.http.conftest import MemoryAgent, Serve
+from tests.daemon.http.conftest import MemoryAgent
 from tests.manual_clock import ManualClock
-from tests.waiting import eventually
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import certificate
 from warpwatch_daemon.http.server import Server
@@ -51,20 +48,6 @@ def test_of_what_is_no_certificate_nothing_is_reported(tmp_path: Path, text: str
     path = tmp_path / "server.crt"
     path.write_text(text)
     assert certificate.trouble(path, datetime.now(UTC)) is None
-
-
-def test_an_expired_certificate_is_served_refused_by_clients_and_named(
-    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = make_certificate(tmp_path, days=-1)
-    (tmp_path / "web.yml").write_text(WEB_CONFIG)
-    now = datetime.now(UTC).timestamp()
-    with caplog.at_level(logging.WARNING):
-        url = serve({"wall": lambda: now}, web_config=tmp_path / "web.yml").url + "healthz"
-        with pytest.raises(httpx.ConnectError, match="expired"):
-            httpx.get(url, verify=ssl.create_default_context(cafile=path))
-        expected = f"http.web_config: the certificate {path} expired on"
-        eventually(lambda: expected in caplog.text, lambda: caplog.text)
 
 
 def test_the_end_is_logged_once_a_day_and_at_once_for_a_renewed_certificate(

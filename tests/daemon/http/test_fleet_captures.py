@@ -33,24 +33,6 @@ def test_a_fleet_names_the_capture_its_start_step_and_its_anomaly(client: Any, a
     assert asked.anomaly_seen == AnomalySeen(3, 12, 1.6)
 
 
-@pytest.mark.parametrize(
-    ("about", "said"),
-    [
-        ({"id": "../../etc"}, "id"),
-        ({"id": f"{NAME}-4"}, "id"),
-        ({"start_step": 1}, "start_step"),
-        ({"kind": "stacks", "start_step": 40}, "start_step: stacks has no steps"),
-        ({"anomaly_id": "a7"}, "anomaly_id and anomaly_kind are needed together"),
-        ({"anomaly_id": "a7", "anomaly_kind": "bad_luck"}, "anomaly_kind"),
-        ({"anomaly_seen": {"begin_step": 2**70}}, "anomaly_seen.begin_step"),
-    ],
-)
-def test_what_cannot_be_meant_is_named(client: Any, about: Any, said: str) -> None:
-    answer = client.post(CAPTURES, json=ASK | about)
-    assert answer.status_code == 400
-    assert said in answer.json()["error"]["detail"]
-
-
 def test_what_would_be_captured_and_an_end(client: Any, tcp: httpx.Client) -> None:
     prepared = client.post(f"{CAPTURES}/prepare", json=ASK | {"ranks": [0, 1]})
     assert prepared.json() == {"ranks": [0, 1], "steps": 5, "begun": 412, "step_s": 0.212}

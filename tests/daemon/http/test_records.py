@@ -72,20 +72,6 @@ def test_a_follower_gets_each_step_as_it_comes_also_compressed(client, agent):
             assert until(lines, "step")["step"] == number
 
 
-@pytest.mark.parametrize(
-    ("query", "detail"),
-    [
-        ({"after": "yesterday"}, "query: after: a cursor of this stream is needed"),
-        ({"shard": "2/2"}, "there is no 2 of 2; they count from 0"),
-        ({"shard": "x"}, "shard"),
-    ],
-)
-def test_a_bad_query_is_named(client, query, detail):
-    answer = client.get(PATH, params=query)
-    assert answer.status_code == 400
-    assert detail in answer.json()["error"]["detail"]
-
-
 def test_all_jobs_are_nobodys_to_read_without_the_token(tcp, secured):
     assert tcp.get(PATH).status_code == 403
     client, bearer = secured

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 
 import httpx
 import pytest
 
-from tests.daemon.http.conftest import CAPTURE, NOW, MemoryAgent
+from tests.daemon.http.conftest import NOW, MemoryAgent
 from tests.daemon.http.everything import fill
 from warpwatch_daemon.cli import status
 from warpwatch_daemon.cli.capture import describe
 
 Golden = Callable[[str, bytes], None]
-
-PATHS = (
-    *("devices", "jobs", "ranks", "anomalies", "anomalies/a7", "anomalies/a3", "detectors"),
-    *("captures", f"captures/{CAPTURE.id}", "diagnoses", "runs"),
-)
 
 
 @pytest.fixture
@@ -35,13 +29,6 @@ def test_the_page_is_the_golden_one(
     page = client.get("/").text
     page = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
     golden("http/page.html", page.encode())
-
-
-def test_the_answers_of_the_api_are_the_golden_ones(
-    client: httpx.Client, full: MemoryAgent, golden: Golden
-) -> None:
-    answers = {path: client.get(f"/api/v1/{path}").json() for path in PATHS}
-    golden("http/api.json", json.dumps(answers, indent=1).encode())
 
 
 def test_what_commands_print_is_the_golden_text(

@@ -33,6 +33,7 @@ LOST = replace(
 HEALTHY = "gpu-1|mixed|Unknown|none\ngpu-1|mixed|Unknown|none\ngpu-10|idle|Unknown|none\n"
 OURS = "|2026-11-22T10:00:00|warpwatch: device_lost: GPU 0\n"
 DRAINING = HEALTHY.replace("mixed|Unknown|none", "draining|2026-11-23T10:00:00|warpwatch: …")
+BOTH = "gpu-1|drained|2026-11-22T10:00:01|warpwatch: …\ngpu-9|drained" + OURS
 DISK = "gpu-3|drained|2026-11-22T10:00:00|disk\n"
 
 Run = Callable[..., list[str]]
@@ -76,22 +77,13 @@ def slurm(tmp_path: Path, client: object, monkeypatch: pytest.MonkeyPatch) -> Ru
     return run
 
 
-def test_a_critical_fault_of_a_gpu_drains_its_node_with_the_reason(
+def test_a_critical_fault_of_a_gpu_drains_its_node_with_the_reason_and_nothing_else_does(
     slurm: Run, agent: MemoryAgent
 ) -> None:
     agent.now = replace(agent.now, anomalies=(STRAGGLER, LOST))
     reason = "device_lost: GPU 3  fell off  the bus   (reboot) 1"
     expected = [f"update NodeName=gpu-1 State=DRAIN Reason=warpwatch: {reason}"]
     assert slurm("health-check.sh", sinfo=HEALTHY, later=DRAINING) == expected
-    # What a person drained does not count.
-    assert slurm("health-check.sh", sinfo=HEALTHY + DISK, later=DRAINING + DISK) == expected
-    # It ends well where scontrol refuses, without sinfo, and without an answer of the agent.
-    assert slurm("health-check.sh", sinfo=HEALTHY, refused="1") == expected
-    assert slurm("health-check.sh", sinfo="") == expected
-    assert slurm("health-check.sh", sinfo=HEALTHY, warpwatch="", status="3") == []
-
-
-def test_nothing_else_drains(slurm: Run, agent: MemoryAgent) -> None:
     warned, crashed = replace(LOST, severity="warning"), replace(LOST, kind="crash")
     over = replace(LOST, end_time=LOST.time + 1)
     agent.now = replace(agent.now, anomalies=(STRAGGLER, warned, crashed, over))
@@ -99,29 +91,25 @@ def test_nothing_else_drains(slurm: Run, agent: MemoryAgent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sinfo", "conf"),
+    ("files", "states"),
     [
-        pytest.param(HEALTHY + "gpu-2|drained" + OURS, "", id="another is drained"),
-        pytest.param(DISK.replace("gpu-3", "gpu-1"), "", id="a person drained it"),
-        pytest.param("gpu-1|down*|2026-11-22T10:00:00|Not responding\n", "", id="down"),
-        pytest.param(HEALTHY, "DRY_RUN=1\n", id="dry run"),
+        pytest.param({"sinfo": HEALTHY + "gpu-2|drained" + OURS}, [], id="another is drained"),
+        pytest.param({"sinfo": DISK.replace("gpu-3", "gpu-1")}, [], id="a person drained it"),
+        pytest.param({"sinfo": DISK + HEALTHY, "later": DISK + DRAINING}, ["DRAIN"], id="or not"),
+        pytest.param({"sinfo": "gpu-1|down*|2026-11-22T10:00:00|-\n"}, [], id="down"),
+        pytest.param({"sinfo": HEALTHY, "conf": "DRY_RUN=1\n"}, [], id="dry run"),
+        pytest.param({"sinfo": HEALTHY, "later": BOTH}, ["DRAIN", "UNDRAIN"], id="two at once"),
+        pytest.param({"sinfo": HEALTHY, "refused": "1"}, ["DRAIN"], id="scontrol refuses"),
+        pytest.param({}, [], id="no sinfo"),
+        pytest.param({"sinfo": HEALTHY, "warpwatch": "", "status": "3"}, [], id="no daemon"),
     ],
 )
-def test_a_node_stays_as_it_is(slurm: Run, agent: MemoryAgent, sinfo: str, conf: str) -> None:
-    agent.now = replace(agent.now, anomalies=(LOST,))
-    assert slurm("health-check.sh", sinfo=sinfo, conf=conf) == []
-
-
-def test_of_two_at_the_same_moment_the_later_gives_its_node_back(
-    slurm: Run, agent: MemoryAgent
+def test_a_node_is_drained_only_where_slurm_and_the_operator_allow_it(
+    slurm: Run, agent: MemoryAgent, files: dict[str, str], states: list[str]
 ) -> None:
     agent.now = replace(agent.now, anomalies=(LOST,))
-    later = "gpu-1|drained|2026-11-22T10:00:01|warpwatch: …\ngpu-9|drained" + OURS
-    asked = slurm("health-check.sh", sinfo=HEALTHY, later=later)
-    assert [line.split()[1:3] for line in asked] == [
-        ["NodeName=gpu-1", "State=DRAIN"],
-        ["NodeName=gpu-1", "State=UNDRAIN"],
-    ]
+    asked = [line.split()[1:3] for line in slurm("health-check.sh", **files)]
+    assert asked == [["NodeName=gpu-1", f"State={state}"] for state in states]
 
 
 def test_the_kinds_that_drain_are_those_of_hardware() -> None:
