@@ -20,18 +20,12 @@ power{hostname="h",index="1"} 3.5
 """
 
 
-def test_only_samples_are_counted():
+def test_samples_are_counted_and_told_apart_by_their_gpu_whatever_its_label():
     assert sample_count(PAGE) == 3
-
-
-def test_lines_are_told_apart_by_their_gpu_whatever_its_label():
     assert gpu_lines(PAGE) == {
         0: frozenset({b'up{gpu="0",uuid="GPU-a"} 1'}),
         1: frozenset({b'up{gpu="1",uuid="GPU-b"} 0', b'power{hostname="h",index="1"} 3.5'}),
     }
-
-
-def test_quantiles_are_in_milliseconds():
     found = latency([0.001] * 99 + [0.5])
     assert (found["p50_ms"], found["scrapes"]) == (1.0, 100)
     assert 1.0 < found["p99_ms"] < 500.0

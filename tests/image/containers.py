@@ -13,38 +13,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import DEADLINE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/warpwatch-test-base"
 IMAGE = "localhost/warpwatch-test"
 PROGRAMS = ("debootstrap", "buildah", "podman", "runc", "nsenter")
-_BUILD_TIMEOUT_S = 600.0
+_BUILD_TIMEOUT_S = 1800.0
 # What a build needs of the host to reach a package index.
 _SHARED = ("/etc/ssl/certs/ca-certificates.crt", "/etc/hosts", "/etc/resolv.conf", "/etc/pip.conf")
 # runc: crun refuses mixed control groups. The limits: the usual ones may be more than is allowed.
-_RUN = [
-    "podman",
-    "run",
-    "--detach",
-    "--runtime",
-    "runc",
-    "--cgroup-manager",
-    "cgroupfs",
-    "--no-healthcheck",
-    "--ulimit",
-    "nofile=1024:1024",
-    "--ulimit",
-    "nproc=1024:1024",
-]
+RUN = [
+    "podman", "run", "--runtime", "runc", "--cgroup-manager", "cgroupfs",
+    "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024",
+]  # fmt: skip
 # What every container of the project must do with.
 CONFINED = [
-    "--read-only",
-    "--cap-drop",
-    "all",
-    "--security-opt",
-    "no-new-privileges",
-    "--network",
-    "none",
-]
+    "--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--network", "none",
+]  # fmt: skip
 _FETCH = """
 import sys, urllib.error, urllib.request
 path, body, *headers = sys.argv[1:]
@@ -52,7 +38,7 @@ request = urllib.request.Request("http://127.0.0.1:9400" + path, body.encode() o
 for header in headers:
     request.add_header(*header.split(": "))
 try:
-    answer = urllib.request.urlopen(request, timeout=10)
+    answer = urllib.request.urlopen(request, timeout=300)
 except urllib.error.HTTPError as error:
     answer = error
 print(answer.status)
@@ -68,7 +54,7 @@ print(json.dumps(client.get(sys.argv[1])))
 """
 
 
-def call(*command: str, timeout_s: float = 60.0, check: bool = True) -> str:
+def call(*command: str, timeout_s: float = DEADLINE_S, check: bool = True) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     if check and done.returncode != 0:
         raise AssertionError(f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -85,8 +71,8 @@ def make_base() -> None:
         packages = "--include=python3,python3-venv,ca-certificates"
         command = ("debootstrap", "--variant=minbase", packages, codename, f"{folder}/root", site)
         call(*command, timeout_s=_BUILD_TIMEOUT_S)
-        call("tar", "-C", f"{folder}/root", "-cf", f"{folder}/root.tar", ".", timeout_s=120)
-        call("podman", "import", "--quiet", f"{folder}/root.tar", BASE, timeout_s=120)
+        call("tar", "-C", f"{folder}/root", "-cf", f"{folder}/root.tar", ".")
+        call("podman", "import", "--quiet", f"{folder}/root.tar", BASE)
 
 
 def build() -> None:
@@ -94,17 +80,8 @@ def build() -> None:
     call("podman", "rmi", "--force", IMAGE, check=False)
     shared = [path for path in _SHARED if Path(path).exists()]
     mounts = [part for path in shared for part in ("--volume", f"{path}:{path}:ro")]
-    command = [
-        "buildah",
-        "build",
-        "--quiet",
-        "--isolation",
-        "chroot",
-        "--network",
-        "host",
-        "--pull-never",
-    ]
-    command += ["--format", "docker", "--build-arg", f"BASE_IMAGE={BASE}", *mounts]
+    command = ["buildah", "build", "--quiet", "--isolation", "chroot", "--network", "host"]
+    command += ["--pull-never", "--format", "docker", "--build-arg", f"BASE_IMAGE={BASE}", *mounts]
     call(*command, "--tag", IMAGE, str(ROOT), timeout_s=_BUILD_TIMEOUT_S)
 
 
@@ -117,7 +94,7 @@ class Container:
     """Runs until ``remove``. ``options`` are podman's, ``arguments`` the image's."""
 
     def __init__(self, options: Sequence[str], arguments: Sequence[str] = ()) -> None:
-        self.id = call(*_RUN, *options, IMAGE, *arguments).strip()
+        self.id = call(*RUN, "--detach", "--no-healthcheck", *options, IMAGE, *arguments).strip()
 
     @property
     def running(self) -> bool:
@@ -129,7 +106,7 @@ class Container:
 
     def wait(self) -> int:
         """Its exit status, once it has ended by itself."""
-        return int(call("podman", "wait", self.id, timeout_s=60))
+        return int(call("podman", "wait", self.id))
 
     def execute(self, *command: str) -> str:
         return call("podman", "exec", self.id, *command)

@@ -117,7 +117,5 @@ def test_the_image_of_the_release_runs(built: tuple[Path, Path]) -> None:
     loaded = call("podman", "load", "--quiet", "--input", archive)
     name = f"ghcr.io/warpwatch/warpwatch:{__version__}"
     assert name in loaded
-    command = ["podman", "run", "--rm", "--runtime", "runc", "--cgroup-manager", "cgroupfs"]
-    limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
-    said = call(*command, *limits, *containers.CONFINED, name, "--version")
+    said = call(*containers.RUN, "--rm", *containers.CONFINED, name, "--version")
     assert said.strip().endswith(__version__)

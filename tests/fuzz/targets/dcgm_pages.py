@@ -31,6 +31,5 @@ def target(folder: Path) -> Target:
         b' # {a="b"} 1',
         b"1_0",
     )
-    return Target(
-        run, pages, (*tokens, b"} 0x1", b"{}", b'""', b"DCGM_FI_DEV_FB_USED", b"\xc2\xa0")
-    )
+    more = (b"} 0x1", b"{}", b'""', b"DCGM_FI_DEV_FB_USED", b"\xc2\xa0")
+    return Target(run, pages, tokens + more)
