@@ -39,6 +39,29 @@ class Life:
         self.changes += [change.anomaly for change in changes]
         return [change.anomaly for change in changes]
 
+    def tell(self, story: str) -> None:
+        """As "0 straggler 3; 5 hang; 9 xid GPU-3 critical 79; 60 fine hang; 700 expire".
+
+        After the seconds and kind come rank or device, severity and value, each if there is one.
+        """
+        for part in story.split("; "):
+            at, kind, *rest = part.split()
+            about: dict[str, Any] = {}
+            for word in rest[1:] if kind == "fine" else rest:
+                if word.startswith("GPU-"):
+                    about["device"] = word
+                elif word.isdigit():
+                    about["value" if "severity" in about else "rank"] = int(word)
+                else:
+                    about["severity"] = word
+            if kind == "fine":
+                self.fine(rest[0], float(at), **about)
+            elif kind == "expire":
+                changes = self.register.expire(EPOCH_S + float(at))
+                self.changes += [change.anomaly for change in changes]
+            else:
+                self.found(kind, float(at), **about)
+
     @property
     def active(self) -> list[tuple[str, int | None]]:
         return [(one.kind, one.rank) for one in self.register.active]

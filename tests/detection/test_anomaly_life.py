@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,10 +10,100 @@ from tests.detection.life import LLAMA, Life
 from tests.detection.streams import EPOCH_S
 from warpwatch_detection.anomalies import register as register_module
 from warpwatch_detection.anomalies import suppressed as suppressed_module
+from warpwatch_detection.anomalies.causes import (
+    DEVICE_CAUSES,
+    EXPLAINED_BY,
+    FOUND_ONCE,
+    JOB_CAUSES,
+)
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS
 from warpwatch_telemetry.jobs import JobId
 
+SLOW = "0 straggler 3; 5 step_regression; "
+# What detectors say, as `Life.tell` reads it; what is active then; how many anomalies there were.
+STORIES: dict[str, tuple[str, str, int]] = {
+    "what comes back within the grace is the same anomaly": (
+        "0 gc_pause 3; 60 fine gc_pause; 180 gc_pause 3", "gc_pause 3", 1,
+    ),
+    "what comes back after it is another": (
+        "0 gc_pause 3; 60 fine gc_pause; 181 gc_pause 3", "gc_pause 3", 2,
+    ),
+    "what comes back of another rank is another": (
+        "0 gc_pause 3; 60 fine gc_pause; 100 gc_pause 4", "gc_pause 4", 2,
+    ),
+    "a finding that lost its rank for a moment stays one anomaly": (
+        "0 straggler 2; 10 straggler; 20 straggler 2", "straggler 2", 1,
+    ),
+    "another rank with both named in between is another anomaly": (
+        "0 straggler 2; 10 straggler; 20 straggler 5", "straggler 5", 2,
+    ),
+    "a culprit that goes to and fro becomes one anomaly of the job": (
+        "0 straggler 2; 20 straggler 5; 40 straggler 2; 60 straggler 5; 80 straggler 2",
+        "straggler", 2,
+    ),
+    "events are held after the last one and states until they are over": (
+        "0 crash 1; 100 crash 1; 0 hang; 699 expire", "crash 1, hang", 2,
+    ),
+    "events are over after their hold": ("0 crash 1; 100 crash 1; 0 hang; 700 expire", "hang", 2),
+    "a cause that is active explains": (SLOW + "15 step_regression", "straggler 3", 1),
+    "a cause that comes later ends what it explains": (
+        "0 step_regression; 5 straggler 3; 10 step_regression", "straggler 3", 2,
+    ),
+    "an effect that goes on for three looks without its cause is raised": (
+        SLOW + "300 fine straggler; 310 step_regression; 320 step_regression; 330 step_regression",
+        "step_regression", 2,
+    ),
+    "an effect that fades after its cause is not raised": (
+        SLOW + "300 fine straggler; 310 step_regression; 320 fine step_regression", "", 1,
+    ),
+    "a slow rank on another device has another cause": (
+        "0 thermal_throttle GPU-3; 5 straggler 4", "thermal_throttle 3, straggler 4", 2,
+    ),
+    "one lost device explains why the whole job hangs": (
+        "0 device_lost GPU-3 critical; 140 hang", "device_lost 3", 1,
+    ),
+    "a device that idles because its job hangs is no anomaly": (
+        "0 hang; 5 device_idle GPU-3; 5 device_idle GPU-9", "hang, device_idle", 2,
+    ),
+    "a hang that was found before its cause goes on as the same one": (
+        "0 hang; 5 device_lost GPU-3 critical; 60 fine device_lost GPU-3", "hang", 2,
+    ),
+    "a hang that ended before its cause is not found": (
+        "0 device_lost GPU-3 critical; 5 hang; 30 fine hang; 60 fine device_lost GPU-3", "", 1,
+    ),
+    "a crash outlives its cause as long as events are held": (
+        "0 device_lost GPU-3 critical; 5 crash 3; 590 fine device_lost GPU-3", "crash 3", 2,
+    ),
+    "a crash outlives its cause no longer": (
+        "0 device_lost GPU-3 critical; 5 crash 3; 700 fine device_lost GPU-3", "", 1,
+    ),
+    "a crash that an XID explained is over with it": (
+        "0 xid GPU-3 critical 79; 5 crash 3 critical; 600 expire", "", 1,
+    ),
+    "a late verdict ends nothing before it began": ("10 hang; 5 fine hang", "", 1),
+}  # fmt: skip
 
-def test_what_comes_back_within_the_grace_is_the_same_anomaly():
+
+@pytest.mark.parametrize("name", STORIES)
+def test_what_is_active_is_what_lasts(name: str) -> None:
+    story, active, count = STORIES[name]
+    life = Life()
+    life.tell(story)
+    said = [kind if rank is None else f"{kind} {rank}" for kind, rank in life.active]
+    assert ", ".join(said) == active
+    assert len({anomaly.id for anomaly in life.changes}) == count
+    assert all(one.end_time is None or one.end_time >= one.time for one in life.changes)
+    if not active:
+        assert life.register.state.suppressed == {}
+
+
+def test_without_a_grace_nothing_is_continued() -> None:
+    life = Life(reopen_s=0)
+    life.tell("0 hang; 1 fine hang; 2 hang")
+    assert len({anomaly.id for anomaly in life.changes}) == 2
+
+
+def test_what_is_continued_keeps_when_and_where_it_began() -> None:
     life = Life()
     (first,) = life.found("gc_pause", 0, rank=3, begin_step=70)
     (ended,) = life.fine("gc_pause", 60)
@@ -24,157 +114,140 @@ def test_what_comes_back_within_the_grace_is_the_same_anomaly():
     assert list(life.register.history) == []
 
 
-def test_what_comes_back_later_or_of_another_rank_is_another_anomaly():
-    life = Life(reopen_s=120)
-    life.found("gc_pause", 0, rank=3)
-    life.fine("gc_pause", 60)
-    life.found("gc_pause", 100, rank=4)
-    life.fine("gc_pause", 110)
-    life.found("gc_pause", 181, rank=3)
-    assert len({anomaly.id for anomaly in life.changes}) == 3
-    assert [anomaly.reopened for anomaly in life.register.active] == [0]
-
-
-def test_without_a_grace_nothing_is_continued():
-    life = Life(reopen_s=0)
-    life.found("hang", 0)
-    life.fine("hang", 1)
-    life.found("hang", 2)
-    assert len({anomaly.id for anomaly in life.changes}) == 2
-
-
-def test_a_finding_that_lost_its_rank_for_a_moment_stays_one_anomaly():
+def test_of_two_culprits_the_first_ends_where_the_other_begins() -> None:
     life = Life()
-    life.found("straggler", 0, rank=2)
-    life.found("straggler", 10)
-    life.found("straggler", 20, rank=2)
-    assert len({anomaly.id for anomaly in life.changes}) == 1
-    assert life.active == [("straggler", 2)]
-
-
-def test_another_rank_with_both_named_in_between_is_another_anomaly():
-    life = Life()
-    life.found("straggler", 0, rank=2)
-    life.found("straggler", 10)
+    life.tell("0 straggler 2; 10 straggler")
     ended, new = life.found("straggler", 20, rank=5)
     assert (ended.rank, ended.end_time) == (2, EPOCH_S + 20)
     assert (new.rank, new.end_time) == (5, None)
-    assert new.id != ended.id
-
-
-def test_a_culprit_that_goes_to_and_fro_becomes_one_anomaly_of_the_job():
-    life = Life()
-    (first,) = life.found("straggler", 0, rank=2)
-    life.found("straggler", 20, rank=5)
-    life.found("straggler", 40, rank=2)
-    life.found("straggler", 60, rank=5)
-    life.found("straggler", 80, rank=2)
+    (first, *_) = life.changes
+    life.tell("40 straggler 2; 60 straggler 5; 80 straggler 2")
     (now,) = life.register.active
     assert (now.id, now.rank, now.reopened) == (first.id, None, 1)
     assert [one.explained_by for one in life.register.history] == [first.id]
-    assert len({anomaly.id for anomaly in life.changes}) == 2
 
 
-def test_severity_goes_up_and_never_down_again():
+def test_severity_goes_up_and_never_down_again() -> None:
     life = Life()
     for at, severity in enumerate(("info", "critical", "warning")):
         life.found("memory_pressure", at, rank=0, severity=severity)
     assert [one.severity for one in life.changes] == ["info", "critical", "critical"]
 
 
-def test_events_are_held_after_the_last_one_and_states_until_they_are_over():
-    life = Life(hold_s=600)
-    life.found("crash", 0, rank=1)
-    life.found("crash", 100, rank=1)
-    life.found("hang", 0)
-    assert life.register.deadline() == EPOCH_S + 700
-    (closed,) = life.register.expire(EPOCH_S + 700)
-    assert (closed.anomaly.kind, closed.anomaly.end_time) == ("crash", EPOCH_S + 700)
-    assert life.active == [("hang", None)]
-
-
-# --- causes ---
-
-
-def test_what_a_cause_explains_is_not_raised_but_seen():
+def test_what_is_explained_is_known_with_its_cause() -> None:
     life = Life()
     (cause,) = life.found("straggler", 0, rank=3)
-    assert life.found("step_regression", 5) == []
-    assert life.found("step_regression", 15) == []
+    life.tell("5 step_regression; 15 step_regression")
     (suppressed,) = life.register.state.suppressed.values()
     assert (suppressed.kind, suppressed.cause, suppressed.cause_id) == (
         "step_regression", "straggler", cause.id,
     )  # fmt: skip
     assert (suppressed.since, suppressed.found.time) == (EPOCH_S + 5, EPOCH_S + 15)
     assert life.register.suppressed.counts == {("step_regression", "straggler"): 1}
+    life.tell("300 fine straggler; 310 step_regression; 320 step_regression")
+    assert life.active == []
 
 
-def test_a_cause_that_comes_later_ends_what_it_explains():
+def test_a_cause_that_comes_later_is_named_by_what_it_ends() -> None:
     life = Life()
     (effect,) = life.found("step_regression", 0)
     cause, ended = life.found("straggler", 5, rank=3)
     assert (cause.kind, ended.id, ended.end_time) == ("straggler", effect.id, EPOCH_S + 5)
     assert ended.explained_by == cause.id
-    assert life.found("step_regression", 10) == []
-    assert life.active == [("straggler", 3)]
 
 
-def test_an_effect_that_goes_on_without_its_cause_is_raised():
-    life = Life()
-    life.found("straggler", 0, rank=3)
-    life.found("step_regression", 5)
-    life.fine("straggler", 300)
-    assert [len(life.found("step_regression", at)) for at in (310, 320, 330)] == [0, 0, 1]
-    assert life.active == [("step_regression", None)]
-
-
-def test_an_effect_that_fades_after_its_cause_is_not_raised():
-    life = Life()
-    life.found("straggler", 0, rank=3)
-    life.found("step_regression", 5)
-    life.fine("straggler", 300)
-    life.found("step_regression", 310)
-    life.fine("step_regression", 320)
-    assert life.active == []
-    assert life.register.state.suppressed == {}
-
-
-def test_another_jobs_anomaly_explains_nothing():
+def test_another_jobs_anomaly_explains_nothing() -> None:
     life = Life()
     life.found("straggler", 0, rank=3, job="bert")
     life.found("step_regression", 5)
     assert life.active == [("straggler", 3), ("step_regression", None)]
 
 
+def test_a_hang_that_outlives_its_cause_is_found_with_what_was_known() -> None:
+    life = Life()
+    life.found("device_lost", 0, severity="critical", device="GPU-3")
+    life.found("hang", 5, "no step", rank=3, severity="critical", step=70, value=140.0)
+    life.fine("device_lost", 60, device="GPU-3")
+    (hang,) = life.register.active
+    assert (hang.time, hang.kind, hang.severity) == (EPOCH_S + 60, "hang", "critical")
+    assert (hang.rank, hang.device, hang.step) == (3, "GPU-3", 70)
+    assert (hang.summary, hang.value) == ("no step", 140.0)
+
+
+# Two events: what has happened and was reported with its cause is over with it.
+EXPLAINED = [
+    (effect, cause)
+    for table in (EXPLAINED_BY, DEVICE_CAUSES, JOB_CAUSES)
+    for effect, causes in table.items()
+    for cause in causes
+    if not (effect in EVENT_KINDS and cause in EVENT_KINDS)
+]
+
+
+def about(kind: str) -> dict[str, Any]:
+    return {"device": "GPU-3"} if kind in DEVICE_KINDS else {"rank": 3}
+
+
+def test_every_effect_that_outlives_its_cause_becomes_active() -> None:
+    for effect, cause in EXPLAINED:
+        life = Life()
+        life.found(cause, 0, severity="critical", **about(cause))
+        assert [one.kind for one in life.found(effect, 5, **about(effect))] in ([], [cause])
+        if cause in EVENT_KINDS:
+            life.register.expire(EPOCH_S + 600)
+        else:
+            life.fine(cause, 100, **({"device": "GPU-3"} if cause in DEVICE_KINDS else {}))
+        for again in range(0 if effect in FOUND_ONCE else 3):
+            life.found(effect, 610 + again, **about(effect))
+        assert [kind for kind, _ in life.active] == [effect], (effect, cause)
+
+
+@pytest.mark.parametrize(
+    ("cause", "effect", "explained"),
+    [
+        ("thermal_throttle GPU-3 warning", "straggler 3 warning", True),
+        ("xid GPU-3 critical 79", "crash 3 critical", True),
+        ("xid GPU-3 critical 79", "hang 3 critical", True),
+        ("nvlink_error GPU-3 critical", "hang 3 critical", True),
+        ("nvlink_error GPU-3 warning", "hang 3 critical", False),
+        ("xid GPU-3 warning 31", "crash 3 critical", False),
+        ("xid GPU-3 warning 13", "hang 3 critical", False),
+        ("xid GPU-3 warning 31", "crash 3 info", False),
+    ],
+)
+def test_what_stops_a_job_is_explained_by_nothing_less(
+    cause: str, effect: str, explained: bool
+) -> None:
+    for order in (f"5 {effect}; 5 {cause}", f"5 {cause}; 5 {effect}"):
+        life = Life()
+        life.tell(order)
+        kinds = {cause.split()[0]} | ({effect.split()[0]} if not explained else set())
+        assert {kind for kind, _ in life.active} == kinds
+
+
 # --- devices ---
 
 
-def test_a_devices_anomaly_gets_its_job_and_rank():
+def test_a_devices_anomaly_gets_its_job_and_rank() -> None:
     life = Life()
     (throttled,) = life.found("thermal_throttle", 0, device="GPU-3")
     assert (throttled.job, throttled.rank, throttled.device) == ("llama", 3, "GPU-3")
     (unused,) = life.found("thermal_throttle", 0, device="GPU-9")
     assert (unused.job, unused.rank) == (None, None)
-
-
-def test_two_ranks_on_one_device_share_its_anomaly():
-    life = Life()
-    life.rank_devices.jobs[LLAMA][4].device = "GPU-3"
-    (throttled,) = life.found("thermal_throttle", 0, device="GPU-3")
-    assert (throttled.job, throttled.rank) == ("llama", None)
+    life.rank_devices.jobs[LLAMA][5].device = "GPU-4"
+    (shared,) = life.found("thermal_throttle", 0, device="GPU-4")
+    assert (shared.job, shared.rank) == ("llama", None)
 
 
 @pytest.mark.parametrize("effect_first", [False, True])
-def test_a_throttled_gpu_and_its_slow_rank_are_one_anomaly(effect_first):
+def test_a_throttled_gpu_and_its_slow_rank_are_one_anomaly(effect_first: bool) -> None:
     life = Life()
-    order: list[Callable[[], object]] = [
-        lambda: life.found("thermal_throttle", 0, "GPU 3 is throttled by heat", device="GPU-3"),
-        lambda: life.found(
-            "straggler", 0, "rank 3 computes 24 % longer", rank=3, severity="critical"
-        ),
+    order: list[tuple[str, str, dict[str, Any]]] = [
+        ("thermal_throttle", "GPU 3 is throttled by heat", {"device": "GPU-3"}),
+        ("straggler", "rank 3 computes 24 % longer", {"rank": 3, "severity": "critical"}),
     ]
-    for tell in reversed(order) if effect_first else order:
-        tell()
+    for kind, said, more in reversed(order) if effect_first else order:
+        life.found(kind, 0, said, **more)
     (one,) = life.register.active
     assert (one.kind, one.job, one.rank, one.severity) == (
         "thermal_throttle", "llama", 3, "critical",
@@ -183,76 +256,51 @@ def test_a_throttled_gpu_and_its_slow_rank_are_one_anomaly(effect_first):
     assert one.summary == "GPU 3 is throttled by heat; in llama rank 3 computes 24 % longer"
     ended = list(life.register.history)
     assert [anomaly.explained_by for anomaly in ended] == [one.id] * effect_first
-
-
-def test_the_effect_is_found_with_its_newest_numbers():
-    life = Life()
-    life.found("clock_drop", 0, "GPU 3 is slow", device="GPU-3")
-    life.found("straggler", 5, "24 % longer", rank=3)
+    # Its newest numbers, with those of the device.
     life.found("straggler", 15, "31 % longer", rank=3)
-    life.found("clock_drop", 20, "GPU 3 is very slow", device="GPU-3")
-    (one,) = life.register.active
-    assert one.summary == "GPU 3 is very slow; in llama 31 % longer"
+    life.found("thermal_throttle", 20, "GPU 3 is very hot", device="GPU-3")
+    assert life.register.active[0].summary == "GPU 3 is very hot; in llama 31 % longer"
 
 
-def test_a_slow_rank_on_another_device_has_another_cause():
+def test_a_slow_job_is_explained_by_its_devices_if_half_of_them_are_slow() -> None:
     life = Life()
-    life.found("thermal_throttle", 0, device="GPU-3")
-    life.found("straggler", 5, rank=4)
-    assert life.active == [("thermal_throttle", 3), ("straggler", 4)]
-
-
-def test_a_slow_job_is_explained_by_its_devices_if_half_of_them_are_slow():
-    life = Life()
-    for rank in range(3):
-        life.found("power_brake", rank, device=f"GPU-{rank}")
+    life.tell("0 power_brake GPU-0; 1 power_brake GPU-1; 2 power_brake GPU-2")
     assert len(life.found("step_regression", 5)) == 1
     changes = life.found("power_brake", 6, device="GPU-3")
     assert ("step_regression", EPOCH_S + 6) in [(one.kind, one.end_time) for one in changes]
     assert [kind for kind, _ in life.active] == ["power_brake"] * 4
 
 
-def test_one_lost_device_explains_why_the_whole_job_hangs():
-    life = Life()
-    life.found("device_lost", 0, severity="critical", device="GPU-3")
-    life.found("hang", 140)
-    assert life.active == [("device_lost", 3)]
-
-
-def test_a_device_that_idles_because_its_job_hangs_is_no_anomaly():
-    life = Life()
-    life.found("hang", 0)
-    assert life.found("device_idle", 5, device="GPU-3") == []
-    assert len(life.found("device_idle", 5, device="GPU-9")) == 1
-
-
 # --- bounds ---
 
 
-def test_the_end_of_a_job_leaves_nothing_of_its_states():
+def test_the_end_of_a_job_leaves_nothing_of_its_states() -> None:
     life = Life()
-    life.found("straggler", 0, rank=3)
-    life.found("step_regression", 5)
-    life.found("crash", 6, rank=3)
+    life.tell(SLOW + "6 crash 3")
     (closed,) = life.register.end_job(LLAMA, EPOCH_S + 9)
     assert (closed.anomaly.kind, closed.anomaly.end_time) == ("straggler", EPOCH_S + 9)
     assert life.active == [("crash", 3)]
     assert (life.register.state.suppressed, life.register.state.ended) == ({}, {})
 
 
-def test_more_anomalies_than_the_bound_are_refused_and_counted(monkeypatch):
+def test_more_anomalies_than_the_bound_are_refused_but_a_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(register_module, "MAX_ACTIVE", 3)
     life = Life()
     for number in range(5):
         life.found("hang", number, job=f"job-{number}")
-    assert len(life.active) == 3
-    assert life.register.refused == 2
+    assert (len(life.active), life.register.refused) == (3, 2)
     life.fine("hang", 10, job_id=JobId("", "job-0", ""))
     life.found("hang", 11, job="job-4")
     assert len(life.active) == 3
+    (lost,) = life.found("device_lost", 12, severity="critical", device="GPU-99")
+    assert (lost.kind, life.register.refused) == ("device_lost", 2)
 
 
-def test_an_owner_with_many_anomalies_leaves_room_for_those_of_others(monkeypatch):
+def test_an_owner_with_many_anomalies_leaves_room_for_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(register_module, "MAX_ACTIVE_OF_OWNER", 3)
     life = Life()
     for number in range(5):
@@ -262,16 +310,7 @@ def test_an_owner_with_many_anomalies_leaves_room_for_those_of_others(monkeypatc
     assert life.register.refused == 2
 
 
-def test_many_anomalies_of_jobs_leave_room_for_a_lost_device(monkeypatch):
-    monkeypatch.setattr(register_module, "MAX_ACTIVE", 3)
-    life = Life()
-    for number in range(5):
-        life.found("hang", number, job=f"job-{number}")
-    (lost,) = life.found("device_lost", 6, severity="critical", device="GPU-99")
-    assert (lost.kind, life.register.refused) == ("device_lost", 2)
-
-
-def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch):
+def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register_module, "MAX_ENDED", 10)
     monkeypatch.setattr(suppressed_module, "MAX_SUPPRESSED", 10)
     life = Life()
@@ -283,10 +322,3 @@ def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch):
         life.fine("hang", number, job_id=JobId("", f"job-{number}", ""))
     assert len(life.register.state.ended) == 10
     assert len(life.register.history) == 50
-
-
-def test_a_late_verdict_ends_nothing_before_it_began():
-    life = Life()
-    life.found("hang", 10)
-    (ended,) = life.fine("hang", 5)
-    assert (ended.time, ended.end_time) == (EPOCH_S + 10, EPOCH_S + 10)

@@ -1,16 +1,20 @@
-"""hang and crash: silence, heartbeats and deaths, in event time."""
+"""hang, crash and oom: silence, heartbeats and deaths, in event time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-import msgspec
 import pytest
 
-from tests.detection.streams import Job, alone, fed, opened
+from tests.detection.streams import Job, alone, fed, opened, restart
 from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
+
+# Seconds after the last step, rank, event and its details; a time alone is the clock's.
+Event = tuple[float] | tuple[float, int, str] | tuple[float, int, str, dict[str, Any]]
 
 
 def running(ranks: int = 2, steps: int = 200, **hang: object) -> tuple[Job, Detection]:
@@ -24,13 +28,124 @@ def event(job: Job, rank: int, name: str, after_s: float = 0.0, **detail: object
     return RankEvent(job.time + after_s, "llama", rank, name, detail)
 
 
-def test_silence_is_a_hang_of_the_job_at_the_deadline_itself():
-    job, engine = running()
-    found = opened(engine, [Clock(job.time + 60)])
-    assert [(a.kind, a.severity, a.rank, a.step) for a in found] == [("hang", "warning", None, 199)]
-    assert found[0].time == job.time + 8
-    assert found[0].value == pytest.approx(8.0)
-    assert "for 8 s" in found[0].summary
+def told(job: Job, events: Iterable[Event]) -> Iterator[Record]:
+    for after_s, *about in events:
+        if not about:
+            yield Clock(job.time + after_s)
+        elif about[1] == "end":
+            yield End(job.time + after_s, "llama", about[0])
+        else:
+            yield event(job, about[0], about[1], after_s, **dict(*about[2:]))
+
+
+def silent_until(engine: Detection, time: float) -> Anomaly:
+    """The hang that is found by then."""
+    (found,) = opened(engine, [Clock(time)])
+    assert found.kind == "hang"
+    return found
+
+
+LOST = {"type": "RuntimeError", "detail": "[gloo/transport/tcp/pair.cc:537] Read error"}
+OUT = {"detail": "CUDA out of memory. Tried to allocate 2.00 GiB"}
+Found = tuple[str, str, int | None, float]
+# Ranks, what happens, what is found (kind, severity, rank, after seconds), and how it ends to say.
+STORIES: dict[str, tuple[int, list[Event], list[Found], str]] = {
+    "silence is a hang of the job at the deadline itself": (
+        2, [(60,)], [("hang", "warning", None, 8)], "for 8 s",
+    ),
+    "a stopped process is a hang of that rank at once": (
+        2, [(3, 1, "stopped"), (100,)], [("hang", "warning", 1, 3)], "does not respond",
+    ),
+    "ranks whose training has ended are waited for no more": (
+        2, [(1, 0, "finished"), (1, 1, "finished"), (60,)], [], "",
+    ),
+    "a job that ended in order does not hang": (2, [(0, None, "end"), (3600,)], [], ""),
+    "ranks that ended in order do not hang": (2, [(0, 0, "end"), (1, 1, "end"), (3600,)], [], ""),
+    "backwards without steps put a hang off": (
+        2, [*((s, rank, "training") for s in range(2, 60, 2) for rank in (0, 1)), (100,)],
+        [("hang", "warning", None, 66)], "",
+    ),
+    "backwards of its peers are no excuse for a rank": (
+        2, [(s, 0, "training") for s in range(2, 60, 2)], [("hang", "warning", None, 8)], "",
+    ),
+    "no hang while a capture runs until its timeout": (
+        2, [(0, 0, "capture_started"), (11, 0, "stopped"), (121,)],
+        [("hang", "warning", 0, 120)], "",
+    ),
+    "after a capture the silence counts again": (
+        2, [(0, 0, "capture_started"), (30, 0, "capture_finished"), (39,)],
+        [("hang", "warning", None, 38)], "",
+    ),
+    "an exception is a crash at once with its text on one line": (
+        2, [(0, 1, "exception", {"exception": "ValueError", "message": "a\nb\x1b"})],
+        [("crash", "warning", 1, 0)], "rank 1 raised ValueError: a b",
+    ),
+    "a death is a crash when a peer lives on and no hang beside it": (
+        2, [(1, 1, "died"), (590,)], [("crash", "warning", 1, 6)],
+        "rank 1 died without an exit record after step 199, 1 of its peers lived on",
+    ),
+    "all ranks gone together are a crash for information": (
+        2, [(1, 0, "died"), (1.2, 1, "died"), (590,)], [("crash", "info", None, 6)],
+        "all 2 local ranks",
+    ),
+    "ranks that follow a crash belong to it": (
+        4, [
+            (0, 2, "exception", {"exception": "RuntimeError"}),
+            (0.5, 0, "exception", {"exception": "ConnectionError"}),
+            (1, 2, "died"), (1.1, 0, "died"), (1.2, 1, "died"), (60,),
+        ],
+        [("crash", "warning", 2, 0)], "rank 2 raised RuntimeError; ",
+    ),
+    "peers that lost a killed rank raise first and yet it is named": (
+        4, [
+            (0.1, 0, "exception", LOST), (0.2, 3, "exception", LOST), (0.4, 0, "end"),
+            (0.5, 1, "died"), (0.6, 3, "end"), (60,),
+        ],
+        [("crash", "warning", 1, 5.1)],
+        "rank 1 died without an exit record after step 199, 3 of its peers lived on; "
+        "2 more followed",
+    ),
+    "a lost connection that nothing explains is a crash after the grace": (
+        2, [(0, 1, "exception", {"type": "DistBackendError", "detail": "NCCL timeout"}), (60,)],
+        [("crash", "warning", 1, 5)], "rank 1 raised DistBackendError: NCCL timeout",
+    ),
+    "a rank without device memory is one anomaly whatever follows": (
+        4, [
+            (0, 2, "oom", OUT), (0.1, 2, "oom", {"detail": "1 failed allocations on the device"}),
+            (0.1, 2, "exception", {"type": "OutOfMemoryError", **OUT}), (0.5, 2, "died"),
+            (0.6, 0, "exception", {"type": "RuntimeError", "detail": "gloo: closed by peer"}),
+            (0.7, 1, "died"), (60,),
+        ],
+        [("oom", "warning", 2, 0)],
+        f"rank 2 ran out of memory: {OUT['detail']}; 2 more followed",
+    ),
+    "an exception for want of memory alone is an oom too": (
+        4, [(0, 1, "exception", {"type": "MemoryError"}), (60,)], [("oom", "warning", 1, 0)], "",
+    ),
+    "a rank killed by the kernel for want of memory is an oom": (
+        4, [(0.1, 0, "exception", LOST), (0.5, 3, "died", {"oom_kill": True}), (60,)],
+        [("oom", "warning", 3, 5.1)],
+        "rank 3 was killed by the kernel after step 199: its control group ran out of memory; "
+        "1 more followed",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("name", STORIES)
+def test_what_happens_after_the_last_step_is_told_once(name: str, restarts: bool) -> None:
+    ranks, events, expected, says = STORIES[name]
+    job, engine = running(ranks)
+    found: list[Anomaly] = []
+    for record in told(job, events):
+        if restarts:
+            restart(engine)
+        found += opened(engine, [record])
+    assert [(a.kind, a.severity, a.rank, round(a.time - job.time, 6)) for a in found] == expected
+    for anomaly in found:
+        assert anomaly.device == (None if anomaly.rank is None else f"GPU-{anomaly.rank}")
+        (now,) = engine.active
+        assert says in now.summary
 
 
 def test_a_leap_of_the_clock_is_no_silence():
@@ -72,20 +187,6 @@ def test_a_rank_whose_training_has_ended_is_waited_for_no_more():
     # It trains again in another thread.
     assert opened(engine, job.steps(20)) == []
     assert [a.kind for a in opened(engine, [Clock(job.time + 60)])] == ["hang"]
-
-
-def test_backwards_without_steps_put_a_hang_off():
-    job, engine = running()
-    trains = [event(job, rank, "training", s) for s in range(2, 60, 2) for rank in (0, 1)]
-    assert opened(engine, [*trains, Clock(job.time + 65)]) == []
-    assert opened(engine, [Clock(job.time + 100)])[0].time == job.time + 58 + 8
-
-
-def test_backwards_of_its_peers_are_no_excuse_for_a_rank():
-    job, engine = running()
-    trains = [event(job, 0, "training", s) for s in range(2, 60, 2)]
-    (found,) = opened(engine, trains)
-    assert found.time == job.time + 8
 
 
 def test_a_hang_is_over_when_backwards_go_on():
@@ -137,91 +238,12 @@ def test_resumed_steps_close_the_hang_and_it_can_come_again():
     assert (again.kind, round(again.value or 0.0, 3)) == ("hang", 8.0)
 
 
-def test_a_stopped_process_is_a_hang_of_that_rank_at_once():
-    job, engine = running()
-    found = opened(engine, [event(job, 1, "stopped", 3.0), Clock(job.time + 3.5)])
-    assert [(a.kind, a.rank, a.device, a.time) for a in found] == [
-        ("hang", 1, "GPU-1", job.time + 3)
-    ]
-    assert "does not respond" in found[0].summary
-    assert opened(engine, [Clock(job.time + 100)]) == []
-    closed = fed(engine, [event(job, 1, "resumed", 101.0)])
-    assert [a.end_time for a in closed] == [job.time + 101]
-    assert opened(engine, [Clock(job.time + 105)]) == []
-
-
 def test_the_only_rank_that_is_behind_its_peers_is_named():
     job, engine = running(ranks=4)
     last = job.time + 0.05
     ahead = [Step(last, "llama", rank, 200, 0.05) for rank in (0, 1, 3)]
     found = opened(engine, [*ahead, Clock(last + 60)])
     assert [(a.kind, a.rank) for a in found] == [("hang", 2)]
-
-
-def test_a_job_that_ended_in_order_does_not_hang():
-    job, engine = running()
-    assert opened(engine, [End(job.time, "llama"), Clock(job.time + 3600)]) == []
-    job, engine = running()
-    ends = [End(job.time, "llama", 0), End(job.time + 1, "llama", 1)]
-    assert opened(engine, [*ends, Clock(job.time + 3600)]) == []
-
-
-def test_no_hang_while_a_capture_runs_until_its_timeout():
-    job, engine = running()
-    engine.feed(event(job, 0, "capture_started"))
-    assert opened(engine, [event(job, 0, "stopped", 11.0), Clock(job.time + 119)]) == []
-    assert [a.time for a in opened(engine, [Clock(job.time + 121)])] == [job.time + 120]
-
-
-def test_after_a_capture_the_silence_counts_again():
-    job, engine = running()
-    engine.feed(event(job, 0, "capture_started"))
-    engine.feed(event(job, 0, "capture_finished", 30.0))
-    assert opened(engine, [Clock(job.time + 37)]) == []
-    assert [a.time for a in opened(engine, [Clock(job.time + 39)])] == [job.time + 38]
-
-
-def test_an_exception_is_a_crash_at_once_with_its_text_on_one_line():
-    job, engine = running()
-    found = opened(engine, [event(job, 1, "exception", exception="ValueError", message="a\nb\x1b")])
-    assert [(a.kind, a.severity, a.rank) for a in found] == [("crash", "warning", 1)]
-    assert found[0].summary == "rank 1 raised ValueError: a b"
-
-
-def test_a_death_is_a_crash_when_a_peer_lives_on_and_no_hang_beside_it():
-    job, engine = running()
-    found = opened(engine, [event(job, 1, "died", 1.0), Clock(job.time + 590)])
-    assert [(a.kind, a.severity, a.rank, a.time) for a in found] == [
-        ("crash", "warning", 1, job.time + 6)
-    ]
-    assert found[0].summary == (
-        "rank 1 died without an exit record after step 199, 1 of its peers lived on"
-    )
-
-
-def test_all_ranks_gone_together_is_a_crash_for_information():
-    job, engine = running()
-    deaths = [event(job, 0, "died", 1.0), event(job, 1, "died", 1.2)]
-    found = opened(engine, [*deaths, Clock(job.time + 3600)])
-    assert [(a.kind, a.severity, a.rank) for a in found] == [("crash", "info", None)]
-    assert "all 2 local ranks" in found[0].summary
-
-
-def test_ranks_that_follow_a_crash_belong_to_it():
-    job, engine = running(ranks=4)
-    found = opened(
-        engine,
-        [
-            event(job, 2, "exception", 0.0, exception="RuntimeError"),
-            event(job, 0, "exception", 0.5, exception="ConnectionError"),
-            event(job, 2, "died", 1.0),
-            event(job, 0, "died", 1.1),
-            event(job, 1, "died", 1.2),
-            Clock(job.time + 60),
-        ],
-    )
-    assert [(a.kind, a.rank) for a in found] == [("crash", 2)]
-    assert engine.active[0].summary.startswith("rank 2 raised RuntimeError; ")
 
 
 def test_a_crash_stays_active_for_the_hold_time_and_no_longer():
@@ -231,37 +253,6 @@ def test_a_crash_stays_active_for_the_hold_time_and_no_longer():
     assert [a.kind for a in engine.active] == ["crash"]
     closed = fed(engine, [Clock(job.time + 700)])
     assert [a.end_time for a in closed if a.kind == "crash"] == [job.time + 600]
-
-
-def test_peers_that_lost_a_killed_rank_raise_first_and_yet_it_is_named():
-    job, engine = running(ranks=4)
-    lost = {"type": "RuntimeError", "detail": "[gloo/transport/tcp/pair.cc:537] Read error"}
-    found = opened(
-        engine,
-        [
-            event(job, 0, "exception", 0.1, **lost),
-            event(job, 3, "exception", 0.2, **lost),
-            End(job.time + 0.4, "llama", 0),
-            event(job, 1, "died", 0.5),
-            End(job.time + 0.6, "llama", 3),
-            Clock(job.time + 60),
-        ],
-    )
-    assert [(a.kind, a.severity, a.rank, a.time) for a in found] == [
-        ("crash", "warning", 1, job.time + 5.1)
-    ]
-    assert found[0].summary == (
-        "rank 1 died without an exit record after step 199, 3 of its peers lived on; "
-        "2 more followed"
-    )
-
-
-def test_a_lost_connection_that_nothing_explains_is_a_crash_after_the_grace():
-    job, engine = running()
-    lost = event(job, 1, "exception", type="DistBackendError", detail="NCCL timeout")
-    found = opened(engine, [lost, Clock(job.time + 60)])
-    assert [(a.kind, a.rank, a.time) for a in found] == [("crash", 1, job.time + 5)]
-    assert found[0].summary == "rank 1 raised DistBackendError: NCCL timeout"
 
 
 def test_a_restarted_job_is_no_second_crash_and_closes_its_hang():
@@ -490,21 +481,6 @@ def test_a_call_that_keeps_the_gil_hangs_only_when_it_does_nothing():
     assert "its process does not respond" in found[0].summary
 
 
-def test_hangs_and_deaths_outlive_a_restart_of_the_daemon():
-    job, engine = running(ranks=4)
-    engine.feed(event(job, 1, "died", 1.0))
-    after = alone("hang", "crash", "oom", hang={"timeout_s": 8})
-    for old, new in zip(engine._runner.detectors, after._runner.detectors, strict=True):
-        saved = msgspec.msgpack.encode(old.state)
-        new.state = msgspec.msgpack.decode(saved, type=type(old.state))
-    after._runner.look_up_dues()
-    found = opened(after, [Clock(job.time + 60)])
-    assert [(a.kind, a.rank, a.time) for a in found] == [("crash", 1, job.time + 6)]
-    assert [status.answer for d in after._runner.detectors for status in d.statuses()] == [
-        "fine", "found", "fine",
-    ]  # fmt: skip
-
-
 def test_the_long_limit_of_the_warm_up_is_over_with_it_also_after_a_long_silence():
     job, engine = running(steps=2)
     assert opened(engine, [Clock(job.time + 10)]) == []
@@ -520,3 +496,13 @@ def test_records_out_of_order_bring_the_deadline_nearer():
     assert opened(engine, back) == []
     (hang,) = opened(engine, [Clock(job.time + 60)])
     assert hang.time == pytest.approx(job.time - 5.0 + 8.0)
+
+
+def test_what_a_program_survives_is_over_and_a_later_crash_is_one():
+    job, engine = running()
+    first = opened(engine, [event(job, 1, "oom", detail="1 failed allocations on the device")])
+    job.step_s = 0.5
+    opened(engine, job.steps(2000))
+    assert engine.active == ()
+    later = opened(engine, [event(job, 1, "exception", type="ValueError", detail="no")])
+    assert [(a.kind, a.rank) for a in (*first, *later)] == [("oom", 1), ("crash", 1)]
