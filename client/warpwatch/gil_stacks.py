@@ -53,7 +53,10 @@ class GilStacks:
     lines fill it up.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
         self.timeout_s = _timeout_s(environ)
         self._path = ""
         self._pipe: Descriptor | None = None
@@ -172,7 +175,7 @@ class GilStacks:
             if _armed is self and self._is_over():
                 self._next_arm = 0.0
                 return
-            self._armed_at = time.monotonic()
+            self._armed_at = self._monotonic()
             _functions["dump_traceback_later"](self.timeout_s, repeat=False, file=fd)
             os.set_blocking(fd, True)
             _armed = self
@@ -202,7 +205,7 @@ class GilStacks:
 
     def _is_over(self) -> bool:
         """Whether the timer may have come to its end: its thread then sleeps in its write."""
-        return time.monotonic() - self._armed_at >= self.timeout_s
+        return self._monotonic() - self._armed_at >= self.timeout_s
 
     def _is_replaced(self) -> bool:
         """The timer's thread went before its time: the program uses the timer.

@@ -45,11 +45,20 @@ INBOX_CHECK_INTERVAL_S = 5.0
 class HelperThread:
     """One of a monitor. It gives the clock its ring and its captures."""
 
-    def __init__(self, monitor: Monitor, job: str | None, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        monitor: Monitor,
+        job: str | None,
+        environ: Mapping[str, str],
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._monotonic = monotonic
+        self._wait = sleep
         self.monitor = monitor
         self.clock = monitor.clock
-        self.captures = Captures()
-        self._gil_stacks = GilStacks(environ)
+        self.captures = Captures(monotonic, sleep)
+        self._gil_stacks = GilStacks(environ, monotonic)
         self._gc_pauses = GcPauses(self.clock, environ)
         self._job = job
         self._environ = environ
@@ -83,7 +92,7 @@ class HelperThread:
         current = self._ring
         if current is not None:
             # The daemon makes the command file as soon as it sees the ring.
-            new = current.command_fd < 0 and time.monotonic() < self._attached + NEW_RING_S
+            new = current.command_fd < 0 and self._monotonic() < self._attached + NEW_RING_S
             interval = NEW_RING_INTERVAL_S if new else HEARTBEAT_INTERVAL_S
         else:
             interval = self._interval_s if self.clock.begun else ATTACH_INTERVAL_S
@@ -93,7 +102,7 @@ class HelperThread:
             return
 
     def _round(self) -> None:
-        now = time.monotonic()
+        now = self._monotonic()
         self.clock.wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self._close_retired(now)
         self._watch_profiler()
@@ -129,7 +138,7 @@ class HelperThread:
         """Also between the parts of long work of this thread."""
         if self._ring is not None:
             self._ring.beat(self.clock.calls())
-            self._gil_stacks.rearm(time.monotonic())
+            self._gil_stacks.rearm(self._monotonic())
 
     def _note_end(self, current: ring.RingWriter) -> None:
         """Training has come to its end, or goes on: whatever ends the process in between is none of
@@ -208,7 +217,7 @@ class HelperThread:
     def _describe(self) -> dict[str, Any]:
         device = identity.device_from_environment(self._environ) or self.clock.device
         events = self.captures.budget.events_per_step
-        parallel = parallelism.places()
+        parallel = parallelism.places(self._monotonic())
         about = {
             **self.monitor.model,
             **self._identity,
@@ -255,7 +264,7 @@ class HelperThread:
         self._metadata = self._describe()
         self._ring = created = ring.create(ranks_fd, name, self._metadata)
         self._folder = folder
-        self._attached = time.monotonic()
+        self._attached = self._monotonic()
         self._seen = bytes(8)
         clock = self.clock
         clock.captures = self.captures
@@ -283,10 +292,10 @@ class HelperThread:
     def finish(self, wait_s: float) -> None:
         """At exit: let a running export come to its end, then say good-bye."""
         captures = self.captures
-        deadline = time.monotonic() + wait_s
-        while captures.exporting and time.monotonic() < deadline:
+        deadline = self._monotonic() + wait_s
+        while captures.exporting and self._monotonic() < deadline:
             self.clock.wake_helper.put(None)
-            time.sleep(0.02)
+            self._wait(0.02)
         self.stopping = True
         self._gil_stacks.end()
         self._gc_pauses.drop()

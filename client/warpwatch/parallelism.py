@@ -10,7 +10,6 @@ their modules answer.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -49,16 +48,16 @@ def note_mesh(mesh: Any) -> None:
         note(dimension, rank, size)
 
 
-def places() -> dict[str, Place]:
+def places(now: float) -> dict[str, Place]:
     """(rank, size) in each kind that is known. Looked up again once the groups have changed, and
-    now and then: some are said of what kind they are later, or take the place of others."""
+    now and then: some are said of what kind they are later, or take the place of others. ``now`` is
+    monotonic, in seconds."""
     global _known
     module = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(module, "_world", None)
     groups = getattr(world, "pg_names", None)
     if not groups:
         return {}
-    now = time.monotonic()
     if len(groups) != _known[0] or now >= _known[1]:
         found = {**dict(_by_getters()), **_by_groups(list(groups))}
         _known = len(groups), now + _LOOK_AGAIN_S, found

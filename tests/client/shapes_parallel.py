@@ -43,7 +43,7 @@ def _join(train: Callable[[], list[float]], meet: str, rank: int, size: int) -> 
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size)
     losses = train()
-    PLACES.update(parallelism.places())
+    PLACES.update(parallelism.places(0.0))
     dist.barrier()
     dist.destroy_process_group()
     return losses

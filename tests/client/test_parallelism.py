@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.client.fork_server import ForkServer
 from warpwatch import parallelism
 
 PROGRAM = """
@@ -18,18 +19,17 @@ import json, os, sys
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from warpwatch import parallelism
-parallelism._LOOK_AGAIN_S = 0.0
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=4)
-found = [parallelism.places()]
+found = [parallelism.places(0)]
 init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
-found.append(parallelism.places())
+found.append(parallelism.places(10))
 init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-found.append(parallelism.places())
+found.append(parallelism.places(20))
 dist.new_group([1, 3], group_desc="CONTEXT_PARALLEL_GROUP")
-found.append(parallelism.places())
+found.append(parallelism.places(30))
 parallelism.note_mesh(init_device_mesh("cpu", (4,), mesh_dim_names=("ep",)))
-found.append(parallelism.places())
+found.append(parallelism.places(40))
 dist.barrier()
 print(json.dumps(found))
 os._exit(0)
@@ -38,17 +38,15 @@ os._exit(0)
 
 @pytest.mark.torch
 @pytest.mark.loops
-def test_places_are_those_of_the_meshes(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(4)
+def test_places_are_those_of_the_meshes(with_torch: ForkServer, tmp_path: Path) -> None:
+    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    store = str(tmp_path / "store")
+    ranks = [with_torch.fork(PROGRAM, str(rank), store, environ=environ) for rank in range(4)]
+    *others, (before, mesh, both, all_of_them, world) = [
+        json.loads(rank.communicate()[0]) for rank in ranks
     ]
-    before, mesh, both, all_of_them, world = json.loads(ranks[3].communicate(timeout=120)[0])
-    others = [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks[:3]]
+    for rank in ranks:
+        rank.kill()
     assert before == {}
     assert mesh == {"pipeline": [1, 2], "tensor": [1, 2]}
     assert both == {**mesh, "data": [3, 4]}
@@ -66,7 +64,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> dict[str, Any]:
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name.replace("__", "."), module)
     monkeypatch.setattr(parallelism, "_known", (0, 0.0, {}))
-    return parallelism.places()
+    return parallelism.places(0.0)
 
 
 def getters(**places: tuple[int, int]) -> ModuleType:
@@ -90,6 +88,14 @@ def test_getters_answer_where_the_groups_say_nothing(monkeypatch: pytest.MonkeyP
     assert found == {
         "data": (1, 2), "tensor": (0, 4), "pipeline": (2, 3), "expert": (1, 8), "context": (0, 1),
     }  # fmt: skip
+
+
+def test_places_are_looked_up_again_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "megatron__core__parallel_state"
+    assert asked(monkeypatch, **{name: getters(data_parallel=(1, 2))}) == {"data": (1, 2)}
+    monkeypatch.setitem(sys.modules, name.replace("__", "."), getters(context_parallel=(0, 2)))
+    assert parallelism.places(9.9) == {"data": (1, 2)}
+    assert parallelism.places(10.0) == {"context": (0, 2)}
 
 
 def test_deepspeed_says_it_by_its_grid_its_sequences_and_its_experts(

@@ -51,7 +51,13 @@ class Captures:
     metadata: what goes into a trace beside it: job, rank, world_size.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._monotonic = monotonic
+        self._sleep = sleep
         self.session: RecordingSession | None = None
         self.exported: SimpleQueue[RecordingSession] = SimpleQueue()
         self.inbox = ""
@@ -117,9 +123,9 @@ class Captures:
         if session.here:
             self._drop(session)
             return
-        deadline = time.monotonic() + GIVE_WAY_S
-        while self.session is session and session.lives and time.monotonic() < deadline:
-            time.sleep(0.005)
+        deadline = self._monotonic() + GIVE_WAY_S
+        while self.session is session and session.lives and self._monotonic() < deadline:
+            self._sleep(0.005)
 
     def exit(self, clock: CaptureClock) -> None:
         """The process exits: a profiler that still runs then can crash the interpreter's end."""
@@ -164,7 +170,9 @@ class Captures:
             ring.event("capture_late", id=command.id, step=number)
         else:
             recorder = self._recorder(command)
-            self.session = RecordingSession(command, ring, self.inbox, recorder, number)
+            self.session = RecordingSession(
+                command, ring, self.inbox, recorder, number, self._monotonic
+            )
             clock.capturing = True
             ring.event("capture_armed", id=command.id, step=command.start_step)
 

@@ -70,7 +70,13 @@ class RecordingSession:
     """
 
     def __init__(
-        self, command: Command, ring: RingWriter, inbox: str, recorder: Recorder, number: int
+        self,
+        command: Command,
+        ring: RingWriter,
+        inbox: str,
+        recorder: Recorder,
+        number: int,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Step ``number`` is the next to begin."""
         self.command = command
@@ -80,7 +86,8 @@ class RecordingSession:
         self.base = os.path.join(inbox, f"{command.id}.{ring.name}")
         self.first_step = command.start_step
         self.last_step = command.start_step + command.steps - 1
-        self.armed_at = time.monotonic()
+        self._monotonic = monotonic
+        self.armed_at = monotonic()
         self.deadline = self.armed_at + command.arm_timeout_s
         self.limit_s = MIN_RECORDING_S
         self.prepared = False
@@ -124,7 +131,7 @@ class RecordingSession:
         """Nothing speaks against it. Raises what the recorder raises."""
         steps_since_armed = self.first_step - 1 - self.armed_step
         if steps_since_armed:
-            step_s = (time.monotonic() - self.armed_at) / steps_since_armed
+            step_s = (self._monotonic() - self.armed_at) / steps_since_armed
             steps = self.command.steps + 1
             self.limit_s = max(MIN_RECORDING_S, _PATIENCE * steps * step_s)
         self.recorder.prepare()
@@ -132,7 +139,7 @@ class RecordingSession:
     def start(self) -> None:
         """The lead-in step ended."""
         self._operators = (operators() or 0, 0)
-        self._recording_at = time.monotonic()
+        self._recording_at = self._monotonic()
         self.recording = True
         self.recorder.start(self.first_step)
 
@@ -168,12 +175,12 @@ class RecordingSession:
     @property
     def overdue(self) -> bool:
         """The start step did not begin in time."""
-        return not self.begun and not self.dropped and time.monotonic() > self.deadline
+        return not self.begun and not self.dropped and self._monotonic() > self.deadline
 
     @property
     def overlong(self) -> bool:
         """It records longer than its steps can explain."""
-        return self.recording and time.monotonic() - self._recording_at > self.limit_s
+        return self.recording and self._monotonic() - self._recording_at > self.limit_s
 
     def expire(self) -> None:
         """Give up if it is overdue or overlong. In either thread."""
