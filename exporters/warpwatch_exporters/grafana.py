@@ -156,7 +156,8 @@ class GrafanaAnnotations:
                 break
 
     def _forget(self, wanted: dict[str, Annotation]) -> None:
-        for _ in self._waiting - wanted.keys():
+        # What was written since then is known, and not dropped.
+        for _ in self._waiting - wanted.keys() - self._known.keys():
             self._count("dropped")
         self._known = {key: known for key, known in self._known.items() if key in wanted}
         self._failures = {key: count for key, count in self._failures.items() if key in wanted}

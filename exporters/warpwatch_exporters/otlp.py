@@ -86,7 +86,8 @@ class OtlpExporter:
             self._pause.reset()
 
     def _take(self, events: Iterable[Event]) -> None:
-        self._waiting.extend(log_record(event, self._node, self._resource) for event in events)
+        now = self._wall()
+        self._waiting.extend(log_record(event, self._node, self._resource, now) for event in events)
         dropped = max(0, len(self._waiting) - MAX_WAITING)
         for _ in range(dropped):
             self._waiting.popleft()

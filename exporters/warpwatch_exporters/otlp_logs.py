@@ -26,14 +26,15 @@ _SEVERITIES = {
 }
 
 
-def log_record(event: Event, node: str, resource: Resource) -> ReadableLogRecord:
-    """``node``: whose ids they are."""
+def log_record(event: Event, node: str, resource: Resource, now: float) -> ReadableLogRecord:
+    """``node``: whose ids they are. ``now``: wall clock in seconds."""
     anomaly, capture = event.anomaly, event.capture
     opened = anomaly is not None and event.name == "anomaly_opened"
     severity = anomaly.severity if anomaly is not None and opened else "info"
     span = anomaly.id if anomaly else capture.id if capture else ""
     record = LogRecord(
         timestamp=int(event.time * 1e9),
+        observed_timestamp=int(now * 1e9),
         context=_context(node, event.anomaly_id or span, span),
         severity_text=severity,
         severity_number=_SEVERITIES[severity],

@@ -182,3 +182,23 @@ def odd_state() -> State:
             DetectorSight("straggler", "other", "ns/team", False, "limit 1.9"),
         ),
     )
+
+
+def mig_state() -> State:
+    """Return the state of a GPU with instances and XIDs, at whose index a lost GPU was before."""
+    (parent,) = simulated(1)
+    values = dict(parent.values)
+    for xid, seen in (("79", TIME - 9), ("31", TIME - 1)):
+        values["device_xid_errors_total", (xid,)] = 1
+        values["device_xid_last_timestamp_seconds", (xid,)] = seen
+    about: dict[str, Any] = {"profile": "1g.10gb", "info": {"parent_uuid": parent.device.uuid}}
+    used: dict[SeriesKey, float] = {("device_memory_used_bytes", ()): 3 * 2**30}
+    instances = [
+        DeviceSample(
+            Device(f"MIG-{i}", 0, "H100 MIG 1g.10gb", gpu_instance=gi, **about), TIME, used
+        )
+        # The last two are compute instances of one GPU instance.
+        for i, gi in enumerate(("7", "9", "9"))
+    ]
+    lost = DeviceSample(Device("GPU-lost", 0, "x"), TIME, up=False, reason="lost")
+    return State(TIME, "1", "host-1", (replace(parent, values=values), *instances, lost))

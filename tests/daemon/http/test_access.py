@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -32,16 +33,13 @@ def token_file(tmp_path):
 @pytest.fixture
 def secured(serve, token_file):
     """Starts a server with the token and returns a client of it."""
-    clients = []
+    with ExitStack() as stack:
 
-    def start(**section):
-        port = serve(token_file=token_file, **section).address[1]
-        clients.append(http_client(f"http://127.0.0.1:{port}"))
-        return clients[-1]
+        def start(**section):
+            _, port = serve(token_file=token_file, **section).address
+            return stack.enter_context(http_client(f"http://127.0.0.1:{port}"))
 
-    yield start
-    for client in clients:
-        client.close()
+        yield start
 
 
 @pytest.fixture

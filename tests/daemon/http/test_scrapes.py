@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import http.client
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,19 +36,6 @@ def test_a_kept_connection_is_answered_in_the_same_way_until_a_fault(serve, agen
     assert scrape()[0] == 500
     assert agent.codes == {200: 3, 500: 1}
     kept.close()
-
-
-def test_each_format_has_its_own_page(agent):
-    pages = MetricsPages(agent)
-    contents = {
-        (openmetrics, compressed): pages.page(Format(openmetrics, compressed)).content
-        for openmetrics in (False, True)
-        for compressed in (False, True)
-    }
-    assert contents[True, False].endswith(b"# EOF\n")
-    assert b"# EOF" not in contents[False, False]
-    for openmetrics in (False, True):
-        assert gzip.decompress(contents[openmetrics, True]) == contents[openmetrics, False]
 
 
 class Pages:
@@ -110,12 +95,3 @@ def test_a_fault_while_rendering_ahead_is_left_to_the_next_scrape(pages, agent):
     pages.refresh(2.5)
     with pytest.raises(ZeroDivisionError):
         pages.scrape(2.5)
-
-
-def test_a_page_shows_the_state_of_its_time(agent):
-    clock = ManualClock()
-    pages = MetricsPages(agent, clock.monotonic)
-    assert b"warpwatch_steps_total{" in pages.page(PLAIN).content
-    agent.now = replace(agent.now, ranks=())
-    clock.advance(1.2)
-    assert b"warpwatch_steps_total{" not in pages.page(PLAIN).content

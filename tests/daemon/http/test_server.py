@@ -1,9 +1,13 @@
-"""Listening, TLS and basic auth."""
+"""Listening, TLS, basic auth, and certificates that have expired or will soon."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 import ssl
+import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import bcrypt
@@ -11,12 +15,14 @@ import httpx
 import pytest
 
 from tests.daemon.http.certificates import make_certificate
-from tests.daemon.http.conftest import http_client
+from tests.daemon.http.conftest import MemoryAgent, http_client
+from tests.manual_clock import ManualClock
 from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http import web_config
+from warpwatch_daemon.http import certificate, web_config
 from warpwatch_daemon.http.server import Server
 from warpwatch_telemetry.errors import UsageError
 
+SECOND = timedelta(seconds=1)
 PLAIN_TLS = "tls_server_config: {cert_file: server.crt, key_file: server.key}\n"
 CLIENT_TLS = (
     "tls_server_config: {cert_file: server.crt, key_file: server.key, "
@@ -152,3 +158,56 @@ def test_a_web_config_that_cannot_be_honoured_is_refused(tmp_path, agent, text, 
 
 def test_an_empty_web_config_is_plain_http(tmp_path, serve):
     assert serve(web_config=write(tmp_path, "")).url.startswith("http://")
+
+
+@pytest.mark.parametrize("days", [1, 12_000])
+def test_the_end_is_what_openssl_says(tmp_path: Path, days: int) -> None:
+    path = make_certificate(tmp_path, days=days)
+    line = ["openssl", "x509", "-in", str(path), "-noout", "-enddate"]
+    said = subprocess.run(line, check=True, capture_output=True, text=True, timeout=300).stdout
+    end = ssl.cert_time_to_seconds(said.strip().removeprefix("notAfter="))
+    assert certificate.expiry(path.read_text()).timestamp() == end
+
+
+def test_only_what_is_or_will_soon_be_over_is_reported(tmp_path: Path) -> None:
+    path = make_certificate(tmp_path)
+    end = certificate.expiry(path.read_text())
+    when = f"{end:%Y-%m-%d %H:%M} UTC"
+    expires = f"the certificate {path} expires on {when}; renew it"
+    expired = f"the certificate {path} expired on {when}: clients refuse it; renew it"
+    moments = [end - timedelta(days=7) - SECOND, end - timedelta(days=7), end - SECOND, end]
+    assert [certificate.trouble(path, moment) for moment in moments] == [
+        *(None, expires, expires, expired)
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nMAA=\n"])
+def test_of_what_is_no_certificate_nothing_is_reported(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "server.crt"
+    path.write_text(text)
+    assert certificate.trouble(path, datetime.now(UTC)) is None
+
+
+def test_the_end_is_logged_once_a_day_and_at_once_for_a_renewed_certificate(
+    agent: MemoryAgent, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_certificate(tmp_path)
+    web_config = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}"
+    clock = ManualClock(wall=certificate.expiry(path.read_text()).timestamp() - 3 * 86_400)
+    config = HttpConfig(listen="127.0.0.1:0", web_config=write(tmp_path, web_config))
+    server = Server(agent, config, wall=clock.wall)
+
+    def logged(passed_s: float) -> int:
+        clock.advance(passed_s)
+        caplog.clear()
+        asyncio.run(server._refresh_certificate())
+        return len([one for one in caplog.messages if "expires on" in one])
+
+    assert [logged(passed_s) for passed_s in (0, 10, 86_380, 20, 3600)] == [1, 0, 0, 1, 0]
+    os.utime(path, ns=(1, 1))
+    assert logged(10) == 1
+    path.write_text("half of a certificate")
+    assert logged(10) == 0
+    assert "the certificate stays as it was" in caplog.text
+    server.stop()
+    server.run()
