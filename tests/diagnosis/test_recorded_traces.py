@@ -19,7 +19,6 @@ import pytest
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.intervals import total
 from warpwatch_diagnosis.measures.measures import measure
-from warpwatch_diagnosis.rules.base import Finding
 from warpwatch_diagnosis.trace.reader import Trace, read_trace
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis, conclude
 from warpwatch_diagnosis.verdict.corroboration import Asked
@@ -62,10 +61,6 @@ def read(path: Path) -> Trace:
 @cache
 def diagnosed(path: Path) -> Diagnosis:
     return conclude([measure(read(path))])
-
-
-def worst(name: str, model: str) -> Finding:
-    return diagnosed(FIXTURES / f"{name}-{model}.pt.trace.json.gz").findings[0]
 
 
 def judge(found: dict[Path, Diagnosis], least: float) -> None:
@@ -127,40 +122,39 @@ def test_a_predicted_saving_is_that_of_the_program_without_its_fault() -> None:
     assert len([e for e in quiet.values() if abs(e) <= TOLERANCE]) >= CLOSE_QUIET_PAIRS, quiet
 
 
-def test_a_collection_is_named_with_the_line_that_asks_for_it() -> None:
-    finding = worst("stacks/garbage_collection", "transformer")
-    assert finding.evidence[1].startswith("<built-in function collect>: 2 times, ")
-    assert "recorded_faults.py(" in finding.evidence[2]
-    assert "): step" in finding.evidence[2]
-    assert finding.advice.startswith("Take gc.collect() out of the step; call gc.freeze()")
+# Of the finding of a trace: texts of its sentences, and how its advice starts.
+EVIDENCE: dict[str, tuple[tuple[str, ...], str]] = {
+    "stacks/garbage_collection-transformer": (
+        ("<built-in function collect>: 2 times, ", "recorded_faults.py(", "): step"),
+        "Take gc.collect() out of the step; call gc.freeze()",
+    ),
+    "stacks/checkpoint-perceptron": (
+        ("serialization.py", "2 of 2 captured steps save; saving every ", "): _save"),
+        "Save less often, or beside the training",
+    ),
+    # Without stacks it is known by its state_dict.
+    "plain/checkpoint-perceptron": (
+        ("gaps right after aten::detach of every parameter",),
+        "Save less often, or beside the training",
+    ),
+    "stacks/item-convolutional": (
+        ("aten::_local_scalar_dense at recorded_faults.py(", "): _read ran 1,"),
+        "",
+    ),
+    "plain/recompilation-perceptron": (
+        ("torch.compile compiles", "in 2 of 2 steps", "2 compiled regions in use"),
+        "",
+    ),
+}
 
 
-def test_a_checkpoint_is_named_with_its_line_and_how_often_it_may_be_written() -> None:
-    finding = worst("stacks/checkpoint", "perceptron")
-    assert "serialization.py" in finding.evidence[1]
-    assert finding.evidence[2].startswith("2 of 2 captured steps save; saving every ")
-    assert "): _save" in finding.evidence[3]
-    assert "async_save" in finding.advice
-
-
-def test_a_checkpoint_without_stacks_is_seen_by_its_state_dict() -> None:
-    finding = worst("plain/checkpoint", "perceptron")
-    assert finding.evidence[1].startswith("gaps right after aten::detach of every parameter")
-    assert finding.confidence == "medium"
-
-
-def test_a_loop_over_values_is_named_with_its_line() -> None:
-    finding = worst("stacks/item", "convolutional")
-    assert finding.evidence[2].startswith("aten::_local_scalar_dense at recorded_faults.py(")
-    assert "): _read ran 1," in finding.evidence[2]
-
-
-def test_a_recompilation_says_which_compilation_did_not_fit() -> None:
-    finding = worst("plain/recompilation", "perceptron")
-    assert "torch.compile compiles" in finding.evidence[0]
-    assert "in 2 of 2 steps" in finding.evidence[1]
-    assert finding.evidence[2].startswith("2 compiled regions in use")
-    assert "mark_dynamic" in finding.advice
+@pytest.mark.parametrize("name", EVIDENCE)
+def test_a_fault_is_named_with_its_line_and_what_to_do(name: str) -> None:
+    finding = diagnosed(FIXTURES / f"{name}.pt.trace.json.gz").findings[0]
+    said, advice = EVIDENCE[name]
+    assert [text for text in said if text not in "\n".join(finding.evidence)] == []
+    assert finding.advice.startswith(advice), finding.advice
+    assert ("mark_dynamic" in finding.advice) == (finding.kind == "recompilation")
 
 
 CULPRIT = 1

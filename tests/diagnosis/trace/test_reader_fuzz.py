@@ -90,26 +90,6 @@ def content(path: Path) -> str:
         return str(error)
 
 
-@pytest.mark.parametrize(
-    "element",
-    [
-        '{"ph":"X","a":[{"b":1},{"c":2}],"d":' + "[" * 900 + "]" * 900 + "}",
-        '{"ph":"X","name":"' + "},{" * 80_000 + '"}',
-        '{"ph":"X","ts":' + "9" * 4000 + "}",
-        "{" + ",".join(['"name":"a"'] * 20_000) + "}",
-        " " * 300_000 + "{}",
-        "{}," * 60_000 + "{}",
-    ],
-    ids=["nested", "borders in a string", "long number", "duplicate keys", "space", "empty"],
-)
-def test_what_is_odd_and_large_is_read_past(folder: Path, element: str) -> None:
-    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 5, "dur": 1}
-    path = folder / "large.json"
-    path.write_text(f'{{"traceEvents":[{json.dumps(step)},{element},{json.dumps(step)}]}}')
-    trace = read_trace(path)
-    assert [e.begin_us for e in trace.events["annotation"]] == [5.0, 5.0]
-
-
 ARGUMENTS = ("blocks per SM", "est. achieved occupancy %", "In msg nelems", "device", "bytes")
 
 
