@@ -12,38 +12,34 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-KINDS = ("tenant", "garbage", "flood", "hour")
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
 _LEASED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 FLOOD_RANKS, FLOOD_LINES = 1024, 50_000
 INTERVAL_S = 0.2
 
 
-def lines(*said: Mapping[str, object]) -> bytes:
-    return b"".join(json.dumps(one).encode() + b"\n" for one in said)
+def line(kind: str, now: float, **fields: object) -> bytes:
+    return json.dumps({"type": kind, "time": now, **fields}).encode() + b"\n"
 
 
-def rank(owner: str, number: int, world_size: int, job: str) -> dict[str, object]:
-    about = {"type": "rank", "time": time.time(), "owner": owner, "run": "first"}
-    return {**about, "job": job, "rank": number, "world_size": world_size}
-
-
-def step(owner: str, number: int, count: int, job: str, now: float) -> dict[str, object]:
-    about = {"type": "step", "time": now, "owner": owner, "run": "first", "step": count}
-    return {**about, "job": job, "rank": number, "duration_s": INTERVAL_S}
+def rank(owner: str, number: int, world_size: int, job: str, step: int = 0) -> bytes:
+    """That there is one, or its step."""
+    about = {"owner": owner, "run": "first", "job": job, "rank": number}
+    if step:
+        return line("step", time.time(), **about, step=step, duration_s=INTERVAL_S)
+    return line("rank", time.time(), **about, world_size=world_size)
 
 
 def end(kind: str, now: float) -> bytes:
-    cursor = {"type": "cursor", "cursor": "00000000-1", "node": kind, "version": "0"}
-    return lines({"type": "clock", "time": now}, cursor)
+    return line("clock", now) + line("cursor", now, cursor="00000000-1", node=kind, version="0")
 
 
 def tenant() -> Iterator[bytes]:
     for count in itertools.count(1):
-        said = [rank("uid/0", 0, 4, "train"), step("uid/0", 0, count, "train", time.time())]
-        yield lines(*said) + end("tenant", time.time())
+        about = ("uid/0", 0, 4, "train")
+        yield rank(*about) + rank(*about, step=count) + end("tenant", time.time())
 
 
 def garbage() -> Iterator[bytes]:
@@ -53,21 +49,22 @@ def garbage() -> Iterator[bytes]:
 
 
 def flood() -> Iterator[bytes]:
-    yield lines(*(rank("uid/9", number, FLOOD_RANKS, "flood") for number in range(FLOOD_RANKS)))
-    said = (step("uid/9", n % FLOOD_RANKS, n, "flood", time.time()) for n in range(FLOOD_LINES))
-    block = lines(*said)
-    while True:
-        yield block
+    about = (FLOOD_RANKS, "flood")
+    yield b"".join(rank("uid/9", number, *about) for number in range(FLOOD_RANKS))
+    steps = (rank("uid/9", n % FLOOD_RANKS, *about, step=n) for n in range(1, FLOOD_LINES))
+    yield from itertools.repeat(b"".join(steps))
 
 
 def hour() -> Iterator[bytes]:
-    yield lines(rank("uid/8", 0, 1, "clocked"))
+    yield rank("uid/8", 0, 1, "clocked")
     for count in itertools.count(1):
         now = time.time() + 3600.0
-        yield lines(step("uid/8", 0, count, "clocked", now)) + end("hour", now)
+        about = {"owner": "uid/8", "run": "first", "job": "clocked", "rank": 0}
+        yield line("step", now, **about, step=count, duration_s=INTERVAL_S) + end("hour", now)
 
 
 SAY = {"tenant": tenant, "garbage": garbage, "flood": flood, "hour": hour}
+KINDS = tuple(SAY)
 
 
 async def serve(kind: str, port: int) -> None:

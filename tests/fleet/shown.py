@@ -27,38 +27,18 @@ def rank(number: int, world: int, host: str, slow: bool, job: str = "llama-70b")
     noise = random.Random(number).gauss(0, 0.005)
     own_s = (0.41 if slow else 0.25) * (1 + noise)
     return RankState(
-        job=job,
-        rank=number,
-        name=str(number),
-        pid=0,
-        host=host,
-        owner=OWNER,
-        run="41",
-        world_size=world,
-        step=4180,
-        steps_total=4180,
-        steps_per_s=1 / STEP_S,
-        tokens_per_s=32768 / STEP_S,
-        comm_s=STEP_S - own_s,
-        recent_s=(STEP_S,) * 40,
-    )
+        job=job, rank=number, name=str(number), pid=0, host=host, owner=OWNER, run="41",
+        world_size=world, step=4180, steps_total=4180, steps_per_s=1 / STEP_S,
+        tokens_per_s=32768 / STEP_S, comm_s=STEP_S - own_s, recent_s=(STEP_S,) * 40,
+    )  # fmt: skip
 
 
 def straggler(number: int, node: str) -> Anomaly:
+    summary = f"rank {number} computes 64 % longer than its peers since step 4100 (on {node})"
     return Anomaly(
-        id="a1",
-        time=NOW - 41,
-        kind="straggler",
-        severity="warning",
-        summary=f"rank {number} computes 64 % longer than its peers since step 4100 (on {node})",
-        job="llama-70b",
-        owner=OWNER,
-        run="41",
-        rank=number,
-        begin_step=4100,
-        node=node,
-        judged_by="fleet",
-    )
+        NOW - 41, "warning", summary, id="a1", kind="straggler", job="llama-70b", owner=OWNER,
+        run="41", rank=number, begin_step=4100, node=node, judged_by="fleet",
+    )  # fmt: skip
 
 
 def fleet_state(world: int, on_a_node: int, slow: int | None) -> State:

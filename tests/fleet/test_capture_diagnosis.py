@@ -39,6 +39,10 @@ def own_files() -> set[str]:
     return reductions | {"diagnosis.json", "report.html", "capture.json"}
 
 
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(
     tmp_path: Path, stack: ExitStack
 ) -> None:
@@ -49,7 +53,7 @@ def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(
     traces = [f"rank{rank}.pt.trace.json.gz" for rank in RANKS]
     assert set(capture.files) == own_files() - {"capture.json"} | set(traces)
     folder = Path(str(capture.folder))
-    assert {path.name for path in folder.iterdir()} == own_files()
+    assert names_in(folder) == own_files()
     found = json.loads((folder / "diagnosis.json").read_text())
     nodes = [(one["rank"], one["node"]) for one in found["traces"]]
     assert nodes == [(0, "gpu-1"), (1, "gpu-1"), (2, "gpu-2"), (3, "gpu-2")]
@@ -126,32 +130,27 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(
     captures, capture = captured(fleet)
     of_baseline = {f"baseline.rank{rank}.reduction.gz" for rank in (2, 3)}
     remote = RemoteStore((tmp_path / "bucket").as_uri())
-    own = Uploads(
-        remote, fleet.store.path, fleet.register, captures.is_settled, Hub(1.0).metrics, "fleet"
-    )
+    about = (captures.is_settled, Hub(1.0).metrics, "fleet")
+    own = Uploads(remote, fleet.store.path, fleet.register, *about)
     own.advance()
     folder = tmp_path / "bucket" / "captures" / capture_id.place(capture.id)
     # All of its own is there, and not yet what the nodes have.
-    assert {path.name for path in folder.iterdir()} == (own_files() | of_baseline) - {
-        "capture.json"
-    }
+    assert names_in(folder) == (own_files() | of_baseline) - {"capture.json"}
     for agent in fleet.agents:
         node = agent.node
         for _ in range(3):
             node.poll(after_s=120)
             node.coordinator.finish()
-        register, is_settled = node.coordinator.register, node.coordinator.is_settled
-        Uploads(
-            remote, node.store.path, register, is_settled, node.hub.metrics, agent.name
-        ).advance()
+        about = (node.coordinator.is_settled, node.hub.metrics, agent.name)
+        Uploads(remote, node.store.path, node.coordinator.register, *about).advance()
     fleet.hear()
     own.advance()
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["nodes"] == ["gpu-1", "gpu-2"]
     assert manifest["files"].keys() == own_files() | of_baseline
     for rank, name in enumerate(("gpu-1", "gpu-1", "gpu-2", "gpu-2")):
-        theirs = {path.name for path in (folder / "nodes" / name).iterdir()}
-        assert {f"rank{rank}.pt.trace.json.gz", "capture.json", "manifest.json"} <= theirs
+        theirs = {f"rank{rank}.pt.trace.json.gz", "capture.json", "manifest.json"}
+        assert theirs <= names_in(folder / "nodes" / name)
     address = fleet.register.all()[-1].remote
     assert address == f"{folder.as_uri()}/"
     diagnose([address, "--json"])

@@ -40,8 +40,12 @@ def only(captures: Captures) -> Capture:
     return capture
 
 
-def states(capture: Capture) -> list[tuple[int, str, str | None]]:
-    return [(rank.rank, rank.state, rank.node) for rank in capture.ranks]
+def states(capture: Capture) -> list[str]:
+    """Of each rank with its node."""
+    return [f"{rank.rank} {rank.state} {rank.node}" for rank in capture.ranks]
+
+
+WRITTEN = ["0 written gpu-1", "1 written gpu-1", "2 written gpu-2", "3 written gpu-2"]
 
 
 def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet: PlayedFleet) -> None:
@@ -50,12 +54,7 @@ def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet: PlayedFl
     assert (capture.outcome, capture.detail, capture.steps) == ("complete", "", 3)
     # 2 s of steps of 0.1 s ahead of the fastest rank of all nodes.
     assert capture.start_step == 300 + 20
-    assert states(capture) == [
-        (0, "written", "gpu-1"),
-        (1, "written", "gpu-1"),
-        (2, "written", "gpu-2"),
-        (3, "written", "gpu-2"),
-    ]
+    assert states(capture) == WRITTEN
     for agent in fleet.agents:
         (own,) = agent.captures()
         assert (own.id, own.start_step) == (capture.id, 320)
@@ -64,13 +63,10 @@ def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet: PlayedFl
 def test_a_rank_that_is_late_ends_the_try_on_all_nodes_and_a_later_step_is_named(
     fleet: PlayedFleet,
 ) -> None:
-    capture = only(
-        fleet.run(
-            by_hand,
-            lambda rank, name: "late" if rank == 3 and name.count("-") == 2 else "armed",
-            records=lambda name: name.count("-") == 3,
-        )
-    )
+    def answers(rank: int, name: str) -> str:
+        return "late" if rank == 3 and name.count("-") == 2 else "armed"
+
+    capture = only(fleet.run(by_hand, answers, records=lambda name: name.count("-") == 3))
     assert capture.outcome == "complete"
     for agent in fleet.agents:
         first, second = agent.captures()
@@ -89,17 +85,13 @@ def test_a_rank_that_never_arms_is_missing_after_three_tries(fleet: PlayedFleet)
         if any(one.id.endswith("-3") for one in fleet.agents[1].captures()):
             fleet.agents[1].node.poll(after_s=10)
 
-    capture = only(
-        fleet.run(
-            by_hand,
-            lambda rank, name: None if rank == 2 else "armed",
-            give_up,
-            lambda name: "-3-" in name,
-        )
-    )
+    def answers(rank: int, name: str) -> str | None:
+        return None if rank == 2 else "armed"
+
+    capture = only(fleet.run(by_hand, answers, give_up, lambda name: "-3-" in name))
     assert (capture.outcome, capture.start_step) == ("partial", 81)
     assert capture.detail.startswith("gpu-2: ")
-    assert [state for _, state, _ in states(capture)] == ["written"] * 2 + ["missing", "written"]
+    assert states(capture) == [*WRITTEN[:2], "2 missing gpu-2", WRITTEN[3]]
     # Two tries until 1.5 steps before their start, 1.85 s and 3.85 s, and two pauses.
     assert 5.7 + 2 * 0.1 <= fleet.clock.monotonic() - began <= 6.3 + 2 * 1.0
 
@@ -119,11 +111,8 @@ def test_a_node_that_is_away_is_left_out_and_one_that_dies_is_named(
     away.is_heard = False
     fleet.hear()
     capture = only(fleet.run(by_hand))
-    assert (capture.outcome, capture.detail) == (
-        "partial",
-        "gpu-2: cannot be followed: ConnectError",
-    )
-    assert away.captures() == []
+    said = "gpu-2: cannot be followed: ConnectError"
+    assert (capture.outcome, capture.detail, away.captures()) == ("partial", said, [])
     away.is_heard = True
     fleet.hear()
     silent: list[float] = []
@@ -135,8 +124,8 @@ def test_a_node_that_is_away_is_left_out_and_one_that_dies_is_named(
 
     monkeypatch.setattr(over_nodes, "LOST_S", 3.0)
     capture = fleet.run(by_hand, meanwhile=die).shown()[-1]
-    assert capture.detail == "gpu-2: cannot be followed: ConnectError"
-    assert [state for _, state, _ in states(capture)] == ["written"] * 2 + ["missing"] * 2
+    assert capture.detail == said
+    assert states(capture) == [*WRITTEN[:2], "2 missing gpu-2", "3 missing gpu-2"]
     assert fleet.clock.monotonic() - silent[0] == pytest.approx(over_nodes.LOST_S, abs=0.25)
 
 
@@ -163,7 +152,7 @@ def test_a_fleet_that_was_restarted_shows_what_nodes_say_of_one_capture_as_one(
     before = only(fleet.run(by_hand))
     after = only(PlayedFleet(tmp_path, stack, fleet.agents).run(lambda captures: None))
     assert (after.id, after.outcome, after.start_step) == (before.id, "complete", before.start_step)
-    assert states(after) == states(before)
+    assert states(after) == states(before) == WRITTEN
 
 
 def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(
@@ -172,7 +161,7 @@ def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(
     alert = replace(MANUAL, ranks=(2,), trigger="alert", alerts=("f1@2026-11-21T20:00:00Z",))
     capture = only(fleet.run(lambda captures: captures.request(alert)))
     (own,) = fleet.agents[1].captures()
-    assert (capture.id, states(capture)[0][::2]) == (own.id, (2, "gpu-2"))
+    assert (capture.id, capture.ranks[0].rank, capture.ranks[0].node) == (own.id, 2, "gpu-2")
     assert (own.request.trigger, own.request.alerts) == ("alert", alert.alerts)
     with pytest.raises(Refused, match=r"^gpu-2: rank 2 of train is being captured"):
         fleet.run(lambda captures: captures.request(replace(MANUAL, ranks=(2,))))
@@ -199,9 +188,8 @@ def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agen
     captures = fleet.run(lambda captures: captures.trigger(ANOMALY))
     capture = only(captures)
     assert capture.outcome == "complete"
-    assert [(one.outcome, one.capture_id) for one in captures.decisions()] == [
-        (CAPTURED, capture.id)
-    ]
+    (decision,) = captures.decisions()
+    assert (decision.outcome, decision.capture_id) == (CAPTURED, capture.id)
     assert [agent.captures()[0].request.anomaly_id for agent in fleet.agents] == ["f1-1", "f1-1"]
     # The diagnoses of the fleet and of the agents hear what it saw.
     assert (capture.diagnosis or {})["findings"][0]["evidence"][-1] == (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import itertools
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -85,15 +84,17 @@ class Enough(Exception):
 
 
 def test_an_agent_that_was_found_by_a_name_is_verified_for_it(serve, tmp_path):
-    folder = certified(tmp_path, "warpwatch-peers.monitoring.svc")
+    name = "warpwatch-peers.monitoring.svc"
+    folder = certified(tmp_path, name)
     address = target(serve(web_config=folder / "web.yml")).address
     config = AgentsConfig(ca_file=folder / "tls.crt")
-    named = Target(address, server_name="warpwatch-peers.monitoring.svc")
     # It is spoken to, and wants a token.
-    with pytest.raises(AgentError, match=r"^403"):
-        followed(config, named, lambda lines: None)
-    with pytest.raises(AgentError, match="certificate verify failed"):
-        followed(config, Target(address), lambda lines: None)
+    for to, said in (
+        (Target(address, server_name=name), "^403"),
+        (Target(address), "verify failed"),
+    ):
+        with pytest.raises(AgentError, match=said):
+            followed(config, to, lambda lines: None)
 
 
 def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(serve, agent, token):
@@ -262,100 +263,68 @@ def test_an_answer_that_is_none_is_named_in_one_line(monkeypatch, body, said):
 # --- again and again ---
 
 
-class PlayedAgents:
-    """What ``Agents`` would do: ``follows`` has one entry for each connection."""
-
-    def __init__(self, clock: ManualClock, *follows: Callable[[Any], None]) -> None:
-        self.clock = clock
-        self.follows = list(follows)
-        self.cursors: list[str | None] = []
-
-    async def follow(self, to: Target, cursor: Callable[[], str | None], take: Any) -> None:
-        self.cursors.append(cursor())
-        if not self.follows:
-            await asyncio.Event().wait()
-        self.follows.pop(0)(take)
-
-
-def refuses(take: Any) -> None:
-    raise AgentError("ConnectError")
-
-
 def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_long(monkeypatch):
     monkeypatch.setattr(following, "SILENCE_S", 10.0)
-    monkeypatch.setattr(following.random, "uniform", lambda low, high: (low, high)[1])
-    clock, node = ManualClock(wall=NOW), TestNode("gpu-1")
-    states: list[tuple[bool, str]] = []
+    monkeypatch.setattr(following.random, "uniform", lambda low, high: high)
+    clock, said = ManualClock(), []
+    # How long each connection lasts; 0: it is refused.
+    lasts = iter([0.0] * 6 + [10.0, 10.1, 0.0])
 
-    def answers(after_s: float) -> Callable[[Any], None]:
-        def said(take: Any) -> None:
-            take(node.lines(clock.wall()))
-            states.append((known().up, known().reason))
-            clock.advance(after_s)
-
-        return said
-
-    played = PlayedAgents(clock, *[refuses] * 6, answers(10.0), answers(10.1), refuses)
-    targets = Targets(FleetConfig(targets=(node.address,)))
-    cluster = Cluster(DetectionConfig(), AnomaliesConfig())
-
-    def known() -> Any:
-        return cluster.nodes[node.address]
+    async def follow() -> None:
+        after_s = next(lasts, None)
+        if after_s is None:
+            raise asyncio.CancelledError
+        if after_s == 0.0:
+            raise AgentError("refused")
+        clock.advance(after_s)
 
     async def sleep(seconds: float) -> None:
         clock.sleep(seconds)
-        states.append((known().up, known().reason))
+
+    def ended() -> None:
+        said.append("ended")
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(following.again_and_again(follow, said.append, ended, clock.monotonic, sleep))
+    longest = RETRY_S[1]
+    assert clock.slept == [1.0, 2.0, 4.0, 8.0, 16.0, longest, longest, 1.0, 2.0]
+    assert said == ["refused"] * 6 + ["ended"] * 2 + ["refused"]
+
+
+def test_agents_are_followed_while_they_are_targets_and_of_two_with_one_name_the_first():
+    clock = ManualClock(wall=NOW)
+    first, second = TestNode("gpu-1"), TestNode("gpu-1")
+    second.address = "gpu-9:9400"
+    targets = Targets(FleetConfig(targets=(first.address, second.address)))
+    cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+    cursors: list[str | None] = []
+
+    class PlayedAgents:
+        async def follow(self, to: Target, cursor: Any, take: Any) -> None:
+            cursors.append(cursor())
+            take((first if to.address == first.address else second).lines(clock.wall()))
+            await asyncio.Event().wait()
+
+    async def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
         await asyncio.sleep(0)
 
     async def follow() -> None:
-        agents: Any = played
+        agents: Any = PlayedAgents()
         followed = Followed(targets, agents, cluster, clock.monotonic, clock.wall, sleep)
         await followed.look()
-        while len(played.cursors) < 10:
+        while len(cursors) < 4:
             await asyncio.sleep(0)
-        (task,) = followed.tasks
+        assert [(node.up, node.reason) for node in cluster.nodes.values()] == [
+            (True, ""),
+            (False, "another agent says that it is on gpu-1"),
+        ]
+        tasks = list(followed.tasks)
         targets._config = FleetConfig()
         await followed.look()
-        await asyncio.gather(task, return_exceptions=True)
-        assert (task.cancelled(), list(followed.tasks), cluster.nodes) == (True, [], {})
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (list(followed.tasks), cluster.nodes) == ([], {})
 
     asyncio.run(follow())
-    longest = RETRY_S[1]
-    assert clock.slept == [1.0, 2.0, 4.0, 8.0, 16.0, longest, longest, 1.0, 2.0]
-    away, ended = (False, "ConnectError"), (False, "the agent has ended the stream")
-    assert states == [away] * 6 + [(True, ""), ended] * 2 + [away]
     # It goes on where it had ended.
-    assert played.cursors[:7] == [None] * 7 and None not in played.cursors[7:]
-
-
-def test_of_two_agents_with_one_name_the_second_is_not_followed():
-    clock = ManualClock(wall=NOW)
-    nodes = [TestNode("gpu-1"), TestNode("gpu-1")]
-    nodes[1].address = "gpu-9:9400"
-    targets = Targets(FleetConfig(targets=tuple(node.address for node in nodes)))
-    cluster = Cluster(DetectionConfig(), AnomaliesConfig())
-    failed = asyncio.Event()
-    lines = itertools.cycle(nodes)
-
-    async def sleep(seconds: float) -> None:
-        failed.set()
-        await asyncio.Event().wait()
-
-    class Both(PlayedAgents):
-        async def follow(self, to: Target, cursor: Any, take: Any) -> None:
-            take(next(lines).lines(clock.wall()))
-            await asyncio.Event().wait()
-
-    async def follow() -> None:
-        agents: Any = Both(clock)
-        followed = Followed(targets, agents, cluster, clock.monotonic, clock.wall, sleep)
-        await followed.look()
-        await failed.wait()
-        for task in followed.tasks:
-            task.cancel()
-        await asyncio.gather(*followed.tasks, return_exceptions=True)
-
-    asyncio.run(follow())
-    first, second = (cluster.nodes[node.address] for node in nodes)
-    assert (first.up, first.reason) == (True, "")
-    assert (second.up, second.reason) == (False, "another agent says that it is on gpu-1")
+    assert cursors[:3] == [None, None, second.cursor]

@@ -44,11 +44,11 @@ def test_ranks_that_are_alike_or_gone_are_said_in_words() -> None:
     ranks = list(fleet_state(6, 2, None).ranks)
     alike = heat_map(ranks, set())
     assert not alike.is_slow and alike.sentence.startswith("All alike: 251 ms")
-    ranks[3] = replace(ranks[3], status="stopped")
-    assert heat_map(ranks, set()).sentence == "Rank 3 on gpu-002 does not move"
     # Without a phase `comm` the whole step is a rank's own.
     unknown = heat_map([replace(one, comm_s=None) for one in ranks], set())
     assert not unknown.waits and unknown.nodes["gpu-001"][0].own_s == "480 ms"
+    ranks[3] = replace(ranks[3], status="stopped")
+    assert heat_map(ranks, set()).sentence == "Rank 3 on gpu-002 does not move"
 
 
 def test_nodes_in_trouble_come_first(fleet: MemoryFleet) -> None:

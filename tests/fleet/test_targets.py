@@ -1,20 +1,39 @@
+"""Which agents a fleet follows: lists, files, names, and what ``examples/slurm`` writes."""
+
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from warpwatch_fleet.config import AgentsConfig, FleetConfig, ShardConfig
+from tests.waiting import DEADLINE_S
+from warpwatch_daemon.config.loading import load_as
+from warpwatch_fleet.config import AgentsConfig, FleetConfig, FleetFile, ShardConfig
 from warpwatch_fleet.targets import Target, Targets
 
+SLURM = Path(__file__).resolve().parents[2] / "examples" / "slurm"
+# As `sinfo --noheader --Node --format='%n %T'` prints it: a line for each node and partition, with
+# the flags of states (* no answer, ~ powered down, $ reserved, @ about to reboot).
+NODES = """\
+gpu-001 mixed
+gpu-001 mixed
+gpu-002 allocated
+gpu-010 down*
+gpu-011 drained$
+gpu-012 idle~
+gpu-013 future
+gpu-014 idle@
+login-1 idle
+"""
 
-def write(path: Path, groups: Any) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(groups))
-    part.replace(path)
+
+def write(path: Path, *targets: str, **labels: str) -> None:
+    path.write_text(json.dumps([{"targets": targets, "labels": labels}]))
 
 
 def targets_of(*files: Path, **config: Any) -> Targets:
@@ -22,26 +41,18 @@ def targets_of(*files: Path, **config: Any) -> Targets:
 
 
 def test_a_list_and_files_together_are_the_targets_with_the_labels_of_the_first(tmp_path):
-    write(tmp_path / "a.json", [{"targets": ["gpu-2:9400"], "labels": {"owner": "ns/team"}}])
-    (tmp_path / "b.yaml").write_text("- targets: [gpu-3:9400, gpu-1:9400]\n")
+    path = tmp_path / "a.json"
+    write(path, "gpu-2:9400", owner="ns/team")
+    (tmp_path / "b.yaml").write_text("- targets: [gpu-3:9400, gpu-1:9400, gpu-2:9400]\n")
     targets = targets_of(tmp_path / "*.*", targets=("gpu-1:9400",))
-    assert targets.read() == {
-        "gpu-1:9400": Target("gpu-1:9400"),
-        "gpu-2:9400": Target("gpu-2:9400"),
-        "gpu-3:9400": Target("gpu-3:9400"),
-    }
-    assert targets.read()["gpu-2:9400"].owner == "ns/team"
-
-
-def test_a_file_is_read_again_and_one_that_goes_takes_its_targets_with_it(tmp_path):
-    path = tmp_path / "nodes.json"
-    targets = targets_of(tmp_path / "*.json")
-    write(path, [{"targets": ["gpu-1:9400"]}])
-    assert set(targets.read()) == {"gpu-1:9400"}
-    write(path, [{"targets": ["gpu-2:9400"]}])
-    assert set(targets.read()) == {"gpu-2:9400"}
+    names = ("gpu-1:9400", "gpu-2:9400", "gpu-3:9400")
+    assert targets.read() == {name: Target(name) for name in names}
+    assert [targets.read()[name].owner for name in names] == [None, "ns/team", None]
+    # A file is read again, and one that goes takes its targets with it.
+    write(path, "gpu-4:9400")
+    assert "gpu-4:9400" in targets.read()
     path.unlink()
-    assert targets.read() == {}
+    assert "gpu-4:9400" not in targets.read()
 
 
 @pytest.mark.parametrize(
@@ -58,23 +69,21 @@ def test_a_file_with_a_mistake_is_refused_whole_and_what_it_gave_before_stays(
 ):
     path = tmp_path / "nodes.json"
     targets = targets_of(path)
-    write(path, [{"targets": ["gpu-9:9400"]}])
+    write(path, "gpu-9:9400")
     targets.read()
-    write(path, groups)
+    path.write_text(json.dumps(groups))
     assert set(targets.read()) == {"gpu-9:9400"}
     (failing,) = targets.failing
     assert said in failing
     assert failing.startswith(str(path))
-    write(path, [])
-    assert targets.read() == {}
-    assert targets.failing == ()
+    write(path)
+    assert (targets.read(), targets.failing) == ({}, ())
 
 
-def test_every_address_of_a_name_is_a_target(tmp_path):
-    assert set(targets_of(targets_dns="localhost:9400").read()) & {
-        "127.0.0.1:9400",
-        "[::1]:9400",
-    }
+def test_every_address_of_a_name_is_a_target_that_is_verified_for_the_name():
+    found = targets_of(targets_dns="localhost:9400").read()
+    assert found.keys() & {"127.0.0.1:9400", "[::1]:9400"}
+    assert {target.server_name for target in found.values()} == {"localhost"}
     missing = targets_of(targets_dns="no-such-host.invalid:9400")
     assert missing.read() == {}
     assert missing.failing[0].startswith("no-such-host.invalid:9400: ")
@@ -92,3 +101,36 @@ def test_every_address_of_a_name_is_a_target(tmp_path):
 def test_a_mistake_in_the_section_is_named(section, said):
     with pytest.raises(ValidationError, match=said):
         section()
+
+
+# --- examples/slurm ---
+
+
+def ask_slurm(folder: Path, sinfo: str) -> subprocess.CompletedProcess[str]:
+    """Run the example's script under a ``sinfo`` that says what Slurm's does."""
+    command = folder / "sinfo"
+    command.write_text("#!/bin/bash\n" + sinfo)
+    command.chmod(0o755)
+    return subprocess.run(
+        [SLURM / "fleet-targets.sh", folder / "slurm.json", "9500"],
+        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+def test_every_powered_node_of_slurm_is_a_target_once_and_stays_without_an_answer(tmp_path):
+    (tmp_path / "said").write_text(NODES)
+    asked, written = tmp_path / "asked", tmp_path / "slurm.json"
+    ended = ask_slurm(tmp_path, f'echo "$@" > {asked}\ncat {tmp_path / "said"}\n')
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert asked.read_text() == "--noheader --Node --format=%n %T\n"
+    hosts = ["gpu-001", "gpu-002", "gpu-010", "gpu-011", "gpu-014", "login-1"]
+    assert [*targets_of(written).read()] == [f"{host}:9500" for host in hosts]
+    before = written.read_text()
+    for sinfo in ("exit 1\n", "echo slurmctld is away >&2\nexit 1\n", "exit 0\n"):
+        assert ask_slurm(tmp_path, sinfo).returncode != 0
+        assert written.read_text() == before
+    assert sorted(path.name for path in tmp_path.glob("s*")) == ["said", "sinfo", "slurm.json"]
+    assert load_as(FleetFile, SLURM / "fleet.yaml").fleet.targets_files
