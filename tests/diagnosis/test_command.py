@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.traces import TraceFile, cpu_rank, written
+from tests.diagnosis.captures import written
+from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.__main__ import main
 
 MODULE = (sys.executable, "-m", "warpwatch_diagnosis")

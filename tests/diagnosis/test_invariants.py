@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -38,8 +37,7 @@ FEEDING = ("launch", "dispatch", "host", "synchronization", "communication", "co
 QUEUED = ("kernel_gap", "unexplained")
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(NamedTuple):
     trace: Trace
     measures: Measures
     document: dict[str, Any]

@@ -7,20 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.diagnosis.traces import (
-    LATEST_US,
-    STEP_US,
-    Part,
-    TraceFile,
-    cpu_rank,
-    diagnosed,
-    event,
-    kernel,
-    loading,
-    rank_trace,
-    stepped,
-    written,
-)
+from tests.diagnosis.captures import Part, diagnosed, event, kernel, loading, stepped, written
+from tests.diagnosis.traces import LATEST_US, STEP_US, TraceFile, cpu_rank, rank_trace
 from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.trace.errors import TraceError
@@ -52,16 +40,6 @@ def test_losses_that_are_each_too_small_for_a_rule_are_not_healthy_together(tmp_
     )
     few = gpu_steps(idle=400, exposed=500, copies=200)
     assert diagnosed(tmp_path, few).verdict == "healthy"
-
-
-def test_one_rank_alone_that_waits_for_others_is_inconclusive(tmp_path: Path) -> None:
-    found = diagnosed(tmp_path, cpu_rank(0, waiting_us=8000))
-    assert found.verdict == "inconclusive"
-    assert found.summary == (
-        "rank 0: 80 % of the step waits in collectives; the other ranks' traces say why; "
-        "likeliest: communication_bound (80 %) or straggler (80 %); the traces of all "
-        "ranks of the same steps say who waits for whom"
-    )
 
 
 # --- ranks that are missing -----------------------------------------------------------------

@@ -64,10 +64,9 @@ class Timeline:
         launched_us: float,
         name: str = "Memcpy DtoH (Device -> Pageable)",
         call: str = "cudaMemcpyAsync",
-        call_us: float = 5,
-        arguments: dict[str, Any] | None = None,
+        **more: Any,
     ) -> None:
-        self.kernel(at_us, us, launched_us, name, call, call_us, STREAM, arguments, "copy")
+        self.kernel(at_us, us, launched_us, name, call, kind="copy", **more)
 
     def measured(self) -> Measures:
         return measure(self.trace)

@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.traces import (
-    LATEST_US,
-    MB,
-    RANKS,
-    STEP_US,
-    TraceFile,
-    diagnosed,
-    rank_trace,
-    written,
-)
+from tests.diagnosis.captures import diagnosed, written
+from tests.diagnosis.traces import LATEST_US, RANKS, STEP_US, TraceFile, rank_trace
 from warpwatch_diagnosis.comparison.alignment import Alignment, align
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.intervals import total
@@ -50,15 +42,8 @@ def test_clocks_are_aligned_at_the_ends_of_collectives(tmp_path: Path) -> None:
     assert [m.skew_us for m in aligned(found).matched] == pytest.approx([0, 0, 0, 0])
 
 
-def test_bandwidth_is_that_of_the_transfer_and_of_a_bus_with_the_whole_group(
-    tmp_path: Path,
-) -> None:
-    ranks = one_late()
-    row = diagnosed(tmp_path, *ranks).to_json()["collectives"]["by_name"][0]
-    assert (row["name"], row["bytes"], row["ranks"], row["count"]) == ("allreduce", 4 * MB, 4, 4)
-    assert row["algorithm_gb_per_s"] == pytest.approx(4 * MB / 500e-6 / 1e9, rel=0.001)
-    assert row["bus_gb_per_s"] == pytest.approx(1.5 * 4 * MB / 500e-6 / 1e9, rel=0.001)
-    part = diagnosed(tmp_path, *ranks[:2]).to_json()["collectives"]["by_name"][0]
+def test_bandwidth_of_a_bus_needs_the_whole_group(tmp_path: Path) -> None:
+    part = diagnosed(tmp_path, *one_late()[:2]).to_json()["collectives"]["by_name"][0]
     assert part["algorithm_gb_per_s"] is not None
     assert part["bus_gb_per_s"] is None
 

@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.diagnosis.captures import diagnosed, kernel, loading, stepped, written
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.faults import job
-from tests.diagnosis.traces import (
-    TraceFile,
-    cpu_rank,
-    diagnosed,
-    kernel,
-    loading,
-    stepped,
-    written,
-)
+from tests.diagnosis.traces import TraceFile, cpu_rank
 from tests.diagnosis.workloads import simulate
 from warpwatch_diagnosis.comparison.before_after import BaselineComparison
 from warpwatch_diagnosis.diagnosis import diagnose
@@ -55,17 +48,13 @@ def test_phases_are_disjoint_and_add_up_to_the_step(tmp_path: Path) -> None:
     assert "idle time (data loading): 0.0 ms -> 3.0 ms (+3.0 ms)" in comparison.sentences
 
 
-def test_a_new_kernel_and_a_kernel_that_runs_more_often_are_reported(tmp_path: Path) -> None:
-    now = busy_trace(extra="triton_poi_fused", count=12)
-    kernels = {k.name: k for k in one(compared(tmp_path, now, busy_trace())).kernels}
+def test_kernels_that_are_new_or_gone_or_run_more_often_are_reported(tmp_path: Path) -> None:
+    now, before = busy_trace(extra="triton_poi_fused", count=12), busy_trace(extra="old_kernel")
+    kernels = {k.name: k for k in one(compared(tmp_path, now, before)).kernels}
     assert kernels["triton_poi_fused"].change == "new"
     assert (kernels["gemm"].change, kernels["gemm"].now_count) == ("more", 12)
     assert kernels["elementwise"].change == "same"
-
-
-def test_a_kernel_that_is_gone_is_reported(tmp_path: Path) -> None:
-    found = compared(tmp_path, busy_trace(), busy_trace(extra="old_kernel"))
-    gone = next(k for k in one(found).kernels if k.name == "old_kernel")
+    gone = kernels["old_kernel"]
     assert (gone.change, gone.before_ms, gone.now_ms) == ("gone", 0.1, 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -32,16 +33,19 @@ def test_forward_and_backward_of_one_name_are_two_sizes() -> None:
     }
 
 
-def test_lower_clocks_are_seen_whatever_the_mixture_of_sizes() -> None:
-    now = times(*[kernel("gemm", 13, FORWARD)] * 5, *[kernel("gemm", 26, BACKWARD)] * 1)
-    before = times(*[kernel("gemm", 10, FORWARD)] * 5, *[kernel("gemm", 20, BACKWARD)] * 9)
-    assert slowdown(now, before) == pytest.approx(1.3)
-
-
-def test_larger_grids_and_more_kernels_are_no_lower_clocks() -> None:
-    before = times(kernel("gemm", 10, FORWARD))
-    assert slowdown(times(kernel("gemm", 20, BACKWARD)), before) is None
-    assert slowdown(times(*[kernel("gemm", 10, FORWARD)] * 3), before) is None
+@pytest.mark.parametrize(
+    ("now", "before", "factor"),
+    [
+        # Whatever the mixture of sizes.
+        ([(13, FORWARD)] * 5 + [(26, BACKWARD)], [(10, FORWARD)] * 5 + [(20, BACKWARD)] * 9, 1.3),
+        # Larger grids, and more kernels.
+        ([(20, BACKWARD)], [(10, FORWARD)], None),
+        ([(10, FORWARD)] * 3, [(10, FORWARD)], None),
+    ],
+)
+def test_lower_clocks_stretch_the_same_kernels(now: Any, before: Any, factor: float | None) -> None:
+    one, other = (times(*(kernel("gemm", us, grid) for us, grid in k)) for k in (now, before))
+    assert slowdown(one, other) == (factor and pytest.approx(factor))
 
 
 def test_one_slower_kernel_of_two_is_no_lower_clock() -> None:

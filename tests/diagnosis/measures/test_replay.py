@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.diagnosis.captures import event, kernel, stepped
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.faults import job
-from tests.diagnosis.traces import event, kernel, stepped
 from tests.diagnosis.workloads import Job, simulate
 from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.trace.reader import read_trace

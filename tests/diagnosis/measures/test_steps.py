@@ -8,17 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.diagnosis.captures import event, kernel, loading, stepped
 from tests.diagnosis.timeline import Timeline
-from tests.diagnosis.traces import (
-    LOADER,
-    ORIGIN_US,
-    TraceFile,
-    cpu_rank,
-    event,
-    kernel,
-    loading,
-    stepped,
-)
+from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile
 from warpwatch_diagnosis.measures.intervals import difference, intersection, total, union
 from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.measures.measures_json import trace_json
@@ -69,24 +61,6 @@ def test_overlapping_kernels_copies_and_collectives_are_counted_once(tmp_path: P
         "overlap_ratio": 0.3333,
         "memory_copy_ratio": 0.2,
         "data_loading_ratio": 0.1,
-    }
-
-
-def test_a_cpu_trace_has_no_gpu_ratios_but_the_training_threads_times(tmp_path: Path) -> None:
-    trace = cpu_rank(1, host_us=2000, loading_us=3000, waiting_us=1000)
-    for begin in trace.each_step():
-        trace.operator(begin + 3500, 5, name="aten::add")
-    found = trace_json(measured(trace, tmp_path))
-    assert {value for key, value in found["time"].items() if key != "data_loading_ratio"} == {None}
-    assert found["time"]["data_loading_ratio"] == 0.3
-    assert found["cpu"] == {
-        "operator_ratio": 0.4005,
-        "dispatch_ratio": 0.0005,
-        "collective_wait_ratio": 0.1,
-        "host_ratio": 0.1995,
-        "compile_ratio": 0.0,
-        "gc_ratio": 0.0,
-        "checkpoint_ratio": 0.0,
     }
 
 

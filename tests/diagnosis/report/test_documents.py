@@ -8,20 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.traces import (
-    LATEST_US,
-    RANKS,
-    TraceFile,
-    cpu_rank,
-    diagnosed,
-    event,
-    kernel,
-    loading,
-    operator,
-    rank_trace,
-    stepped,
-    written,
-)
+from tests.diagnosis.captures import diagnosed, event, kernel, loading, operator, stepped, written
+from tests.diagnosis.traces import LATEST_US, RANKS, TraceFile, cpu_rank, rank_trace
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.report.trace_out import write_trace
@@ -72,7 +60,7 @@ def cpu_ranks(folder: Path) -> Diagnosis:
 
 
 def waiting_alone(folder: Path) -> Diagnosis:
-    return diagnosed(folder, cpu_rank(0, waiting_us=5000, world=4), missing={2: "no_answer"})
+    return diagnosed(folder, cpu_rank(0, waiting_us=5000))
 
 
 FORMS: dict[str, Callable[[Diagnosis], str]] = {

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.traces import TraceFile, kernel, stepped
+from tests.diagnosis.captures import kernel, stepped
+from tests.diagnosis.traces import TraceFile
 from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.report.handover import hottest
 from warpwatch_diagnosis.trace.reader import read_trace

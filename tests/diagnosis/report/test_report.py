@@ -7,16 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.diagnosis.captures import diagnosed, kernel, loading, operator, stepped
 from tests.diagnosis.conftest import Simulations
-from tests.diagnosis.traces import (
-    TraceFile,
-    cpu_rank,
-    diagnosed,
-    kernel,
-    loading,
-    operator,
-    stepped,
-)
+from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, DrawnSpan, row, shares, thin
 from warpwatch_diagnosis.report.html import render_html

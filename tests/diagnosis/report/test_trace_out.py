@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.diagnosis.captures import operator, stepped
 from tests.diagnosis.conftest import Simulations
-from tests.diagnosis.traces import ORIGIN_US, operator, stepped
+from tests.diagnosis.traces import ORIGIN_US
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.measures_json import trace_json
 from warpwatch_diagnosis.report import trace_out

@@ -6,15 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.traces import (
-    STEP_US,
-    TraceFile,
-    diagnosed,
-    event,
-    kernel,
-    operator,
-    stepped,
-)
+from tests.diagnosis.captures import diagnosed, event, kernel, operator, stepped
+from tests.diagnosis.traces import STEP_US, TraceFile
 from warpwatch_diagnosis.verdict.corroboration import Asked
 
 

@@ -7,20 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.diagnosis.traces import (
-    LOADER,
-    ORIGIN_US,
-    STEP_US,
-    Part,
-    TraceFile,
-    cpu_rank,
-    diagnosed,
-    event,
-    kernel,
-    loading,
-    operator,
-    stepped,
-)
+from tests.diagnosis.captures import Part, diagnosed, event, kernel, loading, operator, stepped
+from tests.diagnosis.traces import LOADER, ORIGIN_US, STEP_US, TraceFile, cpu_rank
 from warpwatch_diagnosis import rules
 from warpwatch_diagnosis.diagnosis import diagnose
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.diagnosis.traces import TraceFile, cpu_rank, kernel, operator, stepped
+from tests.diagnosis.captures import kernel, operator, stepped
+from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.trace import events, json_stream, reader
 from warpwatch_diagnosis.trace.errors import TraceError

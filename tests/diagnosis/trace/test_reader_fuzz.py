@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.diagnosis.captures import event, operator, stepped
 from tests.diagnosis.trace.odd_traces import ANY_JSON, ELEMENTS, verdict
-from tests.diagnosis.traces import event, operator, stepped
 from warpwatch_diagnosis.trace import json_stream, reader
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.trace.reader import EVENTS, members, read_trace
