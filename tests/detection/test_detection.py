@@ -10,20 +10,16 @@ import pytest
 from tests.detection import jobs
 from tests.detection.life import LLAMA
 from tests.detection.streams import EPOCH_S, Job, detection, fed, opened
+from warpwatch_detection.anomalies import rank_devices as rank_devices_module
 from warpwatch_detection.anomalies import snapshot
-from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, EXPLAINED_BY
-from warpwatch_detection.anomalies.rank_devices import (
-    DEPARTED_S,
-    MAX_DEPARTED,
-    LiveRank,
-    RankDevices,
-)
+from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
+from warpwatch_detection.anomalies.rank_devices import DEPARTED_S, LiveRank, RankDevices
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import MAX_JOBS, SILENT_S
 from warpwatch_detection.job_steps import JobSteps
-from warpwatch_telemetry.anomalies import KINDS
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, JOB_KINDS, KINDS
 from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
 
 
@@ -36,6 +32,12 @@ def test_every_detector_has_a_file_a_section_and_a_kind_of_the_closed_set():
     assert DETECTORS.keys() - files == deaths | throttling | network
     assert set(DetectionConfig.model_fields) - {"false_alarms_per_job_day"} == DETECTORS.keys()
     assert DETECTORS.keys() <= set(KINDS)
+    for causes, effects, reasons in (
+        (DEVICE_CAUSES, JOB_KINDS, DEVICE_KINDS),
+        (JOB_CAUSES, DEVICE_KINDS, JOB_KINDS),
+    ):
+        assert set(causes) <= set(effects)
+        assert {reason for group in causes.values() for reason in group} <= set(reasons)
     assert [make(DetectionConfig(), AnomaliesConfig()).kind for make in DETECTORS.values()] == list(
         DETECTORS
     )
@@ -138,12 +140,13 @@ def test_an_owner_with_many_jobs_leaves_room_for_those_of_others():
     assert engine.refused["jobs"] == 3
 
 
-def test_the_places_of_the_departed_are_bounded():
+def test_the_places_of_the_departed_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rank_devices_module, "MAX_DEPARTED", 50)
     rank_devices = RankDevices()
-    for number in range(MAX_DEPARTED + 100):
+    for number in range(100):
         rank_devices.jobs[LLAMA] = {number: LiveRank(device="GPU-0")}
         rank_devices.leave(LLAMA, number, EPOCH_S)
-    assert len(rank_devices.departed) == MAX_DEPARTED
+    assert len(rank_devices.departed) == 50
     rank_devices.jobs[LLAMA] = {0: LiveRank(device="GPU-0")}
     rank_devices.leave(LLAMA, 0, EPOCH_S + DEPARTED_S + 1)
     assert list(rank_devices.departed) == [(LLAMA, 0)]

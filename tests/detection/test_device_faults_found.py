@@ -11,13 +11,12 @@ import pytest
 from tests.detection.gpus import JOB, Fault, Metrics, Node, key
 from tests.detection.streams import alone, detection, opened
 from warpwatch_daemon.config.sections import Config
-from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, JOB_CAUSES
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import is_waiting
 from warpwatch_detection.detectors.devices import DEVICE_DETECTORS
 from warpwatch_detection.detectors.devices.watch import MAX_DEVICES
 from warpwatch_detection.engine import Detection
-from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, JOB_KINDS, Anomaly
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, PortReading, Record
 
@@ -53,25 +52,14 @@ def slow_link(since_s: float, values: Metrics) -> Metrics:
     return {key("pcie_link_width_lanes"): 8.0}
 
 
-def replays(since_s: float, values: Metrics) -> Metrics:
-    return {key("pcie_replay_total"): float(since_s // 4)}
-
-
-def crc_errors(since_s: float, values: Metrics) -> Metrics:
-    return {key("nvlink_errors_total", "crc_flit"): 150 * since_s}
-
-
-def slow_clock(since_s: float, values: Metrics) -> Metrics:
-    return {key("clock_hertz", "sm"): 0.7 * values[key("clock_hertz", "sm")]}
-
-
-def hot(since_s: float, values: Metrics) -> Metrics:
-    limit = values[key("temperature_threshold_celsius", "slowdown")]
-    return {key("temperature_celsius", "gpu"): limit - 2}
-
-
-def stands_still(since_s: float, values: Metrics) -> Metrics:
-    return {key("utilization_ratio"): 0.0, key("busy_seconds_total"): 142.0}
+CLOCK, SLOWDOWN = key("clock_hertz", "sm"), key("temperature_threshold_celsius", "slowdown")
+FAULTS: dict[str, Fault] = {
+    "replays": lambda since_s, _: {key("pcie_replay_total"): since_s // 4},
+    "CRC errors": lambda since_s, _: {key("nvlink_errors_total", "crc_flit"): 150 * since_s},
+    "slow clock": lambda _, values: {CLOCK: 0.7 * values[CLOCK]},
+    "hot": lambda _, values: {key("temperature_celsius", "gpu"): values[SLOWDOWN] - 2},
+    "stands still": lambda *_: {key("utilization_ratio"): 0.0, key("busy_seconds_total"): 142.0},
+}
 
 
 @pytest.mark.parametrize(
@@ -88,13 +76,13 @@ def stands_still(since_s: float, values: Metrics) -> Metrics:
         ("row_remap", after(5, "remapped_rows", "correctable", to=3), 6, "warning", "3 bad memory"),
         ("nvlink_error", after(5, "nvlink_errors_total", "replay"), 6, "warning", "1 replay"),
         ("nvlink_error", after(5, "nvlink_errors_total", "recovery"), 6, "critical", "recovery"),
-        ("nvlink_error", crc_errors, 60, "warning", "CRC"),
+        ("nvlink_error", FAULTS["CRC errors"], 60, "warning", "CRC"),
         ("nvlink_error", after(5, "nvlink_link_up", "7", to=0), 20, "critical", "1 of 18 NVLinks"),
         ("pcie_degraded", slow_link, 120, "warning", "on 8 of 16 lanes"),
-        ("pcie_degraded", replays, 60, "warning", "PCIe packets a minute"),
-        ("clock_drop", slow_clock, 120, "warning", "30 % below this GPU's usual"),
-        ("overheating", hot, 70, "warning", "2 °C below the 87 °C"),
-        ("device_idle", stands_still, 620, "warning", "rank 1 of llama has 60 %"),
+        ("pcie_degraded", FAULTS["replays"], 60, "warning", "PCIe packets a minute"),
+        ("clock_drop", FAULTS["slow clock"], 120, "warning", "30 % below this GPU's usual"),
+        ("overheating", FAULTS["hot"], 70, "warning", "2 °C below the 87 °C"),
+        ("device_idle", FAULTS["stands still"], 620, "warning", "rank 1 of llama has 60 %"),
     ],
 )
 def test_a_fault_raises_its_kind_alone_and_ends_with_it(
@@ -147,21 +135,13 @@ def test_a_device_that_is_down_for_a_reason_of_its_own(
     assert not engine.active
 
 
-@pytest.mark.parametrize("reason", ["no_permission", ""])
-def test_a_device_that_may_not_be_read_is_not_lost(reason: str) -> None:
-    node, engine = Node(gpus=1, broken=0), detection()
-    assert opened(engine, [*node.readings(60), *node.down(100, reason)]) == []
-
-
-def test_when_no_device_can_be_read_it_is_the_driver_and_none_is_lost() -> None:
-    node, engine = Node(), detection()
-    opened(engine, node.readings(60))
-    gone = [
-        DeviceReading(node.time + second, uuid, {}, up=False, reason="driver")
-        for second in range(1, 300)
-        for uuid in node.uuids
-    ]
-    assert opened(engine, gone) == []
+@pytest.mark.parametrize(("reason", "gpus"), [("no_permission", 1), ("", 1), ("driver", 1)])
+def test_a_device_that_may_not_be_read_and_all_that_cannot_are_not_lost(
+    reason: str, gpus: int
+) -> None:
+    """Where no device can be read it is the driver."""
+    node, engine = Node(gpus=gpus, broken=0), detection()
+    assert opened(engine, [*node.readings(60), *node.down(300, reason)]) == []
 
 
 def test_a_device_whose_readings_stop_while_others_go_on_is_lost() -> None:
@@ -183,7 +163,7 @@ def test_a_gpu_that_never_comes_back_is_expected_for_a_day_and_no_longer() -> No
     back_time = node.time
 
     def fewer(seconds: float) -> Iterable[Record]:
-        return (r for r in node.readings(seconds, interval_s=30) if r.device != node.uuid)
+        return (r for r in node.readings(seconds, interval_s=60) if r.device != node.uuid)
 
     found = only(opened(engine, fewer(600)))
     assert (found.kind, found.device) == ("device_lost", node.uuid)
@@ -200,7 +180,7 @@ def test_a_gpu_that_is_read_again_is_expected_again() -> None:
     for _ in range(2):
         opened(engine, node.readings(60))
         # Less than a day, and twice that is more.
-        silent = (r for r in node.readings(50_000, interval_s=50) if r.device != node.uuid)
+        silent = (r for r in node.readings(50_000, interval_s=100) if r.device != node.uuid)
         assert only(opened(engine, silent)).kind == "device_lost"
 
 
@@ -218,28 +198,22 @@ def test_a_daemon_that_was_away_does_not_take_devices_for_lost() -> None:
     assert opened(engine, [*first, *node.readings(60)]) == []
 
 
-def test_a_gpu_that_was_replaced_and_a_mig_device_that_was_removed_are_not_lost() -> None:
+def swapped(node: Node, seconds: float) -> Iterable[Record]:
+    """Another GPU is where the broken one was."""
+    for r in node.readings(seconds):
+        yield DeviceReading(r.time, "GPU-new" if r.device == node.uuid else r.device, r.metrics)
+
+
+@pytest.mark.parametrize("was_lost", [False, True])
+def test_a_gpu_that_was_replaced_and_a_mig_device_that_was_removed_are_not_lost(
+    was_lost: bool,
+) -> None:
     node, engine = Node(), detection()
     mig = [DeviceReading(node.time + second, "MIG-1", {}) for second in range(60)]
     opened(engine, [*node.readings(60), *mig])
-    old, node.uuid = node.uuid, "GPU-new"
-    swapped = (
-        DeviceReading(r.time, "GPU-new" if r.device == old else r.device, r.metrics)
-        for r in node.readings(200)
-    )
-    assert opened(engine, swapped) == []
-
-
-def test_a_lost_gpu_that_another_takes_the_place_of_is_over() -> None:
-    node, engine = Node(), detection()
-    opened(engine, node.readings(60))
-    assert only(opened(engine, node.down(60, "lost"))).kind == "device_lost"
-    old = node.uuid
-    swapped: Iterable[Record] = (
-        DeviceReading(r.time, "GPU-new" if r.device == old else r.device, r.metrics)
-        for r in node.readings(60)
-    )
-    assert opened(engine, swapped) == []
+    if was_lost:
+        assert only(opened(engine, node.down(60, "lost"))).kind == "device_lost"
+    assert opened(engine, swapped(node, 200)) == []
     assert not engine.active
 
 
@@ -326,7 +300,7 @@ def test_whatever_devices_say_is_judged_and_remembered() -> None:
     names = [*next(node.readings(1)).metrics, key("xid_errors_total", "x"), key("strange")]
     reasons = ("lost", "stuck", "driver", "no_permission", "reset_required", "")
     detectors = [make(DetectionConfig(), AnomaliesConfig()) for make in DEVICE_DETECTORS.values()]
-    for _ in range(1500):
+    for _ in range(700):
         node.time += chance.choice((0.0, 0.5, 1.0, 1.0, 30.0, 700.0, -5.0))
         reported = {
             n: chance.choice((0, 1, 2, 0.3, 1e9, -1.0)) for n in names if chance.random() < 0.7
@@ -363,12 +337,3 @@ def test_every_kind_has_a_detector_and_says_how_it_sees_every_device() -> None:
         expected = "found" if kind == "pcie_degraded" else "fine"
         assert answers[node.uuid].answer == expected, kind
         assert all(len(status.text) > 10 for status in answers.values())
-
-
-def test_causes_name_kinds_that_exist() -> None:
-    for causes, effects, reasons in (
-        (DEVICE_CAUSES, JOB_KINDS, DEVICE_KINDS),
-        (JOB_CAUSES, DEVICE_KINDS, JOB_KINDS),
-    ):
-        assert set(causes) <= set(effects)
-        assert {reason for group in causes.values() for reason in group} <= set(reasons)
