@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import gzip
-import socket
+import http.client
+import io
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.devices.recording import RecordingSink, wait_until
-from warpwatch_daemon.agent.supervisor import Supervisor
+from tests.devices.hand_loops import HandLoops
+from tests.devices.recording import RecordingSink
+from tests.manual_clock import ManualClock
+from tests.waiting import DEADLINE_S
 from warpwatch_devices.config import DcgmExporterConfig
+from warpwatch_devices.dcgm import exporter_source, scrape
 from warpwatch_devices.dcgm.exporter_source import DcgmExporterSource
 from warpwatch_devices.dcgm.scrape import parse, read
 from warpwatch_devices.source import Surroundings
 from warpwatch_telemetry.catalogue import CATALOGUE
-from warpwatch_telemetry.samples import Device, DeviceSample
+from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 
 A100 = "GPU-11111111-aaaa-bbbb-cccc-000000000000"
 OTHER = "GPU-22222222-aaaa-bbbb-cccc-000000000000"
@@ -65,7 +67,6 @@ class Exporter:
         self.code = 200
         self.headers: dict[str, str] = {}
         self.compress = False
-        self.before: Callable[[], object] = lambda: None
         self.asked: list[dict[str, str]] = []
 
     def serve(self, text: str) -> None:
@@ -76,7 +77,6 @@ def serve(exporter: Exporter, port: int = 0) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             exporter.asked.append({key.lower(): text for key, text in self.headers.items()})
-            exporter.before()
             body = gzip.compress(exporter.body) if exporter.compress else exporter.body
             headers = {"Content-Length": str(len(body))}
             if exporter.compress:
@@ -85,10 +85,7 @@ def serve(exporter: Exporter, port: int = 0) -> ThreadingHTTPServer:
             for name, text in (headers | exporter.headers).items():
                 self.send_header(name, text)
             self.end_headers()
-            try:
-                self.wfile.write(body)
-            except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -98,42 +95,48 @@ def serve(exporter: Exporter, port: int = 0) -> ThreadingHTTPServer:
     return server
 
 
+class Node:
+    """An exporter and the source that reads it. ``known``: what NVML knows."""
+
+    def __init__(self) -> None:
+        self.exporter = Exporter()
+        self.server = serve(self.exporter)
+        self.address = f"127.0.0.1:{self.server.server_port}"
+        self.known: tuple[DeviceSample, ...] = ()
+        self.clock, self.sink = ManualClock(), RecordingSink()
+        self.ask_at(f"http://{self.address}/metrics")
+
+    def ask_at(self, url: str) -> None:
+        self.loops = HandLoops(self.clock)
+        around = Surroundings(lambda _: None, lambda: self.known, lambda: False, lambda _: None)
+        clocks = {"monotonic": self.clock.monotonic, "wall": self.clock.wall}
+        DcgmExporterSource(DcgmExporterConfig(url=url), around, **clocks).start(
+            self.loops, self.sink
+        )
+
+    def read(self, text: str | None = None) -> SourceHealth:
+        """One round, of what is served or of this text."""
+        if text is not None:
+            self.exporter.serve(text)
+        self.clock.advance(10)
+        self.loops.run("dcgm_exporter")
+        return self.sink.healths[-1]
+
+    def newest(self, uuid: str) -> DeviceSample:
+        return self.sink.devices[uuid][-1]
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
 @pytest.fixture
-def exporter() -> Iterator[tuple[Exporter, str]]:
-    stand_in = Exporter()
-    server = serve(stand_in)
-    yield stand_in, f"http://127.0.0.1:{server.server_port}/metrics"
-    server.shutdown()
-    server.server_close()
-
-
-@contextmanager
-def running(
-    url: str, known: tuple[DeviceSample, ...] = (), timeout_s: float = 5.0
-) -> Iterator[RecordingSink]:
-    surroundings = Surroundings(lambda _: None, lambda: known, lambda: False, lambda _: None)
-    config = DcgmExporterConfig(url=url)
-    sink, supervisor = RecordingSink(), Supervisor()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NODE_NAME", "node-7")
-        patch.setattr("warpwatch_devices.dcgm.exporter_source.TIMEOUT_S", timeout_s)
-        patch.setattr("warpwatch_devices.dcgm.exporter_source.INTERVAL_S", 0.1)
-        source = DcgmExporterSource(config, surroundings)
-        try:
-            source.start(supervisor, sink)
-            yield sink
-        finally:
-            supervisor.stop()
-            source.close()
-
-
-def reason(sink: RecordingSink) -> str:
-    return sink.healths[-1].reason if sink.healths and not sink.healths[-1].up else ""
-
-
-def newest(sink: RecordingSink, uuid: str) -> DeviceSample | None:
-    with sink.lock:
-        return sink.devices[uuid][-1] if uuid in sink.devices else None
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setenv("NODE_NAME", "node-7")
+    monkeypatch.setattr(exporter_source, "TIMEOUT_S", DEADLINE_S)
+    node = Node()
+    yield node
+    node.close()
 
 
 def of_nvml(uuid: str, index: int, gpu_instance: str = "", parent: str = "") -> DeviceSample:
@@ -141,13 +144,12 @@ def of_nvml(uuid: str, index: int, gpu_instance: str = "", parent: str = "") -> 
     return DeviceSample(Device(uuid, index, "NVIDIA A100", gpu_instance, info=info), 1.0)
 
 
-def test_its_values_become_ours_in_base_units(exporter: tuple[Exporter, str]) -> None:
-    begun = time.time()
-    with running(exporter[1]) as sink:
-        wait_until(lambda: newest(sink, A100))
-    sample = newest(sink, A100)
-    assert sample is not None and sample.source == "dcgm_exporter" and sample.up
-    assert begun <= sample.time <= time.time()
+def test_its_values_become_ours_in_base_units(node: Node) -> None:
+    health = node.read()
+    assert (health.up, health.errors) == (True, 0)
+    sample = node.newest(A100)
+    assert (sample.source, sample.up) == ("dcgm_exporter", True)
+    assert sample.time == node.clock.wall()
     assert sample.values == {
         ("device_clock_hertz", ("sm",)): 1.41e9,
         ("device_temperature_celsius", ("gpu",)): 43.0,
@@ -166,37 +168,24 @@ def test_its_values_become_ours_in_base_units(exporter: tuple[Exporter, str]) ->
         "NVIDIA A100-SXM4-80GB",
         info={"pci_bus_id": "00000000:00:00.0", "driver_version": "550.54.15"},
     )
-    assert sink.healths[-1].up and sink.healths[-1].errors == 0
 
 
-def test_a_scrape_that_says_the_same_again_is_not_published(
-    exporter: tuple[Exporter, str],
-) -> None:
-    stand_in, url = exporter
-    with running(url) as sink:
-        wait_until(lambda: len(stand_in.asked) >= 4)
-        assert len(sink.devices[A100]) == 1
-        stand_in.serve(TYPICAL.replace("} 87", "} 88"))
-        wait_until(lambda: len(sink.devices[A100]) == 2)
-    assert sink.devices[A100][1].values["device_utilization_ratio", ()] == 0.88
+def test_a_scrape_that_says_the_same_again_is_not_published(node: Node) -> None:
+    for _ in range(3):
+        node.read()
+    assert len(node.sink.devices[A100]) == 1
+    node.exporter.compress = True
+    node.read(TYPICAL.replace("} 87", "} 88"))
+    assert len(node.sink.devices[A100]) == 2
+    assert node.newest(A100).values["device_utilization_ratio", ()] == 0.88
+    assert node.exporter.asked[0]["accept-encoding"] == "gzip"
 
 
-def test_gzip_is_asked_for_and_understood(exporter: tuple[Exporter, str]) -> None:
-    stand_in, url = exporter
-    stand_in.compress = True
-    with running(url) as sink:
-        wait_until(lambda: newest(sink, A100))
-    assert stand_in.asked[0]["accept-encoding"] == "gzip"
-
-
-def test_credentials_of_the_url_are_sent_and_never_shown(exporter: tuple[Exporter, str]) -> None:
-    stand_in, url = exporter
-    stand_in.code = 401
-    with running(url.replace("http://", "http://scraper:se%20cret@")) as sink:
-        wait_until(lambda: reason(sink))
-    assert stand_in.asked[0]["authorization"] == "Basic c2NyYXBlcjpzZSBjcmV0"
-    server = url.removeprefix("http://").removesuffix("/metrics")
-    assert reason(sink) == f"dcgm-exporter at {server}: it answers 401"
+def test_credentials_of_the_url_are_sent_and_never_shown(node: Node) -> None:
+    node.exporter.code = 401
+    node.ask_at(f"http://scraper:se%20cret@{node.address}/metrics")
+    assert node.read().reason == f"dcgm-exporter at {node.address}: it answers 401"
+    assert node.exporter.asked[0]["authorization"] == "Basic c2NyYXBlcjpzZSBjcmV0"
 
 
 def test_values_that_cannot_be_are_dropped_and_counted() -> None:
@@ -252,22 +241,6 @@ def test_broken_lines_cost_themselves_alone() -> None:
     assert [scraped.device.uuid for scraped in scrape.devices] == [A100]
 
 
-def test_labels_are_unescaped_and_may_hold_braces_and_commas() -> None:
-    line = r'DCGM_X{a="one, \"two\"} 7",b="back\\slash",c="new\nline",} 2.5e+3 1700000000000'
-    (sample,) = parse(line, {"DCGM_X"})
-    assert sample is not None
-    assert sample.labels == {"a": 'one, "two"} 7', "b": "back\\slash", "c": "new\nline"}
-    assert (sample.name, sample.value) == ("DCGM_X", 2500.0)
-
-
-def test_the_number_of_devices_is_bounded() -> None:
-    lines = [f"DCGM_FI_DEV_GPU_TEMP{{{labels(uuid=f'GPU-{i}')}}} 40" for i in range(1500)]
-    scrape = read("\n".join(lines), "node-7")
-    assert len(scrape.devices) == 1024 and scrape.rejected == 476
-    lines = [f"DCGM_FI_DEV_GPU_TEMP{{{labels(host=f'host-{i}')}}} 40" for i in range(1500)]
-    assert len(read("\n".join(lines), "node-7").hosts) == 1024
-
-
 def test_names_of_older_and_newer_releases_are_understood() -> None:
     text = (
         'DCGM_FI_DEV_GPU_TEMP{gpu="1",uuid="GPU-9",device="nvidia1"} 40\n'
@@ -293,18 +266,6 @@ def test_of_several_hosts_only_this_one_is_read() -> None:
     assert len(read(f"DCGM_FI_DEV_GPU_TEMP{{{labels(host='exporter-x1')}}} 40", "node-7").devices)
 
 
-def test_hosts_none_of_which_is_this_one_are_said(exporter: tuple[Exporter, str]) -> None:
-    stand_in, url = exporter
-    stand_in.serve(
-        f"DCGM_FI_DEV_GPU_TEMP{{{labels(host='a')}}} 4\n"
-        f"DCGM_FI_DEV_GPU_TEMP{{{labels(host='b')}}} 4\n"
-    )
-    with running(url) as sink:
-        wait_until(lambda: reason(sink))
-    assert reason(sink).endswith("it serves 2 hosts (a, b, …) but not node-7")
-    assert sink.devices == {}
-
-
 def test_copies_for_jobs_and_virtual_gpus_do_not_replace_the_device() -> None:
     copy = ',vgpu="0",pod="one"'
     jobs = [',hpc_job="12"', ',hpc_job="13"']
@@ -328,24 +289,6 @@ MIG = (
 )
 
 
-def test_gpu_instances_are_the_mig_devices_of_nvml(exporter: tuple[Exporter, str]) -> None:
-    exporter[0].serve(MIG)
-    # NVML counts from the bus, dcgm-exporter's number of the GPU is not believed.
-    known = (
-        of_nvml(A100, 3),
-        of_nvml("MIG-elsewhere", 3, "7", "GPU-that-is-gone"),
-        of_nvml("MIG-seven", 3, "7"),
-        of_nvml("MIG-nine-first", 3, "9"),
-        of_nvml("MIG-nine-second", 3, "9"),
-    )
-    with running(exporter[1], known) as sink:
-        wait_until(lambda: newest(sink, "MIG-nine-first"))
-    assert sorted(sink.devices) == ["MIG-nine-first", "MIG-seven"]
-    seven = newest(sink, "MIG-seven")
-    assert seven is not None and seven.device == known[2].device
-    assert seven.values == {("device_graphics_active_ratio", ()): 0.5}
-
-
 def test_what_is_repeated_for_every_instance_is_the_gpus() -> None:
     text = "".join(
         f"DCGM_FI_DEV_POWER_USAGE{{{labels(instance=instance(gi))}}} 300.000000\n"
@@ -365,60 +308,74 @@ def test_what_is_repeated_for_every_instance_is_the_gpus() -> None:
     assert all(one.device.uuid == A100 for one in scrape.devices)
 
 
-def test_an_instance_that_nvml_does_not_know_of_its_gpu_is_left_out(
-    exporter: tuple[Exporter, str],
+def test_labels_are_unescaped_and_may_hold_braces_and_commas() -> None:
+    line = r'DCGM_X{a="one, \"two\"} 7",b="back\\slash",c="new\nline",} 2.5e+3 1700000000000'
+    (sample,) = parse(line, {"DCGM_X"})
+    assert sample is not None
+    assert sample.labels == {"a": 'one, "two"} 7', "b": "back\\slash", "c": "new\nline"}
+    assert (sample.name, sample.value) == ("DCGM_X", 2500.0)
+
+
+def test_the_number_of_devices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "MAX_DEVICES", 10)
+    lines = [f"DCGM_FI_DEV_GPU_TEMP{{{labels(uuid=f'GPU-{i}')}}} 40" for i in range(15)]
+    found = read("\n".join(lines), "node-7")
+    assert len(found.devices) == 10 and found.rejected == 5
+    lines = [f"DCGM_FI_DEV_GPU_TEMP{{{labels(host=f'host-{i}')}}} 40" for i in range(15)]
+    assert len(read("\n".join(lines), "node-7").hosts) == 10
+
+
+def test_hosts_none_of_which_is_this_one_are_said(node: Node) -> None:
+    hosts = "".join(f"DCGM_FI_DEV_GPU_TEMP{{{labels(host=host)}}} 4\n" for host in "abcd")
+    reason = node.read(hosts).reason
+    assert reason.endswith("it serves 4 hosts (a, b, c, …) but not node-7")
+    assert node.sink.devices == {}
+
+
+def test_gpu_instances_are_the_mig_devices_of_nvml(node: Node) -> None:
+    # Without NVML they have keys of their own.
+    node.read(MIG)
+    assert sorted(node.sink.devices) == [f"{A100}/gi7", f"{A100}/gi9"]
+    seven = node.newest(f"{A100}/gi7").device
+    assert (seven.gpu_instance, seven.profile) == ("7", "1g.10gb")
+    # NVML counts from the bus, dcgm-exporter's number of the GPU is not believed.
+    node.known = (
+        of_nvml(A100, 3),
+        of_nvml("MIG-elsewhere", 3, "7", "GPU-that-is-gone"),
+        of_nvml("MIG-seven", 3, "7"),
+        of_nvml("MIG-nine-first", 3, "9"),
+        of_nvml("MIG-nine-second", 3, "9"),
+    )
+    node.read(MIG.replace("0.5", "0.625"))
+    assert sorted(node.sink.devices) == ["MIG-nine-first", "MIG-seven"]
+    assert node.newest("MIG-seven").device == node.known[2].device
+    assert node.newest("MIG-seven").values == {("device_graphics_active_ratio", ()): 0.625}
+    # One that NVML does not know of its GPU is left out.
+    node.known = node.known[:3]
+    node.read(MIG)
+    assert list(node.sink.devices) == ["MIG-seven"]
+
+
+def test_a_device_that_is_not_served_any_more_is_forgotten(node: Node) -> None:
+    node.read(TYPICAL + f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, 1)}}} 50\n")
+    assert list(node.sink.devices) == [A100, OTHER]
+    node.read(TYPICAL)
+    assert list(node.sink.devices) == [A100]
+
+
+def test_an_exporter_that_goes_away_and_comes_back_is_read_again(
+    node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    exporter[0].serve(MIG)
-    with running(exporter[1], (of_nvml(A100, 0), of_nvml("MIG-seven", 0, "7"))) as sink:
-        wait_until(lambda: newest(sink, "MIG-seven"))
-    assert list(sink.devices) == ["MIG-seven"]
-
-
-def test_instances_of_a_gpu_without_nvml_have_their_own_key(
-    exporter: tuple[Exporter, str],
-) -> None:
-    exporter[0].serve(MIG)
-    with running(exporter[1]) as sink:
-        wait_until(lambda: newest(sink, f"{A100}/gi9"))
-    assert sorted(sink.devices) == [f"{A100}/gi7", f"{A100}/gi9"]
-    seven = newest(sink, f"{A100}/gi7")
-    assert seven is not None
-    assert (seven.device.gpu_instance, seven.device.profile) == ("7", "1g.10gb")
-
-
-def test_a_device_that_is_not_served_any_more_is_forgotten(
-    exporter: tuple[Exporter, str],
-) -> None:
-    stand_in, url = exporter
-    other = f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, 1)}}} 50\n"
-    stand_in.serve(TYPICAL + other)
-    with running(url) as sink:
-        wait_until(lambda: newest(sink, OTHER))
-        stand_in.serve(TYPICAL)
-        wait_until(lambda: OTHER not in sink.devices)
-        assert A100 in sink.devices
-
-
-def test_an_exporter_that_goes_away_and_comes_back_is_read_again() -> None:
-    stand_in = Exporter()
-    server = serve(stand_in)
-    port = server.server_port
-    with running(f"http://127.0.0.1:{port}/metrics") as sink:
-        wait_until(lambda: sink.healths and sink.healths[-1].up)
-        server.shutdown()
-        server.server_close()
-        wait_until(lambda: "running?" in reason(sink))
-        assert reason(sink) == (
-            f"dcgm-exporter at 127.0.0.1:{port}: nothing listens there; is dcgm-exporter running?"
-        )
-        # What was read stays as it was, to go stale by its own time.
-        assert len(sink.devices[A100]) == 1
-        stand_in.serve(TYPICAL.replace("} 43", "} 44"))
-        server = serve(stand_in, port)
-        wait_until(lambda: sink.healths[-1].up)
-    server.shutdown()
-    server.server_close()
-    assert sink.devices[A100][-1].values["device_temperature_celsius", ("gpu",)] == 44.0
+    node.read()
+    node.close()
+    text = f"dcgm-exporter at {node.address}: nothing listens there; is dcgm-exporter running?"
+    assert [node.read().reason for _ in range(3)] == [text] * 3
+    assert caplog.messages == [text]
+    # What was read stays as it was, to go stale by its own time.
+    assert len(node.sink.devices[A100]) == 1
+    node.server = serve(node.exporter, node.server.server_port)
+    assert node.read(TYPICAL.replace("} 43", "} 44")).up
+    assert node.newest(A100).values["device_temperature_celsius", ("gpu",)] == 44.0
 
 
 @pytest.mark.parametrize(
@@ -436,63 +393,55 @@ def test_an_exporter_that_goes_away_and_comes_back_is_read_again() -> None:
     ],
 )
 def test_answers_that_are_none_are_said_in_one_line(
-    exporter: tuple[Exporter, str], code: int, body: str, headers: dict[str, str], said: str
+    node: Node, code: int, body: str, headers: dict[str, str], said: str
 ) -> None:
-    stand_in, url = exporter
-    stand_in.code, stand_in.headers = code, headers
-    stand_in.serve(body)
-    with running(url) as sink:
-        wait_until(lambda: reason(sink))
-    assert said in reason(sink) and "\n" not in reason(sink)
-    assert sink.devices == {} and sink.healths[-1].errors > 0
+    node.exporter.code, node.exporter.headers = code, headers
+    health = node.read(body)
+    assert said in health.reason and "\n" not in health.reason
+    assert not health.up and node.sink.devices == {} and health.errors > 0
 
 
-def test_an_answer_that_does_not_end_is_given_up(exporter: tuple[Exporter, str]) -> None:
-    stand_in, url = exporter
-    gate = threading.Event()
-    stand_in.before = gate.wait
-    with running(url, timeout_s=0.2) as sink:
-        wait_until(lambda: reason(sink))
-        assert reason(sink).endswith("no answer within 0.2 s")
-        gate.set()
-        wait_until(lambda: sink.healths[-1].up)
+class Dripping(io.BytesIO):
+    """The body of an answer that comes in pieces, a second apart."""
+
+    length = 0
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(b"#" * 10)
+        self._clock = clock
+
+    def read1(self, size: int | None = -1) -> bytes:
+        self._clock.advance(1)
+        return super().read1(1)
 
 
-def test_an_answer_that_drips_is_given_up() -> None:
-    stop = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+def test_an_answer_that_drips_or_does_not_come_is_given_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Callable[[], http.client.HTTPResponse]] = []
 
-        def drip() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                while not stop.wait(0.02):
-                    try:
-                        connection.sendall(b"#")
-                    except OSError:
-                        return
+    class Opener:
+        def open(self, request: object, timeout: float) -> http.client.HTTPResponse:
+            assert timeout == 5.0
+            return opened[0]()
 
-        thread = threading.Thread(target=drip)
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
-        try:
-            with running(url, timeout_s=0.3) as sink:
-                wait_until(lambda: reason(sink))
-        finally:
-            stop.set()
-            thread.join()
-    assert reason(sink).endswith("no answer within 0.3 s")
+    def late() -> http.client.HTTPResponse:
+        raise TimeoutError
+
+    monkeypatch.setattr(exporter_source, "_OPENER", Opener())
+    monkeypatch.setattr(exporter_source, "TIMEOUT_S", 5.0)
+    for answer in (late, lambda: Dripping(node.clock)):
+        opened[:] = [answer]  # type: ignore[list-item]
+        begun = node.clock.monotonic()
+        assert node.read().reason.endswith("no answer within 5 s")
+    assert node.clock.monotonic() - begun == 10 + 6
 
 
-def test_answers_are_bounded_also_after_decompression(exporter: tuple[Exporter, str]) -> None:
-    stand_in, url = exporter
-    stand_in.body = b"#" * (16 * 2**20 + 1)
-    with running(url, timeout_s=60) as sink:
-        wait_until(lambda: reason(sink))
-        assert reason(sink).endswith("its answer is longer than 16777216 bytes")
-        stand_in.compress = True
-        asked = len(stand_in.asked)
-        wait_until(lambda: len(stand_in.asked) > asked + 1)
-        assert reason(sink).endswith("its answer is longer than 16777216 bytes")
-        stand_in.serve(TYPICAL)
-        wait_until(lambda: sink.healths[-1].up)
+def test_answers_are_bounded_also_after_decompression(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter_source, "MAX_BODY_BYTES", 5000)
+    for compress in (False, True):
+        node.exporter.compress = compress
+        assert node.read("#" * 5001).reason.endswith("its answer is longer than 5000 bytes")
+        assert node.read(TYPICAL + "#" * (5000 - len(TYPICAL) - compress)).up

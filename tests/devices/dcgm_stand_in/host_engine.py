@@ -1,23 +1,20 @@
 """A stand-in for DCGM's Python bindings and its host engine, for tests without DCGM.
 
 Written from the public API (NVIDIA/DCGM testing/python3): only the names that dcgm_bindings.py
-uses, with their signatures and types. The real bindings have not been run with Warpwatch. The
-host engine's state is a folder that the environment variable DCGM_STAND_IN names:
-
-- state.json: what the engine knows, replaced at once by the test
-- paused: exists while profiling is paused
-- calls: a line for each call that changes something in the engine
+uses, with their signatures and types. The real bindings have not been run with Warpwatch.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import threading
 import time
+from collections.abc import Callable
 from ctypes import c_void_p
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
+
+from tests.waiting import DEADLINE_S
 
 OK = 0
 NOT_SUPPORTED = -6
@@ -46,28 +43,43 @@ class DCGMError(Exception):
         return texts.get(self.value, f"DCGM Error with code {self.value}")
 
 
-def folder() -> Path:
-    return Path(os.environ["DCGM_STAND_IN"])
+@dataclass
+class Engine:
+    """The state of the host engine.
+
+    calls: those that change something in it. values: by kind and number of the entity, by field.
+    instances: None where the driver knows no MIG. started: another number after each start.
+    answers: while it is not set, no call returns. age_s: how old the values are.
+    """
+
+    wall: Callable[[], float] = time.time
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+    values: dict[str, dict[int, float]] = field(default_factory=dict)
+    instances: list[dict[str, int]] | None = None
+    calls: list[str] = field(default_factory=list)
+    up: bool = True
+    started: int = 0
+    paused: bool = False
+    can_pause: bool = True
+    blank_while_paused: bool = True
+    age_s: float = 0.0
+    answers: threading.Event = field(default_factory=threading.Event)
+
+    def change(self, **changes: Any) -> None:
+        for name, value in changes.items():
+            setattr(self, name, value)
 
 
-def state() -> Any:
-    return json.loads((folder() / "state.json").read_text())
+# The one of the test that runs.
+ENGINE = Engine()
 
 
-def log(text: str) -> None:
-    with (folder() / "calls").open("a") as calls:
-        calls.write(text + "\n")
-
-
-def call(started: float) -> Any:
-    """What every call does: the state, unless the engine hangs, is down or was started again."""
-    now = state()
-    while now.get("stuck"):
-        time.sleep(0.02)
-        now = state()
-    if not now.get("up", True) or now.get("started", 0) != started:
+def call(started: int) -> Engine:
+    """What every call does, unless the engine hangs, is down or was started again."""
+    ENGINE.answers.wait(DEADLINE_S)
+    if not ENGINE.up or ENGINE.started != started:
         raise DCGMError(CONNECTION_NOT_VALID)
-    return now
+    return ENGINE
 
 
 class DcgmHandle:
@@ -80,11 +92,10 @@ class DcgmHandle:
         unixSocketPath: str | None = None,
         timeoutMs: int = 0,
     ) -> None:
-        now = state()
-        self.started = now.get("started", 0)
+        self.started = ENGINE.started
         call(self.started)
         assert opMode == AUTO and not persistAfterDisconnect
-        log(f"connect {ipAddress} {unixSocketPath}")
+        ENGINE.calls.append(f"connect {ipAddress} {unixSocketPath}")
         self.handle: c_void_p | None = c_void_p(1)
 
     def GetSystem(self) -> DcgmSystem:
@@ -94,7 +105,7 @@ class DcgmHandle:
         if self.handle is not None:
             self.handle = None
             DcgmFieldGroup.names.clear()
-            log("disconnect")
+            ENGINE.calls.append("disconnect")
 
 
 class DcgmSystem:
@@ -112,10 +123,10 @@ class DcgmSystemDiscovery:
         self._handle = dcgmHandle
 
     def GetAllSupportedGpuIds(self) -> list[int]:
-        return [gpu["id"] for gpu in call(self._handle.started)["gpus"]]
+        return [gpu["id"] for gpu in call(self._handle.started).gpus]
 
     def GetGpuAttributes(self, gpuId: int) -> Any:
-        (gpu,) = (g for g in call(self._handle.started)["gpus"] if g["id"] == gpuId)
+        (gpu,) = (g for g in call(self._handle.started).gpus if g["id"] == gpuId)
         identifiers = SimpleNamespace(
             uuid=gpu["uuid"],
             deviceName=gpu.get("name", "NVIDIA A100-SXM4-80GB"),
@@ -127,7 +138,7 @@ class DcgmSystemDiscovery:
         return SimpleNamespace(identifiers=identifiers)
 
     def GetGpuStatus(self, gpuId: int) -> int:
-        (gpu,) = (g for g in call(self._handle.started)["gpus"] if g["id"] == gpuId)
+        (gpu,) = (g for g in call(self._handle.started).gpus if g["id"] == gpuId)
         return int(gpu.get("status", 1))
 
 
@@ -136,16 +147,16 @@ class DcgmSystemProfiling:
         self._handle = dcgmHandle
 
     def Pause(self) -> int:
-        if call(self._handle.started).get("no_module"):
+        if not call(self._handle.started).can_pause:
             raise DCGMError(MODULE_NOT_LOADED)
-        (folder() / "paused").touch()
-        log("pause")
+        ENGINE.paused = True
+        ENGINE.calls.append("pause")
         return OK
 
     def Resume(self) -> int:
         call(self._handle.started)
-        (folder() / "paused").unlink(missing_ok=True)
-        log("resume")
+        ENGINE.paused = False
+        ENGINE.calls.append("resume")
         return OK
 
 
@@ -157,7 +168,7 @@ class DcgmGroup:
         self.profiling: DcgmGroupProfiling | None = DcgmGroupProfiling(dcgmHandle, self)
 
     def AddEntity(self, entityGroupId: int, entityId: int) -> None:
-        for gpu in call(self._handle.started)["gpus"]:
+        for gpu in call(self._handle.started).gpus:
             if entityGroupId == FE_GPU and gpu["id"] == entityId and gpu.get("status") == 4:
                 raise DCGMError(GPU_IS_LOST)
         self.members.append((entityGroupId, entityId))
@@ -175,7 +186,7 @@ class DcgmGroupProfiling:
     def GetSupportedMetricGroups(self) -> Any:
         now = call(self._handle.started)
         first = next(entity for kind, entity in self._group.members if kind == FE_GPU)
-        (gpu,) = (g for g in now["gpus"] if g["id"] == first)
+        (gpu,) = (g for g in now.gpus if g["id"] == first)
         if not gpu["profiling"]:
             raise DCGMError(PROFILING_NOT_SUPPORTED)
         # As in the C structures, arrays are longer than what is valid of them.
@@ -212,35 +223,35 @@ class DcgmGroupSamples:
     ) -> None:
         call(self._handle.started)
         fields = ",".join(map(str, sorted(fieldGroup.fieldIds)))
-        log(f"watch {self._group.members} {fields} {updateFreq} {maxKeepAge} {maxKeepSamples}")
+        watched = f"{self._group.members} {fields} {updateFreq} {maxKeepAge} {maxKeepSamples}"
+        ENGINE.calls.append(f"watch {watched}")
 
     def UnwatchFields(self, fieldGroup: DcgmFieldGroup) -> None:
         call(self._handle.started)
-        log(f"unwatch {self._group.members}")
+        ENGINE.calls.append(f"unwatch {self._group.members}")
 
     def GetLatest_v2(self, fieldGroup: DcgmFieldGroup) -> Any:
         now = call(self._handle.started)
         # Values become blank at the next update after the pause began.
-        paused = (folder() / "paused").exists() and not now.get("not_updated")
+        paused = now.paused and now.blank_while_paused
         values: dict[int, dict[int, dict[int, list[Any]]]] = {}
         for kind, entity in self._group.members:
-            reported = now["values"].get(f"{kind}/{entity}", {})
+            reported = now.values.get(f"{kind}/{entity}", {})
             values.setdefault(kind, {})[entity] = {
-                field: [_field_value(None if paused else reported.get(str(field)), now)]
+                field: [_field_value(None if paused else reported.get(field), now)]
                 for field in fieldGroup.fieldIds
             }
         return SimpleNamespace(values=values)
 
 
-def _field_value(value: float | None, now: Any) -> Any:
+def _field_value(value: float | None, now: Engine) -> Any:
     """dcgm_field_helpers.DcgmFieldValue: ``ts`` in microseconds."""
-    ts = int((time.time() - now.get("age_s", 0)) * 1e6)
+    ts = int((now.wall() - now.age_s) * 1e6)
     return SimpleNamespace(value=value, isBlank=value is None, ts=ts)
 
 
 def dcgmGetGpuInstanceHierarchy(dcgm_handle: Any) -> Any:
-    now = state()
-    if "instances" not in now:
+    if ENGINE.instances is None:
         raise DCGMError(NOT_SUPPORTED)
     pairs = [
         SimpleNamespace(
@@ -248,7 +259,7 @@ def dcgmGetGpuInstanceHierarchy(dcgm_handle: Any) -> Any:
             parent=SimpleNamespace(entityGroupId=FE_GPU, entityId=one["gpu"]),
             info=SimpleNamespace(nvmlInstanceId=one["gi"]),
         )
-        for one in now["instances"]
+        for one in ENGINE.instances
     ]
     # A compute instance, whose parent is the instance, and the unused rest of the array.
     compute = SimpleNamespace(
