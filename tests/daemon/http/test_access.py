@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 from contextlib import ExitStack
 
+import bcrypt
 import httpx
 import pytest
 
@@ -21,6 +23,11 @@ from warpwatch_telemetry.errors import UsageError
 ASK = {"job": "llama-7b"}
 CAPTURES = "/api/v1/captures"
 REPORT = f"{CAPTURES}/{CAPTURE.id}/report.html"
+REQUESTS = (
+    *(("GET", path, None) for path in ("/healthz", "/metrics", "/api/v1/jobs", REPORT, "/nothing")),
+    *(("GET", "/api/v1/records", None), ("POST", CAPTURES, ASK)),
+    *(("POST", f"{CAPTURES}/{CAPTURE.id}/cancel", None), ("POST", WEBHOOK, notification())),
+)
 
 
 @pytest.fixture
@@ -49,6 +56,21 @@ def report(agent):
 
 def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
+
+
+def basic(user: str) -> dict[str, str]:
+    return {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
+
+
+GIVEN = {
+    "nothing": {},
+    "proxy": {"X-Forwarded-For": "10.0.0.7"},
+    "token": bearer("correct horse"),
+    "token through a proxy": bearer("correct horse") | {"Host": "gpu.example", "Via": "1.1 x"},
+    "wrong token": bearer("correct horse battery"),
+    "password": basic("ali:open sesame"),
+    "wrong password": basic("ali:open"),
+}
 
 
 def reason(answer: httpx.Response) -> str:
@@ -86,23 +108,32 @@ def test_without_a_token_only_plain_requests_of_this_machine_read(tcp, report, h
     assert tcp.get(REPORT, headers=headers).status_code == (200 if may_read else 403)
 
 
-@pytest.mark.parametrize(("path", "body"), [(CAPTURES, ASK), (WEBHOOK, notification())])
-def test_over_tcp_changes_need_the_token(tcp, secured, agent, path, body):
-    answer = tcp.post(path, json=body)
-    assert (answer.status_code, reason(answer)) == (403, "token_needed")
-    client = secured()
-    missing = client.post(path, json=body)
-    assert (missing.status_code, reason(missing)) == (401, "token_needed")
-    assert missing.headers["www-authenticate"] == 'Bearer realm="warpwatch"'
-    for wrong in ("x", "correct", "correct horse battery", "Correct horse"):
-        assert client.post(path, json=body, headers=bearer(wrong)).status_code == 401
-    for header in ("correct horse", "Basic d3c6d3c="):
-        assert client.post(path, json=body, headers={"Authorization": header}).status_code == 401
-    assert agent.asked == []
-    # The token vouches for a request through a proxy, too.
-    for more in ({}, {"Host": "gpu.example", "X-Forwarded-For": "10.0.0.7"}):
-        answer = client.post(path, json=body, headers=bearer("correct horse") | more)
-        assert answer.status_code in (200, 202)
+def test_who_may_do_what_is_the_golden_table(serve, token_file, tmp_path, report, agent, golden):
+    """Each configuration of the server, what comes with a request, and the request."""
+    hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(4)).decode()
+    web_config = tmp_path / "web.yml"
+    web_config.write_text(f"basic_auth_users: {{ali: '{hashed}'}}\n")
+    configurations = {
+        "loopback": {},
+        "loopback, token": {"token_file": token_file},
+        "loopback, token for metrics": {"token_file": token_file, "metrics_token": True},
+        "beyond loopback": {"listen": ":0"},
+        "beyond loopback, token": {"listen": "0.0.0.0:0", "token_file": token_file},
+        "password": {"web_config": web_config},
+        "password, token": {"web_config": web_config, "token_file": token_file},
+    }
+    lines = []
+    for configured, section in configurations.items():
+        _, port = serve(**section).address
+        with http_client(f"http://127.0.0.1:{port}") as client:
+            for given, headers in GIVEN.items():
+                for method, path, body in REQUESTS:
+                    answer = client.request(method, path, json=body, headers=headers)
+                    refused = "" if answer.is_success else f" {reason(answer)}"
+                    asked = answer.headers.get("www-authenticate", "")
+                    outcome = f"{answer.status_code}{refused} {asked}".rstrip()
+                    lines.append(f"{configured}; {given}; {method} {path}: {outcome}")
+    golden("http/access.txt", "\n".join(lines).encode())
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
@@ -123,15 +154,22 @@ def test_commands_in_the_daemons_environment_know_its_token(
     assert [asked.job for asked in agent.asked] == ["llama-7b"]
 
 
-def test_a_changed_token_file_is_read_again(secured, token_file):
+def test_only_the_token_in_the_file_is_the_token(secured, token_file):
     client = secured()
+
+    def status(token: str, scheme: str = "Bearer ") -> int:
+        return client.get(CAPTURES, headers={"Authorization": scheme + token}).status_code
+
+    assert status("correct horse") == status("correct horse", "bearer ") == 200
+    for wrong in ("x", "correct", "Correct horse", "correct horse battery"):
+        assert status(wrong) == 401
+    assert status("correct horse", "") == status("correct horse", "Basic ") == 401
+    # A changed file is read again.
     token_file.write_text("another one")
     os.utime(token_file, (1, 1))
-    statuses = [client.get(CAPTURES, headers=bearer("correct horse")).status_code]
-    statuses += [client.get(CAPTURES, headers=bearer("another one")).status_code]
+    assert (status("correct horse"), status("another one")) == (401, 200)
     token_file.unlink()
-    statuses += [client.get(CAPTURES, headers=bearer("another one")).status_code]
-    assert statuses == [401, 200, 401]
+    assert status("another one") == 401
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n"])
@@ -141,29 +179,8 @@ def test_a_token_file_without_a_token_is_a_usage_error(tmp_path, agent, content)
         path.write_bytes(content)
     with pytest.raises(UsageError, match=r"http\.token_file"):
         Server(agent, HttpConfig(listen="127.0.0.1:0", token_file=path))
-
-
-def test_beyond_loopback_everything_but_probes_and_metrics_needs_the_token(secured, report):
-    client = secured(listen="0.0.0.0:0")
-    for path in (REPORT, "/", CAPTURES, "/api/v1/anomalies", "/openapi.json", "/nothing"):
-        assert client.get(path).status_code == 401
-    assert client.get(REPORT, headers=bearer("correct horse")).text == "<h1>Report</h1>"
-    for path in ("/metrics", "/healthz", "/readyz"):
-        assert client.get(path).status_code == 200
-
-
-def test_metrics_take_the_token_where_the_configuration_says_so(secured, agent):
-    client = secured(metrics_token=True)
-    assert client.get("/metrics").status_code == 401
-    assert client.get("/metrics", headers=bearer("correct horse")).status_code == 200
     with pytest.raises(UsageError, match=r"http\.token_file is needed"):
         Server(agent, HttpConfig(listen="127.0.0.1:0", metrics_token=True))
-
-
-def test_beyond_loopback_without_a_token_no_one_may(serve, report):
-    with http_client(f"http://127.0.0.1:{serve(listen=':0').address[1]}") as client:
-        for answer in (client.get(REPORT), client.post(CAPTURES, json=ASK)):
-            assert (answer.status_code, reason(answer)) == (403, "not_loopback")
 
 
 def test_loopback_is_known_by_names_and_addresses():

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon.http.conftest import NOW, http_client
+from tests.daemon.http.conftest import NOW
 from tests.waiting import eventually
 from warpwatch_daemon.http import records
 from warpwatch_telemetry.records import Step
@@ -22,15 +22,6 @@ PATH = "/api/v1/records"
 def soon(monkeypatch):
     """A follower waits for no more than it has to."""
     monkeypatch.setattr(records, "INTERVAL_S", 0.01)
-
-
-@pytest.fixture
-def secured(serve, agent):
-    """A client of a server that asks for a token, and the headers with the token."""
-    token = agent.folder / "token"
-    token.write_text("secret")
-    with http_client(serve(token_file=token).url) as client:
-        yield client, {"Authorization": "Bearer secret"}
 
 
 def lines_of(answer: httpx.Response) -> list[Any]:
@@ -72,13 +63,6 @@ def test_a_follower_gets_each_step_as_it_comes_also_compressed(client, agent):
             assert until(lines, "step")["step"] == number
 
 
-def test_all_jobs_are_nobodys_to_read_without_the_token(tcp, secured):
-    assert tcp.get(PATH).status_code == 403
-    client, bearer = secured
-    assert client.get(PATH).status_code == 401
-    assert client.get(PATH, headers=bearer).status_code == 200
-
-
 def test_so_many_may_follow_and_one_that_leaves_makes_room(client, monkeypatch):
     monkeypatch.setattr(records, "MAX_FOLLOWERS", 1)
     cursor = lines_of(client.get(PATH))[-1]["cursor"]
@@ -97,9 +81,8 @@ def test_so_many_may_follow_and_one_that_leaves_makes_room(client, monkeypatch):
     eventually(is_followed, "the follower that left keeps its place")
 
 
-def test_a_stream_that_is_closed_ends_for_its_followers(secured, agent):
-    client, bearer = secured
-    with client.stream("GET", PATH, params={"follow": "true"}, headers=bearer) as answer:
+def test_a_stream_that_is_closed_ends_for_its_followers(client, agent):
+    with client.stream("GET", PATH, params={"follow": "true"}) as answer:
         lines = answer.iter_lines()
         until(lines, "cursor")
         agent.stream.close()

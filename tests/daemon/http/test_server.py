@@ -110,27 +110,14 @@ def test_a_renewed_certificate_is_taken_up_and_half_of_one_is_not(certificates, 
     assert tls.refresh() is True
 
 
-def test_basic_auth_guards_every_route_but_the_one_of_probes(serve, tmp_path):
+def test_a_password_that_was_right_is_remembered_and_no_other_one_with_it(serve, tmp_path):
     hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(4)).decode()
     path = write(tmp_path, f"basic_auth_users: {{ali: '{hashed}'}}\n")
-    token = tmp_path / "token"
-    token.write_text("correct horse")
-    with http_client(serve(web_config=path, token_file=token).url) as client:
-        assert client.get("healthz").status_code == 200
-        for page in ("", "metrics", "readyz", "healthz/", "nothing"):
-            answer = client.get(page)
-            assert answer.status_code == 401
-            assert answer.headers["www-authenticate"] == 'Basic realm="warpwatch"'
-        for wrong in (("ali", "open"), ("baba", "open sesame"), ("", "")):
-            assert client.get("", auth=wrong).status_code == 401
-        for header in (b"Basic !", b"Basic \xe9"):
+    with http_client(serve(web_config=path).url) as client:
+        for password, status in (("open sesame", 200), ("open sesame", 200), ("open", 401)):
+            assert client.get("", auth=("ali", password)).status_code == status
+        for header in (b"Basic \xe9", b"Basic !", b"Basic YmFiYTpvcGVuIHNlc2FtZQ==", b"Basic Og=="):
             assert client.get("", headers={b"Authorization": header}).status_code == 401
-        for _ in range(2):
-            assert client.get("", auth=("ali", "open sesame")).status_code == 200
-        # A password that was right is remembered, and no other one with it.
-        assert client.get("", auth=("ali", "open")).status_code == 401
-        bearer = {"Authorization": "Bearer correct horse"}
-        assert client.get("metrics", headers=bearer).status_code == 200
 
 
 @pytest.mark.parametrize(
