@@ -136,6 +136,21 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     assert Store.load(node.store, 10)[0].cost_s == capture.cost_s
 
 
+def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node: CaptureNode) -> None:
+    for _ in range(3):
+        node.rings[0].step(10.0)
+    node.poll()
+    capture = node.captured()
+    for after_s, settled in ((399, False), (2, True)):
+        node.poll(after_s=after_s)
+        node.coordinator.finish()
+        assert node.coordinator.is_settled(capture.id) is settled
+    # What comes after the process is compared with nothing of before.
+    node.kill(0)
+    node.poll()
+    assert node.coordinator._costs._baselines.of_rank(TRAIN, 0) == ()
+
+
 def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path: Path) -> None:
     store, hub = Store(StoreConfig(url=tmp_path.as_uri())), Hub(10.0)
     folder = str(store.folder("old", 5000.0))

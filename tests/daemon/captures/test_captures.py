@@ -212,6 +212,10 @@ def delivered(change: Callable[[Path], object]) -> Callable[[CaptureNode], None]
     return bring
 
 
+def named(token: str) -> Callable[[CaptureNode], None]:
+    return lambda node: node.answer(1, "capture_finished", token=token)
+
+
 def failed(detail: str) -> Callable[[CaptureNode], None]:
     return lambda node: node.answer(1, "capture_failed", detail=detail)
 
@@ -235,6 +239,7 @@ def failed(detail: str) -> Callable[[CaptureNode], None]:
             "no_inbox: start the training with WARPWATCH_INBOX=/.*/inbox",
         ),
         (linked, "failed", ".*"),
+        (named("../0123456789abc"), "failed", ".*the answer has no token of a file"),
         (delivered(lambda path: os.link(path, f"{path}.other")), "failed", ".* has 2 links.*"),
         pytest.param(
             delivered(lambda path: os.chown(path, 1234, 1234)),

@@ -327,7 +327,10 @@ def test_the_next_daemon_goes_on_with_it_and_its_minutes(tmp_path):
     second.archive.restore(NOW + 70)
     assert second.detection.active == (crash,)
     assert second.archive.contexts()[crash.id].series[0].times[0] == NOW
+    second.archive.observe(step(0, 300, 1.0))
     closed = second.feed(Clock(NOW + 1000))
+    times = second.archive.contexts()[crash.id].series[0].times
+    assert (times[0], times[-1]) == (NOW, NOW + 300)
     assert [(one.id, one.end_time) for one in closed] == [(crash.id, NOW + 660)]
     second.archive.finish()
     third = Node(tmp_path)
@@ -422,6 +425,18 @@ def test_what_waits_for_a_database_is_bounded(tmp_path, monkeypatch):
     kept = [ident for ident in map(str, range(10)) if node.archive.find(ident)]
     assert kept == ["7", "8", "9"]
     assert node.failures.count("queue") == 7
+
+
+def test_what_has_come_since_a_failed_write_is_newer_and_the_oldest_are_too_many(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(archive, "MAX_QUEUED", 2)
+    node, new = Node(tmp_path), replace(OVER, id="new")
+    node.archive._queue = {"a1": (OVER, None), "new": (new, None)}
+    node.archive._put_back({"old": (replace(OVER, id="old"), None), "a1": (HANG, CONTEXT)})
+    # What is not known takes the place of nothing.
+    assert node.archive._queue == {"a1": (OVER, CONTEXT), "new": (new, None)}
+    assert node.failures == ["queue"]
 
 
 def test_the_last_word_and_the_loop_that_writes_take_turns(tmp_path, monkeypatch):

@@ -147,6 +147,17 @@ def test_a_run_that_begins_or_ends_is_shown_within_a_second(node: Node) -> None:
     assert node.run().time == BEGAN + 99
 
 
+def test_a_run_that_goes_on_is_written_once_a_minute(node: Node) -> None:
+    node.train(range(2))
+    (path,) = [node.runs.write(), *node.path.rglob("*.json")][1:]
+    written = []
+    for now in (39, 59, 61):
+        node.look(20.0, BEGAN + now)
+        node.runs.write()
+        written.append(json.loads(path.read_text())["time"] - BEGAN)
+    assert written == [2, 2, 61]
+
+
 def test_what_is_no_training_step_counts_for_nothing(node: Node) -> None:
     node.train(range(120))
     before = node.run()
@@ -342,6 +353,8 @@ def test_a_run_is_compared_with_the_last_ones_of_its_kind(node: Node) -> None:
         {"judged_steps": 150},
         {"end_time": None},
         {"anomalies": {"run_regression": 1}},
+        # It began later.
+        {"first_time": BEGAN + 1},
     ],
 )
 def test_runs_of_another_kind_say_nothing_of_it(node: Node, other: dict[str, Any]) -> None:

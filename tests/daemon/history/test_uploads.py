@@ -210,6 +210,13 @@ def test_it_is_tried_ever_less_often(node: Node, s3: Bucket) -> None:
     assert node.uploaded("failed") == 7
     s3.proxy.set("pass")
     assert node.sent(capture).remote is not None
+    # The next failure is a first one again.
+    node.priced()
+    s3.proxy.set(403)
+    node.sent(capture)
+    node.clock.advance(5)
+    node.uploads.advance()
+    assert node.uploaded("failed") == 9
 
 
 def test_a_capture_that_always_fails_does_not_keep_back_the_others(node: Node, s3: Bucket) -> None:
