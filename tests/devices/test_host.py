@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from tests.devices.recording import RecordingSink, wait_until
-from warpwatch_daemon.agent.supervisor import Supervisor
+from tests.devices.hand_loops import HandLoops
+from tests.devices.recording import RecordingSink
+from tests.manual_clock import ManualClock
 from warpwatch_devices.config import HostConfig
 from warpwatch_devices.host import (
     HostSource,
@@ -59,14 +60,12 @@ def test_interfaces_of_containers_are_left_out_and_their_number_is_bounded() -> 
 
 
 def test_the_source_publishes_at_its_interval() -> None:
-    sink, supervisor = RecordingSink(), Supervisor()
-    try:
-        HostSource(HostConfig(interval_s=0.1)).start(supervisor, sink)
-        wait_until(lambda: len(sink.hosts) >= 3)
-    finally:
-        supervisor.stop()
-    first, last = sink.hosts[0], sink.hosts[-1]
-    assert last.time > first.time
+    loops, sink = HandLoops(ManualClock()), RecordingSink()
+    HostSource(HostConfig(interval_s=7)).start(loops, sink)
+    assert loops["host"].interval_s == 7
+    loops.run("host", "host")
+    first, last = sink.hosts
+    assert last.time >= first.time
     key = ("host_cpu_seconds_total", ("idle",))
     assert last.values[key] >= first.values[key]
-    assert sink.healths[-1].up and sink.healths[-1].reason == ""
+    assert (sink.healths[-1].up, sink.healths[-1].reason) == (True, "")

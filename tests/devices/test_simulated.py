@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from tests.devices.recording import RecordingSink, wait_until
-from warpwatch_daemon.agent.supervisor import Supervisor
+from tests.devices.hand_loops import HandLoops
+from tests.devices.recording import RecordingSink
+from tests.manual_clock import ManualClock
 from warpwatch_devices.config import SimulatedConfig
 from warpwatch_devices.simulated.device import SimulatedDevice
 from warpwatch_devices.simulated.profiles import PROFILES
@@ -51,19 +52,15 @@ def test_every_device_metric_of_the_catalogue_is_filled() -> None:
     memory_bytes = sample.processes[0].memory_bytes
     assert memory_bytes is not None
     assert memory_bytes < value(sample, "memory_used_bytes")
-
-
-@pytest.mark.parametrize("profile", ["h100", "a100", "l4"])
-def test_eight_devices_have_at_least_300_samples(profile: str) -> None:
-    samples = [run(profile, None, 1, index)[-1] for index in range(8)]
-    assert sum(len(sample.values) for sample in samples) >= 300
+    # Smaller ones have many samples too.
+    assert len(run("l4", None, 1)[-1].values) >= 40
 
 
 @pytest.mark.parametrize("profile", ["h100", "a100", "l4"])
 def test_values_stay_within_what_the_device_can_do(profile: str) -> None:
     limits = PROFILES[profile]
     for load in (None, 0.0, 0.3, 1.0, 7.0, -1.0):
-        sample = run(profile, load, 200)[-1]
+        sample = run(profile, load, 60)[-1]
         assert limits.idle_w * 0.99 <= value(sample, "power_watts") <= limits.limit_w
         assert 20 <= value(sample, "temperature_celsius", "gpu") < limits.slowdown_c
         used = value(sample, "memory_used_bytes") + value(sample, "memory_free_bytes")
@@ -107,11 +104,7 @@ def test_an_idle_device_says_so_and_no_one_uses_it() -> None:
     assert value(sample, "memory_used_bytes") == 0
     assert value(sample, "pcie_link_generation") == 1
     assert sample.processes == ()
-
-
-def test_simulated_devices_say_what_they_are() -> None:
-    sample = run("l4", None, 1)[-1]
-    assert sample.device.name == "NVIDIA L4 (simulated)"
+    assert sample.device.name == "NVIDIA H100 80GB HBM3 (simulated)"
     assert sample.device.info["simulated"] == "true"
 
 
@@ -121,17 +114,23 @@ def test_uuids_are_the_same_in_every_run() -> None:
     assert re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", simulated_uuid(63))
 
 
-def test_the_source_follows_the_load_of_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwatch_devices.simulated.source.INTERVAL_S", 0.1)
-    sink, supervisor = RecordingSink(), Supervisor()
+def test_the_source_follows_the_load_of_each_device() -> None:
+    clock, sink = ManualClock(), RecordingSink()
+    loops = HandLoops(clock)
     config = SimulatedConfig(enabled=True, devices=3)
-    source = SimulatedSource(config, {0: 1.0, 1: 0.5, 2: None}.get)
-    try:
-        source.start(supervisor, sink)
-        wait_until(lambda: len(sink.devices.get(simulated_uuid(2), ())) >= 3)
-    finally:
-        supervisor.stop()
-        source.close()
-    ratios = [value(sink.devices[simulated_uuid(i)][-1], "utilization_ratio") for i in range(3)]
+    clocks = {"monotonic": clock.monotonic, "wall": clock.wall}
+    source = SimulatedSource(config, {0: 1.0, 1: 0.5, 2: None}.get, **clocks)
+    source.start(loops, sink)
+    for _ in range(3):
+        loops.run("simulated")
+        clock.advance(1)
+    newest = [sink.devices[simulated_uuid(index)][-1] for index in range(3)]
+    ratios = [value(sample, "utilization_ratio") for sample in newest]
     assert ratios == pytest.approx([1.0, 0.5, 0.0], abs=0.03)
     assert sink.healths[-1].up
+    (workload,) = sink.attributions[-1].workloads[simulated_uuid(1)]
+    assert (workload.namespace, workload.pod) == ("simulated", "simulated-1")
+    assert simulated_uuid(2) not in sink.attributions[-1].workloads
+    # Two seconds of one port at 50 GB/s that is half as busy as its devices.
+    port = sink.hosts[-1].ports["mlx5_0/1"]
+    assert port["network_port_transmit_bytes_total", ("mlx5_0", "1")] == 50_000_000_000
