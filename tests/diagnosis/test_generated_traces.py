@@ -1,15 +1,21 @@
-"""Simulated training with a known fault in it: the diagnosis names the fault, and the rank."""
+"""Simulated training with a known fault: the diagnosis names it, its rank, and what it costs."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.diagnosis.captures import event, kernel, stepped
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.faults import NAMES, job
+from tests.diagnosis.workloads import Job, simulate
 from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.measures.measures import measure
+from warpwatch_diagnosis.trace.reader import read_trace
 
 # What the evidence says of a rank that holds up the others.
 REASONS = {
@@ -48,3 +54,58 @@ def test_slow_loading_without_steps_is_not_healthy(
     found = diagnose(without)
     assert found.verdict in ("data_loading", "inconclusive")
     assert "batch" in found.summary
+
+
+# --- what a replay without a fault saves is what a run without it takes less ----------------------
+
+# The fault, and what takes it out of the program.
+WITHOUT: dict[str, dict[str, Any]] = {
+    "data_loading": {"loading_us": 0},
+    "host_bound": {"python_us": 0},
+    "sync_bound": {"item_each_layer": False, "metric_us": 0},
+    "transfer_bound": {},
+    "allocator_thrash": {"mallocs": 0},
+    "gc_pause": {"named_us": 0},
+    "checkpoint": {"named_us": 0, "saved_bytes": 0},
+    "recompilation": {"named_us": 0},
+}
+TOLERANCE = 0.25
+
+
+def cured(ill: Job) -> Job:
+    well = replace(ill, usual=replace(ill.usual, **WITHOUT[ill.cause]))
+    if ill.cause == "transfer_bound":
+        well = replace(well, model=replace(well.model, batch_bytes=1024))
+    return well
+
+
+def whole_us(path: Path) -> float:
+    """Until the last work is done: a host that is ahead ends its steps before."""
+    trace = read_trace(path)
+    low, high = measure(trace).window
+    return max([high, *(e.end_us for e in trace.events["kernel"])]) - low
+
+
+@pytest.mark.parametrize("fault", WITHOUT)
+@pytest.mark.parametrize("seed", [1, 3])
+def test_the_prediction_is_real(
+    simulations: Simulations, tmp_path: Path, fault: str, seed: int
+) -> None:
+    before = simulations.paths(fault, seed)
+    after = simulate(cured(job(fault, seed)), tmp_path, seed)
+    finding = simulations.diagnosis(fault, seed).findings[0]
+    saved_s = (whole_us(before[0]) - whole_us(after[0])) / 1e6
+    assert finding.kind == fault
+    assert finding.recoverable_s == pytest.approx(saved_s, rel=TOLERANCE)
+
+
+def test_a_wait_that_another_cause_hides_saves_nothing(tmp_path: Path) -> None:
+    """The host waits, but would have slept all the same: only the time after it is late."""
+    trace = stepped(
+        kernel(100, 3000, 50),
+        event("cuda_runtime", "cudaDeviceSynchronize", 60, 3050),
+        kernel(9000, 900, 8990),
+    )
+    savings = measure(read_trace(trace.write(tmp_path / "t.json"))).savings
+    assert savings["sync_bound"] == pytest.approx(4 * 3045, rel=0.1)
+    assert savings["host_bound"] == pytest.approx(4 * 6000, rel=0.1)

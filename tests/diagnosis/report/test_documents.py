@@ -1,8 +1,9 @@
-"""Whole reports: what the command prints, the JSON document, and the page."""
+"""Whole reports: what the command prints, the JSON document, the page, and the reduced trace."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import pytest
 
 from tests.diagnosis.captures import diagnosed, event, kernel, loading, operator, stepped, written
 from tests.diagnosis.traces import LATEST_US, RANKS, TraceFile, cpu_rank, rank_trace
+from warpwatch_diagnosis.measures.measures import Measures, measure
+from warpwatch_diagnosis.report.handover import hottest
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.report.trace_out import write_trace
+from warpwatch_diagnosis.trace.reader import read_trace
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 DEVICE = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]
@@ -92,3 +96,44 @@ def test_a_reduced_trace_is_that_of_its_golden_file(
     elements = trace.pop("traceEvents")
     lines = [json.dumps(one) for one in (trace, *elements)]
     golden(f"diagnosis/{capture.__name__}.trace", "\n".join(lines).encode())
+
+
+# --- the command for the next tool: options as its documentation has them (2025.3) ----------------
+
+GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm<float, 4> >(cutlass::Params, int)"
+ADD = "void at::native::(anonymous namespace)::vectorized_elementwise_kernel<4, at::Add>(int)"
+TRITON = "triton_poi_fused_add_0"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+
+
+def measured(folder: Path, trace: TraceFile) -> Measures:
+    return measure(read_trace(trace.write(folder / "t.json")))
+
+
+def gpu(name: str) -> TraceFile:
+    """Four calls in each of four steps, and a collective that takes longer."""
+    calls = [kernel(at, 900, 0, name) for at in range(5000, 9000, 1000)]
+    return stepped(kernel(0, 5000, 0, NCCL), *calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "sections"),
+    [
+        (GEMM, "Kernel2", ("ComputeWorkloadAnalysis", "WarpStateStats")),
+        (ADD, "vectorized_elementwise_kernel", ("MemoryWorkloadAnalysis", "SourceCounters")),
+        (TRITON, TRITON, ("ComputeWorkloadAnalysis", "WarpStateStats")),
+    ],
+)
+def test_the_ncu_command_profiles_the_hottest_kernel_that_is_no_collective(
+    tmp_path: Path, name: str, function: str, sections: tuple[str, ...]
+) -> None:
+    found = hottest(measured(tmp_path, gpu(name)))
+    assert found is not None
+    assert found.kernel == name
+    # Replaying a collective can hang.
+    assert shlex.split(found.ncu) == [
+        "ncu", "--target-processes=all", "--kernel-name-base=function",
+        f"--kernel-name=regex:^{function}$", "--launch-skip=4", "--launch-count=3",
+        *(f"--section={section}" for section in ("SpeedOfLight", *sections)),
+        "--export=warpwatch", "python", "-u", "train.py",
+    ]  # fmt: skip

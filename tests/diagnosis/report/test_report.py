@@ -11,7 +11,7 @@ from tests.diagnosis.captures import diagnosed, kernel, loading, operator, stepp
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, DrawnSpan, row, shares, thin
+from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, DrawnSpan, shares, thin
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.parts import Breakdown, sums_us
 from warpwatch_diagnosis.report.style import COLOURS
@@ -150,13 +150,6 @@ def test_thinning_keeps_the_picture() -> None:
     compute = sum(m.end_us - m.begin_us for m in few if m.label == "compute")
     assert compute == pytest.approx(5000, rel=0.05)
     assert thin(marks[:50], 100) == marks[:50]
-
-
-def test_a_row_says_its_content_in_words_and_escapes_it() -> None:
-    svg = row([DrawnSpan(0, 500, "host", name='<b>"x"</b>')], 1000, 'rank "0"')
-    assert 'role="img" aria-label="rank &quot;0&quot;"' in svg
-    assert "<title>Python between operators, 500 µs: &lt;b&gt;&quot;x&quot;" in svg
-    assert 'width="500"' in svg
 
 
 def test_every_label_has_a_colour_and_every_kind_a_title() -> None:

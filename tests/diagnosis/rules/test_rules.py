@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.captures import Part, diagnosed, event, kernel, loading, operator, stepped
-from tests.diagnosis.traces import LOADER, ORIGIN_US, STEP_US, TraceFile, cpu_rank
+from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile, cpu_rank
 from warpwatch_diagnosis import rules
 from warpwatch_diagnosis.diagnosis import diagnose
 
@@ -297,17 +297,6 @@ def test_findings_come_with_the_most_time_to_win_back_first(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("parts", "saved_s"),
-    [([loading(4000), kernel(4100, 5900, 4050)], 0.016), (classes(7500), 0.015)],
-)
-def test_the_time_to_win_back_is_of_all_steps(
-    tmp_path: Path, parts: list[Part], saved_s: float
-) -> None:
-    (finding,) = diagnosed(tmp_path, stepped(*parts)).findings
-    assert finding.recoverable_s == pytest.approx(saved_s)
-
-
-@pytest.mark.parametrize(
     ("ranks", "kind", "rank", "share", "said"),
     [
         pytest.param(
@@ -345,12 +334,6 @@ def test_of_ranks_on_the_cpu_the_fault_is_one_finding_of_the_worst(
     assert (finding.kind, finding.rank) == (kind, rank)
     assert finding.share == pytest.approx(share, abs=0.001)
     assert said in " ".join(finding.evidence)
-
-
-def test_the_summary_names_the_rank_and_what_it_does(tmp_path: Path) -> None:
-    found = diagnosed(tmp_path, cpu_rank(0, loading_us=6000), cpu_rank(1, loading_us=7000))
-    assert found.summary == "rank 1: 70 % of the step is spent fetching the next batch"
-    assert LOADER not in found.summary
 
 
 def test_one_step_is_enough_for_a_verdict_that_is_less_sure(tmp_path: Path) -> None:
