@@ -215,36 +215,25 @@ def test_a_round_ends_so_that_the_daemon_can(site: Site) -> None:
         assert len(site.grafana.annotations) == written
 
 
-def test_the_daemon_writes_where_its_configuration_says(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    with grafana_stand_in("/grafana") as grafana:
-        tree = {
-            "http": {"public_url": "https://warpwatch.example/{node}"},
-            "exporters": {"grafana": {"url": grafana.url + "/", "token_file": str(token)}},
-        }
-        hub = Hub(10.0)
-        follower = grafana_follower(loading.parse(tree, "the test"), "gpu-17", hub.metrics)
-        assert follower is not None
-        follower.advance(state_of(HOT))
-        assert "https://warpwatch.example/gpu-17/?show=" in grafana.only()["text"]
-        assert counted(hub, "grafana_annotations_total", "written") == 1.0
-        assert counted(hub, "grafana_annotations_total", "dropped") == 0.0
-    assert grafana_follower(Config(), "gpu-17", AgentMetrics()) is None
-
-
-def test_the_authority_of_grafanas_certificate_may_be_ones_own(
+def test_the_daemon_writes_where_its_configuration_says_to_a_grafana_that_it_trusts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate = make_certificate(tmp_path)
     token = tmp_path / "token"
     token.write_text(TOKEN)
-    with grafana_stand_in(tls=server_context(certificate)) as grafana:
-        section = {"url": grafana.url, "token_file": str(token)}
+    hub = Hub(10.0)
+    with grafana_stand_in("/grafana", server_context(certificate)) as grafana:
+        section = {"url": grafana.url + "/", "token_file": str(token)}
         for more, written in (({}, 0), ({"ca_file": str(certificate)}, 1)):
-            config = loading.parse({"exporters": {"grafana": section | more}}, "the test")
-            follower = grafana_follower(config, "gpu-17", AgentMetrics())
+            tree = {
+                "http": {"public_url": "https://warpwatch.example/{node}"},
+                "exporters": {"grafana": section | more},
+            }
+            follower = grafana_follower(loading.parse(tree, "the test"), "gpu-17", hub.metrics)
             assert follower is not None
             follower.advance(state_of(HOT))
-            assert len(grafana.annotations) == written
+            assert counted(hub, "grafana_annotations_total", "written") == written
+        assert "https://warpwatch.example/gpu-17/?show=" in grafana.only()["text"]
     assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+    assert counted(hub, "grafana_annotations_total", "dropped") == 0.0
+    assert grafana_follower(Config(), "gpu-17", AgentMetrics()) is None

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from tests.daemon.http.certificates import make_certificate
+from tests.exporters.states import rank
 from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.config.sections import HttpConfig
@@ -64,15 +66,11 @@ def training_rank(number: int) -> RankState:
     total_s, rate = 480 * 0.23, 1 / 0.339
     shares = {"data_wait": 0.04, "forward": 0.22, "backward": 0.36, "optimizer": 0.09}
     shares["comm"] = 0.015 if number else 0.155
-    return RankState(
+    return replace(
+        rank(number),
         job="llama-7b",
-        rank=number,
-        name=str(number),
-        owner="uid/1000",
-        run="r1",
         pid=4100 + number,
         host="node-17",
-        world_size=2,
         device=gpu(number).device.uuid,
         first_time=NOW - 130,
         last_step_time=NOW - 0.2,
@@ -84,7 +82,6 @@ def training_rank(number: int) -> RankState:
         phases_s={name: share * total_s for name, share in shares.items()},
         durations=Histogram(sum=total_s),
         recent_s=119 * (0.212,) + 81 * (0.339,),
-        step_clock="optimizer",
         steps_per_s=rate,
         samples_per_s=16 * rate,
         tokens_per_s=32768 * rate,

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -39,16 +38,15 @@ def set_limits(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
 def ask(agent: Any, clock: ManualClock, *paths: str, wait_s: float = 0.0) -> list[httpx.Response]:
     """Return the answers to GET, one after the other, with a pause after each."""
 
-    async def answers() -> AsyncIterator[httpx.Response]:
+    async def collect() -> list[httpx.Response]:
         app = create_app(agent, HttpConfig(), loopback=True, monotonic=clock.monotonic)
         transport = httpx.ASGITransport(app=app)
+        answers = []
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for path in paths:
-                yield await client.get(path)
+                answers.append(await client.get(path))
                 clock.advance(wait_s)
-
-    async def collect() -> list[httpx.Response]:
-        return [answer async for answer in answers()]
+        return answers
 
     return asyncio.run(collect())
 

@@ -26,40 +26,27 @@ NOTHING = State(time=0.0, version="0.1.0", hostname="h")
 HOSTILE = '<script>alert(1)</script>\n"onload=x\x00\x1b[31m&' + "y" * 2**20
 
 
-def test_the_headline_is_the_worst_of_what_is_known(agent):
+def test_the_headline_is_the_worst_of_what_is_known(agent, golden):
     now = agent.now
-    found = headline(now)
-    assert (found.level, found.sentence) == (
-        *("warning", "1 anomaly: rank 1 computes 60 % longer than its peer since step 400"),
-    )
-    assert found.notes == ("nvml cannot be read: libnvidia-ml.so.1 not found",)
-    # A critical anomaly comes before a newer warning.
+    quiet = replace(now, anomalies=())
     _, straggler = now.anomalies
     crash = replace(straggler, severity="critical", time=0.0, summary="rank 0 died")
-    quiet = replace(now, anomalies=())
     lost = replace(quiet.devices[3], up=False, reason="lost", values={})
     dead = replace(quiet.ranks[1], status="died")
     ended = tuple(replace(rank, status="exited") for rank in quiet.ranks)
-    for state, level, sentence in (
-        (replace(now, anomalies=(straggler, crash)), "critical", "2 anomalies: rank 0 died"),
-        (
-            replace(quiet, devices=(*quiet.devices[:3], lost), ranks=(dead,)),
-            *("critical", "GPU 3 cannot be read: lost"),
-        ),
-        (
-            replace(quiet, ranks=(quiet.ranks[0], dead)),
-            *("warning", "Rank 1 of job llama-7b died"),
-        ),
-        (quiet, "well", "All well: 8 GPUs, 2 ranks of job llama-7b"),
-        (
-            replace(quiet, ranks=(), jobs=()),
-            *("idle", "All well: 8 GPUs, no training process yet"),
-        ),
-        (replace(quiet, ranks=ended), "idle", "All well: 8 GPUs, every training process has ended"),
-        (NOTHING, "idle", "Nothing to watch yet: no GPU and no training process"),
-    ):
-        found = headline(state)
-        assert (found.level, found.sentence) == (level, sentence)
+    states = {
+        "an anomaly": now,
+        "a critical one before a newer warning": replace(now, anomalies=(straggler, crash)),
+        "a lost device and a dead rank": replace(quiet, devices=(lost,), ranks=(dead,)),
+        "a dead rank": replace(quiet, ranks=(quiet.ranks[0], dead)),
+        "nothing wrong": quiet,
+        "no rank": replace(quiet, ranks=(), jobs=()),
+        "all have ended": replace(quiet, ranks=ended),
+        "nothing at all": NOTHING,
+    }
+    found = {name: headline(state) for name, state in states.items()}
+    lines = [f"{name}: {one.level}: {one.sentence} {one.notes}" for name, one in found.items()]
+    golden("http/headlines.txt", "\n".join(lines).encode())
 
 
 def test_the_blind_detectors_are_named_up_to_a_few(agent):
@@ -103,30 +90,22 @@ def test_empty_sections_say_what_to_do_next(client, agent):
 def test_hostile_texts_are_escaped_and_cut(client, agent):
     now = agent.now
     capture = now.captures[1]
+    device = replace(now.devices[0].device, name=HOSTILE)
+    phases = {HOSTILE + str(number): 1.0 for number in range(50)}
+    names = dict.fromkeys(("job", "name", "host", "status"), HOSTILE)
+    request = replace(capture.request, job=HOSTILE, reason=HOSTILE)
+    diagnosis = {"verdict": HOSTILE, "findings": [{"advice": HOSTILE, "share": "x"}]}
+    about = {"request": request, "diagnosis": diagnosis, "files": (HOSTILE[:300],)}
     agent.now = replace(
         now,
         hostname=HOSTILE,
-        devices=tuple(
-            replace(sample, device=replace(sample.device, name=HOSTILE)) for sample in now.devices
-        ),
+        devices=(replace(now.devices[0], device=device),),
         sources=(SourceHealth(HOSTILE, up=False, reason=HOSTILE),),
-        ranks=tuple(
-            replace(
-                rank, job=HOSTILE, name=HOSTILE, host=HOSTILE, status=HOSTILE,
-                phases_s={HOSTILE + str(i): 1.0 for i in range(50)},
-            )
-            for rank in now.ranks
-        ),
+        ranks=(replace(now.ranks[0], phases_s=phases, **names),),
         jobs=(replace(now.jobs[0], name=HOSTILE),),
         anomalies=(replace(now.anomalies[1], job=HOSTILE, summary=HOSTILE, kind=HOSTILE),),
-        captures=(
-            replace(
-                capture, detail=HOSTILE, files=(HOSTILE[:300],),
-                request=replace(capture.request, job=HOSTILE, reason=HOSTILE),
-                diagnosis={"verdict": HOSTILE, "findings": [{"advice": HOSTILE, "share": "x"}]},
-            ),
-        ),
-    )  # fmt: skip
+        captures=(replace(capture, detail=HOSTILE, **about),),
+    )
     page = client.get("/").text
     assert page.count("<script>") == 1
     assert "alert(1)" in page

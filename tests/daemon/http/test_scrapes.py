@@ -38,60 +38,40 @@ def test_a_kept_connection_is_answered_in_the_same_way_until_a_fault(serve, agen
     kept.close()
 
 
-class Pages:
-    """The pages of an agent; rendered_at: when each was rendered, in seconds."""
+@pytest.mark.parametrize(
+    ("actions", "rendered_at"),
+    [
+        # A page is rendered once a second, however many ask.
+        ("s0 s0.5 s1 s1.2 s2.25 s2.35", [0.0, 1.2, 2.35]),
+        # Rendered ahead for a scraper that comes each second, until it comes each five seconds.
+        ("s0 r1", [0.0]),
+        ("s0 r1 s1 r2 s2 r4.1", [0.0, 2.0]),
+        ("s0 r1 s1 r2 s7 r8", [0.0, 2.0, 7.0]),
+    ],
+)
+def test_a_page_is_as_old_as_its_scraper_allows(agent, actions, rendered_at):
+    """s: a scrape, r: the refresh of each second, and the time in seconds."""
+    now, rendered, state = [0.0], [], agent.now
 
-    def __init__(self, agent: Any) -> None:
-        self.clock = ManualClock(0.0)
-        self.pages = MetricsPages(agent, self.clock.monotonic)
-        self.rendered_at: list[float] = []
-        self._state = agent.now
-        agent.exported = self._exported
+    def exported() -> Any:
+        rendered.append(now[0])
+        return state
 
-    def _exported(self) -> Any:
-        self.rendered_at.append(self.clock.monotonic())
-        return self._state
-
-    def scrape(self, at: float) -> bytes:
-        self.clock.advance(at - self.clock.monotonic())
-        return self.pages.page(PLAIN).content
-
-    def refresh(self, at: float) -> None:
-        self.clock.advance(at - self.clock.monotonic())
-        self.pages.refresh()
-
-
-@pytest.fixture
-def pages(agent):
-    return Pages(agent)
-
-
-def test_a_page_is_rendered_once_a_second_however_many_ask(pages):
-    for at in (0.0, 0.5, 1.0, 1.2, 2.25, 2.35):
-        pages.scrape(at)
-    assert pages.rendered_at == [0.0, 1.2, 2.35]
+    agent.exported = exported
+    pages = MetricsPages(agent, lambda: now[0])
+    for action in actions.split():
+        now[0] = float(action[1:])
+        pages.refresh() if action[0] == "r" else pages.page(PLAIN)
+    assert rendered == rendered_at
 
 
-def test_pages_are_rendered_ahead_only_for_a_peer_that_comes_all_the_time(pages):
-    pages.scrape(0.0)
-    pages.refresh(1.0)
-    assert pages.rendered_at == [0.0]
-    pages.scrape(1.0)
-    pages.refresh(2.0)
-    pages.scrape(2.0)
-    assert pages.rendered_at == [0.0, 2.0]
-    pages.refresh(4.1)
-    assert pages.rendered_at == [0.0, 2.0]
-    # It comes every five seconds from now on.
-    pages.scrape(7.0)
-    pages.refresh(8.0)
-    assert pages.rendered_at == [0.0, 2.0, 7.0]
-
-
-def test_a_fault_while_rendering_ahead_is_left_to_the_next_scrape(pages, agent):
-    pages.scrape(0.0)
-    pages.scrape(1.0)
+def test_a_fault_while_rendering_ahead_is_left_to_the_next_scrape(agent):
+    clock = ManualClock()
+    pages = MetricsPages(agent, clock.monotonic)
+    for _ in range(2):
+        pages.page(PLAIN)
+        clock.advance(1.2)
     agent.exported = lambda: 1 / 0
-    pages.refresh(2.5)
+    pages.refresh()
     with pytest.raises(ZeroDivisionError):
-        pages.scrape(2.5)
+        pages.page(PLAIN)
