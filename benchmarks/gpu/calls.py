@@ -20,7 +20,7 @@ from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
 from warpwatch_devices.nvml.gpm_metrics import GpmRequest
 from warpwatch_devices.nvml.library import code_of, initialise, name_of, shut_down
 from warpwatch_devices.nvml.readers import fast_readers, slow_readers, static_readers
-from warpwatch_devices.nvml.sample_buffers import Integral
+from warpwatch_devices.nvml.sample_buffers import Integral, busy_samples, energy_samples
 from warpwatch_devices.nvml.substitutes import field_substitutes
 from warpwatch_devices.nvml.tiers import Reader
 
@@ -79,10 +79,10 @@ def our_readers() -> Iterable[Reader]:
     yield FieldBatch("fields", fast_fields(str(pynvml.nvmlSystemGetDriverVersion()))).reader
     yield FieldBatch("slow_fields", SLOW_FIELDS).reader
     yield FieldBatch("rare_fields", RARE_FIELDS).reader
-    yield from fast_readers(Integral())
+    yield from fast_readers(busy_samples(Integral()).read)
     yield from slow_readers(fans=1)
     yield from static_readers()
-    yield from field_substitutes(Integral())
+    yield from field_substitutes(energy_samples(Integral()).read)
 
 
 def time_reader(reader: Reader, handle: Any, count: int) -> dict[str, Any]:

@@ -71,18 +71,6 @@ def test_the_table_in_the_documentation_is_that_of_the_figures_that_were_kept() 
     assert into_document(document, json.loads(judge.RESULTS.read_text())) == document
 
 
-def test_without_a_judge_it_ends_with_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(judge.EVALUATION, str(tmp_path))
-    monkeypatch.setattr("sys.argv", ["judge"])
-    assert judge.main() == 2
-    err = capsys.readouterr().err
-    assert err == (
-        "judge: WARPWATCH_EVALUATION must name the evaluation folder, in which steps.py is\n"
-    )
-
-
 # Answers every judgement alike and notes what it was asked.
 STAND_IN = """
 import json, pathlib, sys
@@ -99,10 +87,14 @@ def test_figures_are_kept_and_written_into_the_documentation(
     answer = {key: results()["warpwatch"][key] for key in ("cases", "summary")}
     (tmp_path / "answer.json").write_text(json.dumps(answer))
     (tmp_path / "detection.md").write_text(f"{BEGIN}\n{END}\n")
-    monkeypatch.setenv(judge.EVALUATION, str(tmp_path))
     monkeypatch.setattr(judge, "RESULTS", tmp_path / "results/judge.json")
     monkeypatch.setattr(judge, "DOCUMENT", tmp_path / "detection.md")
     monkeypatch.setattr("sys.argv", ["judge", "--seeds", "6", "--baselines"])
+    assert judge.main() == 2
+    assert capsys.readouterr().err == (
+        "judge: WARPWATCH_EVALUATION must name the evaluation folder, in which steps.py is\n"
+    )
+    monkeypatch.setenv(judge.EVALUATION, str(tmp_path))
     assert judge.main() == 0
     asked = (tmp_path / "asked").read_text().splitlines()
     assert [" chance {log}" in line for line in asked] == [False, False, False, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import ssl
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -118,24 +119,17 @@ def test_the_charts_own_certificate_is_of_the_service_that_is_asked(
     (hook,) = chart.only(objects, "MutatingWebhookConfiguration")["webhooks"]
     service = hook["clientConfig"]["service"]
     secret = next(one for one in chart.of_kind(objects, "Secret") if "tls.crt" in one["data"])
-    for name in ("tls.crt", "tls.key"):
-        (tmp_path / name).write_bytes(base64.b64decode(secret["data"][name]))
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
-    authority = base64.b64decode(hook["clientConfig"]["caBundle"]).decode()
-    client = ssl.create_default_context(cadata=authority)
-    name = f"{service['name']}.{service['namespace']}.svc"
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [
-        client.wrap_bio(to_client, to_server, server_hostname=name),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
-    for end in ends * 3:
-        try:
-            end.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-    assert ends[0].version() is not None
+    authority = hook["clientConfig"]["caBundle"]
+    data = {"ca.crt": authority, **{name: secret["data"][name] for name in ("tls.crt", "tls.key")}}
+    for name, content in data.items():
+        (tmp_path / name).write_bytes(base64.b64decode(content))
+    # The key is that of the certificate.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    host = f"{service['name']}.{service['namespace']}.svc"
+    command = ["openssl", "verify", "-CAfile", "ca.crt", "-verify_hostname", host, "tls.crt"]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=DEADLINE_S)
+    assert checked.returncode == 0, checked.stderr
 
 
 @pytest.mark.parametrize(
