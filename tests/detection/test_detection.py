@@ -53,7 +53,7 @@ def test_a_cause_judges_before_what_it_explains():
 
 def test_an_anomaly_keeps_id_and_begin_while_its_values_follow():
     job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(500))
+    opened(engine, job.steps(300))
     first = opened(engine, job.steps(60, compute=lambda _, rank: 0.2 * (rank == 1)))[0]
     opened(engine, job.steps(60, compute=lambda _, rank: 0.3 * (rank == 1)))
     (now,) = engine.active
@@ -64,7 +64,7 @@ def test_an_anomaly_keeps_id_and_begin_while_its_values_follow():
 
 def test_while_input_stalls_no_regression_of_the_same_job_is_opened():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(500))
+    opened(engine, job.steps(300))
     opened(engine, job.steps(100, wait=lambda *_: 0.3))
     found = opened(engine, job.steps(100, wait=lambda *_: 0.3, compute=lambda *_: 0.2))
     assert found == []
@@ -73,7 +73,7 @@ def test_while_input_stalls_no_regression_of_the_same_job_is_opened():
 
 def test_another_culprit_is_another_anomaly():
     job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(500))
+    opened(engine, job.steps(300))
     opened(engine, job.steps(60, compute=lambda _, rank: 0.2 if rank == 1 else 0.0))
     opened(engine, job.steps(120, compute=lambda _, rank: 0.2 if rank == 3 else 0.0))
     ranks = [a.rank for a in (*engine.history, *engine.active)]
@@ -83,7 +83,7 @@ def test_another_culprit_is_another_anomaly():
 
 def test_the_end_of_a_job_closes_its_states_and_frees_its_memory():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(500))
+    opened(engine, job.steps(300))
     opened(engine, job.steps(60, compute=lambda *_: 0.2))
     changed = fed(engine, [End(job.time, "llama")])
     assert [a.end_time for a in changed] == [job.time]
@@ -154,7 +154,7 @@ def test_the_places_of_the_departed_are_bounded(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_forgotten_job_takes_its_anomalies_with_it():
     job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(500))
+    opened(engine, job.steps(300))
     opened(engine, job.steps(60, compute=lambda _, rank: 0.2 if rank == 1 else 0.0))
     assert [a.kind for a in engine.active] == ["straggler"]
     for number in range(MAX_JOBS):

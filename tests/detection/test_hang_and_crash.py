@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.detection.streams import Job, alone, fed, opened, restart
+from tests.detection.streams import Job, alone, fed, kinds_of, on, opened, restart
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.metric import SeriesKey
@@ -148,119 +148,101 @@ def test_what_happens_after_the_last_step_is_told_once(name: str, restarts: bool
         assert says in now.summary
 
 
-def test_a_leap_of_the_clock_is_no_silence():
+def test_a_leap_of_the_clock_is_no_silence_but_silence_after_it_is() -> None:
     job, engine = running()
     job.time += 3600
     engine.skip_to(job.time)
     assert opened(engine, [Clock(job.time), *job.steps(300), Clock(job.time + 7)]) == []
-
-
-def test_silence_after_a_leap_of_the_clock_is_a_hang():
     job, engine = running()
     job.time += 3600
     engine.skip_to(job.time)
-    (found,) = opened(engine, [Clock(job.time), Clock(job.time + 60)])
+    opened(engine, [Clock(job.time)])
     # Nobody is blamed before all have had the time to be heard.
-    assert (found.kind, found.time) == ("hang", job.time + 10)
+    assert silent_until(engine, job.time + 60).time == job.time + 10
 
 
-def test_the_default_timeout_leaves_room_for_a_first_checkpoint_of_two_minutes():
-    job, engine = Job(ranks=2, step_s=0.5), alone("hang")
-    opened(engine, job.steps(100))
-    assert opened(engine, [Clock(job.time + 125)]) == []
-    assert opened(engine, [Clock(job.time + 150)])[0].time == job.time + 140
+@pytest.mark.parametrize(
+    ("steps", "step_s", "config", "deadline_s"),
+    [
+        pytest.param(100, 0.5, {}, 140.0, id="room for a first checkpoint of two minutes"),
+        pytest.param(100, 20.0, {}, 28 * 18.2, id="slow steps get their own"),
+        pytest.param(3, 0.05, {"timeout_s": 8}, 600.0, id="a first step may compile for minutes"),
+        pytest.param(7, 0.05, {"timeout_s": 8}, 8.0, id="after the warm-up it is short at once"),
+    ],
+)
+def test_the_deadline_of_silence(
+    steps: int, step_s: float, config: dict[str, float], deadline_s: float
+) -> None:
+    job, engine = Job(ranks=2, step_s=step_s, noise=0.01), alone("hang", hang=config)
+    opened(engine, job.steps(steps))
+    assert opened(engine, [Clock(job.time + 0.97 * deadline_s)]) == []
+    hang = silent_until(engine, job.time + 3600)
+    assert hang.time - job.time == pytest.approx(deadline_s, rel=0.02)
 
 
-def test_a_hang_that_ends_with_its_job_says_so():
+def test_a_hang_that_ends_with_its_job_says_so() -> None:
     job, engine = running()
-    assert len(opened(engine, [Clock(job.time + 10)])) == 1
-    closed = fed(engine, [event(job, 0, "died", 11.0), event(job, 1, "died", 11.5)])
-    assert [(a.kind, a.end_time) for a in closed] == [("hang", job.time + 11.5)]
-    assert closed[0].summary.endswith(", until the job ended")
+    silent_until(engine, job.time + 10)
+    (closed,) = fed(engine, [event(job, 0, "died", 11.0), event(job, 1, "died", 11.5)])
+    assert (closed.kind, closed.end_time) == ("hang", job.time + 11.5)
+    assert closed.summary.endswith(", until the job ended")
 
 
-def test_a_rank_whose_training_has_ended_is_waited_for_no_more():
+def test_a_finished_rank_that_trains_again_in_another_thread_may_hang() -> None:
     job, engine = running()
-    ended = [event(job, rank, "finished", 1.0) for rank in (0, 1)]
-    assert opened(engine, [*ended, Clock(job.time + 60)]) == []
+    opened(engine, [event(job, rank, "finished", 1.0) for rank in (0, 1)])
     job.time += 60
-    # It trains again in another thread.
     assert opened(engine, job.steps(20)) == []
-    assert [a.kind for a in opened(engine, [Clock(job.time + 60)])] == ["hang"]
+    silent_until(engine, job.time + 60)
 
 
-def test_a_hang_is_over_when_backwards_go_on():
+def test_a_hang_is_over_when_backwards_go_on_and_when_the_stopped_rank_resumes() -> None:
     job, engine = running(ranks=1)
-    (found,) = opened(engine, [Clock(job.time + 10)])
+    found = silent_until(engine, job.time + 10)
     (closed,) = fed(engine, [event(job, 0, "training", 12.0)])
     assert (closed.id, closed.end_time) == (found.id, job.time + 12)
+    job, engine = running()
+    assert len(opened(engine, [event(job, 1, "stopped", 3.0), Clock(job.time + 100)])) == 1
+    assert [a.end_time for a in fed(engine, [event(job, 1, "resumed", 101.0)])] == [job.time + 101]
+    assert opened(engine, [Clock(job.time + 105)]) == []
 
 
-def test_slow_steps_get_their_own_deadline():
-    job, engine = Job(ranks=1, step_s=20.0, noise=0.01), alone("hang")
-    opened(engine, job.steps(100))
-    found = opened(engine, [Clock(job.time + 3600)])
-    assert found[0].time - job.time == pytest.approx(28 * 18.2, rel=0.02)
-
-
-def test_a_pause_as_long_as_one_the_job_has_shown_is_no_hang():
-    job, engine = running(timeout_s=2)
-    assert [a.kind for a in opened(engine, job.steps(50))] == []
-    engine = alone("hang", hang={"timeout_s": 8})
-    opened(engine, job.steps(20))
-    opened(engine, job.steps(1, pause=lambda *_: 7.9))
-    opened(engine, job.steps(20))
+def test_a_pause_as_long_as_one_the_job_has_shown_is_no_hang() -> None:
+    job, engine = Job(ranks=2, step_s=0.05, noise=0.05), alone("hang", hang={"timeout_s": 8})
+    opened(engine, [*job.steps(20), *job.steps(1, pause=on(None, 7.9)), *job.steps(20)])
     assert opened(engine, [Clock(job.time + 9.0)]) == []
-    assert len(opened(engine, [Clock(job.time + 9.3)])) == 1
+    silent_until(engine, job.time + 9.3)
 
 
-def test_a_first_step_that_compiles_for_minutes_is_no_hang():
-    job, engine = Job(ranks=2, step_s=0.05), alone("hang", hang={"timeout_s": 8})
-    opened(engine, job.steps(3))
-    assert opened(engine, [Clock(job.time + 300)]) == []
-    assert opened(engine, [Clock(job.time + 700)])[0].time == job.time + 600
-
-
-def test_after_the_warm_up_the_short_timeout_holds_at_once():
-    job, engine = Job(ranks=2, step_s=0.05), alone("hang", hang={"timeout_s": 8})
-    opened(engine, job.steps(7))
-    assert opened(engine, [Clock(job.time + 60)])[0].time == job.time + 8
-
-
-def test_resumed_steps_close_the_hang_and_it_can_come_again():
+def test_resumed_steps_close_the_hang_and_it_can_come_again() -> None:
     job, engine = running()
     job.time += 30
-    found = opened(engine, job.steps(10))
-    assert [a.kind for a in found] == ["hang"]
+    assert [a.kind for a in opened(engine, job.steps(10))] == ["hang"]
     assert not engine.active
     engine.feed(Clock(job.time + 60))
     (again,) = engine.active
     assert (again.kind, round(again.value or 0.0, 3)) == ("hang", 8.0)
 
 
-def test_the_only_rank_that_is_behind_its_peers_is_named():
+def test_the_only_rank_that_is_behind_its_peers_is_named() -> None:
     job, engine = running(ranks=4)
-    last = job.time + 0.05
-    ahead = [Step(last, "llama", rank, 200, 0.05) for rank in (0, 1, 3)]
-    found = opened(engine, [*ahead, Clock(last + 60)])
-    assert [(a.kind, a.rank) for a in found] == [("hang", 2)]
+    ahead = [Step(job.time + 0.05, "llama", rank, 200, 0.05) for rank in (0, 1, 3)]
+    assert kinds_of(opened(engine, [*ahead, Clock(job.time + 60)])) == [("hang", 2)]
 
 
-def test_a_crash_stays_active_for_the_hold_time_and_no_longer():
+def test_a_crash_stays_active_for_the_hold_time_and_no_longer() -> None:
     job, engine = running()
-    engine.feed(event(job, 1, "exception"))
-    engine.feed(Clock(job.time + 599))
+    fed(engine, [event(job, 1, "exception"), Clock(job.time + 599)])
     assert [a.kind for a in engine.active] == ["crash"]
     closed = fed(engine, [Clock(job.time + 700)])
     assert [a.end_time for a in closed if a.kind == "crash"] == [job.time + 600]
 
 
-def test_a_restarted_job_is_no_second_crash_and_closes_its_hang():
+def test_a_restarted_job_is_no_second_crash_and_closes_its_hang() -> None:
     job, engine = running(ranks=4)
-    opened(engine, [Clock(job.time + 9)])
-    assert [a.kind for a in engine.active] == ["hang"]
+    silent_until(engine, job.time + 9)
     found = opened(engine, [event(job, 1, "died", 10.0), Clock(job.time + 16)])
-    assert [(a.kind, a.rank) for a in found] == [("crash", 1)]
+    assert kinds_of(found) == [("crash", 1)]
     again = Job(ranks=4, step_s=0.05, noise=0.05)
     again.time = job.time + 20
     # The old processes go one after the other while the new ones come.
@@ -268,8 +250,7 @@ def test_a_restarted_job_is_no_second_crash_and_closes_its_hang():
     for rank in (0, 2, 3):
         swap += [event(again, rank, "died", 1.0), RankSeen(again.time + 1.5, "llama", rank, 4)]
     again.time += 3
-    records = [*swap, *again.steps(300), Clock(again.time + 7)]
-    assert opened(engine, records) == []
+    assert opened(engine, [*swap, *again.steps(300), Clock(again.time + 7)]) == []
     assert [a.kind for a in engine.active] == ["crash"]
 
 
@@ -278,25 +259,27 @@ def hangs(engine: Detection, job: Job, pauses_s: Iterable[float]) -> list[bool]:
     reported = []
     for pause_s in pauses_s:
         opened(engine, job.steps(100))
-        found = opened(engine, job.steps(1, pause=lambda *_, pause_s=pause_s: pause_s))
+        found = opened(engine, job.steps(1, pause=on(None, pause_s)))
         reported.append([a.kind for a in found] == ["hang"])
         opened(engine, job.steps(1))
         assert engine.active == ()
     return reported
 
 
-def test_an_evaluation_that_is_longer_than_the_timeout_is_found_twice_and_then_known():
+@pytest.mark.parametrize(
+    ("pauses_s", "reported", "longest_s"),
+    [
+        pytest.param([200, 205, 195, 210, 220], [1, 1, 0, 0, 0], 220, id="evaluations"),
+        pytest.param([3000, 150, 150], [1, 1, 0], 150, id="one long outage lengthens nothing"),
+    ],
+)
+def test_a_pause_that_is_longer_than_the_timeout_is_found_twice_and_then_known(
+    pauses_s: list[float], reported: list[bool], longest_s: float
+) -> None:
     job, engine = Job(ranks=4, step_s=0.5, noise=0.02), alone("hang")
-    assert hangs(engine, job, [200, 205, 195, 210, 220]) == [True, True, False, False, False]
-    (hang,) = opened(engine, [Clock(job.time + 3600)])
-    assert hang.time - job.time == pytest.approx(1.15 * 220, abs=2)
-
-
-def test_one_long_outage_lengthens_no_deadline():
-    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), alone("hang")
-    assert hangs(engine, job, [3000, 150, 150]) == [True, True, False]
-    (hang,) = opened(engine, [Clock(job.time + 3600)])
-    assert hang.time - job.time == pytest.approx(1.15 * 150, abs=2)
+    assert hangs(engine, job, pauses_s) == reported
+    hang = silent_until(engine, job.time + 3600)
+    assert hang.time - job.time == pytest.approx(1.15 * longest_s, abs=2)
 
 
 def test_ranks_that_go_on_one_after_the_other_teach_a_pause_as_well():
@@ -357,9 +340,9 @@ def in_order(*streams: Iterable[Record]) -> list[Record]:
     return sorted((r for stream in streams for r in stream), key=lambda record: record.time)
 
 
-def on_cpu() -> tuple[Job, Detection]:
+def on_cpu(world: int = 2) -> tuple[Job, Detection]:
     job, engine = Job(ranks=2, step_s=0.05, noise=0.05), alone("hang")
-    seen = [RankSeen(job.time, "llama", rank, 2) for rank in (0, 1)]
+    seen = [RankSeen(job.time, "llama", rank, world) for rank in (0, 1)]
     assert opened(engine, [*seen, *job.steps(200)]) == []
     return job, engine
 
@@ -385,33 +368,27 @@ def test_a_rest_that_was_over_by_itself_is_known_from_then_on():
 
 
 @pytest.mark.parametrize(
-    "moving",
+    ("moving", "world"),
     [
-        pytest.param({"disk_wait": True}, id="waits for a disk"),
-        pytest.param({"io_bytes": None}, id="transfers are not known"),
-        pytest.param({"cpu_s": None}, id="processor time is not known"),
+        pytest.param({"disk_wait": True}, 2, id="waits for a disk"),
+        pytest.param({"io_bytes": None}, 2, id="transfers are not known"),
+        pytest.param({"cpu_s": None}, 2, id="processor time is not known"),
+        pytest.param({}, 4, id="ranks on other nodes may be at a checkpoint"),
     ],
 )
-def test_what_cannot_be_seen_or_waits_for_a_disk_counts_as_moving(moving):
-    job, engine = on_cpu()
+def test_what_cannot_be_seen_or_waits_for_a_disk_counts_as_moving(
+    moving: dict[str, object], world: int
+) -> None:
+    job, engine = on_cpu(world)
     assert opened(engine, quiet(job, 130, **moving)) == []
 
 
-def test_a_checkpoint_that_one_rank_writes_for_two_minutes_is_no_hang():
+def test_a_checkpoint_that_one_rank_writes_for_two_minutes_is_no_hang() -> None:
     job, engine = on_cpu()
-    records: list[Record] = []
     for record in quiet(job, 120):
         written = 10**7 * (record.time - job.time) if record.rank == 0 else 0
         detail = {**record.detail, "io_bytes": written}
-        records.append(RankEvent(record.time, "llama", record.rank, "process", detail))
-    assert opened(engine, records) == []
-
-
-def test_ranks_on_other_nodes_may_be_at_a_checkpoint():
-    job, engine = Job(ranks=2, step_s=0.05), alone("hang")
-    opened(engine, [RankSeen(job.time, "llama", 0, 4), RankSeen(job.time, "llama", 1, 4)])
-    opened(engine, job.steps(200))
-    assert opened(engine, quiet(job, 130)) == []
+        assert engine.feed(RankEvent(record.time, "llama", record.rank, "process", detail)) == []
 
 
 def on_devices() -> tuple[Job, Detection]:
@@ -451,34 +428,31 @@ def one_idle_one_spins(job: Job) -> list[Record]:
     return in_order(idle, spins)
 
 
-def test_devices_that_only_spin_in_a_collective_hang_although_the_processors_work():
+@pytest.mark.parametrize(
+    ("spin", "both_devices", "expected"),
+    [
+        pytest.param((0, 1), True, [(None, 20.0)], id="all spin in a collective: a hang"),
+        pytest.param((1,), False, [(0, 20.0)], id="its spinning peer waits for a rank at rest"),
+        pytest.param((0, 1), False, [], id="a rank evaluates on its processor: none"),
+    ],
+)
+def test_devices_that_only_spin_do_nothing(
+    spin: tuple[int, ...], both_devices: bool, expected: list[tuple[int | None, float]]
+) -> None:
     job, engine = on_devices()
-    found = opened(engine, in_order(spinning(quiet(job, 60), 0, 1), devices(job, 60, **SPINS)))
-    assert [(a.rank, a.time - job.time) for a in found] == [(None, 20.0)]
+    spinning_devices = devices(job, 60, **SPINS) if both_devices else one_idle_one_spins(job)
+    found = opened(engine, in_order(spinning(quiet(job, 60), *spin), spinning_devices))
+    assert [(a.rank, a.time - job.time) for a in found] == expected
 
 
-def test_a_rank_at_rest_that_its_spinning_peers_wait_for_is_named():
-    job, engine = on_devices()
-    found = opened(engine, in_order(spinning(quiet(job, 60), 1), one_idle_one_spins(job)))
-    assert [(a.rank, a.time - job.time) for a in found] == [(0, 20.0)]
-
-
-def test_a_rank_that_evaluates_on_its_processor_while_its_peers_wait_is_no_hang():
-    job, engine = on_devices()
-    records = in_order(spinning(quiet(job, 60), 0, 1), one_idle_one_spins(job))
-    assert opened(engine, records) == []
-
-
-def test_a_call_that_keeps_the_gil_hangs_only_when_it_does_nothing():
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_call_that_keeps_the_gil_hangs_only_when_it_does_nothing(idle: bool) -> None:
     job, engine = on_cpu()
     held = event(job, 1, "stopped", 10.0, silent_reason="holds the GIL")
-    assert opened(engine, [held, Clock(job.time + 120)]) == []
-    job, engine = on_cpu()
-    held = event(job, 1, "stopped", 10.0, silent_reason="holds the GIL")
-    idle = [r for r in quiet(job, 60) if r.rank == 1]
-    found = opened(engine, in_order([held], idle))
-    assert [(a.rank, a.time - job.time) for a in found] == [(1, 20.0)]
-    assert "its process does not respond" in found[0].summary
+    looks = [r for r in quiet(job, 60) if idle and r.rank == 1]
+    found = opened(engine, in_order([held], looks, [Clock(job.time + 120)]))
+    assert [(a.rank, a.time - job.time) for a in found][:1] == ([(1, 20.0)] if idle else [])
+    assert all("its process does not respond" in anomaly.summary for anomaly in found)
 
 
 def test_the_long_limit_of_the_warm_up_is_over_with_it_also_after_a_long_silence():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from tests.detection.jobs import joined
@@ -14,27 +15,25 @@ def step(number: int, rank: int = 0, profiled: bool = False) -> Step:
     return Step(EPOCH_S + number, "llama", rank, number, 1.0, profiled=profiled)
 
 
-def test_a_profiled_step_and_twenty_after_it_are_left_out_without_any_event():
-    records = [step(number, profiled=number in (3, 4)) for number in range(30)]
-    seen = [one.step for one in joined(records)]
-    assert seen == [0, 1, 2, 25, 26, 27, 28, 29]
-
-
-def test_a_step_that_one_rank_profiles_is_masked_for_all():
-    records = [step(n, rank, profiled=n == 1 and rank == 1) for n in range(30) for rank in (0, 1)]
-    seen = [one.step for one in joined(records)]
-    assert seen == [0, 22, 23, 24, 25, 26, 27, 28, 29]
-
-
-def test_masked_steps_leave_no_gap_in_the_index():
-    records = [step(number, profiled=number == 1) for number in range(24)]
-    seen = [one.index for one in joined(records)]
-    assert seen == [0, 1, 2]
+@pytest.mark.parametrize(
+    ("profiled", "ranks", "judged"),
+    [
+        pytest.param({(3, 0), (4, 0)}, 1, [0, 1, 2, *range(25, 30)], id="and twenty after it"),
+        pytest.param({(1, 1)}, 2, [0, *range(22, 30)], id="of one rank for all"),
+    ],
+)
+def test_a_profiled_step_is_left_out_without_any_event_or_gap_in_the_index(
+    profiled: set[tuple[int, int]], ranks: int, judged: list[int]
+) -> None:
+    records = [step(n, rank, (n, rank) in profiled) for n in range(30) for rank in range(ranks)]
+    seen = joined(records)
+    assert [one.step for one in seen] == judged
+    assert [one.index for one in seen] == list(range(len(judged)))
 
 
 def test_slow_steps_after_a_capture_raise_nothing():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(500))
+    opened(engine, job.steps(300))
     profiled = [replace(each, profiled=True) for each in job.steps(5, compute=lambda *_: 0.5)]
     assert opened(engine, profiled) == []
     after = job.steps(STEPS_AFTER_CAPTURE, compute=lambda *_: 0.3)
@@ -44,7 +43,7 @@ def test_slow_steps_after_a_capture_raise_nothing():
 
 def test_a_capture_of_one_rank_masks_until_its_end_is_reported():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(500))
+    opened(engine, job.steps(300))
     engine.feed(RankEvent(job.time, "llama", 1, "capture_armed"))
     assert opened(engine, job.steps(60, compute=lambda *_: 0.3)) == []
     engine.feed(RankEvent(job.time, "llama", 1, "capture_finished"))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-import msgspec
 import pytest
 
-from tests.detection.streams import EPOCH_S, alone, opened
+from tests.detection.streams import EPOCH_S, alone, opened, restart
 from warpwatch_detection.signals.memory_growth import GrowthPoint, theil_sen
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, RankEvent, RankSeen, Record, Step
@@ -19,7 +18,7 @@ STEP_S = 0.5
 Level = Callable[[int, int], float]
 
 
-def training(level: Level, first: int = 0, last: int = 2300, ranks: int = 2) -> Iterator[Record]:
+def training(level: Level, first: int = 0, last: int = 1900, ranks: int = 2) -> Iterator[Record]:
     """Steps whose allocated memory scatters by 5 MB about 40 GB and ``level``."""
     noise = random.Random(first)
     if first == 0:
@@ -44,38 +43,36 @@ def leak_of(rank: int, begin: int, slope: float) -> Level:
 
 @pytest.mark.parametrize("slope", [2 * MB, 20 * MB])
 def test_memory_that_grows_without_end_is_found_within_1000_steps_with_its_rank(slope):
-    found = opened(alone("memory_leak"), training(leak_of(1, 1200, slope)))
+    found = opened(alone("memory_leak"), training(leak_of(1, 900, slope)))
     assert [(a.kind, a.rank, a.device, a.severity) for a in found] == [
         ("memory_leak", 1, "GPU-1", "warning")
     ]
-    assert 1500 < (found[0].step or 0) < 2200
+    assert 1200 < (found[0].step or 0) < 1900
     assert found[0].value == pytest.approx(slope, rel=0.2)
-    assert abs((found[0].begin_step or 0) - 1200) < 150
+    assert abs((found[0].begin_step or 0) - 900) < 150
 
 
-def test_it_says_how_much_since_when_and_when_memory_runs_out():
+@pytest.mark.parametrize(
+    ("free", "told", "says"),
+    [
+        (259.2 * GB, {}, "3 h"),
+        (40 * GB, {"allocated_bytes": 41e9, "reserved_bytes": 44.2e9}, "30 min"),
+    ],
+)
+def test_it_says_how_much_since_when_and_when_memory_runs_out(
+    free: float, told: dict[str, float], says: str
+) -> None:
+    """At 24 MB a second; what the allocator has reserved is room, too."""
     engine = alone("memory_leak")
-    opened(engine, training(leak_of(1, 1200, 12 * MB), last=1300))
-    engine.feed(device(1300, 1, 259.2 * GB))
-    opened(engine, training(leak_of(1, 1200, 12 * MB), first=1300, last=2000))
+    opened(engine, training(leak_of(1, 900, 12 * MB), last=1000))
+    engine.feed(device(1000, 1, free))
+    engine.feed(RankEvent(EPOCH_S + 500, "llama", 1, "memory", told))
+    restart(engine)
+    opened(engine, training(leak_of(1, 900, 12 * MB), first=1000, last=1700))
     (now,) = engine.active
-    assert now.summary.startswith("rank 1 allocates 12 MB more each step since step 1")
-    assert now.summary.endswith(": out of memory in about 3 h")
+    assert now.summary.startswith("rank 1 allocates 12 MB more each step since step ")
+    assert now.summary.endswith(f": out of memory in about {says}")
     assert now.severity == "warning"
-
-
-def test_when_the_device_will_be_full_is_said():
-    engine = alone("memory_leak")
-    opened(engine, training(leak_of(1, 1200, 12 * MB), last=1300))
-    engine.feed(device(1300, 1, 40 * GB))
-    engine.feed(RankEvent(EPOCH_S + 650, "llama", 1, "memory", RESERVED_BESIDES))
-    found = opened(engine, training(leak_of(1, 1200, 12 * MB), first=1300, last=2000))
-    assert [a.severity for a in found] == ["warning"]
-    # 43.2 GB at 24 MB a second.
-    assert found[0].summary.endswith("in about 30 min")
-
-
-RESERVED_BESIDES = {"allocated_bytes": 41 * 10**9, "reserved_bytes": 44_200_000_000}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +117,7 @@ def test_a_leak_that_stops_is_closed_and_a_restart_begins_again():
     grown = leak_of(1, 1000, 5 * MB)
     opened(engine, training(grown, last=2000))
     assert [a.kind for a in engine.active] == ["memory_leak"]
-    opened(engine, training(lambda _, rank: grown(2000, rank), first=2000))
+    opened(engine, training(lambda _, rank: grown(2000, rank), first=2000, last=2300))
     assert engine.active == ()
 
 
@@ -143,16 +140,6 @@ def test_growing_host_memory_of_a_process_is_found_where_there_is_no_device():
     assert said.startswith("rank 1 takes 300 kB more host memory each step since step ")
     # 20 GB at 6 MB a second.
     assert said.endswith(": out of memory in about 56 min")
-
-
-def test_its_memory_outlives_a_restart_of_the_daemon():
-    before, after = alone("memory_leak"), alone("memory_leak")
-    opened(before, training(leak_of(1, 1200, 5 * MB), last=1500))
-    (old,), (new,) = before._runner.detectors, after._runner.detectors
-    new.state = msgspec.msgpack.decode(msgspec.msgpack.encode(old.state), type=type(old.state))
-    found = opened(after, training(leak_of(1, 1200, 5 * MB), first=1500, last=1900))
-    assert [a.rank for a in found] == [1]
-    assert len(msgspec.msgpack.encode(new.state)) < 4 * 10_000
 
 
 def test_readings_say_how_near_it_was():

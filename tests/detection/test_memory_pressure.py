@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from tests.detection.streams import Job, alone, fed, opened
+from tests.detection.streams import Job, alone, fed, opened, restart
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent
@@ -60,6 +58,7 @@ def test_retries_of_the_first_steps_and_a_successors_count_are_no_news():
 def test_a_device_that_is_full_for_half_a_minute_is_found_and_closed():
     job, engine = running()
     assert opened(engine, [device(job, s, 79.0) for s in range(30)]) == []
+    restart(engine)
     found = opened(engine, [device(job, 30, 79.0)])
     assert [(a.rank, a.device, a.baseline) for a in found] == [(1, "GPU-1", 0.97)]
     assert found[0].summary == "the device of rank 1 is 99% full"
@@ -96,14 +95,3 @@ def test_several_ranks_that_are_short_are_one_anomaly_of_the_job():
     opened(engine, both)
     (now,) = engine.active
     assert (now.rank, now.summary) == (None, "the device of rank 0 is 99% full; 1 more ranks alike")
-
-
-def test_its_memory_outlives_a_restart_of_the_daemon():
-    job, engine = running()
-    opened(engine, [device(job, s, 79.0) for s in range(20)])
-    (old,) = engine._runner.detectors
-    engine = alone("memory_pressure")
-    (new,) = engine._runner.detectors
-    new.state = msgspec.msgpack.decode(msgspec.msgpack.encode(old.state), type=type(old.state))
-    assert [a.rank for a in opened(engine, [device(job, 30, 79.0)])] == [1]
-    assert sorted(status.answer for status in new.statuses()) == ["found", "learning"]

@@ -9,28 +9,20 @@ from warpwatch_detection.replay import Replay
 from warpwatch_telemetry.records import End, Record
 
 
-def slow_rank(steps: int = 300) -> Iterator[Record]:
-    """Rank 1 of two is slow from step 500 on; then the job ends."""
+def slow_rank(steps: int = 200) -> Iterator[Record]:
+    """Rank 1 of two is slow from step 300 on; then the job ends."""
     job = Job(ranks=2, step_s=0.5, noise=0.02)
     yield from job.seen()
-    yield from job.steps(500)
+    yield from job.steps(300)
     yield from job.steps(steps, compute=lambda _, rank: 0.2 if rank == 1 else 0.0)
     yield End(job.time, "llama")
 
 
-def test_replay_says_what_the_engine_says_once_an_anomaly() -> None:
-    job = Job(ranks=2, step_s=0.5, noise=0.02)
-    records = [*job.seen(), *job.steps(500)]
-    records += job.steps(300, compute=lambda _, rank: 0.2 if rank == 1 else 0.0)
-    found = list(Replay().run(records))
-    assert [(a.kind, a.rank) for a in found] == [("straggler", 1)]
-
-
 def test_a_replay_stops_before_a_step_or_a_time() -> None:
     log = slow_rank()
-    assert [a.kind for a in Replay().run(log)] == ["straggler"]
-    assert list(Replay().run(log, until=500)) == []
-    assert list(Replay().run(log, until=EPOCH_S + 100)) == []
+    assert [(a.kind, a.rank) for a in Replay().run(log)] == [("straggler", 1)]
+    assert list(Replay().run(log, until=300)) == []
+    assert list(Replay().run(log, until=EPOCH_S + 50)) == []
 
 
 def test_what_a_replay_found_is_kept_with_its_end() -> None:
@@ -50,7 +42,7 @@ def test_the_status_of_an_ended_job_is_that_at_its_end() -> None:
 
 def test_what_a_cause_explains_is_found_as_suppressed() -> None:
     job = Job(ranks=2, step_s=0.5, noise=0.02)
-    records = [*job.steps(500), *job.steps(100, wait=lambda *_: 0.3)]
+    records = [*job.steps(300), *job.steps(100, wait=lambda *_: 0.3)]
     records += job.steps(100, wait=lambda *_: 0.3, compute=lambda *_: 0.2)
     replay = Replay(explain=True)
     assert [anomaly.kind for anomaly in replay.run(records)] == ["data_stall"]
