@@ -16,6 +16,7 @@ import pytest
 from tests.daemon.http.conftest import MemoryAgent, Serve, certified, servers
 from tests.fleet.nodes import NOW, TestNode
 from tests.manual_clock import ManualClock
+from warpwatch_daemon.http.server import Server
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet import following
 from warpwatch_fleet.cluster import Cluster
@@ -43,19 +44,19 @@ def serve(agent: MemoryAgent) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def token(tmp_path: Path) -> Path:
-    path = tmp_path / "token"
-    path.write_text("secret\n")
-    return path
+def config(tmp_path: Path) -> AgentsConfig:
+    (tmp_path / "token").write_text("secret\n")
+    return AgentsConfig(token_file=tmp_path / "token", allow_plain=True)
 
 
-def step(number: int) -> Step:
-    return Step(1000.0 + number, "llama", 0, number, 1.0)
+@pytest.fixture
+def to(serve: Serve, config: AgentsConfig) -> Target:
+    """The agent, which wants the token."""
+    return target(serve(token_file=config.token_file))
 
 
-def target(server: object, **labels: str) -> Target:
-    host, port = server.address  # type: ignore[attr-defined]
-    return Target(f"{host}:{port}", labels)
+def target(server: Server) -> Target:
+    return Target("{}:{}".format(*server.address))
 
 
 def with_agents(config: AgentsConfig, work: Callable[[Agents], Coroutine[Any, Any, Any]]) -> Any:
@@ -97,9 +98,7 @@ def test_an_agent_that_was_found_by_a_name_is_verified_for_it(serve, tmp_path):
             followed(config, to, lambda lines: None)
 
 
-def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(serve, agent, token):
-    to = target(serve(token_file=token))
-    config = AgentsConfig(token_file=token, allow_plain=True)
+def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(agent, config, to):
     decoder, seen, cursors = StreamDecoder(), [], []
 
     def take(lines: list[bytes]) -> None:
@@ -107,7 +106,8 @@ def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(serve, agent, to
             said = decoder.decode(line)
             if isinstance(said, CursorLine):
                 cursors.append(said.cursor)
-                agent.stream.put([step(len(cursors))])
+                number = len(cursors)
+                agent.stream.put([Step(1000.0 + number, "llama", 0, number, 1.0)])
             elif isinstance(said, Step):
                 seen.append(said.step)
         if len(seen) >= 3:
@@ -122,14 +122,13 @@ def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(serve, agent, to
     assert seen[:3] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("labels", [{}, {"owner": "ns/team"}])
-def test_an_agent_that_refuses_says_why_and_a_tenants_own_is_not_shown_the_token(
-    serve, token, labels
-):
-    to = target(serve(token_file=token), **labels)
-    config = AgentsConfig(token_file=token, allow_plain=True) if labels else AgentsConfig()
-    with pytest.raises(AgentError, match=r"^401: this needs the token of http.token_file: send"):
-        followed(config, to, lambda lines: None)
+def test_an_agent_that_refuses_says_why_and_a_tenants_own_is_not_shown_the_token(config, to):
+    own = Target(to.address, {"owner": "ns/team"})
+    for agents, address in ((AgentsConfig(), to), (config, own)):
+        with pytest.raises(
+            AgentError, match=r"^401: this needs the token of http.token_file: send"
+        ):
+            followed(agents, address, lambda lines: None)
 
 
 def test_nobody_listens_there():
@@ -224,16 +223,14 @@ def test_what_is_packed_small_comes_in_portions():
     assert portions == [following.MAX_LINES_PER_S // 10] * 3
 
 
-def test_a_lease_is_taken_by_name(serve, agent, token):
-    to, config = target(serve(token_file=token)), AgentsConfig(token_file=token, allow_plain=True)
+def test_a_lease_is_taken_by_name(agent, config, to):
     with_agents(config, lambda agents: agents.lease(to, JOB, {"hang": "1-1"}))
     assert agent.leased == [(JOB, "fleet-0", 60.0)]
 
 
 def test_what_an_agent_refuses_keeps_its_reason_and_what_it_does_not_know_is_an_error(
-    serve, agent, token
+    agent, config, to
 ):
-    to, config = target(serve(token_file=token)), AgentsConfig(token_file=token, allow_plain=True)
     assert asked(config, to, "captures/prepare")["begun"] == 412
     agent.refusal = Refused("refused_busy", "rank 0 is being captured")
     with pytest.raises(Refused, match="rank 0 is being captured") as refused:

@@ -215,35 +215,6 @@ def start_tenant(
     return start(*options, arguments=("/training.py",))
 
 
-def test_a_changed_config_map_is_taken_up_without_a_restart(start: Start, folder: Path) -> None:
-    config = folder / "config"
-    config.mkdir(mode=0o755)
-    (config / "warpwatch.yaml").symlink_to("..data/warpwatch.yaml")
-
-    def publish(version: str, content: str) -> None:
-        (config / version).mkdir()
-        (config / version / "warpwatch.yaml").write_text(content)
-        (config / "..new").symlink_to(version)
-        (config / "..new").rename(config / "..data")
-
-    def reloads(result: str) -> bool:
-        page = container.fetch("/metrics")[1]
-        return f'warpwatch_config_reloads_total{{result="{result}"}} 1' in page
-
-    publish("..1", "triggers: {captures_per_hour: 4}")
-    options = (f"--volume={config}:/etc/warpwatch:ro", "--user", str(UID))
-    arguments = ("daemon", "--config=/etc/warpwatch/warpwatch.yaml", "--watch-config")
-    container = start(*LIMIT, *SIMULATED, *options, arguments=arguments)
-    wait_for(container)
-    publish("..2", "triggers: {captures_per_hour: 2}")
-    poll(lambda: reloads("ok"), "a reload")
-    publish("..3", "triggers: {captures_per_our: 2}")
-    poll(lambda: reloads("failed"), "a refusal")
-    assert "the configuration stays as it was" in container.log()
-    assert "captures_per_our" in container.log()
-    assert container.answers()
-
-
 def test_an_init_container_brings_the_shim(start: Start, folder: Path) -> None:
     options = ("--user", "65532", "--memory", "32m", f"--volume={folder}:/opt/warpwatch-shim")
     container = start(*options, arguments=("shim", "/opt/warpwatch-shim"))
