@@ -69,7 +69,7 @@ def node(tmp_path: Path, stack: ExitStack) -> Node:
     return Node(tmp_path, stack)
 
 
-def test_a_healthy_job_is_captured_once_on_its_first_rank(node: Node) -> None:
+def test_a_healthy_job_is_captured_once_on_its_first_rank(node):
     assert node.look(59) == []
     (capture,) = node.look(61)
     assert [rank.rank for rank in capture.ranks] == [0]
@@ -96,18 +96,12 @@ def test_a_healthy_job_is_captured_once_on_its_first_rank(node: Node) -> None:
         ({"ranks": (2, 3), "world_size": 4}, (), None),
     ],
 )
-def test_it_is_taken_of_a_warm_healthy_job_where_rank_0_is(
-    tmp_path: Path,
-    stack: ExitStack,
-    options: dict[str, Any],
-    active: tuple[Anomaly, ...],
-    taken: list[int] | None,
-) -> None:
+def test_it_is_taken_of_a_warm_healthy_job_where_rank_0_is(tmp_path, stack, options, active, taken):
     captures = Node(tmp_path, stack, **options).look(90, *active)
     assert [rank.rank for c in captures for rank in c.ranks] == (taken or [])
 
 
-def test_a_restart_of_the_daemon_or_of_the_ranks_takes_no_second_one(node: Node) -> None:
+def test_a_restart_of_the_daemon_or_of_the_ranks_takes_no_second_one(node):
     node.taken()
     node.restart()
     assert len(node.look(HOUR_S)) == 1
@@ -120,14 +114,14 @@ def test_a_restart_of_the_daemon_or_of_the_ranks_takes_no_second_one(node: Node)
 
 
 @pytest.mark.parametrize(("run", "taken"), [("r1", 0), ("r0", 1)])
-def test_another_run_of_the_job_has_a_baseline_of_its_own(node: Node, run: str, taken: int) -> None:
+def test_another_run_of_the_job_has_a_baseline_of_its_own(node, run, taken):
     capture = node.taken()
     node.store.save(replace(capture, request=replace(capture.request, run=run)))
     node.restart()
     assert len(node.look(30 * HOUR_S)) == 1 + taken
 
 
-def test_an_interrupted_one_is_tried_once_more(node: Node) -> None:
+def test_an_interrupted_one_is_tried_once_more(node):
     for tries in (1, 2, 2):
         captures = node.look(tries * 2 * HOUR_S)
         assert len(captures) == tries
@@ -137,13 +131,13 @@ def test_an_interrupted_one_is_tried_once_more(node: Node) -> None:
     assert len(node.look(8 * HOUR_S)) == 2
 
 
-def test_a_busy_job_is_left_alone(node: Node) -> None:
+def test_a_busy_job_is_left_alone(node):
     node.coordinator.request(MANUAL)
     assert node.look(90) == []
     assert node.counted("refused_busy", "baseline") == 0
 
 
-def test_a_refusal_is_counted_and_asked_again_after_ten_minutes(node: Node) -> None:
+def test_a_refusal_is_counted_and_asked_again_after_ten_minutes(node):
     node.coordinator.policy.config = TriggersConfig(baseline=EARLY, quiet_hours=("00:00-24:00",))
     for after_s in (90, 100, 200):
         assert node.look(after_s) == []
@@ -153,7 +147,7 @@ def test_a_refusal_is_counted_and_asked_again_after_ten_minutes(node: Node) -> N
     assert len(node.look(691)) == 1
 
 
-def test_a_dry_run_counts_it_once(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_dry_run_counts_it_once(tmp_path, stack):
     node = Node(tmp_path, stack, dry_run=True)
     for after_s in (90, HOUR_S, 2 * HOUR_S):
         assert node.look(after_s) == []
@@ -161,9 +155,7 @@ def test_a_dry_run_counts_it_once(tmp_path: Path, stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize(("trigger", "taken"), [("baseline", 0), ("manual", 1)])
-def test_where_the_newest_one_left_its_job_slower_no_other_is_taken(
-    node: Node, trigger: str, taken: int
-) -> None:
+def test_where_the_newest_one_left_its_job_slower_no_other_is_taken(node, trigger, taken):
     request = replace(MANUAL, job="another", trigger=trigger)
     residual = Residual(1.2, 20, slower=True)
     node.store.save(replace(node.captured(), request=request, residual=residual))
@@ -174,7 +166,7 @@ def test_where_the_newest_one_left_its_job_slower_no_other_is_taken(
     assert node.counted("refused_disabled", "baseline") == 1 - taken
 
 
-def test_a_later_capture_of_the_job_is_compared_with_it(node: Node) -> None:
+def test_a_later_capture_of_the_job_is_compared_with_it(node):
     baseline = node.taken()
     later = node.captured()
     assert baseline.baseline_id is None
@@ -187,14 +179,14 @@ def test_a_later_capture_of_the_job_is_compared_with_it(node: Node) -> None:
     assert node.capture(later).baseline_id == baseline.id
 
 
-def test_a_baseline_that_cannot_be_read_costs_no_diagnosis(node: Node) -> None:
+def test_a_baseline_that_cannot_be_read_costs_no_diagnosis(node):
     stored = node.taken()
     (Path(str(stored.folder)) / "rank0.pt.trace.json.gz").write_bytes(b"garbage")
     later = node.captured()
     assert (later.baseline_id, later.diagnosis_outcome) == (None, "ok")
 
 
-def test_retention_spares_the_baseline_of_a_job_that_runs(node: Node) -> None:
+def test_retention_spares_the_baseline_of_a_job_that_runs(node):
     baseline = node.taken()
     later = [node.captured() for _ in range(2)]
     node.store.config = type(node.store.config)(url=node.store.config.url, max_captures=2)
@@ -202,7 +194,7 @@ def test_retention_spares_the_baseline_of_a_job_that_runs(node: Node) -> None:
     assert [kept.id for kept in node.captures] == [baseline.id, later[-1].id]
 
 
-def test_a_run_slower_than_those_before_is_compared_with_their_baseline(node: Node) -> None:
+def test_a_run_slower_than_those_before_is_compared_with_their_baseline(node):
     for number, (run, changes) in enumerate(
         (
             ("r-1", {"trigger": "baseline"}),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode
+from tests.daemon.captures.capture_node import MANUAL, TRAIN
 from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
 from warpwatch_daemon.captures import coordinator
@@ -43,7 +42,7 @@ def cost_of(after_s: tuple[float, ...], before_s: tuple[float, ...] = BEFORE_S) 
     return cost
 
 
-def test_the_cost_is_what_the_steps_of_a_capture_took_longer() -> None:
+def test_the_cost_is_what_the_steps_of_a_capture_took_longer():
     assert cost_of(()).cost_s() == pytest.approx(0.3 + 3 * 0.2 + 1.1 - 5 * 0.1)
     assert cost_of((), before_s=()).cost_s() is None
     # Medians are of the recorded steps and those beside the capture.
@@ -64,14 +63,12 @@ def test_the_cost_is_what_the_steps_of_a_capture_took_longer() -> None:
         ((0.1,) * 10, (0.1,) * 10, Residual(1.0, 10, False)),
     ],
 )
-def test_a_job_that_is_slower_since_says_by_how_much_and_how_surely(
-    after_s: tuple[float, ...], before_s: tuple[float, ...], residual: Residual | None
-) -> None:
+def test_a_job_that_is_slower_since_says_by_how_much_and_how_surely(after_s, before_s, residual):
     found = cost_of(after_s, before_s).residual()
     assert (found and replace(found, ratio=round(found.ratio, 6))) == residual
 
 
-def test_the_next_capture_ends_the_steps_after_this_one() -> None:
+def test_the_next_capture_ends_the_steps_after_this_one():
     cost = cost_of((0.1,) * 12)
     assert not cost.complete
     cost.add(step(22, 0.5, profiled=True), 3, 5)
@@ -80,13 +77,13 @@ def test_the_next_capture_ends_the_steps_after_this_one() -> None:
     assert cost.medians()["after"] == 0.1
 
 
-def test_the_rank_sum_test_gives_the_textbook_value() -> None:
+def test_the_rank_sum_test_gives_the_textbook_value():
     # U = 25 of 25 pairs; mean 12.5, variance 5 · 5 · 11 / 12.
     assert rank_sum_z([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(12.5 / (275 / 12) ** 0.5)
     assert rank_sum_z([1, 2, 3], [1, 2, 3]) == 0
 
 
-def test_baselines_know_only_steps_that_no_capture_disturbed() -> None:
+def test_baselines_know_only_steps_that_no_capture_disturbed():
     baselines = Baselines()
     for number, profiled in enumerate([False, True, False]):
         baselines.add(step(number, 0.1 * (1 + number), profiled))
@@ -99,13 +96,8 @@ def test_baselines_know_only_steps_that_no_capture_disturbed() -> None:
     ("compressed_steps", "after_s", "ratio", "slower"), [(0, 0.2, 2.0, True), (25, 0.1, 1.0, False)]
 )
 def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
-    node: CaptureNode,
-    caplog: pytest.LogCaptureFixture,
-    compressed_steps: int,
-    after_s: float,
-    ratio: float,
-    slower: bool,
-) -> None:
+    node, caplog, compressed_steps, after_s, ratio, slower
+):
     for _ in range(20):
         node.rings[0].step(0.1)
     node.poll()
@@ -136,7 +128,7 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     assert Store.load(node.store, 10)[0].cost_s == capture.cost_s
 
 
-def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node: CaptureNode) -> None:
+def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node):
     for _ in range(3):
         node.rings[0].step(10.0)
     node.poll()
@@ -151,7 +143,7 @@ def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node: Capture
     assert node.coordinator._costs._baselines.of_rank(TRAIN, 0) == ()
 
 
-def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path: Path) -> None:
+def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path):
     store, hub = Store(StoreConfig(url=tmp_path.as_uri())), Hub(10.0)
     folder = str(store.folder("old", 5000.0))
     old = Capture("old", MANUAL, 5000.0, folder=folder, residual=Residual(1.4, 20, True))
@@ -171,9 +163,7 @@ def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path: Path) ->
     assert shown(6000.0, 7000.0) is None
 
 
-def test_events_a_step_bound_the_steps_of_all_ranks(
-    node: CaptureNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_a_step_bound_the_steps_of_all_ranks(node, monkeypatch):
     monkeypatch.setattr(coordinator, "MAX_EVENTS", 1000)
     third = RingFile(node.folder.ranks, rank=2, world_size=3, run=TRAIN.run, events_per_step=450)
     with third.held():
@@ -185,8 +175,8 @@ def test_events_a_step_bound_the_steps_of_all_ranks(
 
 
 def test_one_step_is_always_recorded_and_what_a_capture_brought_counts_more_than_a_claim(
-    node: CaptureNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    node, monkeypatch
+):
     monkeypatch.setattr(coordinator, "MAX_EVENTS", 3)
     first = node.captured()
     # Nothing was known yet: as many as asked for.

@@ -30,12 +30,12 @@ def deliver_stacks(node: CaptureNode) -> None:
         node.deliver(rank, content.encode(), ".stacks.json")
 
 
-def test_options_reach_the_command(node: CaptureNode) -> None:
+def test_options_reach_the_command(node):
     node.coordinator.request(replace(MANUAL, options=("shapes", "stacks")))
     assert node.command(1)["options"] == ["shapes", "stacks"]
 
 
-def test_a_memory_capture_brings_snapshots_and_what_lies_beside_them(node: CaptureNode) -> None:
+def test_a_memory_capture_brings_snapshots_and_what_lies_beside_them(node):
     asked = node.coordinator.request(replace(MANUAL, kind="memory"))
     assert (node.command(0)["kind"], node.command(0)["start_step"]) == ("memory", 3)
     name = f"{node.command(0)['id']}.{node.rings[0].path.stem}.{MORE}.memory.json"
@@ -50,7 +50,7 @@ def test_a_memory_capture_brings_snapshots_and_what_lies_beside_them(node: Captu
     assert node.counted("complete", kind="memory") == 1
 
 
-def test_an_nsys_capture_is_complete_without_files(node: CaptureNode) -> None:
+def test_an_nsys_capture_is_complete_without_files(node):
     asked = node.coordinator.request(replace(MANUAL, kind="nsys"))
     node.answer(0, "capture_finished", first_step=3, last_step=5)
     node.poll()
@@ -70,7 +70,7 @@ def test_an_nsys_capture_is_complete_without_files(node: CaptureNode) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch", "memory", "nsys"])
-def test_stacks_of_a_hang_end_what_waits_for_steps(node: CaptureNode, kind: Any) -> None:
+def test_stacks_of_a_hang_end_what_waits_for_steps(node, kind):
     waiting = node.coordinator.request(replace(MANUAL, kind=kind))
     node.answer(0, "capture_armed", step=3)
     node.poll()
@@ -90,24 +90,25 @@ def test_stacks_of_a_hang_end_what_waits_for_steps(node: CaptureNode, kind: Any)
     assert [rank.state for rank in node.finished(stacks).ranks] == ["written", "written"]
 
 
-def test_stacks_are_finished_before_what_they_supersede_which_keeps_what_it_has(
-    node: CaptureNode,
-) -> None:
+@pytest.mark.parametrize("urgent_first", [True, False])
+def test_stacks_are_finished_before_what_they_supersede_which_keeps_what_it_has(node, urgent_first):
     waiting = node.coordinator.request(MANUAL)
     node.deliver(0)
     node.poll()
     stacks = node.coordinator.request(STACKS)
     deliver_stacks(node)
     node.poll()
-    node.coordinator.finish_urgent()
-    assert [rank.state for rank in node.capture(stacks).ranks] == ["written", "written"]
-    assert node.capture(waiting).outcome is None
-    ended = node.finished(waiting)
+    if urgent_first:
+        node.coordinator.finish_urgent()
+        assert node.capture(waiting).outcome is None
+    ended, stacks = node.finished(waiting), node.finished(stacks)
+    assert [rank.state for rank in stacks.ranks] == ["written", "written"]
+    assert stacks.end_time < ended.end_time
     assert (ended.outcome, ended.files[0]) == ("partial", "rank0.pt.trace.json.gz")
     assert ended.detail == "rank 1: superseded by stacks of a hang"
 
 
-def test_stacks_leave_other_ranks_and_other_stacks_alone(node: CaptureNode) -> None:
+def test_stacks_leave_other_ranks_and_other_stacks_alone(node):
     waiting = node.coordinator.request(replace(MANUAL, ranks=(0,)))
     node.coordinator.request(replace(STACKS, ranks=(1,)))
     assert node.capture(waiting).ranks[0].state == "asked"
@@ -116,7 +117,7 @@ def test_stacks_leave_other_ranks_and_other_stacks_alone(node: CaptureNode) -> N
         node.coordinator.request(replace(STACKS, anomaly_kind=None, trigger="manual", ranks=(1,)))
 
 
-def test_a_rank_without_a_heartbeat_is_looked_at_from_outside(node: CaptureNode) -> None:
+def test_a_rank_without_a_heartbeat_is_looked_at_from_outside(node):
     asked = node.coordinator.request(STACKS)
     for silent, waited in ((False, False), (True, False), (True, True)):
         states = ["missing" if over else "asked" for over in (waited, silent)]
@@ -133,9 +134,7 @@ def test_a_rank_without_a_heartbeat_is_looked_at_from_outside(node: CaptureNode)
 # --- faults ---
 
 
-def test_stacks_of_ranks_are_taken_at_once_and_a_fault_costs_one_of_them(
-    node: CaptureNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stacks_of_ranks_are_taken_at_once_and_a_fault_costs_one_of_them(node, monkeypatch):
     both = threading.Barrier(2, timeout=300)
 
     def taken(session: object, rank: RankCapture, folder: Path) -> tuple[RankCapture, tuple[()]]:
@@ -156,9 +155,7 @@ def test_stacks_of_ranks_are_taken_at_once_and_a_fault_costs_one_of_them(
     ("error", "reason"),
     [(Refused("refused_disk", "no space in the inbox"), "refused_disk"), (KeyError(0), "failed")],
 )
-def test_a_capture_that_cannot_be_begun_leaves_nothing(
-    node: CaptureNode, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
-) -> None:
+def test_a_capture_that_cannot_be_begun_leaves_nothing(node, monkeypatch, error, reason):
     def begin(*_: object) -> NoReturn:
         raise error
 
@@ -170,9 +167,7 @@ def test_a_capture_that_cannot_be_begun_leaves_nothing(
     assert list(node.store.path.glob("*/*/*/*")) == []
 
 
-def test_a_back_end_with_a_fault_ends_its_captures(
-    node: CaptureNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_back_end_with_a_fault_ends_its_captures(node, monkeypatch):
     monkeypatch.setattr(ShimSession, "advance", lambda session, at: 1 / 0)
     capture = node.finished(node.coordinator.request(MANUAL))
     assert (capture.outcome, capture.detail) == ("failed", "rank 0: asked; rank 1: asked")
@@ -198,15 +193,13 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     listener.close()
 
 
-def test_the_daemon_measures_the_disk_of_its_store_in_a_loop(daemon: Daemon) -> None:
+def test_the_daemon_measures_the_disk_of_its_store_in_a_loop(daemon):
     before = daemon.captures.disk._measured
     daemon._start()
     eventually(lambda: daemon.captures.disk._measured is not before)
 
 
-def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_itself(
-    daemon: Daemon,
-) -> None:
+def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_itself(daemon):
     ring = RingFile(daemon.folder.ranks, world_size=1)
     with ring.held():
         ring.step()

@@ -7,7 +7,6 @@ import json
 import shutil
 import signal
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,9 +78,7 @@ BARE = without("user_annotation") | {"warpwatch": {}}
         (b"garbage", ("unreadable: is not JSON",)),
     ],
 )
-def test_what_a_trace_lacks_is_named(
-    tmp_path: Path, content: Any, problems: tuple[str, ...]
-) -> None:
+def test_what_a_trace_lacks_is_named(tmp_path, content, problems):
     assert judge(tmp_path, content).problems == problems
 
 
@@ -103,13 +100,11 @@ def test_what_a_trace_lacks_is_named(
         ),
     ],
 )
-def test_what_a_trace_must_hold_depends_on_what_was_asked_for(
-    tmp_path: Path, expected: Expectation, content: Any, verdict: tuple[int, tuple[str, ...]]
-) -> None:
+def test_what_a_trace_must_hold_depends_on_what_was_asked_for(tmp_path, expected, content, verdict):
     assert judge(tmp_path, content, expected) == TraceVerdict(*verdict)
 
 
-def test_a_file_that_is_gone_costs_the_others_nothing(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_costs_the_others_nothing(tmp_path):
     (tmp_path / "rank1").write_text(json.dumps(trace(rank=1)))
     verdicts = verify(tmp_path, {"rank0": ASKED, "rank1": Expectation(1, 3, 5)}, run=read_here)
     assert verdicts == {
@@ -118,7 +113,7 @@ def test_a_file_that_is_gone_costs_the_others_nothing(tmp_path: Path) -> None:
     }
 
 
-def test_a_trace_that_takes_too_long_costs_the_others_nothing(tmp_path: Path) -> None:
+def test_a_trace_that_takes_too_long_costs_the_others_nothing(tmp_path):
     def run(module: str, arguments: Sequence[str], timeout_s: float, fds: object) -> Ended:
         assert timeout_s == 0.5
         return Ended(None, ()) if "rank0" in arguments[0] else Ended(0, ("[6, []]",))
@@ -128,9 +123,7 @@ def test_a_trace_that_takes_too_long_costs_the_others_nothing(tmp_path: Path) ->
     assert verdicts["rank1"] == TraceVerdict(6, ())
 
 
-def test_one_damaged_trace_costs_the_other_ranks_no_diagnosis(
-    tmp_path: Path, stack: ExitStack
-) -> None:
+def test_one_damaged_trace_costs_the_other_ranks_no_diagnosis(tmp_path, stack):
     # In processes of their own, as in a daemon.
     node = CaptureNode(tmp_path, stack, run=confinement.run)
     capture = node.captured(MANUAL, b"garbage")
@@ -143,19 +136,24 @@ def test_one_damaged_trace_costs_the_other_ranks_no_diagnosis(
     assert node.store.load(10)[0].ranks == capture.ranks
 
 
-def test_a_trace_that_lacks_something_is_kept_and_the_capture_says_what(
-    node: CaptureNode,
-) -> None:
-    capture = node.captured(MANUAL, trace(), trace(rank=1, steps=range(3, 5)))
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"steps": range(3, 5)}, "steps: 3 to 4 instead of 3 to 5"),
+        (GPU, "no_kernels: the rank computes on a GPU"),
+    ],
+)
+def test_a_trace_that_lacks_something_is_kept_and_the_capture_says_what(node, changes, problem):
+    capture = node.captured(MANUAL, trace(), trace(rank=1, **changes))
     assert capture.outcome == "complete"
-    assert capture.detail == "rank 1 is not verified (steps: 3 to 4 instead of 3 to 5)"
+    assert capture.detail == f"rank 1 is not verified ({problem})"
     assert capture.ranks[1].verified is False
     assert "rank1.pt.trace.json.gz" in capture.files
     assert capture.diagnosis is not None
-    assert counted(node.hub, "capture_problems_total", "steps") == 1
+    assert counted(node.hub, "capture_problems_total", problem.partition(":")[0]) == 1
 
 
-def test_a_trace_that_only_the_diagnosis_cannot_read_is_named(node: CaptureNode) -> None:
+def test_a_trace_that_only_the_diagnosis_cannot_read_is_named(node):
     def run(module: str, arguments: Sequence[str], *_: object) -> Ended:
         if module.endswith("verification"):
             return Ended(0, ("[6, []]",))
@@ -170,7 +168,7 @@ def test_a_trace_that_only_the_diagnosis_cannot_read_is_named(node: CaptureNode)
     assert counted(node.hub, "capture_problems_total", "unreadable") == 1
 
 
-def test_a_child_that_dies_leaves_the_traces_and_an_outcome(node: CaptureNode) -> None:
+def test_a_child_that_dies_leaves_the_traces_and_an_outcome(node):
     node.run = lambda *_: Ended(1, ())
     capture = node.captured()
     assert capture.outcome == "failed"
@@ -180,7 +178,7 @@ def test_a_child_that_dies_leaves_the_traces_and_an_outcome(node: CaptureNode) -
     assert (capture.diagnosis, capture.diagnosis_outcome) == (None, "unreadable: exit status 1")
 
 
-def test_a_store_that_is_gone_ends_the_capture(node: CaptureNode) -> None:
+def test_a_store_that_is_gone_ends_the_capture(node):
     asked = node.coordinator.request(MANUAL)
     node.coordinator.finish()
     for rank in (0, 1):
@@ -204,7 +202,7 @@ def written(folder: Path, world_size: int) -> list[str]:
     return ["rank0.json", "rank1.json"]
 
 
-def test_ranks_that_brought_no_trace_are_named_with_their_reason(tmp_path: Path) -> None:
+def test_ranks_that_brought_no_trace_are_named_with_their_reason(tmp_path):
     files = written(tmp_path, world_size=3)
     missing = {2: "did not answer"}
     assert child.diagnose("trace", tmp_path, files, missing, run=read_here) == "ok"
@@ -213,7 +211,7 @@ def test_ranks_that_brought_no_trace_are_named_with_their_reason(tmp_path: Path)
     assert "without the trace of rank 2 (did not answer) the reason" in found["summary"]
 
 
-def test_files_of_one_rank_are_no_capture(tmp_path: Path) -> None:
+def test_files_of_one_rank_are_no_capture(tmp_path):
     name, _ = written(tmp_path, world_size=2)
     outcome = child.diagnose("trace", tmp_path, [name, name], {}, run=read_here)
     assert outcome.startswith(child.UNREADABLE + "these are not ranks of one capture: rank 0")

@@ -35,7 +35,7 @@ def ended(attack: Path, code: str) -> Ended:
     return run("attack", [], timeout_s=300)
 
 
-def test_it_talks_to_no_one_starts_nothing_and_opens_nothing(attack: Path) -> None:
+def test_it_talks_to_no_one_starts_nothing_and_opens_nothing(attack):
     calls = (
         "socket.socket",
         "socket.socket, socket.AF_UNIX",
@@ -58,16 +58,14 @@ def test_it_talks_to_no_one_starts_nothing_and_opens_nothing(attack: Path) -> No
     )
 
 
-def test_it_has_no_secret_of_the_daemons_environment(
-    attack: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_has_no_secret_of_the_daemons_environment(attack, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     found = ended(attack, "print('hunter2' in repr(os.environ), 'PYTHONPATH' in os.environ)")
     assert found == Ended(0, ("False True",))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
-def test_root_becomes_a_user_that_no_other_process_has(attack: Path) -> None:
+def test_root_becomes_a_user_that_no_other_process_has(attack):
     done = ended(attack, "print(*os.getresuid(), *os.getresgid(), os.getgroups())")
     real, *others, groups = done.lines[0].split()
     assert int(real) >= 1_900_000_000
@@ -75,25 +73,23 @@ def test_root_becomes_a_user_that_no_other_process_has(attack: Path) -> None:
     assert groups == "[]"
 
 
-def test_who_needs_too_much_memory_fails_at_once(attack: Path) -> None:
+def test_who_needs_too_much_memory_fails_at_once(attack):
     assert ended(attack, "bytearray(2 << 30)").lines[-1] == "MemoryError"
 
 
-def test_who_computes_or_waits_for_too_long_is_ended(attack: Path) -> None:
+def test_who_computes_or_waits_for_too_long_is_ended(attack):
     assert ended(attack, "while True: pass").killed_by == "it takes too long for its size"
     attack.write_text(_BEGIN + "signal.pause()")
     assert run("attack", [], timeout_s=0.5).killed_by == "not read in time"
 
 
-def test_who_writes_too_much_is_cut_off(attack: Path) -> None:
+def test_who_writes_too_much_is_cut_off(attack):
     done = ended(attack, "while True: os.write(1, b'x' * (1 << 20))")
     assert done.status == 1
     assert sum(map(len, done.lines)) <= MAX_OUTPUT_BYTES
 
 
-def test_what_the_kernel_refuses_is_logged_once(
-    attack: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_kernel_refuses_is_logged_once(attack, caplog):
     code = "print('unconfined: deny_system_calls: Invalid argument')"
     for _ in range(2):
         assert ended(attack, code) == Ended(0, ())
@@ -102,7 +98,7 @@ def test_what_the_kernel_refuses_is_logged_once(
     ]
 
 
-def test_the_doctor_names_what_this_machine_does_not_grant(attack: Path) -> None:
+def test_the_doctor_names_what_this_machine_does_not_grant(attack):
     assert shortcomings() == ()
     assert agent.trace_reader().ok
     other = "import platform\nplatform.machine = lambda: 'riscv64'\n"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,7 @@ def commands(node: CaptureNode) -> list[bytes]:
     return [path.read_bytes() for path in sorted(node.folder.commands.glob("*.cmd"))]
 
 
-def test_what_would_be_captured_is_told_and_nothing_is_begun(node: CaptureNode) -> None:
+def test_what_would_be_captured_is_told_and_nothing_is_begun(node):
     before = commands(node)
     node.rings[1].word(protocol.WORD_STEP_BEGUN, 8)
     assert node.coordinator.prepare(MANUAL) == Prepared((0, 1), 3, 7, 0.1)
@@ -30,7 +28,7 @@ def test_what_would_be_captured_is_told_and_nothing_is_begun(node: CaptureNode) 
     assert node.hub.state().captures == ()
 
 
-def test_what_the_policy_refuses_is_refused_before_it_is_asked_for(node: CaptureNode) -> None:
+def test_what_the_policy_refuses_is_refused_before_it_is_asked_for(node):
     node.coordinator.request(AUTOMATIC)
     with pytest.raises(Refused, match="is being captured") as refused:
         node.coordinator.prepare(MANUAL)
@@ -40,7 +38,7 @@ def test_what_the_policy_refuses_is_refused_before_it_is_asked_for(node: Capture
     assert node.counted("refused_cooldown", "anomaly") == 1
 
 
-def test_the_start_step_of_all_nodes_is_kept_and_who_is_late_stays_late(node: CaptureNode) -> None:
+def test_the_start_step_of_all_nodes_is_kept_and_who_is_late_stays_late(node):
     asked = node.coordinator.request(MANUAL, NAME, 20)
     assert (asked.id, asked.start_step) == (NAME, 20)
     assert [node.command(rank)["start_step"] for rank in (0, 1)] == [20, 20]
@@ -55,7 +53,7 @@ def test_the_start_step_of_all_nodes_is_kept_and_who_is_late_stays_late(node: Ca
     assert (capture.outcome, found) == ("partial", [("written", 20), ("late", None)])
 
 
-def test_a_step_that_has_begun_and_an_id_that_exists_are_refused(node: CaptureNode) -> None:
+def test_a_step_that_has_begun_and_an_id_that_exists_are_refused(node):
     node.rings[1].word(protocol.WORD_STEP_BEGUN, 20)
     with pytest.raises(Refused, match="step 20 is too early: step 19 has begun") as refused:
         node.coordinator.request(MANUAL, NAME, 20)
@@ -65,9 +63,7 @@ def test_a_step_that_has_begun_and_an_id_that_exists_are_refused(node: CaptureNo
         node.coordinator.request(replace(MANUAL, ranks=(1,)), NAME, 30)
 
 
-def test_what_has_recorded_nothing_is_ended_and_costs_no_budget(
-    tmp_path: Path, stack: ExitStack
-) -> None:
+def test_what_has_recorded_nothing_is_ended_and_costs_no_budget(tmp_path, stack):
     node = CaptureNode(tmp_path, stack, captures_per_hour=1)
     asked = node.coordinator.request(AUTOMATIC, NAME, 20)
     node.answer(0, "capture_armed", step=20)
@@ -83,7 +79,7 @@ def test_what_has_recorded_nothing_is_ended_and_costs_no_budget(
     assert node.coordinator.request(ANOTHER, f"{NAME}-2", 40).start_step == 40
 
 
-def test_what_was_recorded_counts_though_it_is_ended(node: CaptureNode) -> None:
+def test_what_was_recorded_counts_though_it_is_ended(node):
     node.coordinator.request(AUTOMATIC, NAME, 20)
     node.answer(0, "capture_started", step=20)
     node.poll()
@@ -92,7 +88,7 @@ def test_what_was_recorded_counts_though_it_is_ended(node: CaptureNode) -> None:
         node.coordinator.prepare(ANOTHER)
 
 
-def test_a_rank_that_no_fleet_cancels_disarms_by_itself(node: CaptureNode) -> None:
+def test_a_rank_that_no_fleet_cancels_disarms_by_itself(node):
     asked = node.coordinator.request(MANUAL, NAME, 1000)
     assert node.command(0)["arm_timeout_s"] == 60
     node.poll(after_s=61)

@@ -91,7 +91,7 @@ def take(silent: Silent, folder: Path, left_s: float = 0.0, **options: Any) -> s
     return outside.take(silent, Directory(folder), target, left_s, monotonic=lambda: 0.0, **options)
 
 
-def test_faulthandlers_text_becomes_threads_innermost_last() -> None:
+def test_faulthandlers_text_becomes_threads_innermost_last():
     worker, main = gil_stacks.parse(DUMP.decode(), {16: "MainThread"}, 16)
     waiting = {"file": "/usr/lib/python3.14/threading.py", "line": 5, "function": "wait"}
     outer = {"file": "/home/me/train.py", "line": 0, "function": "<module>"}
@@ -114,14 +114,12 @@ def test_faulthandlers_text_becomes_threads_innermost_last() -> None:
         (b'{"threads": 5, "main": "x"}', [("worker", False), ("", False)]),
     ],
 )
-def test_the_pipe_is_read_to_the_end_of_the_dump(
-    pipe: Path, written: Callable[[bytes], int], head: bytes, names: list[tuple[str, bool]]
-) -> None:
+def test_the_pipe_is_read_to_the_end_of_the_dump(pipe, written, head, names):
     written(head + b"\n" + DUMP)
     assert [(thread["name"], thread["main"]) for thread in read(pipe.parent)] == names
 
 
-def test_nothing_is_waited_for_beyond_the_deadline_or_the_end_of_the_process(pipe: Path) -> None:
+def test_nothing_is_waited_for_beyond_the_deadline_or_the_end_of_the_process(pipe):
     directory, uid = Directory(pipe.parent), os.getuid()
     with pipe.open("r+b", buffering=0) as file:
         file.write(HEAD)
@@ -131,8 +129,8 @@ def test_nothing_is_waited_for_beyond_the_deadline_or_the_end_of_the_process(pip
 
 @pytest.mark.parametrize("step_s", [0.25, 0.0])
 def test_a_pipe_that_never_ends_is_left_at_the_deadline_or_when_it_is_too_much(
-    pipe: Path, written: Callable[[bytes], int], monkeypatch: pytest.MonkeyPatch, step_s: float
-) -> None:
+    pipe, written, monkeypatch, step_s
+):
     monkeypatch.setattr(gil_stacks, "MAX_BYTES", 50_000)
     times: list[float] = []
 
@@ -147,9 +145,7 @@ def test_a_pipe_that_never_ends_is_left_at_the_deadline_or_when_it_is_too_much(
     assert len(times) < 130
 
 
-def test_a_daemon_may_have_more_files_open_than_select_knows(
-    pipe: Path, written: Callable[[bytes], int], stack: ExitStack
-) -> None:
+def test_a_daemon_may_have_more_files_open_than_select_knows(pipe, written, stack):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
@@ -159,9 +155,7 @@ def test_a_daemon_may_have_more_files_open_than_select_knows(
     assert [thread["name"] for thread in read(pipe.parent)] == ["worker", "MainThread"]
 
 
-def test_only_a_named_pipe_of_the_rings_owner_is_read(
-    tmp_path: Path, pipe: Path, written: Callable[[bytes], int]
-) -> None:
+def test_only_a_named_pipe_of_the_rings_owner_is_read(tmp_path, pipe, written):
     written(HEAD + b"\n" + DUMP)
     assert read(tmp_path, uid=os.getuid() + 1) == []
     (tmp_path / "link").symlink_to(pipe)
@@ -174,7 +168,7 @@ def test_only_a_named_pipe_of_the_rings_owner_is_read(
     assert len(read(tmp_path)) == 2
 
 
-def test_py_spys_answer_becomes_threads() -> None:
+def test_py_spys_answer_becomes_threads():
     frame = {"name": "hold", "filename": "/home/me/train.py", "line": 12, "locals": None}
     outer = {"name": "<module>", "filename": "/home/me/train.py", "line": 20}
     thread = {"thread_id": 16, "thread_name": "MainThread", "os_thread_id": 7, "owns_gil": True}
@@ -185,7 +179,7 @@ def test_py_spys_answer_becomes_threads() -> None:
     assert py_spy.parse(b"[[", 7) == []
 
 
-def test_where_there_are_none_the_reason_is_said(tmp_path: Path) -> None:
+def test_where_there_are_none_the_reason_is_said(tmp_path):
     for reason, said in (
         (STOPPED, "the process is stopped: no stacks (py-spy is not installed)"),
         (HOLDS_GIL, "a C call holds the GIL: no stacks (py-spy is not installed; "
@@ -197,7 +191,7 @@ def test_where_there_are_none_the_reason_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_py_spy_has_no_more_time_than_is_left(tmp_path: Path) -> None:
+def test_py_spy_has_no_more_time_than_is_left(tmp_path):
     given = []
 
     def read(pid: int, timeout_s: float) -> list[dict[str, Any]]:
@@ -209,9 +203,7 @@ def test_py_spy_has_no_more_time_than_is_left(tmp_path: Path) -> None:
     assert given == [2.0, 5.0]
 
 
-def test_a_process_whose_gil_is_held_is_read_by_faulthandler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_whose_gil_is_held_is_read_by_faulthandler(tmp_path, monkeypatch):
     # Its dump may come in pieces where all cores are busy.
     monkeypatch.setattr(gil_stacks, "QUIET_S", 5.0)
     folder = Folder(tmp_path / "warpwatch")
@@ -236,9 +228,7 @@ def test_a_process_whose_gil_is_held_is_read_by_faulthandler(
     assert "warpwatch" in threads
 
 
-def test_the_pipe_of_threads_that_may_run_again_is_left_full(
-    pipe: Path, written: Callable[[bytes], int]
-) -> None:
+def test_the_pipe_of_threads_that_may_run_again_is_left_full(pipe, written):
     written(HEAD)
     for reason in (STOPPED, UNKNOWN):
         with pytest.raises(NoStacks, match="no stacks"):
@@ -247,7 +237,7 @@ def test_the_pipe_of_threads_that_may_run_again_is_left_full(
         assert file.read(10) == HEAD[:10]
 
 
-def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
+def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path):
     file = RingFile(tmp_path, job="steps")
     (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan(0.0, 0.0)
     expected = gil_stacks.file_name(ring.name)
@@ -262,7 +252,7 @@ def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
     ring.reader.close()
 
 
-def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path: Path) -> None:
+def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path):
     file = RingFile(tmp_path, job="claims")
     with file.held() as holder:
         (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan(0.0, 0.0)

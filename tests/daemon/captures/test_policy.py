@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from tests.manual_clock import ManualClock
 from warpwatch_daemon.captures import policy as policies
 from warpwatch_daemon.captures.disk import MAX_AGE_S, Disk, Room
 from warpwatch_daemon.captures.fair_queue import FairQueue
-from warpwatch_daemon.captures.policy import DAY_S, HOUR_S, Policy
+from warpwatch_daemon.captures.policy import DAY_S, HOUR_S, Policy, Refusals
 from warpwatch_daemon.config.triggers import Span, TriggersConfig, parse_span
 from warpwatch_telemetry.captures import CaptureRequest
 from warpwatch_telemetry.errors import Refused
@@ -34,7 +33,7 @@ def of_anomaly(number: int) -> CaptureRequest:
     return replace(AUTOMATIC, anomaly_id=f"a{number}", anomaly_kind=f"kind{number}")
 
 
-def test_a_budget_holds_for_an_hour_and_another_for_a_day(tmp_path: Path) -> None:
+def test_a_budget_holds_for_an_hour_and_another_for_a_day(tmp_path):
     judge = policy(tmp_path, captures_per_hour=1, captures_per_day=2)
     judge.begun(of_anomaly(1), 0.0)
     with pytest.raises(Refused, match=r"1 captures in the last hour; triggers\.captures_per_hour"):
@@ -49,9 +48,7 @@ def test_a_budget_holds_for_an_hour_and_another_for_a_day(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("hourly", "left"), [(0, 0), (1, 1), (4, 2)])
-def test_who_uses_up_the_budget_leaves_others_their_part(
-    tmp_path: Path, hourly: int, left: int
-) -> None:
+def test_who_uses_up_the_budget_leaves_others_their_part(tmp_path, hourly, left):
     judge = policy(tmp_path, captures_per_hour=hourly, captures_per_day=100)
     for number in range(hourly):
         judge.begun(of_anomaly(number), 0.0)
@@ -63,17 +60,29 @@ def test_who_uses_up_the_budget_leaves_others_their_part(
         judge.check(theirs[left], (), 2.0)
 
 
-def test_budgets_and_cooldowns_go_on_after_a_restart(node: CaptureNode) -> None:
+def test_budgets_and_cooldowns_go_on_after_a_restart(node):
     node.coordinator.request(AUTOMATIC)
+    node.clock.advance(300)
     node.restart(TriggersConfig(captures_per_day=1))
     judge = node.coordinator.policy
     with pytest.raises(Refused, match="captures_per_day is 1"):
         judge.check(of_anomaly(9), (), node.at)
-    with pytest.raises(Refused, match="cooldown_s leaves"):
-        judge.check(replace(AUTOMATIC, anomaly_id="a9"), (), node.at)
+    with pytest.raises(Refused, match="cooldown_s leaves 300 s"):
+        judge.check(ANOTHER, (), node.at)
 
 
-def test_a_cooldown_is_of_one_run_and_not_of_the_same_anomaly(tmp_path: Path) -> None:
+def test_refusals_count_again_when_they_are_new():
+    refusals, alert = Refusals(), replace(MANUAL, trigger="alert")
+    times = (0.0, 59.0, 60.0, 119.0)
+    assert [refusals.is_new(alert, "a", at) for at in times] == [True, False, True, False]
+    assert [refusals.is_new(AUTOMATIC, "a", at) for at in (0.0, DAY_S)] == [True, False]
+    assert [refusals.is_new(MANUAL, "a", at) for at in (0.0, 1.0)] == [True, True]
+    assert refusals.is_new(AUTOMATIC, "b", DAY_S)
+    refusals.forget(AUTOMATIC)
+    assert refusals.is_new(AUTOMATIC, "b", DAY_S)
+
+
+def test_a_cooldown_is_of_one_run_and_not_of_the_same_anomaly(tmp_path):
     judge = policy(tmp_path)
     judge.begun(AUTOMATIC, 0.0)
     judge.check(AUTOMATIC, (), 1.0)
@@ -85,7 +94,7 @@ def test_a_cooldown_is_of_one_run_and_not_of_the_same_anomaly(tmp_path: Path) ->
     judge.check(ANOTHER, (), 600.0)
 
 
-def test_a_manual_request_skips_cooldown_budgets_quiet_hours_and_dry_run(tmp_path: Path) -> None:
+def test_a_manual_request_skips_cooldown_budgets_quiet_hours_and_dry_run(tmp_path):
     budgets = {"captures_per_hour": 0, "captures_per_day": 0}
     judge = policy(tmp_path, **budgets, dry_run=True, quiet_hours=("00:00-24:00",))
     judge.begun(MANUAL, 0.0)
@@ -94,9 +103,7 @@ def test_a_manual_request_skips_cooldown_budgets_quiet_hours_and_dry_run(tmp_pat
         judge.check(MANUAL, (0,), 1.0)
 
 
-def test_baselines_of_ever_new_jobs_have_a_budget_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_baselines_of_ever_new_jobs_have_a_budget_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr(policies, "BASELINES_PER_DAY", 2)
     judge = policy(tmp_path)
     for number in range(2):
@@ -113,9 +120,7 @@ def test_baselines_of_ever_new_jobs_have_a_budget_of_their_own(
     judge.check(third, (), DAY_S)
 
 
-def test_a_baseline_counts_against_no_budget_of_anomalies_and_keeps_the_quiet(
-    tmp_path: Path,
-) -> None:
+def test_a_baseline_counts_against_no_budget_of_anomalies_and_keeps_the_quiet(tmp_path):
     judge = policy(tmp_path, captures_per_hour=1)
     judge.begun(BASELINE, 0.0)
     judge.check(AUTOMATIC, (), 1.0)
@@ -126,9 +131,7 @@ def test_a_baseline_counts_against_no_budget_of_anomalies_and_keeps_the_quiet(
         judge.check(BASELINE, (), 2.0)
 
 
-def test_quiet_hours_are_local_unless_they_say_utc(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitStack
-) -> None:
+def test_quiet_hours_are_local_unless_they_say_utc(tmp_path, monkeypatch, stack):
     # Local time is seven hours ahead: 06:30 when it is 23:30 UTC.
     stack.callback(time.tzset)
     stack.callback(monkeypatch.undo)
@@ -145,7 +148,7 @@ def test_quiet_hours_are_local_unless_they_say_utc(
         judge.check(AUTOMATIC, (), 0.0)
 
 
-def test_spans_of_the_day_are_read_and_others_refused_with_an_example() -> None:
+def test_spans_of_the_day_are_read_and_others_refused_with_an_example():
     assert parse_span("22:00-06:00") == Span(1320, 360)
     assert parse_span(" 00:00 - 24:00 ") == Span(0, 1440)
     assert parse_span("09:05-09:06") == Span(545, 546)
@@ -155,7 +158,7 @@ def test_spans_of_the_day_are_read_and_others_refused_with_an_example() -> None:
             parse_span(text)
 
 
-def test_a_dry_run_decides_as_it_would_and_takes_nothing(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_dry_run_decides_as_it_would_and_takes_nothing(tmp_path, stack):
     node = CaptureNode(tmp_path, stack, dry_run=True)
     with pytest.raises(Refused, match=r"would have been taken; triggers\.dry_run is on"):
         node.coordinator.request(AUTOMATIC)
@@ -180,7 +183,7 @@ class FakeDisk(Disk):
         return Room(1000 << 20, self.free_mib << 20)
 
 
-def test_a_full_disk_is_a_refusal_that_ends_when_there_is_room() -> None:
+def test_a_full_disk_is_a_refusal_that_ends_when_there_is_room():
     disk = FakeDisk(199, ManualClock())
     judge = Policy(TriggersConfig(), disk)
     with pytest.raises(Refused, match=r"199 MiB free in /store, 200 MiB are needed") as refused:
@@ -193,7 +196,7 @@ def test_a_full_disk_is_a_refusal_that_ends_when_there_is_room() -> None:
         policy(Path("/gone")).check(MANUAL, (), 0.0)
 
 
-def test_a_disk_that_hangs_is_not_touched_and_refused() -> None:
+def test_a_disk_that_hangs_is_not_touched_and_refused():
     clock = ManualClock()
     disk = FakeDisk(500, clock)
     judge = Policy(TriggersConfig(), disk)
@@ -206,7 +209,7 @@ def test_a_disk_that_hangs_is_not_touched_and_refused() -> None:
     assert refused.value.reason == "refused_disk"
 
 
-def test_what_came_to_nothing_for_want_of_room_counts_against_no_budget(tmp_path: Path) -> None:
+def test_what_came_to_nothing_for_want_of_room_counts_against_no_budget(tmp_path):
     judge = policy(tmp_path, captures_per_hour=1)
     judge.begun(AUTOMATIC, 5.0)
     with pytest.raises(Refused, match="cooldown_s leaves"):
@@ -218,7 +221,7 @@ def test_what_came_to_nothing_for_want_of_room_counts_against_no_budget(tmp_path
 # --- the queue of what is finished ---
 
 
-def test_owners_are_served_in_turn_however_much_one_of_them_has() -> None:
+def test_owners_are_served_in_turn_however_much_one_of_them_has():
     queue, done = FairQueue(10), list[str]()
     for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
         assert queue.put(name[0], partial(done.append, name))
@@ -227,7 +230,7 @@ def test_owners_are_served_in_turn_however_much_one_of_them_has() -> None:
     assert done == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_an_owner_with_too_much_has_no_more_taken_and_others_have() -> None:
+def test_an_owner_with_too_much_has_no_more_taken_and_others_have():
     queue, done = FairQueue(2), list[str]()
     taken = [queue.put("a", partial(done.append, str(n))) for n in range(4)]
     assert taken == [True, True, False, False]

@@ -70,9 +70,7 @@ def retained(store: Store, now: float = NOW) -> tuple[Hub, CaptureRegister]:
         ({"max_age": 3600.0}, 3601, set(), []),
     ],
 )
-def test_the_newest_captures_stay(
-    new: New, limits: dict[str, float], after_s: float, last: set[str], kept: list[str]
-) -> None:
+def test_the_newest_captures_stay(new, limits, after_s, last, kept):
     store = new(**limits)
     captures = [capture(store, f"c{number}", (3 - number) * DAY) for number in range(4)]
     stay, size = store.retain(captures, NOW + after_s, last)
@@ -80,14 +78,14 @@ def test_the_newest_captures_stay(
     assert (size > 0) == bool(kept)
 
 
-def test_what_has_a_copy_goes_before_what_has_none(new: New) -> None:
+def test_what_has_a_copy_goes_before_what_has_none(new):
     store = new(max_captures=2)
     captures = [capture(store, f"c{number}", (3 - number) * DAY) for number in range(3)]
     captures[1] = replace(captures[1], remote="s3://ours/elsewhere/")
     assert [one.id for one in store.retain(captures, NOW)[0]] == ["c0", "c2"]
 
 
-def test_the_captures_of_who_has_the_most_give_way(new: New) -> None:
+def test_the_captures_of_who_has_the_most_give_way(new):
     store = new(max_bytes=100 << 10)
     # The newest is too large by itself, and the others' are small and old.
     captures = [
@@ -98,7 +96,7 @@ def test_the_captures_of_who_has_the_most_give_way(new: New) -> None:
     assert [one.id for one in store.load(10)] == ["c0", "c1"]
 
 
-def test_what_a_power_cut_left_is_counted_and_removed_by_age(new: New) -> None:
+def test_what_a_power_cut_left_is_counted_and_removed_by_age(new):
     store = new(max_age=10 * DAY)
     old, young = orphan(store, "old", 11 * DAY, 5000), orphan(store, "young", 9 * DAY, 7000)
     # A record of another version stays for as long as a capture.
@@ -114,14 +112,14 @@ def test_what_a_power_cut_left_is_counted_and_removed_by_age(new: New) -> None:
     assert [path.exists() for path in (young, other)] == [False, True]
 
 
-def test_an_empty_folder_goes_after_an_hour(new: New) -> None:
+def test_an_empty_folder_goes_after_an_hour(new):
     store = new()
     old, young = orphan(store, "old", 3601.0), orphan(store, "young", 3599.0)
     retained(store)
     assert [path.exists() for path in (old, young)] == [False, True]
 
 
-def test_what_a_power_cut_left_takes_its_part_of_the_quotas(new: New) -> None:
+def test_what_a_power_cut_left_takes_its_part_of_the_quotas(new):
     store = new(max_bytes=20_000)
     left = orphan(store, "left", 2 * DAY, 15_000)
     for name, age_s in (("newest", 60.0), ("older", DAY)):
@@ -132,7 +130,7 @@ def test_what_a_power_cut_left_takes_its_part_of_the_quotas(new: New) -> None:
     assert 8000 < (counted(hub, "store_bytes") or 0) < 12_000
 
 
-def test_many_small_leftovers_are_bounded_by_the_number_of_captures(new: New) -> None:
+def test_many_small_leftovers_are_bounded_by_the_number_of_captures(new):
     store = new(max_captures=3)
     for number in range(8):
         orphan(store, f"left{number}", DAY + number, 10)
@@ -141,9 +139,7 @@ def test_many_small_leftovers_are_bounded_by_the_number_of_captures(new: New) ->
     assert sorted(path.name for path in store.folders()) == ["left0", "left1", "newest"]
 
 
-def test_a_capture_that_is_begun_meanwhile_is_not_taken_for_a_leftover(
-    new: New, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_that_is_begun_meanwhile_is_not_taken_for_a_leftover(new, monkeypatch):
     store = new(max_captures=1)
     capture(store, "newest", 60.0)
     register = CaptureRegister(store, Hub(10.0))
@@ -160,9 +156,7 @@ def test_a_capture_that_is_begun_meanwhile_is_not_taken_for_a_leftover(
     assert (folder / "capture.json").exists()
 
 
-def test_a_capture_is_on_disk_before_it_takes_its_name(
-    new: New, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_is_on_disk_before_it_takes_its_name(new, tmp_path, monkeypatch):
     store = new()
     calls: list[str] = []
     fsync, rename = os.fsync, os.rename
@@ -184,7 +178,7 @@ def test_a_capture_is_on_disk_before_it_takes_its_name(
     assert calls == [*folders, *record]
 
 
-def test_captures_are_their_daemons_alone(tmp_path: Path) -> None:
+def test_captures_are_their_daemons_alone(tmp_path):
     store = Store(StoreConfig(url=(tmp_path / "store").as_uri()))
     folder = Path(str(capture(store, "c1", 60.0).folder))
     modes = {
@@ -195,7 +189,7 @@ def test_captures_are_their_daemons_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_second_daemon_on_the_store_is_refused(tmp_path: Path, new: New) -> None:
+def test_a_second_daemon_on_the_store_is_refused(tmp_path, new):
     first = new()
     code = (
         "import sys; from warpwatch_daemon.captures.store import Store\n"

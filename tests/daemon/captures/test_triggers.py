@@ -96,7 +96,7 @@ def four(tmp_path: Path, stack: ExitStack) -> Node:
 # --- what is captured ---
 
 
-def test_a_slow_rank_is_captured_beside_its_nearest_peer(four: Node) -> None:
+def test_a_slow_rank_is_captured_beside_its_nearest_peer(four):
     four.see(replace(STRAGGLER, rank=2, device="GPU-2"))
     (capture,) = four.captures
     assert [rank.rank for rank in capture.ranks] == [1, 2]
@@ -107,7 +107,7 @@ def test_a_slow_rank_is_captured_beside_its_nearest_peer(four: Node) -> None:
     assert (four.outcome(), four.decision().capture_id) == ("captured", capture.id)
 
 
-def test_a_peer_is_well_itself_and_so_is_its_device(four: Node) -> None:
+def test_a_peer_is_well_itself_and_so_is_its_device(four):
     local = {rank.rank: rank for rank in four.source.live()}
     slow = replace(STRAGGLER, rank=2, device="GPU-2")
     stall = replace(STRAGGLER, id="a2", kind="data_stall", rank=1, device=None)
@@ -128,19 +128,19 @@ def test_a_peer_is_well_itself_and_so_is_its_device(four: Node) -> None:
         (REGRESSION, "torch", [0, 1]),
     ],
 )
-def test_a_kind_has_its_recipe(node: Node, anomaly: Anomaly, kind: str, ranks: list[int]) -> None:
+def test_a_kind_has_its_recipe(node, anomaly, kind, ranks):
     node.see(anomaly)
     found = [(one.request.kind, [rank.rank for rank in one.ranks]) for one in node.captures]
     assert found == [(kind, ranks)]
     assert node.outcome() == "captured"
 
 
-def test_without_a_healthy_peer_the_slow_rank_is_captured_alone(node: Node) -> None:
+def test_without_a_healthy_peer_the_slow_rank_is_captured_alone(node):
     node.see(STRAGGLER, replace(STRAGGLER, id="a2", kind="crash", rank=0, device="GPU-0"))
     assert [[rank.rank for rank in capture.ranks] for capture in node.captures] == [[1]]
 
 
-def test_stacks_of_a_hang_do_not_wait_for_what_runs(node: Node) -> None:
+def test_stacks_of_a_hang_do_not_wait_for_what_runs(node):
     node.see(replace(STRAGGLER, kind="memory_leak"))
     node.see(replace(STRAGGLER, kind="hang", id="a2"))
     assert [one.request.kind for one in node.captures] == ["memory", "stacks"]
@@ -148,8 +148,8 @@ def test_stacks_of_a_hang_do_not_wait_for_what_runs(node: Node) -> None:
 
 @pytest.mark.parametrize("brought", [True, False])
 def test_python_stacks_are_recorded_when_the_same_comes_back_and_was_not_captured_in_vain(
-    node: Node, brought: bool
-) -> None:
+    node, brought
+):
     node.see(STRAGGLER)
     assert node.captures[0].request.options == ()
     if brought:
@@ -183,8 +183,8 @@ def test_python_stacks_are_recorded_when_the_same_comes_back_and_was_not_capture
     ],
 )
 def test_what_is_not_captured_is_shown_with_its_reason_and_counted(
-    tmp_path: Path, stack: ExitStack, anomaly: Anomaly, options: dict[str, Any], decided: str
-) -> None:
+    tmp_path, stack, anomaly, options, decided
+):
     node = Node(tmp_path, stack, **options)
     for _ in range(3):
         node.see(anomaly)
@@ -194,7 +194,7 @@ def test_what_is_not_captured_is_shown_with_its_reason_and_counted(
     assert node.counted(found.outcome, "anomaly") == (found.outcome != "no_recipe")
 
 
-def test_a_reload_changes_the_recipes_of_what_comes_after_it(node: Node) -> None:
+def test_a_reload_changes_the_recipes_of_what_comes_after_it(node):
     node.reload(TriggersConfig(recipes={"straggler": None}))
     node.see(STRAGGLER)
     node.reload(TriggersConfig(recipes={"data_stall": RecipeConfig()}))
@@ -202,7 +202,7 @@ def test_a_reload_changes_the_recipes_of_what_comes_after_it(node: Node) -> None
     assert [capture.request.anomaly_id for capture in node.captures] == ["a2"]
 
 
-def test_a_refusal_is_counted_once_though_it_ends_and_is_opened_again(node: Node) -> None:
+def test_a_refusal_is_counted_once_though_it_ends_and_is_opened_again(node):
     node.see(STRAGGLER)
     node.complete()
     for _ in range(3):
@@ -218,7 +218,7 @@ def test_a_refusal_is_counted_once_though_it_ends_and_is_opened_again(node: Node
 # --- again ---
 
 
-def test_a_busy_rank_is_waited_for(node: Node) -> None:
+def test_a_busy_rank_is_waited_for(node):
     manual = node.coordinator.request(MANUAL)
     for _ in range(2):
         node.see(STRAGGLER)
@@ -230,7 +230,7 @@ def test_a_busy_rank_is_waited_for(node: Node) -> None:
     assert node.counted("refused_busy", "anomaly") == 1
 
 
-def test_what_is_over_before_its_ranks_are_free_is_counted_and_not_captured(node: Node) -> None:
+def test_what_is_over_before_its_ranks_are_free_is_counted_and_not_captured(node):
     node.coordinator.request(MANUAL)
     node.see(STRAGGLER)
     node.see()
@@ -241,7 +241,7 @@ def test_what_is_over_before_its_ranks_are_free_is_counted_and_not_captured(node
     assert len(node.captures) == 1
 
 
-def test_what_lasts_longer_than_quiet_hours_is_captured_after_them(node: Node) -> None:
+def test_what_lasts_longer_than_quiet_hours_is_captured_after_them(node):
     node.reload(ALL_DAY)
     for after_s in range(0, 3600, 30):
         node.see(STRAGGLER, after_s=after_s)
@@ -261,7 +261,7 @@ def test_what_lasts_longer_than_quiet_hours_is_captured_after_them(node: Node) -
     assert len(node.captures) == 1
 
 
-def test_what_lasts_longer_than_a_cooldown_is_captured_after_it(node: Node) -> None:
+def test_what_lasts_longer_than_a_cooldown_is_captured_after_it(node):
     node.see(STRAGGLER)
     node.complete()
     another = replace(STRAGGLER, id="a2")
@@ -274,7 +274,7 @@ def test_what_lasts_longer_than_a_cooldown_is_captured_after_it(node: Node) -> N
     assert node.outcome("a2") == "captured"
 
 
-def test_what_the_store_had_no_room_for_is_asked_for_again(node: Node) -> None:
+def test_what_the_store_had_no_room_for_is_asked_for_again(node):
     away = node.store.path.with_name("away")
     node.store.path.rename(away)
     for after_s in (0, 1, 61, 62):
@@ -290,7 +290,7 @@ def test_what_the_store_had_no_room_for_is_asked_for_again(node: Node) -> None:
     assert node.complete().outcome == "complete"
 
 
-def test_an_event_is_not_captured_hours_after_it(node: Node) -> None:
+def test_an_event_is_not_captured_hours_after_it(node):
     recipes: dict[AnomalyKind, RecipeConfig | None] = {"xid": CULPRIT}
     node.reload(ALL_DAY.model_copy(update={"recipes": recipes}))
     event = replace(STRAGGLER, kind="xid")
@@ -301,7 +301,7 @@ def test_an_event_is_not_captured_hours_after_it(node: Node) -> None:
     assert node.captures == ()
 
 
-def test_an_interrupted_capture_is_repeated_once_whatever_the_cooldown(node: Node) -> None:
+def test_an_interrupted_capture_is_repeated_once_whatever_the_cooldown(node):
     node.see(STRAGGLER)
     assert node.fail(INTERRUPTED).outcome == "failed"
     # It waits for the end of quiet hours.
@@ -318,14 +318,14 @@ def test_an_interrupted_capture_is_repeated_once_whatever_the_cooldown(node: Nod
     assert node.decision().capture_id == node.captures[1].id
 
 
-def test_a_capture_that_failed_otherwise_is_not_repeated(node: Node) -> None:
+def test_a_capture_that_failed_otherwise_is_not_repeated(node):
     node.see(STRAGGLER)
     assert node.fail("no_space").outcome == "failed"
     node.see(STRAGGLER, after_s=200)
     assert len(node.captures) == 1
 
 
-def test_a_capture_without_the_culprit_is_repeated_when_it_is_back(node: Node) -> None:
+def test_a_capture_without_the_culprit_is_repeated_when_it_is_back(node):
     node.see(STRAGGLER)
     node.kill(1)
     node.deliver(0)
@@ -339,7 +339,7 @@ def test_a_capture_without_the_culprit_is_repeated_when_it_is_back(node: Node) -
     assert len(node.captures) == 2
 
 
-def test_stacks_of_a_process_that_cannot_answer_are_not_asked_for_again() -> None:
+def test_stacks_of_a_process_that_cannot_answer_are_not_asked_for_again():
     for detail, repeated in (
         ("the process ended before it answered", True),
         ("the process is stopped", False),
@@ -351,7 +351,7 @@ def test_stacks_of_a_process_that_cannot_answer_are_not_asked_for_again() -> Non
         assert is_interrupted(capture, culprit=0) is False
 
 
-def test_a_restart_captures_nothing_twice(node: Node) -> None:
+def test_a_restart_captures_nothing_twice(node):
     node.see(STRAGGLER)
     capture = node.complete()
     node.restart()
@@ -360,7 +360,7 @@ def test_a_restart_captures_nothing_twice(node: Node) -> None:
     assert (node.outcome(), node.decision().capture_id) == ("captured", capture.id)
 
 
-def test_what_a_restart_has_interrupted_is_captured_again_once(node: Node) -> None:
+def test_what_a_restart_has_interrupted_is_captured_again_once(node):
     node.see(STRAGGLER)
     node.restart()
     assert node.captures[0].detail == "interrupted: the daemon ended meanwhile"
@@ -373,15 +373,13 @@ def test_what_a_restart_has_interrupted_is_captured_again_once(node: Node) -> No
 # --- many nodes ---
 
 
-def test_a_rank_of_another_node_is_no_peer(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_rank_of_another_node_is_no_peer(tmp_path, stack):
     node = Node(tmp_path, stack, ranks=(2, 3), world_size=4)
     node.see(replace(STRAGGLER, rank=3))
     assert [rank.rank for rank in node.captures[0].ranks] == [2, 3]
 
 
-def test_waiting_for_others_must_outlast_another_nodes_capture(
-    tmp_path: Path, stack: ExitStack
-) -> None:
+def test_waiting_for_others_must_outlast_another_nodes_capture(tmp_path, stack):
     node = Node(tmp_path, stack, ranks=(0, 1), world_size=4)
     node.see(REGRESSION, after_s=1)
     node.see(REGRESSION, after_s=59)

@@ -88,7 +88,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_percentiles_are_right_to_one_percent_however_steps_are_spread() -> None:
+def test_percentiles_are_right_to_one_percent_however_steps_are_spread():
     source = random.Random(0)
     for spread in (0.01, 1.0):
         histogram = StepHistogram()
@@ -100,7 +100,7 @@ def test_percentiles_are_right_to_one_percent_however_steps_are_spread() -> None
         assert histogram.percentile(0.95) == pytest.approx(cut[18], rel=0.01)
 
 
-def test_steps_of_any_length_take_no_more_memory() -> None:
+def test_steps_of_any_length_take_no_more_memory():
     histogram = StepHistogram()
     for duration_s in (0.0, 1e-300, 1e9):
         histogram.add(duration_s)
@@ -110,7 +110,7 @@ def test_steps_of_any_length_take_no_more_memory() -> None:
     assert StepHistogram().percentile(0.5) is None
 
 
-def test_a_run_is_summed_up_while_it_goes_on(node: Node) -> None:
+def test_a_run_is_summed_up_while_it_goes_on(node):
     anomaly = Anomaly(
         time=BEGAN, severity="warning", summary="", **JOB.fields(), id="a1", kind="straggler"
     )
@@ -132,7 +132,7 @@ def test_a_run_is_summed_up_while_it_goes_on(node: Node) -> None:
     assert run.anomalies == {"straggler": 1}
 
 
-def test_a_run_that_begins_or_ends_is_shown_within_a_second(node: Node) -> None:
+def test_a_run_that_begins_or_ends_is_shown_within_a_second(node):
     node.train(range(2))
     for number, owner in enumerate(("a", "b")):
         node.runs.observe(step(number, run=owner))
@@ -147,7 +147,7 @@ def test_a_run_that_begins_or_ends_is_shown_within_a_second(node: Node) -> None:
     assert node.run().time == BEGAN + 99
 
 
-def test_a_run_that_goes_on_is_written_once_a_minute(node: Node) -> None:
+def test_a_run_that_goes_on_is_written_once_a_minute(node):
     node.train(range(2))
     (path,) = [node.runs.write(), *node.path.rglob("*.json")][1:]
     written = []
@@ -158,7 +158,7 @@ def test_a_run_that_goes_on_is_written_once_a_minute(node: Node) -> None:
     assert written == [2, 2, 61]
 
 
-def test_what_is_no_training_step_counts_for_nothing(node: Node) -> None:
+def test_what_is_no_training_step_counts_for_nothing(node):
     node.train(range(120))
     before = node.run()
     node.train(range(120, 160), 30.0, profiled=True)
@@ -169,7 +169,7 @@ def test_what_is_no_training_step_counts_for_nothing(node: Node) -> None:
     assert set(after.phases_s) == {"forward", "backward", "other"}
 
 
-def test_a_run_ends_with_its_ranks_and_is_on_disk(node: Node) -> None:
+def test_a_run_ends_with_its_ranks_and_is_on_disk(node):
     node.train(range(120))
     node.runs.write()
     node.ranks = (rank(0, "exited"), rank(1, "died"))
@@ -185,7 +185,7 @@ def test_a_run_ends_with_its_ranks_and_is_on_disk(node: Node) -> None:
     assert node.run().time == BEGAN + 130
 
 
-def test_a_restart_of_the_daemon_counts_no_step_twice(node: Node) -> None:
+def test_a_restart_of_the_daemon_counts_no_step_twice(node):
     node.train(range(120))
     node.runs.write()
     node.start()
@@ -199,7 +199,7 @@ def test_a_restart_of_the_daemon_counts_no_step_twice(node: Node) -> None:
     assert run.tokens_per_step == pytest.approx(1000.0)
 
 
-def test_a_run_that_ended_while_no_daemon_looked_has_ended(node: Node) -> None:
+def test_a_run_that_ended_while_no_daemon_looked_has_ended(node):
     node.train(range(120))
     node.runs.write()
     node.ranks = ()
@@ -215,7 +215,7 @@ def summary(number: int, owner: str = "uid/1", **changes: object) -> RunSummary:
     return RunSummary(owner, "train", f"r{number:04d}", **{**fields, **changes})  # type: ignore[arg-type]
 
 
-def test_who_has_the_most_runs_loses_the_oldest(node: Node) -> None:
+def test_who_has_the_most_runs_loses_the_oldest(node):
     files = RunFiles(node.path)
     for number in range(MAX_RUNS):
         files.save(summary(number))
@@ -230,7 +230,7 @@ def test_who_has_the_most_runs_loses_the_oldest(node: Node) -> None:
     assert min(run.run for run in runs if run.owner == "uid/1") == "r0005"
 
 
-def test_names_are_short_single_segments_of_a_path_and_stay_different() -> None:
+def test_names_are_short_single_segments_of_a_path_and_stay_different():
     assert key_of(JobId("ns/a", "b/c", "../../d")) == "ns%2Fa/b%2Fc/..%2F..%2Fd.json"
     assert key_of(JobId("uid/1", "..", "")) == "uid%2F1/%2E%2E/%00.json"
     first, second = (key_of(JobId("uid/1", "é" * 200 + end, "r")) for end in "ab")
@@ -238,7 +238,7 @@ def test_names_are_short_single_segments_of_a_path_and_stay_different() -> None:
     assert max(len(part) for part in first.split("/")) <= 128
 
 
-def test_what_cannot_be_read_costs_nothing_else(node: Node) -> None:
+def test_what_cannot_be_read_costs_nothing_else(node):
     RunFiles(node.path).save(summary(1))
     (node.path / "runs/uid%2F1/train/broken.json").write_text("{")
     (node.path / "runs/uid%2F1/train/newer.json").write_text('{"schema": 2}')
@@ -246,7 +246,7 @@ def test_what_cannot_be_read_costs_nothing_else(node: Node) -> None:
     assert [run.run for run in node.runs.all()] == ["r0001"]
 
 
-def test_a_summary_is_copied_at_the_end_and_each_ten_minutes(tmp_path: Path) -> None:
+def test_a_summary_is_copied_at_the_end_and_each_ten_minutes(tmp_path):
     pytest.importorskip("obstore")
     (tmp_path / "store").mkdir()
     node = Node(tmp_path / "store")
@@ -289,7 +289,7 @@ def run_of(phases_s: Mapping[str, float], step_s: float, **changes: object) -> R
     return replace(summary(0), **fields)
 
 
-def test_a_comparison_names_the_phase_that_grew() -> None:
+def test_a_comparison_names_the_phase_that_grew():
     before = run_of({"forward": 0.2, "backward": 0.25}, 0.5)
     after = run_of({"forward": 0.3, "backward": 0.21}, 0.6)
     found = compare(before, after)
@@ -300,7 +300,7 @@ def test_a_comparison_names_the_phase_that_grew() -> None:
     assert found.differs == ()
 
 
-def test_a_comparison_says_what_makes_runs_different() -> None:
+def test_a_comparison_says_what_makes_runs_different():
     before = run_of({}, 0.5, gpu_model="NVIDIA A100", world_size=4)
     after = run_of({}, 0.4, gpu_model="NVIDIA H100", tokens_per_step=2000.0)
     assert compare(before, after).differs == (
@@ -338,7 +338,7 @@ def said(node: Node, *before: RunSummary) -> list[float] | None:
     return found
 
 
-def test_a_run_is_compared_with_the_last_ones_of_its_kind(node: Node) -> None:
+def test_a_run_is_compared_with_the_last_ones_of_its_kind(node):
     runs = [kept(number, 0.4 + number / 100) for number in range(7)]
     assert said(node, *runs) == pytest.approx([0.46, 0.45, 0.44, 0.43, 0.42])
 
@@ -357,12 +357,12 @@ def test_a_run_is_compared_with_the_last_ones_of_its_kind(node: Node) -> None:
         {"first_time": BEGAN + 1},
     ],
 )
-def test_runs_of_another_kind_say_nothing_of_it(node: Node, other: dict[str, Any]) -> None:
+def test_runs_of_another_kind_say_nothing_of_it(node, other):
     assert said(node, kept(1, **other)) is None
     assert said(node, kept(2)) == [0.5]
 
 
-def test_what_three_runs_in_a_row_have_been_is_how_the_job_is_now(node: Node) -> None:
+def test_what_three_runs_in_a_row_have_been_is_how_the_job_is_now(node):
     slow = {"run_regression": 1}
     runs = [kept(1), kept(2, 0.6, anomalies=slow), kept(3, 0.62, anomalies=slow)]
     assert said(node, *runs) == [0.5]

@@ -120,7 +120,7 @@ def puts(s3: Bucket) -> list[str]:
     return [line.rpartition("/")[2] for line in s3.proxy.seen if line.startswith("PUT ")]
 
 
-def test_a_capture_is_copied_whole_and_the_manifest_last(node: Node, s3: Bucket) -> None:
+def test_a_capture_is_copied_whole_and_the_manifest_last(node, s3):
     capture = node.sent(node.priced())
     assert capture.outcome == "complete"
     assert capture.remote == f"s3://ours/{place(capture)}/"
@@ -141,7 +141,7 @@ def test_a_capture_is_copied_whole_and_the_manifest_last(node: Node, s3: Bucket)
     assert {line.partition(" ")[0] for line in s3.proxy.seen} == {"PUT"}
 
 
-def test_a_capture_that_is_there_is_not_copied_again(node: Node, s3: Bucket) -> None:
+def test_a_capture_that_is_there_is_not_copied_again(node, s3):
     s3.proxy.set("refuse")
     capture = node.priced()
     assert node.sent(capture).remote is None
@@ -159,7 +159,7 @@ def test_a_capture_that_is_there_is_not_copied_again(node: Node, s3: Bucket) -> 
     assert Store(node.store.config).load(1)[0].remote == capture.remote
 
 
-def test_the_record_waits_until_the_price_is_known(node: Node, s3: Bucket) -> None:
+def test_the_record_waits_until_the_price_is_known(node, s3):
     asked = node.coordinator.request(MANUAL)
     for rank in (0, 1):
         node.deliver(rank)
@@ -175,9 +175,7 @@ def test_the_record_waits_until_the_price_is_known(node: Node, s3: Bucket) -> No
 
 
 @pytest.mark.parametrize("mode", ["refuse", "silent", "cut", 503, 507, 403, 404])
-def test_what_could_not_be_copied_comes_later_and_once(
-    node: Node, s3: Bucket, monkeypatch: pytest.MonkeyPatch, mode: str | int
-) -> None:
+def test_what_could_not_be_copied_comes_later_and_once(node, s3, monkeypatch, mode):
     first, second = node.priced(), node.priced(0)
     s3.proxy.set(mode)
     if mode == "silent":
@@ -200,7 +198,7 @@ def test_what_could_not_be_copied_comes_later_and_once(
     assert [first.id in line for line in manifests] == [True, False]
 
 
-def test_it_is_tried_ever_less_often(node: Node, s3: Bucket) -> None:
+def test_it_is_tried_ever_less_often(node, s3):
     capture = node.priced()
     s3.proxy.set(403)
     for _ in range(60):
@@ -219,7 +217,7 @@ def test_it_is_tried_ever_less_often(node: Node, s3: Bucket) -> None:
     assert node.uploaded("failed") == 9
 
 
-def test_a_capture_that_always_fails_does_not_keep_back_the_others(node: Node, s3: Bucket) -> None:
+def test_a_capture_that_always_fails_does_not_keep_back_the_others(node, s3):
     first, second = node.priced(), node.priced()
     s3.proxy.denied = f"{first.id}/rank0"
     for _ in range(5):
@@ -230,7 +228,7 @@ def test_a_capture_that_always_fails_does_not_keep_back_the_others(node: Node, s
     assert node.sent(first).remote is not None
 
 
-def test_what_retention_removes_first_is_given_up_and_counted(node: Node, s3: Bucket) -> None:
+def test_what_retention_removes_first_is_given_up_and_counted(node, s3):
     first, second = node.priced(), node.priced()
     s3.proxy.set("refuse")
     node.sent(first)
@@ -242,7 +240,7 @@ def test_what_retention_removes_first_is_given_up_and_counted(node: Node, s3: Bu
     assert s3.objects() == whole(node.capture(second))
 
 
-def test_a_large_trace_goes_in_parts(node: Node, s3: Bucket) -> None:
+def test_a_large_trace_goes_in_parts(node, s3):
     content = random.Random(0).randbytes(12 << 20)
     path = node.store.path / "large"
     path.write_bytes(content)
@@ -251,7 +249,7 @@ def test_a_large_trace_goes_in_parts(node: Node, s3: Bucket) -> None:
     assert sum("partNumber=" in line for line in s3.proxy.seen) == 3
 
 
-def test_a_folder_is_a_remote_store_as_well(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_folder_is_a_remote_store_as_well(tmp_path, stack):
     node = Node(tmp_path, stack, (tmp_path / "shared" / "folder").as_uri())
     capture = node.sent(node.priced())
     assert capture.remote == f"file://{tmp_path}/shared/folder/{place(capture)[5:]}/"
@@ -259,9 +257,7 @@ def test_a_folder_is_a_remote_store_as_well(tmp_path: Path, stack: ExitStack) ->
     assert names == {*capture.files, "capture.json", "manifest.json"}
 
 
-def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(
-    node: Node, s3: Bucket, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node, s3, capsys):
     def diagnosis(address: str) -> object:
         assert diagnose(["--json", address]) in (0, 1)
         return json.loads(capsys.readouterr().out)
@@ -279,7 +275,7 @@ def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(
     assert diagnosis(f"{capture.remote}rank0.pt.trace.json.gz") != local
 
 
-def test_an_address_without_a_capture_is_named_in_one_line(s3: Bucket) -> None:
+def test_an_address_without_a_capture_is_named_in_one_line(s3):
     with pytest.raises(UsageError, match=r"^s3://ours/gpus/no is no capture, or not whole"):
         diagnose(["s3://ours/gpus/no"])
     RemoteStore(URL).put("c/capture.json", b"[]")
@@ -287,7 +283,7 @@ def test_an_address_without_a_capture_is_named_in_one_line(s3: Bucket) -> None:
         diagnose(["s3://ours/gpus/c/"])
 
 
-def test_a_record_names_no_file_outside_of_its_folder(node: Node, s3: Bucket) -> None:
+def test_a_record_names_no_file_outside_of_its_folder(node, s3):
     capture = node.sent(node.priced())
     record = s3.folder / place(capture) / "capture.json"
     changed = record.read_text().replace("rank0.pt.trace", "../../rank0.pt.trace")
@@ -296,9 +292,7 @@ def test_a_record_names_no_file_outside_of_its_folder(node: Node, s3: Bucket) ->
         diagnose([str(capture.remote)])
 
 
-def test_without_obstore_the_configuration_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_obstore_the_configuration_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(UsageError, match=r"needs obstore: pip install 'warpwatch\[remote\]'"):
         RemoteStore(tmp_path.as_uri())
