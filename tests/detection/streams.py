@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
@@ -149,3 +150,39 @@ def with_events(steps: Iterable[Step], tell: Extra) -> Iterator[Record]:
         if (duration_s := tell(step.step, step.rank)) > 0:
             detail = {"duration_s": duration_s, "generation": 2, "step": step.step}
             yield RankEvent(step.time, step.job, step.rank, "gc_pause", detail)
+
+
+# What the rendezvous reads again of every rank.
+REWIND = 200
+
+
+def restarted(engine: Detection, now: float, **sections: Any) -> tuple[Detection, list[Anomaly]]:
+    """The next daemon's engine, and what the restart closed."""
+    body = snapshot.take(engine.parts())
+    fresh = detection(**sections)
+    saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
+    kinds = snapshot.give_back(saved, fresh.parts())
+    return fresh, [change.anomaly for change in fresh.resume(now, kinds)]
+
+
+def again(records: list[Record]) -> list[Record]:
+    """What a new daemon reads of rings that it has read before."""
+    seen = [record for record in records if isinstance(record, RankSeen)]
+    steps = [record for record in records if isinstance(record, Step)]
+    return [*seen, *steps[-REWIND:]]
+
+
+def lives(engine: Detection, records: Iterable[Record], every: int = 0) -> list[tuple[Any, ...]]:
+    """Kind, id, rank, begin and end of every anomaly; a restart after each ``every`` records."""
+    reported: dict[str, tuple[Any, ...]] = {}
+    read: list[Record] = []
+    for number, record in enumerate(records, 1):
+        read.append(record)
+        changes = fed(engine, [record])
+        if every and number % every == 0:
+            engine, closed = restarted(engine, read[-1].time)
+            assert closed == []
+            changes += fed(engine, again(read))
+        for one in changes:
+            reported[one.id] = (one.kind, one.id, one.rank, one.begin_step, one.end_time)
+    return list(reported.values())

@@ -9,8 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.detection.restarts import again, lives, restarted
-from tests.detection.streams import EPOCH_S, Job, detection, fed, lived, opened
+from tests.detection.streams import (
+    EPOCH_S,
+    Job,
+    again,
+    detection,
+    fed,
+    lived,
+    lives,
+    opened,
+    restarted,
+)
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.config import DetectionConfig, HangConfig
 from warpwatch_detection.detectors import DETECTORS

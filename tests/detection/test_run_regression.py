@@ -66,15 +66,10 @@ def test_the_limit_is_the_earlier_runs_own_spread(
     assert (compared(engine, step_s, earlier_s) is not None) == is_found
 
 
-def test_it_is_over_well_below_the_limit_and_not_at_it(engine: Detection) -> None:
-    assert compared(engine, 0.6, [0.5], 1.0) is not None
-    assert compared(engine, 0.54, [0.5], 2.0) is not None
-    assert compared(engine, 0.52, [0.5], 3.0) is None
-
-
-def test_few_steps_say_nothing(engine: Detection) -> None:
+def test_it_is_over_well_below_the_limit_and_few_steps_say_nothing(engine: Detection) -> None:
     assert compared(engine, 0.9, [0.5], steps=99) is None
-    assert compared(engine, 0.9, [0.5], steps=100) is not None
+    for time, step_s, is_found in ((1.0, 0.6, True), (2.0, 0.54, True), (3.0, 0.52, False)):
+        assert (compared(engine, step_s, [0.5], time, steps=100) is not None) == is_found
 
 
 @pytest.mark.parametrize(
@@ -89,9 +84,3 @@ def test_few_steps_say_nothing(engine: Detection) -> None:
 )
 def test_what_is_no_comparison_says_nothing(engine: Detection, detail: dict[str, Any]) -> None:
     assert compared(engine, **({"step_s": 0.9, "earlier_s": None} | detail)) is None
-
-
-def test_it_can_be_switched_off() -> None:
-    engine = alone()
-    engine.feed(Step(0.0, "llama", 0, 1, 0.5))
-    assert compared(engine, 0.9, [0.5]) is None

@@ -1,14 +1,18 @@
-"""An anomaly remembers its worst moment, and says when it recovers."""
+"""What an anomaly was at its worst, and what a device does to its job as one anomaly."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.detection.gpus import Metrics, Node, key
 from tests.detection.life import Life
-from tests.detection.streams import EPOCH_S
+from tests.detection.streams import EPOCH_S, Job, detection, fed, lives
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Worst
+from warpwatch_telemetry.records import Record
 
 
 def slower(life: Life, at: float, percent: int, step: int) -> Any:
@@ -121,3 +125,82 @@ def test_events_add_up_so_that_their_newest_word_is_kept():
     ecc, crash = life.register.active
     assert (ecc.summary, crash.summary) == ("1 more since", "rank 1 raised; 2 more followed")
     assert life.register.expire(EPOCH_S + 1000)[1].anomaly.summary == crash.summary
+
+
+def training(throttled_first_s: float) -> Iterator[Record]:
+    """Four ranks on four GPUs; GPU 3 gets hot, and its rank slow before or after."""
+    node, job = Node(gpus=4, broken=3), Job(ranks=4, step_s=0.5, noise=0.02)
+    slow_from, hot_from, well_from = 300.0, 300.0 - throttled_first_s, 500.0
+    throttled_s = 0.0
+
+    def hot(_: float, values: Metrics) -> Metrics:
+        nonlocal throttled_s
+        if hot_from <= node.time - begun < well_from:
+            throttled_s += 1.0
+        return {key("throttle_seconds_total", "hw_thermal"): throttled_s}
+
+    def slow(_: int, rank: int) -> float:
+        at = job.time - begun
+        return 0.15 if rank == 3 and slow_from <= at < well_from else 0.0
+
+    begun = job.time
+    yield from node.seen()
+    steps = job.steps(10_000, compute=slow)
+    step = next(steps)
+    for reading in node.readings(700, hot):
+        while step.time <= reading.time:
+            yield step
+            step = next(steps)
+        yield reading
+
+
+@pytest.mark.parametrize(("throttled_first_s", "restart_every"), [(60.0, 701), (-60.0, 0)])
+def test_a_hot_gpu_and_its_slow_rank_are_one_anomaly_at_last(throttled_first_s, restart_every):
+    engine = detection()
+    reported = lives(engine, training(throttled_first_s), restart_every)
+    kinds = [life[0] for life in reported]
+    assert kinds == (["straggler"] if throttled_first_s < 0 else []) + ["thermal_throttle"]
+    assert [life[2] for life in reported] == [3] * len(reported)
+    assert all(life[4] is not None for life in reported)
+
+
+def test_the_hot_gpu_says_what_it_does_to_its_job():
+    engine = detection()
+    found = fed(engine, training(60.0))
+    effects = [one for one in found if one.effects]
+    assert {one.kind for one in effects} == {"thermal_throttle"}
+    assert "; in llama rank 3 computes" in effects[0].summary
+    assert engine.suppressed_counts["straggler", "thermal_throttle"] == 1
+    assert engine.active == ()
+
+
+XID, ECC, ROWS = (
+    key("xid_errors_total", "94"),
+    key("ecc_errors_total", "uncorrected"),
+    key("row_remap_pending"),
+)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((XID, ECC, ROWS))))
+def test_a_memory_error_that_is_xid_ecc_and_row_remap_is_one_anomaly_at_last(order):
+    node, engine = Node(), detection()
+    fed(engine, [*node.seen(), *node.readings(150)])
+    begins = {name: 5.0 + 2 * number for number, name in enumerate(order)}
+
+    def broken(since_s: float, _: Metrics) -> Metrics:
+        return {name: 1.0 for name, begin in begins.items() if since_s >= begin}
+
+    # The row waits for a reset for longer than an event is held.
+    fed(engine, node.readings(1200, broken, interval_s=4.0))
+    (anomaly,) = engine.active
+    assert (anomaly.kind, anomaly.severity) == ("xid", "critical")
+    assert "new uncorrectable memory error" in anomaly.summary
+    assert "waits for the GPU's next reset" in anomaly.summary
+    assert all(before.explained_by is not None for before in engine.history)
+
+
+def test_an_xid_of_something_else_explains_no_memory_error():
+    node, engine = Node(), detection()
+    fed(engine, [*node.seen(), *node.readings(150)])
+    fed(engine, node.readings(20, lambda *_: {key("xid_errors_total", "31"): 1.0, ECC: 1.0}))
+    assert {one.kind for one in engine.active} == {"xid", "ecc_uncorrectable"}
