@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.devices.attribution.fake_kubelet import FakeKubelet, pods
 from tests.devices.attribution.gpus import GPU_0, node
-from tests.devices.recording import RecordingSink, wait_until
-from warpwatch_daemon.agent.supervisor import Supervisor
+from tests.devices.hand_loops import HandLoops
+from tests.devices.recording import RecordingSink
+from tests.manual_clock import ManualClock
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
-from warpwatch_devices.attribution.source import Asker, AttributionSource, origins_of
+from warpwatch_devices.attribution.source import (
+    INTERVAL_S,
+    Asker,
+    AttributionSource,
+    origins_of,
+)
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.source import Surroundings
 from warpwatch_telemetry.attribution import Attribution, SlurmJob
 from warpwatch_telemetry.samples import DeviceSample
-
-Devices = Callable[[], tuple[DeviceSample, ...]]
-
-
-def surroundings(devices: Devices = node) -> Surroundings:
-    return Surroundings(
-        load_of=lambda index: None,
-        devices=devices,
-        counters_wanted=lambda: False,
-        fail=lambda reason: None,
-    )
-
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("INTERVAL_S", "TICK_S"):
-        monkeypatch.setattr(f"warpwatch_devices.attribution.source.{name}", 0.1)
-
-
-@pytest.fixture
-def supervisor() -> Iterator[Supervisor]:
-    running = Supervisor()
-    yield running
-    running.stop()
 
 
 class Scripted:
@@ -50,8 +31,8 @@ class Scripted:
     name = "kubelet"
     needs_devices = True
 
-    def __init__(self) -> None:
-        self.outcome: OriginAnswer | OriginError = OriginAnswer()
+    def __init__(self, outcome: OriginAnswer | OriginError | None = None) -> None:
+        self.outcome = outcome or OriginAnswer()
         self.reads = 0
 
     def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
@@ -64,8 +45,23 @@ class Scripted:
         pass
 
 
-def asker(origin: Scripted, sink: RecordingSink, devices: Devices = node) -> Asker:
-    return Asker(origin, 0.0, devices, sink, lambda origin, failure, duration_s: None)
+class Asked:
+    """A scripted origin and what is published of it, at a time that the test moves."""
+
+    def __init__(self, devices: Callable[[], tuple[DeviceSample, ...]] = node) -> None:
+        self.origin, self.sink, self.clock = Scripted(), RecordingSink(), ManualClock()
+        clocks = {"monotonic": self.clock.monotonic, "wall": self.clock.wall}
+        report = (lambda origin, failure, duration_s: None,)
+        self.asker = Asker(self.origin, INTERVAL_S, devices, self.sink, *report, **clocks)
+
+    def step(self, outcome: OriginAnswer | OriginError | None = None) -> None:
+        self.origin.outcome = outcome or OriginAnswer()
+        self.clock.advance(INTERVAL_S)
+        self.asker.step()
+
+    @property
+    def errors(self) -> float:
+        return self.sink.counts["attribution_errors_total", "kubelet"]
 
 
 def test_the_configuration_says_who_is_asked(tmp_path: Path) -> None:
@@ -79,91 +75,60 @@ def test_the_configuration_says_who_is_asked(tmp_path: Path) -> None:
     assert names(slurm=str(tmp_path)) == ["cgroup", "kubelet", "slurm"]
 
 
-def test_a_kubelet_that_goes_leaves_its_last_word_with_its_time(
-    tmp_path: Path, supervisor: Supervisor
+def test_an_origin_that_fails_leaves_its_last_word_with_its_time_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    socket = tmp_path / "kubelet.sock"
-    kubelet = FakeKubelet(socket, pods(("before", "nvidia.com/gpu", GPU_0)))
-    config = AttributionConfig(kubelet_socket=str(socket), slurm="off")
-    source, sink = AttributionSource(config, surroundings()), RecordingSink()
-
-    def of_kubelet() -> list[Attribution]:
-        return [reported for reported in sink.attributions if reported.origin == "kubelet"]
-
-    def failures() -> float:
-        return sink.counts["attribution_errors_total", "kubelet"]
-
-    source.start(supervisor, sink)
-    wait_until(of_kubelet)
-    kubelet.stop()
-    wait_until(lambda: failures() >= 2)
-    wait_until(lambda: not sink.healths[-1].up)
-    assert sink.healths[-1].name == "attribution"
-    assert sink.healths[-1].reason.startswith("kubelet: ")
-    before = of_kubelet()
-    assert before[-1].workloads[GPU_0][0].pod == "before"
-    kubelet = FakeKubelet(socket, pods(("after", "nvidia.com/gpu", GPU_0)))
-    wait_until(lambda: len(of_kubelet()) > len(before))
-    assert of_kubelet()[-1].workloads[GPU_0][0].pod == "after"
-    assert of_kubelet()[-1].time > before[-1].time
-    wait_until(lambda: sink.healths[-1].up)
-    source.close()
-    kubelet.stop()
-
-
-def test_a_kubelet_that_does_not_answer_keeps_no_one_waiting(
-    tmp_path: Path, supervisor: Supervisor
-) -> None:
-    kubelet = FakeKubelet(tmp_path / "kubelet.sock")
-    kubelet.answering.clear()
+    clock, sink = ManualClock(), RecordingSink()
     (tmp_path / "0").write_text("42\n")
-    config = AttributionConfig(kubelet_socket=str(tmp_path / "kubelet.sock"), slurm=str(tmp_path))
-    source, sink = AttributionSource(config, surroundings()), RecordingSink()
-    source.start(supervisor, sink)
-
-    def of_slurm() -> list[Attribution]:
-        return [reported for reported in sink.attributions if reported.origin == "slurm"]
-
-    wait_until(lambda: kubelet.calls == 1 and len(of_slurm()) >= 3)
-    assert of_slurm()[-1].slurm_jobs == {GPU_0: (SlurmJob("42"),)}
-    assert not [reported for reported in sink.attributions if reported.origin == "kubelet"]
+    config = AttributionConfig(kubelet_socket=str(tmp_path / "none"), slurm=str(tmp_path))
+    around = Surroundings(lambda _: None, node, lambda: False, lambda _: None)
+    clocks = {"monotonic": clock.monotonic, "wall": clock.wall}
+    source, loops = AttributionSource(config, around, **clocks), HandLoops(clock)
+    source.start(loops, sink)
+    names = ["attribution-cgroup", "attribution-kubelet", "attribution-slurm"]
+    assert loops.names == names
+    for _ in range(2):
+        loops.run(*names)
+        clock.advance(INTERVAL_S)
+    of_slurm = [one for one in sink.attributions if one.origin == "slurm"]
+    assert [one.slurm_jobs for one in of_slurm] == [{GPU_0: (SlurmJob("42"),)}] * 2
+    assert of_slurm[1].time - of_slurm[0].time == INTERVAL_S
+    assert not [one for one in sink.attributions if one.origin == "kubelet"]
+    health = sink.healths[-1]
+    assert (health.name, health.up, health.errors) == ("attribution", False, 2)
+    assert health.reason == f"kubelet: {tmp_path}/none: No such file or directory"
+    (tmp_path / "0").unlink()
+    tmp_path.rename(tmp_path.with_name("moved"))
+    loops.run(*names)
+    assert "; slurm: " in sink.healths[-1].reason
+    assert len([one for one in sink.attributions if one.origin == "slurm"]) == 2
     source.close()
-    kubelet.stop()
 
 
-def test_no_one_is_asked_before_there_are_devices() -> None:
-    origin = Scripted()
+def test_no_one_is_asked_before_there_are_devices_and_then_once_in_an_interval() -> None:
     devices: list[DeviceSample] = []
-    asked = asker(origin, RecordingSink(), lambda: tuple(devices))
+    asked = Asked(lambda: tuple(devices))
     asked.step()
-    assert origin.reads == 0
+    assert asked.origin.reads == 0
     devices.extend(node())
-    asked.step()
-    assert origin.reads == 1
-
-
-def test_an_origin_is_asked_once_in_its_interval() -> None:
-    origin = Scripted()
-    asked = Asker(origin, 3600.0, node, RecordingSink(), lambda *reported: None)
-    asked.step()
-    asked.step()
-    assert origin.reads == 1
+    for after_s, reads in ((0.0, 1), (INTERVAL_S - 0.1, 1), (0.1, 2), (0.1, 2)):
+        asked.clock.advance(after_s)
+        asked.asker.step()
+        assert asked.origin.reads == reads
 
 
 def test_a_failure_counts_each_time_and_is_logged_when_it_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    origin, sink = Scripted(), RecordingSink()
-    asked = asker(origin, sink)
+    asked = Asked()
     caplog.set_level(logging.INFO)
     away, refused = OriginError("away"), OriginError("refused")
-    answer = OriginAnswer()
-    outcomes: list[OriginAnswer | OriginError] = [away, away, away, refused, answer, answer]
-    for outcome in outcomes:
-        origin.outcome = outcome
-        asked.step()
-    assert sink.counts["attribution_errors_total", "kubelet"] == 4
-    assert [record.getMessage() for record in caplog.records] == [
+    answer = OriginAnswer((Attribution("kubelet", 1.0),))
+    for outcome in (answer, away, away, away, refused, answer, answer):
+        asked.step(outcome)
+    assert asked.errors == 4
+    assert len(asked.sink.attributions) == 3
+    assert caplog.messages == [
         "kubelet cannot be asked whose work runs: away",
         "kubelet cannot be asked whose work runs: refused",
         "kubelet answers again",
@@ -171,13 +136,11 @@ def test_a_failure_counts_each_time_and_is_logged_when_it_changes(
 
 
 def test_a_refused_piece_counts_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    origin, sink = Scripted(), RecordingSink()
-    asked = asker(origin, sink)
+    asked = Asked()
     for refused in ({"nvidia9"}, {"nvidia9"}, {"nvidia9", "nvidia8"}):
-        origin.outcome = OriginAnswer(refused=frozenset(refused))
-        asked.step()
-    assert sink.counts["attribution_errors_total", "kubelet"] == 2
-    assert [record.getMessage() for record in caplog.records] == [
+        asked.step(OriginAnswer(refused=frozenset(refused)))
+    assert asked.errors == 2
+    assert caplog.messages == [
         "kubelet: 1 not understood: nvidia9",
         "kubelet: 1 not understood: nvidia8",
     ]
