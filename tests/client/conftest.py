@@ -12,6 +12,8 @@ import pytest
 from tests.client import fork_server
 from tests.client.daemon_side import Folder
 from tests.client.fork_server import ForkServer
+from tests.manual_clock import ManualClock
+from warpwatch import monitor, steps
 
 
 @pytest.fixture
@@ -19,6 +21,23 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     found = Folder(tmp_path / "warpwatch")
     with found.held():
         yield found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The clock of the shim's hot path, where it is called by name: an argument would cost a step.
+
+    Each call takes a microsecond: of borders at the same time the GPU's events are the same.
+    """
+    found = ManualClock()
+
+    def monotonic_ns() -> int:
+        found.advance(1e-6)
+        return round(found.monotonic() * 1e9)
+
+    for module in (monitor, steps):
+        monkeypatch.setattr(module, "monotonic_ns", monotonic_ns)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.client.fork_server import ROOT, Forked, ForkServer
+from tests.waiting import eventually
 from warpwatch import protocol
 
 HOLD_LOCK = """
@@ -94,6 +96,10 @@ class Folder:
             holder.stdout.readline()
             yield
             holder.stdin.close()
+
+    def silent_for(self, seconds: float) -> None:
+        """Wait until the process gave no sign of life for so long."""
+        eventually(lambda: time.monotonic_ns() - self.ring().header.heartbeat_ns > seconds * 1e9)
 
     def rings(self) -> list[Ring]:
         return [Ring(path) for path in sorted((self.path / "ranks").glob("*.ring"))]

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.client.simulated_cuda import SimulatedCuda, SimulatedStream
+from tests.manual_clock import ManualClock
+from tests.waiting import DEADLINE_S
 from warpwatch import cuda_steps, protocol
 from warpwatch.borders import END, START
 from warpwatch.cuda_steps import CudaSteps, device_uuid
@@ -19,6 +21,12 @@ from warpwatch.monitor import Monitor
 from warpwatch.protocol import ABSENT
 from warpwatch.ring import RingWriter, StepRow
 from warpwatch.steps import StepClock
+
+
+@pytest.fixture(autouse=True)
+def passing(clock: ManualClock) -> ManualClock:
+    """Time passes when it is read, and by hand."""
+    return clock
 
 
 def events_held(gpu: CudaSteps) -> int:
@@ -153,13 +161,15 @@ def test_a_gpu_that_never_answers_costs_a_bounded_memory() -> None:
     assert {found.gpu_ns for found in clock.finished} == {ABSENT}
 
 
-def test_memory_is_read_once_a_second_at_most() -> None:
+def test_memory_is_read_once_a_second_at_most(passing: ManualClock) -> None:
     cuda, clock, monitor = simulated()
-    for _ in range(50):
+    for _ in range(21):
         step(cuda, monitor)
         cuda.run()
-    assert cuda.memory_reads == 1
-    assert [found.allocated for found in clock.finished[:2]] == [7 << 30, ABSENT]
+        passing.advance(0.1)
+    assert cuda.memory_reads == 3
+    read = {found.number: found.allocated for found in clock.finished if found.number in (0, 1, 10)}
+    assert read == {0: 7 << 30, 1: ABSENT, 10: 7 << 30}
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -175,7 +185,7 @@ def test_the_exit_finishes_what_the_gpu_did_not_and_asks_it_in_the_training_thre
     if elsewhere:
         thread = Thread(target=clock.finish)
         thread.start()
-        thread.join()
+        thread.join(DEADLINE_S)
     else:
         clock.finish()
     gpu_ns = [ABSENT, ABSENT if elsewhere else 100_000_000, ABSENT]
@@ -277,10 +287,9 @@ def records(ring: RingWriter, kind: int) -> list[bytes]:
     return [record.payload for record in found if record.type == kind]
 
 
-def read_memory(cuda: SimulatedCuda, clock: FinishedSteps, monitor: Monitor) -> None:
-    """A step, as if the last reading were long ago."""
-    assert clock.gpu is not None
-    clock.gpu._memory_ns = -cuda_steps.MEMORY_INTERVAL_NS
+def read_memory(cuda: SimulatedCuda, monitor: Monitor, passing: ManualClock) -> None:
+    """A step after a second."""
+    passing.advance(1.0)
     step(cuda, monitor)
     cuda.run()
 
@@ -324,12 +333,14 @@ def test_a_gpu_is_not_used_before_the_helper_has_settled_what_ran_without() -> N
     assert clock.totals[0] == 2
 
 
-def test_an_oom_that_the_program_catches_is_reported_once(ring: RingWriter) -> None:
+def test_an_oom_that_the_program_catches_is_reported_once(
+    ring: RingWriter, passing: ManualClock
+) -> None:
     cuda, clock, monitor = simulated()
     clock.ring = ring
     for ooms in (0, 1, 1, 3):
         cuda.statistics = {**cuda.statistics, "num_ooms": ooms, "num_alloc_retries": 2 * ooms}
-        read_memory(cuda, clock, monitor)
+        read_memory(cuda, monitor, passing)
     reported = [json.loads(payload) for payload in records(ring, protocol.RECORD_EVENT)]
     assert [event["event"] for event in reported] == ["oom", "oom"]
     assert reported[1]["detail"] == "2 failed allocations on the device"
@@ -339,13 +350,13 @@ def test_an_oom_that_the_program_catches_is_reported_once(ring: RingWriter) -> N
 
 
 def test_an_allocator_without_statistics_costs_no_step_and_is_not_asked_again(
-    ring: RingWriter,
+    ring: RingWriter, passing: ManualClock
 ) -> None:
     cuda, clock, monitor = simulated()
     clock.ring = ring
     cuda.statistics = {}
     for _ in range(4):
-        read_memory(cuda, clock, monitor)
+        read_memory(cuda, monitor, passing)
     assert cuda.memory_reads == 1
     assert [(found.number, found.gpu_ns, found.allocated) for found in clock.finished[1:]] == [
         (1, 100_000_000, ABSENT),

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.client.daemon_side import Folder, eventually, program
+from tests.client.daemon_side import Folder
+from tests.client.training import training
+from tests.waiting import eventually
 from warpwatch import protocol
 from warpwatch.gc_pauses import GcPauses
 from warpwatch.ring import RingWriter
@@ -56,7 +58,7 @@ def collect(pauses: GcPauses, pause_ns: int, generation: int = 2) -> None:
 def test_real_collections_are_counted(pauses: GcPauses, written: RingWriter) -> None:
     pauses.report(written, now_s=1)
     for _ in range(3):
-        gc.collect()
+        gc.collect(0)
     pauses.report(written, now_s=2)
     assert pauses.collections == 3
     record = records(written)[0]
@@ -116,27 +118,19 @@ def test_it_can_be_switched_off(written: RingWriter) -> None:
     pauses.drop()
 
 
-PROGRAM = """
-import gc, os, sys, time
-import warpwatch
-monitor = warpwatch.attach()
+OURS = """
+import gc
 def ours():
     return sum("GcPauses" in repr(callback) for callback in gc.callbacks)
-with monitor.step():
-    pass
-before = ours()
-deadline = time.monotonic() + 20
-while not ours() and time.monotonic() < deadline:
-    time.sleep(0.01)
-held = [[] for _ in range(400_000)]
-for _ in range(3):
-    with monitor.step():
-        gc.collect()
+held = [[] for _ in range(100_000)]
+"""
+COLLECT = """
+while not ours(): time.sleep(0.001)
+gc.collect()
 child = os.fork()
 if not child:
     os._exit(ours())
-print(before, ours(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-sys.stdin.readline()
+assert (before, ours(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) == (0, 1, 0)
 """
 
 
@@ -144,9 +138,8 @@ sys.stdin.readline()
 def test_a_process_reports_its_pauses_from_its_first_step_on_and_a_child_does_not(
     folder: Folder,
 ) -> None:
-    with program(folder, PROGRAM) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "0 1 0\n"
+    with training(folder, define=OURS, main="before = ours()\nserve()") as found:
+        found.steps(1, COLLECT)
 
         def totals() -> tuple[Any, ...] | None:
             found = [record for record in folder.ring().records if record.type == 5]
@@ -155,5 +148,4 @@ def test_a_process_reports_its_pauses_from_its_first_step_on_and_a_child_does_no
         total_ns, collections, longest_ns = eventually(totals)
         assert collections >= 1
         assert 0 < longest_ns <= total_ns
-        _, errors = process.communicate("\n")
-    assert (process.returncode, errors) == (0, "")
+        found.end()
