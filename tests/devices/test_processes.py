@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices.recording import RecordingSink, wait_until
-from warpwatch_daemon.agent.supervisor import Supervisor
+from tests.devices.hand_loops import HandLoops
+from tests.devices.recording import RecordingSink
+from tests.manual_clock import ManualClock
+from tests.waiting import eventually
+from warpwatch_devices import process_tree
 from warpwatch_devices.process_tree import (
     Process,
     ProcessTree,
-    descendants,
     parse_stat,
     read_process,
 )
@@ -33,15 +35,16 @@ from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample
 # Two children that compute; a line on its input ends and awaits the first of them.
 PARENT = """
 import subprocess, sys
-busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+code = "x = 0\\nwhile x < 3_000_000: x += 1\\nprint(flush=True)\\ninput()"
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+busy = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
+for child in busy:
+    child.stdout.readline()
 print(*(child.pid for child in busy), flush=True)
-sys.stdin.readline()
-busy[0].kill()
-busy[0].wait()
-print("ended", flush=True)
-sys.stdin.readline()
-busy[1].kill()
-busy[1].wait()
+for child in busy:
+    sys.stdin.readline()
+    child.communicate(b"\\n")
+    print("ended", flush=True)
 """
 
 
@@ -52,8 +55,7 @@ def parent() -> Iterator[subprocess.Popen[str]]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield process
-        # The end of its input is a line too, and the second.
-        process.communicate()
+        process.communicate("\n\n")
 
 
 def reported(process: subprocess.Popen[str]) -> str:
@@ -61,122 +63,80 @@ def reported(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def tell(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-@pytest.fixture(autouse=True)
-def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwatch_devices.processes.sees_host_processes", lambda: True)
-    monkeypatch.setattr("warpwatch_devices.processes.INTERVAL_S", 0.1)
-
-
-def source_of(*pids: int, name: str = "python") -> ProcessesSource:
-    processes = tuple(DeviceProcess(pid, name) for pid in pids)
+def source_of(*pids: int) -> ProcessesSource:
+    processes = tuple(DeviceProcess(pid, "python") for pid in pids)
     sample = DeviceSample(Device("GPU-0", 0, "H100"), 1000.0, processes=processes)
-    surroundings = Surroundings(
-        load_of=lambda index: None,
-        devices=lambda: (sample,),
-        counters_wanted=lambda: False,
-        fail=lambda reason: None,
+    return ProcessesSource(
+        Surroundings(lambda index: None, lambda: (sample,), lambda: False, lambda reason: None)
     )
-    return ProcessesSource(surroundings)
 
 
-def series(source: ProcessesSource, sink: RecordingSink, pid: int) -> dict[str, float]:
+def series(source: ProcessesSource, pid: int) -> dict[str, float]:
     """What a round says of a process: by the metric's name and ``of``."""
+    sink = RecordingSink()
     source.read(sink)
-    found = {}
-    for (name, labels), value in sink.processes[-1].values.items():
-        if labels[0] == str(pid):
-            found[" ".join((name, *labels[2:]))] = value
-    return found
+    assert sink.healths[-1].up
+    for name, labels in sink.processes[-1].values:
+        assert len(labels) == len(CATALOGUE[name].labels)
+        assert labels[:2] == (str(pid), "python")
+    return {
+        " ".join((name, *labels[2:])): value
+        for (name, labels), value in sink.processes[-1].values.items()
+    }
 
 
 def test_children_are_counted_and_what_they_used_stays_when_one_ends(
     parent: subprocess.Popen[str],
 ) -> None:
     first, second = map(int, reported(parent).split())
-    source, sink = source_of(parent.pid), RecordingSink()
-
-    def children_cpu_s() -> float:
-        return series(source, sink, parent.pid)["process_cpu_seconds_total children"]
-
-    wait_until(lambda: children_cpu_s() >= 0.4)
-    before = series(source, sink, parent.pid)
+    source = source_of(parent.pid)
+    before = series(source, parent.pid)
     assert before["process_children"] == 2
+    assert before["process_cpu_seconds_total children"] > 0.05
     assert before["process_resident_memory_bytes children"] > 2 * 2**20
     assert before["process_resident_memory_bytes self"] > 2**20
-    tell(parent)
+    assert parent.stdin is not None
+    parent.stdin.write("\n")
+    parent.stdin.flush()
     assert reported(parent) == "ended"
-    after = series(source, sink, parent.pid)
+    after = series(source, parent.pid)
     assert after["process_children"] == 1
-    total_s = after["process_cpu_seconds_total children"]
-    assert total_s >= before["process_cpu_seconds_total children"]
     # Of the one that ended all is counted, and once: the kernel knows it from the parent's wait.
     left, waited = read_process(second), read_process(parent.pid)
-    assert left is not None
-    assert waited is not None
-    assert waited.waited_s > 0
-    assert total_s <= left.cpu_s + waited.waited_s + 0.05
+    assert left is not None and waited is not None and waited.waited_s > 0
+    total_s = after["process_cpu_seconds_total children"]
+    assert total_s >= before["process_cpu_seconds_total children"]
+    assert total_s == pytest.approx(left.cpu_s + waited.waited_s, abs=0.05)
     assert read_process(first) is None
-    wait_until(lambda: children_cpu_s() > total_s)
 
 
-def test_everything_published_is_in_the_catalogue(parent: subprocess.Popen[str]) -> None:
-    reported(parent)
-    source, sink = source_of(parent.pid), RecordingSink()
-    source.read(sink)
-    assert sink.processes[-1].values
-    for name, labels in sink.processes[-1].values:
-        assert len(labels) == len(CATALOGUE[name].labels)
-        assert labels[:2] == (str(parent.pid), "python")
-    assert sink.healths[-1].up
-
-
-def test_a_process_that_is_gone_has_no_series() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        source, sink = source_of(process.pid), RecordingSink()
-        assert series(source, sink, process.pid)["process_children"] == 0
-        process.communicate()
-    assert series(source, sink, process.pid) == {}
-
-
-def test_a_zombie_is_no_living_child() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    wait_until(lambda: (found := read_process(child.pid)) and not found.alive)
-    source, sink = source_of(os.getpid()), RecordingSink()
-    others = [p for p in descendants(os.getpid(), ProcessTree().read([os.getpid()])) if p.alive]
-    assert series(source, sink, os.getpid())["process_children"] == len(others)
+def test_a_process_that_is_gone_has_no_series_and_a_zombie_is_no_living_child() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    own, of_child = source_of(os.getpid()), source_of(child.pid)
+    assert series(of_child, child.pid)["process_children"] == 0
+    living = series(own, os.getpid())["process_children"]
+    assert child.stdin is not None
+    child.stdin.close()
+    eventually(lambda: (found := read_process(child.pid)) and not found.alive)
+    assert series(own, os.getpid())["process_children"] == living - 1
     child.wait()
+    assert series(of_child, child.pid) == {}
+    # Where no process uses a GPU there is nothing to say.
+    assert series(source_of(0), 0) == {}
 
 
-def test_without_gpu_processes_there_is_nothing_to_say() -> None:
-    source, sink = source_of(0), RecordingSink()
-    source.read(sink)
-    assert sink.processes[-1].values == {}
-
-
-def test_the_source_runs_in_its_loop_and_ends() -> None:
-    supervisor, sink = Supervisor(), RecordingSink()
-    source = source_of(os.getpid())
-    source.start(supervisor, sink)
-    wait_until(lambda: len(sink.processes) >= 2)
-    supervisor.stop()
-    source.close()
-
-
-def test_in_another_pid_namespace_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwatch_devices.processes.sees_host_processes", lambda: False)
-    surroundings = Surroundings(lambda index: None, tuple, lambda: False, lambda reason: None)
-    source = ProcessesSource(surroundings)
-    supervisor, sink = Supervisor(), RecordingSink()
-    source.start(supervisor, sink)
-    assert supervisor.loops == ()
-    assert sink.healths[-1].up
-    assert "PID namespace" in sink.healths[-1].reason
+def test_it_is_read_in_a_loop_and_not_in_another_pid_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for sees in (True, False):
+        monkeypatch.setattr("warpwatch_devices.processes.sees_host_processes", lambda: sees)  # noqa: B023
+        loops, sink = HandLoops(ManualClock()), RecordingSink()
+        source_of(os.getpid()).start(loops, sink)
+        loops.round()
+        assert loops.names == ["processes"][: int(sees)]
+        assert bool(sink.processes) is sees
+        assert sink.healths[-1].up
+        assert ("PID namespace" in sink.healths[-1].reason) is not sees
 
 
 def test_processes_on_several_devices_are_taken_once_and_bounded() -> None:
@@ -222,43 +182,54 @@ def process(
     return Process(pid, "R", parent, start, cpu_s, waited_s, 1000, io_wait_s=cpu_s / 10)
 
 
-def children_cpu_s(usage: ProcessUsage) -> float:
-    values = usage.series(("1", "p"), io_wait=True)
-    return values["process_cpu_seconds_total", ("1", "p", "children")]
-
-
-def test_children_that_were_waited_for_count_once() -> None:
-    usage = ProcessUsage()
-    usage.update(process(1, waited_s=2.0), [process(2, 5.0), process(3, 1.0)])
-    assert children_cpu_s(usage) == 8.0
-    # Child 2 used 0.5 s more before it ended; a short one came and went unseen with 0.25 s.
-    usage.update(process(1, waited_s=2.0 + 5.5 + 0.25), [process(3, 2.0)])
-    assert children_cpu_s(usage) == 8.0 + 0.5 + 0.25 + 1.0
-
-
-def test_children_that_no_one_waited_for_stay_counted() -> None:
-    usage = ProcessUsage()
-    usage.update(process(1), [process(2, 5.0), process(3, 1.0)])
-    usage.update(process(1), [process(3, 1.5)])
-    assert children_cpu_s(usage) == 6.5
-    usage.update(process(1), [])
-    assert children_cpu_s(usage) == 6.5
-
-
-def test_a_grandchild_whose_parent_waited_moves_up_without_counting_again() -> None:
-    usage = ProcessUsage()
-    usage.update(process(1), [process(2, 1.0), process(4, 3.0, parent=2)])
-    usage.update(process(1), [process(2, 1.0, waited_s=3.0)])
-    assert children_cpu_s(usage) == 4.0
-    usage.update(process(1, waited_s=4.0), [])
-    assert children_cpu_s(usage) == 4.0
-
-
-def test_a_pid_that_was_given_out_again_is_another_child() -> None:
-    usage = ProcessUsage()
-    usage.update(process(1), [process(2, 5.0, start=10)])
-    usage.update(process(1, waited_s=5.0), [process(2, 0.5, start=20)])
-    assert children_cpu_s(usage) == 5.5
+@pytest.mark.parametrize(
+    ("looks", "seen_s"),
+    [
+        # Child 2 used 0.5 s more before it ended; a short one came and went unseen with 0.25 s.
+        (
+            [
+                (process(1, waited_s=2.0), [process(2, 5.0), process(3, 1.0)]),
+                (process(1, waited_s=2.0 + 5.5 + 0.25), [process(3, 2.0)]),
+            ],
+            [8.0, 8.0 + 0.5 + 0.25 + 1.0],
+        ),
+        # No one waited for them.
+        (
+            [
+                (process(1), [process(2, 5.0), process(3, 1.0)]),
+                (process(1), [process(3, 1.5)]),
+                (process(1), []),
+            ],
+            [6.0, 6.5, 6.5],
+        ),
+        # A grandchild whose parent waited moves up without counting again.
+        (
+            [
+                (process(1), [process(2, 1.0), process(4, 3.0, parent=2)]),
+                (process(1), [process(2, 1.0, waited_s=3.0)]),
+                (process(1, waited_s=4.0), []),
+            ],
+            [4.0, 4.0, 4.0],
+        ),
+        # A PID that was given out again is another child.
+        (
+            [
+                (process(1), [process(2, 5.0, start=10)]),
+                (process(1, waited_s=5.0), [process(2, 0.5, start=20)]),
+            ],
+            [5.0, 5.5],
+        ),
+    ],
+)
+def test_what_children_used_counts_once_whatever_becomes_of_them(
+    looks: list[tuple[Process, list[Process]]], seen_s: list[float]
+) -> None:
+    usage, found_s = ProcessUsage(), []
+    for own, children in looks:
+        usage.update(own, children)
+        values = usage.series(("1", "p"), io_wait=True)
+        found_s.append(values["process_cpu_seconds_total", ("1", "p", "children")])
+    assert found_s == seen_s
 
 
 def test_waiting_for_disks_is_absent_where_the_kernel_does_not_account(tmp_path: Path) -> None:
@@ -277,19 +248,26 @@ def test_waiting_for_disks_is_absent_where_the_kernel_does_not_account(tmp_path:
 
 
 def test_the_family_is_found_again_without_reading_every_process(
-    parent: subprocess.Popen[str],
+    parent: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    read: list[int] = []
+
+    def noted(pid: int) -> Process | None:
+        read.append(pid)
+        return read_process(pid)
+
+    monkeypatch.setattr(process_tree, "read_process", noted)
+    clock = ManualClock()
     family = {parent.pid, *map(int, reported(parent).split())}
-    tree = ProcessTree()
-    assert set(tree.read([parent.pid])) == family
+    tree = ProcessTree(clock.monotonic)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
-        assert set(tree.read([parent.pid])) == family
+        for due in (True, False, True, False):
+            read.clear()
+            assert set(tree.read([parent.pid])) == family
+            assert (stranger.pid in read) is due
+            clock.advance(process_tree.FULL_READ_INTERVAL_S / 2)
         # Other processes matter now, and those that did not are looked at again.
         assert {*family, stranger.pid} <= set(tree.read([os.getpid()]))
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as newer:
-            assert newer.pid in tree.read([os.getpid()])
-            newer.communicate()
-        assert newer.pid not in tree.read([os.getpid()])
         assert set(tree.read([stranger.pid])) == {stranger.pid}
         stranger.communicate()
     assert tree.read([stranger.pid]) == {}
