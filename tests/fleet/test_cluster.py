@@ -11,6 +11,7 @@ import pytest
 
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_fleet.memory import KEPT_S, SAVE_INTERVAL_S, Memory
 from warpwatch_fleet.merging import Merger
 from warpwatch_fleet.series import Series
 from warpwatch_telemetry.anomalies import Anomaly
@@ -183,7 +184,7 @@ def test_agents_hear_every_20_s_that_the_fleet_judges_and_at_once_what_it_raises
         assert all(known == job for _, known, _ in leases)
         return [(target.address, raised) for target, _, raised in leases]
 
-    both = [(node.address, {}) for node in two.nodes]
+    both: list[tuple[str, dict[str, str]]] = [(node.address, {}) for node in two.nodes]
     assert (due(), due()) == (both, [])
     two.now += 19.9
     two.hear()
@@ -334,6 +335,24 @@ def test_a_restart_of_the_fleet_neither_repeats_nor_forgets_an_anomaly(two, tmp_
     (over,) = two.anomalies()
     assert over.end_time is not None
     assert two.raised() == []
+
+
+def test_what_was_judged_is_kept_each_four_minutes_and_for_a_day(two, tmp_path):
+    (job,) = two.cluster.jobs.values()
+    assert [saved.id for saved in two.cluster.to_save(NOW, ())] == [job.id]
+    assert two.cluster.to_save(NOW + SAVE_INTERVAL_S, ()) == []
+    assert two.cluster.to_save(NOW + SAVE_INTERVAL_S + 1, ()) != []
+    two.save(tmp_path)
+    (path,) = tmp_path.glob("*.job")
+    kept_at = path.stat().st_mtime
+    for after_s, count in ((KEPT_S, 1), (KEPT_S + 1, 0)):
+        now = kept_at + after_s
+        assert len(Memory(tmp_path, lambda now=now: now).load()) == count
+    two.save(tmp_path)
+    path.write_bytes(path.read_bytes()[:-9])
+    assert Memory(tmp_path).load() == {}
+    Memory(tmp_path).keep([], [job.id])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_an_agent_raised_while_no_fleet_judged_stays_its_own(two):

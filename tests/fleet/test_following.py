@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import random
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -262,7 +263,7 @@ def test_an_answer_that_is_none_is_named_in_one_line(monkeypatch, body, said):
 
 def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_long(monkeypatch):
     monkeypatch.setattr(following, "SILENCE_S", 10.0)
-    monkeypatch.setattr(following.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
     clock, said = ManualClock(), []
     # How long each connection lasts; 0: it is refused.
     lasts = iter([0.0] * 6 + [10.0, 10.1, 0.0])

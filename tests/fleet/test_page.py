@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import httpx
+import pytest
 
+from tests.daemon.http.conftest import http_client
 from tests.fleet.nodes import NOW, TestCluster, TestNode, run
 from tests.fleet.shown import MemoryFleet, fleet, fleet_state, node, url, with_nodes
 from warpwatch_fleet.page import nodes
@@ -18,21 +21,27 @@ from warpwatch_telemetry.samples import SourceHealth
 __all__ = ["fleet", "url"]
 
 
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with http_client(url) as client:
+        yield client
+
+
 def cells(page: str) -> list[str]:
     return re.findall(r'<i class="([^"]*)" title="rank', page)
 
 
-def test_the_slow_rank_is_the_cell_that_differs(url: str) -> None:
-    page = httpx.get(url).text
+def test_the_slow_rank_is_the_cell_that_differs(http: httpx.Client) -> None:
+    page = http.get("/").text
     assert "Rank 4 on gpu-003 is the slowest: 410 ms itself, 1.6 times the median" in page
     alike = "own-0 wait-4"
     assert cells(page) == [alike] * 4 + ["own-4 wait-2 marked", alike]
     assert page.count('class="heat-node slow"') == 1
 
 
-def test_thousands_of_ranks_are_cells_without_words(url: str, fleet: MemoryFleet) -> None:
+def test_thousands_of_ranks_are_cells_without_words(http: httpx.Client, fleet: MemoryFleet) -> None:
     fleet.now = fleet_state(2048, 8, 1234)
-    page = httpx.get(url, timeout=30).text
+    page = http.get("/").text
     assert (len(cells(page)), page.count('class="heat-node')) == (2048, 256)
     assert [at for at, cell in enumerate(cells(page)) if "marked" in cell] == [1234]
     assert len(page) < 300_000
@@ -63,20 +72,20 @@ def test_nodes_in_trouble_come_first(fleet: MemoryFleet) -> None:
 
 
 def test_a_run_has_a_page_that_compares_it_with_the_one_before(
-    url: str, fleet: MemoryFleet
+    http: httpx.Client, fleet: MemoryFleet
 ) -> None:
     before = {"run": "40", "first_time": NOW - 9000, "end_time": NOW - 5000}
     fleet.runs = [
         run(0, 1, step_p50_s=0.42, phases_s={"forward": 0.2, "<i>": 0.1}, **before),
         run(0, 1, step_p50_s=0.48, phases_s={"forward": 0.26}, step_counts={420: 9}, anomalies={}),
     ]
-    (link,) = re.findall(r'href="(/run[^"]*run=41)"', httpx.get(url).text)
-    page = httpx.get(url + link.replace("&amp;", "&"))
+    (link,) = re.findall(r'href="(/run[^"]*run=41)"', http.get("/").text)
+    page = http.get(link.replace("&amp;", "&"))
     assert "+14.3 % since the run before, most of it in forward" in page.text
     assert "200 ms → 260 ms" in page.text
     assert "<i>" not in page.text and "&lt;i&gt;" in page.text
     assert "script-src 'sha256-" in page.headers["content-security-policy"]
-    assert httpx.get(url + "/run?job=llama&run=none").status_code == 404
+    assert http.get("/run?job=llama&run=none").status_code == 404
 
 
 def test_of_a_device_what_the_page_shows_is_kept() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.browser import NEEDS_BROWSER, browser, open_page
 from tests.fleet.shown import MemoryFleet, fleet, fleet_state, url
+from tests.waiting import DEADLINE_S
 
 pytestmark = NEEDS_BROWSER
 __all__ = ["browser", "fleet", "url"]
@@ -29,5 +30,5 @@ def test_the_map_fits_and_shows_who_is_slow(
     assert len(backgrounds) == ranks
     assert [at for at, one in enumerate(backgrounds) if one != backgrounds[0]] == [4]
     fleet.now = replace(fleet_state(ranks, 8, None), anomalies=())
-    page.get_by_text("All alike").wait_for(timeout=20_000)
+    page.get_by_text("All alike").wait_for(timeout=1000 * DEADLINE_S)
     assert complaints == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def test_runs_without_an_id_are_joined_as_their_ranks_are():
 @pytest.mark.parametrize(
     "wrong", [{"owner": "ns/other"}, {"schema": 2}, {"version": "v" * 501}, {"first_time": 1e300}]
 )
-def test_what_an_agent_says_of_runs_is_checked_and_bounded(wrong: dict[str, Any]):
+def test_what_an_agent_says_of_runs_is_checked_and_bounded(wrong: dict[str, Any]) -> None:
     tenant = TestNode("sidecar")
     cluster = TestCluster(tenant, owner=OWNER)
     tenant.stream.put_runs([run(0, **wrong)])
@@ -75,9 +76,9 @@ def test_what_an_agent_says_of_runs_is_checked_and_bounded(wrong: dict[str, Any]
 
 
 def test_runs_are_merged_anew_every_five_seconds():
-    clock, read = ManualClock(), []
-    runs = Runs(lambda: (read.append(1) or (), {}), clock.monotonic)
+    clock, read = ManualClock(), itertools.count(1)
+    runs = Runs(lambda: ((), {JobId("", str(next(read)), ""): {}}), clock.monotonic)
     for after_s in (0.0, AGE_S, 0.1):
         clock.advance(after_s)
         assert runs.all() == []
-    assert len(read) == 2
+    assert next(read) == 3
