@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from warpwatch_daemon.cli import parsing
@@ -24,7 +24,7 @@ MAX_ENDED = 5
 PARTS = ("devices", "jobs", "ranks", "anomalies", "captures")
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], wall: Callable[[], float] = time.time) -> int:
     command = parsing.parser(
         "status",
         "Devices, ranks, anomalies and captures of a running daemon. Exit 1 when an anomaly is "
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json:
         print(json.dumps(status, indent=1))
     else:
-        print("\n".join(_lines(status, active, time.time())))
+        print("\n".join(_lines(status, active, wall())))
     return 1 if serious else 0
 
 

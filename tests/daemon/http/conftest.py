@@ -324,7 +324,8 @@ def servers(agent: Any) -> Iterator[Serve]:
             clocks: Mapping[str, Callable[[], float]] | None = None, **section: Any
         ) -> Server:
             config = HttpConfig(**{"listen": "127.0.0.1:0", **section})
-            server = Server(agent, config, **{"monotonic": unlimited, **(clocks or {})})
+            about: dict[str, Any] = {"monotonic": unlimited, **(clocks or {})}
+            server = Server(agent, config, **about)
             server.bind_locally(socket_of(server))
             stack.callback(shutil.rmtree, socket_of(server).parent, ignore_errors=True)
             thread = threading.Thread(target=server.run)

@@ -11,6 +11,7 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.attribution import Attribution, Workload
 from warpwatch_telemetry.captures import Capture, Decision, RankCapture, Residual
+from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import DeviceProcess
 from warpwatch_telemetry.state import DetectorSight, State
@@ -54,7 +55,7 @@ def everything(now: State) -> State:
     """Return the state of a node in trouble with everything else that may be there."""
     gpus = now.devices[:3]
     first, second = (replace(rank, recent_s=rank.recent_s[-4:]) for rank in now.ranks)
-    xids = {
+    xids: dict[SeriesKey, float] = {
         ("device_xid_errors_total", ("79",)): 1.0,
         ("device_xid_last_timestamp_seconds", ("79",)): NOW - 60,
         ("device_xid_errors_total", ("48",)): 0.0,

@@ -158,7 +158,8 @@ def test_only_the_token_in_the_file_is_the_token(secured, token_file):
     client = secured()
 
     def status(token: str, scheme: str = "Bearer ") -> int:
-        return client.get(CAPTURES, headers={"Authorization": scheme + token}).status_code
+        headers = {"Authorization": scheme + token}
+        return int(client.get(CAPTURES, headers=headers).status_code)
 
     assert status("correct horse") == status("correct horse", "bearer ") == 200
     for wrong in ("x", "correct", "Correct horse", "correct horse battery"):

@@ -65,7 +65,7 @@ def test_a_refusal_keeps_its_reason(client, agent, reason, status):
 
 
 def test_a_fault_of_the_daemon_is_reported_without_its_insides(client, agent):
-    agent.state = lambda: {}["secret path /etc/x"]
+    agent.state = lambda: int("secret path /etc/x")
     answer = client.get("/api/v1/devices")
     assert answer.status_code == 500
     assert answer.json()["error"]["reason"] == "internal"

@@ -19,8 +19,8 @@ PLAIN = Format(openmetrics=False, gzip=False)
 )
 def test_a_kept_connection_is_answered_in_the_same_way_until_a_fault(serve, agent, headers):
     clock = ManualClock()
-    address = serve({"monotonic": clock.monotonic}).address
-    kept = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
+    host, port = serve({"monotonic": clock.monotonic}).address
+    kept = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
 
     def scrape() -> tuple[int, list[tuple[str, str]], bytes]:
         kept.request("GET", "/metrics", headers=headers)

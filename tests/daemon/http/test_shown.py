@@ -35,11 +35,9 @@ def test_what_commands_print_is_the_golden_text(
     client: httpx.Client,
     full: MemoryAgent,
     golden: Golden,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(status.time, "time", lambda: NOW)
-    assert status.main([]) == 1
+    assert status.main([], lambda: NOW) == 1
     shown = client.get("/api/v1/captures").json()["captures"]
     text = capsys.readouterr().out
     text += "\n".join(describe(capture, "http://localhost:9400") for capture in shown)

@@ -26,7 +26,11 @@ from warpwatch_telemetry.captures import Capture
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "slurm"
 LOST = replace(
     STRAGGLER,
-    **{"id": "a9", "kind": "device_lost", "severity": "critical", "job": None, "rank": None},
+    id="a9",
+    kind="device_lost",
+    severity="critical",
+    job=None,
+    rank=None,
     summary="GPU 3 'fell off' the bus; $(reboot)=1",
 )
 # As `sinfo --noheader --Node --format='%N|%T|%H|%E'` prints it: a line for each node and partition.
