@@ -81,9 +81,8 @@ def _checkpoint(job: Job, random: Random) -> dict[str, Any]:
 
 def _compilation(job: Job, random: Random) -> dict[str, Any]:
     us = _excess_us(job, random, 1.0, 5.0) * 2
-    return {
-        "named_us": us, "named": ("cpu_op", "_compile.compile_inner (dynamo_timed)"), "every": 2
-    }  # fmt: skip
+    name = "_compile.compile_inner (dynamo_timed)"
+    return {"named_us": us, "named": ("cpu_op", name), "every": 2}
 
 
 # What the fault changes in the steps of the ranks that have it.
@@ -108,14 +107,8 @@ FAULTS: dict[str, Callable[[Job, Random], dict[str, Any]]] = {
 LATE: dict[str, tuple[str, Callable[[Job, Random], dict[str, Any]]]] = {
     "straggler_clocks": ("straggler", lambda job, random: {}),
     "straggler_work": ("straggler", lambda job, random: {"more_layers": random.uniform(1.25, 1.8)}),
-    "straggler_host": (
-        "straggler",
-        lambda job, random: {"python_us": _excess_us(job, random, 0.2, 1.0)},
-    ),
-    "straggler_loader": (
-        "data_loading",
-        lambda job, random: {"loading_us": _excess_us(job, random, 0.2, 1.0)},
-    ),
+    "straggler_host": ("straggler", lambda *job: {"python_us": _excess_us(*job, 0.2, 1.0)}),
+    "straggler_loader": ("data_loading", lambda *job: {"loading_us": _excess_us(*job, 0.2, 1.0)}),
     "straggler_reads": ("sync_bound", FAULTS["sync_bound"]),
     "straggler_gc": ("gc_pause", _collection),
 }

@@ -62,8 +62,6 @@ class Rank:
         self._begins_us: deque[float] = deque(maxlen=QUEUE_LIMIT)
         self._correlation = 0
 
-    # --- the host ---------------------------------------------------------------------------
-
     def spend(self, us: float) -> None:
         """Host time that leaves no event: Python, a sleep."""
         self.now_us += us * self._noise(self.machine.host_noise)
@@ -106,8 +104,6 @@ class Rank:
         with self.span("cuda_runtime", "cudaFree", correlation=self._next()):
             self.now_us = max(self.now_us, *self.free_us.values())
             self.spend(us)
-
-    # --- the device -------------------------------------------------------------------------
 
     def launch(self, name: str, us: float) -> None:
         correlation = self._call("cudaLaunchKernel")

@@ -69,13 +69,6 @@ def test_a_file_that_cannot_be_written_or_is_read_exits_2(
     assert (tmp_path / "rank0.json").read_bytes() == before
 
 
-def test_the_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    help_text = capsys.readouterr().out
-    assert "example: python -m warpwatch_diagnosis rank0.pt.trace.json.gz" in help_text
-
-
 def test_a_terminal_without_unicode_gets_the_text_all_the_same(tmp_path: Path) -> None:
     path = cpu_rank(3, loading_us=6000).write(tmp_path / "a.json")
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}

@@ -138,14 +138,12 @@ EVIDENCE: dict[str, tuple[tuple[str, ...], str]] = {
         "Save less often, or beside the training",
     ),
     "stacks/item-convolutional": (
-        ("aten::_local_scalar_dense at recorded_faults.py(", "): _read ran 1,"),
-        "",
+        ("aten::_local_scalar_dense at recorded_faults.py(", "): _read ran 1,"), "",
     ),
     "plain/recompilation-perceptron": (
-        ("torch.compile compiles", "in 2 of 2 steps", "2 compiled regions in use"),
-        "",
+        ("torch.compile compiles", "in 2 of 2 steps", "2 compiled regions in use"), "",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EVIDENCE)

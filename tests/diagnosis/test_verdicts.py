@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.diagnosis.captures import Part, diagnosed, event, kernel, loading, stepped, written
+from tests.diagnosis.captures import (
+    Part,
+    diagnosed,
+    event,
+    kernel,
+    loading,
+    operator,
+    stepped,
+    written,
+)
 from tests.diagnosis.traces import LATEST_US, STEP_US, TraceFile, cpu_rank, rank_trace
 from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import diagnose
@@ -15,6 +24,7 @@ from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.verdict.corroboration import Asked
 
 WORLD = 8
+SYNCHRONIZE = "cudaStreamSynchronize"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
@@ -40,9 +50,6 @@ def test_losses_that_are_each_too_small_for_a_rule_are_not_healthy_together(tmp_
     )
     few = gpu_steps(idle=400, exposed=500, copies=200)
     assert diagnosed(tmp_path, few).verdict == "healthy"
-
-
-# --- ranks that are missing -----------------------------------------------------------------
 
 
 def without_the_culprit() -> list[TraceFile]:
@@ -95,9 +102,7 @@ def test_a_rank_twice_is_no_capture(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([str(path) for path in paths]) == 2
     said = capsys.readouterr().err
     assert "these are not ranks of one capture: rank 0 is there 2 times (r0.json, r1.json)" in said
-    unranked = TraceFile()
-    unranked.operator(0, 3000)
-    path = unranked.write(tmp_path / "one.json")
+    path = stepped(operator(0, 3000)).write(tmp_path / "one.json")
     with pytest.raises(TraceError, match=r"one\.json is there 2 times"):
         diagnose([path, path])
 
@@ -109,9 +114,6 @@ def test_ranks_of_different_jobs_are_no_capture(tmp_path: Path) -> None:
     one.head["warpwatch"], other.head["warpwatch"] = {"job": "a"}, {"job": "b"}
     with pytest.raises(TraceError, match=r"their jobs differ \(a, b\)"):
         diagnosed(tmp_path, one, other)
-
-
-# --- the rank that is late ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("culprit", [0, 5])
@@ -159,9 +161,6 @@ def test_of_a_rank_that_was_late_before_the_capture_less_is_enough(tmp_path: Pat
     assert gone.summary.startswith("the captured steps do not show straggler of rank 0; likeliest")
 
 
-# --- a baseline -----------------------------------------------------------------------------
-
-
 def slower(trace: TraceFile, factor: float) -> TraceFile:
     origin = trace.events[0]["ts"]
     for recorded in trace.events:
@@ -181,9 +180,7 @@ def test_what_was_so_before_does_not_explain_a_slower_step(tmp_path: Path) -> No
 
 
 def test_a_baseline_that_is_of_no_use_is_reported(tmp_path: Path) -> None:
-    short = TraceFile(steps=1)
-    short.operator(0, 9000)
-    before = written(tmp_path, short, name="before")
+    before = written(tmp_path, stepped(operator(0, 9000), steps=1), name="before")
     found = diagnosed(tmp_path, cpu_rank(0), baseline=before)
     assert found.verdict == "healthy"
     assert found.summary.endswith("; the baseline cannot be compared: only 1 step was recorded")
@@ -200,9 +197,6 @@ def test_transfers_are_compared_with_transfers(tmp_path: Path) -> None:
     assert finding.evidence[-1] == "the baseline has 6.0 %"
 
 
-# --- idle time without a cause --------------------------------------------------------------
-
-
 def unexplained(*parts: Part) -> TraceFile:
     """Idle for 60 % of the step although the work is queued."""
     return stepped(kernel(0, 2000, 0), kernel(8000, 1000, 20), kernel(9000, 1000, 20), *parts)
@@ -213,11 +207,7 @@ def unexplained(*parts: Part) -> TraceFile:
     [
         (("user_annotation", "env.step", 1900, 6100), "host_bound", "env.step"),
         (("cuda_runtime", "cudaMemcpyAsync", 1950, 5500), "transfer_bound", "cudaMemcpyAsync"),
-        (
-            ("cuda_runtime", "cudaStreamSynchronize", 1950, 6000),
-            "sync_bound",
-            "cudaStreamSynchronize",
-        ),
+        (("cuda_runtime", SYNCHRONIZE, 1950, 6000), "sync_bound", SYNCHRONIZE),
     ],
 )
 def test_unexplained_time_is_the_hosts_last_call(

@@ -30,17 +30,10 @@ class TraceFile:
             self.annotation(f"ProfilerStep#{step + 3}", step * STEP_US, STEP_US)
 
     def event(self, cat: str, name: str, at_us: float, us: float, tid: Any, **args: Any) -> None:
+        pid = 0 if cat in ("kernel", "gpu_memcpy", "gpu_user_annotation") else 77
+        times = {"ts": ORIGIN_US + at_us, "dur": us}
         self.events.append(
-            {
-                "ph": "X",
-                "cat": cat,
-                "name": name,
-                "pid": 0 if cat in ("kernel", "gpu_memcpy", "gpu_user_annotation") else 77,
-                "tid": tid,
-                "ts": ORIGIN_US + at_us,
-                "dur": us,
-                "args": args,
-            }
+            {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args}
         )
 
     def annotation(self, name: str, at_us: float, us: float, tid: int = 77) -> None:

@@ -114,8 +114,6 @@ def test_ranks_without_common_collectives_are_not_aligned(tmp_path: Path) -> Non
     assert align(found.measures[:1]) is None
 
 
-# --- nodes, links and rails: what is slow where several ranks have it together ---------------
-
 NODES = {0: "gpu-1", 1: "gpu-1", 2: "gpu-2", 3: "gpu-2"}
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.diagnosis.timeline import Timeline
 from warpwatch_diagnosis.measures.copies import copy_kind
 from warpwatch_diagnosis.measures.intervals import total
@@ -19,9 +17,6 @@ PINNED = "Memcpy HtoD (Pinned -> Device)"
 # From traces of many versions and devices: class and name.
 CLASSES = Path(__file__).parents[1] / "fixtures" / "kernel_classes.tsv"
 SGEMM = "ampere_sgemm_128x64_nn"
-
-
-# --- kernels --------------------------------------------------------------------------------
 
 
 def test_the_class_of_a_kernel_follows_from_its_name() -> None:
@@ -87,27 +82,19 @@ def test_collectives_carry_what_ranks_are_compared_by() -> None:
     assert (second.name, second.bytes, second.launched_us) == (unknown, None, None)
 
 
-# --- copies ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "direction", "memory"),
-    [
-        ("Memcpy HtoD (Pageable -> Device)", "HtoD", "pageable"),
-        (PINNED, "HtoD", "pinned"),
-        ("Memcpy DtoH (Device -> Pageable)", "DtoH", "pageable"),
-        ("Memcpy DtoD (Device -> Device)", "DtoD", None),
-        ("Memcpy PtoP (Device -> Device)", "PtoP", None),
-        ("Memcpy HtoD (Host -> Device)", "HtoD", None),
-        ("CopyDeviceToHost", "DtoH", None),
-        ("Memset (Device)", "memset", None),
-        ("something", "unknown", None),
-    ],
-)
-def test_a_copys_name_has_direction_and_memory(
-    name: str, direction: str, memory: str | None
-) -> None:
-    assert copy_kind(name) == (direction, memory)
+def test_a_copys_name_has_direction_and_memory() -> None:
+    kinds = {
+        "Memcpy HtoD (Pageable -> Device)": ("HtoD", "pageable"),
+        PINNED: ("HtoD", "pinned"),
+        "Memcpy DtoH (Device -> Pageable)": ("DtoH", "pageable"),
+        "Memcpy DtoD (Device -> Device)": ("DtoD", None),
+        "Memcpy PtoP (Device -> Device)": ("PtoP", None),
+        "Memcpy HtoD (Host -> Device)": ("HtoD", None),
+        "CopyDeviceToHost": ("DtoH", None),
+        "Memset (Device)": ("memset", None),
+        "something": ("unknown", None),
+    }
+    assert {name: copy_kind(name) for name in kinds} == kinds
 
 
 def test_copies_have_bytes_bandwidth_and_the_time_that_no_kernel_hides() -> None:
@@ -130,9 +117,6 @@ def test_bandwidth_is_that_of_whole_copies_also_where_the_window_cuts_them() -> 
     timeline.copy(9_000, 4_000, 8_990, "CopyHostToDevice", arguments={"bytes": 40_000_000})
     (found,) = timeline.gpu().copy_times
     assert (found.total_us, found.bytes, found.bandwidth_gb_per_s) == (1_000, 40_000_000, 10.0)
-
-
-# --- launches -------------------------------------------------------------------------------
 
 
 def test_calls_delays_and_outliers_are_counted() -> None:
@@ -174,9 +158,6 @@ def test_a_graphs_launch_counts_once_and_its_kernels_neither_queue_nor_are_short
     (queue,) = found.queues
     assert (queue.launches, queue.longest, queue.full_us) == (1, 1, 0)
     assert gpu.kernels.median_launch_us == 42.5
-
-
-# --- several devices: the one that idles most is judged -------------------------------------
 
 
 def two_devices() -> Timeline:

@@ -109,9 +109,6 @@ def test_a_cpu_only_trace_has_the_same_parts_disjoint() -> None:
     }
 
 
-# --- waiting for the device -----------------------------------------------------------------
-
-
 def test_a_read_is_counted_by_step_with_its_operator_and_its_line() -> None:
     timeline = Timeline(steps=3)
     for begin in (0, 10_000, 20_000):

@@ -105,13 +105,11 @@ NAMED: dict[str, tuple[tuple[Kind, str], ...]] = {
         ("python", "lib/site-packages/torch/serialization.py(9): save"),
     ),
     "allocator": (
-        ("runtime", "cudaMalloc"),
-        ("runtime", "cudaFree"),
-        ("runtime", "hipHostMalloc"),
+        ("runtime", "cudaMalloc"), ("runtime", "cudaFree"), ("runtime", "hipHostMalloc"),
         ("runtime", "cuMemCreate"),
     ),
     "communication": (("operator", "c10d::barrier"), ("annotation", "gloo:all_reduce")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("cause", NAMED)

@@ -105,8 +105,6 @@ def test_what_is_unknown_is_none_but_elementwise_kernels_are_bound_by_memory() -
     assert of_class(found, "elementwise").bound == "memory"
 
 
-# --- the same kernels on two devices: one factor for all of them, or other work -------------------
-
 WINDOW = (0.0, 1000.0)
 FORWARD, BACKWARD = {"grid": [64, 1, 1]}, {"grid": [128, 1, 1]}
 _correlations = count(1)

@@ -37,35 +37,25 @@ def test_garbage_is_never_called_healthy(folder: Path, elements: list[Any]) -> N
 
 @settings(BOUNDED, max_examples=40)
 @given(
-    elements=st.lists(ANY_JSON | ELEMENTS, max_size=12),
+    content=st.fixed_dictionaries({EVENTS: st.lists(ANY_JSON | ELEMENTS, max_size=12)}),
     before=st.dictionaries(st.text(max_size=3), ANY_JSON, max_size=2),
-    indent=st.sampled_from([None, 0, 2]),
-    separator=st.sampled_from([",", " , ", ",\n\t"]),
+    spaces=st.sampled_from([(None, ","), (0, " , "), (2, ",\n\t")]),
     chunk=st.integers(1, 300),
 )
 def test_elements_are_what_the_standard_decoder_reads(
-    folder: Path,
-    elements: list[Any],
-    before: dict[str, Any],
-    indent: int | None,
-    separator: str,
-    chunk: int,
+    folder: Path, content: Any, before: Any, spaces: tuple[int | None, str], chunk: int
 ) -> None:
     path = folder / "same.json"
-    tail = {"z": [{"a": 1}, {"b": 2}]}
-    text = json.dumps(
-        {**before, EVENTS: elements, **tail}, indent=indent, separators=(separator, ":")
-    )
-    path.write_text(text)
+    document = {**before, **content, "z": [{"a": 1}, {"b": 2}]}
+    path.write_text(json.dumps(document, indent=spaces[0], separators=(spaces[1], ":")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_stream, "CHUNK_BYTES", chunk)
         read = list(members(path))
     found = [element for key, several in read if key == EVENTS for element in several]
+    others = {key: value for key, value in read if key != EVENTS}
     # Compared as text: NaN differs from itself.
-    assert json.dumps(found) == json.dumps(json.loads(text)[EVENTS])
-    assert json.dumps([r for r in read if r[0] != EVENTS]) == json.dumps(
-        [[key, value] for key, value in json.loads(text).items() if key != EVENTS]
-    )
+    assert json.dumps(found) == json.dumps(document.pop(EVENTS))
+    assert json.dumps(others) == json.dumps(document)
 
 
 @settings(BOUNDED, max_examples=40)
