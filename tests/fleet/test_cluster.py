@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
+from tests.manual_clock import ManualClock
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_fleet.memory import KEPT_S, SAVE_INTERVAL_S, Memory
 from warpwatch_fleet.merging import Merger
@@ -346,8 +347,8 @@ def test_what_was_judged_is_kept_each_four_minutes_and_for_a_day(two, tmp_path):
     (path,) = tmp_path.glob("*.job")
     kept_at = path.stat().st_mtime
     for after_s, count in ((KEPT_S, 1), (KEPT_S + 1, 0)):
-        now = kept_at + after_s
-        assert len(Memory(tmp_path, lambda now=now: now).load()) == count
+        clock = ManualClock(wall=kept_at + after_s)
+        assert len(Memory(tmp_path, clock.wall).load()) == count
     two.save(tmp_path)
     path.write_bytes(path.read_bytes()[:-9])
     assert Memory(tmp_path).load() == {}
