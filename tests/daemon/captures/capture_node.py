@@ -27,25 +27,25 @@ from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId
 
 MANUAL = CaptureRequest(job="train", kind="torch", trigger="manual", steps=3)
 # Of the ranks that a test plays.
 TRAIN = JobId(f"uid/{os.getuid()}", "train", "r1")
-AUTOMATIC = CaptureRequest(
-    kind="torch",
-    trigger="anomaly",
-    anomaly_id="a1",
-    anomaly_kind="straggler",
-    **TRAIN.fields(),
-)
-
+_OF_ANOMALY: dict[str, Any] = {"anomaly_id": "a1", "anomaly_kind": "straggler"}
+AUTOMATIC = CaptureRequest(kind="torch", trigger="anomaly", **_OF_ANOMALY, **TRAIN.fields())
+ANOTHER = replace(AUTOMATIC, anomaly_id="a2")
 # What a rank chooses for the names of its file, and of what lies beside it.
 TOKEN = "0123456789abcdef"
 MORE = "fedcba9876543210"
 
-ANOTHER = replace(AUTOMATIC, anomaly_id="a2")
+
+def anomaly(kind: str, **changes: Any) -> Anomaly:
+    """Of the job that a test plays."""
+    about = {"id": "a1", "time": 0.0, "severity": "warning", "summary": "rank 1 is slow"}
+    return Anomaly(**{**about, **TRAIN.fields(), "kind": kind, **changes})
 
 
 def trace(rank: int = 0, steps: range = range(3, 6), **changes: Any) -> dict[str, Any]:

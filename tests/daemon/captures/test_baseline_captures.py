@@ -9,23 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode
+from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode, anomaly
 from warpwatch_daemon.captures.triggers.baseline import BaselineCaptures
 from warpwatch_daemon.config.triggers import BaselineConfig, TriggersConfig
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Residual
 
 EARLY = BaselineConfig(after_steps=3, after_s=60.0)
-LEAK = Anomaly(
-    id="a1",
-    kind="memory_leak",
-    time=0.0,
-    severity="warning",
-    summary="grows",
-    rank=1,
-    **TRAIN.fields(),
-)
-HOT = replace(LEAK, kind="overheating", job=None, rank=None, device="GPU-1")
+LEAK = anomaly("memory_leak", rank=1)
+HOT = anomaly("overheating", job=None, device="GPU-1")
 HOUR_S = 3600.0
 
 
@@ -131,12 +123,6 @@ def test_an_interrupted_one_is_tried_once_more(node):
     assert len(node.look(8 * HOUR_S)) == 2
 
 
-def test_a_busy_job_is_left_alone(node):
-    node.coordinator.request(MANUAL)
-    assert node.look(90) == []
-    assert node.counted("refused_busy", "baseline") == 0
-
-
 def test_a_refusal_is_counted_and_asked_again_after_ten_minutes(node):
     node.coordinator.policy.config = TriggersConfig(baseline=EARLY, quiet_hours=("00:00-24:00",))
     for after_s in (90, 100, 200):
@@ -147,11 +133,19 @@ def test_a_refusal_is_counted_and_asked_again_after_ten_minutes(node):
     assert len(node.look(691)) == 1
 
 
-def test_a_dry_run_counts_it_once(tmp_path, stack):
-    node = Node(tmp_path, stack, dry_run=True)
+@pytest.mark.parametrize(
+    ("busy", "options", "refused"), [(True, {}, 0), (False, {"dry_run": True}, 1)]
+)
+def test_a_busy_job_is_left_alone_and_a_dry_run_counted_once(
+    tmp_path, stack, busy, options, refused
+):
+    node = Node(tmp_path, stack, **options)
+    if busy:
+        node.coordinator.request(MANUAL)
     for after_s in (90, HOUR_S, 2 * HOUR_S):
         assert node.look(after_s) == []
-    assert node.counted("refused_dry_run", "baseline") == 1
+    counts = [node.counted(f"refused_{why}", "baseline") for why in ("busy", "dry_run")]
+    assert counts == [0, refused]
 
 
 @pytest.mark.parametrize(("trigger", "taken"), [("baseline", 0), ("manual", 1)])

@@ -30,11 +30,6 @@ def deliver_stacks(node: CaptureNode) -> None:
         node.deliver(rank, content.encode(), ".stacks.json")
 
 
-def test_options_reach_the_command(node):
-    node.coordinator.request(replace(MANUAL, options=("shapes", "stacks")))
-    assert node.command(1)["options"] == ["shapes", "stacks"]
-
-
 def test_a_memory_capture_brings_snapshots_and_what_lies_beside_them(node):
     asked = node.coordinator.request(replace(MANUAL, kind="memory"))
     assert (node.command(0)["kind"], node.command(0)["start_step"]) == ("memory", 3)

@@ -28,16 +28,6 @@ def test_what_would_be_captured_is_told_and_nothing_is_begun(node):
     assert node.hub.state().captures == ()
 
 
-def test_what_the_policy_refuses_is_refused_before_it_is_asked_for(node):
-    node.coordinator.request(AUTOMATIC)
-    with pytest.raises(Refused, match="is being captured") as refused:
-        node.coordinator.prepare(MANUAL)
-    assert refused.value.reason == "refused_busy"
-    with pytest.raises(Refused, match="cooldown_s leaves"):
-        node.coordinator.prepare(ANOTHER)
-    assert node.counted("refused_cooldown", "anomaly") == 1
-
-
 def test_the_start_step_of_all_nodes_is_kept_and_who_is_late_stays_late(node):
     asked = node.coordinator.request(MANUAL, NAME, 20)
     assert (asked.id, asked.start_step) == (NAME, 20)
@@ -53,14 +43,19 @@ def test_the_start_step_of_all_nodes_is_kept_and_who_is_late_stays_late(node):
     assert (capture.outcome, found) == ("partial", [("written", 20), ("late", None)])
 
 
-def test_a_step_that_has_begun_and_an_id_that_exists_are_refused(node):
+def test_what_one_node_cannot_do_is_refused_before_it_is_asked_for(node):
     node.rings[1].word(protocol.WORD_STEP_BEGUN, 20)
     with pytest.raises(Refused, match="step 20 is too early: step 19 has begun") as refused:
         node.coordinator.request(MANUAL, NAME, 20)
     assert refused.value.reason == "refused_over"
-    node.coordinator.request(replace(MANUAL, ranks=(0,)), NAME, 30)
+    node.coordinator.request(replace(AUTOMATIC, ranks=(0,)), NAME, 30)
     with pytest.raises(Refused, match=f"there is a capture {NAME} already"):
         node.coordinator.request(replace(MANUAL, ranks=(1,)), NAME, 30)
+    with pytest.raises(Refused, match="is being captured"):
+        node.coordinator.prepare(MANUAL)
+    with pytest.raises(Refused, match="cooldown_s leaves"):
+        node.coordinator.prepare(ANOTHER)
+    assert node.counted("refused_cooldown", "anomaly") == 1
 
 
 def test_what_has_recorded_nothing_is_ended_and_costs_no_budget(tmp_path, stack):
@@ -86,12 +81,3 @@ def test_what_was_recorded_counts_though_it_is_ended(node):
     node.coordinator.cancel(NAME, CANCELLED)
     with pytest.raises(Refused, match="cooldown_s leaves"):
         node.coordinator.prepare(ANOTHER)
-
-
-def test_a_rank_that_no_fleet_cancels_disarms_by_itself(node):
-    asked = node.coordinator.request(MANUAL, NAME, 1000)
-    assert node.command(0)["arm_timeout_s"] == 60
-    node.poll(after_s=61)
-    assert [rank.state for rank in node.capture(asked).ranks] == ["missing", "missing"]
-    node.poll()
-    assert node.command(0)["op"] == "cancel"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode
+from tests.daemon.captures.capture_node import MANUAL, CaptureNode, anomaly
 from warpwatch_daemon.captures.triggers.decisions import Triggers, is_interrupted
 from warpwatch_daemon.captures.triggers.recipes import healthy_peer
 from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
@@ -20,19 +20,10 @@ from warpwatch_telemetry.captures import Capture, Decision, RankCapture
 from warpwatch_telemetry.sections import AnomalyKind
 
 # Their times count from the node's start.
-REGRESSION = Anomaly(
-    id="a1",
-    kind="step_regression",
-    time=0.0,
-    severity="warning",
-    summary="rank 1 is slow",
-    **TRAIN.fields(),
-)
-STRAGGLER = replace(REGRESSION, kind="straggler", rank=1, device="GPU-1")
+REGRESSION = anomaly("step_regression")
+STRAGGLER = anomaly("straggler", rank=1, device="GPU-1")
 # Of a device whose job no one knows.
-HOT = Anomaly(
-    id="a1", kind="overheating", time=0.0, severity="warning", summary="92 °C", device="GPU-3"
-)
+HOT = anomaly("overheating", device="GPU-3", owner="", job=None, run="")
 CULPRIT = RecipeConfig(ranks="culprit")
 ALL_DAY = TriggersConfig(quiet_hours=("00:00-24:00",))
 INTERRUPTED = "interrupted: an evaluation began"
