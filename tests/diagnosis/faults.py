@@ -107,11 +107,13 @@ FAULTS: dict[str, Callable[[Job, Random], dict[str, Any]]] = {
 LATE: dict[str, tuple[str, Callable[[Job, Random], dict[str, Any]]]] = {
     "straggler_clocks": ("straggler", lambda job, random: {}),
     "straggler_work": ("straggler", lambda job, random: {"more_layers": random.uniform(1.25, 1.8)}),
-    "straggler_host": ("straggler", lambda *job: {"python_us": _excess_us(*job, 0.2, 1.0)}),
-    "straggler_loader": ("data_loading", lambda *job: {"loading_us": _excess_us(*job, 0.2, 1.0)}),
+    "straggler_host": ("straggler", lambda job, random: {"python_us": _excess_us(job, random)}),
+    "straggler_loader": (
+        "data_loading", lambda job, random: {"loading_us": _excess_us(job, random)},
+    ),
     "straggler_reads": ("sync_bound", FAULTS["sync_bound"]),
     "straggler_gc": ("gc_pause", _collection),
-}
+}  # fmt: skip
 
 
 def _late(name: str, random: Random) -> Job:

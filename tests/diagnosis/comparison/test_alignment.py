@@ -15,6 +15,7 @@ from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 
 def aligned(found: Diagnosis) -> Alignment:
+    assert found.alignment is not None
     return found.alignment
 
 

@@ -249,7 +249,8 @@ def test_an_annotated_checkpoint_of_one_step_is_one(tmp_path: Path) -> None:
     trace = stepped(*filled(3000))
     trace.annotation("checkpoint", 0, 3000)
     finding = diagnosed(tmp_path, trace).findings[-1]
-    assert (finding.kind, finding.share) == ("checkpoint", pytest.approx(0.075))
+    assert finding.kind == "checkpoint"
+    assert finding.share == pytest.approx(0.075)
 
 
 def test_a_collection_that_the_capture_noted_is_a_gc_pause(tmp_path: Path) -> None:
