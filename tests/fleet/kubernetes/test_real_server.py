@@ -1,19 +1,42 @@
-"""On a real API server: the chart's webhook is asked for pods."""
+"""On a real API server: what the fleet may do, and the chart's webhook."""
 
 from __future__ import annotations
 
 import base64
+import ssl
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.fleet.kubernetes.real import RealApiServer
 from tests.fleet.kubernetes.webhook import LABELS, Served, env_of
 from tests.helm import chart
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.deploy
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
 PODS = "/api/v1/namespaces/{}/pods"
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+def test_it_may_do_what_it_does_and_nothing_else(real: RealApiServer) -> None:
+    url, ca = f"https://127.0.0.1:{real.port}", real.folder / "ca.crt"
+    headers = {"Authorization": f"Bearer {(real.folder / 'token').read_text()}"}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview"}
+    verify = ssl.create_default_context(cafile=ca)
+    with httpx.Client(base_url=url, verify=verify, headers=headers, timeout=DEADLINE_S) as fleet:
+        said = fleet.post(REVIEWS, json={**review, "spec": {"namespace": "monitoring"}}).json()
+        assert fleet.get("/api/v1/namespaces/monitoring/secrets").status_code == 403
+        assert fleet.delete("/api/v1/nodes/gpu-1").status_code == 403
+    rules = said["status"]["resourceRules"]
+    found = {(what, verb) for one in rules for what in one["resources"] for verb in one["verbs"]}
+    # Of every account: what it may do itself.
+    found -= {("selfsubjectaccessreviews", "create"), ("selfsubjectrulesreviews", "create")}
+    rights = {"events": ("create", "patch"), "nodes": ("get", "list", "patch")}
+    rights |= {"nodes/status": ("patch",), "captures/status": ("patch",)}
+    rights["captures"] = ("list", "watch")
+    assert found == {(what, verb) for what, verbs in rights.items() for verb in verbs}
 
 
 @pytest.fixture
