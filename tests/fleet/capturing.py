@@ -164,9 +164,7 @@ class PlayedFleet:
             agent.node.clock.advance(seconds)
 
     def tick(
-        self,
-        answers: Answers = lambda rank, name: "armed",
-        records: Records = lambda name: True,
+        self, answers: Answers = lambda rank, name: "armed", records: Records = lambda name: True
     ) -> None:
         for agent in self.agents:
             agent.play(answers, records)

@@ -155,9 +155,7 @@ def test_a_fleet_that_was_restarted_shows_what_nodes_say_of_one_capture_as_one(
     assert states(after) == states(before) == WRITTEN
 
 
-def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(
-    fleet: PlayedFleet,
-) -> None:
+def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(fleet: PlayedFleet) -> None:
     alert = replace(MANUAL, ranks=(2,), trigger="alert", alerts=("f1@2026-11-21T20:00:00Z",))
     capture = only(fleet.run(lambda captures: captures.request(alert)))
     (own,) = fleet.agents[1].captures()
