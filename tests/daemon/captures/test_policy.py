@@ -183,23 +183,15 @@ class FakeDisk(Disk):
         return Room(1000 << 20, self.free_mib << 20)
 
 
-def test_a_full_disk_is_a_refusal_that_ends_when_there_is_room():
-    disk = FakeDisk(199, ManualClock())
+def test_a_disk_that_is_full_or_gone_or_hangs_is_a_refusal_without_touching_it():
+    clock = ManualClock()
+    disk = FakeDisk(199, clock)
     judge = Policy(TriggersConfig(), disk)
     with pytest.raises(Refused, match=r"199 MiB free in /store, 200 MiB are needed") as refused:
         judge.check(MANUAL, (), 0.0)
     assert refused.value.reason == "refused_disk"
     disk.free_mib = 200
     disk.measure()
-    judge.check(MANUAL, (), 0.0)
-    with pytest.raises(Refused, match="gone: No such file or directory"):
-        policy(Path("/gone")).check(MANUAL, (), 0.0)
-
-
-def test_a_disk_that_hangs_is_not_touched_and_refused():
-    clock = ManualClock()
-    disk = FakeDisk(500, clock)
-    judge = Policy(TriggersConfig(), disk)
     disk.free_mib = 0
     clock.advance(MAX_AGE_S)
     judge.check(MANUAL, (), 0.0)
@@ -207,6 +199,8 @@ def test_a_disk_that_hangs_is_not_touched_and_refused():
     with pytest.raises(Refused, match=r"/store has not answered for 61 s") as refused:
         judge.check(MANUAL, (), 0.0)
     assert refused.value.reason == "refused_disk"
+    with pytest.raises(Refused, match="gone: No such file or directory"):
+        policy(Path("/gone")).check(MANUAL, (), 0.0)
 
 
 def test_what_came_to_nothing_for_want_of_room_counts_against_no_budget(tmp_path):

@@ -146,7 +146,7 @@ def test_a_capture_that_is_begun_meanwhile_is_not_taken_for_a_leftover(new, monk
     folder = store.folder("running", NOW)
     look = store.folders
 
-    def begun_meanwhile() -> list[Path]:
+    def begun_meanwhile():
         register.keep(Capture("running", MANUAL, NOW, folder=str(folder)))
         register.create("running")
         return look()

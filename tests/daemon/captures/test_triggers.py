@@ -102,11 +102,17 @@ def test_a_peer_is_well_itself_and_so_is_its_device(four):
     local = {rank.rank: rank for rank in four.source.live()}
     slow = replace(STRAGGLER, rank=2, device="GPU-2")
     stall = replace(STRAGGLER, id="a2", kind="data_stall", rank=1, device=None)
+    hot = replace(HOT, id="a3")
     assert healthy_peer(slow, local, [slow]) == 1
     assert healthy_peer(slow, local, [slow, stall]) == 3
-    assert healthy_peer(slow, local, [slow, stall, HOT]) == 0
+    assert healthy_peer(slow, local, [slow, stall, hot]) == 0
     local[0].status = "stopped"
-    assert healthy_peer(slow, local, [slow, stall, HOT]) is None
+    assert healthy_peer(slow, local, [slow, stall, hot]) is None
+    # Then the slow rank is captured alone, and stacks do not wait for what runs.
+    four.see(slow, stall, hot)
+    four.see(slow, stall, hot, replace(slow, kind="hang", id="a4"))
+    found = [(one.request.kind, [rank.rank for rank in one.ranks]) for one in four.captures]
+    assert found == [("torch", [2]), ("torch", [1]), ("stacks", [0, 1, 2, 3])]
 
 
 @pytest.mark.parametrize(
@@ -124,17 +130,6 @@ def test_a_kind_has_its_recipe(node, anomaly, kind, ranks):
     found = [(one.request.kind, [rank.rank for rank in one.ranks]) for one in node.captures]
     assert found == [(kind, ranks)]
     assert node.outcome() == "captured"
-
-
-def test_without_a_healthy_peer_the_slow_rank_is_captured_alone(node):
-    node.see(STRAGGLER, replace(STRAGGLER, id="a2", kind="crash", rank=0, device="GPU-0"))
-    assert [[rank.rank for rank in capture.ranks] for capture in node.captures] == [[1]]
-
-
-def test_stacks_of_a_hang_do_not_wait_for_what_runs(node):
-    node.see(replace(STRAGGLER, kind="memory_leak"))
-    node.see(replace(STRAGGLER, kind="hang", id="a2"))
-    assert [one.request.kind for one in node.captures] == ["memory", "stacks"]
 
 
 @pytest.mark.parametrize("brought", [True, False])

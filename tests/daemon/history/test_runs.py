@@ -111,7 +111,7 @@ def test_steps_of_any_length_take_no_more_memory():
 
 
 def test_a_run_is_summed_up_while_it_goes_on(node):
-    about = {"id": "a1", "time": BEGAN, "severity": "warning", "summary": ""}
+    about: dict[str, Any] = {"id": "a1", "time": BEGAN, "severity": "warning", "summary": ""}
     anomaly = Anomaly(kind="straggler", **about, **JOB.fields())
     node.runs.observe(step(0))
     for what in ("opened", "updated", "closed"):
