@@ -1,4 +1,4 @@
-"""A server of somebody else's, which may take its time, and a clock that the test moves."""
+"""A server of somebody else's, which may take its time."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.exporters.receiver import Receiver, receiver
-from tests.manual_clock import ManualClock
 from warpwatch_exporters import http_requests
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_requests, "TIMEOUT_S", 300.0)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture

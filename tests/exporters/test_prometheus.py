@@ -9,11 +9,14 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.exporters.states import TIME, full_state, mig_state, odd_state, rank, simulated
 from warpwatch_exporters import prometheus
+from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_telemetry.attribution import Attribution, ProcessOwner, Workload
 from warpwatch_telemetry.catalogue import CATALOGUE
@@ -152,3 +155,39 @@ def test_what_is_gone_leaves_nothing_behind() -> None:
     assert pods == {"llama-5"}
     assert len(prometheus._buckets) == 1
     assert len(prometheus._prefixes[(), None]) < 150 + prometheus.SPARE_PREFIXES + 100
+
+
+# --- for a registry of prometheus_client ---
+
+
+def registry_of(state: State) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(StateCollector(lambda: state))
+    return registry
+
+
+def families(page: bytes) -> dict[str, object]:
+    return {
+        family.name: (
+            *(family.type, family.documentation),
+            {(s.name, frozenset(s.labels.items())): s.value for s in family.samples},
+        )
+        for family in parse_text(page.decode())
+    }
+
+
+@pytest.mark.parametrize("state", [full_state(), odd_state(), State(TIME, "1", "h")])
+def test_it_has_the_same_families_and_samples_as_the_page(state: State) -> None:
+    shown = families(generate_latest(registry_of(state)))
+    assert shown == families(render(state))
+    assert shown["warpwatch_build_info"]
+
+
+def test_it_has_the_same_units_in_openmetrics() -> None:
+    def units(page: bytes) -> dict[str, str]:
+        families = parse_openmetrics(page.decode())  # type: ignore[no-untyped-call]
+        return {family.name: family.unit for family in families}
+
+    shown = units(openmetrics.generate_latest(registry_of(full_state())))  # type: ignore[no-untyped-call]
+    assert shown == units(render(full_state(), openmetrics=True) + b"# EOF\n")
+    assert shown["warpwatch_device_energy_joules"] == "joules"

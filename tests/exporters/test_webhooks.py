@@ -79,7 +79,8 @@ def test_what_was_there_before_the_start_is_not_told_again(server: Receiver) -> 
     assert [one["event"] for one in site.told()] == ["anomaly_closed", "anomaly_opened"]
 
 
-def test_a_pause_doubles_up_to_its_longest_until_something_succeeds(clock: ManualClock) -> None:
+def test_a_pause_doubles_up_to_its_longest_until_something_succeeds() -> None:
+    clock = ManualClock()
     pause = Pause(clock.monotonic, longest_s=15.0)
     for number, length_s in enumerate((FIRST_S, 10.0, 15.0, 15.0)):
         assert not pause.lasts

@@ -1,28 +1,33 @@
-"""Every route over a real connection."""
+"""Every route over a real connection, and what a fleet alone may ask for."""
 
 from __future__ import annotations
 
 import gzip
+import json
+import os
 import socket
+from typing import Any
 
 import pytest
 
-from tests.daemon.http.conftest import TIMEOUT_S
+from tests.daemon.http.alert_node import WEBHOOK, notification
+from tests.daemon.http.conftest import CAPTURE, TIMEOUT_S, socket_of
+from tests.loop.other_users import STRANGER, request
+from warpwatch_daemon.http.server import Server
+from warpwatch_telemetry.captures import AnomalySeen
 from warpwatch_telemetry.errors import Refused
 
-
-def test_health_names_the_version(client):
-    answer = client.get("/healthz")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "version": "0.1.0"})
+CAPTURES = "/api/v1/captures"
+CANCEL = f"{CAPTURES}/{CAPTURE.id}/cancel"
+ASK: dict[str, Any] = {"job": "llama-7b", "owner": "uid/1000", "run": "r1"}
+NAME = "20261122T201500-0a1b2c"
 
 
 def test_readiness_follows_what_is_missing(client, agent):
     assert client.get("/readyz").json()["ready"] is True
     agent.lacks = ("nvml: library not found",)
     answer = client.get("/readyz")
-    assert answer.status_code == 503
-    assert answer.json()["missing"] == ["nvml: library not found"]
-    assert [source["name"] for source in answer.json()["sources"]][:2] == ["simulated", "host"]
+    assert (answer.status_code, answer.json()["missing"]) == (503, [*agent.lacks])
 
 
 @pytest.mark.parametrize(
@@ -130,3 +135,38 @@ def test_something_that_is_not_http_is_turned_away(client, shared_server):
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
     assert client.get("/healthz").status_code == 200
+
+
+def test_a_fleet_names_the_capture_its_start_step_and_its_anomaly(client: Any, agent: Any) -> None:
+    about = {"id": f"{NAME}-2", "start_step": 40, "anomaly_id": "a7", "anomaly_kind": "straggler"}
+    about |= {"anomaly_seen": {"rank": 3, "begin_step": 12, "ratio": 1.6}}
+    answer = client.post(CAPTURES, json=ASK | about)
+    assert answer.status_code == 202
+    assert (answer.json()["id"], answer.json()["start_step"]) == (f"{NAME}-2", 40)
+    (asked,) = agent.asked
+    assert asked.job_id == ("uid/1000", "llama-7b", "r1")
+    assert (asked.trigger, asked.anomaly_id, asked.anomaly_kind) == ("anomaly", "a7", "straggler")
+    assert asked.anomaly_seen == AnomalySeen(3, 12, 1.6)
+
+
+def test_what_would_be_captured_and_an_end(client: Any) -> None:
+    prepared = client.post(f"{CAPTURES}/prepare", json=ASK | {"ranks": [0, 1]})
+    assert prepared.json() == {"ranks": [0, 1], "steps": 5, "begun": 412, "step_s": 0.212}
+    ended = client.post(CANCEL)
+    assert (ended.status_code, ended.json()["id"]) == (200, CAPTURE.id)
+    assert client.post(f"{CAPTURES}/none/cancel").status_code == 404
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_may_capture_but_not_speak_for_a_fleet(
+    client: Any, agent: Any, shared_server: Server
+) -> None:
+    fleets: list[dict[str, Any]] = [{"id": NAME}, {"start_step": 40}, {"anomaly_seen": {"rank": 1}}]
+    fleets += [{"anomaly_id": "a", "anomaly_kind": "hang"}]
+    asked = [(CAPTURES, ASK | about, "not_yours") for about in fleets]
+    asked += [(f"{CAPTURES}/prepare", ASK, "not_yours"), (CANCEL, ASK, "not_yours")]
+    asked += [(WEBHOOK, notification(), "not_root")]
+    for path, body, reason in asked:
+        status, text = request(STRANGER, socket_of(shared_server), path, body)
+        assert (status, json.loads(text)["error"]["reason"]) == (403, reason), path
+    assert agent.asked == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import jsonschema
 import openapi_spec_validator
 import pytest
 
-from tests.daemon.http.alert_node import alert, notification
+from tests.daemon.http.alert_node import WEBHOOK, alert, notification
 from tests.daemon.http.conftest import CAPTURE, MemoryAgent
 from tests.daemon.http.everything import fill
 
@@ -102,3 +103,68 @@ def test_answers_are_the_golden_ones_and_have_exactly_the_fields_that_are_descri
         answers[f"{method} {asked}"] = answer.json()
         validator.validate(answers[f"{method} {asked}"])
     golden("http/api.json", json.dumps(answers, indent=1).encode())
+
+
+# --- what is refused ---
+
+CAPTURES = "/api/v1/captures"
+NAME = "20261122T201500-0a1b2c"
+NESTED = b"[" * 100_000
+PATHS = (
+    *("/nothing", "/metrics/", f"{CAPTURES}/other", "/api/v1/anomalies/never", WEBHOOK),
+    *("/api/v1/anomalies?jobs=llama-7b", "/api/v1/anomalies?active=maybe"),
+    *("/api/v1/anomalies?rank=1", "/api/v1/anomalies/a7?job=x", "/api/v1/detectors?rank=1"),
+    *("/api/v1/records?after=yesterday", "/api/v1/records?shard=2/2", "/api/v1/records?shard=x"),
+)
+NO_REQUESTS = (b"", b"{", b'{"job": "\xff"}', b'{"job": "\\ud800"}', NESTED, b"[]", b"{}")
+ALERTS: tuple[dict[str, Any], ...] = (
+    {"status": "firing", "labels": {"rank": 1}, "startsAt": ""},
+    {"status": "maybe", "labels": {}, "startsAt": ""},
+)
+# Of a capture of the job ``a``, unless they say which.
+FIELDS: tuple[dict[str, Any], ...] = (
+    {"job": 7},
+    *({"steps": steps} for steps in (0, 101, True, "3")),
+    *({"ranks": ranks} for ranks in ([], [0, -1], [True])),
+    {"kind": "gdb"},
+    {"options": ["nvtx"]},
+    {"kind": "stacks", "options": ["shapes"]},
+    {"step": 3},
+    {"trigger": "anomaly"},
+    # What a fleet asks for.
+    {"id": "../../etc"},
+    {"id": f"{NAME}-4"},
+    {"start_step": 1},
+    {"kind": "stacks", "start_step": 40},
+    {"anomaly_id": "a7"},
+    {"anomaly_id": "a7", "anomaly_kind": "bad_luck"},
+    {"anomaly_seen": {"begin_step": 2**70}},
+)
+
+
+def bodies() -> Iterator[tuple[str, bytes]]:
+    for path in (CAPTURES, WEBHOOK):
+        yield from ((path, body) for body in NO_REQUESTS)
+    yield from ((WEBHOOK, json.dumps({"alerts": [alert]}).encode()) for alert in ALERTS)
+    yield from ((CAPTURES, json.dumps({"job": "a"} | fields).encode()) for fields in FIELDS)
+
+
+def said(answer: httpx.Response) -> str:
+    error = answer.json()["error"]
+    assert "\n" not in error["detail"] and len(error["detail"]) < 300
+    # The rest is the JSON parser's own, and may change with it.
+    detail = error["detail"].partition(" at line ")[0]
+    return f"{answer.status_code} {error['reason']}: {detail}"
+
+
+def test_what_is_refused_says_why_in_one_line(
+    client: httpx.Client, agent: MemoryAgent, golden: Any
+) -> None:
+    lines = [f"GET {path}: {said(client.get(path))}" for path in PATHS]
+    for path, body in bodies():
+        answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        lines.append(f"POST {path} {body[:60]!r}: {said(answer)}")
+    lines.append(f"DELETE: {said(client.delete(f'{CAPTURES}/{CAPTURE.id}'))}")
+    golden("http/refusals.txt", "\n".join(lines).encode())
+    assert agent.asked == []
+    assert agent.codes == {404: 4, 405: 2, 400: 44}

@@ -1,16 +1,20 @@
-"""What the web page says, and that it says nothing else."""
+"""What the web page and the commands say, and that they say nothing else."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
+import httpx
 import pytest
 
-from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, around_straggler
+from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent, around_straggler
 from tests.daemon.http.everything import fill
+from warpwatch_daemon.cli import status
+from warpwatch_daemon.cli.capture import describe
 from warpwatch_daemon.http.page.captures import outcome, price
 from warpwatch_daemon.http.page.charts import ceiling_s, phase_shares, step_chart
 from warpwatch_daemon.http.page.findings import MAX_DRAWN
@@ -21,6 +25,8 @@ from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.samples import SourceHealth
 from warpwatch_telemetry.state import DetectorSight, State
+
+Golden = Callable[[str, bytes], None]
 
 NOTHING = State(time=0.0, version="0.1.0", hostname="h")
 HOSTILE = '<script>alert(1)</script>\n"onload=x\x00\x1b[31m&' + "y" * 2**20
@@ -251,3 +257,31 @@ def test_many_anomalies_are_listed_and_a_few_are_drawn(client, agent):
     page = client.get("/").text
     assert page.count('class="minutes"') == MAX_DRAWN
     assert len(page) < 200_000
+
+
+@pytest.fixture
+def full(agent: MemoryAgent) -> MemoryAgent:
+    fill(agent)
+    return agent
+
+
+def test_the_page_is_the_golden_one(
+    client: httpx.Client, full: MemoryAgent, golden: Golden
+) -> None:
+    full.runs = []
+    page = client.get("/").text
+    page = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
+    golden("http/page.html", page.encode())
+
+
+def test_what_commands_print_is_the_golden_text(
+    client: httpx.Client,
+    full: MemoryAgent,
+    golden: Golden,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert status.main([], lambda: NOW) == 1
+    shown = client.get("/api/v1/captures").json()["captures"]
+    text = capsys.readouterr().out
+    text += "\n".join(describe(capture, "http://localhost:9400") for capture in shown)
+    golden("http/commands.txt", text.encode())

@@ -69,12 +69,6 @@ def test_it_listens_where_the_configuration_says(serve, listen):
         assert client.get(server.url + "metrics").status_code == 200
 
 
-def test_a_stop_before_the_run_ends_it_at_once(agent):
-    server = Server(agent, HttpConfig(listen="127.0.0.1:0"))
-    server.stop()
-    server.run()
-
-
 def test_it_speaks_tls_with_the_certificate_of_the_web_config(serve, certificates):
     server = serve(web_config=write(certificates, PLAIN_TLS))
     assert server.url.startswith("https://")
@@ -196,5 +190,6 @@ def test_the_end_is_logged_once_a_day_and_at_once_for_a_renewed_certificate(
     path.write_text("half of a certificate")
     assert logged(10) == 0
     assert "the certificate stays as it was" in caplog.text
+    # A stop before the run ends it at once.
     server.stop()
     server.run()
