@@ -125,15 +125,17 @@ def program(
     folder: Folder,
     code: str,
     *arguments: str,
-    python: str = sys.executable,
-    server: ForkServer | None = None,
+    python: str | ForkServer = sys.executable,
     **environ: str,
 ) -> Iterator[Forked | subprocess.Popen[str]]:
-    """A process that runs ``code``; it is killed at the end if it still runs."""
+    """A process that runs ``code``; it is killed at the end if it still runs.
+
+    ``python`` is an interpreter, or a server that forks one.
+    """
     environment = {**folder.environment(**environ), "PYTHONPATH": str(ROOT / "client")}
     environment["PYTHONPATH"] += os.pathsep + environ.get("PYTHONPATH", "")
-    if server is not None:
-        forked = server.fork(code, *arguments, environ=environment)
+    if isinstance(python, ForkServer):
+        forked = python.fork(code, *arguments, environ=environment)
         try:
             yield forked
         finally:

@@ -8,14 +8,14 @@ import itertools
 from collections import UserDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import warpwatch
-from tests.client.loop_base import data, fit, loop, model, sgd, spend, state, train, trained
+from tests.client.loop_base import data, fit, model, sgd, spend, state, train, trained
 
 # --- the DataLoader as clock, and its batches -----------------------------------------------------
 
@@ -29,19 +29,16 @@ def without_an_optimizer(net: torch.nn.Linear, batches: int) -> None:
                 parameter.grad = None
 
 
-@loop
 def last_resort() -> None:
     without_an_optimizer(model(), 64 + 1 + 20)
 
 
-@loop
 def last_resort_until_an_optimizer_comes() -> None:
     net = model()
     without_an_optimizer(net, 64 + 1 + 20)
     fit(net, sgd(net), 10)
 
 
-@loop
 def accumulation_of_more_and_more_batches() -> None:
     net, optimizer = trained()
     for accumulated in (20, 150, 200):
@@ -65,7 +62,6 @@ def collate(rows: list[dict[str, torch.Tensor]]) -> Encoding:
     return Encoding({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
 
 
-@loop
 def tokens() -> None:
     net = torch.nn.Embedding(2, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -74,7 +70,6 @@ def tokens() -> None:
         optimizer.step()
 
 
-@loop
 def one_batch_ahead() -> None:
     net, optimizer = trained()
     batches = iter(data(8))
@@ -85,7 +80,6 @@ def one_batch_ahead() -> None:
         optimizer.step()
 
 
-@loop
 def the_users_own_numbers() -> None:
     monitor = warpwatch.attach()
     net, optimizer = trained()
@@ -101,7 +95,6 @@ class Nested(IterableDataset[torch.Tensor]):  # type: ignore[misc]
             yield batch.sum(0)
 
 
-@loop
 def a_dataset_that_loads_itself() -> None:
     net, optimizer = trained()
     for batch in DataLoader(Nested(), batch_size=1):
@@ -109,7 +102,6 @@ def a_dataset_that_loads_itself() -> None:
         optimizer.step()
 
 
-@loop
 def training_data_that_is_evaluated() -> None:
     net, optimizer = trained()
     batches = iter(data(4 + 3 + 4))
@@ -123,7 +115,6 @@ def training_data_that_is_evaluated() -> None:
                     spend()
 
 
-@loop
 def data_that_fails() -> None:
     net, optimizer = trained()
 
@@ -140,7 +131,6 @@ def data_that_fails() -> None:
                 optimizer.step()
 
 
-@loop
 def batches_that_another_thread_fetches() -> None:
     net, optimizer = trained()
     with ThreadPoolExecutor(1) as thread:
@@ -172,14 +162,8 @@ def compiled_training(optimizer_first: bool) -> Any:
     return losses, counted()
 
 
-@loop
-def compiled_after_the_optimizer() -> Any:
-    return compiled_training(True)
-
-
-@loop
-def compiled_before_the_optimizer() -> Any:
-    return compiled_training(False)
+compiled_after_the_optimizer = partial(compiled_training, True)
+compiled_before_the_optimizer = partial(compiled_training, False)
 
 
 def compiled_optimizer(zero_first: bool) -> Any:
@@ -199,17 +183,10 @@ def compiled_optimizer(zero_first: bool) -> Any:
     return losses, counted()
 
 
-@loop
-def a_compiled_optimizer_zeroed_first() -> Any:
-    return compiled_optimizer(True)
+a_compiled_optimizer_zeroed_first = partial(compiled_optimizer, True)
+a_compiled_optimizer_zeroed_last = partial(compiled_optimizer, False)
 
 
-@loop
-def a_compiled_optimizer_zeroed_last() -> Any:
-    return compiled_optimizer(False)
-
-
-@loop
 def a_zero_grad_of_the_programs_own() -> Any:
     """Put in the place of torch's before anything is compiled; how often it was called as well."""
     optimizers: Any = torch.optim.Optimizer
@@ -226,7 +203,6 @@ def a_zero_grad_of_the_programs_own() -> Any:
     return [len(calls), *losses], graphs
 
 
-@loop
 def a_compiled_step_with_all_in_it() -> Any:
     net, optimizer = trained()
 
@@ -242,7 +218,6 @@ def a_compiled_step_with_all_in_it() -> Any:
     return losses, counted()
 
 
-@loop
 def a_compiled_function_that_loads_and_saves() -> Any:
     net, optimizer = trained()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -271,7 +246,6 @@ def counted() -> Any:
     return dict(counters["stats"]), breaks, dict(counters["frames"])
 
 
-@loop
 def hooks_that_an_old_dynamo_took_away() -> None:
     from warpwatch.hooks import dynamo
     from warpwatch.hooks import optimizer as optimizer_hook

@@ -7,7 +7,6 @@ import mmap
 import os
 import random
 import time
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -46,16 +45,10 @@ from tests.client import fork_server  # noqa: E402
 
 state = hooks.install()
 
-LOOPS: dict[str, Callable[[], Any]] = {}
 # What a part of a loop takes, by the loops' clock.
 PART_S = 1.0
 # Of a loop on several ranks, before it left its groups.
 PLACES: dict[str, Any] = {}
-
-
-def loop(function: Callable[[], Any]) -> Callable[[], Any]:
-    LOOPS[function.__name__] = function
-    return function
 
 
 def spend(parts: float = 1.0) -> None:
@@ -126,12 +119,12 @@ def reported(result: Any) -> dict[str, Any]:
 def run(name: str) -> None:
     """Print what was counted in a loop, as a line of JSON, and end the process.
 
-    ``sys.argv[1]`` is a folder for the loop.
+    A loop is a function of one of the modules. ``sys.argv[1]`` is a folder for it.
     """
-    for module in fork_server.LOOPS:
-        import_module(module)
+    modules = [import_module(module) for module in fork_server.LOOPS]
+    (loop,) = (vars(module)[name] for module in modules if name in vars(module))
     random.seed(0)
     torch.manual_seed(0)
-    print(json.dumps({"loop": name, **reported(LOOPS[name]())}), flush=True)
+    print(json.dumps({"loop": name, **reported(loop())}), flush=True)
     # The interpreter's own end takes longer than most loops.
     os._exit(0)

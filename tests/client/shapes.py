@@ -13,8 +13,6 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
 
-from tests.client.loop_base import loop
-
 # A step takes milliseconds: what a program does between its parts is then little.
 WIDTH, BATCH, BLOCK, VOCABULARY = 256, 128, 32, 64
 
@@ -52,7 +50,6 @@ class LanguageModel(torch.nn.Module):  # type: ignore[misc]
 # --- several networks and optimizers --------------------------------------------------------------
 
 
-@loop
 def gan() -> list[float]:
     """dcgan: two backwards of the judge, its step, then the maker's."""
     judge, maker = network(WIDTH, WIDTH, WIDTH, 1), network(WIDTH, WIDTH, WIDTH, WIDTH)
@@ -74,7 +71,6 @@ def gan() -> list[float]:
     return losses
 
 
-@loop
 def optimizers_in_turn() -> list[float]:
     """One for the matrices, one for the rest, at every step."""
     model = network(WIDTH, 2 * WIDTH, WIDTH, 1)
@@ -94,7 +90,6 @@ def optimizers_in_turn() -> list[float]:
     return losses
 
 
-@loop
 def folds() -> list[float]:
     """Model, optimizer and loaders are new for each."""
     rows = loader(12).dataset
@@ -119,7 +114,6 @@ def folds() -> list[float]:
 # --- batches of a DataLoader ----------------------------------------------------------------------
 
 
-@loop
 def accumulated_gradients() -> list[float]:
     """Four batches a step, the last of which is left over, under autocast."""
     model = network(WIDTH, 2 * WIDTH, WIDTH, 1)
@@ -142,7 +136,6 @@ def pack(sequences: list[Any]) -> dict[str, Any]:
     return {"input_ids": torch.cat(sequences)[None], "cu_seq_lens_q": lengths.cumsum(0).int()}
 
 
-@loop
 def packing() -> list[float]:
     model = LanguageModel()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -168,7 +161,6 @@ class Autoencoder(torch.nn.Module):  # type: ignore[misc]
         return self.decoder(mean + torch.randn_like(mean) * (variance / 2).exp()), mean, variance
 
 
-@loop
 def vae() -> list[float]:
     model = Autoencoder()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -218,7 +210,6 @@ class Trainer:
                 callback(self)
 
 
-@loop
 def mingpt() -> list[float]:
     text = torch.randint(VOCABULARY, (500, BLOCK + 1))
     trainer = Trainer(LanguageModel(), TensorDataset(text[:, :-1], text[:, 1:]), 40)
@@ -267,7 +258,6 @@ class Engine(torch.nn.Module):  # type: ignore[misc]
         self.module.zero_grad()
 
 
-@loop
 def engine() -> list[float]:
     model = Engine(network(WIDTH, 2 * WIDTH, WIDTH, 1), 4)
     losses = []
@@ -301,7 +291,6 @@ train(15)
 """
 
 
-@loop
 def notebook() -> list[float]:
     """Cells of IPython's shell, as a kernel runs them."""
     os.environ["IPYTHONDIR"] = sys.argv[1]

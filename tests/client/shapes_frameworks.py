@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from tests.client.loop_base import loop
 from tests.client.shapes import BLOCK, VOCABULARY, WIDTH, loader, network
 
 
-@loop
 def hugging_face() -> list[float]:
     """run_clm: accumulated, evaluated every ten steps."""
     hf: Any = import_module("transformers")
@@ -60,7 +58,6 @@ def gpt2(hf: Any, **arguments: Any) -> tuple[Any, Any]:
     return hf.GPT2LMHeadModel(config), options
 
 
-@loop
 def generation() -> list[float]:
     """GRPO: it learns of what it has written to a prompt itself."""
     hf: Any = import_module("transformers")
@@ -81,7 +78,6 @@ def generation() -> list[float]:
     return losses
 
 
-@loop
 def accelerate() -> list[float]:
     accelerator = import_module("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=4)
     model = network(WIDTH, 2 * WIDTH, WIDTH, 1)
@@ -100,7 +96,6 @@ def accelerate() -> list[float]:
     return losses
 
 
-@loop
 def lightning() -> list[float]:
     pl: Any = import_module("lightning.pytorch")
 
@@ -139,7 +134,6 @@ def lightning() -> list[float]:
     return losses
 
 
-@loop
 def fabric() -> list[float]:
     engine = import_module("lightning.fabric").Fabric(accelerator="cpu", devices=1)
     model = network(WIDTH, 2 * WIDTH, WIDTH, 1)

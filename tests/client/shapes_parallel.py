@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.client.loop_base import PLACES, loop
+from tests.client.loop_base import PLACES
 from tests.client.shapes import BATCH, WIDTH, loader, network
 from warpwatch import parallelism
 
@@ -54,7 +54,6 @@ def shard(batches: int) -> DataLoader[Any]:
     return DataLoader(rows, BATCH, sampler=DistributedSampler(rows))
 
 
-@loop
 def ddp_accumulation() -> list[float]:
     def train() -> list[float]:
         torch.manual_seed(0)
@@ -75,7 +74,6 @@ def ddp_accumulation() -> list[float]:
     return in_ranks(train)
 
 
-@loop
 def fsdp2() -> list[float]:
     """torchtitan: each block sharded, then the root; steps of one batch, gradients clipped."""
     from torch.distributed.fsdp import fully_shard
@@ -100,7 +98,6 @@ def fsdp2() -> list[float]:
     return in_ranks(train)
 
 
-@loop
 def tensor_parallel() -> list[float]:
     """Both ranks have the same rows."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -129,7 +126,6 @@ def tensor_parallel() -> list[float]:
     return in_ranks(train)
 
 
-@loop
 def pipeline_parallel() -> list[float]:
     """Two stages, four micro-batches a step. The last stage has the loss."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -157,7 +153,6 @@ def pipeline_parallel() -> list[float]:
     return in_ranks(train, told=1)
 
 
-@loop
 def torchtitan() -> list[float]:
     """Blocks split in two directions: tensor parallel inside of a shard."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -189,7 +184,6 @@ def torchtitan() -> list[float]:
     return in_ranks(train, size=4)
 
 
-@loop
 def megatron() -> list[float]:
     """Megatron-Core's groups, and its collectives around the two halves of a layer."""
     parallel_state: Any = import_module("megatron.core.parallel_state")
@@ -217,7 +211,6 @@ def megatron() -> list[float]:
     return in_ranks(train, told=3, size=4)
 
 
-@loop
 def deepspeed_pipeline() -> list[float]:
     """Two stages of two ranks each, four micro-batches a step."""
     with contextlib.redirect_stdout(sys.stderr):
@@ -226,7 +219,6 @@ def deepspeed_pipeline() -> list[float]:
         return in_ranks(lambda: _pipeline(engines, pipe), told=3, size=4)
 
 
-@loop
 def deepspeed_zero() -> list[float]:
     """Gradients and the optimizer's state sharded, two batches a step."""
     with contextlib.redirect_stdout(sys.stderr):

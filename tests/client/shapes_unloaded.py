@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from tests.client.loop_base import loop
 from tests.client.shapes import BATCH, BLOCK, VOCABULARY, WIDTH, LanguageModel, network
 
 
-@loop
 def nanogpt() -> list[float]:
     return language_model(LanguageModel())
 
 
-@loop
 def nanogpt_compiled() -> list[float]:
     return language_model(torch.compile(LanguageModel(), backend="eager"))
 
@@ -71,7 +68,6 @@ class Recurrent(torch.nn.Module):  # type: ignore[misc]
         return self.head(found).flatten(0, 1), hidden
 
 
-@loop
 def updates_by_hand() -> list[float]:
     """word_language_model: neither torch.optim nor a DataLoader."""
     model, text = Recurrent(), torch.randint(VOCABULARY, (85 * 32 + 1, 16))
@@ -115,7 +111,6 @@ class Environment:
         return self._state, self._state.mean(1)
 
 
-@loop
 def ppo() -> list[float]:
     """The policy acts without gradients, then learns of that in minibatches."""
     actor, critic = network(WIDTH, *WIDE, 4), network(WIDTH, *WIDE, 1)
@@ -156,7 +151,6 @@ def ppo() -> list[float]:
     return losses
 
 
-@loop
 def dqn() -> list[float]:
     """It acts with gradients on, and learns of a replay buffer at every fourth turn."""
     online = network(WIDTH, WIDTH, WIDTH, 4)
@@ -187,7 +181,6 @@ def dqn() -> list[float]:
     return losses
 
 
-@loop
 def td3() -> list[float]:
     """The actor learns at every second step of the critic, after its first ones."""
     actor, critic = network(WIDTH, WIDTH, WIDTH, 4), network(WIDTH + 4, WIDTH, WIDTH, 1)
@@ -212,7 +205,6 @@ def td3() -> list[float]:
     return losses
 
 
-@loop
 def optimizers_after_one_another() -> list[float]:
     """forward_forward: each layer learns alone, of what the ones before it give."""
     layers = [network(WIDTH, 2 * WIDTH, WIDTH) for _ in range(2)]

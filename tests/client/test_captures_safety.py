@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.client.daemon_side import ROOT
+from tests.client.fork_server import ROOT
+from tests.manual_clock import ManualClock
 from warpwatch.captures.event_budget import EventBudget
+from warpwatch.captures.recording import RecordingSession
 from warpwatch.captures.safety import Situation, cuda_graphs, cupti_busy, refusal
 from warpwatch.captures.safety import unsafe_stacks as unsafe
 from warpwatch.commands import Command, parse
@@ -122,6 +124,62 @@ def test_options_of_a_command_are_those_that_are_known() -> None:
         command = parse({**fields, "options": given})
         assert command is not None
         assert command.options == read
+
+
+class Said:
+    """A ring that keeps what is said, and a recorder that does nothing."""
+
+    name, events, size_bytes = "ring", 0, 0
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def event(self, event: str, id: str, detail: str = "") -> None:
+        self.said.append((event, detail))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def recording(clock: ManualClock, steps: int = 2) -> tuple[RecordingSession, Said]:
+    """Asked for at step 30, from step 40 on; armed for a minute."""
+    said: Any = Said()
+    command = Command("capture", "c-1", "torch", 40, steps)
+    return RecordingSession(command, said, "", said, 30, clock.monotonic), said
+
+
+def test_a_start_step_that_does_not_begin_in_time_disarms_once() -> None:
+    clock = ManualClock()
+    session, said = recording(clock)
+    clock.advance(60.0)
+    session.expire()
+    assert said.said == []
+    clock.advance(0.1)
+    session.expire()
+    session.expire()
+    assert said.said == [("capture_disarmed", "start step did not begin in time")]
+
+
+@pytest.mark.parametrize(("step_s", "steps", "limit_s"), [(0.1, 2, 10.0), (5.0, 2, 60.0)])
+def test_a_recording_may_take_twice_what_its_steps_would_while_they_are_recorded(
+    step_s: float, steps: int, limit_s: float
+) -> None:
+    clock = ManualClock()
+    session, said = recording(clock, steps)
+    # Nine steps to the lead-in.
+    clock.advance(9 * step_s)
+    session.enter()
+    session.prepare()
+    session.start()
+    session.begun = True
+    assert session.limit_s == pytest.approx(limit_s)
+    clock.advance(limit_s - 0.1)
+    session.expire()
+    assert said.said == []
+    clock.advance(0.2)
+    session.expire()
+    why = f"interrupted: the recording took longer than {limit_s:.0f} s"
+    assert said.said == [("capture_failed", why)]
 
 
 def test_the_budget_samples_often_at_first_and_seldom_later(

@@ -93,13 +93,6 @@ def test_an_evaluation_or_a_checkpoint_ends_a_recording(
     assert trained.event("capture_finished", f"{id}-2")["first_step"] == start
 
 
-def test_a_recording_that_takes_far_too_long_ends(trained: Training) -> None:
-    trained.record("long")
-    trained.steps(1, "monitor.clock.captures.session.limit_s = 0.0")
-    why = "interrupted: the recording took longer than 0 s"
-    assert trained.detail("long") == why
-
-
 @pytest.mark.parametrize("method", ["prepare_trace", "start_trace", "stop_trace"])
 def test_an_error_of_the_profiler_is_the_one_answer(trained: Training, method: str) -> None:
     trained.steps(

@@ -54,6 +54,12 @@ def stop(folder: Folder, found: Training) -> None:
     os.kill(found.process.pid, signal.SIGCONT)
 
 
+def lives_on(folder: Folder) -> None:
+    """Wait for signs of life, for a second."""
+    enough = folder.ring().header.heartbeat_ns + 10**9
+    eventually(lambda: folder.ring().header.heartbeat_ns > enough)
+
+
 def test_the_pipe_is_the_processs_alone_full_and_gone_at_exit(folder: Folder) -> None:
     with training(folder, WARPWATCH_HELD_STACKS="1") as found:
         path = published(folder)
@@ -86,9 +92,8 @@ def test_a_process_that_was_stopped_goes_on_unharmed(folder: Folder) -> None:
         found.request(10**9)
         for _ in range(2):
             stop(folder, found)
-            before = folder.ring().header.heartbeat_ns
             # The timer was armed again in between.
-            eventually(lambda ns=before: folder.ring().header.heartbeat_ns > ns + 10**9)
+            lives_on(folder)
         assert found.process.poll() is None
         assert "held_stacks" in folder.ring().metadata
 

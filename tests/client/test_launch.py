@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.daemon_side import ROOT, Folder
+from tests.client.daemon_side import Folder
+from tests.client.fork_server import ROOT
 from tests.waiting import DEADLINE_S
 from warpwatch import launch
 from warpwatch.hooks import HOOKS

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,10 @@ def asking(folder: Folder, **environ: str) -> Iterator[Asking]:
 def ring_file(folder: Folder) -> Path:
     (path,) = (folder.path / "ranks").iterdir()
     return path
+
+
+def has_steps(path: Path, enough: int) -> bool:
+    return Ring(path).header.totals.steps >= enough
 
 
 def test_steps_before_the_ring_are_in_the_totals(folder: Folder) -> None:
@@ -118,7 +123,7 @@ def test_a_killed_writer_leaves_a_ring_that_reads_cleanly(folder: Folder) -> Non
             found.request(10**9)
             path = ring_file(folder)
             # Read while it is written, it decodes as well.
-            eventually(lambda path=path, n=enough: Ring(path).header.totals.steps >= n)
+            eventually(partial(has_steps, path, enough))
             os.kill(found.process.pid, signal.SIGKILL)
             found.process.wait()
         ring = Ring(path)

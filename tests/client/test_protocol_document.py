@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from tests.client.daemon_side import ROOT
+from tests.client.fork_server import ROOT
 from warpwatch import protocol
 
 DOCUMENT = (ROOT / "docs" / "protocol.md").read_text()

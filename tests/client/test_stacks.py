@@ -92,8 +92,8 @@ def test_the_flight_recorder_reports_the_unfinished_collective(
     store = str(folder.path / "store")
     environ = {"GLOO_SOCKET_IFNAME": "lo", "RANK": "0"}
     with (
-        program(folder, REDUCING, store, "0", server=with_torch, **environ),
-        program(folder, REDUCING, store, "1", server=with_torch, **environ, WARPWATCH="0"),
+        program(folder, REDUCING, store, "0", python=with_torch, **environ),
+        program(folder, REDUCING, store, "1", python=with_torch, **environ, WARPWATCH="0"),
     ):
         entries = eventually(lambda: unfinished(captured(folder)))
     assert [(entry["name"], entry["sequence"]) for entry in entries] == [("gloo:broadcast", 4)]

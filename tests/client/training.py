@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,6 +161,7 @@ def names(trace: dict[str, Any]) -> set[str]:
 def training(
     folder: Folder,
     server: ForkServer | None = None,
+    /,
     define: str = "",
     main: str = "serve()",
     **environ: str,
@@ -167,7 +169,7 @@ def training(
     """A training with torch where there is a server to fork it."""
     define = TORCH + define if server else define
     code = PROGRAM.replace("{define}", define).replace("{main}", main)
-    with program(folder, code, server=server, **environ) as process:
+    with program(folder, code, python=server or sys.executable, **environ) as process:
         found = Training(folder, process)
         found.accept_commands()
         yield found

@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,6 @@ from tests.client.loop_base import (
     backward,
     data,
     fit,
-    loop,
     model,
     reported,
     sgd,
@@ -36,7 +36,6 @@ from tests.client.simulated_cuda import SimulatedCuda
 # --- the optimizer as clock -----------------------------------------------------------------------
 
 
-@loop
 def plain() -> None:
     net, optimizer = trained()
     for (batch,) in data(5):
@@ -55,19 +54,16 @@ def by_hand(net: torch.nn.Module, steps: int) -> None:
                 parameter -= 0.01 * parameter.grad
 
 
-@loop
 def backwards_alone() -> None:
     by_hand(model(), 64 + 20)
 
 
-@loop
 def backwards_alone_until_an_optimizer_comes() -> None:
     net = model()
     by_hand(net, 64 + 20)
     train(net, sgd(net), steps=10)
 
 
-@loop
 def more_backwards_in_a_step_than_show_a_clock() -> None:
     net, optimizer = trained()
     for _ in range(2):
@@ -75,7 +71,6 @@ def more_backwards_in_a_step_than_show_a_clock() -> None:
         optimizer.step()
 
 
-@loop
 def two_networks() -> None:
     nets = model(), model()
     judge, maker = (torch.optim.Adam(net.parameters()) for net in nets)
@@ -88,7 +83,6 @@ def two_networks() -> None:
         maker.step()
 
 
-@loop
 def accumulation() -> None:
     net, optimizer = trained()
     for number, (batch,) in enumerate(data(12), 1):
@@ -97,7 +91,6 @@ def accumulation() -> None:
             optimizer.step()
 
 
-@loop
 def closures() -> None:
     net, optimizer = trained()
 
@@ -109,7 +102,6 @@ def closures() -> None:
         optimizer.step(closure)
 
 
-@loop
 def closures_called_often() -> None:
     net = model()
     optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4)
@@ -124,13 +116,11 @@ def closures_called_often() -> None:
         optimizer.step(closure)
 
 
-@loop
 def sub_groups() -> None:
     net, optimizer = trained()
     train(net, *[optimizer] * 3, steps=5)
 
 
-@loop
 def skipped_by_the_scaler() -> Any:
     net, optimizer = trained()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -145,7 +135,6 @@ def skipped_by_the_scaler() -> Any:
     return changes
 
 
-@loop
 def a_scaler_that_is_switched_off() -> None:
     """A closure that is None is none."""
     net, optimizer = trained()
@@ -160,7 +149,6 @@ def a_scaler_that_is_switched_off() -> None:
             optimizer.step(None)
 
 
-@loop
 def inside_of_backward() -> None:
     net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(80)))
     optimizers = {
@@ -181,7 +169,6 @@ def set_gradients(net: torch.nn.Linear) -> None:
     net.weight.grad, net.bias.grad = weight, bias
 
 
-@loop
 def without_backward() -> None:
     net, optimizer = trained()
     for _ in range(5):
@@ -189,7 +176,6 @@ def without_backward() -> None:
         optimizer.step()
 
 
-@loop
 def gradients_that_no_backward_made() -> None:
     """The first 64 steps without one may be sub-groups of the one before."""
     net, optimizer = trained()
@@ -199,7 +185,6 @@ def gradients_that_no_backward_made() -> None:
         set_gradients(net)
 
 
-@loop
 def an_optimizer_that_raises() -> None:
     net = model()
     optimizer, other = sgd(net, net)
@@ -217,7 +202,7 @@ def an_optimizer_that_raises() -> None:
             handle.remove()
 
 
-def fails_and_is_replaced(steps_before: int) -> None:
+def an_optimizer_that_is_replaced_after_a_later_step_failed(steps_before: int = 5) -> None:
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError
 
@@ -232,17 +217,11 @@ def fails_and_is_replaced(steps_before: int) -> None:
     train(net, other, steps=5)
 
 
-@loop
-def an_optimizer_that_is_replaced_after_its_first_step_failed() -> None:
-    fails_and_is_replaced(0)
+an_optimizer_that_is_replaced_after_its_first_step_failed = partial(
+    an_optimizer_that_is_replaced_after_a_later_step_failed, 0
+)
 
 
-@loop
-def an_optimizer_that_is_replaced_after_a_later_step_failed() -> None:
-    fails_and_is_replaced(5)
-
-
-@loop
 def interrupted_at_any_line() -> list[int]:
     """Steps counted of the two after an interrupt, for each line of the hooks that it hits."""
     net, optimizer = trained()
@@ -266,7 +245,6 @@ def interrupted_at_any_line() -> list[int]:
         counted.append(state.monitor.clock.steps - before)
 
 
-@loop
 def a_gpu_that_comes_into_use() -> None:
     """At the fourth of ten steps, of which each takes 30 ms of it for forward, 60 for backward."""
     net, optimizer = trained()
@@ -284,7 +262,6 @@ def a_gpu_that_comes_into_use() -> None:
     clock.finish()
 
 
-@loop
 def two_trainings_of_a_framework() -> None:
     for _ in range(2):
         state.begin_training("lightning")
@@ -297,7 +274,6 @@ def two_trainings_of_a_framework() -> None:
             spend()
 
 
-@loop
 def a_clock_that_is_gone() -> None:
     net = model()
     for _ in range(2):
@@ -308,78 +284,41 @@ def a_clock_that_is_gone() -> None:
 # --- several optimizers that step in turn ---------------------------------------------------------
 
 
-def optimizers(count: int) -> list[torch.optim.Optimizer]:
-    """All live as long as the loop does: each would be a clock that is gone."""
-    kept.extend(torch.optim.SGD(model().parameters(), lr=1e-6) for _ in range(count))
-    return kept[-count:]
-
-
-kept: list[torch.optim.Optimizer] = []
-
-
 def in_turn(*steppers: torch.optim.Optimizer) -> None:
     for optimizer in steppers:
         sum(p.sum() for p in optimizer.param_groups[0]["params"]).backward()
         optimizer.step()
 
 
-@loop
-def a_clock_that_stands_still() -> None:
-    """After a step of each nothing tells a turn of the second's from a step of both."""
-    first, second = optimizers(2)
-    in_turn(first, second)
-    in_turn(*[second] * 20)
+def lettered(turns: str) -> Callable[[], None]:
+    """Each letter is an optimizer. All live as long as the loop: else their clocks were gone."""
+
+    def loop() -> None:
+        by_letter = {letter: sgd(model()) for letter in turns}
+        in_turn(*map(by_letter.__getitem__, turns))
+
+    return loop
 
 
-@loop
-def phases_of_one_optimizer_each() -> None:
-    for optimizer in optimizers(2):
-        in_turn(*[optimizer] * 100)
+# After a step of each nothing tells a turn of the second's from a step of both.
+a_clock_that_stands_still = lettered("ab" + 20 * "b")
+phases_of_one_optimizer_each = lettered(100 * "a" + 100 * "b")
+phases_that_come_back = lettered(3 * (10 * "a" + 10 * "b"))
+phases_of_two_optimizers_each = lettered(20 * "ab" + 20 * "cd")
+a_critic_that_steps_five_times = lettered(10 * "cccccg")
+a_generator_before_its_critics_five_steps = lettered(10 * "gccccc")
+# For as long as it takes to know; then each step of the second counts.
+a_clock_that_steps_no_more_after_many_turns = lettered(50 * "ab" + 30 * "b")
 
 
-@loop
-def phases_that_come_back() -> None:
-    first, second = optimizers(2)
-    for _ in range(3):
-        in_turn(*[first] * 10, *[second] * 10)
-
-
-@loop
-def phases_of_two_optimizers_each() -> None:
-    for pair in (optimizers(2), optimizers(2)):
-        in_turn(*pair * 20)
-
-
-@loop
 def a_new_optimizer_for_each_inner_loop() -> None:
-    (outer,) = optimizers(1)
-    for _ in range(20):
-        in_turn(*optimizers(1) * 5, outer)
+    outer, inner = sgd(model()), [sgd(model()) for _ in range(20)]
+    for optimizer in inner:
+        in_turn(*[optimizer] * 5, outer)
 
 
-@loop
-def a_critic_that_steps_five_times() -> None:
-    critic, generator = optimizers(2)
-    in_turn(*[*[critic] * 5, generator] * 10)
-
-
-@loop
-def a_generator_before_its_critics_five_steps() -> None:
-    critic, generator = optimizers(2)
-    in_turn(*[generator, *[critic] * 5] * 10)
-
-
-@loop
-def a_clock_that_steps_no_more_after_many_turns() -> None:
-    """For as long as it takes to know; then each step of the second counts."""
-    first, second = optimizers(2)
-    in_turn(*[first, second] * 50)
-    in_turn(*[second] * 30)
-
-
-@loop
 def a_clock_that_steps_no_more_and_slow_steps() -> None:
-    first, second = optimizers(2)
+    first, second = sgd(model(), model())
     in_turn(*[first, second] * 5)
     for _ in range(10):
         # The time after which few are waited for.
@@ -387,7 +326,6 @@ def a_clock_that_steps_no_more_and_slow_steps() -> None:
         in_turn(second)
 
 
-@loop
 def two_networks_on_one_batch() -> None:
     nets = model(), model()
     steppers = sgd(*nets)
@@ -399,7 +337,6 @@ def two_networks_on_one_batch() -> None:
         spend()
 
 
-@loop
 def another_threads_optimizer() -> None:
     net, optimizer = trained()
 
@@ -414,7 +351,6 @@ def another_threads_optimizer() -> None:
     train(net, optimizer, steps=2)
 
 
-@loop
 def only_evaluating() -> bool:
     net = model()
     with torch.no_grad():
@@ -435,7 +371,6 @@ class Slow(Dataset[torch.Tensor]):  # type: ignore[misc]
         return torch.ones(8)
 
 
-@loop
 def phases() -> None:
     """Every part takes one, twice in one step; the second step is plain ``other``."""
     net, optimizer = trained()
@@ -451,7 +386,6 @@ def phases() -> None:
             optimizer.step()
 
 
-@loop
 def evaluation() -> None:
     net, optimizer = trained()
     train(net, optimizer)
@@ -469,7 +403,6 @@ def evaluation() -> None:
     train(net, optimizer)
 
 
-@loop
 def evaluation_without_gradients_inside_only() -> None:
     net, optimizer = trained()
     for _ in range(2):
@@ -480,7 +413,6 @@ def evaluation_without_gradients_inside_only() -> None:
             spend()
 
 
-@loop
 def checkpoint() -> None:
     import torch.distributed.checkpoint as dcp
 
@@ -499,7 +431,6 @@ def checkpoint() -> None:
     assert monitor.clock.totals[index] > saved_ns
 
 
-@loop
 def the_users_phases_are_innermost() -> None:
     monitor = warpwatch.attach()
     net, optimizer = trained()
@@ -535,7 +466,6 @@ def train_model(net: Any) -> None:
         optimizer.zero_grad()
 
 
-@loop
 def a_class_that_is_pickled_by_its_content() -> list[list[Any]]:
     """As cloudpickle does: what its method refers to."""
     train_model(Model())
@@ -543,7 +473,6 @@ def a_class_that_is_pickled_by_its_content() -> list[list[Any]]:
     return [list(part) for part in pickle.loads(pickle.dumps(parts)) if isinstance(part, set)]
 
 
-@loop
 def compiled_after_it_was_seen() -> Any:
     net = Model()
     train_model(net)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.client.daemon_side import ROOT, Folder, Ring
-from tests.client.fork_server import ForkServer
+from tests.client.daemon_side import Folder, Ring
+from tests.client.fork_server import ROOT, ForkServer
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.torch
