@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable
 
 from warpwatch_telemetry.attribution import Attribution
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
@@ -46,12 +44,3 @@ class RecordingSink:
 
     def publish_health(self, health: SourceHealth) -> None:
         self.healths.append(health)
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Raises TimeoutError when ``condition`` does not come true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the condition did not come true")
-        time.sleep(0.02)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.devices.conftest import Cases
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
@@ -22,34 +23,8 @@ GPU = "GPU-1a"
 FALLEN = "4,1201,5140900123,-;NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."  # noqa: E501
 
 
-@pytest.mark.parametrize(
-    ("record", "found"),
-    [
-        (FALLEN, [("0000:1a:00", 79)]),
-        ("NVRM: Xid (0000:03:00): 14, Channel 00000001", [("0000:03:00", 14)]),
-        ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 43, pid=77, Ch 0", [("0000:01:00", 43)]),
-        ("NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:00): 13", [("0000:01:00", 13)]),
-        ("NVRM: Xid (PCI:0000:b2:00 GPU-b850f46d-d5ea): 31, pid=1", [("0000:b2:00", 31)]),
-        ("NVRM: Xid (PCI:00000000:1A:00.0): 48, uncorrectable", [("00000000:1A:00.0", 48)]),
-        ("NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal (0x1)", [("0018:01:00", 149)]),
-        (
-            "kern: NVRM: Xid (PCI:0000:1a:00): 45, x NVRM: Xid (PCI:0000:1b:00): 45, y",
-            [("0000:1a:00", 45), ("0000:1b:00", 45)],
-        ),
-        (" SUBSYSTEM=pci NVRM: Xid (PCI:0000:1a:00): 79", []),
-        ("4,1,2,-;NVRM: GPU at PCI:0000:1a:00: GPU-b850f46d", []),
-        # Facility 1: a program wrote it.
-        ("12,1,2,-;app: NVRM: Xid (PCI:0000:1a:00): 79, x", []),
-        ("4,1,2,-;nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Non-fatal, Link 30", []),
-        ("NVRM: Xid (PCI:0000:1a:00): none", []),
-        ("NVRM: Xid (PCI:0000:1a:00): 0, x", []),
-        ("NVRM: Xid (PCI:0000:1a:00): 123456, x", []),
-        ("NVRM: Xid (PCI:somewhere): 79, x", []),
-        ("", []),
-    ],
-)
-def test_a_record_tells_its_xids(record: str, found: list[tuple[str, int]]) -> None:
-    assert parse_record(record) == found
+def test_a_record_tells_its_xids(cases: Cases) -> None:
+    cases("kernel_log_records.txt", parse_record)
 
 
 PIECES = ["NVRM: ", "Xid ", "(PCI:", "0000:1a:00", "GPU-I:05", "): ", "79", ",", ";", "\x00", "é"]

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.devices.conftest import Cases
 from tests.devices.fakenvml.driver import LIBRARY
 from tests.devices.nvml_by_hand import HandNvml, uuid
 from tests.manual_clock import ManualClock
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.nvml.device import PROBE_INTERVAL_S
 from warpwatch_devices.nvml.last_resort import LastResort
-from warpwatch_devices.nvml.library import Meaning, library_replaced, meaning_of, name_of
+from warpwatch_devices.nvml.library import library_replaced, meaning_of, name_of
 from warpwatch_devices.nvml.source import RETRY_INTERVAL_S, NvmlSource
 from warpwatch_devices.source import Surroundings
 from warpwatch_telemetry.samples import SourceHealth
@@ -469,31 +470,5 @@ def test_what_breaks_off_begins_its_time_again() -> None:
     assert failures == ["second"]
 
 
-@pytest.mark.parametrize(
-    ("code", "meaning", "name"),
-    [
-        (2, Meaning.UNSUPPORTED, "invalid_argument"),
-        (3, Meaning.UNSUPPORTED, "not_supported"),
-        (13, Meaning.UNSUPPORTED, "function_not_found"),
-        (25, Meaning.UNSUPPORTED, "argument_version_mismatch"),
-        (26, Meaning.UNSUPPORTED, "deprecated"),
-        (4, Meaning.NO_PERMISSION, "no_permission"),
-        (6, Meaning.EMPTY, "not_found"),
-        (7, Meaning.EMPTY, "insufficient_size"),
-        (10, Meaning.EMPTY, "timeout"),
-        (21, Meaning.EMPTY, "no_data"),
-        (27, Meaning.EMPTY, "not_ready"),
-        (1, Meaning.LIBRARY, "uninitialized"),
-        (9, Meaning.LIBRARY, "driver_not_loaded"),
-        (18, Meaning.LIBRARY, "lib_rm_version_mismatch"),
-        (11, Meaning.LOST, "irq_issue"),
-        (15, Meaning.LOST, "gpu_is_lost"),
-        (28, Meaning.LOST, "gpu_not_found"),
-        (16, Meaning.RESET_REQUIRED, "reset_required"),
-        (999, Meaning.UNKNOWN, "unknown"),
-        (12345, Meaning.UNKNOWN, "12345"),
-    ],
-)
-def test_return_codes_mean_what_the_policy_says(code: int, meaning: Meaning, name: str) -> None:
-    assert meaning_of(code) is meaning
-    assert name_of(code) == name
+def test_return_codes_mean_what_the_policy_says(cases: Cases) -> None:
+    cases("nvml_codes.txt", lambda code: f"{meaning_of(int(code)).name} {name_of(int(code))}")

@@ -17,13 +17,12 @@ from typing import Any
 from tests.devices.attribution.kubernetes_api import KubernetesApi
 from tests.devices.attribution.node_traces import KUBELET_FOLDER, traces_removed
 from tests.devices.attribution.pause_image import IMAGE, write_pause_image
-from tests.devices.recording import wait_until
+from tests.waiting import eventually
 
 NODE = "warpwatch-test"
 _SERVER = "https://127.0.0.1:16443"
 _ETCD = "http://127.0.0.1:12379"
 _TOKEN = "warpwatch-test"
-_READY_S = 120.0
 _PLUGINS_SOCKET = KUBELET_FOLDER / "device-plugins/kubelet.sock"
 
 _CONTAINERD = f"""
@@ -83,14 +82,14 @@ class KubernetesNode:
     def start(self) -> None:
         """Until device plugins may register.
 
-        Raises TimeoutError when a part does not come up; ``stop`` is needed even then.
+        Raises AssertionError when a part does not come up; ``stop`` is needed even then.
         """
         self._undo.enter_context(traces_removed(self._work))
         self._start_control_plane()
         self._start_containerd()
         self.start_kubelet()
-        wait_until(_PLUGINS_SOCKET.exists, _READY_S)
-        wait_until(self.api.has_node, _READY_S)
+        eventually(_PLUGINS_SOCKET.exists)
+        eventually(self.api.has_node)
 
     def stop(self) -> None:
         """Ends all programs and containers and takes away what they left on the machine."""
@@ -160,18 +159,18 @@ class KubernetesNode:
             "--disable-admission-plugins=ServiceAccount",
             "--service-cluster-ip-range=10.0.0.0/24",
         )
-        wait_until(lambda: self.api.answers("namespaces/default"), _READY_S)
+        eventually(lambda: self.api.answers("namespaces/default"))
 
     def _start_containerd(self) -> None:
         config = self._work / "containerd.toml"
         config.write_text(_CONTAINERD.format(work=self._work))
         self._run("containerd", "--config", str(config))
         self._undo.callback(self._end_containers)
-        wait_until((self._work / "containerd.sock").exists, _READY_S)
+        eventually((self._work / "containerd.sock").exists)
         self._ctr("images", "import", str(write_pause_image(self._work)))
 
     def _end_containers(self) -> None:
-        wait_until(self._has_no_task, _READY_S)
+        eventually(self._has_no_task)
 
     def _has_no_task(self) -> bool:
         """Ends those that there are; containerd may be quicker, as it ends pods as a whole."""
