@@ -24,7 +24,11 @@ import fcntl, os, signal, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for path in sys.stdin:
     if os.fork() == 0:
-        fd = os.open(path.rstrip(), os.O_RDWR)
+        try:
+            fd = os.open(path.rstrip(), os.O_RDWR)
+        except OSError:
+            print(0, flush=True)
+            os._exit(1)
         fcntl.lockf(fd, fcntl.LOCK_EX, 1, 0)
         print(os.getpid(), flush=True)
         while True:
@@ -43,6 +47,7 @@ class Holder:
         server.stdin.write(f"{path}\n")
         server.stdin.flush()
         self.pid = int(server.stdout.readline())
+        assert self.pid, f"{path} cannot be opened"
         self._fd = os.pidfd_open(self.pid)
 
     def kill(self) -> None:

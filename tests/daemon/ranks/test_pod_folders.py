@@ -207,27 +207,20 @@ def test_a_pod_has_64_rings_whoever_owns_them(node):
 
 
 @with_limits(rings=2)
-def test_the_limit_of_rings_is_one_for_all_folders(node):
+def test_the_limit_of_rings_is_one_for_all_folders_and_who_waits_is_counted_once(node):
     node.mount(A, B)
-    rings = [node.file(pod, rank=rank, world_size=3) for rank, pod in enumerate([None, A, B])]
+    rings = [node.ring(pod, rank=rank, world_size=3) for rank, pod in enumerate([None, A, B])]
     node.poll()
-    assert node.rejects == {"too_many": 1}
     (waiting,) = {0, 1, 2} - {state.rank for state in node.states()}
-    node.hold(rings[waiting])
-    # A ring of another folder has gone.
-    node.poll(601)
-    node.poll(602)
-    assert [state.rank for state in node.states()] == [waiting]
-
-
-@with_limits(rings=1)
-def test_a_ring_that_waits_for_room_is_counted_once(node):
-    for rank in range(3):
-        node.ring(rank=rank, world_size=3)
-    for at_s in (0, 601, 602):
+    node.poll(300)
+    assert node.rejects == {"too_many": 1}
+    for rank in {0, 1, 2} - {waiting}:
+        rings[rank].die()
+    # Rings of other folders have gone.
+    for at_s in (301, 302, 303):
         node.poll(at_s)
-        assert node.rejects == {"too_many": 2}
-    assert len(node.states()) == 1
+    assert [one.rank for one in node.states() if one.status == "running"] == [waiting]
+    assert node.rejects == {"too_many": 1}
 
 
 @with_limits(rings=1)

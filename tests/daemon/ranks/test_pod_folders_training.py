@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.ranks.sources import A, B
-from tests.loop.node import LoopNode, loop_node
+from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import STEPPING
 from tests.waiting import eventually
 from warpwatch_daemon.agent.open_files import ENOUGH
+from warpwatch_daemon.ranks.saved import FILE
 
 # What a container runtime does with the two mounts of the pod's specification, and its own PIDs.
 _MOUNT = """
@@ -47,7 +49,7 @@ def start_in_pods(node: LoopNode) -> None:
     inside = [*_UNSHARE, "sh", "-c", _MOUNT, "sh", *kubelet_makes(node, B), sys.executable]
     own = {"RANK": "1", "WORLD_SIZE": "2", "WARPWATCH_ATTACH_INTERVAL_S": "0.2"}
     container = node.start("rank1", ["-c", _RUN, *inside, *_PROGRAM], own)
-    eventually(lambda: container.poll() is not None or live_ranks(node) == {0, 1})
+    poll(lambda: container.poll() is not None or live_ranks(node) == {0, 1}, node.log("daemon"))
     if container.poll() == 125:
         pytest.skip("nothing can be mounted here")
 
@@ -63,6 +65,11 @@ def test_a_job_in_two_pods_is_captured_together_and_followed_over_a_restart(tmp_
     logs = tmp_path / "pod-logs"
     for uid in (A, B):
         (logs / f"team_train_{uid}").mkdir(parents=True)
+    # A link in the rendezvous is no way to have a file of the daemon's written somewhere else.
+    victim = tmp_path / "victim"
+    (tmp_path / "run").mkdir()
+    for name in (FILE, f"{FILE}.part"):
+        (tmp_path / "run" / name).symlink_to(victim)
     with loop_node(tmp_path, attribution={"pod_logs": str(logs)}) as node:
         daemon = node.start_daemon()
         soft, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
@@ -70,7 +77,7 @@ def test_a_job_in_two_pods_is_captured_together_and_followed_over_a_restart(tmp_
         start_in_pods(node)
         answer = node.http.post("/api/v1/captures", json={"job": "stepping", "kind": "stacks"})
         assert answer.status_code == 202, answer.text
-        (capture,) = eventually(lambda: [one for one in node.get("captures") if one["outcome"]])
+        (capture,) = poll(lambda: [c for c in node.get("captures") if c["outcome"]], "its end")
         assert (capture["outcome"], capture["detail"]) == ("complete", "")
         stacks = Path(capture["folder"]) / "rank1.stacks.json"
         assert json.loads(stacks.read_text())["via"] == "helper"
@@ -79,8 +86,11 @@ def test_a_job_in_two_pods_is_captured_together_and_followed_over_a_restart(tmp_
             assert os.listdir(tmp_path / "inbox" / "pods" / uid) == []
         node.kill_daemon()
         node.start_daemon()
-        eventually(lambda: live_ranks(node) == {0, 1})
+        poll(lambda: live_ranks(node) == {0, 1}, "the ranks after the restart")
         assert {rank["owner"] for rank in node.get("ranks")} == {"ns/team"}
         for rank, uid in ((0, A), (1, B)):
             assert node.metric("warpwatch_rank_info", rank=str(rank), pod_uid=uid) == 1
             assert len(os.listdir(node.run_dir / "pods" / uid / "ranks")) == 1
+        positions = tmp_path / "captures" / FILE
+        assert stat.S_IMODE(positions.lstat().st_mode) == 0o600
+        assert not victim.exists()
