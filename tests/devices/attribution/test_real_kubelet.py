@@ -34,7 +34,7 @@ BINARIES = os.environ.get("WARPWATCH_TEST_KUBELET", "")
 RESOURCE = "nvidia.com/gpu"
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.deploy,
     pytest.mark.skipif(not BINARIES, reason="WARPWATCH_TEST_KUBELET is not set"),
 ]
 
