@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
-import httpx
 import pytest
 from uvicorn.server import ServerState
 
-from tests.daemon.http.conftest import TIMEOUT_S
+from tests.daemon.http.conftest import TIMEOUT_S, http_client
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.http import connection
 from warpwatch_daemon.http.connection import Connection, OpenConnections
@@ -202,15 +202,12 @@ def test_a_refused_connection_says_why_and_takes_no_place(site: Site) -> None:
 
 def test_connections_of_a_server_know_of_each_other(serve):
     server = serve()
-    held = [socket.create_connection(server.address, timeout=TIMEOUT_S) for _ in range(8)]
-    try:
-        assert httpx.get(server.url + "healthz", verify=False).status_code == 200
-        assert held[0].recv(100) == b""
-        held[1].sendall(HEAD % b"healthz" + b"\r\n")
-        assert held[1].recv(100).startswith(b"HTTP/1.1 200")
-    finally:
+    with ExitStack() as stack, http_client(server.url) as client:
+        held = [socket.create_connection(server.address, TIMEOUT_S) for _ in range(8)]
         for peer in held:
-            peer.close()
+            stack.enter_context(peer)
+        assert client.get("healthz").status_code == 200
+        assert held[0].recv(100) == b""
 
 
 class Busy:
