@@ -113,9 +113,8 @@ def test_a_start_step_that_does_not_come_disarms_though_the_thread_is_stuck(
 def test_a_program_that_ends_right_after_still_hands_over(
     folder: Folder, with_torch: ForkServer
 ) -> None:
-    with training(folder, with_torch) as found:
-        # The helper thread does not come by before the end.
-        found.steps(1, "helper_thread.HEARTBEAT_INTERVAL_S = 3600; time.sleep(0.1)")
+    # The helper thread does not come by before the end.
+    with training(folder, with_torch, "helper_thread.HEARTBEAT_INTERVAL_S = 3600") as found:
         found.capture()
         found.steps(4)
         found.end()

@@ -276,7 +276,7 @@ def test_a_profiler_in_another_thread_waits_until_ours_has_ended(
         f"    own.export_chrome_trace({str(traced)!r})\n"
         "thread = threading.Thread(target=beside)\n"
         "thread.start()\n"
-        "while monitor.clock.captures.session.dropped is False: time.sleep(0.001)\n"
+        "wait(lambda: monitor.clock.captures.session.dropped)\n"
         "assert thread.is_alive()\n",
     )
     trained.steps(1, "thread.join()")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock, Thread
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -27,15 +28,6 @@ from warpwatch.steps import StepClock
 def passing(clock: ManualClock) -> ManualClock:
     """Time passes when it is read, and by hand."""
     return clock
-
-
-def events_held(gpu: CudaSteps) -> int:
-    """All events that are still known: free, in a step that waits, or the last step's end."""
-    held = {id(event) for pool in gpu._pools.values() for event in pool}
-    held |= {id(event) for event, _ in gpu._marks}
-    for _, marks, _, previous_end in gpu._pending:
-        held |= {id(event) for event, _ in marks} | {id(previous_end)}
-    return len((held | {id(gpu._previous_end)}) - {id(None)})
 
 
 class Finished(NamedTuple):
@@ -64,121 +56,129 @@ class FinishedSteps(StepClock):
             self.finished.append(Finished(number, duration_ns, gpu_ns, allocated, phases_ns))
 
 
-def simulated(pool_size: int = 512) -> tuple[SimulatedCuda, FinishedSteps, Monitor]:
-    cuda = SimulatedCuda()
-    clock = FinishedSteps()
-    clock.cuda = cuda
-    assert clock.use_gpu(cuda, pool_size)
-    return cuda, clock, Monitor(clock)
+class Training:
+    """Steps of 100 ms on a simulated GPU, 30 of them forward and 60 backward."""
 
+    def __init__(self, pool_size: int = 512) -> None:
+        self.cuda = SimulatedCuda()
+        self.clock = FinishedSteps()
+        self.clock.cuda = self.cuda
+        assert self.clock.use_gpu(self.cuda, pool_size)
+        self.monitor = Monitor(self.clock)
 
-def step(cuda: SimulatedCuda, monitor: Monitor, between_ms: float = 0.0) -> None:
-    """One that is settled at its end, as long ones are."""
-    cuda.launch(between_ms)
-    with monitor.step():
-        with monitor.phase("forward"):
-            cuda.launch(30)
-        with monitor.phase("backward"):
-            cuda.launch(60)
-        cuda.launch(10)
-    monitor.clock.settle()
+    def step(self, count: int = 1, run: bool = True, between_ms: float = 0.0) -> None:
+        """Steps that are settled at their ends, as long ones are. ``run``: so is the GPU's work."""
+        for _ in range(count):
+            self.cuda.launch(between_ms)
+            with self.monitor.step():
+                with self.monitor.phase("forward"):
+                    self.cuda.launch(30)
+                with self.monitor.phase("backward"):
+                    self.cuda.launch(60)
+                self.cuda.launch(10)
+            self.clock.settle()
+            if run:
+                self.cuda.run()
+
+    @property
+    def numbers(self) -> list[int]:
+        return [found.number for found in self.clock.finished]
+
+    @property
+    def gpu_ms(self) -> list[int | None]:
+        """Of each finished step, None where the GPU's time is not known."""
+        found = [step.gpu_ns for step in self.clock.finished]
+        return [None if ns == ABSENT else round(ns / 1e6) for ns in found]
+
+    @property
+    def events_held(self) -> int:
+        """All events that are still known: free, in a step that waits, or the last step's end."""
+        gpu = self.clock.gpu
+        assert isinstance(gpu, CudaSteps)
+        held = {id(event) for pool in gpu._pools.values() for event in pool}
+        held |= {id(event) for event, _ in gpu._marks}
+        for _, marks, _, previous_end in gpu._pending:
+            held |= {id(event) for event, _ in marks} | {id(previous_end)}
+        return len((held | {id(gpu._previous_end)}) - {id(None)})
 
 
 def test_steps_are_timed_between_their_end_events_on_the_stream() -> None:
-    cuda, clock, monitor = simulated()
-    for _ in range(3):
-        step(cuda, monitor, between_ms=5)
-        cuda.run()
-    step(cuda, monitor)
+    training = Training()
+    training.step(4, between_ms=5)
     # The first has no step before it to be measured from: it is timed by the clock.
-    second = clock.finished[1]
-    assert (second.number, second.gpu_ns) == (1, 100_000_000)
+    assert (training.numbers, training.gpu_ms) == ([0, 1, 2], [None, 100, 100])
+    second = training.clock.finished[1]
     assert second.duration_ns == 105_000_000
     assert second.phases_ns[:2] == [30_000_000, 60_000_000]
-    assert clock.finished[0].gpu_ns == ABSENT
-    assert [found.number for found in clock.finished] == [0, 1, 2]
 
 
 def test_nothing_waits_for_a_gpu_that_is_behind() -> None:
-    cuda, clock, monitor = simulated()
-    for _ in range(4):
-        step(cuda, monitor)
-    assert [found.number for found in clock.finished] == [0]
-    cuda.run()
-    step(cuda, monitor)
-    assert [found.number for found in clock.finished] == [0, 1, 2, 3]
-    assert [found.gpu_ns for found in clock.finished[1:]] == [100_000_000] * 3
-    assert clock.steps == 5
-    assert clock.totals[0] == 4
+    training = Training()
+    training.step(4, run=False)
+    assert training.numbers == [0]
+    training.cuda.run()
+    training.step(run=False)
+    assert (training.numbers, training.gpu_ms) == ([0, 1, 2, 3], [None, 100, 100, 100])
+    assert (training.clock.steps, training.clock.totals[0]) == (5, 4)
 
 
 def test_an_exhausted_pool_falls_back_to_the_clock_and_recovers() -> None:
-    cuda, clock, monitor = simulated(pool_size=20)
-    for _ in range(6):
-        step(cuda, monitor)
-    cuda.run()
-    for _ in range(4):
-        step(cuda, monitor)
-        cuda.run()
-    gpu = [found.gpu_ns for found in clock.finished]
-    assert [found.number for found in clock.finished] == list(range(9))
-    assert gpu[0] == ABSENT and ABSENT in gpu[2:6]
-    assert gpu[-1] == 100_000_000
-    assert clock.gpu is not None
-    assert events_held(clock.gpu) == 20
+    training = Training(pool_size=20)
+    training.step(6, run=False)
+    training.cuda.run()
+    training.step(4)
+    assert training.numbers == list(range(9))
+    assert training.gpu_ms[0] is None and None in training.gpu_ms[2:6]
+    assert training.gpu_ms[-1] == 100
+    assert training.events_held == 20
 
 
 def test_no_event_leaks_over_many_steps_of_every_sort() -> None:
-    cuda, clock, monitor = simulated(pool_size=40)
+    training = Training(pool_size=40)
     for number in range(300):
-        cuda.graph_capture = number % 7 == 3
-        step(cuda, monitor)
-        cuda.graph_capture = False
-        cuda.run(leave=number % 5)
-    assert clock.gpu is not None
-    assert events_held(clock.gpu) == 40
-    assert clock.totals[0] >= 290
+        training.cuda.graph_capture = number % 7 == 3
+        training.step(run=False)
+        training.cuda.graph_capture = False
+        training.cuda.run(leave=number % 5)
+    assert training.events_held == 40
+    assert training.clock.totals[0] >= 290
 
 
 def test_a_graph_capture_is_left_alone() -> None:
-    cuda, clock, monitor = simulated()
-    step(cuda, monitor)
-    cuda.run()
-    cuda.graph_capture = True
-    step(cuda, monitor)
-    cuda.graph_capture = False
-    for _ in range(3):
-        step(cuda, monitor)
-        cuda.run()
-    assert [found.gpu_ns == ABSENT for found in clock.finished] == [True, True, True, False]
+    training = Training()
+    training.step()
+    training.cuda.graph_capture = True
+    training.step(run=False)
+    training.cuda.graph_capture = False
+    training.step(3)
+    assert training.gpu_ms == [None, None, None, 100]
 
 
 def test_a_gpu_that_never_answers_costs_a_bounded_memory() -> None:
-    cuda, clock, monitor = simulated(pool_size=2000)
-    for _ in range(cuda_steps.MAX_PENDING + 50):
-        step(cuda, monitor)
-    assert len(clock.finished) == 50
-    assert {found.gpu_ns for found in clock.finished} == {ABSENT}
+    training = Training(pool_size=2000)
+    training.step(cuda_steps.MAX_PENDING + 50, run=False)
+    assert training.gpu_ms == [None] * 50
 
 
 def test_memory_is_read_once_a_second_at_most(passing: ManualClock) -> None:
-    cuda, clock, monitor = simulated()
+    training = Training()
     for _ in range(21):
-        step(cuda, monitor)
-        cuda.run()
+        training.step()
         passing.advance(0.1)
-    assert cuda.memory_reads == 3
-    read = {found.number: found.allocated for found in clock.finished if found.number in (0, 1, 10)}
-    assert read == {0: 7 << 30, 1: ABSENT, 10: 7 << 30}
+    assert training.cuda.memory_reads == 3
+    allocated = [step.allocated for step in training.clock.finished]
+    assert [number for number, bytes_ in enumerate(allocated) if bytes_ == 7 << 30] == [0, 10]
+    assert set(allocated) == {7 << 30, ABSENT}
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_the_exit_finishes_what_the_gpu_did_not_and_asks_it_in_the_training_thread_only(
     elsewhere: bool,
 ) -> None:
-    cuda, clock, monitor = simulated()
+    training = Training()
+    cuda, clock = training.cuda, training.clock
     for _ in range(3):
-        with monitor.step():
+        with training.monitor.step():
             cuda.launch(100)
     cuda.run(leave=1)
     cuda.queries = 0
@@ -188,84 +188,67 @@ def test_the_exit_finishes_what_the_gpu_did_not_and_asks_it_in_the_training_thre
         thread.join(DEADLINE_S)
     else:
         clock.finish()
-    gpu_ns = [ABSENT, ABSENT if elsewhere else 100_000_000, ABSENT]
-    assert [(found.number, found.gpu_ns) for found in clock.finished] == list(enumerate(gpu_ns))
+    assert training.numbers == [0, 1, 2]
+    assert training.gpu_ms == [None, None if elsewhere else 100, None]
     assert cuda.queries == (0 if elsewhere else 2)
 
 
 def test_the_device_is_named_by_its_uuid() -> None:
-    class Properties:
-        uuid = "3a1c"
-
-    class Cuda:
-        def current_device(self) -> int:
-            return 1
-
-        def get_device_properties(self, index: int) -> Properties:
-            return Properties()
-
-    assert device_uuid(Cuda(), None) == "GPU-3a1c"
-    assert device_uuid(Cuda(), "0,1") == "GPU-3a1c"
-    assert device_uuid(Cuda(), "MIG-a, MIG-b") == "MIG-b"
+    cuda = SimpleNamespace(
+        current_device=lambda: 1, get_device_properties=lambda _: SimpleNamespace(uuid="3a1c")
+    )
+    for visible, name in ((None, "GPU-3a1c"), ("0,1", "GPU-3a1c"), ("MIG-a, MIG-b", "MIG-b")):
+        assert device_uuid(cuda, visible) == name
 
 
 def test_a_gpu_that_is_behind_is_not_asked_at_every_step() -> None:
-    cuda, clock, monitor = simulated()
+    training = Training()
     for _ in range(10):
-        with monitor.step():
-            cuda.launch(100)
-    assert cuda.queries <= 1
-    cuda.run()
-    clock.settle()
-    assert [found.number for found in clock.finished] == list(range(10))
+        with training.monitor.step():
+            training.cuda.launch(100)
+    assert training.cuda.queries <= 1
+    training.cuda.run()
+    training.clock.settle()
+    assert training.numbers == list(range(10))
 
 
 def test_a_side_stream_inside_a_step_does_not_mix_up_its_times() -> None:
-    cuda, clock, monitor = simulated()
+    training = Training()
+    cuda = training.cuda
     for _ in range(3):
-        with monitor.step():
+        with training.monitor.step():
             cuda.launch(30)
             cuda.stream = SimulatedStream(0, compute=False)
-            with monitor.phase("comm"):
+            with training.monitor.phase("comm"):
                 pass
             cuda.stream = SimulatedStream(0)
             cuda.launch(70)
         cuda.run()
-    clock.settle()
-    third = clock.finished[2]
-    assert third.gpu_ns == 100_000_000
-    assert (third.duration_ns, third.phases_ns[0]) == (100_000_000, 0)
+    training.clock.settle()
+    third = training.clock.finished[2]
+    assert (third.gpu_ns, third.duration_ns, third.phases_ns[0]) == (100_000_000, 100_000_000, 0)
 
 
-def test_another_device_has_events_of_its_own() -> None:
-    cuda, clock, monitor = simulated(pool_size=20)
-    devices = (0, 0, 1, 1, 1, 0, 0)
+# The first step on a device has no step before it there.
+@pytest.mark.parametrize(
+    ("devices", "run", "gpu_ms"),
+    [
+        ((0, 0, 1, 1, 1, 0, 0), True, [None, 100, None, 100, 100, None, 100]),
+        # It changes while steps wait.
+        ((0, 0, 1, 0, 1, 1), False, [None, 100, None, None, None, 100]),
+    ],
+)
+def test_another_device_has_events_of_its_own(
+    devices: tuple[int, ...], run: bool, gpu_ms: list[int | None]
+) -> None:
+    training = Training(pool_size=20)
     for device in devices:
-        cuda.stream = SimulatedStream(device)
-        step(cuda, monitor)
-        cuda.run()
-    step(cuda, monitor)
-    gpu_ns = [found.gpu_ns for found in clock.finished]
-    # The first step on a device has no step before it there.
-    known = [False, True, False, True, True, False, True]
-    assert gpu_ns == [100_000_000 if measured else ABSENT for measured in known]
-    assert clock.gpu is not None
-    assert events_held(clock.gpu) == 40
-
-
-def test_the_device_may_change_while_steps_wait() -> None:
-    cuda, clock, monitor = simulated(pool_size=20)
-    for device in (0, 0, 1, 0, 1, 1):
-        cuda.stream = SimulatedStream(device)
-        step(cuda, monitor)
-    cuda.run()
-    for _ in range(3):
-        step(cuda, monitor)
-        cuda.run()
-    gpu_ns = [found.gpu_ns for found in clock.finished[:6]]
-    assert gpu_ns == [ABSENT, 100_000_000, ABSENT, ABSENT, ABSENT, 100_000_000]
-    assert clock.gpu is not None
-    assert events_held(clock.gpu) == 40
+        training.cuda.stream = SimulatedStream(device)
+        training.step(run=run)
+    training.cuda.run()
+    training.step(3)
+    assert training.gpu_ms[: len(devices)] == gpu_ms
+    assert training.events_held == 40
 
 
 @pytest.fixture
@@ -278,40 +261,28 @@ def ring(tmp_path: Path) -> Iterator[RingWriter]:
 
 
 def records(ring: RingWriter, kind: int) -> list[bytes]:
-    offsets = (
-        protocol.record_offset(number) for number in range(1, ring.words[protocol.WORD_RECORDS] + 1)
-    )
+    numbers = range(1, ring.words[protocol.WORD_RECORDS] + 1)
+    offsets = (protocol.record_offset(number) for number in numbers)
     found = [
         protocol.decode_record(bytes(ring._view[at : at + protocol.RECORD_SIZE])) for at in offsets
     ]
     return [record.payload for record in found if record.type == kind]
 
 
-def read_memory(cuda: SimulatedCuda, monitor: Monitor, passing: ManualClock) -> None:
-    """A step after a second."""
-    passing.advance(1.0)
-    step(cuda, monitor)
-    cuda.run()
-
-
-class WatchedLock:
-    """Notes that something tried to take it."""
-
-    def __init__(self) -> None:
-        self.tries = 0
-        self._lock = Lock()
-
-    def acquire(self, blocking: bool) -> bool:
-        self.tries += 1
-        return self._lock.acquire(blocking)
-
-    def release(self) -> None:
-        self._lock.release()
-
-
 def test_a_helper_that_may_not_settle_keeps_no_one_else_from_it() -> None:
-    _, clock, _ = simulated()
-    lock = clock._settling = WatchedLock()  # type: ignore[assignment]
+    class WatchedLock:
+        """Notes that something tried to take it."""
+
+        tries = 0
+        release = Lock().release
+
+        def acquire(self, blocking: bool) -> bool:
+            self.tries += 1
+            return True
+
+    clock = Training().clock
+    lock: Any = WatchedLock()
+    clock._settling = lock
     clock.settle(helping=True)
     assert lock.tries == 0
 
@@ -336,11 +307,13 @@ def test_a_gpu_is_not_used_before_the_helper_has_settled_what_ran_without() -> N
 def test_an_oom_that_the_program_catches_is_reported_once(
     ring: RingWriter, passing: ManualClock
 ) -> None:
-    cuda, clock, monitor = simulated()
-    clock.ring = ring
+    training = Training()
+    training.clock.ring = ring
+    cuda = training.cuda
     for ooms in (0, 1, 1, 3):
         cuda.statistics = {**cuda.statistics, "num_ooms": ooms, "num_alloc_retries": 2 * ooms}
-        read_memory(cuda, monitor, passing)
+        passing.advance(1.0)
+        training.step()
     reported = [json.loads(payload) for payload in records(ring, protocol.RECORD_EVENT)]
     assert [event["event"] for event in reported] == ["oom", "oom"]
     assert reported[1]["detail"] == "2 failed allocations on the device"
@@ -352,14 +325,13 @@ def test_an_oom_that_the_program_catches_is_reported_once(
 def test_an_allocator_without_statistics_costs_no_step_and_is_not_asked_again(
     ring: RingWriter, passing: ManualClock
 ) -> None:
-    cuda, clock, monitor = simulated()
-    clock.ring = ring
-    cuda.statistics = {}
+    training = Training()
+    training.clock.ring = ring
+    training.cuda.statistics = {}
     for _ in range(4):
-        read_memory(cuda, monitor, passing)
-    assert cuda.memory_reads == 1
-    assert [(found.number, found.gpu_ns, found.allocated) for found in clock.finished[1:]] == [
-        (1, 100_000_000, ABSENT),
-        (2, 100_000_000, ABSENT),
-    ]
+        passing.advance(1.0)
+        training.step()
+    assert training.cuda.memory_reads == 1
+    assert (training.numbers, training.gpu_ms) == ([0, 1, 2], [None, 100, 100])
+    assert {step.allocated for step in training.clock.finished} == {ABSENT}
     assert records(ring, protocol.RECORD_MEMORY) == []

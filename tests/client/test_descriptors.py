@@ -17,9 +17,9 @@ mine = [os.open({path!r}, os.O_RDWR | os.O_CREAT) for _ in range(20)]
 # The helper thread closes the old ring's files at once, not seconds later.
 helper_thread.RETIRE_AFTER_S = 0.0
 """
-NEW_RING = "while monitor.clock.ring in (None, first): time.sleep(0.001)"
+NEW_RING = "wait(lambda: monitor.clock.ring not in (None, first))"
 CLOSED = """
-while sys.modules["warpwatch.attach"]._helper._retired: time.sleep(0.001)
+wait(lambda: not sys.modules["warpwatch.attach"]._helper._retired)
 first.close()
 assert [os.fstat(fd).st_ino for fd in mine] == [os.stat({path!r}).st_ino] * 20
 assert os.path.getsize({path!r}) == 0

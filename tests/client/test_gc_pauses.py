@@ -125,7 +125,7 @@ def ours():
 held = [[] for _ in range(100_000)]
 """
 COLLECT = """
-while not ours(): time.sleep(0.001)
+wait(ours)
 gc.collect()
 child = os.fork()
 if not child:

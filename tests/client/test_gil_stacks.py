@@ -18,7 +18,7 @@ from tests.waiting import DEADLINE_S, eventually
 QUICK = {"WARPWATCH_HELD_STACKS": "1", "WARPWATCH_HELD_STACKS_S": "1"}
 # Longer than that.
 STOPPED_S = 1.3
-ARMED = "from warpwatch import gil_stacks\nwhile gil_stacks._armed is None: time.sleep(0.001)"
+ARMED = "from warpwatch import gil_stacks\nwait(lambda: gil_stacks._armed)"
 
 
 def held(folder: Folder) -> list[Path]:

@@ -68,7 +68,7 @@ def has_steps(path: Path, enough: int) -> bool:
 
 
 def test_steps_before_the_ring_are_in_the_totals(folder: Folder) -> None:
-    with training(folder, define="def work(): time.sleep(0.002)") as found:
+    with training(folder) as found:
         found.steps(20)
         found.end()
     ring, steps = folder.ring(), found.number
@@ -77,7 +77,7 @@ def test_steps_before_the_ring_are_in_the_totals(folder: Folder) -> None:
     assert (totals.steps, totals.newest_step) == (steps, steps - 1)
     assert (totals.samples, totals.tokens) == (4 * steps, 10 * steps)
     assert ring.metadata["phases"] == ["forward"]
-    assert steps * 2e6 <= totals.phases_ns[0] <= totals.duration_ns
+    assert 0 < totals.phases_ns[0] <= totals.duration_ns
     assert ring.events == [{"event": "exit"}]
     numbers = [step[0] for step in ring.steps]
     assert numbers == list(range(numbers[0], steps))
@@ -85,7 +85,7 @@ def test_steps_before_the_ring_are_in_the_totals(folder: Folder) -> None:
     number, duration_ns, gpu_ns, allocated, samples, tokens, forward_ns, flags = ring.steps[-1]
     assert (number, samples, tokens, flags) == (steps - 1, 4, 10, 0)
     assert gpu_ns == allocated == protocol.ABSENT
-    assert 2e6 <= forward_ns <= duration_ns
+    assert 0 < forward_ns <= duration_ns
 
 
 def test_a_ring_is_whole_readable_and_locked_by_its_process(folder: Folder) -> None:

@@ -27,6 +27,8 @@ steps.LOOK_INTERVAL_NS = 0
 number = 0
 def inside(number): pass
 def work(): pass
+def wait(find):
+    while not find(): time.sleep(0.001)
 {define}
 monitor = warpwatch.attach(job="demo")
 def train(steps, text=""):
@@ -60,7 +62,7 @@ HAS_COMMANDS = """
 def has_commands():
     fd = monitor.clock.ring.command_fd
     return fd >= 0 and os.fstat(fd).st_nlink
-while not has_commands(): time.sleep(0.002)
+wait(has_commands)
 """
 
 
