@@ -6,19 +6,29 @@ import base64
 import os
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 
 import bcrypt
 import httpx
 import pytest
 
 from tests.daemon.http.alert_node import WEBHOOK, notification
-from tests.daemon.http.conftest import CAPTURE, http_client
+from tests.daemon.http.conftest import (
+    CAPTURE,
+    STRAGGLER,
+    around_straggler,
+    http_client,
+    node_in_trouble,
+)
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config.sections import HttpConfig
+from warpwatch_daemon.http.access import NO_OWNER, visible
 from warpwatch_daemon.http.peer import is_loopback
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.http.socket_owner import owner
+from warpwatch_telemetry.captures import Decision
 from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.state import DetectorSight
 
 ASK = {"job": "llama-7b"}
 CAPTURES = "/api/v1/captures"
@@ -182,6 +192,29 @@ def test_a_token_file_without_a_token_is_a_usage_error(tmp_path, agent, content)
         Server(agent, HttpConfig(listen="127.0.0.1:0", token_file=path))
     with pytest.raises(UsageError, match=r"http\.token_file is needed"):
         Server(agent, HttpConfig(listen="127.0.0.1:0", metrics_token=True))
+
+
+def test_a_user_sees_what_is_of_devices_and_of_their_own_jobs():
+    now, theirs = node_in_trouble(), {"owner": "uid/7"}
+    capture, sight = now.captures[0], DetectorSight("hang", "llama-7b", "uid/1000", False, "")
+    capture = replace(capture, request=replace(capture.request, owner="uid/1000"))
+    ours = replace(STRAGGLER, owner="uid/1000")
+    state = replace(
+        now,
+        ranks=(now.ranks[0], replace(now.ranks[0], **theirs)),
+        jobs=(now.jobs[0], replace(now.jobs[0], **theirs)),
+        captures=(capture, replace(capture, request=replace(capture.request, **theirs))),
+        sights=(sight, replace(sight, **theirs)),
+        anomalies=(ours, replace(ours, id="xid", kind="xid"), replace(ours, id="b", **theirs)),
+        contexts={"a7": around_straggler(), "b": around_straggler()},
+        decisions=(Decision(1.0, "a7", "captured", ""), Decision(1.0, "b", "captured", "")),
+    )
+    seen = visible(state, "uid/1000")
+    for part in ("ranks", "jobs", "captures", "sights", "decisions"):
+        assert getattr(seen, part) == getattr(state, part)[:1], part
+    assert ([one.id for one in seen.anomalies], list(seen.contexts)) == (["a7", "xid"], ["a7"])
+    assert visible(state, None) == state
+    assert [one.id for one in visible(state, NO_OWNER).anomalies] == ["xid"]
 
 
 def test_loopback_is_known_by_names_and_addresses():
