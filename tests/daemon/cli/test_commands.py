@@ -59,20 +59,6 @@ def test_help_says_what_each_command_does_and_imports_none():
     assert imported == "[]"
 
 
-def test_a_package_that_is_built_upon_this_one_adds_its_command(tmp_path, monkeypatch, capsys):
-    about = tmp_path / "above-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: above\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[{GROUP}]\nhello = above_hello:main\n")
-    module = '"""`warpwatch hello`: say hello."""\ndef main(argv):\n    return print(*argv) or 1\n'
-    (tmp_path / "above_hello.py").write_text(module)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert main([]) == 2
-    assert "  hello     say hello\n" in printed(capsys)[0]
-    assert main(["hello", "--you"]) == 1
-    assert printed(capsys)[0] == "--you\n"
-
-
 def test_an_unknown_command_is_a_usage_error(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["demon"])

@@ -118,8 +118,7 @@ def test_trouble_is_marked_and_comes_first_and_a_fleets_device_names_its_node():
 
 
 @pytest.mark.parametrize(
-    ("hidden", "said"),
-    [("", "needs a terminal"), ("textual", "pip install 'warpwatch[top]'")],
+    ("hidden", "said"), [("", "needs a terminal"), ("textual", "pip install 'warpwatch[top]'")]
 )
 def test_without_a_terminal_or_textual_one_line_says_what_to_do(hidden, said):
     program = (

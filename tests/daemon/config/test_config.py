@@ -74,10 +74,7 @@ BY_SCHEMA = [
         ("[" * 1000, "not YAML"),
         ("triggers: {arm_timeout_s: .inf}", "triggers.arm_timeout_s: "),
         ("triggers: {cooldown_s: .nan}", "triggers.cooldown_s: expected a finite number"),
-        (
-            "triggers: {recipes: {hangs: {}}}",
-            "an anomaly kind such as 'hang', not 'hangs'",
-        ),
+        ("triggers: {recipes: {hangs: {}}}", "an anomaly kind such as 'hang', not 'hangs'"),
         ("triggers: {recipes: {hang: {step: 5}}}", "recipes.hang.step: unknown key, did you mean"),
         (
             "http: {liste: x, listen: 5}\nstore: 5",

@@ -88,18 +88,17 @@ def test_what_is_found_and_what_to_do_is_said(inputs, survey, files, name, ok, d
 
 
 @pytest.mark.parametrize(
-    ("devices", "capabilities", "ok", "advice"),
+    ("environ", "ok", "advice"),
     [
-        ("void", None, False, "NVIDIA_VISIBLE_DEVICES=all"),
-        ("all", "compute", False, "add `utility`"),
-        ("all", "compute,utility", True, ""),
+        (("void",), False, "NVIDIA_VISIBLE_DEVICES=all"),
+        (("all", "compute"), False, "add `utility`"),
+        (("all", "compute,utility"), True, ""),
     ],
 )
-def test_what_the_container_was_given_is_judged(inputs, devices, capabilities, ok, advice):
-    environ = {"NVIDIA_VISIBLE_DEVICES": devices}
-    if capabilities:
-        environ["NVIDIA_DRIVER_CAPABILITIES"] = capabilities
-    check = named(inputs(NO_LIBRARY, DOCKER, environ=environ), "container")
+def test_what_the_container_was_given_is_judged(inputs, environ, ok, advice):
+    names = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
+    given = inputs(NO_LIBRARY, DOCKER, environ=dict(zip(names, environ, strict=False)))
+    check = named(given, "container")
     assert check.ok is ok
     assert advice in check.advice
 

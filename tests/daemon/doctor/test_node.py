@@ -164,19 +164,12 @@ def test_a_kubelet_that_does_not_listen_is_a_fault(inputs):
         assert (check.ok, check.detail) == (True, "/k.sock answers")
 
 
-def test_infiniband_without_peer_memory_is_a_note(inputs):
+def test_infiniband_without_peer_memory_and_a_kernel_without_pressure_are_notes(inputs):
     files = {"/sys/class/infiniband/mlx5_0/ports/1/state": "1: DOWN\n"}
     found = by_name(list(host.checks(inputs(files=files))))
     assert found["InfiniBand"] == (None, "1 adapters (mlx5_0); not active: mlx5_0:1 down")
-    assert found["GPUDirect RDMA"][0] is None
-    loaded = {**files, "/proc/modules": "nvidia_peermem 16384 0 - Live\n"}
-    assert by_name(list(host.checks(inputs(files=loaded))))["GPUDirect RDMA"] == (
-        True,
-        "loaded: nvidia_peermem",
-    )
-
-
-def test_a_kernel_without_pressure_figures_is_a_note(inputs):
-    assert by_name(list(host.checks(inputs())))["pressure (PSI)"][0] is None
-    files = {"/proc/pressure/cpu": "some avg10=0.00\n"}
-    assert by_name(list(host.checks(inputs(files=files))))["pressure (PSI)"][0] is True
+    assert (found["GPUDirect RDMA"][0], found["pressure (PSI)"][0]) == (None, None)
+    files |= {"/proc/modules": "nvidia_peermem 16384 0 - Live\n", "/proc/pressure/cpu": "some\n"}
+    found = by_name(list(host.checks(inputs(files=files))))
+    assert found["GPUDirect RDMA"] == (True, "loaded: nvidia_peermem")
+    assert found["pressure (PSI)"][0] is True

@@ -97,11 +97,7 @@ class RankNode:
     def start(self) -> RanksSource:
         """The ranks source of a daemon that has just started."""
         return ranks_source(
-            self.folder,
-            self.reject,
-            self.limits,
-            self.known_pods,
-            monotonic=self.clock.monotonic,
+            self.folder, self.reject, self.limits, self.known_pods, monotonic=self.clock.monotonic
         )
 
     def restart(self) -> list[Record]:

@@ -13,7 +13,6 @@ from tests.daemon.ranks.sources import ranks_source
 from tests.waiting import DEADLINE_S
 from warpwatch import protocol
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.saved import Positions
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 
@@ -72,29 +71,6 @@ def test_what_a_failed_poll_had_read_comes_with_the_next(node):
     away.rename(ranks)
     ring.step()
     assert [node.steps(), node.steps()] == [[0, 1], []]
-
-
-def test_no_position_is_dropped_before_its_ring_is_read(node, monkeypatch):
-    dead = node.ring(rank=0)
-    node.poll()
-    dead.die()
-    successor, other = node.ring(rank=0), node.ring(rank=1)
-    hidden = successor.path.rename(node.folder.path / "hidden")
-    node.poll()
-    node.source.close()
-    hidden.rename(successor.path)
-    saved_rings: list[set[str]] = []
-    write = Positions.write
-
-    def seen(positions: Positions) -> None:
-        write(positions)
-        saved_rings.append({ring for _, ring in positions.load()})
-
-    monkeypatch.setattr(Positions, "write", seen)
-    node.source = node.start()
-    node.poll()
-    assert all(other.path.name in rings for rings in saved_rings)
-    assert len(saved_rings) == 2
 
 
 def test_a_reader_that_lags_says_how_many_records_it_lost(node):

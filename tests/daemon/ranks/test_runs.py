@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 import pytest
 
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.state import RankState
 
 OWN = f"uid/{os.getuid()}"
@@ -28,9 +27,13 @@ def shown(run: str) -> str:
     return f"train#{hashlib.sha256(run.encode()).hexdigest()[:6]}"
 
 
-def test_a_run_that_is_named_has_that_name_on_every_node(node):
+def test_a_run_that_is_named_has_that_name_on_every_node_and_in_records(node):
     for rank in (0, 1):
-        node.ring(rank=rank, run="slurm-77")
+        ring = node.ring(rank=rank, run="slurm-77")
+        ring.step()
+        ring.event("oom")
+    said = {(one.owner, one.job, one.run) for one in node.poll()}
+    assert said == {(OWN, "train", "slurm-77")}
     assert list(look(node)) == [JobId(OWN, "train", "slurm-77")]
 
 
@@ -111,16 +114,6 @@ def test_a_run_whose_ranks_ended_in_order_is_over_and_the_next_one_counts_from_0
     ((after, (rank,)),) = look(node).items()
     assert (after.name, rank.steps_total, rank.status) == ("train", 1, "running")
     assert after.run != before.run
-
-
-def test_records_say_of_which_run_they_are(node):
-    ring = node.ring(run="r1")
-    ring.step()
-    ring.event("oom")
-    records = node.poll()
-    steps = [record for record in records if isinstance(record, Step)]
-    assert [(step.owner, step.job, step.run) for step in steps] == [(OWN, "train", "r1")]
-    assert {getattr(record, "run", None) for record in records} == {"r1"}
 
 
 def test_a_run_keeps_its_name_over_a_restart_of_the_daemon(node):
