@@ -44,7 +44,7 @@ class HandNvml:
 
     def begin(self, **settings: Value) -> FakeDriver:
         """Unload the driver and load it with these settings: its GPUs count from zero."""
-        self.driver.clear()
+        self.driver.clear(events=True)
         self.driver.set(driver_gone=1, **self._times())
         pynvml.nvmlLib = ctypes.CDLL(str(self.driver.library / LIBRARY))
         with suppress(pynvml.NVMLError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -47,45 +48,7 @@ def process(nvml_driver: FakeDriver) -> Iterator[Stepper]:
 
 
 # No two values are the same, as far as the driver can tell them apart.
-EVERY_VALUE = {
-    "load": 80,
-    "memory_load": 33,
-    "encoder": 25,
-    "decoder": 35,
-    "jpeg": 45,
-    "ofa": 55,
-    "memory_used_mib": 4321,
-    "bar1_used_mib": 3,
-    "power_w": 512,
-    "power_limit_w": 660,
-    "enforced_limit_w": 650,
-    "temperature_c": 61,
-    "memory_temperature_c": 71,
-    "clock_mhz": 1234,
-    "memory_clock_mhz": 2345,
-    "performance_state": 2,
-    "throttle_reasons": 0x24,
-    "fan_percent": 66,
-    "pcie_generation": 2,
-    "pcie_width": 8,
-    "pcie_replays": 6,
-    "pcie_errors": 9,
-    "nvlinks_down": 4,
-    "nvlink_errors": 10,
-    "ecc_corrected": 20,
-    "ecc_uncorrected": 21,
-    "ecc_corrected_aggregate": 22,
-    "ecc_uncorrected_aggregate": 23,
-    "sram_uncorrected": 24,
-    "remapped_correctable": 31,
-    "remapped_uncorrectable": 32,
-    "remap_failure": 1,
-    "retired_single_bit": 41,
-    "retired_double_bit": 42,
-    "retired_pending": 1,
-    "recovery_action": 4,
-    "compute_mode": 3,
-}
+EVERY_VALUE = json.loads(Path(__file__).with_name("every_value.json").read_text())
 
 
 @pytest.mark.parametrize("profile", ["v100", "t4", "a100", "h100", "b200", "rtx4090"])

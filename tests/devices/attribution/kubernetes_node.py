@@ -24,47 +24,7 @@ _SERVER = "https://127.0.0.1:16443"
 _ETCD = "http://127.0.0.1:12379"
 _TOKEN = "warpwatch-test"
 _PLUGINS_SOCKET = KUBELET_FOLDER / "device-plugins/kubelet.sock"
-
-_CONTAINERD = f"""
-version = 2
-root = "{{work}}/containerd"
-state = "{{work}}/containerd-state"
-[grpc]
-  address = "{{work}}/containerd.sock"
-[plugins."io.containerd.internal.v1.opt"]
-  path = "{{work}}/containerd-opt"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{IMAGE}"
-  restrict_oom_score_adj = true
-  disable_apparmor = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    conf_dir = "{{work}}/cni"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-"""
-
-_KUBELET: dict[str, Any] = {
-    "apiVersion": "kubelet.config.k8s.io/v1beta1",
-    "kind": "KubeletConfiguration",
-    "address": "127.0.0.1",
-    "healthzPort": 0,
-    "port": 20250,
-    "readOnlyPort": 0,
-    "failSwapOn": False,
-    "cgroupDriver": "cgroupfs",
-    "makeIPTablesUtilChains": False,
-    "enforceNodeAllocatable": [],
-    "oomScoreAdj": 0,
-    "nodeStatusUpdateFrequency": "1s",
-    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
-    "authorization": {"mode": "AlwaysAllow"},
-    "evictionHard": {
-        "memory.available": "1Mi",
-        "nodefs.available": "0%",
-        "nodefs.inodesFree": "0%",
-        "imagefs.available": "0%",
-    },
-}
+_CONFIGURATIONS = Path(__file__).parent
 
 
 class KubernetesNode:
@@ -163,7 +123,8 @@ class KubernetesNode:
 
     def _start_containerd(self) -> None:
         config = self._work / "containerd.toml"
-        config.write_text(_CONTAINERD.format(work=self._work))
+        text = (_CONFIGURATIONS / "containerd.toml").read_text()
+        config.write_text(text.format(work=self._work))
         self._run("containerd", "--config", str(config))
         self._undo.callback(self._end_containers)
         eventually((self._work / "containerd.sock").exists)
@@ -180,7 +141,8 @@ class KubernetesNode:
         return not tasks
 
     def _kubelet_configuration(self) -> dict[str, Any]:
-        return {**_KUBELET, "volumePluginDir": str(self._work / "volume-plugins")}
+        known: dict[str, Any] = json.loads((_CONFIGURATIONS / "kubelet.json").read_text())
+        return known | {"volumePluginDir": str(self._work / "volume-plugins")}
 
     def _ctr(self, *arguments: str, check: bool = True) -> str:
         command = ["ctr", "--address", str(self._work / "containerd.sock"), "-n", "k8s.io"]

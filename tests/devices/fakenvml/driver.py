@@ -191,9 +191,11 @@ class FakeDriver:
         """Raise an XID; ``instances``: of a GPU instance and compute instance."""
         self.event(gpu, XID_EVENT, xid, instances)
 
-    def clear(self) -> None:
-        """Back to how the driver was made: no faults; events that were raised stay raised."""
+    def clear(self, events: bool = False) -> None:
+        """Back to how the driver was made: no faults; ``events``: nor what was raised."""
         self._lines.clear()
+        if events:
+            self._events.clear()
         self.set(None, **self._start)
 
     def calls(self) -> dict[int | None, dict[str, int]]:
