@@ -24,6 +24,10 @@ WEIGHTS = LAYERS * 12 * WIDTH**2 + VOCABULARY * WIDTH
 LANGUAGE_FLOPS = LENGTH * (6 * WEIGHTS + 12 * LAYERS * WIDTH * LENGTH)
 
 
+# Of the program that reads values, in each step.
+READS = 1600
+
+
 def run(program: str, *arguments: object) -> None:
     command = [sys.executable, "-m", f"tests.diagnosis.{program}", *map(str, arguments)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
@@ -45,20 +49,26 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("fault", "verdict", "rank"),
-    [
-        ("no_workers", "data_loading", None),
-        ("sleeping", "straggler", 1),
-        ("checkpoint", "checkpoint", None),
-        ("item", "sync_bound", None),
-    ],
+    [("no_workers", "data_loading", None), ("sleeping", "straggler", 1)],
 )
-def test_a_fault_and_its_rank_are_named(
+def test_a_rank_that_waits_is_named_with_its_fault(
     recordings: Path, fault: str, verdict: str, rank: int | None
 ) -> None:
     found = diagnose(sorted(recordings.glob(f"{fault}.*")))
     assert found.verdict == verdict, found.summary
-    assert len(found.measures) == (2 if fault in ("no_workers", "sleeping") else 1)
+    assert len(found.measures) == 2
     assert rank is None or [f.rank for f in found.findings] == [rank]
+
+
+def test_checkpoints_and_reads_of_values_are_seen(recordings: Path) -> None:
+    """Their shares of the step depend on what else the machine does; the fixtures have verdicts."""
+    saving, reading = (
+        diagnose([recordings / f"{n}.pt.trace.json.gz"]) for n in ("checkpoint", "item")
+    )
+    assert "checkpoint" in [finding.kind for finding in saving.findings], saving.summary
+    reads = reading.measures[0].synchronization
+    assert [count >= READS for count in reads.per_step] == [True] * 4
+    assert "aten::_local_scalar_dense" in [call.name for call in reads.calls]
 
 
 @pytest.mark.parametrize("program", ["convolutional", "language"])
