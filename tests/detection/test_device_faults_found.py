@@ -30,7 +30,7 @@ def only(found: Iterable[Anomaly]) -> Anomaly:
 
 def run(node: Node, engine: Detection, fault: Fault, seconds: float) -> list[Anomaly]:
     """What a fault raises after some healthy minutes."""
-    assert opened(engine, [*node.seen(), *node.readings(150)]) == []
+    assert opened(engine, [*node.seen(), *node.readings(130)]) == []
     return opened(engine, node.readings(seconds, fault))
 
 
@@ -104,7 +104,7 @@ def test_a_fault_raises_its_kind_alone_and_ends_with_it(
     kept = {
         name: value for name, value in last.items() if name[0].endswith(("_total", "remapped_rows"))
     }
-    assert opened(engine, node.readings(longest_s, lambda *_: kept, interval_s=4.0)) == []
+    assert opened(engine, node.readings(longest_s, lambda *_: kept, interval_s=6.0)) == []
     assert not engine.active
     ended = only(engine.history)
     assert ended.id == anomaly.id

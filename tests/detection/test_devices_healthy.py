@@ -17,13 +17,13 @@ def day(node: Node) -> Iterator[Record]:
     for _ in range(2):
         yield from node.readings(240, load=0.97)
         yield from node.readings(60, load=0.0)
-    yield from node.readings(400, load=0.3)
+    yield from node.readings(250, load=0.3)
     yield End(node.time, JOB)
     yield from node.readings(900, load=None, interval_s=3.0)
     yield from node.seen()
-    for second in range(400):
+    for second in range(250):
         yield from node.readings(1, load=0.9 if second % 3 else 0.02)
-    yield from node.readings(400, load=1.0)
+    yield from node.readings(250, load=1.0)
 
 
 @pytest.mark.parametrize("profile", ["h100", "a100", "l4"])
@@ -169,5 +169,5 @@ def test_a_level_that_flickers_around_its_limit_does_not_flap() -> None:
         counter["s"] += 0.13 if since_s % 40 < 20 else 0.07
         return {key("throttle_seconds_total", "sw_thermal"): counter["s"]}
 
-    found = opened(engine, [*node.readings(60), *node.readings(600, flickers)])
+    found = opened(engine, [*node.readings(60), *node.readings(400, flickers)])
     assert [a.kind for a in found] == ["thermal_throttle"]

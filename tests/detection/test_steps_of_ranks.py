@@ -24,14 +24,14 @@ def job(text: str) -> Job:
 # Kinds that look, or all; ranks, seconds a step and noise; the steps, as `lived` reads them.
 STORIES = {
     "a checkpoint of ten steps every 250 is nothing": (
-        "", "4 0.5 0.02", "1; 2000 pause all 5 every 250",
+        "", "4 0.5 0.02", "1; 1500 pause all 5 every 250",
     ),
     "ten percent more on all ranks where noise is small": (
         "", "8 0.5 0.02", "300; 60 compute all 0.05 -> step_regression job",
     ),
     "a new regime is found once and then is normal": (
         "", "2 0.5 0.02", "300; 100 compute all 0.25 -> step_regression job; "
-        "2400 compute all 0.25; 100 compute all 0.5 -> step_regression job",
+        "1500 compute all 0.25; 100 compute all 0.5 -> step_regression job",
     ),
     "a regression that went away is closed": (
         "", "2 0.5 0.02", "300; 100 compute all 0.2 -> step_regression job; 100",
@@ -57,7 +57,7 @@ STORIES = {
         "300; 100 compute 1 0.15 -> straggler 1; 100; 60 compute 1 0.15 -> straggler 1",
     ),
     "one of two ranks that recovered does not make the other slow": (
-        "straggler", "2 0.5 0.02", "300; 2000 compute 1 0.15 -> straggler 1; 500",
+        "straggler", "2 0.5 0.02", "300; 1500 compute 1 0.15 -> straggler 1; 500",
     ),
     "input that stalls one rank names it": (
         "", "8 0.2 0.02", "300; 200 wait 5 0.1 -> data_stall 5",
@@ -151,7 +151,7 @@ BURSTS = {f"a third of a rank's steps wait long ({n})": (
 OTHERS: dict[str, tuple[str, str, str, dict[str, Extra]]] = {
     **BURSTS,
     "lone slow steps and lone slow batches are nothing": (
-        "", "4 0.2 0.02", "2000",
+        "", "4 0.2 0.02", "1500",
         {
             "compute": lambda step, rank: 0.2 if step % 97 == rank else 0.0,
             "wait": lambda step, rank: 0.3 if step % 131 == rank else 0.0,
@@ -210,8 +210,8 @@ def test_noise_of_one_rank_that_its_peers_do_not_share_hides_no_fault_of_it(
 
 
 @pytest.mark.parametrize(("step_s", "noise"), [(0.02, 0.3), (0.04, 0.2), (0.5, 0.01)])
-def test_12000_healthy_steps_with_noise_raise_nothing(step_s: float, noise: float) -> None:
-    lived(Job(2, step_s, noise), detection(), "12000")
+def test_8000_healthy_steps_with_noise_raise_nothing(step_s: float, noise: float) -> None:
+    lived(Job(2, step_s, noise), detection(), "8000")
 
 
 @pytest.mark.parametrize(

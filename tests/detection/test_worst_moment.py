@@ -130,7 +130,7 @@ def test_events_add_up_so_that_their_newest_word_is_kept():
 def training(throttled_first_s: float) -> Iterator[Record]:
     """Four ranks on four GPUs; GPU 3 gets hot, and its rank slow before or after."""
     node, job = Node(gpus=4, broken=3), Job(ranks=4, step_s=0.5, noise=0.02)
-    slow_from, hot_from, well_from = 300.0, 300.0 - throttled_first_s, 500.0
+    slow_from, hot_from, well_from = 200.0, 200.0 - throttled_first_s, 320.0
     throttled_s = 0.0
 
     def hot(_: float, values: Metrics) -> Metrics:
@@ -147,7 +147,7 @@ def training(throttled_first_s: float) -> Iterator[Record]:
     yield from node.seen()
     steps = job.steps(10_000, compute=slow)
     step = next(steps)
-    for reading in node.readings(700, hot):
+    for reading in node.readings(450, hot):
         while step.time <= reading.time:
             yield step
             step = next(steps)
