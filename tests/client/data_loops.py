@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import warpwatch
-from tests.client.loop_base import data, fit, model, sgd, spend, state, train, trained
+from tests.client.loop_base import data, fit, learn, model, sgd, spend, state, train, trained
 
 # --- the DataLoader as clock, and its batches -----------------------------------------------------
 
@@ -43,8 +43,7 @@ def accumulation_of_more_and_more_batches() -> None:
     net, optimizer = trained()
     for accumulated in (20, 150, 200):
         for (batch,) in data(accumulated):
-            net(batch).sum().backward()
-        optimizer.step()
+            learn(net, optimizer, batch)
         optimizer.zero_grad()
 
 
@@ -76,8 +75,7 @@ def one_batch_ahead() -> None:
     (ahead,) = next(batches)
     while ahead is not None:
         batch, ahead = ahead, next(batches, [None])[0]
-        net(batch).sum().backward()
-        optimizer.step()
+        learn(net, optimizer, batch)
 
 
 def the_users_own_numbers() -> None:
@@ -85,8 +83,7 @@ def the_users_own_numbers() -> None:
     net, optimizer = trained()
     for (batch,) in data(5):
         with monitor.step(samples=1000):
-            net(batch).sum().backward()
-            optimizer.step()
+            learn(net, optimizer, batch)
 
 
 class Nested(IterableDataset[torch.Tensor]):  # type: ignore[misc]
@@ -98,16 +95,14 @@ class Nested(IterableDataset[torch.Tensor]):  # type: ignore[misc]
 def a_dataset_that_loads_itself() -> None:
     net, optimizer = trained()
     for batch in DataLoader(Nested(), batch_size=1):
-        net(batch).sum().backward()
-        optimizer.step()
+        learn(net, optimizer, batch)
 
 
 def training_data_that_is_evaluated() -> None:
     net, optimizer = trained()
     batches = iter(data(4 + 3 + 4))
     for number, (batch,) in enumerate(batches):
-        net(batch).sum().backward()
-        optimizer.step()
+        learn(net, optimizer, batch)
         if number == 3:
             with torch.no_grad():
                 for (held_out,) in itertools.islice(batches, 2):
@@ -127,8 +122,7 @@ def data_that_fails() -> None:
     for rows in (Failing(torch.ones(40, 8)), TensorDataset(torch.ones(40, 8))):
         with contextlib.suppress(ZeroDivisionError):
             for (batch,) in DataLoader(rows, batch_size=4):
-                net(batch).sum().backward()
-                optimizer.step()
+                learn(net, optimizer, batch)
 
 
 def batches_that_another_thread_fetches() -> None:
@@ -137,8 +131,7 @@ def batches_that_another_thread_fetches() -> None:
         batches = iter(data(12))
         for _ in range(12):
             (batch,) = thread.submit(next, batches).result()
-            net(batch).sum().backward()
-            optimizer.step()
+            learn(net, optimizer, batch)
 
 
 # --- torch.compile --------------------------------------------------------------------------------

@@ -87,11 +87,15 @@ def train(net: torch.nn.Module, *optimizers: torch.optim.Optimizer, steps: int =
             optimizer.step()
 
 
+def learn(net: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+    net(batch).sum().backward()
+    optimizer.step()
+
+
 def fit(net: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: int) -> None:
     """Steps with a DataLoader."""
     for (batch,) in data(batches):
-        net(batch).sum().backward()
-        optimizer.step()
+        learn(net, optimizer, batch)
 
 
 def reported(result: Any) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 
 from tests.client.fork_server import COMPILER, LOOPS, ForkServer
-from tests.client.hooked import run_loops
+from tests.client.hooked import Loops
 
 pytestmark = pytest.mark.torch
 
@@ -29,17 +29,19 @@ AFTER = "compiled_after_it_was_seen"
 @pytest.fixture(scope="module")
 def both(
     with_hooks: ForkServer, with_torch: ForkServer, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> Iterator[list[Loops]]:
+    """The programs observed, and plain."""
     folder = tmp_path_factory.mktemp("loops")
-    with closing(with_hooks.importing(*COMPILER)) as server:
-        hooked = run_loops(server, folder, *STEPS, AFTER)
-    with closing(with_torch.importing(*COMPILER, *LOOPS, WARPWATCH="0")) as server:
-        return hooked, run_loops(server, folder, *STEPS, WARPWATCH="0")
+    with (
+        closing(with_hooks.importing(*COMPILER)) as hooked,
+        closing(with_torch.importing(*COMPILER, *LOOPS, WARPWATCH="0")) as plain,
+    ):
+        yield [Loops(hooked, folder), Loops(plain, folder, WARPWATCH="0")]
 
 
 @pytest.mark.parametrize(("name", "steps"), STEPS.items())
 def test_compiled_training_is_counted_and_left_as_it_is(
-    both: tuple[dict[str, Any], dict[str, Any]], name: str, steps: int
+    both: list[Loops], name: str, steps: int
 ) -> None:
     hooked, plain = both[0][name], both[1][name]
     assert (hooked["clock"], hooked["steps"]) == ("optimizer", steps)
@@ -51,20 +53,20 @@ def test_compiled_training_is_counted_and_left_as_it_is(
 
 
 def test_a_zero_grad_that_the_program_put_in_place_is_called_as_without_us(
-    both: tuple[dict[str, Any], dict[str, Any]],
+    both: list[Loops],
 ) -> None:
     calls = [reported["a_zero_grad_of_the_programs_own"]["result"][0][0] for reported in both]
     assert calls == [10, 10]
 
 
-def test_no_frame_of_ours_is_compiled(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_no_frame_of_ours_is_compiled(both: list[Loops]) -> None:
     name = "a_compiled_function_that_loads_and_saves"
     frames = [reported[name]["result"][1][2]["total"] for reported in both]
     assert frames[0] <= frames[1]
 
 
 def test_a_compiled_model_is_seen_outside_of_its_graph(
-    both: tuple[dict[str, Any], dict[str, Any]],
+    both: list[Loops],
 ) -> None:
     found = both[0][AFTER]
     hooked, eager_s, still_hooked = found["result"]

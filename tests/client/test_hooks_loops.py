@@ -6,12 +6,11 @@ A step of the training is one, however it calls its optimizers.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.client.fork_server import ForkServer
-from tests.client.hooked import run_loops
+from tests.client.hooked import Loops
 
 pytestmark = pytest.mark.torch
 
@@ -23,7 +22,6 @@ LOADED = CALLED | {"data_wait"}
 LOOPS: dict[str, tuple[str, int, int, int, set[str]]] = {
     "plain": ("optimizer", 5, 20, 0, LOADED),
     "two_networks": ("optimizer", 5, 0, 0, CALLED),
-    "accumulation": ("optimizer", 3, 48, 0, LOADED),
     "closures": ("optimizer", 5, 0, 0, {"backward"}),
     "closures_called_often": ("optimizer", 3, 0, 0, {"backward"}),
     "sub_groups": ("optimizer", 5, 0, 0, STEPS),
@@ -54,7 +52,6 @@ LOOPS: dict[str, tuple[str, int, int, int, set[str]]] = {
     "two_networks_on_one_batch": ("optimizer", 6, 24, 0, LOADED),
     "another_threads_optimizer": ("optimizer", 5, 0, 0, STEPS),
     "more_backwards_in_a_step_than_show_a_clock": ("optimizer", 2, 0, 0, CALLED),
-    "backwards_alone": ("backward", 20, 0, 0, CALLED - {"optimizer"}),
     # By hand until then: 64 backwards show that nothing else ends a step.
     # The first with the optimizer ended with its backward, too.
     "backwards_alone_until_an_optimizer_comes": ("optimizer", 20 + 1 + 10, 0, 0, CALLED),
@@ -94,19 +91,16 @@ PARTS = {
     "the_users_phases_are_innermost": {"augment": 2},
     "training_data_that_is_evaluated": {"eval": 2},
 }
-OTHERS = "only_evaluating", "interrupted_at_any_line"
-
-Found = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def reported(with_hooks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return run_loops(with_hooks, tmp_path_factory.mktemp("loops"), *LOOPS, *OTHERS)
+def reported(with_hooks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Loops:
+    return Loops(with_hooks, tmp_path_factory.mktemp("loops"))
 
 
 @pytest.mark.parametrize(("name", "expected"), LOOPS.items())
 def test_steps_data_and_phases_of_a_loop(
-    reported: Found, name: str, expected: tuple[str, int, int, int, set[str]]
+    reported: Loops, name: str, expected: tuple[str, int, int, int, set[str]]
 ) -> None:
     found = reported[name]
     *counted, phases = expected
@@ -117,37 +111,37 @@ def test_steps_data_and_phases_of_a_loop(
     assert parts == PARTS.get(name, {})
 
 
-def test_the_parameters_of_one_model_are_known(reported: Found) -> None:
+def test_the_parameters_of_one_model_are_known(reported: Loops) -> None:
     one = {"parameters": 9}
     known = {name: reported[name]["model"] for name in ("plain", "phases_of_one_optimizer_each")}
     assert known == {"plain": one, "phases_of_one_optimizer_each": one}
     # Of one shape: they may be copies of a model.
-    assert reported["two_networks"]["model"] == reported["backwards_alone"]["model"] == {}
+    assert reported["two_networks"]["model"] == {}
 
 
-def test_the_scaler_did_skip_two_of_the_six_steps(reported: Found) -> None:
+def test_the_scaler_did_skip_two_of_the_six_steps(reported: Loops) -> None:
     assert reported["skipped_by_the_scaler"]["result"] == 4
 
 
-def test_an_interrupt_at_any_line_of_a_hook_costs_no_later_step(reported: Found) -> None:
+def test_an_interrupt_at_any_line_of_a_hook_costs_no_later_step(reported: Loops) -> None:
     counted = reported["interrupted_at_any_line"]["result"]
     assert len(counted) > 20
     assert set(counted) == {2}
 
 
-def test_steps_are_timed_on_a_gpu_once_it_is_in_use(reported: Found) -> None:
+def test_steps_are_timed_on_a_gpu_once_it_is_in_use(reported: Loops) -> None:
     phases_s = reported["a_gpu_that_comes_into_use"]["phases_s"]
     # The fifth step is the first one on it, and has no end before it there.
     assert 5 * 0.03 <= phases_s["forward"] < 6 * 0.03
     assert 5 * 0.06 <= phases_s["backward"] < 6 * 0.06
 
 
-def test_a_process_that_only_loads_and_evaluates_is_no_rank(reported: Found) -> None:
+def test_a_process_that_only_loads_and_evaluates_is_no_rank(reported: Loops) -> None:
     assert reported["only_evaluating"]["result"] is True
     assert "clock" not in reported["only_evaluating"]
 
 
-def test_the_class_of_a_called_model_can_be_pickled_with_its_content(reported: Found) -> None:
+def test_the_class_of_a_called_model_can_be_pickled_with_its_content(reported: Loops) -> None:
     assert reported["a_class_that_is_pickled_by_its_content"]["result"] == [[]]
 
 
@@ -164,7 +158,7 @@ def test_parts_can_be_switched_off(
     phases: list[str],
 ) -> None:
     """The hooks come after torch here."""
-    reported = run_loops(with_torch, tmp_path, "plain", WARPWATCH_HOOKS=chosen)["plain"]
+    reported = Loops(with_torch, tmp_path, WARPWATCH_HOOKS=chosen)["plain"]
     # Loading data alone makes no rank.
     assert (reported.get("steps"), reported.get("samples")) == (steps, samples)
     assert sorted(reported.get("phases_s", ())) == phases

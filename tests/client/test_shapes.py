@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from tests.client.fork_server import LOOPS, ForkServer
-from tests.client.hooked import run_loops
+from tests.client.hooked import Loops
 
 pytestmark = pytest.mark.torch
 
@@ -95,27 +95,15 @@ FRAMEWORKS = {
 }
 SHAPES = {**ALONE, **RANKS, **{name: shape for name, (_, shape) in FRAMEWORKS.items()}}
 
-Loops = dict[str, Any]
-
 
 @pytest.fixture(scope="module")
-def servers(with_torch: ForkServer, with_hooks: ForkServer) -> Iterator[list[ForkServer]]:
-    """Where programs are plain, and where they are observed."""
+def both(
+    with_torch: ForkServer, with_hooks: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Loops]]:
+    """The programs plain, and observed."""
+    folder = tmp_path_factory.mktemp("shapes")
     with closing(with_torch.importing(*LOOPS, WARPWATCH="0")) as plain:
-        yield [plain, with_hooks]
-
-
-@pytest.fixture(scope="module")
-def alone(servers: list[ForkServer], tmp_path_factory: pytest.TempPathFactory) -> list[Loops]:
-    folder = tmp_path_factory.mktemp("shapes")
-    return [run_loops(server, folder, *ALONE) for server in servers]
-
-
-@pytest.fixture(scope="module")
-def slow(servers: list[ForkServer], tmp_path_factory: pytest.TempPathFactory) -> list[Loops]:
-    folder = tmp_path_factory.mktemp("shapes")
-    found = [name for name, (package, _) in FRAMEWORKS.items() if find_spec(package)]
-    return [run_loops(server, folder, *RANKS, *found) for server in servers]
+        yield [Loops(plain, folder, WARPWATCH="0"), Loops(with_hooks, folder)]
 
 
 def check(name: str, plain: Loops, observed: Loops) -> None:
@@ -136,14 +124,15 @@ def check(name: str, plain: Loops, observed: Loops) -> None:
 
 @pytest.mark.parametrize("name", ALONE)
 def test_a_program_is_left_as_it_is_and_its_steps_and_phases_are_seen(
-    alone: list[Loops], name: str
+    both: list[Loops], name: str
 ) -> None:
-    check(name, *alone)
+    check(name, *both)
 
 
 @pytest.mark.loops
 @pytest.mark.parametrize("name", [*RANKS, *FRAMEWORKS])
-def test_so_is_one_of_several_ranks_or_of_a_framework(slow: list[Loops], name: str) -> None:
-    if name not in slow[0]:
-        pytest.skip(f"needs the package {FRAMEWORKS[name][0]}")
-    check(name, *slow)
+def test_so_is_one_of_several_ranks_or_of_a_framework(both: list[Loops], name: str) -> None:
+    package = FRAMEWORKS[name][0] if name in FRAMEWORKS else "torch"
+    if find_spec(package) is None:
+        pytest.skip(f"needs the package {package}")
+    check(name, *both)

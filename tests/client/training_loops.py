@@ -23,6 +23,7 @@ from tests.client.loop_base import (
     backward,
     data,
     fit,
+    learn,
     model,
     reported,
     sgd,
@@ -39,8 +40,7 @@ from tests.client.simulated_cuda import SimulatedCuda
 def plain() -> None:
     net, optimizer = trained()
     for (batch,) in data(5):
-        net(batch).sum().backward()
-        optimizer.step()
+        learn(net, optimizer, batch)
         optimizer.zero_grad()
 
 
@@ -52,10 +52,6 @@ def by_hand(net: torch.nn.Module, steps: int) -> None:
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter -= 0.01 * parameter.grad
-
-
-def backwards_alone() -> None:
-    by_hand(model(), 64 + 20)
 
 
 def backwards_alone_until_an_optimizer_comes() -> None:
@@ -81,14 +77,6 @@ def two_networks() -> None:
         backward(nets[0])
         judge.step()
         maker.step()
-
-
-def accumulation() -> None:
-    net, optimizer = trained()
-    for number, (batch,) in enumerate(data(12), 1):
-        net(batch).sum().backward()
-        if number % 4 == 0:
-            optimizer.step()
 
 
 def closures() -> None:
@@ -229,8 +217,7 @@ def interrupted_at_any_line() -> list[int]:
     def take(batches: Any, steps: int = 1) -> None:
         for _ in range(steps):
             (batch,) = next(batches)
-            net(batch).sum().backward()
-            optimizer.step()
+            learn(net, optimizer, batch)
 
     functions = ("__next__", "backward", "before", "after", "begin", "end")
     counted: list[int] = []
@@ -252,8 +239,7 @@ def a_gpu_that_comes_into_use() -> None:
     net.register_full_backward_hook(lambda *_: cuda.launch(60))
     for number, (batch,) in enumerate(data(10)):
         cuda.launch(30)
-        net(batch).sum().backward()
-        optimizer.step()
+        learn(net, optimizer, batch)
         cuda.run()
         assert state.monitor is not None
         clock = state.monitor.clock
@@ -332,8 +318,7 @@ def two_networks_on_one_batch() -> None:
     for (batch,) in data(6):
         for net, optimizer in zip(nets, steppers, strict=True):
             spend()
-            net(batch).sum().backward()
-            optimizer.step()
+            learn(net, optimizer, batch)
         spend()
 
 
