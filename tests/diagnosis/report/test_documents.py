@@ -59,7 +59,10 @@ def late_rank(folder: Path) -> Diagnosis:
 
 def cpu_ranks(folder: Path) -> Diagnosis:
     before = written(folder, cpu_rank(0, loading_us=100), cpu_rank(1), name="before")
-    ranks = (cpu_rank(0, host_us=500, loading_us=6000), cpu_rank(1, waiting_us=5000, host_us=200))
+    ranks = (
+        cpu_rank(0, host_us=500, loading_us=6000),
+        cpu_rank(1, waiting_us=5000, host_us=200, steps=5),
+    )
     return diagnosed(folder, *ranks, baseline=before)
 
 

@@ -11,7 +11,7 @@ from tests.diagnosis.captures import diagnosed, kernel, loading, operator, stepp
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, DrawnSpan, shares, thin
+from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, DrawnSpan, thin
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.parts import Breakdown, sums_us
 from warpwatch_diagnosis.report.style import COLOURS
@@ -133,12 +133,6 @@ def test_a_report_without_steps_or_findings_is_complete_as_well(tmp_path: Path) 
     Page(page)
     assert "The longest step" not in page
     assert "Where the time goes" in page
-
-
-def test_what_rows_do_not_need_goes_to_the_long_ones() -> None:
-    assert shares([10, 5000, 3000], 2000) == [10, 995, 995]
-    assert shares([], 2000) == []
-    assert shares([1, 2], 2000) == [1, 2]
 
 
 def test_thinning_keeps_the_picture() -> None:

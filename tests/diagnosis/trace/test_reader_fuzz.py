@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.diagnosis.captures import event, operator, stepped
@@ -19,15 +19,13 @@ from warpwatch_diagnosis.trace import json_stream, reader
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.trace.reader import EVENTS, members, read_trace
 
-BOUNDED = settings(deadline=None, suppress_health_check=list(HealthCheck))
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@settings(BOUNDED, max_examples=40)
+@settings(max_examples=40)
 @given(elements=st.lists(ELEMENTS | ELEMENTS | ANY_JSON, max_size=30))
 def test_garbage_is_never_called_healthy(folder: Path, elements: list[Any]) -> None:
     path = folder / "garbage.json"
@@ -35,7 +33,7 @@ def test_garbage_is_never_called_healthy(folder: Path, elements: list[Any]) -> N
     assert verdict(path) != "healthy"
 
 
-@settings(BOUNDED, max_examples=40)
+@settings(max_examples=40)
 @given(
     content=st.fixed_dictionaries({EVENTS: st.lists(ANY_JSON | ELEMENTS, max_size=12)}),
     before=st.dictionaries(st.text(max_size=3), ANY_JSON, max_size=2),
@@ -58,7 +56,7 @@ def test_elements_are_what_the_standard_decoder_reads(
     assert json.dumps(others) == json.dumps(document)
 
 
-@settings(BOUNDED, max_examples=40)
+@settings(max_examples=40)
 @given(elements=st.lists(ELEMENTS | ELEMENTS | ANY_JSON, max_size=20), chunk=st.integers(1, 2000))
 def test_both_decoders_read_the_same(folder: Path, elements: list[Any], chunk: int) -> None:
     path = folder / "decoders.json"
