@@ -71,13 +71,12 @@ def test_who_took_most_comes_first_and_who_took_little_is_left_out() -> None:
     ]  # fmt: skip
 
 
-def test_children_that_ended_are_their_parents_but_not_what_they_had_before() -> None:
+def test_an_ended_child_is_its_parents_without_what_it_had_and_a_pid_may_come_again() -> (
+    None
+):
     before = by_identity(process(7, 1.0), process(8, 50.0, parent=7))
     now = by_identity(process(7, 1.0, waited_s=51.0))
     assert [(one.process.pid, one.cores) for one in uses(before, now, 2.0)] == [(7, 0.5)]
-
-
-def test_a_pid_that_was_given_out_again_is_another_process() -> None:
     before, now = by_identity(process(7, 100.0)), by_identity(process(7, 1.0, start=9))
     assert [one.cores for one in uses(before, now, 2.0)] == [0.5]
 
@@ -98,24 +97,23 @@ def test_all_processes_are_read_twice_and_then_not_for_half_a_minute(tmp_path: P
     assert [one.cores for one in look.look(134.0, wanted=True)] == []
     proc.put(7, cpu_s=136.0)
     assert [one.cores for one in look.look(136.0, wanted=True)] == [1.0]
-
-
-def test_where_waiting_has_risen_they_are_read_again_after_a_few_seconds(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
-    proc.put(7, cpu_s=1.0)
-    look = ProcessorUse(tmp_path)
-    for at in (100.0, 102.0, 104.0, 106.0):
+    # Where waiting has risen they are read again after a few seconds.
+    for at in (138.0, 139.9, 140.0):
         assert look.look(at, wanted=True, risen=True) == []
-    proc.put(7, cpu_s=3.0)
-    assert [one.cores for one in look.look(108.0, wanted=True, risen=True)] == [1.0]
+    proc.put(7, cpu_s=138.0)
+    assert [one.cores for one in look.look(142.0, wanted=True, risen=True)] == [1.0]
 
 
-def test_a_process_of_the_same_user_is_named_with_its_only_core(tmp_path: Path) -> None:
+def test_a_process_of_the_same_user_is_named_with_its_only_core_until_it_is_gone(
+    tmp_path: Path,
+) -> None:
     proc = FakeProc(tmp_path)
     proc.put(3, name="train")
     proc.put(4711, name="make -j")
-    found = core_users(3, 1000, proc.used(4711), tmp_path)
-    assert found == [CoreUser(4711, 0.95, "make -j", 5)]
+    used = proc.used(4711)
+    assert core_users(3, 1000, used, tmp_path) == [CoreUser(4711, 0.95, "make -j", 5)]
+    (tmp_path / "4711/status").unlink()
+    assert core_users(3, 1000, used, tmp_path) == []
 
 
 def test_of_another_user_or_pod_the_name_stays_untold_but_not_of_the_kernel(
@@ -170,12 +168,3 @@ def test_a_process_is_in_its_own_way_only_with_more_than_a_core(tmp_path: Path) 
     proc.put(3, cores="0-7")
     assert core_users(3, 1000, proc.used(3), tmp_path) == []
     assert core_users(3, 1000, proc.used(3, 4.0), tmp_path) == [CoreUser(3, 4.0, "python", None)]
-
-
-def test_a_process_that_is_gone_or_hidden_used_nothing(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
-    proc.put(3)
-    proc.put(11)
-    found = proc.used(11)
-    (tmp_path / "11/status").unlink()
-    assert core_users(3, 1000, found, tmp_path) == []

@@ -1,8 +1,8 @@
-"""The nvml source in a process of its own: the loader's library, threads, and calls that hang."""
+"""The nvml source in a process of its own: the loader's library, threads, and a call that hangs."""
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import subprocess
 import sys
@@ -10,52 +10,42 @@ import threading
 from pathlib import Path
 
 from tests.devices.fakenvml.driver import LIBRARY, FakeDriver
-from tests.devices.nvml_by_hand import uuid
-from tests.waiting import DEADLINE_S, eventually
+from tests.waiting import DEADLINE_S
 
-ROOT = Path(__file__).parents[2]
+# Prints the reason of each GPU that is down whenever they change, until its input ends.
+PROGRAM = """
+import sys
+from tests.devices.recording import RecordingSink
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_devices.config import NvmlConfig
+from warpwatch_devices.nvml import device, scanner, source
+from warpwatch_devices.source import Surroundings
+from warpwatch_devices.xid_ledger import XidLedger
 
+class Sink(RecordingSink):
+    told = None
+    def publish_device(self, sample):
+        super().publish_device(sample)
+        with self.lock:
+            reasons = {int(uuid[-1]): s[-1].reason for uuid, s in sorted(self.devices.items())}
+            if reasons != self.told:
+                self.told = reasons
+                print(reasons, flush=True)
+    def publish_health(self, health):
+        if not self.healths:
+            print(repr(health.reason), flush=True)
+        super().publish_health(health)
 
-class Watched:
-    """What the process has said last: by name whether it is up, why not, and its index."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.newest: dict[str, tuple[bool, str, int]] = {}
-        self.told = dict.fromkeys(map(uuid, range(8)), 0)
-        self.counting: set[str] = set()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.devices.nvml_process"],
-            env=os.environ | environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            name, up, reason, index, counting = json.loads(line)
-            self.newest[name] = (up, reason, index)
-            self.told[name] = self.told.get(name, 0) + 1
-            if counting:
-                self.counting.add(name)
-
-    def up(self) -> set[int]:
-        return {gpu for gpu in range(8) if self.newest.get(uuid(gpu), (False,))[0]}
-
-    def reason(self, name: str) -> str:
-        return self.newest.get(name, (False, "", 0))[1]
-
-    def end(self) -> int:
-        """End its input; its exit status."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        self._reader.join(DEADLINE_S)
-        self.process.stdout.close()
-        return self.process.wait(DEADLINE_S)
+source.RETRY_INTERVAL_S = device.PROBE_INTERVAL_S = scanner.INTERVAL_S = 0.2
+config = NvmlConfig(interval_s=0.1, stuck_after_s=0.5, mismatch_grace_s=3600)
+around = Surroundings(lambda _: None, tuple, lambda: False, lambda _: None)
+supervisor, nvml = Supervisor(), source.NvmlSource(config, around, XidLedger())
+nvml.start(supervisor, Sink())
+sys.stdin.read()
+supervisor.stop(1.0)
+nvml.close()
+print("'closed'", flush=True)
+"""
 
 
 def test_a_driver_that_comes_late_a_stuck_call_and_a_removed_gpu_cost_the_others_nothing(
@@ -63,25 +53,29 @@ def test_a_driver_that_comes_late_a_stuck_call_and_a_removed_gpu_cost_the_others
 ) -> None:
     folder = tmp_path / "lib"
     folder.mkdir()
-    watched = Watched(fake_driver.environment | {"LD_LIBRARY_PATH": str(folder)})
-    try:
-        eventually(lambda: watched.reason("nvml"))
-        missing = "libnvidia-ml.so.1 not found: install the NVIDIA driver"
-        assert watched.reason("nvml").startswith(missing)
+    environment = os.environ | fake_driver.environment | {"LD_LIBRARY_PATH": str(folder)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        **pipes,  # type: ignore[call-overload]
+    ) as process:
+        deadline = threading.Timer(DEADLINE_S, process.kill)
+        deadline.start()
+        told = (ast.literal_eval(line) for line in process.stdout)
+        assert next(told).startswith(f"{LIBRARY} not found: install the NVIDIA driver")
         (folder / LIBRARY).symlink_to(fake_driver.library / LIBRARY)
-        eventually(lambda: watched.up() == set(range(8)))
-        eventually(lambda: len(watched.counting) == 8)
+        all_up = dict.fromkeys(range(8), "")
+        assert any(reasons == all_up for reasons in told)
         fake_driver.hang(gpu=5)
         fake_driver.set(3, absent=1)
-        eventually(lambda: watched.reason(uuid(5)) == "stuck")
-        eventually(lambda: watched.reason(uuid(3)) == "lost")
-        eventually(lambda: watched.up() == {0, 1, 2, 4, 6, 7})
-        before = dict(watched.told)
-        eventually(lambda: all(watched.told[uuid(gpu)] > before[uuid(gpu)] + 3 for gpu in (0, 7)))
-        eventually(lambda: watched.newest[uuid(7)][2] == 6)
+        assert any(reasons == all_up | {3: "lost", 5: "stuck"} for reasons in told)
+        fake_driver.set(3, absent=0)
+        assert any(reasons == all_up | {5: "stuck"} for reasons in told)
         # It ends in order while the call is inside.
-        assert watched.end() == 0
-        assert watched.newest["closed"][0]
-    finally:
-        watched.process.kill()
-        watched.end()
+        process.stdin.close()
+        assert any(one == "closed" for one in told)
+        assert process.wait(DEADLINE_S) == 0
+        deadline.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 
 import pytest
@@ -75,10 +74,6 @@ def test_power_follows_load_at_once_and_temperature_with_a_delay() -> None:
     assert value(samples[4], "power_watts") > 0.9 * value(samples[-1], "power_watts") > 600
     early, late = (value(samples[i], "temperature_celsius", "gpu") for i in (4, -1))
     assert early < 45 < 60 < late
-
-
-def test_energy_is_power_over_time() -> None:
-    samples = run("h100", 0.8, 60)
     powers = [value(sample, "power_watts") for sample in samples]
     by_trapezes = sum((a + b) / 2 for a, b in pairwise(powers))
     first, last = (value(samples[i], "energy_joules_total") for i in (0, -1))
@@ -111,7 +106,6 @@ def test_an_idle_device_says_so_and_no_one_uses_it() -> None:
 def test_uuids_are_the_same_in_every_run() -> None:
     assert simulated_uuid(0) == "GPU-7bb68f2d-145a-5a7d-8f79-9583425da8f2"
     assert len({simulated_uuid(index) for index in range(64)}) == 64
-    assert re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", simulated_uuid(63))
 
 
 def test_the_source_follows_the_load_of_each_device() -> None:

@@ -2,142 +2,129 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 import pytest
 
 from tests.manual_clock import ManualClock
-from warpwatch_devices.xid_ledger import XidLedger, normalised_address
+from warpwatch_devices.xid_ledger import (
+    LOG_INTERVAL_S,
+    MAX_XIDS,
+    SAME_EVENT_S,
+    XidLedger,
+    normalised_address,
+)
 
 GPU = "GPU-1a"
 ADDRESS = "00000000:1A:00.0"
 LOG_ADDRESS = "0000:1a:00"
+NVML, LOG = (ADDRESS, "nvml"), (LOG_ADDRESS, "kernel_log")
 
 
-def ledger_with_gpu() -> tuple[XidLedger, ManualClock]:
-    clock = ManualClock()
-    ledger = XidLedger(clock.wall)
-    ledger.register(GPU, ADDRESS)
-    return ledger, clock
+class Ledger(XidLedger):
+    """A ledger that knows the GPU, and its clock."""
 
+    def __init__(self, known: bool = True) -> None:
+        self.clock = ManualClock()
+        super().__init__(self.clock.wall)
+        if known:
+            self.register(GPU, ADDRESS)
 
-def total(ledger: XidLedger, xid: int, uuid: str = GPU) -> float | None:
-    return ledger.values(uuid).get(("device_xid_errors_total", (str(xid),)))
+    def told(self, by: tuple[str, str], xid: int, times: int = 1) -> list[bool]:
+        """Whether each of these counted."""
+        return [self.observe(by[0], xid, by[1]) for _ in range(times)]
+
+    def total(self, xid: int, uuid: str = GPU) -> float | None:
+        return self.values(uuid).get(("device_xid_errors_total", (str(xid),)))
 
 
 @pytest.mark.parametrize(
-    "spelling",
-    ["00000000:1A:00.0", "0000:1a:00.0", "0000:1a:00", "1A:00.0", "0:1a:0", " 0000:1A:00 "],
+    ("spelling", "address"),
+    [
+        *((text, "0000:1a:00") for text in (ADDRESS, "0000:1a:00.0", LOG_ADDRESS, "1A:00.0")),
+        *((text, "0000:1a:00") for text in ("0:1a:0", " 0000:1A:00 ")),
+        ("00010000:1A:00.0", "10000:1a:00"),
+        ("0000:1b:00", "0000:1b:00"),
+        ("N/A", "N/A"),
+    ],
 )
-def test_every_spelling_of_a_pci_address_is_the_same_gpu(spelling):
-    assert normalised_address(spelling) == "0000:1a:00"
+def test_every_spelling_of_a_pci_address_is_the_same_gpu(spelling: str, address: str) -> None:
+    assert normalised_address(spelling) == address
 
 
-def test_addresses_differ_by_domain_and_bus():
-    assert normalised_address("00010000:1A:00.0") == "10000:1a:00"
-    assert normalised_address("0000:1b:00") == "0000:1b:00"
-    assert normalised_address("N/A") == "N/A"
+@pytest.mark.parametrize(("first", "second"), [(NVML, LOG), (LOG, NVML)])
+def test_an_event_and_its_line_in_the_kernel_log_are_one(
+    first: tuple[str, str], second: tuple[str, str]
+) -> None:
+    ledger = Ledger()
+    assert ledger.told(first, 79) == [True]
+    ledger.clock.advance(SAME_EVENT_S - 0.1)
+    assert ledger.told(second, 79) == [False]
+    assert ledger.total(79) == 1
+    # What is reported too late is another event.
+    ledger.told(first, 13)
+    ledger.clock.advance(SAME_EVENT_S + 0.1)
+    assert ledger.told(second, 13) == [True]
+    assert ledger.total(13) == 2
 
 
-def test_an_event_and_its_line_in_the_kernel_log_are_one():
-    ledger, clock = ledger_with_gpu()
-    assert ledger.observe(ADDRESS, 79, "nvml") is True
-    clock.advance(4.9)
-    assert ledger.observe(LOG_ADDRESS, 79, "kernel_log") is False
-    assert total(ledger, 79) == 1
-
-
-def test_the_log_may_be_first():
-    ledger, _ = ledger_with_gpu()
-    assert ledger.observe(LOG_ADDRESS, 31, "kernel_log") is True
-    assert ledger.observe(ADDRESS, 31, "nvml") is False
-    assert total(ledger, 31) == 1
-
-
-def test_two_of_one_origin_are_two():
-    ledger, _ = ledger_with_gpu()
-    reported = [ledger.observe(ADDRESS, 13, "nvml") for _ in range(2)]
-    reported += [ledger.observe(LOG_ADDRESS, 13, "kernel_log") for _ in range(3)]
-    assert reported == [True, True, False, False, True]
-    assert total(ledger, 13) == 3
-
-
-def test_what_is_reported_too_late_is_another_event():
-    ledger, clock = ledger_with_gpu()
-    ledger.observe(ADDRESS, 13, "nvml")
-    clock.advance(5.1)
-    assert ledger.observe(LOG_ADDRESS, 13, "kernel_log") is True
-    assert total(ledger, 13) == 2
-
-
-def test_other_numbers_and_other_gpus_are_other_events():
-    ledger, _ = ledger_with_gpu()
+def test_two_of_one_origin_are_two_and_so_are_other_numbers_and_gpus() -> None:
+    ledger = Ledger()
     ledger.register("GPU-1b", "00000000:1B:00.0")
-    ledger.observe(ADDRESS, 13, "nvml")
-    assert ledger.observe(LOG_ADDRESS, 43, "kernel_log") is True
-    assert ledger.observe("0000:1b:00", 13, "kernel_log") is True
-    assert (total(ledger, 13), total(ledger, 43), total(ledger, 13, "GPU-1b")) == (1, 1, 1)
+    assert ledger.told(NVML, 13, 2) == [True, True]
+    assert ledger.told(LOG, 13, 3) == [False, False, True]
+    assert ledger.total(13) == 3
+    assert ledger.told(LOG, 43) == [True]
+    assert ledger.told(NVML, 31) == ledger.told(("0000:1b:00", "kernel_log"), 31) == [True]
+    assert (ledger.total(43), ledger.total(31), ledger.total(31, "GPU-1b")) == (1, 1, 1)
 
 
-def test_the_time_is_that_of_the_last_one():
-    ledger, clock = ledger_with_gpu()
-    ledger.observe(ADDRESS, 31, "nvml")
-    clock.advance(100)
-    ledger.observe(ADDRESS, 31, "nvml")
+def test_the_time_is_that_of_the_last_one() -> None:
+    ledger = Ledger()
+    ledger.told(NVML, 31)
+    ledger.clock.advance(100)
+    ledger.told(NVML, 31)
     assert ledger.values(GPU) == {
         ("device_xid_errors_total", ("31",)): 2,
         ("device_xid_last_timestamp_seconds", ("31",)): 1_700_000_100.0,
     }
 
 
-def test_an_xid_before_its_gpu_is_known_is_kept_for_it():
-    ledger = XidLedger(ManualClock().wall)
-    assert ledger.observe(LOG_ADDRESS, 143, "kernel_log") is True
+def test_an_xid_before_its_gpu_is_known_is_kept_for_it_within_bounds() -> None:
+    ledger = Ledger(known=False)
+    assert ledger.told(LOG, 143) == [True]
     assert ledger.values(GPU) == {}
     ledger.register(GPU, ADDRESS)
-    assert total(ledger, 143) == 1
-
-
-def test_what_is_kept_for_unknown_gpus_is_bounded():
-    ledger = XidLedger(ManualClock().wall)
+    assert ledger.total(143) == 1
     for bus in range(256):
-        for domain in range(4):
-            ledger.observe(f"{domain:04x}:{bus:02x}:00", 13, "kernel_log")
+        ledger.told((f"0001:{bus:02x}:00", "kernel_log"), 13)
     for xid in range(1, 1000):
-        ledger.observe("0000:00:00", xid, "kernel_log")
-    ledger.register("GPU-first", "0000:00:00")
-    ledger.register("GPU-last", "0003:ff:00")
-    assert len(ledger.values("GPU-first")) == 2 * 128
+        ledger.told(("0001:00:00", "kernel_log"), xid)
+    ledger.register("GPU-first", "0001:00:00")
+    ledger.register("GPU-last", "0001:ff:00")
+    assert len(ledger.values("GPU-first")) == 2 * MAX_XIDS
     assert ledger.values("GPU-last") == {}
 
 
-def test_hardware_trouble_counts_from_0_once_an_origin_works():
-    ledger, _ = ledger_with_gpu()
+def test_hardware_trouble_counts_from_0_once_an_origin_works() -> None:
+    ledger = Ledger()
     assert ledger.values(GPU) == {}
     ledger.watched("nvml", GPU)
-    assert (total(ledger, 79), total(ledger, 48), total(ledger, 13)) == (0, 0, None)
+    assert (ledger.total(79), ledger.total(48), ledger.total(13)) == (0, 0, None)
     assert ("device_xid_last_timestamp_seconds", ("79",)) not in ledger.values(GPU)
-
-
-def test_a_gpu_that_comes_after_the_log_works_counts_from_0_too():
-    ledger = XidLedger(ManualClock().wall)
+    # A GPU that comes after the log works counts from 0 too.
+    ledger = Ledger(known=False)
     ledger.watched("kernel_log")
     ledger.register(GPU, ADDRESS)
-    ledger.observe(LOG_ADDRESS, 79, "kernel_log")
+    ledger.told(LOG, 79)
     ledger.register(GPU, ADDRESS)
-    assert (total(ledger, 79), total(ledger, 74)) == (1, 0)
+    assert (ledger.total(79), ledger.total(74)) == (1, 0)
 
 
-def test_an_origin_without_xids_starts_no_counter_of_them():
-    ledger, _ = ledger_with_gpu()
-    ledger.watched("nvml", GPU, xids=False, health=["double_bit_ecc"])
-    assert ledger.values(GPU) == {("device_health_events_total", ("double_bit_ecc",)): 0}
-
-
-def test_health_events_count_by_kind_and_survive_a_new_registration():
-    ledger, _ = ledger_with_gpu()
+def test_health_events_count_by_kind_and_survive_a_new_registration() -> None:
+    ledger = Ledger()
     ledger.observe_health(GPU, "fatal_poison")
+    # An origin without XIDs starts no counter of them.
     ledger.watched("nvml", GPU, xids=False, health=["fatal_poison", "recovery_action"])
     ledger.observe_health(GPU, "fatal_poison")
     assert ledger.values(GPU) == {
@@ -146,51 +133,42 @@ def test_health_events_count_by_kind_and_survive_a_new_registration():
     }
 
 
-def test_another_gpu_at_the_same_address_starts_afresh():
-    ledger, _ = ledger_with_gpu()
-    ledger.observe(ADDRESS, 79, "nvml")
-    ledger.register("GPU-new", ADDRESS)
-    assert ledger.values("GPU-new") == {}
-    assert ledger.values(GPU) == {}
-
-
-def test_a_gpu_that_moved_keeps_its_counters():
-    ledger, _ = ledger_with_gpu()
-    ledger.observe(ADDRESS, 79, "nvml")
+def test_a_gpu_that_moved_keeps_its_counters_and_another_at_its_address_starts_afresh() -> None:
+    ledger = Ledger()
+    ledger.told(NVML, 79)
     ledger.register(GPU, "0000:3b:00.0")
-    ledger.observe("0000:3b:00", 79, "kernel_log")
-    assert total(ledger, 79) == 1
-    ledger.observe("0000:3b:00", 79, "kernel_log")
-    assert total(ledger, 79) == 2
+    moved = ("0000:3b:00", "kernel_log")
+    assert ledger.told(moved, 79, 2) == [False, True]
+    assert ledger.total(79) == 2
+    ledger.register("GPU-new", "0000:3b:00.0")
+    assert ledger.values("GPU-new") == ledger.values(GPU) == {}
 
 
-def test_a_storm_is_logged_once_and_counted_in_full(caplog):
-    ledger, clock = ledger_with_gpu()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(50):
-            ledger.observe(ADDRESS, 79, "nvml")
-    assert [record.getMessage() for record in caplog.records] == [
-        "device GPU-1a (0000:1a:00): XID 79, GPU fell off the bus"
-    ]
-    clock.advance(61)
-    ledger.observe(ADDRESS, 79, "nvml")
+def test_a_storm_is_logged_once_and_counted_in_full(caplog: pytest.LogCaptureFixture) -> None:
+    ledger = Ledger()
+    ledger.told(NVML, 79, 50)
+    ledger.clock.advance(LOG_INTERVAL_S - 1)
+    ledger.told(NVML, 79)
+    assert caplog.messages == ["device GPU-1a (0000:1a:00): XID 79, GPU fell off the bus"]
+    ledger.clock.advance(1)
+    ledger.told(NVML, 79)
     assert len(caplog.records) == 2
-    assert total(ledger, 79) == 51
+    assert ledger.total(79) == 52
 
 
-def test_no_count_is_lost_between_threads():
-    ledger, _ = ledger_with_gpu()
+def test_no_count_is_lost_between_threads() -> None:
+    ledger = Ledger()
 
-    def tell(origin: str) -> None:
+    def tell() -> None:
         for _ in range(500):
-            ledger.observe(ADDRESS, 13, origin)
+            ledger.told(NVML, 13)
             ledger.observe_health(GPU, "single_bit_ecc")
             ledger.values(GPU)
 
-    threads = [threading.Thread(target=tell, args=("nvml",)) for _ in range(4)]
+    threads = [threading.Thread(target=tell) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert total(ledger, 13) == 2000
+    assert ledger.total(13) == 2000
     assert ledger.values(GPU)["device_health_events_total", ("single_bit_ecc",)] == 2000

@@ -108,9 +108,21 @@ class DcgmHandle:
             ENGINE.calls.append("disconnect")
 
 
-class DcgmSystem:
-    def __init__(self, dcgmHandle: DcgmHandle) -> None:
+class OfHandle:
+    def __init__(self, dcgmHandle: DcgmHandle, dcgmGroup: DcgmGroup | None = None) -> None:
         self._handle = dcgmHandle
+        self.members: list[tuple[int, int]] = dcgmGroup.members if dcgmGroup else []
+
+    def _call(self) -> Engine:
+        return call(self._handle.started)
+
+    def _gpu(self, gpuId: int) -> dict[str, Any]:
+        return next(gpu for gpu in self._call().gpus if gpu["id"] == gpuId)
+
+
+class DcgmSystem(OfHandle):
+    def __init__(self, dcgmHandle: DcgmHandle) -> None:
+        super().__init__(dcgmHandle)
         self.discovery = DcgmSystemDiscovery(dcgmHandle)
         self.profiling = DcgmSystemProfiling(dcgmHandle)
 
@@ -118,15 +130,12 @@ class DcgmSystem:
         return DcgmGroup(self._handle, groupName)
 
 
-class DcgmSystemDiscovery:
-    def __init__(self, dcgmHandle: DcgmHandle) -> None:
-        self._handle = dcgmHandle
-
+class DcgmSystemDiscovery(OfHandle):
     def GetAllSupportedGpuIds(self) -> list[int]:
-        return [gpu["id"] for gpu in call(self._handle.started).gpus]
+        return [gpu["id"] for gpu in self._call().gpus]
 
     def GetGpuAttributes(self, gpuId: int) -> Any:
-        (gpu,) = (g for g in call(self._handle.started).gpus if g["id"] == gpuId)
+        gpu = self._gpu(gpuId)
         identifiers = SimpleNamespace(
             uuid=gpu["uuid"],
             deviceName=gpu.get("name", "NVIDIA A100-SXM4-80GB"),
@@ -138,55 +147,45 @@ class DcgmSystemDiscovery:
         return SimpleNamespace(identifiers=identifiers)
 
     def GetGpuStatus(self, gpuId: int) -> int:
-        (gpu,) = (g for g in call(self._handle.started).gpus if g["id"] == gpuId)
+        gpu = self._gpu(gpuId)
         return int(gpu.get("status", 1))
 
 
-class DcgmSystemProfiling:
-    def __init__(self, dcgmHandle: DcgmHandle) -> None:
-        self._handle = dcgmHandle
-
+class DcgmSystemProfiling(OfHandle):
     def Pause(self) -> int:
-        if not call(self._handle.started).can_pause:
+        if not self._call().can_pause:
             raise DCGMError(MODULE_NOT_LOADED)
         ENGINE.paused = True
         ENGINE.calls.append("pause")
         return OK
 
     def Resume(self) -> int:
-        call(self._handle.started)
+        self._call()
         ENGINE.paused = False
         ENGINE.calls.append("resume")
         return OK
 
 
-class DcgmGroup:
+class DcgmGroup(OfHandle):
     def __init__(self, dcgmHandle: DcgmHandle, groupName: str) -> None:
-        self._handle = dcgmHandle
-        self.members: list[tuple[int, int]] = []
+        super().__init__(dcgmHandle)
         self.samples: DcgmGroupSamples | None = DcgmGroupSamples(dcgmHandle, self)
         self.profiling: DcgmGroupProfiling | None = DcgmGroupProfiling(dcgmHandle, self)
 
     def AddEntity(self, entityGroupId: int, entityId: int) -> None:
-        for gpu in call(self._handle.started).gpus:
+        for gpu in self._call().gpus:
             if entityGroupId == FE_GPU and gpu["id"] == entityId and gpu.get("status") == 4:
                 raise DCGMError(GPU_IS_LOST)
         self.members.append((entityGroupId, entityId))
 
     def Delete(self) -> None:
-        call(self._handle.started)
+        self._call()
         self.samples = self.profiling = None
 
 
-class DcgmGroupProfiling:
-    def __init__(self, dcgmHandle: DcgmHandle, dcgmGroup: DcgmGroup) -> None:
-        self._handle = dcgmHandle
-        self._group = dcgmGroup
-
+class DcgmGroupProfiling(OfHandle):
     def GetSupportedMetricGroups(self) -> Any:
-        now = call(self._handle.started)
-        first = next(entity for kind, entity in self._group.members if kind == FE_GPU)
-        (gpu,) = (g for g in now.gpus if g["id"] == first)
+        gpu = self._gpu(next(entity for kind, entity in self.members if kind == FE_GPU))
         if not gpu["profiling"]:
             raise DCGMError(PROFILING_NOT_SUPPORTED)
         # As in the C structures, arrays are longer than what is valid of them.
@@ -213,29 +212,25 @@ class DcgmFieldGroup:
         self.names.discard(self.name)
 
 
-class DcgmGroupSamples:
-    def __init__(self, dcgmHandle: DcgmHandle, dcgmGroup: DcgmGroup) -> None:
-        self._handle = dcgmHandle
-        self._group = dcgmGroup
-
+class DcgmGroupSamples(OfHandle):
     def WatchFields(
         self, fieldGroup: DcgmFieldGroup, updateFreq: int, maxKeepAge: float, maxKeepSamples: int
     ) -> None:
-        call(self._handle.started)
+        self._call()
         fields = ",".join(map(str, sorted(fieldGroup.fieldIds)))
-        watched = f"{self._group.members} {fields} {updateFreq} {maxKeepAge} {maxKeepSamples}"
+        watched = f"{self.members} {fields} {updateFreq} {maxKeepAge} {maxKeepSamples}"
         ENGINE.calls.append(f"watch {watched}")
 
     def UnwatchFields(self, fieldGroup: DcgmFieldGroup) -> None:
-        call(self._handle.started)
-        ENGINE.calls.append(f"unwatch {self._group.members}")
+        self._call()
+        ENGINE.calls.append(f"unwatch {self.members}")
 
     def GetLatest_v2(self, fieldGroup: DcgmFieldGroup) -> Any:
-        now = call(self._handle.started)
+        now = self._call()
         # Values become blank at the next update after the pause began.
         paused = now.paused and now.blank_while_paused
         values: dict[int, dict[int, dict[int, list[Any]]]] = {}
-        for kind, entity in self._group.members:
+        for kind, entity in self.members:
             reported = now.values.get(f"{kind}/{entity}", {})
             values.setdefault(kind, {})[entity] = {
                 field: [_field_value(None if paused else reported.get(field), now)]
