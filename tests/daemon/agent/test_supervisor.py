@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
-from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.agent.supervisor import Loop, Supervisor
 
 
 class ByHand:
@@ -28,7 +29,7 @@ class ByHand:
         self._done.set()
         return event.wait()
 
-    def run(self, interval_s: float, step):
+    def run(self, interval_s: float, step: Callable[[], None]) -> Loop:
         loop = self.supervisor.every("work", interval_s, step)
         assert self._done.wait(DEADLINE_S)
         return loop

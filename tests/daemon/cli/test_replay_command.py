@@ -43,7 +43,7 @@ def slow_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def printed(capsys) -> list[str]:
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 

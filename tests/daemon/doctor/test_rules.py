@@ -6,7 +6,7 @@ import pytest
 
 from tests.daemon.doctor.conftest import surveyed
 from warpwatch_daemon.doctor import topology
-from warpwatch_daemon.doctor.check import Check, gpu_set, merged
+from warpwatch_daemon.doctor.check import Check, CheckInputs, gpu_set, merged
 from warpwatch_daemon.doctor.device_rules import RULES
 from warpwatch_daemon.doctor.facts import (
     DeviceFacts,
@@ -106,7 +106,7 @@ def linked(index: int, *links: NvLink) -> DeviceFacts:
     return DeviceFacts(index=index, name=TESLA, bus_id=bus_id, memory=memory, nvlinks=links)
 
 
-def found(given, name: str) -> list[tuple[bool | None, str]]:
+def found(given: CheckInputs, name: str) -> list[tuple[bool | None, str]]:
     return [(c.ok, c.detail) for c in topology.checks(given) if c.name == name]
 
 

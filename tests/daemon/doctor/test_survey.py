@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
 from warpwatch_daemon.doctor import devices, topology
 from warpwatch_daemon.doctor import driver as driver_checks
-from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.survey import ask_driver
 
@@ -19,7 +20,7 @@ from warpwatch_daemon.doctor.survey import ask_driver
 SHORT_S, LONG_S = 1.0, 6.0
 
 
-def worth_a_word(survey: Survey, inputs) -> dict[str, Check]:
+def worth_a_word(survey: Survey, inputs: Callable[..., CheckInputs]) -> dict[str, Check]:
     """What is not well, by name."""
     given = inputs(survey)
     groups = (driver_checks.checks, devices.checks, topology.checks)

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.daemon.ranks.ring_files import whole_ring
+from tests.daemon.ranks.sources import RankNode
 from warpwatch import protocol
 from warpwatch_daemon.ranks.record_budget import fair_shares
 from warpwatch_daemon.ranks.saved import FILE, Positions
@@ -56,7 +57,7 @@ def test_who_asks_for_little_gets_it_and_the_others_share_what_is_left():
     assert fair_shares({"a": 1, "b": 2}, 1000) == {"a": 1, "b": 2}
 
 
-def restart(node, turn: int, same_names: bool) -> list[Step]:
+def restart(node: RankNode, turn: int, same_names: bool) -> list[Step]:
     """A step of every rank, of a process that is gone at once: 0.01 s in each of its 16 phases."""
     for rank in range(RANKS):
         of = "all" if same_names else rank
@@ -72,7 +73,7 @@ def restart(node, turn: int, same_names: bool) -> list[Step]:
     return [record for record in node.poll() if isinstance(record, Step)]
 
 
-def phases_s(node) -> dict[int, dict[str, float]]:
+def phases_s(node: RankNode) -> dict[int, dict[str, float]]:
     return {state.rank: dict(state.phases_s) for state in node.states()}
 
 

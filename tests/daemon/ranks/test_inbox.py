@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,7 @@ def abyss(tmp_path):
     subprocess.run(["rm", "-rf", folder], check=True)
 
 
-def take(folder, uid=None):
+def take(folder: Path, uid: int | None = None) -> int:
     return inbox.take(
         Directory(folder), "a.json", os.getuid() if uid is None else uid, folder / "taken"
     )

@@ -35,7 +35,7 @@ print(found)
 """
 
 
-def with_limits(**changes: float) -> pytest.MarkDecorator:
+def with_limits(**changes: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("limits", [LIMITS._replace(**changes)])
 
 

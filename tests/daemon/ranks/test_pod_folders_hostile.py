@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.ranks.sources import A, B, C, RankNode
+from tests.daemon.ranks.sources import A, B, C, RankNode, made_later
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.ring_folder import PodFolder
@@ -134,6 +134,7 @@ def test_a_fault_of_ours_with_one_pod_costs_that_pod_alone(node, monkeypatch, wo
     if work == "remove":
         node.limits = LIMITS._replace(pods=1)
         node.ring(B, job="first")
+        made_later(node.pod(B), than=node.pod(A))
         node.restart()
         for _ in range(3):
             node.clock.advance(3700.0)

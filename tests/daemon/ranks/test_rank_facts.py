@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.ranks.sources import RankNode
 from tests.waiting import eventually
 from warpwatch import protocol
 from warpwatch_daemon.ranks.counts import RecentSteps
 from warpwatch_daemon.ranks.process import silent_reason
 from warpwatch_daemon.ranks.saved import FILE
-from warpwatch_telemetry.records import RankSeen, Step
+from warpwatch_telemetry.records import RankEvent, RankSeen, Step
+from warpwatch_telemetry.state import RankState
 
 # A training process: takes a step, and then holds the GIL until it is killed.
 _TRAINING = """
@@ -35,11 +38,11 @@ sys.stdin.read()
 """
 
 
-def gc(ring, seconds: float, collections: int) -> None:
+def gc(ring: RingFile, seconds: float, collections: int) -> None:
     ring.record(protocol.RECORD_GC, protocol.GC.pack(int(seconds * 1e9), collections, 10**6))
 
 
-def memory(ring, *words: int) -> None:
+def memory(ring: RingFile, *words: int) -> None:
     ring.record(protocol.RECORD_MEMORY, b"".join(w.to_bytes(8, "little") for w in words))
 
 
@@ -153,7 +156,7 @@ def test_claims_are_shown_as_far_as_they_are_of_a_closed_set(node, said, name, s
 def test_records_say_where_a_rank_stands_and_again_once_that_changes(node):
     ring = node.ring(parallel={"pipeline": [0, 2]})
 
-    def places():
+    def places() -> list[object]:
         return [record.parallel for record in node.poll() if isinstance(record, RankSeen)]
 
     assert [places(), places()] == [[{"pipeline": (0, 2)}], []]
@@ -196,7 +199,7 @@ def training(node, request):
     process.communicate()
 
 
-def silent(node):
+def silent(node: RankNode) -> tuple[RankState, RankEvent]:
     """The rank and the event that it is silent, eleven seconds after its last sign.
 
     Should there be one heartbeat more just now, then it is silent eleven seconds later.

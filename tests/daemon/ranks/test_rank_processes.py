@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon.ranks.sources import RankNode
 from tests.waiting import eventually
 from warpwatch_daemon.ranks.process import OomKills, reading
 from warpwatch_daemon.ranks.rank_processes import LONG_WAIT, RankProcessor
 from warpwatch_devices.process_tree import Process, read_process
+from warpwatch_telemetry.records import RankEvent
 
 CORE = max(os.sched_getaffinity(0))
 _PIN = f"import os; os.sched_setaffinity(0, {{{CORE}}})\n"
@@ -50,7 +52,7 @@ def begin(node, stack):
     return begin
 
 
-def looks(node):
+def looks(node: RankNode) -> list[RankEvent]:
     """The events that say how the ranks' processes are."""
     return [event for event in node.events(without="") if event.event == "process"]
 
@@ -169,7 +171,9 @@ def test_where_the_kernel_says_nothing_nothing_is_known(tmp_path, processor):
     assert reading(family[7], family, tmp_path, tmp_path) == {"cpu_s": 1.5, "disk_wait": False}
 
 
-def group(folder: Path, *, kills: int, limit: str = "max", current: int = 0, cache: int = 0):
+def group(
+    folder: Path, *, kills: int, limit: str = "max", current: int = 0, cache: int = 0
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text(f"{current}\n")

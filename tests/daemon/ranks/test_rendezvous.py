@@ -14,6 +14,7 @@ from tests.waiting import DEADLINE_S
 from warpwatch import protocol
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 
 
@@ -195,7 +196,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
 
 
 def test_two_jobs_of_one_name_keep_their_labels_over_a_restart(node):
-    def labels():
+    def labels() -> dict[JobId, str]:
         return {rank.job: rank.ring.name for rank in node.source._ranks if rank.ring}
 
     first, second = node.ring(), node.ring()

@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.daemon.ranks.sources import RankNode
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import RankState
 
 OWN = f"uid/{os.getuid()}"
 
 
-def look(node) -> dict[JobId, list[RankState]]:
+def look(node: RankNode) -> dict[JobId, list[RankState]]:
     """The ranks of each job after another poll."""
     node.poll()
     jobs: dict[JobId, list[RankState]] = {}

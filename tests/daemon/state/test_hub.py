@@ -59,10 +59,12 @@ def test_values_that_were_not_read_again_are_gone_and_the_device_is_down():
     clock.set_wall(clock.wall() + 1e9)
     state = hub.state()
     assert state.devices[0].up
+    assert state.host is not None
     assert state.host.values == {("host_cpu_count", ()): 2.0, ("host_boot_time", ()): 7.0}
     assert (state.time, state.host.time) == (clock.wall(), 100.0)
     clock.advance(4.5)
     state = hub.state()
+    assert state.host is not None
     (device,) = state.devices
     assert (device.up, device.reason, device.values) == (False, "stale", {})
     assert state.host.values == {("host_boot_time", ()): 7.0}
@@ -94,7 +96,9 @@ def test_tokens_of_a_job_are_told_by_the_joule_from_when_both_are_counted(hub):
     def after(joules: float, tokens: int) -> float | None:
         hub.publish_device(sample(joules, joules))
         show(hub, replace(rank("train"), tokens_total=tokens))
-        return hub.state().jobs[0].tokens_per_joule
+        (job,) = hub.state().jobs
+        per_joule: float | None = job.tokens_per_joule
+        return per_joule
 
     assert after(1000.0, 70_000) is None, "no energy of it is known"
     assert after(1100.0, 80_000) is None, "from here on both are"
