@@ -71,9 +71,7 @@ def test_who_took_most_comes_first_and_who_took_little_is_left_out() -> None:
     ]  # fmt: skip
 
 
-def test_an_ended_child_is_its_parents_without_what_it_had_and_a_pid_may_come_again() -> (
-    None
-):
+def test_an_ended_child_is_its_parents_without_what_it_had_and_a_pid_may_come_again() -> None:
     before = by_identity(process(7, 1.0), process(8, 50.0, parent=7))
     now = by_identity(process(7, 1.0, waited_s=51.0))
     assert [(one.process.pid, one.cores) for one in uses(before, now, 2.0)] == [(7, 0.5)]

@@ -200,6 +200,13 @@ SEVEN = Device("MIG-seven", 5, "A100", "7", "1g.10gb", {"parent_uuid": A})
 
 def test_gpu_instances_are_the_mig_devices_of_nvml(node: Node) -> None:
     node.engine.change(instances=INSTANCES, values=OF_INSTANCES)
+    # The hub gives back what this source itself published: that is not NVML's word.
+    node.known = (DeviceSample(Device(A, 0, "A100"), 1.0, source="dcgm"),)
+    node.run()
+    assert any(call.startswith("watch [(1, 0), (4, 4), (4, 5)] ") for call in node.engine.calls)
+    assert node.newest(f"{A}/gi7").values == {GRAPHICS: 0.5}
+    assert node.newest(f"{A}/gi9").values == {GRAPHICS: 0.25}
+    # NVML came: the instance has its right name now.
     node.known = (
         DeviceSample(Device(A, 5, "A100"), 1.0),
         DeviceSample(SEVEN, 1.0),
@@ -209,20 +216,6 @@ def test_gpu_instances_are_the_mig_devices_of_nvml(node: Node) -> None:
     assert sorted(node.sink.devices) == [A, "MIG-seven"]
     assert node.newest("MIG-seven").device == SEVEN
     assert node.newest("MIG-seven").values == {GRAPHICS: 0.5}
-    assert any(call.startswith("watch [(1, 0), (4, 4), (4, 5)] ") for call in node.engine.calls)
-
-
-def test_instances_of_a_gpu_without_nvml_have_a_key_of_their_own(node: Node) -> None:
-    node.engine.change(instances=INSTANCES, values=OF_INSTANCES)
-    # The hub gives back what this source itself published: that is not NVML's word.
-    node.known = (DeviceSample(Device(A, 0, "A100"), 1.0, source="dcgm"),)
-    node.run()
-    assert node.newest(f"{A}/gi7").values == {GRAPHICS: 0.5}
-    assert node.newest(f"{A}/gi9").values == {GRAPHICS: 0.25}
-    # NVML came: the instance has its right name now.
-    node.known = (DeviceSample(Device(A, 0, "A100"), 1.0), DeviceSample(SEVEN, 1.0))
-    node.run()
-    assert sorted(node.sink.devices) == [A, "MIG-seven"]
 
 
 def test_instances_come_and_go_while_it_runs(node: Node) -> None:
@@ -257,6 +250,10 @@ def test_profiling_is_paused_while_a_capture_wants_the_counters(node: Node) -> N
     node.source.close()
     assert node.engine.calls.count("pause") == node.engine.calls.count("resume") == 2
     assert node.engine.calls[-1] == "disconnect"
+    # A host engine that cannot pause goes on.
+    node.engine.can_pause = False
+    node.run(3)
+    assert node.values(A) and (node.health.up, node.health.reason) == (True, "")
 
 
 def test_a_pause_that_lasts_too_long_is_ended_and_not_begun_again(node: Node) -> None:
@@ -292,13 +289,6 @@ def test_a_pause_that_outlived_the_connection_is_ended_or_begun_again(node: Node
     node.engine.change(started=1, paused=False)
     node.run(3)
     assert node.engine.paused and node.values(A) == {}
-
-
-def test_a_host_engine_that_cannot_pause_goes_on(node: Node) -> None:
-    node.engine.can_pause = False
-    node.wanted = True
-    node.run(3)
-    assert node.values(A) and (node.health.up, node.health.reason) == (True, "")
 
 
 def test_a_host_engine_that_goes_away_comes_back(

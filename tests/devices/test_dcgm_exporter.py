@@ -180,6 +180,11 @@ def test_a_scrape_that_says_the_same_again_is_not_published(node: Node) -> None:
     assert len(node.sink.devices[A100]) == 2
     assert node.newest(A100).values["device_utilization_ratio", ()] == 0.88
     assert node.exporter.asked[0]["accept-encoding"] == "gzip"
+    # What is not served any more is forgotten.
+    node.read(TYPICAL + f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, 1)}}} 50\n")
+    assert list(node.sink.devices) == [A100, OTHER]
+    node.read(TYPICAL)
+    assert list(node.sink.devices) == [A100]
 
 
 def test_credentials_of_the_url_are_sent_and_never_shown(node: Node) -> None:
@@ -202,7 +207,7 @@ def test_pages_are_read_as_far_as_they_can_be(cases: Cases) -> None:
     assert read(endless, "node-7").rejected == 1
 
 
-def test_of_several_hosts_only_this_one_is_read() -> None:
+def test_of_several_hosts_only_this_one_is_read(node: Node) -> None:
     text = (
         f"DCGM_FI_DEV_GPU_TEMP{{{labels(host='node-7.cluster.local')}}} 40\n"
         f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, host='node-8')}}} 50\n"
@@ -211,6 +216,9 @@ def test_of_several_hosts_only_this_one_is_read() -> None:
     assert [one.device.uuid for one in read(text, "node-8").devices] == [OTHER]
     assert read(text, "node-9").devices == []
     assert [one.device.uuid for one in read(text, "node-7.other.net").devices] == []
+    others = "".join(f"DCGM_FI_DEV_GPU_TEMP{{{labels(host=host)}}} 4\n" for host in "abcd")
+    assert node.read(others).reason.endswith("it serves 4 hosts (a, b, c, …) but not node-7")
+    assert node.sink.devices == {}
     # One host may call itself as it likes, such as by its pod's name.
     assert len(read(f"DCGM_FI_DEV_GPU_TEMP{{{labels(host='exporter-x1')}}} 40", "node-7").devices)
 
@@ -238,13 +246,6 @@ def test_the_number_of_devices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(read("\n".join(lines), "node-7").hosts) == 10
 
 
-def test_hosts_none_of_which_is_this_one_are_said(node: Node) -> None:
-    hosts = "".join(f"DCGM_FI_DEV_GPU_TEMP{{{labels(host=host)}}} 4\n" for host in "abcd")
-    reason = node.read(hosts).reason
-    assert reason.endswith("it serves 4 hosts (a, b, c, …) but not node-7")
-    assert node.sink.devices == {}
-
-
 def test_gpu_instances_are_the_mig_devices_of_nvml(node: Node) -> None:
     # Without NVML they have keys of their own.
     node.read(MIG)
@@ -267,13 +268,6 @@ def test_gpu_instances_are_the_mig_devices_of_nvml(node: Node) -> None:
     node.known = node.known[:3]
     node.read(MIG)
     assert list(node.sink.devices) == ["MIG-seven"]
-
-
-def test_a_device_that_is_not_served_any_more_is_forgotten(node: Node) -> None:
-    node.read(TYPICAL + f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, 1)}}} 50\n")
-    assert list(node.sink.devices) == [A100, OTHER]
-    node.read(TYPICAL)
-    assert list(node.sink.devices) == [A100]
 
 
 def test_an_exporter_that_goes_away_and_comes_back_is_read_again(

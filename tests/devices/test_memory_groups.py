@@ -14,24 +14,17 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_a_limit_of_version_2_counts_without_the_file_cache(tmp_path: Path) -> None:
-    write(tmp_path / "memory.max", f"{512 * MIB}\n")
-    write(tmp_path / "memory.current", f"{400 * MIB}\n")
-    write(tmp_path / "memory.stat", f"anon 1\ninactive_file {300 * MIB}\n")
-    assert group_room(tmp_path) == (412 * MIB, 512 * MIB)
-
-
-def test_a_limit_of_version_1_counts(tmp_path: Path) -> None:
-    write(tmp_path / "memory.limit_in_bytes", f"{96 * MIB}\n")
-    write(tmp_path / "memory.usage_in_bytes", f"{60 * MIB}\n")
-    assert group_room(tmp_path) == (36 * MIB, 96 * MIB)
-
-
-def test_no_limit_and_no_group_leave_no_number(tmp_path: Path) -> None:
+def test_a_limit_of_either_version_counts_without_the_file_cache(tmp_path: Path) -> None:
     assert group_room(tmp_path) is None
     write(tmp_path / "memory.max", "max\n")
-    write(tmp_path / "memory.current", "1\n")
+    write(tmp_path / "memory.current", f"{400 * MIB}\n")
     assert group_room(tmp_path) is None
+    write(tmp_path / "memory.max", f"{512 * MIB}\n")
+    write(tmp_path / "memory.stat", f"anon 1\ninactive_file {300 * MIB}\n")
+    assert group_room(tmp_path) == (412 * MIB, 512 * MIB)
+    write(tmp_path / "1/memory.limit_in_bytes", f"{96 * MIB}\n")
+    write(tmp_path / "1/memory.usage_in_bytes", f"{60 * MIB}\n")
+    assert group_room(tmp_path / "1") == (36 * MIB, 96 * MIB)
 
 
 def test_memory_groups_are_those_of_either_version_and_never_outside(tmp_path: Path) -> None:

@@ -158,7 +158,9 @@ def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index(source: Source) -
 
 
 def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source: Source) -> None:
-    nvml = source.begin()
+    nvml = source.begin(7)
+    # One is plugged in.
+    nvml.driver.set(gpus=8)
     nvml.rounds(5)
     nvml.driver.set(2, absent=1)
     nvml.rounds(3)
@@ -173,13 +175,6 @@ def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source:
     assert [nvml.newest(gpu).device.index for gpu in (7, 0, 2)] == [0, 1, 3]
     # It moved, and counts on, but not what was before its first reading there.
     assert nvml.values(7)["busy_seconds_total"] == pytest.approx(busy_s + 1.0)
-
-
-def test_a_gpu_that_is_plugged_in_is_noticed(source: Source) -> None:
-    nvml = source.begin(7)
-    nvml.driver.set(gpus=8)
-    nvml.rounds(2)
-    assert nvml.up() == ALL
 
 
 def test_without_a_driver_the_source_waits_and_comes_up_by_itself(
@@ -223,19 +218,9 @@ def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source:
     assert source.failures == []
 
 
-def test_a_driver_of_another_version_is_reported_and_then_ends_the_daemon_once(
+def test_a_driver_of_another_version_is_reported_and_ends_the_daemon_once_if_it_lasts(
     source: Source,
 ) -> None:
-    nvml = source.begin()
-    nvml.driver.set(version_mismatch=1)
-    source.wait(GRACE_S)
-    assert "different driver versions; the daemon ends after 60 s of it" in source.health.reason
-    assert source.failures == []
-    source.wait(3 * GRACE_S)
-    assert source.failures == [UPGRADED]
-
-
-def test_versions_that_agree_again_in_time_end_nothing(source: Source) -> None:
     nvml = source.begin()
     for _ in range(3):
         nvml.driver.set(version_mismatch=1)
@@ -243,7 +228,14 @@ def test_versions_that_agree_again_in_time_end_nothing(source: Source) -> None:
         assert "different driver versions" in source.health.reason
         nvml.driver.set(version_mismatch=0)
         source.wait_while(lambda: nvml.up() != ALL)
+    # It has a stuck call beside it, too.
+    source.stick("nvml-1", UTILIZATION, 1)
+    nvml.driver.set(version_mismatch=1)
+    source.wait(GRACE_S)
+    assert "different driver versions; the daemon ends after 60 s of it" in source.health.reason
     assert source.failures == []
+    source.wait(3 * GRACE_S)
+    assert source.failures == [UPGRADED]
 
 
 def test_a_library_that_was_exchanged_on_disk_is_kept_apart_from_one_that_was_not(
@@ -278,48 +270,27 @@ def test_after_calls_of_gpm_and_events_that_hung_and_returned_a_new_driver_is_fo
     assert source.failures == []
 
 
-def reload(source: Source) -> None:
-    source.nvml.driver.set(driver_gone=1)
-    source.nvml.rounds(2)
-    assert source.nvml.reasons(0) == ["driver"]
-    source.nvml.driver.set(driver_gone=0)
-
-
-def test_a_call_that_hangs_across_a_reload_keeps_nvml_down_until_it_returns(
+def test_a_call_that_hangs_across_a_reload_keeps_nvml_down_until_it_returns_or_the_daemon_ends(
     source: Source,
 ) -> None:
     nvml = source.begin()
-    source.stick("nvml-1", UTILIZATION, 1)
-    assert nvml.reasons(1) == ["stuck"]
-    reload(source)
-    source.wait(GRACE_S / 2)
-    assert not source.health.up
-    assert source.health.reason.endswith(BLOCKED)
-    assert nvml.up() == set()
-    nvml.release(UTILIZATION, 1)
-    source.wait_while(lambda: nvml.up() != ALL)
-    source.wait(GRACE_S)
-    # All initialisations but one are taken back.
-    assert nvml.calls("nvmlShutdown") == nvml.calls(INIT) - 1
-    assert source.failures == []
-
-
-def test_a_call_that_hangs_across_a_reload_for_long_ends_the_daemon(source: Source) -> None:
-    nvml = source.begin()
-    source.stick("nvml-1", UTILIZATION, 1)
-    reload(source)
-    source.wait(2 * GRACE_S)
+    for for_long in (False, True):
+        source.stick("nvml-1", UTILIZATION, 1)
+        nvml.driver.set(driver_gone=1)
+        nvml.rounds(2)
+        nvml.driver.set(driver_gone=0)
+        source.wait(GRACE_S / 2)
+        assert not source.health.up
+        assert source.health.reason.endswith(BLOCKED)
+        assert (nvml.up(), source.failures) == (set(), [])
+        source.wait(2 * GRACE_S if for_long else 0)
+        # Of no use while the call is inside, and dangerous: the last user's shutdown frees all.
+        assert nvml.calls("nvmlShutdown") < nvml.calls(INIT)
+        nvml.release(UTILIZATION, 1)
+        source.wait_while(lambda: nvml.up() != ALL)
+        # All initialisations but one are taken back.
+        assert nvml.calls("nvmlShutdown") == nvml.calls(INIT) - 1
     assert source.failures == [BLOCKED]
-    # Of no use while the call is inside, and dangerous: the last user's shutdown frees all.
-    assert nvml.calls("nvmlShutdown") < nvml.calls(INIT)
-
-
-def test_an_upgrade_beside_a_call_that_hangs_ends_the_daemon(source: Source) -> None:
-    nvml = source.begin()
-    source.stick("nvml-1", UTILIZATION, 1)
-    nvml.driver.set(version_mismatch=1)
-    source.wait(GRACE_S + RETRY_INTERVAL_S + 3)
-    assert source.failures == [UPGRADED]
 
 
 def test_nvml_is_not_shut_down_under_a_call(source: Source) -> None:

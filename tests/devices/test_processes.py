@@ -20,6 +20,7 @@ from warpwatch_devices.process_tree import (
     ProcessTree,
     parse_stat,
     read_process,
+    sees_host_processes,
 )
 from warpwatch_devices.processes import (
     MAX_PROCESSES,
@@ -271,3 +272,13 @@ def test_the_family_is_found_again_without_reading_every_process(
         assert set(tree.read([stranger.pid])) == {stranger.pid}
         stranger.communicate()
     assert tree.read([stranger.pid]) == {}
+
+
+def test_another_pid_namespace_is_noticed(tmp_path: Path) -> None:
+    namespace = tmp_path / "self/ns/pid"
+    namespace.parent.mkdir(parents=True)
+    assert not sees_host_processes(tmp_path)
+    for number, is_hosts in ((4026532201, False), (4026531836, True)):
+        namespace.symlink_to(f"pid:[{number}]")
+        assert sees_host_processes(tmp_path) is is_hosts
+        namespace.unlink()

@@ -40,14 +40,12 @@ def test_ids_lead_to_devices(reference: DeviceReference, uuid: str | None) -> No
     assert DEVICES.resolve(reference) == uuid
 
 
-def test_a_gpu_that_cannot_be_sampled_keeps_its_uuid() -> None:
-    assert KnownDevices(()).resolve(DeviceReference(uuid=GPU_0)) == GPU_0
-
-
 def test_a_lost_gpu_does_not_stand_in_the_way_of_the_one_that_took_its_index() -> None:
     lost = replace(sample(GPU_0, 3), up=False, reason="lost")
     devices = KnownDevices((lost, sample(GPU_1, 3)))
     assert devices.resolve(DeviceReference(index=3)) == GPU_1
+    # One that cannot be sampled keeps its UUID.
+    assert KnownDevices(()).resolve(DeviceReference(uuid=GPU_0)) == GPU_0
 
 
 def test_a_minor_number_is_not_the_index() -> None:
@@ -66,24 +64,13 @@ def test_a_minor_number_is_not_the_index() -> None:
 def test_equal_instances_are_kept_apart_by_their_place_or_not_at_all() -> None:
     reference = parse_driver_name("gpu-0-mig-1g10gb-19-4")
     assert reference is not None
-
-    def instances(*starts: str) -> KnownDevices:
+    for known, found in ((True, "MIG-4"), (False, None)):
+        places = {start: {"placement_start": start} if known else {} for start in ("2", "4")}
         parts = (
-            sample(
-                f"MIG-{start}",
-                0,
-                gpu_instance=start,
-                profile="1g.10gb",
-                info={"placement_start": start} if known else {},
-            )
-            for start in starts
+            sample(f"MIG-{start}", 0, gpu_instance=start, profile="1g.10gb", info=info)
+            for start, info in places.items()
         )
-        return KnownDevices(parts)
-
-    known = True
-    assert instances("2", "4").resolve(reference) == "MIG-4"
-    known = False
-    assert instances("2", "4").resolve(reference) is None
+        assert KnownDevices(parts).resolve(reference) == found
 
 
 def test_an_instance_is_found_by_its_index_where_the_source_tells_it() -> None:
