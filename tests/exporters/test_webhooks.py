@@ -162,16 +162,15 @@ def test_a_certificate_that_nobody_vouches_for_is_not_accepted(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("webhook", "said"),
     [
-        ("{}", "either url or url_file is needed"),
-        ("{url: hooks.example}", "exporters.webhooks.0.url"),
-        ("{url: https://hooks.example, format: teams}", "exporters.webhooks.0.format"),
-        ("{url: https://hooks.example, min_severity: loud}", "exporters.webhooks.0.min_severity"),
+        ({}, "either url or url_file is needed"),
+        ({"url": "hooks.example"}, "exporters.webhooks.0.url"),
+        ({"url": "https://hooks.example", "format": "teams"}, "exporters.webhooks.0.format"),
+        ({"url": "https://hooks.example", "min_severity": "loud"}, "webhooks.0.min_severity"),
     ],
 )
-def test_a_mistake_in_the_configuration_is_named(tmp_path: Path, webhook: str, said: str) -> None:
-    (tmp_path / "w.yaml").write_text(f"exporters: {{webhooks: [{webhook}]}}")
+def test_a_mistake_in_the_configuration_is_named(webhook: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        loading.load(tmp_path / "w.yaml", {})
+        loading.parse({"exporters": {"webhooks": [webhook]}}, "the test")
 
 
 def test_nothing_is_loaded_or_counted_where_nothing_is_configured() -> None:

@@ -72,9 +72,7 @@ def slurm(tmp_path: Path, client: object, monkeypatch: pytest.MonkeyPatch) -> Ru
         for name, text in {**said, **files}.items():
             (tmp_path / name).write_text(text)
         asked.write_text("")
-        done = subprocess.run(
-            [EXAMPLES / script], capture_output=True, text=True, timeout=TIMEOUT_S
-        )
+        done = subprocess.run(EXAMPLES / script, capture_output=True, text=True, timeout=TIMEOUT_S)
         assert done.returncode == 0, done.stderr
         return asked.read_text().splitlines()
 
