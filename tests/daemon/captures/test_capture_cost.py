@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, TRAIN
+from tests.daemon.captures.capture_node import MANUAL, TRAIN, trace
 from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
 from warpwatch_daemon.captures import coordinator
@@ -174,17 +174,18 @@ def test_events_a_step_bound_the_steps_of_all_ranks(node, monkeypatch):
         assert node.command(0)["steps"] == node.command(1)["steps"] == 2
 
 
-def test_one_step_is_always_recorded_and_what_a_capture_brought_counts_more_than_a_claim(
-    node, monkeypatch
-):
-    monkeypatch.setattr(coordinator, "MAX_EVENTS", 3)
-    first = node.captured()
+def test_what_a_capture_brought_bounds_the_steps_of_the_next_one(node, monkeypatch):
+    monkeypatch.setattr(coordinator, "MAX_EVENTS", 6)
+    larger = trace()
+    larger["traceEvents"].append(larger["traceEvents"][-1])
+    first = node.captured(MANUAL, larger)
     # Nothing was known yet: as many as asked for.
-    assert (first.steps, first.ranks[0].events) == (3, 6)
-    # Other options have events of their own.
-    other = node.coordinator.request(replace(MANUAL, options=("stacks",)))
-    assert other.steps == 3
-    node.answer_all("capture_failed", detail="no")
-    node.finished(other)
-    # Two events a step: one step fits into a budget of three.
-    assert node.coordinator.request(MANUAL).steps == 1
+    assert (first.steps, [rank.events for rank in first.ranks]) == (3, [7, 6])
+    # Other options have events of their own; of these a step brings up to three, and one step is
+    # always recorded.
+    for options, most, steps in ((("stacks",), 6, 3), ((), 6, 2), ((), 2, 1)):
+        monkeypatch.setattr(coordinator, "MAX_EVENTS", most)
+        other = node.coordinator.request(replace(MANUAL, options=options))
+        assert other.steps == steps
+        node.answer_all("capture_failed", detail="no")
+        node.finished(other)

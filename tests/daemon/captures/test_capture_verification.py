@@ -52,6 +52,10 @@ def without(category: str) -> dict[str, Any]:
 BARE = without("user_annotation") | {"warpwatch": {}}
 
 
+def with_bare(ts_us: float) -> dict[str, Any]:
+    return BARE | {"traceEvents": [*BARE["traceEvents"], KERNEL | {"ts": ts_us}]}
+
+
 @pytest.mark.parametrize(
     ("content", "problems"),
     [
@@ -93,10 +97,11 @@ def test_what_a_trace_lacks_is_named(tmp_path, content, problems):
         # A trace of a window needs neither steps nor rank, and perhaps no one said which it is.
         (WINDOW, BARE, (3, ())),
         (replace(WINDOW, rank=None), BARE | {"distributedInfo": {"rank": 5}}, (3, ())),
+        (WINDOW, with_bare(1.19e7), (4, ())),
         (
             WINDOW,
-            BARE | {"traceEvents": [*BARE["traceEvents"], KERNEL | {"ts": 9e7}]},
-            (4, ("timestamps: events 90.0 s apart, outside what was recorded",)),
+            with_bare(1.21e7),
+            (4, ("timestamps: events 12.1 s apart, outside what was recorded",)),
         ),
     ],
 )

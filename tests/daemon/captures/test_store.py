@@ -68,6 +68,8 @@ def retained(store: Store, now: float = NOW) -> tuple[Hub, CaptureRegister]:
         ({"max_captures": 2, "max_age": 2.5 * DAY}, 0, {"c0"}, ["c2", "c3"]),
         ({"max_age": 3600.0}, 3600, set(), ["c3"]),
         ({"max_age": 3600.0}, 3601, set(), []),
+        # The newest was just asked for.
+        ({"max_bytes": 100}, 0, set(), ["c3"]),
     ],
 )
 def test_the_newest_captures_stay(new, limits, after_s, last, kept):
