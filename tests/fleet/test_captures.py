@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, TRAIN
 from tests.fleet.capturing import PlayedFleet
+from tests.manual_clock import ManualClock
 from warpwatch import protocol
 from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_fleet.captures import over_nodes
 from warpwatch_fleet.captures.choosing import MAX_RANKS, choose, spread
+from warpwatch_fleet.captures.over_nodes import MARGIN_S, OverNodes
+from warpwatch_fleet.captures.part import Part
 from warpwatch_fleet.captures.requests import SETTLED_S, Captures
-from warpwatch_fleet.captures.schedules import Schedules
+from warpwatch_fleet.captures.schedules import PAUSE_S, Schedules
 from warpwatch_fleet.config import ScheduleConfig
+from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, AnomalySeen, Capture
+from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, AnomalySeen, Capture, Prepared
 from warpwatch_telemetry.errors import Refused
 
 ANOMALY = Anomaly(
@@ -58,6 +64,27 @@ def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet: PlayedFl
     for agent in fleet.agents:
         (own,) = agent.captures()
         assert (own.id, own.start_step) == (capture.id, 320)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "ahead", "wait_s"),
+    [(0.1, 20, 1.85), (0.001, 1000, 0.9985), (10.0, 4, 25.0), (0.0, 4, 10.0)],
+)
+def test_the_start_is_two_seconds_ahead_and_some_steps_but_not_too_many(
+    step_s: float, ahead: int, wait_s: float
+) -> None:
+    clock = ManualClock()
+
+    class Agents:
+        async def ask(self, *about: Any) -> Any:
+            return msgspec.to_builtins(Prepared((0,), 3, 412, step_s))
+
+    agents: Any = Agents()
+    capture = Capture("20261122T201500-000000", MANUAL, 1000.0)
+    parts = [Part("gpu-1", Target("gpu-1:9400"), TRAIN, (0,))]
+    over_nodes = OverNodes(capture, parts, agents, lambda *_: "", print, clock.monotonic)
+    start, steps, until = asyncio.run(over_nodes._prepare(MARGIN_S))
+    assert (start, steps, until) == (412 + ahead, 3, pytest.approx(clock.monotonic() + wait_s))
 
 
 def test_a_rank_that_is_late_ends_the_try_on_all_nodes_and_a_later_step_is_named(
@@ -269,6 +296,23 @@ def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
     fleet.agents[1].stream.put_anomaly(sick)
     fleet.hear()
     assert [one.id for one in taken(fleet, 3600.0)] == [capture.id]
+
+
+def test_a_schedules_capture_that_was_refused_is_asked_for_again_after_ten_minutes(
+    fleet: PlayedFleet,
+) -> None:
+    fleet.agents[1].node.coordinator.request(MANUAL)
+
+    async def poll(captures: Captures) -> None:
+        schedules = Schedules((SCHEDULE,), fleet.cluster, captures, fleet.clock.wall)
+        for after_s, count in ((3600.0, 1), (PAUSE_S - 1, 1), (1.0, 2)):
+            fleet.advance(after_s)
+            await schedules.advance()
+            await captures.idle()
+            outcomes = [one.outcome for one in captures.shown()]
+            assert outcomes.count("refused_busy") == count
+
+    fleet.run(poll)
 
 
 def test_ranks_are_chosen_by_name_and_of_as_many_nodes_as_there_are() -> None:

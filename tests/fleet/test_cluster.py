@@ -303,14 +303,36 @@ def test_too_many_ranks_and_a_record_as_long_as_a_book_are_refused_and_the_agent
     assert reason == "7 lines were not believed, most of them: too_many_ranks"
 
 
+def test_what_comes_before_an_agent_has_told_its_time_is_bounded(monkeypatch):
+    cluster = TestCluster(TestNode("gpu-1"))
+    lines = [encode_line(seen(rank, world=99)) or b"" for rank in range(10, 99)]
+    monkeypatch.setattr("warpwatch_fleet.node.MAX_EARLY_BYTES", 3 * len(lines[0]) + 1)
+    cluster.cluster.take("gpu-1:9400", lines, cluster.now)
+    assert cluster.cluster.jobs == {}
+    cluster.hear()
+    assert sorted(cluster.job().members) == [10, 11, 12, 13]
+
+
+def test_a_name_belongs_to_the_first_agent_that_has_it_until_it_is_away():
+    second = TestNode("gpu-1")
+    second.address = "gpu-9:9400"
+    cluster = TestCluster(TestNode("gpu-1"), second).cluster
+    one, other = cluster.nodes.values()
+    one.name = other.name = "gpu-1"
+    one.up = True
+    assert [cluster.is_second(node) for node in (one, other, one)] == [False, True, False]
+    one.up = False
+    assert not cluster.is_second(other)
+
+
 def test_records_of_several_nodes_come_in_order_and_late_ones_as_of_now():
     merger = Merger()
     for time in (3.0, 1.0, 2.0, 5.0):
         merger.add(step(0, int(time), time))
     assert [one.time for one in merger.until(3.0)] == [1.0, 2.0, 3.0]
-    late = step(0, 2, 2.5)
-    merger.add(late)
-    assert list(merger.until(5.0)) == [step(0, 2, 3.0), step(0, 5, 5.0)]
+    merger.add(step(0, 2, 2.5))
+    merger.add(step(1, 2, 2.7))
+    assert list(merger.until(5.0)) == [step(0, 2, 3.0), step(1, 2, 3.0), step(0, 5, 5.0)]
 
 
 @pytest.mark.parametrize("forget", [False, True])
@@ -403,7 +425,8 @@ def test_what_an_agent_found_of_its_gpu_is_evidence_of_a_straggler(two, device, 
 
 def test_what_an_agent_found_of_its_network_is_evidence_of_slow_communication(two):
     train(two, 300)
-    for port, after, ended in (("mlx5_0/1", 0, None), ("mlx5_1/1", -900, -600)):
+    ports = (("mlx5_1/1", -900, -600), ("mlx5_2/1", -60, 5), ("mlx5_0/1", 0, None))
+    for port, after, ended in ports:
         about = {"time": two.now + after, "end_time": ended and two.now + ended, "device": port}
         own = found_by_agent("network_errors", id=port, summary=f"errors at {port}", **about)
         two.nodes[1].stream.put_anomaly(own)
@@ -412,4 +435,5 @@ def test_what_an_agent_found_of_its_network_is_evidence_of_slow_communication(tw
     said = "network_errors on the node of rank 2: errors at mlx5_0/1 (on gpu-2)"
     assert found.evidence[-1:] == (said,)
     assert found.summary.endswith(said)
-    assert not any("mlx5_1" in text for text in found.evidence)
+    named = [any(port in text for text in found.evidence) for port, *_ in ports]
+    assert named == [False, True, True]
