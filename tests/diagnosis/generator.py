@@ -21,6 +21,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.diagnosis.traces import ORIGIN_US
+
 QUEUE_LIMIT = 1024
 # From the return of a launch call to the begin of its work on an idle device, and between two
 # kernels of one stream.
@@ -28,8 +30,6 @@ LAUNCH_LATENCY_US = 4.0
 KERNEL_GAP_US = 1.2
 COMPUTE, COMMUNICATION = 7, 20
 DEVICE = "NVIDIA A100-SXM4-40GB"
-# Far from 0, where a time means a lost clock.
-ORIGIN_US = 1_700_000_000_000_000.0
 
 # When this rank's device begins the collective, and how long the transfer takes; answered with
 # the common end.

@@ -102,7 +102,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     record_flops(folder)
     for fault in ("checkpoint", "item"):
-        training = Training(fault, "perceptron", scale=0.2)
+        training = Training(fault, "perceptron", scale=0.1)
         record(training, folder / f"{fault}.pt.trace.json.gz", stacks=False)
 
 

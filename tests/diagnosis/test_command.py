@@ -38,7 +38,6 @@ def test_a_healthy_trace_exits_0_and_says_so_first(command: Command) -> None:
     status, lines, _ = command(cpu_rank(0))
     assert status == 0
     assert lines[0] == "healthy: operators run for 100 % of the step and nothing stands out"
-    assert lines[2] == "rank0.json, rank 0, CPU only, 4 steps, 0.040 s"
 
 
 def test_a_problem_exits_1_and_each_form_has_it(command: Command, tmp_path: Path) -> None:

@@ -35,10 +35,9 @@ def test_the_fault_its_rank_and_its_reason_are_named(name: str, simulations: Sim
     assert REASONS.get(name, "") in " ".join(found.findings[0].evidence if found.findings else [])
 
 
-@pytest.mark.parametrize("seed", range(100, 103))
-def test_what_is_well_gets_no_finding_at_all(seed: int, simulations: Simulations) -> None:
-    found = simulations.diagnosis("healthy", seed)
-    assert (found.verdict, found.findings) == ("healthy", ())
+def test_what_is_well_gets_no_finding_at_all(simulations: Simulations) -> None:
+    found = [simulations.diagnosis("healthy", seed) for seed in (1, 4, 100)]
+    assert [(d.verdict, d.findings) for d in found] == [("healthy", ())] * 3
 
 
 @pytest.mark.parametrize("seed", [1, 504])

@@ -25,7 +25,7 @@ LANGUAGE_FLOPS = LENGTH * (6 * WEIGHTS + 12 * LAYERS * WIDTH * LENGTH)
 
 
 # Of the program that reads values, in each step.
-READS = 1600
+READS = 800
 
 
 def run(program: str, *arguments: object) -> None:

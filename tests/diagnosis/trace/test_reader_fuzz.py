@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(elements=st.lists(ELEMENTS | ELEMENTS | ANY_JSON, max_size=30))
 def test_garbage_is_never_called_healthy(folder: Path, elements: list[Any]) -> None:
     path = folder / "garbage.json"
