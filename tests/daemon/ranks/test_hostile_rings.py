@@ -16,7 +16,6 @@ from warpwatch_daemon.ranks.table import MAX_RINGS_PER_OWNER, RingTable
 from warpwatch_telemetry.records import Step
 
 NAME = "train-r0-0123456789abcdef.ring"
-ABSENT = protocol.ABSENT
 
 
 def test_files_that_are_no_rings_are_counted_by_reason(node):
@@ -116,24 +115,15 @@ def test_numbers_that_no_record_can_hold_are_not_known(node):
     assert (state.memory_reserved_bytes, state.gc_s, state.allocation_retries_total) == (None,) * 3
 
 
-def of_a_step_that_no_record_can_hold(ring):
-    ring.record(protocol.RECORD_STEP, protocol.STEP.pack(1 << 63, 10**8, *[ABSENT] * 4))
-
-
-def that_shrinks(ring):
-    os.truncate(ring.path, 5000)
-
-
-def whose_count_goes_back(ring):
-    ring.word(protocol.WORD_RECORDS, 0)
+TOO_LATE_A_STEP = protocol.STEP.pack(1 << 63, 10**8, *[protocol.ABSENT] * 4)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (of_a_step_that_no_record_can_hold, "bad_record"),
-        (that_shrinks, "wrong_size"),
-        (whose_count_goes_back, "bad_header"),
+        (lambda ring: ring.record(protocol.RECORD_STEP, TOO_LATE_A_STEP), "bad_record"),
+        (lambda ring: os.truncate(ring.path, 5000), "wrong_size"),
+        (lambda ring: ring.word(protocol.WORD_RECORDS, 0), "bad_header"),
     ],
 )
 def test_a_ring_that_turns_out_to_be_broken_ends(node, change, reason):

@@ -71,15 +71,6 @@ def test_a_ring_whose_pod_stays_unknown_belongs_to_its_user(node, known_pods, po
     assert node.rejects == {"unknown_pod": 1}
 
 
-def test_without_a_kubelet_no_ring_waits(tmp_path):
-    node = RankNode(tmp_path)
-    node.mount(A)
-    node.ring(A, job="bare")
-    node.poll()
-    assert owners(node) == {"bare": OWN}
-    node.close()
-
-
 def test_counts_saved_before_a_restart_wait_with_the_ring(node, known_pods):
     known_pods.pods = TEAM
     node.mount(A)

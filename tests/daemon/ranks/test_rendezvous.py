@@ -215,6 +215,7 @@ def test_a_death_that_no_one_saw_is_dated_before_the_successor_came(node):
     node.file().step()
     node.clock.advance(0.5)
     node.ring().step()
+    node.clock.advance(0.5)
     kinds = [
         record.event if isinstance(record, RankEvent) else type(record).__name__
         for record in node.poll()
