@@ -7,6 +7,7 @@ import os
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import bcrypt
 import httpx
@@ -195,7 +196,8 @@ def test_a_token_file_without_a_token_is_a_usage_error(tmp_path, agent, content)
 
 
 def test_a_user_sees_what_is_of_devices_and_of_their_own_jobs():
-    now, theirs = node_in_trouble(), {"owner": "uid/7"}
+    now = node_in_trouble()
+    theirs: dict[str, Any] = {"owner": "uid/7"}
     capture, sight = now.captures[0], DetectorSight("hang", "llama-7b", "uid/1000", False, "")
     capture = replace(capture, request=replace(capture.request, owner="uid/1000"))
     ours = replace(STRAGGLER, owner="uid/1000")

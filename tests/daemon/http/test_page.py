@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -117,7 +118,8 @@ def test_hostile_texts_are_escaped_and_cut(client, agent):
 
 
 def test_a_diagnosis_of_another_form_does_not_break_the_page(client, agent):
-    for diagnosis in ({}, {"findings": "no"}, {"findings": [7]}, {"verdict": None, "findings": []}):
+    diagnoses: list[dict[str, Any]] = [{}, {"findings": "no"}, {"findings": [7]}]
+    for diagnosis in (*diagnoses, {"verdict": None, "findings": []}):
         capture = replace(agent.now.captures[-1], diagnosis=diagnosis)
         agent.now = replace(agent.now, captures=(capture,))
         assert client.get("/").status_code == 200
