@@ -252,9 +252,11 @@ def test_a_device_that_is_lost_or_removed_has_no_values_and_is_left_alone(gpm: G
 
 
 def test_what_a_device_does_not_measure_is_not_asked_again() -> None:
+    answers = [(1, 0, 0.0), (20, 3, 0.0), (60, 4, 0.0), (5, 27, 1.0), (2, 999, 0.0)]
+    assert refused(answers) == {20: Meaning.UNSUPPORTED, 60: Meaning.NO_PERMISSION}
     request = GpmRequest()
     assert len(request.metrics) == 16
-    request.drop(refused([(20, 3, 0.0), (60, 3, 0.0), (5, 0, 1.0), (2, 999, 0.0)]))
+    request.drop(refused(answers))
     assert len(request.metrics) == 14
     assert {20, 60}.isdisjoint(request.metrics)
     assert [metric for metric, _, _ in request.answers()] == list(request.metrics)
@@ -278,11 +280,4 @@ def test_traffic_is_in_bytes_and_never_negative() -> None:
     }
     assert traffic_of([(20, 0, 0.0), (21, 0, -1.0), (60, 0, math.nan), (61, 999, 5.0)]) == {
         "device_pcie_transmit": 0.0
-    }
-
-
-def test_refusals_are_no_faults() -> None:
-    assert refused([(1, 0, 0.0), (2, 3, 0.0), (3, 4, 0.0), (5, 27, 0.0), (6, 999, 0.0)]) == {
-        2: Meaning.UNSUPPORTED,
-        3: Meaning.NO_PERMISSION,
     }

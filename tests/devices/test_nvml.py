@@ -63,7 +63,9 @@ class Source:
         self.wait(STUCK_AFTER_S + 1)
 
     def wait(self, seconds: float) -> None:
-        self.nvml.rounds(round(seconds))
+        """In longer rounds, where it is long."""
+        step_s = 1.0 if seconds < 30 else 5.0
+        self.nvml.rounds(round(seconds / step_s), step_s)
 
     def wait_while(self, what: Callable[[], object], at_most_s: float = 40) -> None:
         """Rounds until ``what`` ends."""

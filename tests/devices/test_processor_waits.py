@@ -64,7 +64,9 @@ def test_a_thread_that_began_since_counts_whole_and_one_of_the_same_number_anew(
 
 
 def test_idle_threads_are_read_every_ten_seconds_alone(tmp_path: Path) -> None:
-    queue = RunQueue(7, tmp_path)
+    queue, gone = RunQueue(7, tmp_path), RunQueue(8, tmp_path)
+    # Of a process that is gone nothing is known.
+    assert [gone.look(100.0), gone.look(102.0)] == [None, None]
     for tid in (7, 8):
         thread(tmp_path, tid, 1.0, 0.0)
     for at in (100.0, 102.0):
@@ -75,11 +77,6 @@ def test_idle_threads_are_read_every_ten_seconds_alone(tmp_path: Path) -> None:
     wait = queue.look(110.0)
     assert wait is not None
     assert (wait.wait_ns, wait.share) == (3_000_000_000, 3.0 / 8.0)
-
-
-def test_of_a_process_that_is_gone_nothing_is_known(tmp_path: Path) -> None:
-    queue = RunQueue(7, tmp_path)
-    assert [queue.look(100.0), queue.look(102.0)] == [None, None]
 
 
 def test_a_thread_beside_another_on_one_core_waits_as_the_kernel_says() -> None:
@@ -101,35 +98,30 @@ def test_a_thread_beside_another_on_one_core_waits_as_the_kernel_says() -> None:
         eventually(lambda: (wait := next(looks)) and wait.wait_ns)
 
 
-@pytest.mark.parametrize(
-    ("files", "limit"),
-    [
-        (
-            {
-                "cpu.stat": "usage_usec 9\nnr_periods 40\nnr_throttled 30\nthrottled_usec 2500\n",
-                "cpu.max": "200000 100000\n",
-            },
-            2.0,
-        ),
-        (
-            {
-                "cpu.stat": "nr_periods 40\nnr_throttled 30\nthrottled_time 2500000\n",
-                "cpu.cfs_quota_us": "50000\n",
-                "cpu.cfs_period_us": "100000\n",
-            },
-            0.5,
-        ),
-    ],
-)
+TIMES = "nr_periods 40\nnr_throttled 30\n"
+LIMITS = {
+    "cpu.max": {"cpu.stat": f"{TIMES}throttled_usec 2500\n", "cpu.max": "200000 100000\n"},
+    "cpu.cfs_quota_us": {
+        "cpu.stat": f"{TIMES}throttled_time 2500000\n",
+        "cpu.cfs_quota_us": "50000\n",
+        "cpu.cfs_period_us": "100000\n",
+    },
+}
+
+
+@pytest.mark.parametrize(("version", "limit"), [("cpu.max", 2.0), ("cpu.cfs_quota_us", 0.5)])
 def test_a_limit_of_either_version_says_how_often_it_was_reached(
-    tmp_path: Path, files: dict[str, str], limit: float
+    tmp_path: Path, version: str, limit: float
 ) -> None:
-    line, top = ("0::", tmp_path) if "cpu.max" in files else ("3:cpu,cpuacct:", tmp_path / "cpu")
+    is_new = version == "cpu.max"
+    line, top = ("0::", tmp_path) if is_new else ("3:cpu,cpuacct:", tmp_path / "cpu")
     write(tmp_path / "proc/7/cgroup", f"{line}/pods/a/main\n")
-    for name, text in files.items():
-        write(top / "pods/a" / name, text)
+    assert throttling(7, tmp_path / "proc", tmp_path) is None
     # The innermost group has no limit of its own.
     write(top / "pods/a/main/cpu.stat", "nr_periods 0\nnr_throttled 0\nthrottled_usec 0\n")
+    write(top / "pods/a/cpu.stat", "usage_usec 9\n")
+    for name, text in LIMITS[version].items():
+        write(top / "pods/a" / name, text)
     found = throttling(7, tmp_path / "proc", tmp_path)
     assert found is not None
     assert (found.throttled_ns, found.throttled_periods, found.periods) == (2_500_000, 30, 40)
@@ -138,7 +130,6 @@ def test_a_limit_of_either_version_says_how_often_it_was_reached(
 
 def test_without_a_limit_there_is_no_throttling(tmp_path: Path) -> None:
     write(tmp_path / "proc/7/cgroup", "0::/a\n")
-    assert throttling(7, tmp_path / "proc", tmp_path) is None
     write(tmp_path / "a/cpu.stat", "usage_usec 9\n")
     assert throttling(7, tmp_path / "proc", tmp_path) is None
 

@@ -21,7 +21,6 @@ from tests.waiting import eventually
 
 NODE = "warpwatch-test"
 _SERVER = "https://127.0.0.1:16443"
-_ETCD = "http://127.0.0.1:12379"
 _TOKEN = "warpwatch-test"
 _PLUGINS_SOCKET = KUBELET_FOLDER / "device-plugins/kubelet.sock"
 _CONFIGURATIONS = Path(__file__).parent
@@ -97,29 +96,14 @@ class KubernetesNode:
             ["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True
         )
         (work / "tokens.csv").write_text(f"{_TOKEN},admin,admin,system:masters\n")
-        self._run(
-            "etcd",
-            f"--data-dir={work}/etcd",
-            f"--listen-client-urls={_ETCD}",
-            f"--advertise-client-urls={_ETCD}",
-            "--listen-peer-urls=http://127.0.0.1:12380",
-        )
-        self._api_server = self._run(
-            f"{self._binaries}/kube-apiserver",
-            f"--etcd-servers={_ETCD}",
-            "--bind-address=127.0.0.1",
-            f"--secure-port={_SERVER.rpartition(':')[2]}",
-            f"--cert-dir={work}/certs",
-            "--authorization-mode=AlwaysAllow",
-            "--allow-privileged=true",
-            f"--token-auth-file={work}/tokens.csv",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={key}",
-            f"--service-account-signing-key-file={key}",
-            "--disable-admission-plugins=ServiceAccount",
-            "--service-cluster-ip-range=10.0.0.0/24",
-        )
+        self._run("etcd", *self._flags("etcd"))
+        server = f"{self._binaries}/kube-apiserver"
+        self._api_server = self._run(server, *self._flags("kube-apiserver"))
         eventually(lambda: self.api.answers("namespaces/default"))
+
+    def _flags(self, program: str) -> list[str]:
+        text = (_CONFIGURATIONS / f"{program}.flags").read_text()
+        return text.format(work=self._work, token=_TOKEN).split()
 
     def _start_containerd(self) -> None:
         config = self._work / "containerd.toml"

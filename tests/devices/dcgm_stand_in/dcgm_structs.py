@@ -1,9 +1,5 @@
 """The names of dcgm_structs that are used, with DCGM's values: a stand-in, not DCGM's own code."""
 
-from tests.devices.dcgm_stand_in.host_engine import DCGMError
-
-__all__ = ["DCGMError"]
-
 DCGM_OPERATION_MODE_AUTO = 1
 
 DCGM_ST_NOT_SUPPORTED = -6

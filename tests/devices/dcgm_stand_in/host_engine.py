@@ -14,19 +14,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from tests.devices.dcgm_stand_in import dcgm_structs as structs
+from tests.devices.dcgm_stand_in.dcgm_fields import DCGM_FE_GPU, DCGM_FE_GPU_I
 from tests.waiting import DEADLINE_S
-
-OK = 0
-NOT_SUPPORTED = -6
-DUPLICATE_KEY = -26
-CONNECTION_NOT_VALID = -21
-GPU_IS_LOST = -18
-MODULE_NOT_LOADED = -33
-PROFILING_NOT_SUPPORTED = -36
-
-AUTO = 1
-FE_GPU = 1
-FE_GPU_I = 4
 
 
 class DCGMError(Exception):
@@ -36,9 +26,9 @@ class DCGMError(Exception):
 
     def __str__(self) -> str:
         texts = {
-            CONNECTION_NOT_VALID: "The connection to the host engine is not valid any longer",
-            PROFILING_NOT_SUPPORTED: "Profiling is not supported for this group of GPUs or GPU",
-            MODULE_NOT_LOADED: "This request is serviced by a module that is not loaded",
+            -21: "The connection to the host engine is not valid any longer",
+            -33: "This request is serviced by a module that is not loaded",
+            -36: "Profiling is not supported for this group of GPUs or GPU",
         }
         return texts.get(self.value, f"DCGM Error with code {self.value}")
 
@@ -78,7 +68,7 @@ def call(started: int) -> Engine:
     """What every call does, unless the engine hangs, is down or was started again."""
     ENGINE.answers.wait(DEADLINE_S)
     if not ENGINE.up or ENGINE.started != started:
-        raise DCGMError(CONNECTION_NOT_VALID)
+        raise DCGMError(structs.DCGM_ST_CONNECTION_NOT_VALID)
     return ENGINE
 
 
@@ -87,14 +77,14 @@ class DcgmHandle:
         self,
         handle: Any = None,
         ipAddress: str | None = None,
-        opMode: int = AUTO,
+        opMode: int = structs.DCGM_OPERATION_MODE_AUTO,
         persistAfterDisconnect: bool = False,
         unixSocketPath: str | None = None,
         timeoutMs: int = 0,
     ) -> None:
         self.started = ENGINE.started
         call(self.started)
-        assert opMode == AUTO and not persistAfterDisconnect
+        assert opMode == structs.DCGM_OPERATION_MODE_AUTO and not persistAfterDisconnect
         ENGINE.calls.append(f"connect {ipAddress} {unixSocketPath}")
         self.handle: c_void_p | None = c_void_p(1)
 
@@ -154,16 +144,16 @@ class DcgmSystemDiscovery(OfHandle):
 class DcgmSystemProfiling(OfHandle):
     def Pause(self) -> int:
         if not self._call().can_pause:
-            raise DCGMError(MODULE_NOT_LOADED)
+            raise DCGMError(structs.DCGM_ST_MODULE_NOT_LOADED)
         ENGINE.paused = True
         ENGINE.calls.append("pause")
-        return OK
+        return 0
 
     def Resume(self) -> int:
         self._call()
         ENGINE.paused = False
         ENGINE.calls.append("resume")
-        return OK
+        return 0
 
 
 class DcgmGroup(OfHandle):
@@ -174,8 +164,8 @@ class DcgmGroup(OfHandle):
 
     def AddEntity(self, entityGroupId: int, entityId: int) -> None:
         for gpu in self._call().gpus:
-            if entityGroupId == FE_GPU and gpu["id"] == entityId and gpu.get("status") == 4:
-                raise DCGMError(GPU_IS_LOST)
+            if entityGroupId == DCGM_FE_GPU and gpu["id"] == entityId and gpu.get("status") == 4:
+                raise DCGMError(structs.DCGM_ST_GPU_IS_LOST)
         self.members.append((entityGroupId, entityId))
 
     def Delete(self) -> None:
@@ -185,9 +175,9 @@ class DcgmGroup(OfHandle):
 
 class DcgmGroupProfiling(OfHandle):
     def GetSupportedMetricGroups(self) -> Any:
-        gpu = self._gpu(next(entity for kind, entity in self.members if kind == FE_GPU))
+        gpu = self._gpu(next(entity for kind, entity in self.members if kind == DCGM_FE_GPU))
         if not gpu["profiling"]:
-            raise DCGMError(PROFILING_NOT_SUPPORTED)
+            raise DCGMError(structs.DCGM_ST_PROFILING_NOT_SUPPORTED)
         # As in the C structures, arrays are longer than what is valid of them.
         half = len(gpu["profiling"]) // 2
         groups = [
@@ -203,7 +193,7 @@ class DcgmFieldGroup:
     def __init__(self, dcgmHandle: DcgmHandle, name: str = "", fieldIds: Any = None) -> None:
         call(dcgmHandle.started)
         if name in self.names:
-            raise DCGMError(DUPLICATE_KEY)
+            raise DCGMError(structs.DCGM_ST_DUPLICATE_KEY)
         self.names.add(name)
         self.name = name
         self.fieldIds = list(fieldIds)
@@ -247,11 +237,11 @@ def _field_value(value: float | None, now: Engine) -> Any:
 
 def dcgmGetGpuInstanceHierarchy(dcgm_handle: Any) -> Any:
     if ENGINE.instances is None:
-        raise DCGMError(NOT_SUPPORTED)
+        raise DCGMError(structs.DCGM_ST_NOT_SUPPORTED)
     pairs = [
         SimpleNamespace(
-            entity=SimpleNamespace(entityGroupId=FE_GPU_I, entityId=one["id"]),
-            parent=SimpleNamespace(entityGroupId=FE_GPU, entityId=one["gpu"]),
+            entity=SimpleNamespace(entityGroupId=DCGM_FE_GPU_I, entityId=one["id"]),
+            parent=SimpleNamespace(entityGroupId=DCGM_FE_GPU, entityId=one["gpu"]),
             info=SimpleNamespace(nvmlInstanceId=one["gi"]),
         )
         for one in ENGINE.instances
@@ -259,7 +249,7 @@ def dcgmGetGpuInstanceHierarchy(dcgm_handle: Any) -> Any:
     # A compute instance, whose parent is the instance, and the unused rest of the array.
     compute = SimpleNamespace(
         entity=SimpleNamespace(entityGroupId=5, entityId=0),
-        parent=SimpleNamespace(entityGroupId=FE_GPU_I, entityId=0),
+        parent=SimpleNamespace(entityGroupId=DCGM_FE_GPU_I, entityId=0),
         info=SimpleNamespace(nvmlInstanceId=0),
     )
     return SimpleNamespace(count=len(pairs) + 1, entityList=[*pairs, compute, None, None])
