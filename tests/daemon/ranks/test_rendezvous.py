@@ -49,6 +49,17 @@ def test_a_restarted_daemon_neither_loses_nor_repeats_a_step(node):
     assert (state.steps_total, sum(state.durations.counts)) == (9, 9)
 
 
+def test_records_that_a_restarted_daemon_would_only_read_again_are_not_lost(node):
+    ring = node.ring()
+    ring.steps_of(300)
+    node.poll()
+    node.source.close()
+    ring.steps_of(protocol.RECORD_COUNT - 100)
+    node.restart()
+    (state,) = node.states()
+    assert (state.lost_records, sum(state.durations.counts)) == (0, protocol.RECORD_COUNT + 200)
+
+
 def test_a_killed_daemon_reads_again_what_it_had_not_saved(node):
     ring = node.ring()
     ring.step()
