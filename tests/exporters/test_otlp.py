@@ -114,7 +114,8 @@ def test_metrics_have_the_names_labels_and_units_of_the_page(server: Receiver, g
 def test_an_anomaly_its_capture_and_their_ends_are_one_trace(server: Receiver, golden: Any) -> None:
     site = Site(server.url)
     slow = replace(SLOW, summary=f"{SLOW.summary} \udcff")
-    site.state = replace(STATE, anomalies=(slow,), captures=(CAPTURE,))
+    running = replace(CAPTURE, id="20260921T142000-000002", outcome=None, diagnosis=None)
+    site.state = replace(STATE, anomalies=(slow,), captures=(CAPTURE, running))
     site.advance()
     site.state = replace(site.state, anomalies=(replace(slow, end_time=NOW + 60),))
     site.advance()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.daemon.http.alert_node import WEBHOOK
+from tests.daemon.http.alert_node import WEBHOOK, notification
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import guard
@@ -125,3 +127,24 @@ def test_a_body_over_one_mebibyte_is_refused(client, agent, declared):
     )
     assert (answer.status_code, answer.json()["error"]["reason"]) == (413, "too_large")
     assert agent.asked == []
+
+
+def test_sixteen_webhooks_are_answered_at_once(agent, tmp_path):
+    token, gate = tmp_path / "token", threading.Event()
+    token.write_text("secret")
+    headers = {"Authorization": "Bearer secret"}
+    agent.receive_alerts = lambda alerts, own_name: gate.wait() and []
+
+    async def collect() -> list[int]:
+        app = create_app(agent, HttpConfig(token_file=token), loopback=True)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            one = partial(client.post, WEBHOOK, json=notification(), headers=headers)
+            tasks = [asyncio.create_task(one()) for _ in range(18)]
+            # All have come, and two were refused.
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            gate.set()
+            return [(await task).status_code for task in tasks]
+
+    assert asyncio.run(collect()) == 16 * [200] + 2 * [503]
