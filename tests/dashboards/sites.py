@@ -1,4 +1,4 @@
-"""Six clusters over fifty minutes, as their agents would have shown them: Kubernetes and Slurm,
+"""Six clusters over 38 minutes, as their agents would have shown them: Kubernetes and Slurm,
 each idle, healthy and with faults.
 
 Devices are the simulated ones and pages the exporter's own. What neither brings (the host, what the
@@ -28,7 +28,7 @@ from warpwatch_telemetry.samples import DeviceProcess, DeviceSample, HostSample,
 from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram, JobState, RankState, State
 
 SCHEDULERS, STATES = ("kubernetes", "slurm"), ("idle", "healthy", "fault")
-MINUTES, FAULT_MINUTE, SCRAPED_MINUTES = 50, 30, 2
+MINUTES, FAULT_MINUTE, SCRAPED_MINUTES = 38, 20, 2
 STEP_S, SLOW_S, STEPS_A_MINUTE = 0.5, 0.2, 60
 OWNERS = {"kubernetes": "ns/ml", "slurm": "uid/1000"}
 JOB = "llama"

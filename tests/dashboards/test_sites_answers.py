@@ -36,7 +36,7 @@ def sites(promtool: Promtool, tmp_path_factory: pytest.TempPathFactory) -> Itera
         file.writelines(f"{line}\n" for line in history())
     done = promtool("tsdb", "create-blocks-from", "openmetrics", str(page), str(folder / "tsdb"))
     assert done.returncode == 0, done.stdout + done.stderr
-    rules = every_second(rule_files.FOLDER / rule_files.RECORDING, folder, "2s")
+    rules = every_second(rule_files.FOLDER / rule_files.RECORDING, folder, "5s")
     with prometheus(folder, {}, rules=[rules]) as server:
         for last in ("fleet:device_busy:ratio_rate5m", "job:slow_steps:share_rate10m"):
             recorded = f'warpwatch:{last}{{cluster="slurm-fault"}}'

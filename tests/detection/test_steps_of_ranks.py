@@ -210,8 +210,8 @@ def test_noise_of_one_rank_that_its_peers_do_not_share_hides_no_fault_of_it(
 
 
 @pytest.mark.parametrize(("step_s", "noise"), [(0.02, 0.3), (0.04, 0.2), (0.5, 0.01)])
-def test_8000_healthy_steps_with_noise_raise_nothing(step_s: float, noise: float) -> None:
-    lived(Job(2, step_s, noise), detection(), "8000")
+def test_6000_healthy_steps_with_noise_raise_nothing(step_s: float, noise: float) -> None:
+    lived(Job(2, step_s, noise), detection(), "6000")
 
 
 @pytest.mark.parametrize(
