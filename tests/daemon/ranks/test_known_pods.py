@@ -1,4 +1,4 @@
-"""Whose a ring is: the namespace of its pod as the kubelet has it, else the user of its file."""
+"""What the kubelet knows of pods: whose their rings are, and what of them may be removed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ import pytest
 
 from tests.daemon.ranks.sources import A, B, RankNode
 from tests.manual_clock import ManualClock
+from warpwatch_daemon.ranks import gone_pods
+from warpwatch_daemon.ranks.gone_pods import GonePods
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.attribution import Attribution, Pod
 from warpwatch_telemetry.records import RankSeen
 
 OWN = f"uid/{os.getuid()}"
 TEAM = {A: Pod("team", "train-0")}
+ONE = {B: Pod("others", "train-1")}
+BOTH = TEAM | ONE
 
 
 class Kubelet:
     """pods: those that it has; None: it is not readable."""
 
     def __init__(self) -> None:
-        self.pods: dict[str, Pod] | None = {B: Pod("others", "train-1")}
+        self.pods: dict[str, Pod] | None = ONE
 
     def __call__(self) -> dict[str, Pod] | None:
         return self.pods
@@ -97,3 +101,70 @@ def test_what_the_kubelet_had_is_believed_for_fifteen_seconds():
     assert hub.pods() == TEAM
     clock.advance(0.1)
     assert hub.pods() is None
+
+
+@pytest.fixture
+def left(node, known_pods):
+    """Sweep at a time with these pods: the folders of pods and those on their way out then."""
+    node.mount(A, B)
+    known_pods.pods = BOTH
+    gone = GonePods(node.folder, known_pods, node.clock.monotonic)
+    gone.sweep(0.0)
+
+    def left(at: float, pods: dict[str, Pod] | None, gone: GonePods = gone) -> set[str]:
+        known_pods.pods = pods
+        gone.sweep(at)
+        folder = node.folder
+        return {*os.listdir(folder.path / "pods"), *os.listdir(folder.inbox / "pods")}
+
+    return left
+
+
+@pytest.mark.parametrize(
+    ("said", "last_s"),
+    [
+        ([(60, ONE)], 660),
+        # It is seen again: gone for ten minutes from then.
+        ([(60, ONE), (500, BOTH), (560, ONE)], 1160),
+        # Nothing is removed while the kubelet cannot be read.
+        ([(60, ONE), (500, None), (1000, None), (1060, ONE)], 1660),
+    ],
+)
+def test_what_a_gone_pod_left_is_removed_after_ten_minutes(node, left, said, last_s):
+    node.file(A)
+    deep = node.pod(A) / "left" / "deep" / "er"
+    deep.mkdir(parents=True)
+    (deep / "file").write_bytes(bytes(1000))
+    (node.inbox(A) / "never-collected.json").touch()
+    for at, pods in (*said, (last_s - 1, ONE)):
+        assert left(at, pods) == {A, B}
+    assert left(last_s, ONE) == {B}
+    node.poll()
+    assert node.served() == {B}
+
+
+def test_the_folder_of_a_process_that_lives_stays(node, left):
+    ring = node.ring(A)
+    left(60.0, ONE)
+    left(700.0, ONE)
+    assert ring.path.exists()
+    ring.die()
+    assert left(760.0, ONE) == {B}
+
+
+def test_an_inbox_whose_folder_did_not_survive_a_reboot_goes_too(node, left):
+    node.pod(A).rename(node.folder.path / "lost")
+    left(60.0, ONE)
+    assert left(660.0, ONE) == {B}
+
+
+def test_what_there_was_no_time_for_goes_in_the_next_round(node, left, known_pods, monkeypatch):
+    monkeypatch.setattr(gone_pods, "REMOVE_S", -1.0)
+    left(60.0, ONE)
+    leaving = left(660.0, ONE) - {B}
+    assert A not in leaving
+    assert len(leaving) == 2
+    monkeypatch.setattr(gone_pods, "REMOVE_S", 2.0)
+    # Also of a daemon that was started since.
+    successor = GonePods(node.folder, known_pods, node.clock.monotonic)
+    assert left(0.0, ONE, successor) == {B}
