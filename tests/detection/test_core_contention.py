@@ -16,7 +16,7 @@ from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.log import decode, encode
 from warpwatch_telemetry.records import RankEvent, Record
 
-HOG = {"pid": 4711, "cores": 0.95, "core": 5, "name": "make"}
+HOG: dict[str, Any] = {"pid": 4711, "cores": 0.95, "core": 5, "name": "make"}
 
 
 Details = Mapping[int, Mapping[str, Any]]
@@ -55,7 +55,8 @@ def found(records: Iterable[Record]) -> Anomaly:
     return anomaly
 
 
-CALM, NO_CORE = shares(core_wait_share=0.02), {"core_wait_share": 0.38, "core_users": [HOG]}
+CALM = shares(core_wait_share=0.02)
+NO_CORE: dict[str, Any] = {"core_wait_share": 0.38, "core_users": [HOG]}
 USUAL = shares(core_wait_share=0.02, throttled_share=0.02)
 HAS_CORE = (
     "rank 3 waited 38 % of the time for a core (its peers 2 %), "

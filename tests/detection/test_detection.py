@@ -141,7 +141,7 @@ def test_an_owner_with_many_jobs_leaves_room_for_those_of_others():
     assert engine.refused["jobs"] == 3
 
 
-def test_the_places_of_the_departed_are_bounded(monkeypatch: pytest.MonkeyPatch):
+def test_the_places_of_the_departed_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_devices_module, "MAX_DEPARTED", 50)
     rank_devices = RankDevices()
     for number in range(100):
