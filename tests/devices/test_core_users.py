@@ -152,17 +152,15 @@ def test_only_who_may_run_on_these_cores_and_was_there_used_them(tmp_path: Path)
     assert core_users(3, 1000, proc.used(12), tmp_path) == [CoreUser(12, 0.95, "python", None)]
 
 
-def test_who_may_run_nowhere_else_comes_first(tmp_path: Path) -> None:
+def test_who_may_run_nowhere_else_comes_first_and_itself_with_more_than_a_core(
+    tmp_path: Path,
+) -> None:
     proc = FakeProc(tmp_path)
     proc.put(3)
     for pid, cores in ((11, "0-7"), (12, "5")):
         proc.put(pid, cores=cores)
     found = [*proc.used(11, 0.9), *proc.used(12, 0.3)]
     assert [user.pid for user in core_users(3, 1000, found, tmp_path)] == [12, 11]
-
-
-def test_a_process_is_in_its_own_way_only_with_more_than_a_core(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
     proc.put(3, cores="0-7")
     assert core_users(3, 1000, proc.used(3), tmp_path) == []
     assert core_users(3, 1000, proc.used(3, 4.0), tmp_path) == [CoreUser(3, 4.0, "python", None)]

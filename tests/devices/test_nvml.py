@@ -95,6 +95,10 @@ def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(source: Sou
     nvml.rounds(60)
     assert "device_sm_active_ratio" in {name for name, _ in nvml.newest(1).values}
     assert (nvml.calls(gpu=1) - before) / 60 <= 12
+    nvml.driver.fail("nvmlEventSetWait_v2", 3)
+    nvml.rounds(3)
+    assert "not watched through NVML any more: Not Supported" in source.health.reason
+    assert source.health.up and nvml.up() == {0, 1}
     readers = {key[1] for key in nvml.sink.counts if key[0] == "nvml_calls_total"}
     assert readers >= {"fields", "memory", "processes", "gpm", "events", "event_wait", "scan"}
     source.source.close()
@@ -131,10 +135,7 @@ def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(source: So
     nvml.advance(0.0)
     source.wait_while(lambda: nvml.up() != ALL, PROBE_INTERVAL_S + 1)
     assert source.failures == []
-
-
-def test_a_device_that_is_gone_is_looked_for_now_and_then(source: Source) -> None:
-    nvml = source.begin(2)
+    # One that is gone is looked for now and then.
     nvml.driver.set(1, unknown=1)
     nvml.rounds()
     assert nvml.reasons(0, 1) == ["", "driver"]
@@ -142,7 +143,7 @@ def test_a_device_that_is_gone_is_looked_for_now_and_then(source: Source) -> Non
     source.wait(PROBE_INTERVAL_S - 1)
     assert nvml.reasons(1) == ["driver"]
     source.wait(1)
-    assert nvml.up() == {0, 1}
+    assert nvml.up() == ALL
 
 
 def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index(source: Source) -> None:
@@ -190,18 +191,13 @@ def test_without_a_driver_the_source_waits_and_comes_up_by_itself(
     library.symlink_to(nvml.driver.library / LIBRARY)
     source.wait(RETRY_INTERVAL_S - 1)
     assert not source.health.up
-    source.wait(2)
-    assert nvml.up() == ALL
-    assert (source.health.up, source.health.reason) == (True, "")
-
-
-def test_a_library_that_does_not_come_back_is_reported(source: Source) -> None:
-    nvml = source.nvml
+    # Its initialisation does not come back at first.
     source.stick("nvml", INIT)
     assert (source.health.up, source.health.reason) == (False, "NVML does not answer")
     nvml.release(INIT)
-    nvml.rounds(2)
+    source.wait(2)
     assert nvml.up() == ALL
+    assert (source.health.up, source.health.reason) == (True, "")
 
 
 def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source: Source) -> None:
@@ -415,14 +411,6 @@ def test_a_device_that_never_reported_its_name_is_forgotten_when_it_goes(source:
     nvml.driver.set(driver_gone=1)
     source.wait(20)
     assert nvml.samples("unknown-2") == []
-
-
-def test_events_that_are_not_watched_any_more_are_reported(source: Source) -> None:
-    nvml = source.begin()
-    nvml.driver.fail("nvmlEventSetWait_v2", 3)
-    nvml.rounds(3)
-    assert "not watched through NVML any more: Not Supported" in source.health.reason
-    assert source.health.up and nvml.up() == ALL
 
 
 def test_what_breaks_off_begins_its_time_again() -> None:

@@ -53,7 +53,9 @@ def test_instances_are_devices_and_their_gpu_keeps_its_own_values(process: Stepp
     assert "busy_seconds_total" not in values
 
 
-def test_a_process_is_on_its_instance_alone(process: Stepper) -> None:
+def test_processes_are_on_their_instances_asked_of_these_where_the_gpu_may_not_be(
+    process: Stepper,
+) -> None:
     fake = begin(process)
     fake.processes(0, *ON_TWO)
     process.step(2)
@@ -64,12 +66,6 @@ def test_a_process_is_on_its_instance_alone(process: Stepper) -> None:
     }
     assert on == {("1", 4000001, 100 * 2**20), ("5", 4000002, 200 * 2**20)}
     assert process.gpu.processes == ()
-
-
-def test_instances_are_asked_for_their_processes_where_the_gpu_may_not_be(process: Stepper) -> None:
-    fake = begin(process)
-    fake.processes(0, *ON_TWO)
-    process.step()
     fake.fail(COMPUTE, 4)
     process.step(2)
     assert pids_on_instances(process) == []
