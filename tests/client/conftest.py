@@ -12,6 +12,7 @@ import pytest
 from tests.client import fork_server
 from tests.client.daemon_side import Folder
 from tests.client.fork_server import ForkServer
+from tests.client.hooked import Loops
 from tests.manual_clock import ManualClock
 from warpwatch import monitor, steps
 
@@ -52,3 +53,27 @@ def with_hooks() -> Iterator[ForkServer]:
     """A server under ``warpwatch run``, whose loops have the clock of loop_base.py."""
     with closing(fork_server.start("-m", "warpwatch", "run", "--", sys.executable)) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def compiling(with_torch: ForkServer) -> Iterator[ForkServer]:
+    with closing(with_torch.importing(*fork_server.COMPILER)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def compiling_with_hooks(with_hooks: ForkServer) -> Iterator[ForkServer]:
+    with closing(with_hooks.importing(*fork_server.COMPILER)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def plain_and_observed(
+    compiling: ForkServer,
+    compiling_with_hooks: ForkServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[list[Loops]]:
+    """The loops switched off, and with hooks."""
+    folder = tmp_path_factory.mktemp("loops")
+    with closing(compiling.importing(*fork_server.LOOPS, WARPWATCH="0")) as plain:
+        yield [Loops(plain, folder, WARPWATCH="0"), Loops(compiling_with_hooks, folder)]

@@ -43,7 +43,8 @@ def accumulation_of_more_and_more_batches() -> None:
     net, optimizer = trained()
     for accumulated in (20, 150, 200):
         for (batch,) in data(accumulated):
-            learn(net, optimizer, batch)
+            net(batch).sum().backward()
+        optimizer.step()
         optimizer.zero_grad()
 
 

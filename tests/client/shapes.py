@@ -139,7 +139,7 @@ def pack(sequences: list[Any]) -> dict[str, Any]:
 def packing() -> list[float]:
     model = LanguageModel()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    sequences = [torch.randint(VOCABULARY, (20 + number % 30,)) for number in range(20 * 8)]
+    sequences = [torch.randint(VOCABULARY, (20 + number % 30,)) for number in range(12 * 8)]
     losses = []
     for batch in DataLoader(sequences, batch_size=8, shuffle=True, collate_fn=pack):
         ids = batch["input_ids"]
@@ -212,7 +212,7 @@ class Trainer:
 
 def mingpt() -> list[float]:
     text = torch.randint(VOCABULARY, (500, BLOCK + 1))
-    trainer = Trainer(LanguageModel(), TensorDataset(text[:, :-1], text[:, 1:]), 40)
+    trainer = Trainer(LanguageModel(), TensorDataset(text[:, :-1], text[:, 1:]), 24)
     losses: list[float] = []
 
     @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -40,7 +40,7 @@ def language_model(model: Any) -> list[float]:
 
     losses = []
     x, y = get_batch()
-    for number in range(20):
+    for number in range(12):
         if number % 10 == 0:
             estimate_loss()
         for _ in range(4):
@@ -212,7 +212,7 @@ def optimizers_after_one_another() -> list[float]:
     good, bad = torch.randn(2, BATCH, WIDTH)
     losses = []
     for layer, optimizer in zip(layers, steppers, strict=True):
-        for _ in range(25):
+        for _ in range(15):
             scores = [layer(rows).square().mean(1) for rows in (good, bad)]
             loss = F.softplus(torch.cat([2 - scores[0], scores[1] - 2])).mean()
             optimizer.zero_grad()

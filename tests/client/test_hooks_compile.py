@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-
 import pytest
 
-from tests.client.fork_server import COMPILER, LOOPS, ForkServer
 from tests.client.hooked import Loops
 
 pytestmark = pytest.mark.torch
@@ -26,24 +22,11 @@ STEPS = {
 AFTER = "compiled_after_it_was_seen"
 
 
-@pytest.fixture(scope="module")
-def both(
-    with_hooks: ForkServer, with_torch: ForkServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Loops]]:
-    """The programs observed, and plain."""
-    folder = tmp_path_factory.mktemp("loops")
-    with (
-        closing(with_hooks.importing(*COMPILER)) as hooked,
-        closing(with_torch.importing(*COMPILER, *LOOPS, WARPWATCH="0")) as plain,
-    ):
-        yield [Loops(hooked, folder), Loops(plain, folder, WARPWATCH="0")]
-
-
 @pytest.mark.parametrize(("name", "steps"), STEPS.items())
 def test_compiled_training_is_counted_and_left_as_it_is(
-    both: list[Loops], name: str, steps: int
+    plain_and_observed: list[Loops], name: str, steps: int
 ) -> None:
-    hooked, plain = both[0][name], both[1][name]
+    plain, hooked = (loops[name] for loops in plain_and_observed)
     assert (hooked["clock"], hooked["steps"]) == ("optimizer", steps)
     assert "clock" not in plain
     (losses, graphs), (plain_losses, plain_graphs) = hooked["result"], plain["result"]
@@ -53,22 +36,25 @@ def test_compiled_training_is_counted_and_left_as_it_is(
 
 
 def test_a_zero_grad_that_the_program_put_in_place_is_called_as_without_us(
-    both: list[Loops],
+    plain_and_observed: list[Loops],
 ) -> None:
-    calls = [reported["a_zero_grad_of_the_programs_own"]["result"][0][0] for reported in both]
+    calls = [
+        reported["a_zero_grad_of_the_programs_own"]["result"][0][0]
+        for reported in plain_and_observed
+    ]
     assert calls == [10, 10]
 
 
-def test_no_frame_of_ours_is_compiled(both: list[Loops]) -> None:
+def test_no_frame_of_ours_is_compiled(plain_and_observed: list[Loops]) -> None:
     name = "a_compiled_function_that_loads_and_saves"
-    frames = [reported[name]["result"][1][2]["total"] for reported in both]
-    assert frames[0] <= frames[1]
+    frames = [reported[name]["result"][1][2]["total"] for reported in plain_and_observed]
+    assert frames[1] <= frames[0]
 
 
 def test_a_compiled_model_is_seen_outside_of_its_graph(
-    both: list[Loops],
+    plain_and_observed: list[Loops],
 ) -> None:
-    found = both[0][AFTER]
+    found = plain_and_observed[1][AFTER]
     hooked, eager_s, still_hooked = found["result"]
     assert (hooked, still_hooked) == (True, False)
     assert found["phases_s"]["forward"] > eager_s > 0

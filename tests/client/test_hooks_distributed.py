@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.client.fork_server import COMPILER, ForkServer
+from tests.client.fork_server import ForkServer
 
 pytestmark = pytest.mark.torch
 
@@ -39,10 +37,9 @@ def two_ranks(server: ForkServer, folder: Path, hooks: str) -> list[Ranks]:
 
 @pytest.fixture(scope="module")
 def without_and_with(
-    with_torch: ForkServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Ranks]]:
-    with closing(with_torch.importing(*COMPILER)) as server:
-        yield two_ranks(server, tmp_path_factory.mktemp("ranks"), "late")
+    compiling: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> list[Ranks]:
+    return two_ranks(compiling, tmp_path_factory.mktemp("ranks"), "late")
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +54,8 @@ def hooked_late(without_and_with: list[Ranks]) -> Ranks:
 
 
 @pytest.fixture(scope="module")
-def hooked(with_hooks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with closing(with_hooks.importing(*COMPILER)) as server:
-        yield two_ranks(server, tmp_path_factory.mktemp("ranks"), "early")[0]
+def hooked(compiling_with_hooks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    return two_ranks(compiling_with_hooks, tmp_path_factory.mktemp("ranks"), "early")[0]
 
 
 def waits(seconds: list[float]) -> list[int]:

@@ -4,14 +4,11 @@ counted, and nearly all of it has a name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import pytest
 
-from tests.client.fork_server import LOOPS, ForkServer
 from tests.client.hooked import Loops
 
 pytestmark = pytest.mark.torch
@@ -35,10 +32,10 @@ class Shape(NamedTuple):
 # One process each. A step is 128 rows where there is a loader and nothing else is said.
 ALONE = {
     # Both once the model's calls are watched, after five backwards of 8 rows.
-    "nanogpt": Shape(LEARNING | {"eval"}, (4 * 20 - 5) * 8, (4 * 20 - 5) * 8 * 32),
+    "nanogpt": Shape(LEARNING | {"eval"}, (4 * 12 - 5) * 8, (4 * 12 - 5) * 8 * 32),
     # A row of its batches is a position, not a sequence; 64 backwards show that nothing else steps.
     # It is watched from the first backward on.
-    "nanogpt_compiled": Shape(LEARNING | {"eval"}, (4 * 20 - 1) * 8, (4 * 20 - 1) * 8 * 32),
+    "nanogpt_compiled": Shape(LEARNING | {"eval"}, (4 * 12 - 1) * 8, (4 * 12 - 1) * 8 * 32),
     "updates_by_hand": Shape(
         {"forward", "backward", "eval"}, None, (85 - 64) * 32 * 16, "backward", unseen=64
     ),
@@ -51,9 +48,9 @@ ALONE = {
     "folds": Shape(LOADED | {"eval"}, 3 * 8 * 128),
     "accumulated_gradients": Shape(LOADED, 40 * 128),
     # Sequences, of 20 to 49 tokens.
-    "packing": Shape(LOADED, 160, sum(20 + number % 30 for number in range(160))),
+    "packing": Shape(LOADED, 96, sum(20 + number % 30 for number in range(96))),
     "vae": Shape(LOADED | {"eval"}, 30 * 128),
-    "mingpt": Shape(LOADED | {"eval"}, 40 * 8, 40 * 8 * 32),
+    "mingpt": Shape(LOADED | {"eval"}, 24 * 8, 24 * 8 * 32),
     "engine": Shape(LOADED, 40 * 128),
     "notebook": Shape(LOADED | {"eval"}, 30 * 128),
 }
@@ -96,16 +93,6 @@ FRAMEWORKS = {
 SHAPES = {**ALONE, **RANKS, **{name: shape for name, (_, shape) in FRAMEWORKS.items()}}
 
 
-@pytest.fixture(scope="module")
-def both(
-    with_torch: ForkServer, with_hooks: ForkServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Loops]]:
-    """The programs plain, and observed."""
-    folder = tmp_path_factory.mktemp("shapes")
-    with closing(with_torch.importing(*LOOPS, WARPWATCH="0")) as plain:
-        yield [Loops(plain, folder, WARPWATCH="0"), Loops(with_hooks, folder)]
-
-
 def check(name: str, plain: Loops, observed: Loops) -> None:
     losses, found, shape = plain[name]["result"], observed[name], SHAPES[name]
     assert "steps" not in plain[name]
@@ -124,15 +111,17 @@ def check(name: str, plain: Loops, observed: Loops) -> None:
 
 @pytest.mark.parametrize("name", ALONE)
 def test_a_program_is_left_as_it_is_and_its_steps_and_phases_are_seen(
-    both: list[Loops], name: str
+    plain_and_observed: list[Loops], name: str
 ) -> None:
-    check(name, *both)
+    check(name, *plain_and_observed)
 
 
 @pytest.mark.loops
 @pytest.mark.parametrize("name", [*RANKS, *FRAMEWORKS])
-def test_so_is_one_of_several_ranks_or_of_a_framework(both: list[Loops], name: str) -> None:
+def test_so_is_one_of_several_ranks_or_of_a_framework(
+    plain_and_observed: list[Loops], name: str
+) -> None:
     package = FRAMEWORKS[name][0] if name in FRAMEWORKS else "torch"
     if find_spec(package) is None:
         pytest.skip(f"needs the package {package}")
-    check(name, *both)
+    check(name, *plain_and_observed)
