@@ -18,6 +18,7 @@ from warpwatch_fleet.series import Series
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.log import encode_line
+from warpwatch_telemetry.records import Clock
 
 STEP_S = 0.5
 
@@ -171,7 +172,11 @@ def test_a_node_that_is_away_is_no_hang_and_time_stands_still_for_its_jobs(two):
     two.hear()
     train(two, 50)
     assert two.anomalies() == []
-    # Up to 5 s behind is not away.
+    # A clock that took a while to come says until when all is known; up to 5 s behind is not away.
+    late = encode_line(Clock(two.now - 0.3)) or b""
+    two.cluster.take(first.address, [late], two.now)
+    assert two.cluster.nodes[first.address].clock == pytest.approx(two.now - 0.3)
+    two.hear()
     assert two.cluster.is_whole(two.job(), two.now + 5.0)
     assert not two.cluster.is_whole(two.job(), two.now + 5.1)
 
@@ -253,7 +258,7 @@ def test_an_agent_of_a_tenant_speaks_for_its_owner_alone():
     assert cluster.cluster.count_refused() == {"other_owner": 1, "bad_anomaly": 1}
 
 
-def test_captures_of_a_node_are_bounded_its_owners_and_without_their_pages():
+def test_captures_of_a_node_are_bounded_in_the_fleets_time_and_without_their_pages():
     cluster = TestCluster(TestNode("gpu-1", ahead_s=100), owner="ns/team")
     request = CaptureRequest("llama", "torch", "manual", owner=OWNER)
     known = Capture(
@@ -264,7 +269,10 @@ def test_captures_of_a_node_are_bounded_its_owners_and_without_their_pages():
     foreign = replace(known, id=f"{known.id}-2", request=replace(request, owner="ns/other"))
     more = (replace(known, id=f"20261122T201500-{number:06x}") for number in range(30))
     cluster.nodes[0].stream.put_captures([replace(known, id="../../etc"), foreign, *more])
+    own = found_by_agent("oom", time=NOW + 100, end_time=NOW + 160, owner=OWNER)
+    cluster.nodes[0].stream.put_anomaly(own)
     cluster.hear()
+    assert [(one.time, one.end_time) for one in cluster.anomalies()] == [(NOW, NOW + 60)]
     (node,) = cluster.cluster.nodes.values()
     shown = list(node.shown_captures())
     assert [one.id[-2:] for one in shown] == [f"{number:02x}" for number in range(10, 30)]
