@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import pynvml
@@ -25,7 +25,7 @@ def uuid(gpu: int) -> str:
     return f"GPU-00000000-0000-0000-0000-{gpu:012d}"
 
 
-def texts(values: dict[SeriesKey, float]) -> dict[str, float]:
+def texts(values: Mapping[SeriesKey, float]) -> dict[str, float]:
     return {series_text(key): value for key, value in values.items()}
 
 
@@ -45,20 +45,20 @@ class HandNvml:
     def begin(self, **settings: Value) -> FakeDriver:
         """Unload the driver and load it with these settings: its GPUs count from zero."""
         self.driver.clear(events=True)
-        self.driver.set(driver_gone=1, **self._times())
+        self.driver.set(None, driver_gone=1, **self._times())
         pynvml.nvmlLib = ctypes.CDLL(str(self.driver.library / LIBRARY))
         with suppress(pynvml.NVMLError):
             pynvml.nvmlDeviceGetCount()
         self.leave()
         self.driver.clear()
-        self.driver.set(**settings, **self._times())
+        self.driver.set(None, **settings, **self._times())
         self._calls_before = self.driver.calls()
         return self.driver
 
     def advance(self, seconds: float) -> None:
         """Let time pass, for the driver too."""
         self.clock.advance(seconds)
-        self.driver.set(**self._times())
+        self.driver.set(None, **self._times())
 
     def rounds(self, number: int = 1, interval_s: float = 1.0) -> None:
         """Rounds of all loops, with time in between."""

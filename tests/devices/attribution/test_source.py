@@ -50,9 +50,9 @@ class Asked:
 
     def __init__(self, devices: Callable[[], tuple[DeviceSample, ...]] = node) -> None:
         self.origin, self.sink, self.clock = Scripted(), RecordingSink(), ManualClock()
-        clocks = {"monotonic": self.clock.monotonic, "wall": self.clock.wall}
-        report = (lambda origin, failure, duration_s: None,)
-        self.asker = Asker(self.origin, INTERVAL_S, devices, self.sink, *report, **clocks)
+        clocks = (self.clock.monotonic, self.clock.wall)
+        asked = (self.origin, INTERVAL_S, devices, self.sink)
+        self.asker = Asker(*asked, lambda origin, failure, duration_s: None, *clocks)
 
     def step(self, outcome: OriginAnswer | OriginError | None = None) -> None:
         self.origin.outcome = outcome or OriginAnswer()
