@@ -13,9 +13,11 @@ import pytest
 
 from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.ranks.sources import RankNode
+from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch import protocol
 from warpwatch_daemon.ranks.counts import RecentSteps
+from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.process import silent_reason
 from warpwatch_daemon.ranks.saved import FILE
 from warpwatch_telemetry.records import RankEvent, RankSeen, Step
@@ -270,3 +272,28 @@ def test_the_newest_steps_can_be_read_while_others_come():
     recent.add(Step(2.0, "train", 0, 2, 0.2))
     assert list(read) == [0.1]
     assert list(recent) == [0.1, 0.2]
+
+
+def test_a_device_is_as_busy_as_the_rank_on_it_that_waits_least():
+    clock = ManualClock()
+    ranks: list[RankState] = []
+    load = RankLoad(lambda: ranks, "GPU-{}".format, clock.wall)
+    assert load(0) is None
+
+    def after(seconds: float, waited_s: float, number: int = 0) -> float | None:
+        clock.advance(seconds)
+        one = RankState(
+            "train", number, str(number), 1, "h", device="GPU-0",
+            last_step_time=clock.wall(), phases_s={"comm": waited_s, "forward": 9.0},
+        )  # fmt: skip
+        ranks[:] = [other for other in ranks if other.rank != number] + [one]
+        return load(0)
+
+    assert after(1.0, 5.0) == 0.97
+    assert load(0) == 0.9, "no newer step"
+    assert after(2.0, 6.0) == pytest.approx(0.97 / 2)
+    assert after(2.0, 8.0) == 0.05
+    assert after(0.0, 0.0, number=1) == 0.97
+    assert load(1) is None
+    clock.advance(3.1)
+    assert load(0) == 0.0
