@@ -212,7 +212,7 @@ def optimizers_after_one_another() -> list[float]:
     good, bad = torch.randn(2, BATCH, WIDTH)
     losses = []
     for layer, optimizer in zip(layers, steppers, strict=True):
-        for _ in range(15):
+        for _ in range(25):
             scores = [layer(rows).square().mean(1) for rows in (good, bad)]
             loss = F.softplus(torch.cat([2 - scores[0], scores[1] - 2])).mean()
             optimizer.zero_grad()
