@@ -64,19 +64,16 @@ HAS_CORE = (
 )
 # Who computes longer (None: all), the looks before and while, and what is said.
 STORIES: dict[str, tuple[int | None, list[Details], tuple[str, ...]]] = {
-    "a slow rank waits for its core": (
-        3, [CALM, shares(NO_CORE, core_wait_share=0.02)], (HAS_CORE,),
-    ),
-    "what all ranks wait alike is no evidence against one": (
-        3, [CALM, shares(core_wait_share=0.38, steal_share=0.2)], (),
-    ),
+    "a slow rank waits for its core":
+        (3, [CALM, shares(NO_CORE, core_wait_share=0.02)], (HAS_CORE,)),
+    "what all ranks wait alike is no evidence against one":
+        (3, [CALM, shares(core_wait_share=0.38, steal_share=0.2)], ()),
     "a slow job is compared with what was usual": (
         None, [USUAL, shares({"core_wait_share": 0.41}, core_wait_share=0.30)],
         ("rank 3 waited 41 % of the time for a core (usually 2 %)",),
     ),
-    "what was always so is no evidence": (
-        None, [shares(core_wait_share=0.4), shares(core_wait_share=0.4)], (),
-    ),
+    "what was always so is no evidence":
+        (None, [shares(core_wait_share=0.4), shares(core_wait_share=0.4)], ()),
     "a limit that is reached is said instead of the wait that it makes": (
         None,
         [USUAL, shares(**NO_CORE | {"core_wait_share": 0.8}, throttled_share=0.9, core_limit=2.0)],
@@ -101,9 +98,8 @@ STORIES: dict[str, tuple[int | None, list[Details], tuple[str, ...]]] = {
             shares({"core_wait_share": 0.38}, core_wait_share=0.02)],
         ("rank 3 waited 38 % of the time for a core (its peers 2 %)",),
     ),
-    "evidence stays when the contention is over before the anomaly": (
-        3, [{}, shares(NO_CORE, core_wait_share=0.02), CALM], (HAS_CORE,),
-    ),
+    "evidence stays when the contention is over before the anomaly":
+        (3, [{}, shares(NO_CORE, core_wait_share=0.02), CALM], (HAS_CORE,)),
 }  # fmt: skip
 
 

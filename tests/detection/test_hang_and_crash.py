@@ -50,24 +50,20 @@ OUT = {"detail": "CUDA out of memory. Tried to allocate 2.00 GiB"}
 Found = tuple[str, str, int | None, float]
 # Ranks, what happens, what is found (kind, severity, rank, after seconds), and how it ends to say.
 STORIES: dict[str, tuple[int, list[Event], list[Found], str]] = {
-    "silence is a hang of the job at the deadline itself": (
-        2, [(60,)], [("hang", "warning", None, 8)], "for 8 s",
-    ),
-    "a stopped process is a hang of that rank at once": (
-        2, [(3, 1, "stopped"), (100,)], [("hang", "warning", 1, 3)], "does not respond",
-    ),
-    "ranks whose training has ended are waited for no more": (
-        2, [(1, 0, "finished"), (1, 1, "finished"), (60,)], [], "",
-    ),
+    "silence is a hang of the job at the deadline itself":
+        (2, [(60,)], [("hang", "warning", None, 8)], "for 8 s"),
+    "a stopped process is a hang of that rank at once":
+        (2, [(3, 1, "stopped"), (100,)], [("hang", "warning", 1, 3)], "does not respond"),
+    "ranks whose training has ended are waited for no more":
+        (2, [(1, 0, "finished"), (1, 1, "finished"), (60,)], [], ""),
     "a job that ended in order does not hang": (2, [(0, None, "end"), (3600,)], [], ""),
     "ranks that ended in order do not hang": (2, [(0, 0, "end"), (1, 1, "end"), (3600,)], [], ""),
     "backwards without steps put a hang off": (
         2, [*((s, rank, "training") for s in range(2, 60, 2) for rank in (0, 1)), (100,)],
         [("hang", "warning", None, 66)], "",
     ),
-    "backwards of its peers are no excuse for a rank": (
-        2, [(s, 0, "training") for s in range(2, 60, 2)], [("hang", "warning", None, 8)], "",
-    ),
+    "backwards of its peers are no excuse for a rank":
+        (2, [(s, 0, "training") for s in range(2, 60, 2)], [("hang", "warning", None, 8)], ""),
     "no hang while a capture runs until its timeout": (
         2, [(0, 0, "capture_started"), (11, 0, "stopped"), (121,)],
         [("hang", "warning", 0, 120)], "",
@@ -119,9 +115,8 @@ STORIES: dict[str, tuple[int, list[Event], list[Found], str]] = {
         [("oom", "warning", 2, 0)],
         f"rank 2 ran out of memory: {OUT['detail']}; 2 more followed",
     ),
-    "an exception for want of memory alone is an oom too": (
-        4, [(0, 1, "exception", {"type": "MemoryError"}), (60,)], [("oom", "warning", 1, 0)], "",
-    ),
+    "an exception for want of memory alone is an oom too":
+        (4, [(0, 1, "exception", {"type": "MemoryError"}), (60,)], [("oom", "warning", 1, 0)], ""),
     "a rank killed by the kernel for want of memory is an oom": (
         4, [(0.1, 0, "exception", LOST), (0.5, 3, "died", {"oom_kill": True}), (60,)],
         [("oom", "warning", 3, 5.1)],

@@ -41,46 +41,35 @@ def tokens(spread: float, more_from: int = 10**9) -> Extra:
 CHECKPOINTS: Extra = lambda n: 9.0 * (n % 250 == 0) + 0.5 * (n % 200 == 0)  # noqa: E731
 # Detector, steps, their extras, and between which steps it is found, if at all.
 STORIES: dict[str, tuple[type[Detector], int, dict[str, Extra], tuple[int, int] | None]] = {
-    "a rise of ten percent in 600 steps is a drift": (
-        StepDrift, 2000, {"compute": ramp(900, 600, 0.10)}, (1200, 1540),
-    ),
+    "a rise of ten percent in 600 steps is a drift":
+        (StepDrift, 2000, {"compute": ramp(900, 600, 0.10)}, (1200, 1540)),
     "and no regression": (StepRegression, 2000, {"compute": ramp(900, 600, 0.10)}, None),
-    "a rise of twelve percent in 5000 steps is found against the beginning": (
-        StepDrift, 6500, {"compute": ramp(600, 5000, 0.12)}, (4500, 5600),
-    ),
-    "a speed that settles by five percent is no drift": (
-        StepDrift, 4000, {"compute": lambda n: -0.05 * max(0.0, 1 - n / 400)}, None,
-    ),
+    "a rise of twelve percent in 5000 steps is found against the beginning":
+        (StepDrift, 6500, {"compute": ramp(600, 5000, 0.12)}, (4500, 5600)),
+    "a speed that settles by five percent is no drift":
+        (StepDrift, 4000, {"compute": lambda n: -0.05 * max(0.0, 1 - n / 400)}, None),
     "a sudden shift is no drift": (StepDrift, 3000, {"compute": since(1000, 0.2)}, None),
-    "three steps of twenty that take half longer are spikes": (
-        StepSpikes, 1500, {"comm": at_random(0.15, 0.5, 1000)}, (1010, 1100),
-    ),
+    "three steps of twenty that take half longer are spikes":
+        (StepSpikes, 1500, {"comm": at_random(0.15, 0.5, 1000)}, (1010, 1100)),
     "lone slow steps are no spikes": (StepSpikes, 5000, {"comm": at_random(0.015, 1.0)}, None),
-    "slow steps with a period are no spikes": (
-        StepSpikes, 4000, {"comm": lambda n: 1.0 if n % 20 == 0 else 0.0}, None,
-    ),
-    "checkpoints and evaluations together are no spikes": (
-        StepSpikes, 5000, {"comm": CHECKPOINTS}, None,
-    ),
-    "communication that doubles is slow": (
-        CommSlow, 1100, {"comm": since(1000, 0.2)}, (1005, 1015),
-    ),
-    "a network that wanders slowly is not slow": (
-        CommSlow, 4000, {"comm": lambda n: 0.2 * math.expm1(0.15 * math.sin(n / 400))}, None,
-    ),
-    "a job of which everything got slower has no slow communication": (
-        CommSlow, 2000, {"compute": since(1000, 0.4), "comm": since(1000, 0.1)}, None,
-    ),
-    "compute that got faster is no slow communication": (
-        CommSlow, 2000, {"compute": since(1000, -0.4)}, None,
-    ),
+    "slow steps with a period are no spikes":
+        (StepSpikes, 4000, {"comm": lambda n: 1.0 if n % 20 == 0 else 0.0}, None),
+    "checkpoints and evaluations together are no spikes":
+        (StepSpikes, 5000, {"comm": CHECKPOINTS}, None),
+    "communication that doubles is slow":
+        (CommSlow, 1100, {"comm": since(1000, 0.2)}, (1005, 1015)),
+    "a network that wanders slowly is not slow":
+        (CommSlow, 4000, {"comm": lambda n: 0.2 * math.expm1(0.15 * math.sin(n / 400))}, None),
+    "a job of which everything got slower has no slow communication":
+        (CommSlow, 2000, {"compute": since(1000, 0.4), "comm": since(1000, 0.1)}, None),
+    "compute that got faster is no slow communication":
+        (CommSlow, 2000, {"compute": since(1000, -0.4)}, None),
     "a job without communication has no slow one": (CommSlow, 500, {"comm": lambda _: -1.0}, None),
     "tokens explain uneven steps so that five percent are found": (
         StepRegression, 1200, {"compute": since(1000, 0.06), "tokens": tokens(0.15)}, (1010, 1060),
     ),
-    "longer sequences that are counted are no regression": (
-        StepRegression, 1500, {"tokens": tokens(0.1, more_from=800)}, None,
-    ),
+    "longer sequences that are counted are no regression":
+        (StepRegression, 1500, {"tokens": tokens(0.1, more_from=800)}, None),
 }  # fmt: skip
 
 

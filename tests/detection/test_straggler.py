@@ -63,19 +63,16 @@ def drifting(step: int, rank: int) -> float:
 
 # Seconds, tokens, ranks, steps without and then with the fault, and the straggler.
 STORIES: dict[str, tuple[Of, Of | None, int, int, int, int | None]] = {
-    "10 percent slower over 300 steps is found within 400": (
-        lambda s, r: 0.4 * NOISE(s, r) * drifting(s, r), None, 8, 800, 400, 5,
-    ),
+    "10 percent slower over 300 steps is found within 400":
+        (lambda s, r: 0.4 * NOISE(s, r) * drifting(s, r), None, 8, 800, 400, 5),
     "ranks that wander by two percent and one that always does more": (
         lambda s, r: 0.4 * NOISE(s, r) * WANDER(s // 200, r) * (1.15 if r == 7 else 1.0),
         None, 8, 0, 1_400, None,
     ),
-    "lengths that make now one rank slow and now another": (
-        lambda s, r: 0.4 * LENGTHS(s, r), None, 8, 0, 1_000, None,
-    ),
-    "lengths that become uneven on all ranks": (
-        lambda s, r: 0.4 * (LENGTHS(s, r) if s >= 600 else EVEN(s, r)), None, 4, 600, 800, None,
-    ),
+    "lengths that make now one rank slow and now another":
+        (lambda s, r: 0.4 * LENGTHS(s, r), None, 8, 0, 1_000, None),
+    "lengths that become uneven on all ranks":
+        (lambda s, r: 0.4 * (LENGTHS(s, r) if s >= 600 else EVEN(s, r)), None, 4, 600, 800, None),
     "a slow rank among uneven lengths is found by its tokens": (
         lambda s, r: (0.05 + 0.35 * LENGTHS(s, r)) * NOISE(s, r) * slower(1.15, 6, 600)(s, r),
         lambda s, r: 8192 * LENGTHS(s, r), 8, 600, 60, 6,
@@ -84,19 +81,16 @@ STORIES: dict[str, tuple[Of, Of | None, int, int, int, int | None]] = {
         lambda s, r: 0.4 * SIMILAR(s, r) * MORE_WORK(s, r) * NOISE(s, r),
         lambda s, r: 8192 * SIMILAR(s, r) * MORE_WORK(s, r), 8, 500, 400, None,
     ),
-    "stages of a pipeline differ from the start": (
-        lambda s, r: in_stages(s, r) * NOISE(s, r), None, 8, 0, 800, None,
-    ),
+    "stages of a pipeline differ from the start":
+        (lambda s, r: in_stages(s, r) * NOISE(s, r), None, 8, 0, 800, None),
     "longer sequences that cost one stage more": (
         lambda s, r: in_stages(s, r) * NOISE(s, r) * (LONGER[in_stages(s, r)] if s >= 500 else 1),
         None, 8, 500, 400, None,
     ),
-    "a slow rank of a fast stage is named": (
-        lambda s, r: in_stages(s, r) * NOISE(s, r) * slower(1.2, 1)(s, r), None, 8, 500, 40, 1,
-    ),
-    "two ranks that always differ may be two stages": (
-        lambda s, r: (0.4 + 0.3 * r) * NOISE(s, r), None, 2, 0, 800, None,
-    ),
+    "a slow rank of a fast stage is named":
+        (lambda s, r: in_stages(s, r) * NOISE(s, r) * slower(1.2, 1)(s, r), None, 8, 500, 40, 1),
+    "two ranks that always differ may be two stages":
+        (lambda s, r: (0.4 + 0.3 * r) * NOISE(s, r), None, 2, 0, 800, None),
 }  # fmt: skip
 
 

@@ -178,7 +178,7 @@ XID, ECC, ROWS = (
 )
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations((XID, ECC, ROWS))))
+@pytest.mark.parametrize("order", list(itertools.permutations((XID, ECC, ROWS)))[::2])
 def test_a_memory_error_that_is_xid_ecc_and_row_remap_is_one_anomaly_at_last(order):
     node, engine = Node(), detection()
     fed(engine, [*node.seen(), *node.readings(150)])

@@ -80,24 +80,6 @@ def any_version(tmp_path: Path) -> str:
     return str(copy)
 
 
-@pytest.mark.parametrize("name", chart.SCENARIOS)
-def test_the_api_server_accepts_what_is_rendered(
-    kube: Client, helm4: Path, name: str, tmp_path: Path
-) -> None:
-    """But for what goes to another namespace, or is of the operator or of a newer cluster."""
-    ours = [
-        each
-        for each in chart.scenario(helm4, name)
-        if each["metadata"].get("namespace", NAMESPACE) == NAMESPACE
-        and not each["apiVersion"].startswith(
-            ("monitoring.", "admissionregistration.", "security.")
-        )
-    ]
-    file = tmp_path / "objects.yaml"
-    file.write_text(yaml.safe_dump_all(ours))
-    kube("create", "--dry-run=server", "--filename", str(file))
-
-
 def test_install_upgrade_rollback_uninstall(helm: Client, kube: Client, any_version: str) -> None:
     path = any_version
     # No node has GPUs here, so nothing starts.
