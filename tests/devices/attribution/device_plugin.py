@@ -53,7 +53,7 @@ class DevicePlugin:
                 request_serializer=self._pb.RegisterRequest.SerializeToString,
                 response_deserializer=self._pb.Empty.FromString,
             )
-            register(request, timeout=30, wait_for_ready=True)
+            register(request, timeout=300, wait_for_ready=True)
 
     def stop(self) -> None:
         self._ended.set()

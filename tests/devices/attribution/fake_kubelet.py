@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from tests.waiting import DEADLINE_S
 from warpwatch_devices.attribution import podresources_pb2 as pb
 
 
@@ -41,7 +42,7 @@ class FakeKubelet:
     def _list(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.calls += 1
         self.peers.add(context.peer())
-        self.answering.wait(30)
+        self.answering.wait(DEADLINE_S)
         return self.response
 
 

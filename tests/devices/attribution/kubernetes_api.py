@@ -81,5 +81,5 @@ class KubernetesApi:
         data = json.dumps(body).encode() if body is not None else None
         url = f"{self.server}{_CORE}/{path}"
         request = urllib.request.Request(url, data, self._headers, method=method)
-        with urllib.request.urlopen(request, timeout=30, context=self._tls) as response:
+        with urllib.request.urlopen(request, timeout=300, context=self._tls) as response:
             return json.load(response)

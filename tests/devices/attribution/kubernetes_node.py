@@ -148,7 +148,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Also if it has ended; kills what does not end by itself."""
     process.terminate()
     try:
-        process.wait(30)
+        process.wait(120)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

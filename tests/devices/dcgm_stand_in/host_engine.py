@@ -7,7 +7,6 @@ uses, with their signatures and types. The real bindings have not been run with 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from ctypes import c_void_p
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ class Engine:
     answers: while it is not set, no call returns. age_s: how old the values are.
     """
 
-    wall: Callable[[], float] = time.time
+    wall: Callable[[], float] = float
     gpus: list[dict[str, Any]] = field(default_factory=list)
     values: dict[str, dict[int, float]] = field(default_factory=dict)
     instances: list[dict[str, int]] | None = None

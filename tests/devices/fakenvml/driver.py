@@ -16,7 +16,6 @@ import re
 import shutil
 import struct
 import subprocess
-import time
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -107,7 +106,7 @@ class FakeDriver:
         self._lines: dict[tuple[str, str], str] = {}
         self._events: list[str] = []
         self._sequence = 0
-        self._written_ns = time.time_ns()
+        self._written_ns = 0
         self._start = {"profile": profile, "gpus": gpus, **settings}
         folder.mkdir(parents=True, exist_ok=True)
         self.clear()
