@@ -11,6 +11,7 @@ import pytest
 
 from tests.client.fork_server import ROOT
 from tests.manual_clock import ManualClock
+from warpwatch.captures.control import GIVE_WAY_S, Captures
 from warpwatch.captures.event_budget import EventBudget
 from warpwatch.captures.recording import RecordingSession
 from warpwatch.captures.safety import Situation, cuda_graphs, cupti_busy, refusal
@@ -180,6 +181,19 @@ def test_a_recording_may_take_twice_what_its_steps_would_while_they_are_recorded
     session.expire()
     why = f"interrupted: the recording took longer than {limit_s:.0f} s"
     assert said.said == [("capture_failed", why)]
+
+
+def test_the_programs_profiler_waits_for_a_thread_that_does_not_come_by_up_to_a_limit() -> None:
+    clock, said = ManualClock(), list[str]()
+    captures = Captures(clock.monotonic, clock.sleep)
+    command = Command("capture", "c-1", "torch", 40, 2)
+    session: Any = SimpleNamespace(
+        command=command, prepared=True, here=False, lives=True, fail=said.append
+    )
+    captures.session = session
+    captures.give_way()
+    assert said == ["the program's own profiler began"]
+    assert sum(clock.slept) == pytest.approx(GIVE_WAY_S, abs=0.01)
 
 
 def test_the_budget_samples_often_at_first_and_seldom_later(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.client.daemon_side import Folder
 from tests.client.training import Training, training
-from tests.waiting import DEADLINE_S, eventually
+from tests.waiting import eventually
 
 QUICK = {"WARPWATCH_HELD_STACKS": "1", "WARPWATCH_HELD_STACKS_S": "1"}
 # Longer than that.
@@ -146,30 +144,3 @@ def test_a_file_that_took_the_place_of_the_pipe_is_left_alone(folder: Folder) ->
     with training(folder, define=swap, **QUICK):
         assert "held_stacks" not in folder.ring().metadata
     assert [path.read_bytes() for path in held(folder)] == [b""]
-
-
-OBSERVED = """
-import time, warpwatch
-def test_it():
-    monitor = warpwatch.attach(job="held")
-    end = time.monotonic() + 2.5
-    while time.monotonic() < end:
-        with monitor.step():
-            time.sleep(0.005)
-"""
-
-
-def test_pytests_own_timer_works_in_an_observed_test(folder: Folder, tmp_path: Path) -> None:
-    test = tmp_path / "test_observed.py"
-    test.write_text(OBSERVED)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
-    done = subprocess.run(
-        [*command, "-o", "faulthandler_timeout=1.5"],
-        env=folder.environment(**QUICK),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "Timeout (0:00:01.500000)!" in done.stderr
