@@ -9,6 +9,7 @@ import pytest
 
 from tests.devices.fakenvml.driver import FakeDriver
 from tests.devices.nvml_by_hand import HandNvml, nvml_by_hand
+from tests.devices.nvml_stepping import Stepper
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Cases = Callable[[str, Callable[[str], object]], None]
@@ -19,6 +20,11 @@ def nvml(nvml_driver: FakeDriver) -> Iterator[HandNvml]:
     """Eight H100."""
     with nvml_by_hand(nvml_driver) as nvml:
         yield nvml
+
+
+@pytest.fixture
+def process(nvml: HandNvml) -> Stepper:
+    return Stepper(nvml)
 
 
 @pytest.fixture

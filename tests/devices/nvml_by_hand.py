@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import pynvml
@@ -38,6 +38,8 @@ class HandNvml:
         self.loops = HandLoops(self.clock)
         self.sink = RecordingSink()
         self.ledger = XidLedger(self.clock.wall)
+        # What is closed at the end, once no call hangs any more.
+        self.closing: list[Callable[[], None]] = []
         self._calls_before: dict[int | None, dict[str, int]] = {}
         self._hanging: list[tuple[str | None, int | None, HandLoop]] = []
         self.begin()
@@ -95,6 +97,8 @@ class HandNvml:
     def close(self) -> None:
         self.driver.clear()
         self.loops.join()
+        for close in self.closing:
+            close()
         self.leave()
 
     @staticmethod

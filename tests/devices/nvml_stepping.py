@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from tests.devices.fakenvml.driver import FakeDriver, Value
-from tests.devices.nvml_by_hand import HandNvml, nvml_by_hand, texts, uuid
+from tests.devices.nvml_by_hand import HandNvml, texts, uuid
 from warpwatch_devices.nvml.device import Companions, NvmlDevice
 from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.gpm import GpmWorker
@@ -22,20 +19,18 @@ class Stepper:
     def __init__(self, nvml: HandNvml) -> None:
         self.nvml = nvml
         self.device: NvmlDevice
-        self._gpm: GpmWorker | None = None
-        self._events: EventWatcher | None = None
 
     def begin(self, profile: str, **settings: Value) -> FakeDriver:
         """Load the driver again with these settings, for another device."""
-        self.close()
         nvml = self.nvml
         fake = nvml.begin(profile=profile, gpus=1, **settings)
         initialise()
         monotonic, sink = nvml.clock.monotonic, nvml.sink
-        self._gpm = GpmWorker(nvml.loops, INTERVAL_S, 5.0, monotonic)
-        self._events = EventWatcher(nvml.loops, sink, nvml.ledger, monotonic)
+        gpm = GpmWorker(nvml.loops, INTERVAL_S, 5.0, monotonic)
+        events = EventWatcher(nvml.loops, sink, nvml.ledger, monotonic)
+        nvml.closing += [gpm.close, events.close]
         clocks = (monotonic, nvml.clock.wall)
-        companions = Companions(sink, nvml.ledger, self._events, self._gpm, *clocks)
+        companions = Companions(sink, nvml.ledger, events, gpm, *clocks)
         self.device = NvmlDevice(0, companions, INTERVAL_S)
         return fake
 
@@ -62,18 +57,3 @@ class Stepper:
     @property
     def counts(self) -> dict[str, float]:
         return {" ".join(key): count for key, count in self.nvml.sink.counts.items()}
-
-    def close(self) -> None:
-        if self._events is not None and self._gpm is not None:
-            self._events.close()
-            self._gpm.close()
-
-
-@contextmanager
-def stepping(driver: FakeDriver) -> Iterator[Stepper]:
-    with nvml_by_hand(driver) as nvml:
-        stepper = Stepper(nvml)
-        try:
-            yield stepper
-        finally:
-            stepper.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,6 +41,7 @@ class Events:
         self.nvml = nvml
         clock = nvml.clock.monotonic
         self.watcher = EventWatcher(nvml.loops, nvml.sink, nvml.ledger, clock)
+        nvml.closing.append(self.watcher.close)
 
     def begin(self, gpus: int) -> None:
         self.nvml.driver.set(gpus=gpus)
@@ -86,12 +86,8 @@ class Events:
 
 
 @pytest.fixture
-def events(nvml: HandNvml) -> Iterator[Events]:
-    events = Events(nvml)
-    yield events
-    nvml.driver.clear()
-    nvml.loops.join()
-    events.watcher.close()
+def events(nvml: HandNvml) -> Events:
+    return Events(nvml)
 
 
 def test_an_event_and_its_line_in_the_kernel_log_count_once(events: Events, tmp_path: Path) -> None:

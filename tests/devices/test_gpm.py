@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pynvml
 import pytest
@@ -34,6 +34,7 @@ class Gpm:
     def __init__(self, nvml: HandNvml) -> None:
         self.nvml = nvml
         self.worker = GpmWorker(nvml.loops, 1.0, STUCK_AFTER_S, nvml.clock.monotonic)
+        nvml.closing.append(self.worker.close)
 
     def begin(self, gpus: int) -> None:
         self.nvml.driver.set(gpus=gpus)
@@ -75,12 +76,8 @@ class Gpm:
 
 
 @pytest.fixture
-def gpm(nvml: HandNvml) -> Iterator[Gpm]:
-    gpm = Gpm(nvml)
-    yield gpm
-    nvml.driver.clear()
-    nvml.loops.join()
-    gpm.worker.close()
+def gpm(nvml: HandNvml) -> Gpm:
+    return Gpm(nvml)
 
 
 def test_shares_and_traffic_are_those_of_the_device_and_of_its_instances(

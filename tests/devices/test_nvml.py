@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,7 @@ class Source:
         clocks = {"monotonic": nvml.clock.monotonic, "wall": nvml.clock.wall}
         self.source = NvmlSource(config, around, nvml.ledger, **clocks)
         self.source.start(nvml.loops, nvml.sink)
+        nvml.closing.append(self.source.close)
 
     def begin(self, gpus: int = 8) -> HandNvml:
         """Until all are read, and their events too."""
@@ -81,12 +82,8 @@ class Source:
 
 
 @pytest.fixture
-def source(nvml: HandNvml) -> Iterator[Source]:
-    source = Source(nvml)
-    yield source
-    nvml.driver.clear()
-    nvml.loops.join()
-    source.source.close()
+def source(nvml: HandNvml) -> Source:
+    return Source(nvml)
 
 
 def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(source: Source) -> None:

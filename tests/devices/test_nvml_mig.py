@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.devices.fakenvml.driver import FakeDriver
 from tests.devices.nvml_by_hand import texts, uuid
-from tests.devices.nvml_stepping import Stepper, stepping
+from tests.devices.nvml_stepping import Stepper
 
 SLOW = 10
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
 INSTANCES = ("0=3g.40gb/1/0", "2=2g.20gb/5/0", "5=2g.20gb/5/1")
 ON_TWO = ("4000001/100/C/1/0", "4000002/200/C/5/1")
-
-
-@pytest.fixture
-def process(nvml_driver: FakeDriver) -> Iterator[Stepper]:
-    with stepping(nvml_driver) as stepper:
-        yield stepper
 
 
 def begin(process: Stepper, *instances: str, profile: str = "a100") -> FakeDriver:

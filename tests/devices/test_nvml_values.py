@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.devices.fakenvml.driver import FakeDriver
-from tests.devices.nvml_stepping import Stepper, stepping
+from tests.devices.nvml_stepping import Stepper
 from tests.manual_clock import ManualClock
 from warpwatch_devices.nvml.batch import GrowthRate
 from warpwatch_devices.nvml.costs import CallCosts
@@ -39,12 +38,6 @@ from warpwatch_telemetry.samples import DeviceProcess
 VERSION = "580.105.08"
 SLOW = 10
 EVERYTHING = 60
-
-
-@pytest.fixture
-def process(nvml_driver: FakeDriver) -> Iterator[Stepper]:
-    with stepping(nvml_driver) as stepper:
-        yield stepper
 
 
 # No two values are the same, as far as the driver can tell them apart.
