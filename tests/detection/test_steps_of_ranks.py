@@ -27,9 +27,9 @@ STORIES = {
         ("", "4 0.5 0.02", "1; 1500 pause all 5 every 250"),
     "ten percent more on all ranks where noise is small":
         ("", "8 0.5 0.02", "300; 60 compute all 0.05 -> step_regression job"),
-    "a new regime is found once and then is normal": (
-        "", "2 0.5 0.02", "300; 100 compute all 0.25 -> step_regression job; "
-        "1500 compute all 0.25; 100 compute all 0.5 -> step_regression job",
+    "a new regime is found once and is normal after ten minutes": (
+        "", "2 0.5 0.02", "300; 600 compute all 0.25 -> step_regression job; "
+        "1000 compute all 0.25; 100 compute all 0.5 -> step_regression job",
     ),
     "a regression that went away is closed":
         ("", "2 0.5 0.02", "300; 100 compute all 0.2 -> step_regression job; 100"),
