@@ -114,12 +114,12 @@ def check_answers(http: httpx.Client) -> None:
 
 def check_cluster(server: StandIn, injection: str) -> None:
     """A condition of the node, the outcome of a Capture object, and a webhook."""
-    conditions = eventually(lambda: server.node()["status"].get("conditions"), "a condition")
+    conditions = eventually(lambda: server.node()["status"].get("conditions"), "a condition", 0.2)
     assert [(one["type"], one["status"]) for one in conditions] == [("GpuHealthy", "True")]
     spec = {"job": "llama", "kind": "torch", "steps": 5}
     server.create(CAPTURES, "Capture", "one", spec=spec)
     path = f"{CAPTURES}/one"
-    outcome = eventually(lambda: server.ask("GET", path)["status"].get("outcome"), "an outcome")
+    outcome = eventually(lambda: server.ask("GET", path)["status"].get("outcome"), "none", 0.2)
     assert outcome == "refused_no_rank"
     with http_client(f"https://{injection}") as http:
         assert http.get("/inject").status_code == 405
