@@ -113,6 +113,11 @@ def test_another_run_of_the_job_has_a_baseline_of_its_own(node, run, taken):
     assert len(node.look(30 * HOUR_S)) == 1 + taken
 
 
+def test_a_clock_that_was_set_back_is_no_reason_to_wait(node):
+    assert node.look(HOUR_S, LEAK) == []
+    assert len(node.look(90)) == 1
+
+
 def test_an_interrupted_one_is_tried_once_more(node):
     for tries in (1, 2, 2):
         captures = node.look(tries * 2 * HOUR_S)

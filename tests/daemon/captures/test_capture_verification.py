@@ -216,6 +216,11 @@ def test_ranks_that_brought_no_trace_are_named_with_their_reason(tmp_path):
     assert "without the trace of rank 2 (did not answer) the reason" in found["summary"]
 
 
+def test_without_memory_there_is_no_diagnosis(tmp_path, monkeypatch):
+    monkeypatch.setattr(child, "memory_left", lambda: child.MIN_MEMORY_BYTES - 1)
+    assert child.diagnose("trace", tmp_path, written(tmp_path, 2), {}, run=read_here) == "no_memory"
+
+
 def test_files_of_one_rank_are_no_capture(tmp_path):
     name, _ = written(tmp_path, world_size=2)
     outcome = child.diagnose("trace", tmp_path, [name, name], {}, run=read_here)

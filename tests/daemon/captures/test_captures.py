@@ -8,14 +8,18 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, TOKEN, CaptureNode
 from warpwatch import protocol
+from warpwatch_daemon.captures.session import choose
 from warpwatch_daemon.captures.store import Store
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 
 
 def states(capture: Capture) -> list[str]:
@@ -125,6 +129,20 @@ def test_the_start_step_is_waited_for_as_long_as_steps_take(node, step_s, timeou
     node.poll(after_s=timeout_s - 1)
     assert states(node.capture(asked)) == ["asked", "asked"]
     node.poll(after_s=1.5)
+    assert states(node.capture(asked)) == ["missing", "missing"]
+
+
+def test_recorded_steps_may_take_twice_their_time(node):
+    for _ in range(3):
+        node.rings[1].step(100.0)
+    node.poll()
+    asked = node.coordinator.request(MANUAL)
+    node.answer_all("capture_started", step=4)
+    node.poll()
+    # Three steps, and one beside them.
+    node.poll(after_s=799)
+    assert states(node.capture(asked)) == ["recording", "recording"]
+    node.poll(after_s=2)
     assert states(node.capture(asked)) == ["missing", "missing"]
 
 
@@ -311,6 +329,15 @@ def test_refusals_are_told_apart_and_counted(node):
     counts = {reason: node.counted(reason) for reason in ("refused_busy", "refused_no_rank")}
     assert counts == {"refused_busy": 1, "refused_no_rank": 2}
     assert node.counted("refused_cooldown", "anomaly") == 1
+
+
+def test_a_name_of_jobs_of_two_owners_needs_the_owner():
+    jobs = [JobId(owner, "train", "r1") for owner in ("a", "b")]
+    backend: Any = SimpleNamespace(jobs=lambda: jobs, ranks=lambda job: {0: 2, 1: 2})
+    with pytest.raises(Refused, match="train is a job of each of a, b; name the owner"):
+        choose(backend, MANUAL)
+    request, numbers, world_size = choose(backend, replace(MANUAL, owner="b"))
+    assert (request.owner, numbers, world_size) == ("b", [0, 1], 2)
 
 
 def test_after_a_restart_a_running_capture_is_failed_and_counted(node):

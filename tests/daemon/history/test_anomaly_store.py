@@ -395,6 +395,14 @@ def test_a_store_that_cannot_be_written_costs_no_anomaly(tmp_path, caplog):
     assert node.archive.find(crash.id) is not None
 
 
+def test_a_memory_that_is_too_large_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "MAX_STATE_BYTES", 10)
+    node = Node(tmp_path)
+    node.archive.finish()
+    assert node.failures == ["snapshot"]
+    assert not (tmp_path / "detectors.state").exists()
+
+
 def test_what_could_not_be_written_is_written_when_the_database_is_free_again(
     tmp_path, monkeypatch
 ):

@@ -19,11 +19,12 @@ from warpwatch_daemon.history.remote_store import RemoteStore
 from warpwatch_daemon.history.runs.comparison import compare
 from warpwatch_daemon.history.runs.run_figures import RunFigures, StepHistogram
 from warpwatch_daemon.history.runs.run_files import RunFiles, key_of
-from warpwatch_daemon.history.runs.run_table import MAX_RUNS, REFRESH_S, RunTable
+from warpwatch_daemon.history.runs.run_table import MAX_CAPTURES, MAX_RUNS, REFRESH_S, RunTable
 from warpwatch_daemon.history.runs.run_uploads import RunUploads
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.runs import RunSummary
@@ -172,8 +173,12 @@ def test_what_is_no_training_step_counts_for_nothing(node):
 def test_a_run_ends_with_its_ranks_and_is_on_disk(node):
     node.train(range(120))
     node.runs.write()
+    copied = node.run()
     node.ranks = (rank(0, "exited"), rank(1, "died"))
     node.train(range(120, 130))
+    # A copy of what it was before is none of it now.
+    node.runs.copied(copied, "s3://ours")
+    assert node.run().remote is None
     node.runs.write()
     (path,) = node.path.rglob("*.json")
     assert path.relative_to(node.path).as_posix() == "runs/ns%2Fteam/llama%207b/r1.json"
@@ -197,6 +202,19 @@ def test_a_restart_of_the_daemon_counts_no_step_twice(node):
         {"forward": 0.2, "backward": 0.25, "other": 0.05}, rel=0.01
     )
     assert run.tokens_per_step == pytest.approx(1000.0)
+
+
+def test_energy_goes_on_after_a_restart_and_the_newest_captures_are_named(node, monkeypatch):
+    monkeypatch.setattr(node.hub, "job_energy", lambda job: 100.0)
+    request = CaptureRequest(kind="torch", trigger="manual", **JOB.fields())
+    captures = [Capture(f"c{number}", request, BEGAN) for number in range(MAX_CAPTURES + 1)]
+    node.hub.publish(captures=tuple(captures))
+    node.train(range(30))
+    node.runs.write()
+    node.start()
+    node.train(range(30, 40))
+    assert node.run().energy_j == 200.0
+    assert node.run().captures == tuple(capture.id for capture in captures[1:])
 
 
 def test_a_run_that_ended_while_no_daemon_looked_has_ended(node):

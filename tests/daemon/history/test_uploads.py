@@ -21,7 +21,7 @@ from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.cli.diagnose import main as diagnose
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.history import remote_store
-from warpwatch_daemon.history.remote_store import RemoteStore
+from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_daemon.history.uploads import Uploads
 from warpwatch_exporters.pause import LONGEST_S
 from warpwatch_telemetry.captures import AnomalySeen, Capture, CaptureRequest
@@ -275,12 +275,15 @@ def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node, s3, capsys):
     assert diagnosis(f"{capture.remote}rank0.pt.trace.json.gz") != local
 
 
-def test_an_address_without_a_capture_is_named_in_one_line(s3):
+def test_an_address_without_a_capture_is_named_in_one_line(s3, monkeypatch):
     with pytest.raises(UsageError, match=r"^s3://ours/gpus/no is no capture, or not whole"):
         diagnose(["s3://ours/gpus/no"])
     RemoteStore(URL).put("c/capture.json", b"[]")
     with pytest.raises(UsageError, match=r"^s3://ours/gpus/c/capture.json is no record of a cap"):
         diagnose(["s3://ours/gpus/c/"])
+    monkeypatch.setattr(remote_store, "MAX_DOCUMENT_BYTES", 1)
+    with pytest.raises(RemoteStoreError, match=r"/c/capture.json: more than 1 bytes"):
+        RemoteStore(URL).read("c/capture.json")
 
 
 def test_a_record_names_no_file_outside_of_its_folder(node, s3):
