@@ -1,4 +1,4 @@
-"""What every test gets: an environment without our variables, golden files, the fake driver."""
+"""Fixtures of all tests: an environment without our variables, golden files, the fake driver."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
 from tests.loop.other_users import open_folder
+
+# Hypothesis draws the same examples on every machine, however slow it is.
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("steady")
 
 GOLDEN = Path(__file__).parent / "golden"
 

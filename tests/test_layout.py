@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -49,6 +50,35 @@ CLIENT_FOR_DAEMON = {
 }
 # The demo's training program is a user of the shim.
 SHIM_USER = "warpwatch_daemon.demo.training"
+
+# Files of tests that sleep or read a clock, each with its reason. All others wait for events
+# (tests/waiting.py) or move a clock by hand (tests/manual_clock.py).
+READ_CLOCKS = {
+    "tests/waiting.py": "the one deadline of all waits for real processes",
+    "tests/client/daemon_side.py": "rings carry the clock of the machine",
+    "tests/client/loop_base.py": "a program that is observed: its steps take time",
+    "tests/daemon/ranks/ring_files.py": "rings carry the clock of the machine",
+    "tests/dashboards/panels/render.py": "Prometheus is asked about the last minutes",
+    "tests/dashboards/sites.py": "Prometheus is given series that end now",
+    "tests/dashboards/training.py": "a program that is observed: its steps take time",
+    "tests/devices/dcgm_stand_in/host_engine.py": "a DCGM of its own process dates its samples",
+    "tests/devices/fakenvml/driver.py": "the driver dates its samples",
+    "tests/diagnosis/recorded_faults.py": "a program that is observed: its faults take time",
+    "tests/diagnosis/recorded_ranks.py": "a program that is observed: its faults take time",
+    "tests/fleet/hostile_agents.py": "agents of processes of their own, which date what they say",
+    "tests/fuzz/__main__.py": "`make fuzz` ends after some minutes",
+    "tests/fuzz/targets/broken.py": "a target that spins on purpose",
+    "tests/fuzz/watch.py": "a target that spins is stopped by its processor time",
+    "tests/image/training.py": "a program that is observed: its steps take time",
+    "tests/loop/attackers.py": "programs of attackers, which pause between attacks",
+    "tests/loop/healthy.py": "programs that are observed: their steps take time",
+    "tests/loop/node.py": "waits in which nothing may happen, in acceptance only",
+    "tests/loop/test_faults_in_training.py": "acceptance: a hang is found within 30 s",
+    "tests/loop/test_soak.py": "half an hour of health, second by second",
+    "tests/loop/training.py": "a program that is observed: its steps and faults take time",
+    "tests/loop/trainings.py": "the soak starts jobs again at their time",
+}
+CLOCKS = re.compile(r"(sleep|monotonic|time|perf_counter|thread_time|process_time)(_ns)?")
 
 Graph = dict[str, set[str]]
 
@@ -183,6 +213,25 @@ def test_imports_inside_of_a_package_point_downwards(package: str, graph: Graph)
     for name in inner:
         if name.split(".")[0] == package:
             assert circle(between_folders(graph, name)) == [], name
+
+
+def clock_lines(path: Path) -> Iterator[int]:
+    """Yield the lines that use a clock or sleep of ``time``, but for texts of programs."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id == "time" and CLOCKS.fullmatch(node.attr):
+                yield node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield node.lineno
+
+
+def test_only_the_listed_tests_sleep_or_read_a_clock() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix(): next(clock_lines(path), 0)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+    }
+    assert {path: line for path, line in found.items() if line and path not in READ_CLOCKS} == {}
+    assert [path for path in READ_CLOCKS if not found.get(path)] == [], "listed without need"
 
 
 def test_no_test_module_imports_another() -> None:

@@ -1,22 +1,15 @@
-"""Simulated jobs, each simulated and diagnosed once, and the way that hypothesis draws."""
+"""Simulated jobs, each simulated and diagnosed once."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests.diagnosis.faults import job
 from tests.diagnosis.workloads import simulate
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
-
-# The same examples on every machine, however slow it is.
-settings.register_profile(
-    "steady", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
-settings.load_profile("steady")
 
 
 class Simulations:

@@ -1,0 +1,92 @@
+"""The whole loop, once of each kind: a fault to its diagnosis, a fleet of two agents.
+
+test_hang_stacks.py has a hang, test_restart_in_anomaly.py a restart. Faults are many times as long
+as a step, so that they stand out on a machine that is busy with other work too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loop.cluster import loop_cluster
+from tests.loop.node import loop_node, poll
+from tests.loop.programs import LOADING, STEPPING
+
+# A busy machine takes its time to begin a step.
+PATIENT = {"arm_timeout_s": 300, "cooldown_s": 0}
+HANG = {"timeout_s": 20, "warmup_timeout_s": 0, "stopped_after_s": 3}
+
+
+@pytest.mark.torch
+def test_a_slow_data_loader_is_found_captured_and_diagnosed(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    with loop_node(tmp_path, triggers=PATIENT) as node:
+        node.start_daemon()
+        command = ["-m", "warpwatch", "run", "--job", "loading", "--", sys.executable]
+        node.start("rank0", [*command, "-c", LOADING, str(slow)], node.rank_environment(0, 1))
+
+        def is_learned() -> bool:
+            return any(rank["steps_total"] > 200 for rank in node.get("ranks"))
+
+        def found() -> list[Any]:
+            return [one for one in node.get("anomalies") if one["kind"] == "data_stall"]
+
+        def captured() -> list[Any]:
+            captures = node.get("captures")
+            asked = [c for c in captures if c["request"]["anomaly_id"] == stall["id"]]
+            return [capture for capture in asked if capture["diagnosis"]]
+
+        poll(is_learned, lambda: node.log("rank0") + node.log("daemon"))
+        slow.touch()
+        (stall,) = poll(found, lambda: node.log("daemon"))
+        assert (stall["job"], stall["severity"]) == ("loading", "warning")
+        (capture,) = poll(captured, lambda: node.log("daemon") + str(node.get("captures")))
+        assert (capture["outcome"], capture["ranks"][0]["verified"]) == ("complete", True)
+        assert capture["diagnosis"]["verdict"] == "data_loading"
+        assert "num_workers" in capture["diagnosis"]["findings"][0]["advice"]
+        report = node.http.get(f"/api/v1/captures/{capture['id']}/report.html")
+        assert (report.status_code, "data_loading" in report.text) == (200, True)
+        labels = {"kind": "torch", "trigger": "anomaly", "outcome": "complete"}
+        assert node.metric("warpwatch_captures_total", **labels) == 1
+        slow.unlink()
+        poll(lambda: all(one["end_time"] for one in found()), lambda: node.log("daemon"))
+
+
+def test_a_rank_that_stops_is_one_hang_of_a_job_over_two_nodes(tmp_path: Path) -> None:
+    with loop_cluster(tmp_path, 2, detection={"hang": HANG}, triggers=PATIENT) as cluster:
+        cluster.start()
+        ranks = [
+            node.start_rank(number, STEPPING, "-1", "0.05", WARPWATCH_RUN="first")
+            for number, node in enumerate(cluster.nodes)
+        ]
+
+        def both_step() -> bool:
+            return [rank["host"] for rank in cluster.get("ranks")] == ["gpu-1", "gpu-2"] and all(
+                rank["steps_total"] > 50 for rank in cluster.get("ranks")
+            )
+
+        def found() -> list[Any]:
+            return [one for one in cluster.get("anomalies") if one["kind"] == "hang"]
+
+        def captured() -> list[Any]:
+            captures = cluster.get("captures")
+            asked = [c for c in captures if c["request"]["anomaly_id"] == hang["id"]]
+            return [capture for capture in asked if capture["diagnosis"]]
+
+        poll(both_step, cluster.log)
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        (hang,) = poll(found, cluster.log)
+        assert (hang["rank"], hang["node"], hang["judged_by"]) == (1, "gpu-2", "fleet")
+        (capture,) = poll(captured, cluster.log)
+        assert capture["request"]["kind"] == "stacks"
+        assert {one["node"]: one["state"] for one in capture["ranks"]}["gpu-1"] == "written"
+        for node in cluster.nodes:
+            assert [one for one in node.get("anomalies") if one["kind"] == "hang"] == []
+        os.kill(ranks[1].pid, signal.SIGCONT)
+        poll(lambda: all(one["end_time"] for one in found()), cluster.log)
