@@ -17,6 +17,7 @@ from warpwatch.captures.recording import RecordingSession
 from warpwatch.captures.safety import Situation, cuda_graphs, cupti_busy, refusal
 from warpwatch.captures.safety import unsafe_stacks as unsafe
 from warpwatch.commands import Command, parse
+from warpwatch.protocol import MAX_ARM_TIMEOUT_S
 
 CLIENT = ROOT / "client" / "warpwatch"
 
@@ -125,6 +126,27 @@ def test_options_of_a_command_are_those_that_are_known() -> None:
         command = parse({**fields, "options": given})
         assert command is not None
         assert command.options == read
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("steps", (1, 100), (0, 101, True, 2.0)),
+        ("arm_timeout_s", (0.1, MAX_ARM_TIMEOUT_S), (0, MAX_ARM_TIMEOUT_S + 1, "60")),
+        ("id", ("a" * 40,), ("a" * 41, "", "../x", 3)),
+    ],
+)
+def test_a_command_beyond_its_bounds_is_none(
+    name: str, good: tuple[Any, ...], bad: tuple[Any, ...]
+) -> None:
+    fields = {"op": "capture", "id": "c-1", "kind": "torch", "start_step": 40, "steps": 2}
+
+    def accepted(value: Any) -> bool:
+        command = parse({**fields, name: value})
+        return command is not None and command.kind == "torch"
+
+    assert [accepted(value) for value in good] == [True] * len(good)
+    assert [accepted(value) for value in bad] == [False] * len(bad)
 
 
 class Said:
