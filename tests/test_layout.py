@@ -61,8 +61,6 @@ READ_CLOCKS = {
     "tests/dashboards/panels/render.py": "Prometheus is asked about the last minutes",
     "tests/dashboards/sites.py": "Prometheus is given series that end now",
     "tests/dashboards/training.py": "a program that is observed: its steps take time",
-    "tests/devices/dcgm_stand_in/host_engine.py": "a DCGM of its own process dates its samples",
-    "tests/devices/fakenvml/driver.py": "the driver dates its samples",
     "tests/diagnosis/recorded_faults.py": "a program that is observed: its faults take time",
     "tests/diagnosis/recorded_ranks.py": "a program that is observed: its faults take time",
     "tests/fleet/hostile_agents.py": "agents of processes of their own, which date what they say",
