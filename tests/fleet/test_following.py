@@ -85,6 +85,10 @@ class Enough(Exception):
     pass
 
 
+def stop(lines: list[bytes]) -> None:
+    raise Enough
+
+
 def test_an_agent_that_was_found_by_a_name_is_verified_for_it(serve, tmp_path):
     name = "warpwatch-peers.monitoring.svc"
     folder = certified(tmp_path, name)
@@ -96,7 +100,7 @@ def test_an_agent_that_was_found_by_a_name_is_verified_for_it(serve, tmp_path):
         (Target(address), "verify failed"),
     ):
         with pytest.raises(AgentError, match=said):
-            followed(config, to, lambda lines: None)
+            followed(config, to, stop)
 
 
 def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(agent, config, to):
@@ -129,14 +133,14 @@ def test_an_agent_that_refuses_says_why_and_a_tenants_own_is_not_shown_the_token
         with pytest.raises(
             AgentError, match=r"^401: this needs the token of http.token_file: send"
         ):
-            followed(agents, address, lambda lines: None)
+            followed(agents, address, stop)
 
 
 def test_nobody_listens_there():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(AgentError, match="ConnectError"):
-        followed(AgentsConfig(), Target(f"127.0.0.1:{port}"), lambda lines: None)
+        followed(AgentsConfig(), Target(f"127.0.0.1:{port}"), stop)
 
 
 @contextmanager
@@ -175,7 +179,7 @@ def answering(body: bytes) -> Iterator[Target]:
 )
 def test_what_is_no_agent_is_named_in_one_line(body, said):
     with answering(body) as to, pytest.raises(AgentError, match=said) as raised:
-        followed(AgentsConfig(), to, lambda lines: None)
+        followed(AgentsConfig(), to, stop)
     assert "\n" not in str(raised.value)
 
 
