@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -208,6 +209,17 @@ def test_the_end_waits_ten_minutes_for_a_verdict() -> None:
     }
     assert late == early | {"endTime": timestamp(1000.0)}
     assert objects._news(waiting, "", late, 9999.0) == {}
+
+
+def test_a_capture_of_another_owner_is_not_told() -> None:
+    other = replace(CAPTURE, request=replace(CAPTURE.request, owner="ns/other"))
+    api: Any = None
+    captures: Any = SimpleNamespace(shown=lambda: (other,))
+    own = CaptureObjects(api, captures, threading.Lock(), (0, 1), LINK, lambda: 1000.0)
+    status = {"captureId": CAPTURE.id, "time": timestamp(1000.0)}
+    for namespace, is_told in (("team", False), ("other", True)):
+        about = {"namespace": namespace, "name": "once", "uid": "0a1b2c3d"}
+        assert bool(own._progress({"metadata": about}, status)) == is_told
 
 
 def test_a_watch_that_the_server_has_forgotten_is_begun_with_a_list(
