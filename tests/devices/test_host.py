@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
+from warpwatch_devices import host
 from warpwatch_devices.config import HostConfig
 from warpwatch_devices.host import (
     HostSource,
@@ -65,3 +70,28 @@ def test_the_source_publishes_at_its_interval() -> None:
     key = ("host_cpu_seconds_total", ("idle",))
     assert last.values[key] >= first.values[key]
     assert (sink.healths[-1].up, sink.healths[-1].reason) == (True, "")
+
+
+def test_counters_of_disks_interfaces_and_memory_have_their_own_series(
+    golden: Callable[[str, bytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = ("read_bytes", "write_bytes", "read_count", "write_count", "busy_time")
+    network = ("bytes_recv", "bytes_sent", "errin", "errout", "dropin", "dropout")
+    memory = ("total", "available", "used", "cached", "shared")
+    answers = {
+        "disk_io_counters": {"sda": numbered(disk, 1000)},
+        "net_io_counters": {"eth0": numbered(network, 2000)},
+        "virtual_memory": numbered(memory, 3000),
+        "swap_memory": numbered(("total", "used", "sin", "sout"), 4000),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(psutil, name, lambda answer=answer, **_: answer)
+    monkeypatch.setattr(host, "_BLOCK_DEVICES", Path("/nowhere"))
+    values, _ = read_host()
+    parts = ("host_disk", "host_network", "host_memory", "host_swap")
+    lines = [f"{key} {values[key]}" for key in sorted(values) if key[0].startswith(parts)]
+    golden("host_counters.txt", "".join(f"{line}\n" for line in lines).encode())
+
+
+def numbered(names: tuple[str, ...], first: int) -> SimpleNamespace:
+    return SimpleNamespace(**{name: first + at for at, name in enumerate(names)})

@@ -12,14 +12,16 @@ import pytest
 from tests.devices.conftest import Cases
 from tests.devices.fakenvml.driver import LIBRARY
 from tests.devices.nvml_by_hand import HandNvml, uuid
+from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.nvml.device import PROBE_INTERVAL_S
+from warpwatch_devices.nvml.generation_sink import GenerationSink
 from warpwatch_devices.nvml.last_resort import LastResort
 from warpwatch_devices.nvml.library import library_replaced, meaning_of, name_of
 from warpwatch_devices.nvml.source import RETRY_INTERVAL_S, NvmlSource
 from warpwatch_devices.source import Surroundings
-from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 
 ALL = set(range(8))
 STUCK_AFTER_S, GRACE_S = 5.0, 60.0
@@ -430,3 +432,22 @@ def test_what_breaks_off_begins_its_time_again() -> None:
 
 def test_return_codes_mean_what_the_policy_says(cases: Cases) -> None:
     cases("nvml_codes.txt", lambda code: f"{meaning_of(int(code)).name} {name_of(int(code))}")
+
+
+def test_nothing_is_published_of_a_device_that_was_given_up_or_after_the_end() -> None:
+    sink = RecordingSink()
+    generation = GenerationSink(sink)
+    sample = DeviceSample(Device("unknown-2", 2, ""), 1.0)
+    for change in (lambda: None, lambda: generation.welcome("unknown-2")):
+        change()
+        generation.publish_device(sample)
+        assert "unknown-2" in sink.devices
+        generation.retire("unknown-2")
+        generation.publish_device(sample)
+        assert sink.devices == {}
+    generation.welcome("unknown-2")
+    generation.close()
+    generation.publish_device(sample)
+    generation.count("errors", by=2)
+    generation.forget_device("other")
+    assert (sink.devices, sink.counts, sink.forgotten) == ({}, {}, ["unknown-2"] * 2)

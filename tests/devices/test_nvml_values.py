@@ -326,10 +326,12 @@ def test_where_there_are_no_samples_utilization_is_integrated(process: Stepper) 
     fake.fail("nvmlDeviceGetSamples", 3)
     assert process.step()["busy_seconds_total"] == 0
     assert process.step(2)["busy_seconds_total"] == 2
-    # What is known of a gap is too little.
-    process.nvml.advance(2.5)
-    assert process.step()["busy_seconds_total"] == 2
-    assert process.step()["busy_seconds_total"] == 3
+    process.nvml.advance(2.0)
+    assert process.step()["busy_seconds_total"] == 5
+    # What is known of a longer gap is too little.
+    process.nvml.advance(2.1)
+    assert process.step()["busy_seconds_total"] == 5
+    assert process.step()["busy_seconds_total"] == 6
     assert process.calls("nvmlDeviceGetSamples") == 1
 
 
