@@ -438,8 +438,8 @@ def test_nothing_is_published_of_a_device_that_was_given_up_or_after_the_end() -
     sink = RecordingSink()
     generation = GenerationSink(sink)
     sample = DeviceSample(Device("unknown-2", 2, ""), 1.0)
-    for change in (lambda: None, lambda: generation.welcome("unknown-2")):
-        change()
+    for _ in range(2):
+        generation.welcome("unknown-2")
         generation.publish_device(sample)
         assert "unknown-2" in sink.devices
         generation.retire("unknown-2")
