@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -40,6 +41,7 @@ class Expression:
     empty_when_healthy: bool
 
 
+@functools.cache
 def dashboards() -> dict[str, dict[str, Any]]:
     """The committed ones, by the name of their file."""
     return {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in NAMES}

@@ -125,10 +125,10 @@ def lived(job: Job, engine: Detection, story: str, **others: Extra) -> list[Anom
         count, tell = int(steps.split()[0]), extras.pop("tell", nothing)
         before = kinds_of(engine.active)
         # A restart of the daemon within the part changes nothing.
-        new = []
-        for some in (count // 3, count - count // 3):
-            new += opened(engine, with_events(job.steps(some, **others | extras), tell))
-            restart(engine)
+        new = opened(engine, with_events(job.steps(count // 3, **others | extras), tell))
+        restart(engine)
+        rest = job.steps(count - count // 3, **others | extras)
+        new += opened(engine, with_events(rest, tell))
         assert kinds_of(new) == [one for one in expected if one not in before], part
         assert kinds_of(engine.active) == expected, part
         found += new
