@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.devices.ports import BRIDGE, EFA, INFINIBAND, ROCE, make
@@ -32,30 +33,16 @@ def source_of(sys: Path, *gpus: DeviceSample) -> NetworkSource:
     )
 
 
-def test_infiniband_counts_words_and_what_holds_no_number_is_absent(tmp_path: Path) -> None:
+def test_infiniband_roce_and_efa_have_counters_of_their_own(
+    tmp_path: Path, golden: Callable[[str, bytes], None]
+) -> None:
     make(tmp_path, "mlx5_0", INFINIBAND, f"{BRIDGE}/0000:18:00.0")
-    ports = dict(read_ports(tmp_path))
-    values = ports["mlx5_0/1"]
-    port = ("mlx5_0", "1")
-    assert values["network_port_up", port] == 1
-    assert values["network_port_info", (*port, "InfiniBand", "MT4129", "28.39.1002")] == 1
-    assert values["network_port_rate_bytes_per_second", port] == 50e9
-    assert values["network_port_receive_bytes_total", port] == 4 * 5048376321
-    assert values["network_port_errors_total", (*port, "local_link_integrity_errors")] == 15
-    assert values["network_port_congestion_total", (*port, "port_xmit_wait")] == 2488743201
-    assert not any("VL15_dropped" in labels for _, labels in values)
-
-
-def test_roce_and_efa_have_counters_of_their_own(tmp_path: Path) -> None:
     make(tmp_path, "mlx5_2", ROCE, f"{BRIDGE}/0000:19:00.0")
     make(tmp_path, "rdmap0s6", EFA, f"{BRIDGE}/0000:1a:00.0")
     ports = dict(read_ports(tmp_path))
-    roce, efa = ports["mlx5_2/1"], ports["rdmap0s6/1"]
-    assert roce["network_port_congestion_total", ("mlx5_2", "1", "np_cnp_sent")] == 918
-    assert roce["network_port_errors_total", ("mlx5_2", "1", "local_ack_timeout_err")] == 2
-    assert efa["network_port_transmit_bytes_total", ("rdmap0s6", "1")] == 8192
-    assert efa["network_port_errors_total", ("rdmap0s6", "1", "rx_drops")] == 1
-    assert ("network_port_rate_bytes_per_second", ("rdmap0s6", "1")) not in efa
+    lines = [f"{key} {ports[name][key]}" for name in sorted(ports) for key in sorted(ports[name])]
+    # InfiniBand counts words; what holds no number, such as VL15_dropped, is absent.
+    golden("network_ports.txt", "".join(f"{line}\n" for line in lines).encode())
 
 
 def test_a_gpu_behind_the_same_switch_is_near_and_one_behind_another_is_not(tmp_path: Path) -> None:

@@ -32,10 +32,13 @@ def thread(proc: Path, tid: int, run_s: float, wait_s: float) -> None:
     write(proc / f"7/task/{tid}/schedstat", f"{run_s * 1e9:.0f} {wait_s * 1e9:.0f} 12\n")
 
 
-def test_run_and_wait_are_nanoseconds_of_a_thread() -> None:
+def test_texts_of_the_kernel_are_read_as_it_writes_them() -> None:
     assert parse_schedstat(b"77860325 43544250 280\n") == ThreadTimes(77860325, 43544250)
     for unknown in (b"", b"0 0 0\n", b"1 2\n", b"1 x 3\n"):
         assert parse_schedstat(unknown) is None
+    assert parse_cores("0-2,8\n") == {0, 1, 2, 8}
+    assert parse_cores("5") == {5}
+    assert parse_cores("") == parse_cores("x-2") == frozenset()
 
 
 def test_the_waits_of_threads_are_summed_and_the_longest_is_the_share(tmp_path: Path) -> None:
@@ -146,9 +149,3 @@ def test_steal_is_of_the_cores_that_are_asked_for() -> None:
     assert steal_share(before, now, {0, 1}) == 0.2
     assert steal_share(before, now, {5}) is None
     assert parse_core_ticks("cpu0 1 2 3\ncpu1 a b c d e f g h\n") == {}
-
-
-def test_a_list_of_cores_is_read_as_the_kernel_writes_it() -> None:
-    assert parse_cores("0-2,8\n") == {0, 1, 2, 8}
-    assert parse_cores("5") == {5}
-    assert parse_cores("") == parse_cores("x-2") == frozenset()

@@ -7,6 +7,7 @@ kubelet works in /var/lib/kubelet. Pods use the host's network, as there is no C
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ class KubernetesNode:
     def start_kubelet(self) -> None:
         """Also after ``stop_kubelet``; does not wait for it."""
         (self._work / "kubelet.json").write_text(json.dumps(self._kubelet_configuration()))
-        (self._work / "kubeconfig.json").write_text(json.dumps(_kubeconfig()))
+        shutil.copy(_CONFIGURATIONS / "kubeconfig.json", self._work)
         self._kubelet = self._run(
             f"{self._binaries}/kubelet",
             f"--config={self._work}/kubelet.json",
@@ -152,15 +153,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _kubeconfig() -> dict[str, Any]:
-    cluster = {"server": _SERVER, "insecure-skip-tls-verify": True}
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "test", "cluster": cluster}],
-        "users": [{"name": "test", "user": {"token": _TOKEN}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        "current-context": "test",
-    }
