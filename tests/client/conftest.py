@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,7 +15,8 @@ from tests.client.daemon_side import Folder
 from tests.client.fork_server import ForkServer
 from tests.client.hooked import Loops
 from tests.manual_clock import ManualClock
-from warpwatch import monitor, steps
+from warpwatch import monitor, protocol, steps
+from warpwatch.ring import RingWriter
 
 
 @pytest.fixture
@@ -22,6 +24,15 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     found = Folder(tmp_path / "warpwatch")
     with found.held():
         yield found
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[RingWriter]:
+    path = tmp_path / "test.ring"
+    path.write_bytes(bytes(protocol.RING_SIZE))
+    found = RingWriter(os.open(path, os.O_RDWR), "test")
+    yield found
+    found.close()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any
 from tests.client.fork_server import ROOT, Forked, ForkServer
 from tests.waiting import eventually
 from warpwatch import protocol
+from warpwatch.ring import RingWriter
 
 HOLD_LOCK = """
 import fcntl, sys
@@ -70,6 +71,15 @@ class Ring:
 
     def event_names(self) -> list[str]:
         return [str(event["event"]) for event in self.events]
+
+
+def written(ring: RingWriter) -> list[protocol.RecordHead]:
+    """The records of a ring of this process."""
+    numbers = range(1, ring.words[protocol.WORD_RECORDS] + 1)
+    offsets = (protocol.record_offset(number) for number in numbers)
+    return [
+        protocol.decode_record(bytes(ring._view[at : at + protocol.RECORD_SIZE])) for at in offsets
+    ]
 
 
 class Folder:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from threading import Lock, Thread
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.client.daemon_side import written
 from tests.client.simulated_cuda import SimulatedCuda, SimulatedStream
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
@@ -251,22 +249,8 @@ def test_another_device_has_events_of_its_own(
     assert training.events_held == 40
 
 
-@pytest.fixture
-def ring(tmp_path: Path) -> Iterator[RingWriter]:
-    path = tmp_path / "test.ring"
-    path.write_bytes(bytes(protocol.RING_SIZE))
-    found = RingWriter(os.open(path, os.O_RDWR), "test")
-    yield found
-    found.close()
-
-
 def records(ring: RingWriter, kind: int) -> list[bytes]:
-    numbers = range(1, ring.words[protocol.WORD_RECORDS] + 1)
-    offsets = (protocol.record_offset(number) for number in numbers)
-    found = [
-        protocol.decode_record(bytes(ring._view[at : at + protocol.RECORD_SIZE])) for at in offsets
-    ]
-    return [record.payload for record in found if record.type == kind]
+    return [record.payload for record in written(ring) if record.type == kind]
 
 
 def test_a_helper_that_may_not_settle_keeps_no_one_else_from_it() -> None:

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.client.daemon_side import Folder
+from tests.client.daemon_side import Folder, written
 from tests.client.training import training
 from tests.waiting import eventually
 from warpwatch import protocol
 from warpwatch.gc_pauses import GcPauses
 from warpwatch.ring import RingWriter
 from warpwatch.steps import StepClock
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Iterator[RingWriter]:
-    path = tmp_path / "test.ring"
-    path.write_bytes(bytes(protocol.RING_SIZE))
-    ring = RingWriter(os.open(path, os.O_RDWR), "test")
-    yield ring
-    ring.close()
 
 
 @pytest.fixture
@@ -38,14 +27,6 @@ def pauses() -> Iterator[GcPauses]:
     gc.enable()
 
 
-def records(ring: RingWriter) -> list[protocol.RecordHead]:
-    count = ring.words[protocol.WORD_RECORDS]
-    offsets = [protocol.record_offset(number) for number in range(1, count + 1)]
-    return [
-        protocol.decode_record(bytes(ring._view[at : at + protocol.RECORD_SIZE])) for at in offsets
-    ]
-
-
 def collect(pauses: GcPauses, pause_ns: int, generation: int = 2) -> None:
     """A collection that takes exactly so long."""
     now = [1_000]
@@ -55,26 +36,26 @@ def collect(pauses: GcPauses, pause_ns: int, generation: int = 2) -> None:
     pauses._collected("stop", {"generation": generation})
 
 
-def test_real_collections_are_counted(pauses: GcPauses, written: RingWriter) -> None:
-    pauses.report(written, now_s=1)
+def test_real_collections_are_counted(pauses: GcPauses, ring: RingWriter) -> None:
+    pauses.report(ring, now_s=1)
     for _ in range(3):
         gc.collect(0)
-    pauses.report(written, now_s=2)
+    pauses.report(ring, now_s=2)
     assert pauses.collections == 3
-    record = records(written)[0]
+    record = written(ring)[0]
     total_ns, collections, longest_ns = protocol.GC.unpack(record.payload)
     assert (record.type, collections) == (protocol.RECORD_GC, 3)
     assert 0 < longest_ns <= total_ns == pauses.total_ns
 
 
 def test_a_long_pause_is_an_event_with_its_generation_and_step(
-    pauses: GcPauses, written: RingWriter
+    pauses: GcPauses, ring: RingWriter
 ) -> None:
     pauses._clock.steps = 42
     collect(pauses, 12_000_000, generation=2)
     collect(pauses, 2_000_000, generation=0)
-    pauses.report(written, now_s=1)
-    record, event = records(written)
+    pauses.report(ring, now_s=1)
+    record, event = written(ring)
     assert protocol.GC.unpack(record.payload) == (14_000_000, 2, 12_000_000)
     assert json.loads(event.payload) == {
         "event": "gc_pause",
@@ -84,36 +65,34 @@ def test_a_long_pause_is_an_event_with_its_generation_and_step(
     }
 
 
-def test_it_reports_once_a_second_and_only_what_changed(
-    pauses: GcPauses, written: RingWriter
-) -> None:
+def test_it_reports_once_a_second_and_only_what_changed(pauses: GcPauses, ring: RingWriter) -> None:
     collect(pauses, 3_000_000)
-    pauses.report(written, now_s=1)
+    pauses.report(ring, now_s=1)
     collect(pauses, 5_000_000)
     collect(pauses, 4_000_000)
-    pauses.report(written, now_s=1.9)
-    pauses.report(written, now_s=2)
-    pauses.report(written, now_s=3.5)
-    found = [protocol.GC.unpack(record.payload) for record in records(written)]
+    pauses.report(ring, now_s=1.9)
+    pauses.report(ring, now_s=2)
+    pauses.report(ring, now_s=3.5)
+    found = [protocol.GC.unpack(record.payload) for record in written(ring)]
     assert found == [(3_000_000, 1, 3_000_000), (12_000_000, 3, 5_000_000)]
 
 
 def test_it_comes_back_when_the_program_clears_the_callbacks(
-    pauses: GcPauses, written: RingWriter
+    pauses: GcPauses, ring: RingWriter
 ) -> None:
-    pauses.report(written, now_s=1)
-    pauses.report(written, now_s=1)
+    pauses.report(ring, now_s=1)
+    pauses.report(ring, now_s=1)
     assert gc.callbacks.count(pauses._collected) == 1
     others = gc.callbacks[:]
     gc.callbacks.clear()
-    pauses.report(written, now_s=1)
+    pauses.report(ring, now_s=1)
     assert gc.callbacks == [pauses._collected]
     gc.callbacks[:] = others
 
 
-def test_it_can_be_switched_off(written: RingWriter) -> None:
+def test_it_can_be_switched_off(ring: RingWriter) -> None:
     pauses = GcPauses(StepClock(), {"WARPWATCH_GC": "0"})
-    pauses.report(written, now_s=1)
+    pauses.report(ring, now_s=1)
     assert pauses._collected not in gc.callbacks
     pauses.drop()
 
