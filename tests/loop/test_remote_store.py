@@ -56,7 +56,7 @@ def captured(node: LoopNode) -> Any:
 def test_what_was_captured_while_the_bucket_was_away_arrives_once_and_nothing_else(
     node: LoopNode, s3: Bucket
 ) -> None:
-    s3.proxy.set("refuse")
+    s3.set("refuse")
     captures = [captured(node), captured(node)]
     poll(
         lambda: node.metric("warpwatch_uploads_total", what="capture", outcome="failed"),
@@ -68,7 +68,7 @@ def test_what_was_captured_while_the_bucket_was_away_arrives_once_and_nothing_el
     assert node.metric(PENDING, what="capture") == 2
     captures.append(captured(node))
     assert s3.objects() == []
-    s3.proxy.set("pass")
+    s3.set("pass")
     poll(
         lambda: node.metric(PENDING, what="capture") == 0,
         node.log("daemon"),
@@ -80,18 +80,18 @@ def test_what_was_captured_while_the_bucket_was_away_arrives_once_and_nothing_el
         for name in (*capture["files"], "capture.json", "manifest.json")
     ]
     assert s3.objects() == sorted(expected)
-    written = [line for line in s3.proxy.seen if line.startswith("PUT")]
+    written = [line for line in s3.seen if line.startswith("PUT")]
     manifests = [line for line in written if line.endswith("/manifest.json")]
     assert [capture["id"] in line for capture in captures for line in manifests].count(True) == 3
-    assert {line.partition(" ")[0] for line in s3.proxy.seen} == {"PUT"}
+    assert {line.partition(" ")[0] for line in s3.seen} == {"PUT"}
 
 
 def test_a_bucket_that_never_answers_delays_neither_captures_nor_the_end(
     node: LoopNode, s3: Bucket
 ) -> None:
-    s3.proxy.set("silent")
+    s3.set("silent")
     captured(node)
-    poll(lambda: s3.proxy.seen, node.log("daemon"))
+    poll(lambda: s3.seen, node.log("daemon"))
     # While that upload waits:
     captured(node)
     node.terminate_daemon()
@@ -107,7 +107,7 @@ def test_while_the_bucket_is_away_the_local_store_keeps_its_limits(
     store = {"url": (tmp_path / "captures").as_uri(), "max_captures": 2}
     quiet = {"step_spikes": {"enabled": False}}
     with loop_node(tmp_path, remote_store={"url": URL}, store=store, detection=quiet) as node:
-        s3.proxy.set(503)
+        s3.set(503)
         node.start_daemon(wait=True, **s3.environment)
         node.start_rank(0, PROGRAM, world_size=1)
         poll(lambda: node.get("ranks"), node.log("rank0"))
@@ -118,7 +118,7 @@ def test_while_the_bucket_is_away_the_local_store_keeps_its_limits(
         given_up = {"what": "capture", "outcome": "given_up"}
         poll(lambda: node.metric(UPLOADS, **given_up) == 2, node.log("daemon"))
         assert [capture["id"] for capture in node.get("captures")] == taken[2:]
-        s3.proxy.set("pass")
+        s3.set("pass")
         poll(lambda: node.metric(PENDING, what="capture") == 0, node.log("daemon"))
         arrived = [name for name in s3.objects() if name.endswith("/manifest.json")]
         assert [name.split("/")[-2] for name in arrived] == sorted(taken[2:])

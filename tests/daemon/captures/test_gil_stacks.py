@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.client.daemon_side import Folder, program
 from tests.daemon.ranks.ring_files import RingFile
-from tests.waiting import DEADLINE_S, eventually
+from tests.waiting import DEADLINE_S
 from warpwatch import protocol
 from warpwatch_daemon.captures.stacks import gil_stacks, outside, py_spy
 from warpwatch_daemon.captures.stacks.outside import NoStacks, Silent
@@ -37,21 +36,6 @@ Thread 0x0000000000000010 (most recent call first):
   ...
 """
 NAME = "held.job-r3-0123.stacks.fifo"
-HOLDING = """
-import ctypes, sys
-import warpwatch
-from warpwatch import gil_stacks
-
-def hold():
-    ctypes.PyDLL(None).sleep(1000)
-
-monitor = warpwatch.attach(job="held")
-with monitor.step():
-    sys.stdin.readline()
-while gil_stacks._armed is None:
-    pass
-hold()
-"""
 
 
 def silent(**changes: Any) -> Silent:
@@ -203,29 +187,13 @@ def test_py_spy_has_no_more_time_than_is_left(tmp_path):
     assert given == [2.0, 5.0]
 
 
-def test_a_process_whose_gil_is_held_is_read_by_faulthandler(tmp_path, monkeypatch):
-    # Its dump may come in pieces where all cores are busy.
-    monkeypatch.setattr(gil_stacks, "QUIET_S", 5.0)
-    folder = Folder(tmp_path / "warpwatch")
-    with (
-        folder.held(),
-        program(folder, HOLDING, WARPWATCH_HELD_STACKS="1", WARPWATCH_HELD_STACKS_S="1") as process,
-    ):
-        ring = eventually(folder.rings)[0]
-        name = eventually(lambda: folder.ring().metadata.get("held_stacks"))
-        assert name == gil_stacks.file_name(ring.name + ".ring")
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        inbox = folder.path / "inbox"
-        via = take(silent(held_file=name), inbox, DEADLINE_S)
-    found = json.loads((inbox / "out").read_text())
-    assert via == found["via"] == "faulthandler"
-    assert (found["rank"], found["silent_reason"]) == (3, "holds the GIL")
-    threads = {thread["name"]: thread for thread in found["threads"]}
-    assert threads["MainThread"]["main"]
-    assert threads["MainThread"]["frames"][-1]["function"] == "hold"
-    assert "warpwatch" in threads
+def test_a_process_whose_gil_is_held_is_read_by_faulthandler(pipe, written):
+    written(HEAD + b"\n" + DUMP)
+    assert take(silent(), pipe.parent, DEADLINE_S) == "faulthandler"
+    found = json.loads((pipe.parent / "out").read_text())
+    about = ("via", "rank", "job", "silent_reason")
+    assert [found[name] for name in about] == ["faulthandler", 3, "j", "holds the GIL"]
+    assert [thread["frames"][-1]["function"] for thread in found["threads"]] == ["wait", "hold"]
 
 
 def test_the_pipe_of_threads_that_may_run_again_is_left_full(pipe, written):

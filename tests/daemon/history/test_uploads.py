@@ -41,8 +41,8 @@ def s3(one_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """With nothing in it, and hardly tried again within one put."""
     for path in [path for path in one_bucket.folder.rglob("*") if path.is_file()]:
         path.unlink()
-    one_bucket.proxy.set("pass")
-    one_bucket.proxy.seen.clear()
+    one_bucket.set("pass")
+    one_bucket.seen.clear()
     for name, value in one_bucket.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(remote_store, "REQUEST_TIMEOUT_S", DEADLINE_S)
@@ -117,7 +117,7 @@ def whole(capture: Capture) -> list[str]:
 
 def puts(s3: Bucket) -> list[str]:
     """Names of what was written, in that order."""
-    return [line.rpartition("/")[2] for line in s3.proxy.seen if line.startswith("PUT ")]
+    return [line.rpartition("/")[2] for line in s3.seen if line.startswith("PUT ")]
 
 
 def test_a_capture_is_copied_whole_and_the_manifest_last(node, s3):
@@ -138,24 +138,24 @@ def test_a_capture_is_copied_whole_and_the_manifest_last(node, s3):
     assert counted(node.hub, "upload_bytes_total") == sum(sizes.values())
     assert node.pending == 0
     # Nothing is listed, looked for or deleted.
-    assert {line.partition(" ")[0] for line in s3.proxy.seen} == {"PUT"}
+    assert {line.partition(" ")[0] for line in s3.seen} == {"PUT"}
 
 
 def test_a_capture_that_is_there_is_not_copied_again(node, s3):
-    s3.proxy.set("refuse")
+    s3.set("refuse")
     capture = node.priced()
     assert node.sent(capture).remote is None
     # Another daemon goes on where the first was killed.
     node.restart()
     assert node.pending == 1
-    s3.proxy.set("pass")
+    s3.set("pass")
     capture = node.sent(capture)
     assert s3.objects() == whole(capture)
-    before = len(s3.proxy.seen)
+    before = len(s3.seen)
     node.sent(capture)
     node.restart()
     assert node.sent(capture).remote is not None
-    assert len(s3.proxy.seen) == before
+    assert len(s3.seen) == before
     assert Store(node.store.config).load(1)[0].remote == capture.remote
 
 
@@ -177,7 +177,7 @@ def test_the_record_waits_until_the_price_is_known(node, s3):
 @pytest.mark.parametrize("mode", ["refuse", "silent", "cut", 503, 507, 403, 404])
 def test_what_could_not_be_copied_comes_later_and_once(node, s3, monkeypatch, mode):
     first, second = node.priced(), node.priced(0)
-    s3.proxy.set(mode)
+    s3.set(mode)
     if mode == "silent":
         monkeypatch.setattr(remote_store, "REQUEST_TIMEOUT_S", 0.1)
         node.connect()
@@ -186,31 +186,31 @@ def test_what_could_not_be_copied_comes_later_and_once(node, s3, monkeypatch, mo
     assert not any("manifest" in name for name in s3.objects())
     assert (node.uploaded("uploaded"), node.uploaded("failed")) == (0, 2)
     assert node.pending == 2
-    s3.proxy.set("pass")
-    s3.proxy.seen.clear()
+    s3.set("pass")
+    s3.seen.clear()
     if mode == "silent":
         monkeypatch.setattr(remote_store, "REQUEST_TIMEOUT_S", DEADLINE_S)
         node.connect()
     assert node.sent(first).remote is not None
     assert node.capture(second).remote is not None
     assert s3.objects() == sorted(whole(node.capture(first)) + whole(node.capture(second)))
-    manifests = [line for line in s3.proxy.seen if line.endswith("manifest.json")]
+    manifests = [line for line in s3.seen if line.endswith("manifest.json")]
     assert [first.id in line for line in manifests] == [True, False]
 
 
 def test_it_is_tried_ever_less_often(node, s3):
     capture = node.priced()
-    s3.proxy.set(403)
+    s3.set(403)
     for _ in range(60):
         node.clock.advance(5)
         node.uploads.advance()
     # After 5, 10, 20, 40, 80 and then each 120 s.
     assert node.uploaded("failed") == 7
-    s3.proxy.set("pass")
+    s3.set("pass")
     assert node.sent(capture).remote is not None
     # The next failure is a first one again.
     node.priced()
-    s3.proxy.set(403)
+    s3.set(403)
     node.sent(capture)
     node.clock.advance(5)
     node.uploads.advance()
@@ -219,22 +219,22 @@ def test_it_is_tried_ever_less_often(node, s3):
 
 def test_a_capture_that_always_fails_does_not_keep_back_the_others(node, s3):
     first, second = node.priced(), node.priced()
-    s3.proxy.denied = f"{first.id}/rank0"
+    s3.denied = f"{first.id}/rank0"
     for _ in range(5):
         assert node.sent(second).remote is None
     assert node.sent(second).remote is not None
     assert node.capture(first).remote is None
-    s3.proxy.denied = ""
+    s3.denied = ""
     assert node.sent(first).remote is not None
 
 
 def test_what_retention_removes_first_is_given_up_and_counted(node, s3):
     first, second = node.priced(), node.priced()
-    s3.proxy.set("refuse")
+    s3.set("refuse")
     node.sent(first)
     node.store.config = node.store.config.model_copy(update={"max_captures": 1})
     node.coordinator.retain()
-    s3.proxy.set("pass")
+    s3.set("pass")
     assert node.sent(second).remote is not None
     assert node.uploaded("given_up") == 1
     assert s3.objects() == whole(node.capture(second))
@@ -246,7 +246,7 @@ def test_a_large_trace_goes_in_parts(node, s3):
     path.write_bytes(content)
     RemoteStore(URL).put("large", path)
     assert (s3.folder / "gpus/large").read_bytes() == content
-    assert sum("partNumber=" in line for line in s3.proxy.seen) == 3
+    assert sum("partNumber=" in line for line in s3.seen) == 3
 
 
 def test_a_folder_is_a_remote_store_as_well(tmp_path, stack):
