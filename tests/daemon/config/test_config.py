@@ -1,14 +1,19 @@
-"""Configuration: how a file is read; a mistake is one line with key, value and what is right."""
+"""Configuration: how a file is read, what a mistake is answered, and the page that explains it."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
+from warpwatch_daemon.agent.reloading import ConfigWatch
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
@@ -187,3 +192,68 @@ def test_a_check_prints_a_line_for_each_mistake(tmp_path, capsys):
     assert said["valid"] is False
     assert len(said["errors"]) == 3
     assert main(["config", "check", str(tmp_path / "none.yaml")]) == 2
+
+
+def keys(tree: dict[str, Any], path: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from keys(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
+
+
+def explained() -> list[str]:
+    """What the table's first column names; ``.b`` after ``a.c`` is ``a.b``."""
+    found: list[str] = []
+    for cell in re.findall(r"^\| (`.*?`) \|", DOCS.read_text(), flags=re.M):
+        for name in re.findall(r"`([^`]+)`", cell):
+            whole = found[-1].rpartition(".")[0] + name if name.startswith(".") else name
+            one_of = re.search(r"\{(.*)\}", whole)
+            names = one_of[1].split(",") if one_of else [""]
+            found += [re.sub(r"\{.*\}", each, whole.replace("<kind>", "*")) for each in names]
+    return found
+
+
+def stands_for(name: str, key: str) -> bool:
+    """A section's row stands for its keys."""
+    return fnmatchcase(key, name) or key.startswith(f"{name}.")
+
+
+def test_every_key_is_explained_and_none_that_is_gone():
+    there, names = list(keys(loading.as_tree(Config()))), explained()
+    assert [key for key in there if not any(stands_for(name, key) for name in names)] == []
+    # The keys of the fleet are its own, and explained there.
+    of_agent = Config.model_fields.keys() - {"fleet"}
+    own = [name for name in names if name.split(".")[0] in of_agent]
+    assert [name for name in own if not any(stands_for(name, key) for key in there)] == []
+
+
+def publish(folder: Path, version: str, content: str) -> None:
+    """As the kubelet does: a new folder, and a link to it that is exchanged in one go."""
+    (folder / version).mkdir()
+    (folder / version / "warpwatch.yaml").write_text(content)
+    link = folder / "..data_tmp"
+    link.symlink_to(version)
+    link.rename(folder / "..data")
+
+
+def test_only_new_content_is_a_change_and_only_once(tmp_path):
+    file = tmp_path / "warpwatch.yaml"
+    file.symlink_to("..data/warpwatch.yaml")
+    publish(tmp_path, "..1", "triggers: {dry_run: false}")
+    watch = ConfigWatch(file)
+    assert not watch.changed()
+    publish(tmp_path, "..2", "triggers: {dry_run: false}")
+    assert not watch.changed()
+    publish(tmp_path, "..3", "triggers: {dry_run: true}")
+    assert [watch.changed(), watch.changed()] == [True, False]
+    # A file that is away for a moment is no change either.
+    file.unlink()
+    assert not watch.changed()
+    file.write_text("triggers: {dry_run: true}")
+    assert not watch.changed()
+
+
+def test_watching_needs_a_file(capsys):
+    assert main(["daemon", "--watch-config"]) == 2
+    assert "--watch-config needs --config FILE" in capsys.readouterr().err

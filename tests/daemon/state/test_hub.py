@@ -1,13 +1,20 @@
-"""The one state: what is stale is gone, a job's energy is what its devices used."""
+"""The one state: what is stale is gone, what jobs used, what the daemon counts about itself."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
+from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
+from warpwatch_daemon.state.agent_metrics import MAX_OWNERS, AgentMetrics
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, PortReading
 from warpwatch_telemetry.samples import Device, DeviceSample, HostSample
@@ -169,3 +176,121 @@ def test_the_ranks_are_asked_for_only_by_who_wants_to_see_them(hub):
     assert built == []
     assert [job.ranks for job in hub.state().jobs] == [("0",)]
     assert built == [1]
+
+
+H100 = Device("GPU-1", 0, "NVIDIA H100 80GB HBM3")
+RANK = RankState(
+    job="train", rank=0, name="0", pid=1, host="h", device="GPU-1", run="r1",
+    steps_per_s=4.0, tokens_per_s=8_000.0, samples_per_s=8.0,
+)  # fmt: skip
+
+
+def ratios(*ranks: RankState, traces: Any = (), run: str = "r1") -> dict[str, float]:
+    hub = Hub(4.0)
+    hub.watch_ranks(lambda: ranks)
+    hub.publish_device(DeviceSample(H100, 100.0, {}))
+    request = CaptureRequest("train", "torch", "manual", run=run)
+    hub.publish(captures=(Capture("c1", request, 1.0, diagnosis={"traces": traces}),))
+    (job,) = hub.state().jobs
+    return dict(job.model_flops_ratio)
+
+
+def test_it_is_the_time_at_the_peak_of_what_a_capture_counted_by_the_time_of_a_step() -> None:
+    # At its peak a GPU would need 0.1 s of the 0.5 s of four steps each.
+    trace = {"window_s": 0.5, "steps": 4, "roofline": {"mfu_ratio": 0.2}}
+    other = {"window_s": 0.5, "steps": 4, "roofline": {"mfu_ratio": 0.4}}
+    assert ratios(RANK, traces=[trace, other]) == {"shapes": pytest.approx(0.0375 * 4)}
+    # Of another run, without a GPU, or without a step.
+    assert ratios(RANK, traces=[trace], run="r2") == {}
+    assert ratios(RANK, traces=[{**trace, "roofline": None}, {**other, "steps": 0}]) == {}
+    assert ratios(replace(RANK, steps_per_s=None), traces=[trace]) == {}
+
+
+def test_what_the_job_says_is_of_the_peak_of_its_precision() -> None:
+    said = replace(RANK, flops_per_token=6 * 7e9, precision="bfloat16")
+    assert ratios(said) == {"user": pytest.approx(6 * 7e9 * 8_000 / 989.4e12)}
+    by_sample = replace(RANK, flops_per_sample=1e12, precision="bfloat16")
+    assert ratios(by_sample) == {"user": pytest.approx(8e12 / 989.4e12)}
+    # Four ranks read the same tokens, and each computes a quarter.
+    parts = replace(said, parallel={"data": (0, 8), "tensor": (1, 2), "context": (0, 2)})
+    assert ratios(parts)["user"] == pytest.approx(ratios(said)["user"] / 4)
+    # One rank of two, a precision without a peak, a GPU that is not in the table.
+    assert ratios(said, replace(RANK, rank=1, name="1")) == {}
+    assert ratios(replace(said, precision="bf16")) == {}
+    assert ratios(replace(said, device="GPU-2")) == {}
+
+
+def test_parameters_and_tokens_are_the_fallback_of_a_model_that_is_not_split() -> None:
+    known = replace(RANK, parameters=7 * 10**9, precision="bfloat16", parallel={"data": (0, 8)})
+    expected = 6 * 7e9 * 8_000 / 989.4e12
+    assert ratios(known) == {"parameters": pytest.approx(expected)}
+    trace = {"window_s": 0.5, "steps": 4, "roofline": {"mfu_ratio": 0.2}}
+    assert ratios(known, traces=[trace]).keys() == {"shapes"}
+    assert ratios(replace(known, flops_per_token=1e10)).keys() == {"user"}
+    for unknown in (
+        {"parallel": {"tensor": (0, 2)}}, {"precision": ""}, {"tokens_per_s": None},
+        {"parameters": 0}, {"device": "GPU-2"},
+    ):  # fmt: skip
+        fields: dict[str, Any] = unknown
+        assert ratios(replace(known, **fields)) == {}
+
+
+def test_a_source_counts_by_name_and_labels():
+    hub = Hub(4.0)
+    hub.count("nvml_calls_total", "power")
+    hub.count("nvml_calls_total", "power", by=4)
+    hub.count("nvml_calls_total", "clocks")
+    hub.count("jsonl_errors_total", by=2)
+    assert counted(hub, "nvml_calls_total", "power") == 5
+    assert counted(hub, "nvml_calls_total", "clocks") == 1
+    assert counted(hub, "jsonl_errors_total") == 2
+    with pytest.raises(KeyError):
+        hub.count("made_up_total")
+
+
+def test_what_nothing_has_counted_yet_is_absent():
+    metrics = AgentMetrics()
+    assert generate_latest(metrics.registry) == b""
+    metrics.counter("jsonl_errors_total")
+    assert b"warpwatch_jsonl_errors_total 0.0" in generate_latest(metrics.registry)
+
+
+@pytest.mark.parametrize("name", sorted(n for n, row in CATALOGUE.items() if row.scope == "agent"))
+def test_every_metric_is_shown_as_the_catalogue_describes_it(name):
+    row, metrics = CATALOGUE[name], AgentMetrics()
+    metric = metrics.counter(name) if row.kind == "counter" else metrics.gauge(name)
+    values = [f"some {label}" for label in row.labels]
+    (metric.labels(*values) if values else metric).inc()
+    # No second series says since when a counter counts.
+    (family,) = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+    (sample,) = family.samples
+    assert (family.type, family.documentation) == (row.kind, row.help)
+    assert (sample.name, sample.value) == (row.full_name, 1)
+    assert sample.labels == dict(zip(row.labels, values, strict=True))
+
+
+def test_what_another_part_keeps_is_read_at_each_scrape():
+    hub = Hub(4.0)
+    durations_s = {"pipeline": 0.25, "host": 0.5}
+    suppressed = {("hang", "crash"): 1}
+    hub.metrics.read("loop_duration_seconds", lambda: durations_s)
+    hub.metrics.read("anomalies_suppressed_total", lambda: suppressed)
+    assert counted(hub, "loop_duration_seconds", "host") == 0.5
+    assert counted(hub, "anomalies_suppressed_total", "hang", "crash") == 1
+    del durations_s["host"]
+    suppressed["hang", "crash"] = 2
+    assert counted(hub, "loop_duration_seconds", "host") is None
+    assert counted(hub, "anomalies_suppressed_total", "hang", "crash") == 2
+
+
+def test_captures_are_counted_by_whose_they_are_up_to_a_number_of_owners():
+    metrics = AgentMetrics()
+    for owner in ("ns/ml", "uid/1000", *(f"uid/{2000 + one}" for one in range(MAX_OWNERS))):
+        metrics.count_capture("torch", "manual", "complete", owner)
+    said = metrics.registry.get_sample_value
+    labels = {"kind": "torch", "trigger": "manual", "outcome": "complete"}
+    name = "warpwatch_captures_total"
+    assert said(name, labels | {"namespace": "ml", "user": ""}) == 1
+    assert said(name, labels | {"namespace": "", "user": "1000"}) == 1
+    # Of those beyond the limit.
+    assert said(name, labels | {"namespace": "", "user": ""}) == 2
