@@ -12,6 +12,8 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,14 +30,22 @@ _NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
 _MODULE = "warpwatch_daemon.doctor.interview"
 
 
-def ask_driver(patience_s: float = DEFAULT_PATIENCE_S) -> Survey:
+def read(fd: int, timeout_s: float | None) -> bytes | None:
+    """Return what the child has written, b"" at its end, or None after a silence of this time."""
+    return os.read(fd, 1 << 16) if select.select([fd], [], [], timeout_s)[0] else None
+
+
+def ask_driver(
+    patience_s: float = DEFAULT_PATIENCE_S,
+    read: Callable[[int, float | None], bytes | None] = read,
+) -> Survey:
     """Every answer of the driver; whoever is silent for ``patience_s`` is stuck.
 
     Raises WarpwatchError where no child can be started.
     """
     child = _start()
     assert child.stdout is not None
-    answers, silent = _listen(child.stdout.fileno(), patience_s)
+    answers, silent = _listen(partial(read, child.stdout.fileno()), patience_s)
     if silent:
         child.kill()
     # A child that hangs inside the kernel survives even this; it is left behind.
@@ -58,14 +68,15 @@ def _start() -> subprocess.Popen[bytes]:
         raise WarpwatchError(f"cannot start {sys.executable}: {error.strerror}") from error
 
 
-def _listen(fd: int, patience_s: float) -> tuple[list[Any], bool]:
+def _listen(
+    read: Callable[[float | None], bytes | None], patience_s: float
+) -> tuple[list[Any], bool]:
     """The answers, and whether they ceased without an end."""
     answers: list[Any] = []
     # The child's first line comes before it touches the driver, however slowly it starts.
     timeout_s = None
     rest = b""
-    while select.select([fd], [], [], timeout_s)[0]:
-        data = os.read(fd, 1 << 16)
+    while (data := read(timeout_s)) is not None:
         if not data:
             return answers, False
         *lines, rest = (rest + data).split(b"\n")

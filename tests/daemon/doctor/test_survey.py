@@ -1,7 +1,9 @@
-"""What the doctor learns from a driver in a child, whatever the driver does."""
+"""What the doctor learns from a driver in a child, whatever that does, and how it prints it."""
 
 from __future__ import annotations
 
+import json
+import select
 import shutil
 import signal
 import subprocess
@@ -9,15 +11,15 @@ from collections.abc import Callable
 
 import pytest
 
-from warpwatch_daemon.doctor import devices, topology
+from tests.waiting import DEADLINE_S, eventually
+from warpwatch_daemon.cli import main
+from warpwatch_daemon.doctor import devices, text, topology
 from warpwatch_daemon.doctor import driver as driver_checks
+from warpwatch_daemon.doctor import survey as survey_module
 from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.doctor.facts import Survey
+from warpwatch_daemon.doctor.registry import GROUPS
 from warpwatch_daemon.doctor.survey import ask_driver
-
-# Where nothing answers; and where healthy GPUs must not be taken for stuck on a busy machine, which
-# answers of a library that computes nothing keep up with.
-SHORT_S, LONG_S = 1.0, 6.0
 
 
 def worth_a_word(survey: Survey, inputs: Callable[..., CheckInputs]) -> dict[str, Check]:
@@ -41,7 +43,7 @@ def worth_a_word(survey: Survey, inputs: Callable[..., CheckInputs]) -> dict[str
 )
 def test_a_healthy_gpu_of_any_model_gives_no_problem(driver, inputs, profile, notes):
     driver(profile)
-    found = worth_a_word(ask_driver(), inputs)
+    found = worth_a_word(ask_driver(DEADLINE_S), inputs)
     assert set(found) == notes
     assert all(check.ok is None for check in found.values())
     if profile == "v100":
@@ -53,7 +55,7 @@ def test_a_healthy_gpu_of_any_model_gives_no_problem(driver, inputs, profile, no
 
 def test_facts_of_an_h100_are_read(driver):
     driver("h100", gpus=2)
-    survey = ask_driver()
+    survey = ask_driver(DEADLINE_S)
     first = survey.devices[0]
     assert (survey.code, survey.count, survey.crashed_by) == (0, 2, None)
     assert survey.library is not None and survey.library.endswith("/libnvidia-ml.so.1")
@@ -72,10 +74,23 @@ def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(drive
     fake.set(1, unknown=1)
     fake.set(2, reset_required=1)
     fake.set(3, lost=1)
-    fake.hang("nvmlDeviceGetPersistenceMode", gpu=4)
+    fake.hang(STUCK_AT, gpu=4)
     fake.hang(gpu=5)
     fake.set(6, no_permission=1)
-    survey = ask_driver(LONG_S)
+    said: list[bytes] = []
+
+    def read_until_stuck(fd: int, timeout_s: float | None) -> bytes | None:
+        """Six GPUs are done, and the one that answers up to a question has been asked that."""
+
+        def stuck() -> bool:
+            asked = fake.calls().get(4, {})
+            return b"".join(said).count(b'"done"') == 6 and STUCK_AT in asked
+
+        eventually(lambda: select.select([fd], [], [], 0.0)[0] or stuck())
+        said.append(survey_module.read(fd, 0.0) or b"")
+        return said[-1] or None
+
+    survey = ask_driver(read=read_until_stuck)
     assert [device.index for device in survey.up] == [0, 7]
     assert survey.devices[4].waiting_for == "persistence_mode"
     assert survey.devices[4].name == "NVIDIA H100 80GB HBM3"
@@ -95,7 +110,7 @@ def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(drive
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
 def test_a_driver_that_does_not_answer_at_all_is_said_to_hang(driver, inputs, function):
     driver().hang(function)
-    found = worth_a_word(ask_driver(SHORT_S), inputs)
+    found = worth_a_word(ask_driver(1.0), inputs)
     assert found["NVML"].detail == "the driver has not answered for 1 s: the kernel module hangs"
 
 
@@ -113,7 +128,7 @@ def test_a_driver_that_does_not_work_in_a_container_says_what_to_do(
     driver, inputs, fault, detail, advice
 ):
     driver().set(**fault)
-    in_container = inputs(ask_driver(), {"/.dockerenv": ""})
+    in_container = inputs(ask_driver(DEADLINE_S), {"/.dockerenv": ""})
     (check,) = (c for c in driver_checks.checks(in_container) if c.name == "NVML")
     assert check.ok is False
     assert detail in check.detail
@@ -129,7 +144,7 @@ def test_settings_and_faults_of_single_gpus_are_kept_apart(driver, inputs):
     fake.set(4, power_limit_w=500)
     fake.set(5, pcie_width=8)
     fake.set(7, fabric_state=1, compute_mode=2)
-    found = worth_a_word(ask_driver(), inputs)
+    found = worth_a_word(ask_driver(DEADLINE_S), inputs)
     assert {name: (check.ok, check.detail[:44]) for name, check in found.items()} == {
         "persistence": (None, "GPU 0-7: off: the GPU is initialised again w"),
         "NVLink": (False, "GPU 0: 16 of 18 links active, peers have 18;"),
@@ -149,7 +164,7 @@ def test_mig_instances_are_listed_and_their_absence_too(driver, inputs):
     fake = driver("a100", gpus=2)
     fake.mig(0, "0=1g.10gb/7/0", "1=1g.10gb/8/0", "2=3g.40gb/2/0")
     fake.mig(1)
-    mig = [c for c in devices.checks(inputs(ask_driver())) if c.name == "MIG"]
+    mig = [c for c in devices.checks(inputs(ask_driver(DEADLINE_S))) if c.name == "MIG"]
     assert [(check.ok, check.detail) for check in mig] == [
         (None, "GPU 1: on, but no instance: nothing can run"),
         (True, "GPU 0: on, 2 x 1g.10gb, 1 x 3g.40gb"),
@@ -158,14 +173,16 @@ def test_mig_instances_are_listed_and_their_absence_too(driver, inputs):
 
 def test_numbers_that_nvml_does_not_have_are_not_taken_for_values(driver, inputs):
     driver("h100", gpus=1).set(sentinels=1)
-    survey = ask_driver()
+    survey = ask_driver(DEADLINE_S)
     assert survey.devices[0].power_mw is None
     assert worth_a_word(survey, inputs) == {}
 
 
 def test_gpm_that_is_refused_is_reported_with_the_setting(driver, inputs):
     driver("h100", gpus=2).fail("nvmlGpmSampleGet", 4)
-    given = inputs(ask_driver(), {"/proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"})
+    given = inputs(
+        ask_driver(DEADLINE_S), {"/proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"}
+    )
     (check,) = (c for c in devices.checks(given) if c.name == "GPM")
     assert check.ok is None
     assert check.detail == (
@@ -183,7 +200,8 @@ def test_a_library_that_crashes_costs_the_child_alone(tmp_path, inputs, monkeypa
     command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
     subprocess.run(command, check=True)
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(library))
-    survey = ask_driver()
+    monkeypatch.setattr(survey_module, "_GOODBYE_S", DEADLINE_S)
+    survey = ask_driver(DEADLINE_S)
     assert survey.crashed_by == signal.SIGILL
     found = worth_a_word(survey, inputs)
     assert found["NVML"].detail == "the library crashed while it was asked (SIGILL)"
@@ -191,8 +209,64 @@ def test_a_library_that_crashes_costs_the_child_alone(tmp_path, inputs, monkeypa
 
 def test_no_library_is_no_crash(inputs, monkeypatch):
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", "/nowhere/libnvidia-ml.so.1")
-    survey = ask_driver()
+    survey = ask_driver(DEADLINE_S)
     assert (survey.code, survey.library, survey.devices) == (12, None, ())
     (check,) = worth_a_word(survey, inputs).values()
     assert "no NVIDIA GPU on the PCI bus" in check.detail
     assert "sources.nvml.enabled: false" in check.advice
+
+
+ARGUMENTS = ["--url", "http://127.0.0.1:9", "--patience", str(DEADLINE_S)]
+STUCK_AT = "nvmlDeviceGetPersistenceMode"
+
+
+def test_findings_are_grouped_aligned_and_wrapped():
+    checks = [
+        Check("NVML", True, "8 GPUs", group="driver"),
+        Check("ECC", False, "GPU 3: off: memory errors corrupt results", "turn it on", "devices"),
+        Check("GPM", None, "no samples", group="devices"),
+    ]
+    assert list(text.lines(checks, width=50)) == [
+        "driver",
+        "  ok   NVML             8 GPUs",
+        "",
+        "devices",
+        "  BAD  ECC              GPU 3: off: memory errors",
+        "                        corrupt results",
+        "                        → turn it on",
+        "  note GPM              no samples",
+        "",
+        "to fix: ECC",
+        "1 problem, 1 note",
+    ]
+    long = Check("x" * 16, False, "word " * 100, "advice " * 100, "devices")
+    assert max(len(line) for line in text.lines([long], width=80)) <= 80
+
+
+def test_json_has_every_finding_with_group_and_advice_and_the_text_a_summary(driver, capsys):
+    driver("h100", gpus=2).set(1, lost=1)
+    assert main(["doctor", "--json", *ARGUMENTS]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert all(set(check) == {"name", "ok", "detail", "advice", "group"} for check in found)
+    assert {check["group"] for check in found} <= set(GROUPS)
+    by_name = {check["name"]: check for check in found}
+    assert by_name.keys() >= {"platform", "NVML", "rendezvous", "inbox", "capture store", "daemon"}
+    assert by_name["platform"]["ok"] is True
+    assert by_name["daemon"]["ok"] is None
+    assert by_name["GPU 0"]["ok"] is True
+    assert by_name["GPU 1"]["ok"] is False
+    assert "power-cycle" in by_name["GPU 1"]["advice"]
+    assert main(["doctor", *ARGUMENTS]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("warpwatch ")
+    assert [line for line in lines if line in GROUPS][:3] == ["agent", "driver", "devices"]
+    assert lines[-1].split()[1].rstrip(",") in ("problem", "problems")
+
+
+def test_without_nvml_wanted_no_driver_is_asked(monkeypatch, capsys):
+    monkeypatch.setenv("WARPWATCH_SOURCES__NVML__ENABLED", "false")
+    monkeypatch.setattr("warpwatch_daemon.doctor.survey.ask_driver", pytest.fail)
+    code = main(["doctor", "--json", *ARGUMENTS])
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["NVML"]["ok"] is None
+    assert code == (1 if any(check["ok"] is False for check in checks.values()) else 0)
