@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from warpwatch_devices.simulated.device import SimulatedDevice
 from warpwatch_devices.simulated.profiles import PROFILES
@@ -13,9 +16,7 @@ from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Device, DeviceSample, HostSample, SourceHealth
 from warpwatch_telemetry.state import (
-    STEP_DURATION_BOUNDS_S,
     DetectorSight,
-    Histogram,
     JobState,
     RankState,
     State,
@@ -23,26 +24,10 @@ from warpwatch_telemetry.state import (
 
 TIME = 1_700_000_000.0
 NOW = 1_790_000_000.0
-SLOW = Anomaly(
-    id="6553f1f0-1",
-    kind="straggler",
-    time=NOW,
-    severity="warning",
-    summary="rank 1 computes 60 % longer than <its> peer",
-    job="llama-7b",
-    rank=1,
-)
-CAPTURE = Capture(
-    id="20260921T141959-3f9a1c",
-    request=CaptureRequest("llama-7b", "torch", "anomaly", anomaly_id=SLOW.id),
-    time=NOW + 1,
-    recording_time=NOW + 3,
-    end_time=NOW + 8,
-    outcome="complete",
-    files=("rank0.pt.trace.json.gz", "report.html"),
-    diagnosis={"verdict": "host_bound", "summary": "rank 1 waits for <Python>"},
-    diagnosis_outcome="ok",
-)
+_PARTS = msgspec.json.decode(Path(__file__).with_name("states.json").read_bytes())
+SLOW = msgspec.convert(_PARTS["anomaly"], Anomaly)
+CAPTURE = msgspec.convert(_PARTS["capture"], Capture)
+_RANK = msgspec.convert(_PARTS["rank"], RankState)
 
 
 def state_of(*found: Anomaly | Capture, time: float = NOW) -> State:
@@ -66,42 +51,10 @@ def simulated(count: int, seconds: int = 60, load: float | None = 0.9) -> tuple[
     return tuple(samples)
 
 
-def rank(number: int, **changes: object) -> RankState:
-    counts = [0] * (len(STEP_DURATION_BOUNDS_S) + 1)
-    counts[STEP_DURATION_BOUNDS_S.index(0.25)] = 90
-    counts[STEP_DURATION_BOUNDS_S.index(1.0)] = 9
-    counts[-1] = 1
-    built = RankState(
-        job="llama",
-        rank=number,
-        name=str(number),
-        owner="uid/1000",
-        run="r1",
-        pid=4000 + number,
-        host="node-1",
-        local_rank=number,
-        world_size=2,
-        device=f"GPU-{number}",
-        framework="torch 2.6",
-        last_step_time=TIME,
-        step=99,
-        step_begun=100,
-        steps_total=100,
-        samples_total=3200,
-        tokens_total=6_553_600,
-        phases_s={"data_wait": 1.5, "comm": 2.25},
-        durations=Histogram(tuple(counts), 151.5),
-        memory_allocated_bytes=2**34,
-        memory_reserved_bytes=2**35,
-        memory_peak_allocated_bytes=3 * 2**33,
-        memory_inactive_split_bytes=2**30,
-        allocation_retries_total=2,
-        out_of_memory_errors_total=1,
-        gc_s=0.75,
-        gc_collections_total=12,
-        step_clock="optimizer",
-    )
-    return replace(built, **changes)  # type: ignore[arg-type]
+def rank(number: int, **changes: Any) -> RankState:
+    about: dict[str, Any] = {"rank": number, "local_rank": number, "name": str(number)}
+    about |= {"pid": 4000 + number, "device": f"GPU-{number}"}
+    return replace(_RANK, **{**about, **changes})
 
 
 def full_state() -> State:

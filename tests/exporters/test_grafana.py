@@ -149,9 +149,7 @@ def test_one_that_grafana_cannot_save_keeps_no_other_from_its_turn(site: Site) -
     assert len(site.grafana.annotations) == 2
 
 
-def test_what_grafana_refuses_for_good_is_not_asked_again(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_grafana_refuses_for_good_is_not_asked_again(site, caplog):
     site.grafana.refuse_text = "hot"
     for _ in range(3):
         site.see(HOT, SLOW)
@@ -216,8 +214,8 @@ def test_a_round_ends_so_that_the_daemon_can(site: Site) -> None:
 
 
 def test_the_daemon_writes_where_its_configuration_says_to_a_grafana_that_it_trusts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, caplog
+):
     certificate = make_certificate(tmp_path)
     token = tmp_path / "token"
     token.write_text(TOKEN)

@@ -76,9 +76,7 @@ def test_a_value_that_json_does_not_have_costs_its_record_only(tmp_path: Path) -
     assert lines_of(log) == [{"type": "clock", "time": 2.0}]
 
 
-def test_a_full_disk_is_an_error_and_leaves_whole_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error_and_leaves_whole_lines(tmp_path, monkeypatch):
     log = tmp_path / "log.jsonl"
     writer = JsonlWriter(log)
     # A disk that fills up cuts a write short.

@@ -102,9 +102,7 @@ def test_an_anomaly_its_capture_and_their_ends_are_one_trace(server: Receiver, g
     assert site.counted == {("metrics", "sent"): 1, ("logs", "sent"): 4}
 
 
-def test_while_the_collector_is_away_logs_wait_in_a_bounded_queue(
-    server: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_while_the_collector_is_away_logs_wait_in_a_bounded_queue(server, caplog):
     site = Site(server.url)
     server.status = 500
     site.state = replace(STATE, anomalies=(SLOW,))

@@ -55,8 +55,8 @@ def test_the_exposition_is_the_golden_one(golden: Golden, name: str, state: Stat
     ("name", "state", "count"), [("dcgm", pod_state(), 25), ("dcgm_mig", mig_state(), 25)]
 )
 def test_names_of_dcgm_exporter_are_the_golden_ones_for_strict_parsers_too(
-    golden: Golden, name: str, state: State, count: int
-) -> None:
+    golden, name, state, count
+):
     """Names, order, labels and numbers are those of dcgm-exporter 4.5's default list."""
     text = render(state, DCGM).decode()
     lines = [line for line in text.splitlines() if "DCGM_" in line]

@@ -63,8 +63,8 @@ class Site:
 
 @pytest.mark.parametrize(("form", "severity"), [("json", "warning"), ("slack", "info")])
 def test_an_anomaly_its_verdict_and_its_end_are_a_golden_message_each(
-    server: Receiver, golden: Any, form: str, severity: str
-) -> None:
+    server, golden, form, severity
+):
     site = Site(server, format=form, min_severity=severity)
     for found in ((SLOW, INFO), (SLOW, INFO), (SLOW, INFO, CAPTURE), (ENDED, INFO, CAPTURE)):
         site.see(*found)
@@ -132,9 +132,7 @@ def test_what_is_refused_is_not_sent_again_and_no_redirect_is_followed(server: R
     assert site.counted == {"refused": 2, "failed": 1, "sent": 1}
 
 
-def test_a_secret_address_and_a_token_are_read_from_files_each_time(
-    server: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_secret_address_and_a_token_are_read_from_files_each_time(server, tmp_path, caplog):
     address, headers = tmp_path / "url", tmp_path / "headers"
     address.write_text("http://127.0.0.1:1/services/T0/B0/secret\n")
     headers.write_text("# of the receiver\nAuthorization: Bearer right\n")

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.daemon.http.certificates import make_certificate
-from tests.exporters.states import rank
 from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.config.sections import HttpConfig
@@ -28,14 +28,14 @@ from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
-from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries, Worst
-from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared, RankCapture
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
+from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.runs import RunSummary
-from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
-from warpwatch_telemetry.state import Histogram, JobState, RankState, State
+from warpwatch_telemetry.samples import Device, DeviceSample
+from warpwatch_telemetry.state import State
 
 NOW = 1_790_000_000.0
 # Only a hang takes longer.
@@ -61,91 +61,12 @@ def gpu(index: int) -> DeviceSample:
     return DeviceSample(Device(uuid, index, name, info=info), NOW - 0.4, values)
 
 
-def training_rank(number: int) -> RankState:
-    """Return a rank that has been slow since step 400; the other rank waits for rank 1."""
-    total_s, rate = 480 * 0.23, 1 / 0.339
-    shares = {"data_wait": 0.04, "forward": 0.22, "backward": 0.36, "optimizer": 0.09}
-    shares["comm"] = 0.015 if number else 0.155
-    return replace(
-        rank(number),
-        job="llama-7b",
-        pid=4100 + number,
-        host="node-17",
-        device=gpu(number).device.uuid,
-        first_time=NOW - 130,
-        last_step_time=NOW - 0.2,
-        step=480,
-        step_begun=481,
-        steps_total=480,
-        samples_total=480 * 16,
-        tokens_total=480 * 32768,
-        phases_s={name: share * total_s for name, share in shares.items()},
-        durations=Histogram(sum=total_s),
-        recent_s=119 * (0.212,) + 81 * (0.339,),
-        steps_per_s=rate,
-        samples_per_s=16 * rate,
-        tokens_per_s=32768 * rate,
-    )
-
-
-STRAGGLER = Anomaly(
-    id="a7",
-    time=NOW - 41,
-    kind="straggler",
-    severity="warning",
-    summary="rank 1 computes 60 % longer than its peer since step 400",
-    job="llama-7b",
-    rank=1,
-    device=gpu(1).device.uuid,
-    step=421,
-    begin_step=400,
-    value=0.339,
-    baseline=0.212,
+_NODE = msgspec.json.decode(
+    Path(__file__).with_name("node_in_trouble.json").read_bytes(), type=State
 )
-STALLED = "job llama-7b waits 39 % of its steps for data since step 120"
-ENDED = Anomaly(
-    id="a3",
-    time=NOW - 700,
-    kind="data_stall",
-    severity="warning",
-    summary=STALLED,
-    job="llama-7b",
-    begin_step=120,
-    end_time=NOW - 610,
-    worst=Worst(NOW - 650, STALLED, 180, 0.39),
-)
-TRACES = ("rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz")
-ADVICE = "Rank 1 runs Python that rank 0 does not run: look at normalize_batch in train.py."
-CAPTURE = Capture(
-    id="20260921T141959-3f9a1c",
-    request=CaptureRequest("llama-7b", "torch", "anomaly", reason="straggler", anomaly_id="a7"),
-    time=NOW - 38,
-    ranks=tuple(
-        RankCapture(rank, "written", file=file, first_step=430, last_step=435)
-        for rank, file in enumerate(TRACES)
-    ),
-    world_size=2,
-    start_step=430,
-    recording_time=NOW - 37,
-    end_time=NOW - 35,
-    outcome="complete",
-    files=("capture.json", "diagnosis.json", "report.html", *TRACES),
-    step_s={"before": 0.339, "during": 0.361, "after": 0.338},
-    diagnosis={
-        "schema": 1,
-        "verdict": "host_bound",
-        "findings": [{"kind": "host_bound", "rank": 1, "share": 0.37, "advice": ADVICE}],
-    },
-    diagnosis_outcome="complete",
-)
-FAILED = Capture(
-    id="20260921T140811-9b0e42",
-    request=CaptureRequest("llama-7b", "torch", "manual", reason="asked for on the command line"),
-    time=NOW - 745,
-    ranks=(RankCapture(0, "written"), RankCapture(1, "failed", "no_space")),
-    world_size=2,
-    outcome="partial",
-)
+ENDED, STRAGGLER = _NODE.anomalies
+CAPTURE = _NODE.captures[1]
+TRACE = CAPTURE.files[-1]
 
 
 def around_straggler() -> AnomalyContext:
@@ -171,22 +92,12 @@ def around_straggler() -> AnomalyContext:
 
 
 def node_in_trouble() -> State:
-    return State(
-        time=NOW,
-        version="0.1.0",
-        hostname="node-17.cluster.example",
+    """Return a node whose rank 1 has been slow since step 400; the other rank waits for it."""
+    return replace(
+        _NODE,
         devices=tuple(gpu(index) for index in range(8)),
-        sources=(
-            SourceHealth("simulated", up=True, duration_s=0.0011),
-            SourceHealth("host", up=True, duration_s=0.0023),
-            SourceHealth("ranks", up=True, duration_s=0.0004),
-            SourceHealth("nvml", up=False, reason="libnvidia-ml.so.1 not found", errors=3),
-        ),
-        ranks=(training_rank(0), training_rank(1)),
-        jobs=(JobState("llama-7b", 2, ("0", "1"), energy_j=118_000.0, owner="uid/1000", run="r1"),),
-        anomalies=(ENDED, STRAGGLER),
+        ranks=tuple(replace(one, recent_s=119 * (0.212,) + 81 * (0.339,)) for one in _NODE.ranks),
         contexts={"a7": around_straggler()},
-        captures=(FAILED, CAPTURE),
     )
 
 

@@ -3,52 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from tests.daemon.http.conftest import CAPTURE, ENDED, NOW, STRAGGLER, MemoryAgent
+import msgspec
+
+from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.attribution import Attribution, Workload
-from warpwatch_telemetry.captures import Capture, Decision, RankCapture, Residual
+from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import DeviceProcess
 from warpwatch_telemetry.state import DetectorSight, State
 
-CAPTURES = (
-    # Five of eight steps, which slowed the job down for good.
-    replace(
-        CAPTURE,
-        request=replace(CAPTURE.request, steps=8),
-        steps=5,
-        ranks=tuple(replace(rank, verified=True, events=41_200) for rank in CAPTURE.ranks),
-        cost_s=1.25,
-        residual=Residual(1.12, 20, True),
-    ),
-    # A trace lacks something, and chance explains what steps take since.
-    replace(
-        CAPTURE,
-        id="20260921T141900-000001",
-        ranks=(
-            replace(CAPTURE.ranks[0], verified=True, node="gpu-0"),
-            replace(CAPTURE.ranks[1], verified=False, problems=("no_kernels: …",), node="gpu-1"),
-        ),
-        detail="rank 1 is not verified (no_kernels: …)",
-        residual=Residual(1.004, 20, False),
-        diagnosis=None,
-    ),
-    replace(
-        CAPTURE,
-        id="20260921T141900-000002",
-        outcome="no_memory",
-        ranks=(),
-        step_s={},
-        residual=Residual(1.19, 11, False),
-        world_size=8,
-    ),
-    Capture("c", CAPTURE.request, NOW - 5, ranks=(RankCapture(0),), steps=8),
-)
+# Steps that were too many and slowed the job down for good; a trace that lacks something, where
+# chance explains what steps take since; no memory for the diagnosis; and a capture that has begun.
+_PARTS = msgspec.json.decode(Path(__file__).with_name("everything.json").read_bytes())
+_CAPTURES = msgspec.convert(_PARTS["captures"], tuple[Capture, ...])
+_SIGHTS = msgspec.convert(_PARTS["sights"], tuple[DetectorSight, ...])
+_DECISIONS = msgspec.convert(_PARTS["decisions"], tuple[Decision, ...])
 
 
 def everything(now: State) -> State:
@@ -88,20 +64,12 @@ def everything(now: State) -> State:
             *(STRAGGLER, cold, crash, replace(ENDED, explained_by="a7")),
             *(replace(ENDED, id="a4", explained_by="a0"), replace(ENDED, id="a5")),
         ),
-        captures=(*CAPTURES, now.captures[0]),
+        captures=(*_CAPTURES, now.captures[0]),
         attributions=(
             Attribution("kubelet", NOW, {gpus[2].device.uuid: (Workload("ml", "llama-0", "c"),)}),
         ),
-        sights=(
-            DetectorSight("straggler", "llama-7b", "uid/1000", True, "limit 1.9; blind to 20%"),
-            DetectorSight("data_stall", "llama-7b", "uid/1000", False, "limit 10 %"),
-        ),
-        decisions=(
-            Decision(1.5, "a9", "refused_cooldown", "llama-7b was captured 20 s ago <b>"),
-            Decision(1.5, "a7", "refused_busy", "it was captured after all"),
-            Decision(1.5, "a8", "waiting", "whether it lasts 60 s"),
-            Decision(1.5, "a3", "no_recipe", "triggers.recipes: none for crash"),
-        ),
+        sights=_SIGHTS,
+        decisions=_DECISIONS,
     )
 
 

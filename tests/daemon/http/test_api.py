@@ -13,7 +13,6 @@ import pytest
 from tests.daemon.http.alert_node import WEBHOOK, notification
 from tests.daemon.http.conftest import CAPTURE, TIMEOUT_S, socket_of
 from tests.loop.other_users import STRANGER, request
-from warpwatch_daemon.http.server import Server
 from warpwatch_telemetry.captures import AnomalySeen
 from warpwatch_telemetry.errors import Refused
 
@@ -158,9 +157,7 @@ def test_what_would_be_captured_and_an_end(client: Any) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_may_capture_but_not_speak_for_a_fleet(
-    client: Any, agent: Any, shared_server: Server
-) -> None:
+def test_another_user_may_capture_but_not_speak_for_a_fleet(client, agent, shared_server):
     fleets: list[dict[str, Any]] = [{"id": NAME}, {"start_step": 40}, {"anomaly_seen": {"rank": 1}}]
     fleets += [{"anomaly_id": "a", "anomaly_kind": "hang"}]
     asked = [(CAPTURES, ASK | about, "not_yours") for about in fleets]

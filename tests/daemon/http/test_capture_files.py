@@ -6,10 +6,9 @@ import os
 
 import pytest
 
-from tests.daemon.http.conftest import CAPTURE, TRACES
+from tests.daemon.http.conftest import CAPTURE, TRACE
 
 BASE = f"/api/v1/captures/{CAPTURE.id}"
-TRACE = TRACES[0]
 
 
 @pytest.fixture(autouse=True)

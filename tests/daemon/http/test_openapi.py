@@ -12,7 +12,7 @@ import openapi_spec_validator
 import pytest
 
 from tests.daemon.http.alert_node import WEBHOOK, alert, notification
-from tests.daemon.http.conftest import CAPTURE, MemoryAgent
+from tests.daemon.http.conftest import CAPTURE
 from tests.daemon.http.everything import fill
 
 # Method, path as it is described, and what to ask for; the status that comes back.
@@ -62,9 +62,7 @@ def closed(schema: Any) -> Any:
     return {name: closed(one) for name, one in schema.items()} | more
 
 
-def test_the_document_is_valid_openapi_and_describes_each_operation(
-    document: Any, golden: Any
-) -> None:
+def test_the_document_is_valid_openapi_and_describes_each_operation(document, golden):
     openapi_spec_validator.validate(document)
     assert document["openapi"] == "3.1.0"
     lines = []
@@ -89,8 +87,8 @@ def test_every_json_answer_is_tried_here(document: Any) -> None:
 
 
 def test_answers_are_the_golden_ones_and_have_exactly_the_fields_that_are_described(
-    client: httpx.Client, agent: MemoryAgent, document: Any, golden: Any
-) -> None:
+    client, agent, document, golden
+):
     fill(agent)
     answers = {}
     components = closed(document["components"])
@@ -157,9 +155,7 @@ def said(answer: httpx.Response) -> str:
     return f"{answer.status_code} {error['reason']}: {detail}"
 
 
-def test_what_is_refused_says_why_in_one_line(
-    client: httpx.Client, agent: MemoryAgent, golden: Any
-) -> None:
+def test_what_is_refused_says_why_in_one_line(client, agent, golden):
     lines = [f"GET {path}: {said(client.get(path))}" for path in PATHS]
     for path, body in bodies():
         answer = client.post(path, content=body, headers={"Content-Type": "application/json"})

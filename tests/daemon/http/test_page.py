@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent, around_straggler
@@ -262,21 +261,14 @@ def full(agent: MemoryAgent) -> MemoryAgent:
     return agent
 
 
-def test_the_page_is_the_golden_one(
-    client: httpx.Client, full: MemoryAgent, golden: Golden
-) -> None:
+def test_the_page_is_the_golden_one(client, full, golden):
     full.runs = []
     page = client.get("/").text
     page = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
     golden("http/page.html", page.encode())
 
 
-def test_what_commands_print_is_the_golden_text(
-    client: httpx.Client,
-    full: MemoryAgent,
-    golden: Golden,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_commands_print_is_the_golden_text(client, full, golden, capsys):
     assert status.main([], lambda: NOW) == 1
     shown = client.get("/api/v1/captures").json()["captures"]
     text = capsys.readouterr().out

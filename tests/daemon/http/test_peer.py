@@ -55,9 +55,7 @@ def listener(open_path: Path) -> Iterator[socket.socket]:
         (65534, Peer("unknown user", on_socket=True)),
     ],
 )
-def test_the_kernel_says_whose_process_asks(
-    listener: socket.socket, uid: int, expected: Peer
-) -> None:
+def test_the_kernel_says_whose_process_asks(listener, uid, expected):
     command = [sys.executable, "-c", CONNECT, listener.getsockname(), str(uid)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
         connection, _ = listener.accept()
@@ -76,8 +74,8 @@ def test_the_kernel_says_whose_process_asks(
     ],
 )
 def test_root_of_another_pod_or_of_an_invisible_process_is_not_root_here(
-    tmp_path: Path, theirs: str | None, ours: str, is_ours: bool
-) -> None:
+    tmp_path, theirs, ours, is_ours
+):
     for pid, where in ((4242, theirs), (os.getpid(), ours)):
         if where is not None:
             (tmp_path / str(pid)).mkdir()

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.daemon.http.certificates import make_certificate
-from tests.daemon.http.conftest import MemoryAgent, http_client
+from tests.daemon.http.conftest import http_client
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import certificate, web_config
@@ -170,8 +170,8 @@ def test_of_what_is_no_certificate_nothing_is_reported(tmp_path: Path, text: str
 
 
 def test_the_end_is_logged_once_a_day_and_at_once_for_a_renewed_certificate(
-    agent: MemoryAgent, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    agent, tmp_path, caplog
+):
     path = make_certificate(tmp_path)
     web_config = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}"
     clock = ManualClock(wall=certificate.expiry(path.read_text()).timestamp() - 3 * 86_400)

@@ -80,8 +80,8 @@ def slurm(tmp_path: Path, client: object, monkeypatch: pytest.MonkeyPatch) -> Ru
 
 
 def test_a_critical_fault_of_a_gpu_drains_its_node_with_the_reason_and_nothing_else_does(
-    slurm: Run, agent: MemoryAgent
-) -> None:
+    slurm, agent
+):
     agent.now = replace(agent.now, anomalies=(STRAGGLER, LOST))
     reason = "device_lost: GPU 3  fell off  the bus   (reboot) 1"
     expected = [f"update NodeName=gpu-1 State=DRAIN Reason=warpwatch: {reason}"]
@@ -106,9 +106,7 @@ def test_a_critical_fault_of_a_gpu_drains_its_node_with_the_reason_and_nothing_e
         pytest.param({"sinfo": HEALTHY, "warpwatch": "", "status": "3"}, [], id="no daemon"),
     ],
 )
-def test_a_node_is_drained_only_where_slurm_and_the_operator_allow_it(
-    slurm: Run, agent: MemoryAgent, files: dict[str, str], states: list[str]
-) -> None:
+def test_a_node_is_drained_only_where_slurm_and_the_operator_allow_it(slurm, agent, files, states):
     agent.now = replace(agent.now, anomalies=(LOST,))
     asked = [line.split()[1:3] for line in slurm("health-check.sh", **files)]
     assert asked == [["NodeName=gpu-1", f"State={state}"] for state in states]
