@@ -1,6 +1,10 @@
-"""A node with ranks for each test."""
+"""A node with ranks for each test, and processes that are seen there."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -25,3 +29,24 @@ def node(tmp_path, limits, known_pods):
     node = RankNode(tmp_path, limits, known_pods)
     yield node
     node.close()
+
+
+@pytest.fixture
+def begin(node, stack):
+    """Start a program that says when it is running. It ends with the test."""
+
+    def begin(program: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "WARPWATCH_DIR": str(node.folder.path)},
+        )
+        stack.enter_context(process)
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        return process
+
+    return begin

@@ -30,6 +30,15 @@ STATIC = "8fae0c9d3d1f4a5b6c7d8e9f0a1b2c3d"
 # What lies between the creations of two rings: a fraction that a float has exactly.
 TICK_S = 2.0**-10
 
+# A training process that takes a step.
+TRAINS = """
+import glob, os
+import warpwatch
+monitor = warpwatch.attach(job="seen")
+while not glob.glob(os.environ["WARPWATCH_DIR"] + "/ranks/*.ring"):
+    with monitor.step():
+        pass
+"""
 _FIND = """
 import os, sys
 from warpwatch.daemon_folder import find_daemon
@@ -107,8 +116,13 @@ class RankNode:
         return self.poll()
 
     def file(self, pod: str | None = None, **said: Any) -> RingFile:
-        """A ring that no process holds, and that is made later than all before it."""
+        """A ring that no process holds, and that is made later than all before it.
+
+        The kubelet has mounted the folder of its pod.
+        """
         ranks = self.folder.ranks if pod is None else self.pod(pod) / "ranks"
+        if pod is not None and not self.pod(pod).exists():
+            self.mount(pod)
         self._made += 1
         made = self._made * TICK_S
         return RingFile(ranks, wall=lambda: self.clock.wall() + made, **said)
@@ -116,6 +130,13 @@ class RankNode:
     def ring(self, pod: str | None = None, **said: Any) -> RingFile:
         """A ring that a process holds until it is killed (``ring.die``), or the test is over."""
         return self.hold(self.file(pod, **said))
+
+    def met(self, pod: str | None = None, *, steps: int = 0, **said: Any) -> RingFile:
+        """A ring that a process holds and that the source has read, with so many steps."""
+        ring = self.ring(pod, **said)
+        ring.steps_of(steps)
+        self.poll()
+        return ring
 
     def hold(self, ring: RingFile) -> RingFile:
         ring.hold()

@@ -131,9 +131,7 @@ TOO_LATE_A_STEP = protocol.STEP.pack(1 << 63, 10**8, *[protocol.ABSENT] * 4)
     ],
 )
 def test_a_ring_that_turns_out_to_be_broken_ends(node, change, reason):
-    ring = node.ring()
-    ring.step()
-    node.poll()
+    ring = node.met(steps=1)
     change(ring)
     node.poll()
     assert node.rejects == {reason: 1}
@@ -165,8 +163,7 @@ def test_an_owner_has_64_rings_and_one_beyond_them_is_accepted_once_another_has_
 def test_a_thousand_files_do_not_hold_up_the_good_one_and_are_looked_at_once(node, monkeypatch):
     for number in range(1_000):
         (node.folder.ranks / f"junk-r0-{number:016x}.ring").touch()
-    node.ring().step()
-    node.poll()
+    node.met(steps=1)
     assert node.rejects == {"wrong_size": 1_000}
     assert [state.steps_total for state in node.states()] == [1]
     # Some seconds after its last change the folder is scanned for a last time.

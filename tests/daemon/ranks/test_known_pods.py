@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,19 +21,10 @@ ONE = {B: Pod("others", "train-1")}
 BOTH = TEAM | ONE
 
 
-class Kubelet:
-    """pods: those that it has; None: it is not readable."""
-
-    def __init__(self) -> None:
-        self.pods: dict[str, Pod] | None = ONE
-
-    def __call__(self) -> dict[str, Pod] | None:
-        return self.pods
-
-
 @pytest.fixture
 def known_pods():
-    return Kubelet()
+    """The kubelet returns the pods that it has, or None where it is not readable."""
+    return Mock(return_value=ONE)
 
 
 def owners(node: RankNode) -> dict[str, str]:
@@ -50,15 +42,14 @@ def test_a_job_belongs_to_the_namespace_of_its_pod_whatever_it_claims(node):
 
 
 def test_a_ring_waits_for_the_kubelet_to_know_its_pod(node, known_pods):
-    node.mount(A)
     node.ring(A, job="early")
     node.poll(14)
     assert owners(node) == {}
-    known_pods.pods = TEAM
+    known_pods.return_value = TEAM
     node.poll(14.5)
     assert owners(node) == {"early": "ns/team"}
     # What it was once, it stays.
-    known_pods.pods = {}
+    known_pods.return_value = {}
     node.poll(40)
     assert owners(node) == {"early": "ns/team"}
     assert node.rejects == {}
@@ -66,8 +57,7 @@ def test_a_ring_waits_for_the_kubelet_to_know_its_pod(node, known_pods):
 
 @pytest.mark.parametrize("pods", [{}, None])
 def test_a_ring_whose_pod_stays_unknown_belongs_to_its_user(node, known_pods, pods):
-    known_pods.pods = pods
-    node.mount(A)
+    known_pods.return_value = pods
     node.ring(A, job="stray")
     for at_s in (16, 40):
         node.poll(at_s)
@@ -76,15 +66,13 @@ def test_a_ring_whose_pod_stays_unknown_belongs_to_its_user(node, known_pods, po
 
 
 def test_counts_saved_before_a_restart_wait_with_the_ring(node, known_pods):
-    known_pods.pods = TEAM
-    node.mount(A)
-    node.ring(A, job="again").step()
-    node.poll()
-    known_pods.pods = None
+    known_pods.return_value = TEAM
+    node.met(A, job="again", steps=1)
+    known_pods.return_value = None
     node.restart()
     node.poll(2)
     node.poll(4)
-    known_pods.pods = TEAM
+    known_pods.return_value = TEAM
     node.poll(6)
     assert [state.steps_total for state in node.states()] == [1]
     assert owners(node) == {"again": "ns/team"}
@@ -107,12 +95,12 @@ def test_what_the_kubelet_had_is_believed_for_fifteen_seconds():
 def left(node, known_pods):
     """Sweep at a time with these pods: the folders of pods and those on their way out then."""
     node.mount(A, B)
-    known_pods.pods = BOTH
+    known_pods.return_value = BOTH
     gone = GonePods(node.folder, known_pods, node.clock.monotonic)
     gone.sweep(0.0)
 
     def left(at: float, pods: dict[str, Pod] | None, gone: GonePods = gone) -> set[str]:
-        known_pods.pods = pods
+        known_pods.return_value = pods
         gone.sweep(at)
         folder = node.folder
         return {*os.listdir(folder.path / "pods"), *os.listdir(folder.inbox / "pods")}

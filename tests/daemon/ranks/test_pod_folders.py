@@ -81,8 +81,7 @@ def test_an_inbox_that_the_pod_does_not_mount_is_made_and_it_hears_what_to_mount
     node.pod(A).mkdir()
     node.poll()
     assert mode(node.inbox(A)) == 0o1777
-    ring = node.ring(A)
-    node.poll()
+    ring = node.met(A)
     (rank,) = node.source.live()
     _, folder = node.source.open_ring(rank)
     assert folder.inbox_remedy == (
@@ -94,7 +93,6 @@ def test_an_inbox_that_the_pod_does_not_mount_is_made_and_it_hears_what_to_mount
 
 
 def test_the_pod_of_a_rank_is_the_one_whose_folder_its_ring_lies_in(node):
-    node.mount(A)
     ring = node.ring(A, pod_uid="claimed", device="GPU-1")
     ring.step()
     state = node.newest()
@@ -111,8 +109,7 @@ def test_ranks_of_one_job_in_several_pods_and_the_shared_folder_are_one_job(node
     for rank, pod in enumerate([None, A, B]):
         node.ring(pod, rank=rank, world_size=3)
     # The same rank of the same job is another run.
-    node.ring(A, rank=2, world_size=3)
-    node.poll()
+    node.met(A, rank=2, world_size=3)
     assert [(s.job.partition("#")[0], s.rank, s.pod_uid) for s in node.states()] == [
         ("train", 0, None),
         ("train", 1, A),
@@ -178,7 +175,6 @@ def test_a_restart_repeats_no_record_of_a_pod_and_mixes_up_no_two(node):
 
 
 def test_positions_that_were_not_claimed_yet_survive_a_daemon_that_is_killed(node):
-    node.mount(A)
     own = node.ring(A, rank=1)
     node.ring(rank=0)
     own.step()
@@ -282,9 +278,7 @@ def displaced(node):
 
 @pytest.mark.parametrize("limits", [LIMITS._replace(pods=2)])
 def test_the_newest_folders_are_served_and_none_with_a_rank_is_given_up(node):
-    node.mount(A)
-    node.ring(A)
-    node.poll()
+    node.met(A)
     node.mount(B)
     node.pod(C).mkdir()
     made_later(node.pod(C), than=node.pod(B))
@@ -299,9 +293,7 @@ def test_the_newest_folders_are_served_and_none_with_a_rank_is_given_up(node):
 
 
 def test_a_pod_that_trains_again_after_days_is_met_again(node):
-    node.mount(A)
-    ring = node.ring(A)
-    node.poll()
+    ring = node.met(A)
     ring.die()
     for at_s in (1, 601, 1.1 * DAY_S, 2 * DAY_S, 3 * DAY_S):
         node.poll(at_s)
@@ -381,8 +373,7 @@ def test_a_rank_survives_a_day_without_a_daemon(node):
 
 def test_the_folder_of_a_rank_is_kept_young(node):
     node.mount(A, B)
-    node.ring(A)
-    node.poll()
+    node.met(A)
     before = {uid: node.pod(uid).stat().st_ctime_ns for uid in (A, B)}
 
     def touched() -> list[bool]:
@@ -396,10 +387,7 @@ def test_the_folder_of_a_rank_is_kept_young(node):
 
 
 def test_a_folder_that_was_made_again_is_served_again(node):
-    node.mount(A)
-    ring = node.ring(A)
-    ring.step()
-    node.poll()
+    ring = node.met(A, steps=1)
     node.pod(A).rename(node.folder.path / "gone")
     ring.path = node.folder.path / "gone" / "ranks" / ring.path.name
     node.mount(A)

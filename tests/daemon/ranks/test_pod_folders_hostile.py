@@ -22,9 +22,7 @@ def node(tmp_path):
     """Pod B is the good one: it has a rank that trains, whatever happens meanwhile."""
     node = RankNode(tmp_path)
     node.mount(A, B)
-    ring = node.ring(B, job="good")
-    ring.step()
-    node.poll()
+    ring = node.met(B, job="good", steps=1)
     yield node
     ring.step()
     node.poll(62)
@@ -156,8 +154,7 @@ def test_a_ring_that_became_a_folder_is_forgotten_all_the_same(node):
 
 
 def test_a_ring_whose_folder_went_away_is_read_to_its_end(node):
-    ring = node.ring(A, job="away")
-    node.poll()
+    ring = node.met(A, job="away")
     shutil.rmtree(node.pod(A))
     node.poll()
     assert [s.status for s in node.states() if s.job == "away"] == ["running"]
@@ -170,9 +167,7 @@ def test_too_many_files_cost_a_bounded_look(node):
     ranks = node.pod(A) / "ranks"
     for number in range(MAX_FILES_PER_POD + 500):
         (ranks / f"junk-r0-{number:016x}.ring").touch()
-    node.mount(C)
-    node.ring(C, job="later").step()
-    node.poll()
+    node.met(C, job="later", steps=1)
     assert "later" in {state.job for state in node.states()}
     assert node.rejects["too_many_files"] >= 1
     assert 0 < node.rejects["wrong_size"] <= 2 * MAX_FILES_PER_POD
@@ -195,8 +190,7 @@ def test_a_squatter_in_the_shared_inbox_keeps_no_pod_from_the_daemon(tmp_path):
 
 
 def test_a_sequence_number_at_its_end_goes_on_from_one(node):
-    ring = node.ring(A, job="end")
-    node.poll()
+    ring = node.met(A, job="end")
     command = node.pod(A) / "commands" / f"{ring.path.stem}.cmd"
     with command.open("r+b") as file:
         os.pwrite(file.fileno(), b"\xff" * 8, 8)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.daemon.ranks.ring_files import RingFile
-from tests.daemon.ranks.sources import RankNode
+from tests.daemon.ranks.sources import TRAINS
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch import protocol
@@ -20,24 +18,11 @@ from warpwatch_daemon.ranks.counts import RecentSteps
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.process import silent_reason
 from warpwatch_daemon.ranks.saved import FILE
-from warpwatch_telemetry.records import RankEvent, RankSeen, Step
+from warpwatch_telemetry.records import RankSeen, Step
 from warpwatch_telemetry.state import RankState
 
-# A training process: takes a step, and then holds the GIL until it is killed.
-_TRAINING = """
-import ctypes, glob, os, sys
-import warpwatch
-monitor = warpwatch.attach(job="silent")
-while not glob.glob(os.environ["WARPWATCH_DIR"] + "/ranks/*.ring"):
-    with monitor.step():
-        pass
-if sys.argv[1] == "gil":
-    print("holding", flush=True)
-    # PyDLL keeps the GIL, as a C extension does that does not give it back.
-    ctypes.PyDLL(None).pause()
-print("running", flush=True)
-sys.stdin.read()
-"""
+# PyDLL keeps the GIL, as a C extension does that does not give it back.
+_HOLDS_THE_GIL = "print('running', flush=True)\nimport ctypes; ctypes.PyDLL(None).pause()\n"
 
 
 def gc(ring: RingFile, seconds: float, collections: int) -> None:
@@ -109,9 +94,7 @@ def test_a_restarted_daemon_knows_what_records_that_it_does_not_read_again_count
 # What versions before did not save yet: the counts of records, the pod.
 @pytest.mark.parametrize("missing", [["recorded"], ["pod"]])
 def test_positions_of_a_version_that_saved_less_are_used_or_left_alone(node, missing):
-    ring = node.ring()
-    ring.step()
-    node.poll()
+    ring = node.met(steps=1)
     node.source.close()
     path = node.folder.path.parent / FILE
     saved = json.loads(path.read_text())
@@ -180,38 +163,12 @@ def test_the_throughput_is_that_of_the_newest_steps_of_a_live_rank(node):
     assert node.newest().samples_per_s is None
 
 
-@pytest.fixture
-def training(node, request):
-    """A real process that does what the parameter says, and has said so."""
-    what, said = request.param
-    process = subprocess.Popen(
-        [sys.executable, "-c", _TRAINING, what],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "WARPWATCH_DIR": str(node.folder.path)},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == f"{said}\n"
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def silent(node: RankNode) -> tuple[RankState, RankEvent]:
-    """The rank and the event that it is silent, eleven seconds after its last sign.
-
-    Should there be one heartbeat more just now, then it is silent eleven seconds later.
-    """
+def test_a_process_that_a_signal_stopped_is_kept_apart_from_one_that_holds_the_gil(node, begin):
+    training = begin(TRAINS + _HOLDS_THE_GIL)
     node.poll()
-    events = eventually(lambda: node.events(node.clock.wall() - node.began + 11.0))
+    # Should there be one heartbeat more just now, then it is silent eleven seconds later.
+    event = eventually(lambda: node.events(node.clock.wall() - node.began + 11.0))[-1]
     (state,) = node.states()
-    return state, events[-1]
-
-
-@pytest.mark.parametrize("training", [("gil", "holding")], indirect=True)
-def test_a_process_that_a_signal_stopped_is_kept_apart_from_one_that_holds_the_gil(node, training):
-    state, event = silent(node)
     assert (state.status, state.silent_reason) == ("stopped", "holds the GIL")
     assert (event.event, event.detail) == ("stopped", {"silent_reason": "holds the GIL"})
     training.send_signal(signal.SIGSTOP)
@@ -225,17 +182,6 @@ def test_a_process_that_a_signal_stopped_is_kept_apart_from_one_that_holds_the_g
     training.wait()
     state = node.newest()
     assert (state.status, state.silent_reason) == ("died", None)
-
-
-@pytest.mark.parametrize("training", [("run", "running")], indirect=True)
-def test_a_stopped_process_that_goes_on_is_running_again(node, training):
-    training.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, training.pid, os.WSTOPPED)
-    state, _ = silent(node)
-    assert (state.status, state.silent_reason) == ("stopped", "stopped")
-    training.send_signal(signal.SIGCONT)
-    eventually(lambda: node.newest().status == "running")
-    assert node.newest().silent_reason is None
 
 
 def test_a_pid_that_the_kernel_does_not_confirm_says_nothing():

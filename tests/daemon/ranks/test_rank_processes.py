@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.daemon.ranks.sources import RankNode
+from tests.daemon.ranks.sources import TRAINS, RankNode
 from tests.waiting import eventually
 from warpwatch_daemon.ranks.process import OomKills, reading
 from warpwatch_daemon.ranks.rank_processes import LONG_WAIT, RankProcessor
@@ -20,36 +18,6 @@ CORE = max(os.sched_getaffinity(0))
 _PIN = f"import os; os.sched_setaffinity(0, {{{CORE}}})\n"
 _THEN_WAITS = "print('running', flush=True)\nimport sys; sys.stdin.read()\n"
 _THEN_COMPUTES = "print('running', flush=True)\nwhile True: pass\n"
-# A training process that takes a step.
-_TRAINS = """
-import glob, os
-import warpwatch
-monitor = warpwatch.attach(job="seen")
-while not glob.glob(os.environ["WARPWATCH_DIR"] + "/ranks/*.ring"):
-    with monitor.step():
-        pass
-"""
-
-
-@pytest.fixture
-def begin(node, stack):
-    """Start a program that says when it is running; its PID. It ends with the test."""
-
-    def begin(program: str) -> int:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "WARPWATCH_DIR": str(node.folder.path)},
-        )
-        stack.enter_context(process)
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "running\n"
-        return process.pid
-
-    return begin
 
 
 def looks(node: RankNode) -> list[RankEvent]:
@@ -58,7 +26,7 @@ def looks(node: RankNode) -> list[RankEvent]:
 
 
 def test_a_process_that_holds_its_ring_is_looked_at_every_two_seconds(node, begin):
-    begin(_TRAINS + _THEN_WAITS)
+    begin(TRAINS + _THEN_WAITS)
     (seen,) = looks(node)
     assert (seen.job, seen.rank) == ("seen", 0)
     assert seen.detail["cpu_s"] > 0
@@ -90,9 +58,9 @@ def used_s(pid: int) -> float:
 
 
 def test_a_rank_that_waits_for_its_core_says_who_has_it_also_over_a_restart(node, begin):
-    begin(_PIN + _TRAINS + _THEN_COMPUTES)
+    begin(_PIN + TRAINS + _THEN_COMPUTES)
     as_other = "import os; os.setuid(20009)\n" if os.geteuid() == 0 else ""
-    hog, other = (begin(_PIN + user + _THEN_COMPUTES) for user in ("", as_other))
+    hog, other = (begin(_PIN + user + _THEN_COMPUTES).pid for user in ("", as_other))
     details = []
     for _ in range(3):
         details += [event.detail for event in looks(node)]

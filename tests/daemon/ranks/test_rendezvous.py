@@ -40,33 +40,22 @@ def test_a_rank_is_seen_with_its_steps_and_totals(node):
     assert state.first_time == state.seen_time == node.clock.wall()
 
 
-def test_a_restarted_daemon_neither_loses_nor_repeats_a_step(node):
-    ring = node.ring()
-    ring.steps_of(5)
-    node.poll()
+# The second ring has no more room for records that a restarted daemon would only read again.
+@pytest.mark.parametrize(("before", "later"), [(5, 4), (300, protocol.RECORD_COUNT - 100)])
+def test_a_restarted_daemon_neither_loses_nor_repeats_a_step(node, before, later):
+    ring = node.met(steps=before)
     node.source.close()
-    ring.steps_of(4)
+    ring.steps_of(later)
+    total = before + later
     # The detectors see the steps before again, the counts do not.
-    assert [one.step for one in node.restart() if isinstance(one, Step)] == list(range(9))
+    again = [one.step for one in node.restart() if isinstance(one, Step)]
+    assert again == list(range(max(0, total - protocol.RECORD_COUNT), total))
     (state,) = node.states()
-    assert (state.steps_total, sum(state.durations.counts)) == (9, 9)
-
-
-def test_records_that_a_restarted_daemon_would_only_read_again_are_not_lost(node):
-    ring = node.ring()
-    ring.steps_of(300)
-    node.poll()
-    node.source.close()
-    ring.steps_of(protocol.RECORD_COUNT - 100)
-    node.restart()
-    (state,) = node.states()
-    assert (state.lost_records, sum(state.durations.counts)) == (0, protocol.RECORD_COUNT + 200)
+    assert (state.steps_total, sum(state.durations.counts), state.lost_records) == (total, total, 0)
 
 
 def test_a_killed_daemon_reads_again_what_it_had_not_saved(node):
-    ring = node.ring()
-    ring.step()
-    node.poll()
+    ring = node.met(steps=1)
     ring.step()
     node.poll(0.1)
     # No position is saved again within a second.
@@ -89,8 +78,7 @@ def test_what_a_failed_poll_had_read_comes_with_the_next(node):
 
 
 def test_a_reader_that_lags_says_how_many_records_it_lost(node):
-    ring = node.ring()
-    node.poll()
+    ring = node.met()
     ring.steps_of(protocol.RECORD_COUNT + 7)
     state = node.newest()
     assert (state.lost_records, state.steps_total) == (7, protocol.RECORD_COUNT + 7)
@@ -98,9 +86,7 @@ def test_a_reader_that_lags_says_how_many_records_it_lost(node):
 
 @pytest.mark.parametrize("while_down", [False, True])
 def test_the_successor_of_a_dead_process_continues_its_counters(node, while_down):
-    first = node.ring()
-    first.steps_of(5)
-    node.poll()
+    first = node.met(steps=5)
     if while_down:
         node.source.close()
     first.step()
@@ -132,8 +118,7 @@ def test_a_killed_process_died_and_one_that_said_so_ended(node):
 
 
 def test_a_live_process_without_a_heartbeat_is_stopped_then_resumed(node):
-    ring = node.ring()
-    node.poll()
+    ring = node.met()
     assert node.poll(9.5) == []
     # A wall clock that is set says nothing about how long the process was silent.
     now, at = node.clock.wall(), node.clock.monotonic()
@@ -141,6 +126,7 @@ def test_a_live_process_without_a_heartbeat_is_stopped_then_resumed(node):
     assert [event.event for event in node.events(10.5)] == ["stopped"]
     ring.heartbeat()
     assert [event.event for event in node.events(12)] == ["resumed"]
+    assert [(state.status, state.silent_reason) for state in node.states()] == [("running", None)]
     assert [event.event for event in node.events(21)] == []
 
 
@@ -154,8 +140,7 @@ def test_a_capturing_process_without_a_heartbeat_is_not_stopped(node):
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_series_of_an_ended_rank_stay_five_minutes_and_its_ring_ten(node, restarts):
-    ring = node.ring()
-    node.poll()
+    ring = node.met()
     ring.die()
     node.poll()
     for later_s in (250, 299, 301, 599):
@@ -238,9 +223,7 @@ def test_a_death_that_no_one_saw_is_dated_before_the_successor_came(node):
 
 
 def test_a_death_that_was_reported_is_not_reported_again_after_a_restart(node):
-    ring = node.ring()
-    ring.step()
-    node.poll()
+    ring = node.met(steps=1)
     ring.die()
     assert [event.event for event in node.events()] == ["died"]
     assert [type(record) for record in node.restart()] == [RankSeen, Step, End]
@@ -349,9 +332,7 @@ def test_a_job_of_another_owner_with_the_same_name_and_run_is_another_job(node):
 
 
 def test_a_run_whose_ranks_ended_in_order_is_over_and_the_next_one_counts_from_0(node):
-    first = node.ring()
-    first.step()
-    node.poll()
+    first = node.met(steps=1)
     first.end()
     (before,) = look(node)
     node.ring().step()
