@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, TOKEN
 from warpwatch import protocol
 from warpwatch_daemon.captures.session import choose
 from warpwatch_daemon.captures.store import Store
-from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 
@@ -385,3 +386,61 @@ def test_of_captures_without_room_the_newest_ten_are_shown(node):
         node.coordinator.finish()
     assert [capture.id for capture in node.captures] == asked[2:]
     assert node.counted("refused_disk") == 12
+
+
+# --- what a fleet asks of one node ---
+
+NAME = "20261122T201500-0a1b2c"
+CANCELLED = "cancelled by the fleet"
+
+
+def test_what_would_be_captured_is_told_and_nothing_is_begun(node):
+    before = [node.command(rank) for rank in (0, 1)]
+    node.rings[1].word(protocol.WORD_STEP_BEGUN, 8)
+    assert node.coordinator.prepare(MANUAL) == Prepared((0, 1), 3, 7, 0.1)
+    assert node.coordinator.prepare(replace(MANUAL, kind="stacks")) == Prepared((0, 1))
+    assert (node.captures, [node.command(rank) for rank in (0, 1)]) == ((), before)
+
+
+def test_the_start_step_of_all_nodes_is_kept_and_who_is_late_stays_late(node):
+    asked = node.coordinator.request(MANUAL, NAME, 20)
+    node.answer(0, "capture_armed", step=20)
+    node.answer(1, "capture_late", step=20)
+    node.poll()
+    assert [node.command(rank)["start_step"] for rank in (0, 1)] == [20, 20]
+    node.deliver(0)
+    capture = node.finished(asked)
+    assert (capture.id, capture.start_step, capture.outcome) == (NAME, 20, "partial")
+    assert states(capture) == ["written", "late"]
+
+
+def test_what_one_node_cannot_do_is_refused_before_it_is_asked_for(node):
+    node.rings[1].word(protocol.WORD_STEP_BEGUN, 20)
+    with pytest.raises(Refused, match="step 20 is too early: step 19 has begun") as refused:
+        node.coordinator.request(MANUAL, NAME, 20)
+    assert refused.value.reason == "refused_over"
+    node.coordinator.request(replace(AUTOMATIC, ranks=(0,)), NAME, 30)
+    with pytest.raises(Refused, match=f"there is a capture {NAME} already"):
+        node.coordinator.request(replace(MANUAL, ranks=(1,)), NAME, 30)
+    for request, said in ((MANUAL, "is being captured"), (ANOTHER, "cooldown_s leaves")):
+        with pytest.raises(Refused, match=said):
+            node.coordinator.prepare(request)
+    assert node.counted("refused_cooldown", "anomaly") == 1
+
+
+@pytest.mark.parametrize(("event", "costs"), [("capture_armed", False), ("capture_started", True)])
+def test_what_is_ended_costs_budget_where_something_was_recorded(tmp_path, stack, event, costs):
+    node = CaptureNode(tmp_path, stack, captures_per_hour=1)
+    asked = node.coordinator.request(AUTOMATIC, NAME, 20)
+    node.answer(0, event, step=20)
+    node.poll()
+    cancelled = node.coordinator.cancel(NAME, CANCELLED)
+    assert cancelled is not None
+    assert [(rank.state, rank.detail) for rank in cancelled.ranks] == 2 * [("missing", CANCELLED)]
+    assert [node.command(rank)["op"] for rank in (0, 1)] == ["cancel", "cancel"]
+    capture = node.finished(asked)
+    assert (capture.outcome, CANCELLED in capture.detail) == ("failed", True)
+    assert node.coordinator.cancel(NAME, CANCELLED) == capture
+    assert node.coordinator.cancel("none", CANCELLED) is None
+    with pytest.raises(Refused, match="cooldown_s leaves") if costs else nullcontext():
+        assert node.coordinator.request(ANOTHER, f"{NAME}-2", 40).start_step == 40

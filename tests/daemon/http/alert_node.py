@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,8 @@ from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.state import State
 
-BEGAN = "2026-11-21T20:00:00.123Z"
+_SENT = json.loads(Path(__file__).with_name("alerts.json").read_bytes())
+BEGAN = _SENT["alert"]["startsAt"]
 WEBHOOK = "/api/v1/alertmanager"
 
 
@@ -69,27 +71,12 @@ class AlertNode(MemoryAgent):
 
 def alert(fingerprint: str = "f1", **labels: str) -> dict[str, Any]:
     """A firing alert as Alertmanager sends it."""
-    return {
-        "status": "firing",
-        "labels": {"alertname": "WarpwatchStraggler", "severity": "warning", **labels},
-        "annotations": {"summary": "rank 1 computes 60 % longer"},
-        "startsAt": BEGAN,
-        "endsAt": "0001-01-01T00:00:00Z",
-        "generatorURL": "http://prometheus.example:9090/graph",
-        "fingerprint": fingerprint,
-    }
+    own = _SENT["alert"]
+    return {**own, "labels": own["labels"] | labels, "fingerprint": fingerprint}
 
 
 def notification(*alerts: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "version": "4",
-        "groupKey": '{}:{alertname="WarpwatchStraggler"}',
-        **{"truncatedAlerts": 0, "status": "firing", "receiver": "warpwatch"},
-        "groupLabels": {"alertname": "WarpwatchStraggler"},
-        **{"commonLabels": {}, "commonAnnotations": {}},
-        "externalURL": "http://alertmanager.example:9093",
-        "alerts": list(alerts),
-    }
+    return {**_SENT["notification"], "alerts": list(alerts)}
 
 
 def send(client: httpx.Client, *alerts: dict[str, Any]) -> list[dict[str, Any]]:
