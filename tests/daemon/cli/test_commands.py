@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from warpwatch_daemon.cli import GROUP, main
-from warpwatch_exporters.jsonl import JsonlWriter
-from warpwatch_telemetry.records import RankSeen, Record, Step
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = sorted(metadata.entry_points(group=GROUP).names)
@@ -92,32 +90,6 @@ def test_metrics_lists_the_catalogue(capsys):
     assert main(["metrics", "--json"]) == 0
     names = {row["name"] for row in json.loads(printed(capsys)[0])}
     assert {"warpwatch_device_up", "warpwatch_step_duration_seconds"} <= names
-
-
-def steps(slow_from: int) -> list[Record]:
-    records: list[Record] = [RankSeen(0.0, "train", rank, 2) for rank in (0, 1)]
-    time = 0.0
-    for number in range(600):
-        duration_s = 0.2 if number < slow_from else 0.5
-        time += duration_s
-        records += [Step(time, "train", rank, number, duration_s) for rank in (0, 1)]
-    return records
-
-
-def test_replay_finds_in_a_log_what_the_daemon_would_have_found(tmp_path, capsys):
-    for name, slow_from in (("slow", 300), ("well", 600)):
-        log = JsonlWriter(tmp_path / name)
-        log.write(steps(slow_from))
-        log.close()
-    assert main(["replay", str(tmp_path / "well"), "--json"]) == 0
-    assert printed(capsys)[0] == ""
-    assert main(["replay", str(tmp_path / "slow"), "--json"]) == 1
-    (line,) = printed(capsys)[0].splitlines()
-    anomaly = json.loads(line)
-    assert (anomaly["kind"], anomaly["job"]) == ("step_regression", "train")
-    assert 300 <= anomaly["step"] <= 330
-    switched_off = "detection.step_regression.enabled=false"
-    assert main(["replay", str(tmp_path / "slow"), "--set", switched_off]) == 0
 
 
 def test_what_is_no_log_and_no_trace_is_a_usage_error(tmp_path, capsys):

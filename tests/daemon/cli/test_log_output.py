@@ -7,9 +7,8 @@ import logging
 
 import pytest
 
-from tests.daemon.ranks.sources import RankNode
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.log_output import MAX_LINES_OF_A_KIND, LimitedHandler
+from warpwatch_daemon.log_output import LimitedHandler
 
 FORGED = "x\n2026-01-01 00:00:00,000 ERROR root: forged\x1b[31m\u202egnp"
 
@@ -67,23 +66,3 @@ def test_no_line_of_a_traceback_looks_like_an_entry(logged):
     assert first.endswith("failed")
     assert all(line.startswith("    ") for line in rest)
     assert r"forged\x1b[31m\u202egnp" in rest[-1]
-
-
-def test_files_with_new_names_at_each_look_write_few_lines_and_none_of_their_own(tmp_path, logged):
-    logger, written, _ = logged
-    root = logging.getLogger("warpwatch_daemon")
-    root.addHandler(logger.handlers[0])
-    node = RankNode(tmp_path)
-    try:
-        paths = [node.folder.ranks / f"no ring\n{number}" for number in range(200)]
-        for turn in range(4):
-            for path in paths:
-                path.with_name(f"{path.name}-{turn}").touch()
-            node.poll()
-    finally:
-        root.removeHandler(logger.handlers[0])
-        node.close()
-    assert node.rejects["bad_name"] == 800
-    lines = written.getvalue().splitlines()
-    assert len(lines) == MAX_LINES_OF_A_KIND
-    assert all(line[:4].isdigit() and line.isprintable() for line in lines), lines

@@ -47,11 +47,18 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_log_on_standard_input_may_be_packed(slow_log, capsys, monkeypatch):
+def test_it_finds_what_a_daemon_would_have_found_also_in_a_packed_log_on_standard_input(
+    slow_log, capsys, monkeypatch
+):
     packed = io.BytesIO(gzip.compress(slow_log.read_bytes()))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(packed)))
     assert main(["replay", "-", "--json"]) == 1
-    assert [json.loads(line)["kind"] for line in printed(capsys)] == ["straggler"]
+    (anomaly,) = map(json.loads, printed(capsys))
+    assert (anomaly["kind"], anomaly["job"], anomaly["rank"]) == ("straggler", "llama", 1)
+    assert 500 <= anomaly["step"] <= 530
+    switched_off = "detection.straggler.enabled=false"
+    assert main(["replay", str(slow_log), "--json", "--set", switched_off]) == 0
+    assert printed(capsys) == []
 
 
 def test_explain_keeps_anomalies_as_they_are_and_adds_readings(slow_log, capsys):
