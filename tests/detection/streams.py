@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.config import DetectionConfig
@@ -74,6 +76,14 @@ class Job:
                 phases = {"data_wait": waits[rank], "comm": comm}
                 yield Step(self.time, "llama", rank, self.step, duration, phases_s=phases)
             self.step += 1
+
+
+def stories(module: str) -> dict[str, Any]:
+    """Return the cases that lie beside a module of tests, by the fact that each proves."""
+    path = Path(module)
+    name = path.stem.removeprefix("test_")
+    loaded: dict[str, Any] = yaml.safe_load(path.with_name(f"{name}.yaml").read_text())
+    return loaded
 
 
 def detection(**sections: Any) -> Detection:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.detection.life import LLAMA, Life
-from tests.detection.streams import EPOCH_S
+from tests.detection.streams import EPOCH_S, stories
 from warpwatch_detection.anomalies import register as register_module
 from warpwatch_detection.anomalies import suppressed as suppressed_module
 from warpwatch_detection.anomalies.causes import (
@@ -20,64 +20,18 @@ from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS
 from warpwatch_telemetry.jobs import JobId
 
 SLOW = "0 straggler 3; 5 step_regression; "
-# What detectors say, as `Life.tell` reads it; what is active then; how many anomalies there were.
-STORIES: dict[str, tuple[str, str, int]] = {
-    "what comes back within the grace is the same anomaly":
-        ("0 gc_pause 3; 60 fine gc_pause; 180 gc_pause 3", "gc_pause 3", 1),
-    "what comes back after it is another":
-        ("0 gc_pause 3; 60 fine gc_pause; 181 gc_pause 3", "gc_pause 3", 2),
-    "what comes back of another rank is another":
-        ("0 gc_pause 3; 60 fine gc_pause; 100 gc_pause 4", "gc_pause 4", 2),
-    "a finding that lost its rank for a moment stays one anomaly":
-        ("0 straggler 2; 10 straggler; 20 straggler 2", "straggler 2", 1),
-    "another rank with both named in between is another anomaly":
-        ("0 straggler 2; 10 straggler; 20 straggler 5", "straggler 5", 2),
-    "a culprit that goes to and fro becomes one anomaly of the job": (
-        "0 straggler 2; 20 straggler 5; 40 straggler 2; 60 straggler 5; 80 straggler 2",
-        "straggler", 2,
-    ),
-    "events are held after the last one and states until they are over":
-        ("0 crash 1; 100 crash 1; 0 hang; 699 expire", "crash 1, hang", 2),
-    "events are over after their hold": ("0 crash 1; 100 crash 1; 0 hang; 700 expire", "hang", 2),
-    "a cause that is active explains": (SLOW + "15 step_regression", "straggler 3", 1),
-    "a cause that comes later ends what it explains":
-        ("0 step_regression; 5 straggler 3; 10 step_regression", "straggler 3", 2),
-    "an effect that goes on for three looks without its cause is raised": (
-        SLOW + "300 fine straggler; 310 step_regression; 320 step_regression; 330 step_regression",
-        "step_regression", 2,
-    ),
-    "an effect that fades after its cause is not raised":
-        (SLOW + "300 fine straggler; 310 step_regression; 320 fine step_regression", "", 1),
-    "a slow rank on another device has another cause":
-        ("0 thermal_throttle GPU-3; 5 straggler 4", "thermal_throttle 3, straggler 4", 2),
-    "one lost device explains why the whole job hangs":
-        ("0 device_lost GPU-3 critical; 140 hang", "device_lost 3", 1),
-    "a device that idles because its job hangs is no anomaly":
-        ("0 hang; 5 device_idle GPU-3; 5 device_idle GPU-9", "hang, device_idle", 2),
-    "a hang that was found before its cause goes on as the same one":
-        ("0 hang; 5 device_lost GPU-3 critical; 60 fine device_lost GPU-3", "hang", 2),
-    "a hang that ended before its cause is not found":
-        ("0 device_lost GPU-3 critical; 5 hang; 30 fine hang; 60 fine device_lost GPU-3", "", 1),
-    "a crash outlives its cause as long as events are held":
-        ("0 device_lost GPU-3 critical; 5 crash 3; 590 fine device_lost GPU-3", "crash 3", 2),
-    "a crash outlives its cause no longer":
-        ("0 device_lost GPU-3 critical; 5 crash 3; 700 fine device_lost GPU-3", "", 1),
-    "a crash that an XID explained is over with it":
-        ("0 xid GPU-3 critical 79; 5 crash 3 critical; 600 expire", "", 1),
-    "a late verdict ends nothing before it began": ("10 hang; 5 fine hang", "", 1),
-}  # fmt: skip
+STORIES = stories(__file__)
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_what_is_active_is_what_lasts(name: str) -> None:
-    story, active, count = STORIES[name]
-    life = Life()
-    life.tell(story)
+    story, life = STORIES[name], Life()
+    life.tell(story["story"])
     said = [kind if rank is None else f"{kind} {rank}" for kind, rank in life.active]
-    assert ", ".join(said) == active
-    assert len({anomaly.id for anomaly in life.changes}) == count
+    assert ", ".join(said) == story["active"]
+    assert len({anomaly.id for anomaly in life.changes}) == story["count"]
     assert all(one.end_time is None or one.end_time >= one.time for one in life.changes)
-    if not active:
+    if not said:
         assert life.register.state.suppressed == {}
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from tests.detection.streams import Job, alone, fed, kinds_of, on, opened, restart
+from tests.detection.streams import Job, alone, fed, kinds_of, on, opened, restart, stories
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
-
-# Seconds after the last step, rank, event and its details; a time alone is the clock's.
-Event = tuple[Any, ...]
 
 
 def running(ranks: int = 2, steps: int = 200, **hang: object) -> tuple[Job, Detection]:
@@ -28,7 +25,7 @@ def event(job: Job, rank: int, name: str, after_s: float = 0.0, **detail: object
     return RankEvent(job.time + after_s, "llama", rank, name, detail)
 
 
-def told(job: Job, events: Iterable[Event]) -> Iterator[Record]:
+def told(job: Job, events: Iterable[Sequence[Any]]) -> Iterator[Record]:
     for after_s, *about in events:
         if not about:
             yield Clock(job.time + after_s)
@@ -45,102 +42,28 @@ def silent_until(engine: Detection, time: float) -> Anomaly:
     return found
 
 
-LOST = {"type": "RuntimeError", "detail": "[gloo/transport/tcp/pair.cc:537] Read error"}
-OUT = {"detail": "CUDA out of memory. Tried to allocate 2.00 GiB"}
-Found = tuple[str, str, int | None, float]
-# Ranks, what happens, what is found (kind, severity, rank, after seconds), and how it ends to say.
-STORIES: dict[str, tuple[int, list[Event], list[Found], str]] = {
-    "silence is a hang of the job at the deadline itself":
-        (2, [(60,)], [("hang", "warning", None, 8)], "for 8 s"),
-    "a stopped process is a hang of that rank at once":
-        (2, [(3, 1, "stopped"), (100,)], [("hang", "warning", 1, 3)], "does not respond"),
-    "ranks whose training has ended are waited for no more":
-        (2, [(1, 0, "finished"), (1, 1, "finished"), (60,)], [], ""),
-    "a job that ended in order does not hang": (2, [(0, None, "end"), (3600,)], [], ""),
-    "ranks that ended in order do not hang": (2, [(0, 0, "end"), (1, 1, "end"), (3600,)], [], ""),
-    "backwards without steps put a hang off": (
-        2, [*((s, rank, "training") for s in range(2, 60, 2) for rank in (0, 1)), (100,)],
-        [("hang", "warning", None, 66)], "",
-    ),
-    "backwards of its peers are no excuse for a rank":
-        (2, [(s, 0, "training") for s in range(2, 60, 2)], [("hang", "warning", None, 8)], ""),
-    "no hang while a capture runs until its timeout": (
-        2, [(0, 0, "capture_started"), (11, 0, "stopped"), (121,)],
-        [("hang", "warning", 0, 120)], "",
-    ),
-    "after a capture the silence counts again": (
-        2, [(0, 0, "capture_started"), (30, 0, "capture_finished"), (39,)],
-        [("hang", "warning", None, 38)], "",
-    ),
-    "an exception is a crash at once with its text on one line": (
-        2, [(0, 1, "exception", {"exception": "ValueError", "message": "a\nb\x1b"})],
-        [("crash", "warning", 1, 0)], "rank 1 raised ValueError: a b",
-    ),
-    "a death is a crash when a peer lives on and no hang beside it": (
-        2, [(1, 1, "died"), (590,)], [("crash", "warning", 1, 6)],
-        "rank 1 died without an exit record after step 199, 1 of its peers lived on",
-    ),
-    "all ranks gone together are a crash for information": (
-        2, [(1, 0, "died"), (1.2, 1, "died"), (590,)], [("crash", "info", None, 6)],
-        "all 2 local ranks",
-    ),
-    "ranks that follow a crash belong to it": (
-        4, [
-            (0, 2, "exception", {"exception": "RuntimeError"}),
-            (0.5, 0, "exception", {"exception": "ConnectionError"}),
-            (1, 2, "died"), (1.1, 0, "died"), (1.2, 1, "died"), (60,),
-        ],
-        [("crash", "warning", 2, 0)], "rank 2 raised RuntimeError; ",
-    ),
-    "peers that lost a killed rank raise first and yet it is named": (
-        4, [
-            (0.1, 0, "exception", LOST), (0.2, 3, "exception", LOST), (0.4, 0, "end"),
-            (0.5, 1, "died"), (0.6, 3, "end"), (60,),
-        ],
-        [("crash", "warning", 1, 5.1)],
-        "rank 1 died without an exit record after step 199, 3 of its peers lived on; "
-        "2 more followed",
-    ),
-    "a lost connection that nothing explains is a crash after the grace": (
-        2, [(0, 1, "exception", {"type": "DistBackendError", "detail": "NCCL timeout"}), (60,)],
-        [("crash", "warning", 1, 5)], "rank 1 raised DistBackendError: NCCL timeout",
-    ),
-    "a rank without device memory is one anomaly whatever follows": (
-        4, [
-            (0, 2, "oom", OUT), (0.1, 2, "oom", {"detail": "1 failed allocations on the device"}),
-            (0.1, 2, "exception", {"type": "OutOfMemoryError", **OUT}), (0.5, 2, "died"),
-            (0.6, 0, "exception", {"type": "RuntimeError", "detail": "gloo: closed by peer"}),
-            (0.7, 1, "died"), (60,),
-        ],
-        [("oom", "warning", 2, 0)],
-        f"rank 2 ran out of memory: {OUT['detail']}; 2 more followed",
-    ),
-    "an exception for want of memory alone is an oom too":
-        (4, [(0, 1, "exception", {"type": "MemoryError"}), (60,)], [("oom", "warning", 1, 0)], ""),
-    "a rank killed by the kernel for want of memory is an oom": (
-        4, [(0.1, 0, "exception", LOST), (0.5, 3, "died", {"oom_kill": True}), (60,)],
-        [("oom", "warning", 3, 5.1)],
-        "rank 3 was killed by the kernel after step 199: its control group ran out of memory; "
-        "1 more followed",
-    ),
-}  # fmt: skip
+STORIES = stories(__file__)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("name", STORIES)
 def test_what_happens_after_the_last_step_is_told_once(name: str, restarts: bool) -> None:
-    ranks, events, expected, says = STORIES[name]
-    job, engine = running(ranks)
+    story = STORIES[name]
+    training = [
+        (s, rank, "training") for s in range(2, 60, 2) for rank in story.get("training", ())
+    ]
+    job, engine = running(story["ranks"])
     found: list[Anomaly] = []
-    for record in told(job, events):
+    for record in told(job, [*training, *story["events"]]):
         if restarts:
             restart(engine)
         found += opened(engine, [record])
-    assert [(a.kind, a.severity, a.rank, round(a.time - job.time, 6)) for a in found] == expected
+    seen = [[a.kind, a.severity, a.rank, round(a.time - job.time, 6)] for a in found]
+    assert seen == story["found"]
     for anomaly in found:
         assert anomaly.device == (None if anomaly.rank is None else f"GPU-{anomaly.rank}")
         (now,) = engine.active
-        assert says in now.summary
+        assert story.get("says", "") in now.summary
 
 
 def test_a_leap_of_the_clock_is_no_silence_but_silence_after_it_is() -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.detection.jobs import joined
-from tests.detection.streams import Extra, Job, alone, detection, lived, on, opened
+from tests.detection.streams import Extra, Job, alone, detection, lived, on, opened, stories
 from warpwatch_detection.detectors.data_stall import DataStall
 from warpwatch_detection.detectors.straggler import Straggler
 from warpwatch_detection.job_steps import JobSteps
@@ -21,77 +21,14 @@ def job(text: str) -> Job:
     return Job(int(ranks), float(step_s), float(noise))
 
 
-# Kinds that look, or all; ranks, seconds a step and noise; the steps, as `lived` reads them.
-STORIES = {
-    "a checkpoint of ten steps every 250 is nothing":
-        ("", "4 0.5 0.02", "1; 1500 pause all 5 every 250"),
-    "ten percent more on all ranks where noise is small":
-        ("", "8 0.5 0.02", "300; 60 compute all 0.05 -> step_regression job"),
-    "a new regime is found once and is normal after ten minutes": (
-        "", "2 0.5 0.02", "300; 600 compute all 0.25 -> step_regression job; "
-        "1000 compute all 0.25; 100 compute all 0.5 -> step_regression job",
-    ),
-    "a regression that went away is closed":
-        ("", "2 0.5 0.02", "300; 100 compute all 0.2 -> step_regression job; 100"),
-    "a rank 15 percent slower than seven peers, within 60 steps":
-        ("", "8 0.5 0.02", "400; 60 compute 3 0.06 -> straggler 3"),
-    "a rank slow from the start": ("", "4 0.5 0.02", "150 compute 2 0.16 -> straggler 2"),
-    "a rank slow while it is learned":
-        ("", "3 0.05 0.02", "220; 380 compute 2 0.12 -> straggler 2"),
-    "two slow ranks are one anomaly of the job":
-        ("", "8 0.5 0.02", "300; 100 compute 1,6 0.2 -> straggler job"),
-    "pauses of one rank every 30 steps are no straggler":
-        ("straggler", "8 0.5 0.02", "600 compute 2 0.6 every 30"),
-    "pauses of one rank in short steps are no straggler":
-        ("straggler", "4 0.01 0.1", "1000; 2000 compute 2 0.1 every 12"),
-    "a rank that is itself again is over and may be slow again": (
-        "straggler", "4 0.5 0.02",
-        "300; 100 compute 1 0.15 -> straggler 1; 100; 60 compute 1 0.15 -> straggler 1",
-    ),
-    "one of two ranks that recovered does not make the other slow":
-        ("straggler", "2 0.5 0.02", "300; 1500 compute 1 0.15 -> straggler 1; 500"),
-    "input that stalls one rank names it":
-        ("", "8 0.2 0.02", "300; 200 wait 5 0.1 -> data_stall 5"),
-    "input that stalls one rank from the first step":
-        ("data_stall", "4 0.5 0.02", "120 wait 3 0.4 -> data_stall 3"),
-    "all ranks that stall are one anomaly, and over when it went away":
-        ("data_stall", "4 0.5 0.02", "400; 100 wait all 0.1 -> data_stall job; 120"),
-    "waits that were always there are the job's way":
-        ("data_stall", "4 0.5 0.02", "1500 wait all 0.3 every 8"),
-    "input that got better and worse again is a stall":
-        ("data_stall", "2 0.5 0.02", "400 wait all 0.1; 400; 120 wait all 0.1 -> data_stall job"),
-    "a stall that begins while the waits are learned":
-        ("", "3 0.05 0.02", "80; 500 wait 2 0.03 -> data_stall 2"),
-    "pauses of all ranks at once are none":
-        ("gc_pause", "4 0.2 0.02", "1500 pause all 1 every 50 at 49"),
-    **{
-        f"what rank 0 does alone for {seconds} s every {period} is no pause": (
-            "gc_pause", "4 0.2 0.02", f"1500 compute 0 {seconds} every {period}",
-        )
-        for period, seconds in (("100 at 99", 0.2), ("250 at 249", 4), ("50 at 49", 20), (50, 0.1))
-    },
-    "regular pauses that stopped are over":
-        ("gc_pause", "4 0.2 0.01", "300; 200 compute 1 0.1 every 30 at 5 -> gc_pause 1; 150"),
-    "reported pauses of all ranks are one anomaly of the job":
-        ("gc_pause", "4 0.04 0.2", "300; 500 tell all 0.05 every 30 at 5 -> gc_pause job"),
-    "reported pauses of a job with one rank, and over after a while":
-        ("gc_pause", "1 0.1 0.05", "100; 400 tell 0 0.1 every 25 at 5 -> gc_pause 0; 2500"),
-    "reported pauses that are cheap": ("gc_pause", "2 0.1 0.05", "2000 tell 1 0.03 every 100"),
-    "reported pauses that are rare": ("gc_pause", "2 0.1 0.05", "2000 tell 1 5 every 1000 at 5"),
-    "a burst of reported pauses that costs little over a minute":
-        ("gc_pause", "2 0.1 0.05", "1000; 10 tell 0 0.02"),
-    # Regular slow steps of a rank whose collections are known to be cheap have another cause.
-    "what the shim says is believed over the step times": (
-        "gc_pause", "4 0.2 0.01",
-        "300; 200 tell 1 0.012 every 20; 300 compute 1 0.1 every 30 at 5 tell 1 0.012 every 20",
-    ),
-}  # fmt: skip
+STORIES = stories(__file__)
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_what_is_found_and_over_is_what_happened(name: str) -> None:
-    kinds, steps, story = STORIES[name]
-    lived(job(steps), alone(*kinds.split()) if kinds else detection(), story)
+    story = STORIES[name]
+    engine = alone(*story["kinds"].split()) if "kinds" in story else detection()
+    lived(job(story["job"]), engine, story["story"])
 
 
 def bursts(rank: int, share: float, wait_s: float, seed: int = 5) -> Extra:
