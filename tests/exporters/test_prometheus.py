@@ -157,9 +157,6 @@ def test_what_is_gone_leaves_nothing_behind() -> None:
     assert len(prometheus._prefixes[(), None]) < 150 + prometheus.SPARE_PREFIXES + 100
 
 
-# --- for a registry of prometheus_client ---
-
-
 def registry_of(state: State) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(StateCollector(lambda: state))

@@ -61,9 +61,6 @@ def test_an_nsys_capture_is_complete_without_files(node):
     assert [(rank.state, rank.file) for rank in capture.ranks] == [("written", None)] * 2
 
 
-# --- stacks ---
-
-
 @pytest.mark.parametrize("kind", ["torch", "memory", "nsys"])
 def test_stacks_of_a_hang_end_what_waits_for_steps(node, kind):
     waiting = node.coordinator.request(replace(MANUAL, kind=kind))
@@ -126,9 +123,6 @@ def test_a_rank_without_a_heartbeat_is_looked_at_from_outside(node):
     ]
 
 
-# --- faults ---
-
-
 def test_stacks_of_ranks_are_taken_at_once_and_a_fault_costs_one_of_them(node, monkeypatch):
     both = threading.Barrier(2, timeout=300)
 
@@ -167,9 +161,6 @@ def test_a_back_end_with_a_fault_ends_its_captures(node, monkeypatch):
     capture = node.finished(node.coordinator.request(MANUAL))
     assert (capture.outcome, capture.detail) == ("failed", "rank 0: asked; rank 1: asked")
     assert not node.coordinator.is_busy(TRAIN)
-
-
-# --- in a daemon ---
 
 
 @pytest.fixture

@@ -198,9 +198,6 @@ def test_a_store_that_is_gone_ends_the_capture(node):
     assert node.counted("failed") == 1
 
 
-# --- what the daemon knows of a capture reaches the diagnosis ---
-
-
 def written(folder: Path, world_size: int) -> list[str]:
     for rank in range(2):
         found = cpu_rank(rank, waiting_us=3000)
@@ -227,9 +224,6 @@ def test_files_of_one_rank_are_no_capture(tmp_path):
     name, _ = written(tmp_path, world_size=2)
     outcome = child.diagnose("trace", tmp_path, [name, name], {}, run=read_here)
     assert outcome.startswith(child.UNREADABLE + "these are not ranks of one capture: rank 0")
-
-
-# --- the process that reads them ---
 
 
 _BEGIN = """

@@ -169,9 +169,6 @@ def test_a_dry_run_decides_as_it_would_and_takes_nothing(tmp_path, stack):
     assert list(node.store.path.glob("*/*/*/*")) == []
 
 
-# --- the disk ---
-
-
 class FakeDisk(Disk):
     """Of 1,000 MiB. free_mib: what it says next."""
 
@@ -210,9 +207,6 @@ def test_what_came_to_nothing_for_want_of_room_counts_against_no_budget(tmp_path
         judge.check(ANOTHER, (), 6.0)
     judge.withdrawn(AUTOMATIC, 5.0)
     judge.check(ANOTHER, (), 6.0)
-
-
-# --- the queue of what is finished ---
 
 
 def test_owners_are_served_in_turn_however_much_one_of_them_has():

@@ -84,9 +84,6 @@ def four(tmp_path: Path, stack: ExitStack) -> Node:
     return Node(tmp_path, stack, ranks=(0, 1, 2, 3))
 
 
-# --- what is captured ---
-
-
 def test_a_slow_rank_is_captured_beside_its_nearest_peer(four):
     four.see(replace(STRAGGLER, rank=2, device="GPU-2"))
     (capture,) = four.captures
@@ -150,9 +147,6 @@ def test_python_stacks_are_recorded_when_the_same_comes_back_and_was_not_capture
     assert node.command(1)["options"] == list(options)
 
 
-# --- what is not ---
-
-
 @pytest.mark.parametrize(
     ("anomaly", "options", "decided"),
     [
@@ -199,9 +193,6 @@ def test_a_refusal_is_counted_once_though_it_ends_and_is_opened_again(node):
     node.see(replace(STRAGGLER, id="a2"))
     assert node.counted("refused_cooldown", "anomaly") == 1
     assert node.counted("refused_over", "anomaly") == 0
-
-
-# --- again ---
 
 
 def test_a_busy_rank_is_waited_for(node):
@@ -352,13 +343,11 @@ def test_what_a_restart_has_interrupted_is_captured_again_once(node):
     node.see(STRAGGLER)
     node.restart()
     assert node.captures[0].detail == "interrupted: the daemon ended meanwhile"
+    assert node.counted("failed", "anomaly") == 1
     for _ in range(2):
         node.see(STRAGGLER)
         assert len(node.captures) == 2
         node.restart()
-
-
-# --- many nodes ---
 
 
 def test_a_rank_of_another_node_is_no_peer(tmp_path, stack):

@@ -41,9 +41,6 @@ def store(folder: Path, age_s: float = 1e9) -> tuple[HistoryStore, list[str]]:
     return HistoryStore(folder, age_s, failures.append), failures
 
 
-# --- the store ---
-
-
 def test_the_next_daemon_finds_the_last_word_and_the_first_context(tmp_path):
     first, failures = store(tmp_path)
     first.write([(HANG, CONTEXT)], NOW)
@@ -147,9 +144,6 @@ def test_a_row_of_another_form_is_passed_over(tmp_path):
     assert failures == []
 
 
-# --- the minutes around ---
-
-
 def step(rank: int, at: float, duration_s: float, **changes: Any) -> Step:
     phases = {"forward": duration_s / 2, "comm": duration_s / 4}
     fields: dict[str, Any] = {"phases_s": phases, "tokens": 100, **changes}
@@ -224,9 +218,6 @@ def test_contexts_of_two_daemons_are_joined_and_the_fuller_point_wins():
     assert both.series[0].times == (0, 10, 20, 30)
     assert both.series[0].counts == (5, 5, 4, 5)
     assert both.series[0].values == {"step_duration_s": (1.0, 1.0, 1.0, 2.0)}
-
-
-# --- the archive ---
 
 
 class Node:

@@ -242,9 +242,6 @@ def test_a_connection_that_its_client_has_closed_is_nobodys():
             assert owner(*addresses) is None
 
 
-# --- the Unix socket ---
-
-
 POD = "0b7c4f9e-3a2d-4c5e-8f1a-6d7e8f9a0b1c"
 CONNECT = """
 import os, socket, sys

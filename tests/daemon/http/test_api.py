@@ -169,9 +169,6 @@ def test_another_user_may_capture_but_not_speak_for_a_fleet(client, agent, share
     assert agent.asked == []
 
 
-# --- files of captures ---
-
-
 BASE = f"/api/v1/captures/{CAPTURE.id}"
 
 

@@ -66,8 +66,6 @@ def test_answers_are_the_golden_ones_and_have_exactly_the_fields_that_are_descri
     golden("http/api.json", json.dumps(answers, indent=1).encode())
 
 
-# --- what is refused ---
-
 CAPTURES = "/api/v1/captures"
 NESTED = b"[" * 100_000
 NO_REQUESTS = (b"", b"{", b'{"job": "\xff"}', b'{"job": "\\ud800"}', NESTED, b"[]", b"{}")

@@ -88,9 +88,6 @@ def test_a_fault_while_rendering_ahead_is_left_to_the_next_scrape(agent):
         pages.page(PLAIN)
 
 
-# --- records ---
-
-
 PATH = "/api/v1/records"
 
 
