@@ -99,9 +99,7 @@ def test_a_profiler_that_runs_is_dropped_on_cancel(trained: Training) -> None:
 
 
 @pytest.mark.torch
-def test_a_start_step_that_does_not_come_disarms_though_the_thread_is_stuck(
-    trained: Training,
-) -> None:
+def test_a_start_step_that_does_not_come_disarms_though_a_thread_hangs(trained: Training) -> None:
     trained.capture("stuck", start=10**6, arm_timeout_s=0.05)
     trained.steps(1)
     why = "start step did not begin in time"
@@ -110,9 +108,7 @@ def test_a_start_step_that_does_not_come_disarms_though_the_thread_is_stuck(
 
 
 @pytest.mark.torch
-def test_a_program_that_ends_right_after_still_hands_over(
-    folder: Folder, with_torch: ForkServer
-) -> None:
+def test_a_program_that_then_ends_still_hands_over(folder: Folder, with_torch: ForkServer) -> None:
     # The helper thread does not come by before the end.
     with training(folder, with_torch, "helper_thread.HEARTBEAT_INTERVAL_S = 3600") as found:
         found.capture()
@@ -124,9 +120,7 @@ def test_a_program_that_ends_right_after_still_hands_over(
 
 
 @pytest.mark.torch
-def test_a_program_that_ends_before_the_last_step_says_so(
-    folder: Folder, with_torch: ForkServer
-) -> None:
+def test_a_program_that_ends_in_between_reports_it(folder: Folder, with_torch: ForkServer) -> None:
     with training(folder, with_torch) as found:
         found.record()
         found.end()
@@ -166,7 +160,7 @@ def test_stacks_are_served_while_the_training_is_stuck(plain: Training) -> None:
     assert (found["rank"], found["job"], found["via"]) == (0, "demo", "helper")
     (main,) = [thread for thread in found["threads"] if thread["main"]]
     assert [frame["function"] for frame in main["frames"]] == [
-        *("<module>", "serve", "train", "<module>", "stuck"),
+        *("<module>", "serve", "train", "<module>", "stuck")
     ]
     assert "warpwatch" in {thread["name"] for thread in found["threads"]}
 
@@ -174,9 +168,7 @@ def test_stacks_are_served_while_the_training_is_stuck(plain: Training) -> None:
 @pytest.mark.parametrize(
     "damage", ["size", "link", "pipe", "garbage", "bad id", "bad steps", "foreign"]
 )
-def test_a_command_file_that_is_not_the_daemons_is_not_obeyed(
-    plain: Training, damage: str, tmp_path: Path
-) -> None:
+def test_a_file_not_the_daemons_is_not_obeyed(plain: Training, damage: str, tmp_path: Path) -> None:
     if damage == "foreign" and os.geteuid() != 0:
         pytest.skip("needs root to give a file away")
     commands = plain.folder.path / "commands"

@@ -108,9 +108,7 @@ def test_a_process_without_a_gpu_refuses(folder: Folder, with_torch: ForkServer)
 
 
 @pytest.mark.torch
-def test_the_allocators_history_becomes_a_snapshot_and_a_summary(
-    folder: Folder, with_torch: ForkServer
-) -> None:
+def test_the_allocators_history_becomes_two_files(folder: Folder, with_torch: ForkServer) -> None:
     with training(folder, with_torch, STAND_IN, **NO_EVENTS) as found:
         start = found.capture(steps=3, kind="memory")
         found.steps(6)
@@ -133,9 +131,7 @@ def test_the_allocators_history_becomes_a_snapshot_and_a_summary(
 
 
 @pytest.mark.torch
-def test_nsight_is_reported_the_steps(
-    folder: Folder, with_torch: ForkServer, tmp_path: Path
-) -> None:
+def test_nsight_is_told_the_steps(folder: Folder, with_torch: ForkServer, tmp_path: Path) -> None:
     under = {"NSYS_PROFILING_SESSION_ID": "1", **NO_EVENTS}
     with training(folder, with_torch, NSYS, **under) as found:
         # Two profilers of the GPU are one too many.

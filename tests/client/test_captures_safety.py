@@ -136,9 +136,7 @@ def test_options_of_a_command_are_those_that_are_known() -> None:
         ("id", ("a" * 40,), ("a" * 41, "", "../x", 3)),
     ],
 )
-def test_a_command_beyond_its_bounds_is_none(
-    name: str, good: tuple[Any, ...], bad: tuple[Any, ...]
-) -> None:
+def test_a_bad_value_is_no_command(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
     fields = {"op": "capture", "id": "c-1", "kind": "torch", "start_step": 40, "steps": 2}
 
     def accepted(value: Any) -> bool:
@@ -184,9 +182,7 @@ def test_a_start_step_that_does_not_begin_in_time_disarms_once() -> None:
 
 
 @pytest.mark.parametrize(("step_s", "steps", "limit_s"), [(0.1, 2, 10.0), (5.0, 2, 60.0)])
-def test_a_recording_may_take_twice_what_its_steps_would_while_they_are_recorded(
-    step_s: float, steps: int, limit_s: float
-) -> None:
+def test_a_recording_may_take_twice_its_steps(step_s: float, steps: int, limit_s: float) -> None:
     clock = ManualClock()
     session, said = recording(clock, steps)
     # Nine steps to the lead-in.
@@ -218,9 +214,7 @@ def test_the_programs_profiler_waits_for_a_thread_that_does_not_come_by_up_to_a_
     assert sum(clock.slept) == pytest.approx(GIVE_WAY_S, abs=0.01)
 
 
-def test_the_budget_samples_often_at_first_and_seldom_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_budget_samples_often_at_first_seldom_later(monkeypatch: pytest.MonkeyPatch) -> None:
     budget, sampled = EventBudget(), list[int]()
     monkeypatch.setattr(budget, "sample", sampled.append)
     for number in range(64):

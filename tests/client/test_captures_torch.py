@@ -78,9 +78,7 @@ def test_the_estimate_of_events_is_corrected_by_a_capture(trained: Training) -> 
         ("monitor.switch('checkpoint'); monitor.switch('other')", "a checkpoint began"),
     ],
 )
-def test_an_evaluation_or_a_checkpoint_ends_a_recording(
-    trained: Training, text: str, reason: str
-) -> None:
+def test_evaluation_or_checkpoint_ends_recording(trained: Training, text: str, reason: str) -> None:
     id = reason.split()[1]
     trained.record(id)
     trained.steps(1, text)
@@ -123,9 +121,7 @@ def test_there_is_an_end_to_the_captures_of_a_process(trained: Training) -> None
     assert trained.detail("one-more") == "too_many_captures"
 
 
-def test_a_thread_that_ends_while_it_records_costs_that_trace_alone(
-    folder: Folder, with_torch: ForkServer
-) -> None:
+def test_a_thread_that_ends_costs_that_trace_alone(folder: Folder, with_torch: ForkServer) -> None:
     threads = "for _ in range(2):\n  t = threading.Thread(target=serve); t.start(); t.join()"
     with training(folder, with_torch, main=threads) as found:
         found.record()
@@ -176,9 +172,7 @@ def test_the_longest_answer_fits(trained: Training) -> None:
     assert sorted(finished) == ["event", "first_step", "id", "last_step", "token"]
 
 
-def test_a_rank_of_a_program_that_goes_wrong_answers_and_goes_on(
-    folder: Folder, with_torch: ForkServer
-) -> None:
+def test_a_rank_that_goes_wrong_answers_and_goes_on(folder: Folder, with_torch: ForkServer) -> None:
     """While it records its ring is removed, and later it is asked to end."""
     define = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))"
     with training(folder, with_torch, define, RANK="3", WORLD_SIZE="8") as found:
@@ -204,9 +198,7 @@ def test_a_rank_of_a_program_that_goes_wrong_answers_and_goes_on(
     assert found.files() == []
 
 
-def test_an_inbox_that_goes_while_it_records_is_one_answer(
-    folder: Folder, with_torch: ForkServer
-) -> None:
+def test_an_inbox_that_goes_meanwhile_is_one_answer(folder: Folder, with_torch: ForkServer) -> None:
     with training(folder, with_torch) as found:
         found.capture(steps=30)
         found.steps(5)
@@ -230,9 +222,7 @@ def test_ours_is_refused_while_theirs_warms_up_or_records(trained: Training, how
 
 
 @pytest.mark.parametrize("how", ["profile", "autograd"])
-def test_ours_ends_when_theirs_begins_and_theirs_is_whole(
-    trained: Training, how: str, tmp_path: Path
-) -> None:
+def test_ours_ends_and_theirs_is_whole(trained: Training, how: str, tmp_path: Path) -> None:
     trained.record(how)
     trained.steps(5, f"own = {PROFILERS[how]}; own.__enter__(); torch.ones(3).cos()")
     assert trained.detail(how) == "the program's own profiler began"
@@ -264,9 +254,7 @@ def test_a_schedule_that_comes_to_its_warm_up_ends_ours(trained: Training, tmp_p
     )
 
 
-def test_a_profiler_in_another_thread_waits_until_ours_has_ended(
-    trained: Training, tmp_path: Path
-) -> None:
+def test_a_profiler_in_another_thread_waits_for_ours(trained: Training, tmp_path: Path) -> None:
     traced = tmp_path / "own.json"
     trained.record("beside")
     trained.steps(

@@ -170,9 +170,7 @@ def test_memory_is_read_once_a_second_at_most(passing: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_the_exit_finishes_what_the_gpu_did_not_and_asks_it_in_the_training_thread_only(
-    elsewhere: bool,
-) -> None:
+def test_the_exit_asks_the_gpu_in_the_training_thread_only(elsewhere: bool) -> None:
     training = Training()
     cuda, clock = training.cuda, training.clock
     for _ in range(3):
@@ -236,9 +234,7 @@ def test_a_side_stream_inside_a_step_does_not_mix_up_its_times() -> None:
         ((0, 0, 1, 0, 1, 1), False, [None, 100, None, None, None, 100]),
     ],
 )
-def test_another_device_has_events_of_its_own(
-    devices: tuple[int, ...], run: bool, gpu_ms: list[int | None]
-) -> None:
+def test_a_device_has_events(devices: tuple[int, ...], run: bool, gpu_ms: list[int | None]) -> None:
     training = Training(pool_size=20)
     for device in devices:
         training.cuda.stream = SimulatedStream(device)
@@ -288,9 +284,7 @@ def test_a_gpu_is_not_used_before_the_helper_has_settled_what_ran_without() -> N
     assert clock.totals[0] == 2
 
 
-def test_an_oom_that_the_program_catches_is_reported_once(
-    ring: RingWriter, passing: ManualClock
-) -> None:
+def test_a_caught_oom_is_reported_once(ring: RingWriter, passing: ManualClock) -> None:
     training = Training()
     training.clock.ring = ring
     cuda = training.cuda
@@ -306,9 +300,7 @@ def test_an_oom_that_the_program_catches_is_reported_once(
     assert memory == (7 << 30, ABSENT, 8 << 30, 6, 3, ABSENT)
 
 
-def test_an_allocator_without_statistics_costs_no_step_and_is_not_asked_again(
-    ring: RingWriter, passing: ManualClock
-) -> None:
+def test_a_poor_allocator_is_asked_once(ring: RingWriter, passing: ManualClock) -> None:
     training = Training()
     training.clock.ring = ring
     training.cuda.statistics = {}

@@ -44,9 +44,7 @@ def test_a_number_that_is_another_file_is_not_closed(tmp_path: Path) -> None:
     os.close(other)
 
 
-def test_a_program_that_closes_everything_keeps_its_files_and_gets_another_ring(
-    folder: Folder, tmp_path: Path
-) -> None:
+def test_a_program_that_closes_everything_gets_another_ring(folder: Folder, tmp_path: Path) -> None:
     path = str(tmp_path / "mine")
     with training(folder) as found:
         first = folder.ring().name

@@ -48,9 +48,7 @@ def test_real_collections_are_counted(pauses: GcPauses, ring: RingWriter) -> Non
     assert 0 < longest_ns <= total_ns == pauses.total_ns
 
 
-def test_a_long_pause_is_an_event_with_its_generation_and_step(
-    pauses: GcPauses, ring: RingWriter
-) -> None:
+def test_a_long_pause_is_an_event_with_its_step(pauses: GcPauses, ring: RingWriter) -> None:
     pauses._clock.steps = 42
     collect(pauses, 12_000_000, generation=2)
     collect(pauses, 2_000_000, generation=0)
@@ -77,9 +75,7 @@ def test_it_reports_once_a_second_and_only_what_changed(pauses: GcPauses, ring: 
     assert found == [(3_000_000, 1, 3_000_000), (12_000_000, 3, 5_000_000)]
 
 
-def test_it_comes_back_when_the_program_clears_the_callbacks(
-    pauses: GcPauses, ring: RingWriter
-) -> None:
+def test_it_comes_back_after_callbacks_were_cleared(pauses: GcPauses, ring: RingWriter) -> None:
     pauses.report(ring, now_s=1)
     pauses.report(ring, now_s=1)
     assert gc.callbacks.count(pauses._collected) == 1
@@ -114,9 +110,7 @@ assert (before, ours(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) == (
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_process_reports_its_pauses_from_its_first_step_on_and_a_child_does_not(
-    folder: Folder,
-) -> None:
+def test_a_process_reports_pauses_from_its_first_step_on_a_child_none(folder: Folder) -> None:
     with training(folder, define=OURS, main="before = ours()\nserve()") as found:
         found.steps(1, COLLECT)
 

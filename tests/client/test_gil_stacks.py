@@ -121,9 +121,7 @@ def test_the_programs_own_timer_wins_for_good(folder: Folder, tmp_path: Path, us
     assert dumped.read_text().count("Timeout (0:00:00.500000)!") == 1
 
 
-def test_a_timer_that_the_program_armed_before_is_left_alone(
-    folder: Folder, tmp_path: Path
-) -> None:
+def test_a_timer_that_was_armed_before_is_left_alone(folder: Folder, tmp_path: Path) -> None:
     dumped = tmp_path / "dumped"
     define = f"import faulthandler\nfile = open({str(dumped)!r}, 'w')\n"
     define += "faulthandler.dump_traceback_later(0.5, repeat=True, file=file)\n"

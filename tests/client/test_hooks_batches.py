@@ -82,9 +82,7 @@ def test_a_batch_that_cannot_be_read_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize("compiles_first", [True, False])
-def test_what_fails_when_torch_compile_comes_into_use_costs_the_program_nothing(
-    compiles_first: bool,
-) -> None:
+def test_what_fails_when_torch_compile_is_first_used_is_caught(compiles_first: bool) -> None:
     def fail() -> None:
         raise ZeroDivisionError("a mistake of the shim")
 

@@ -23,9 +23,7 @@ AFTER = "compiled_after_it_was_seen"
 
 
 @pytest.mark.parametrize(("name", "steps"), STEPS.items())
-def test_compiled_training_is_counted_and_left_as_it_is(
-    plain_and_observed: list[Loops], name: str, steps: int
-) -> None:
+def test_compiled_steps_are_counted(plain_and_observed: list[Loops], name: str, steps: int) -> None:
     plain, hooked = (loops[name] for loops in plain_and_observed)
     assert (hooked["clock"], hooked["steps"]) == ("optimizer", steps)
     assert "clock" not in plain
@@ -35,9 +33,7 @@ def test_compiled_training_is_counted_and_left_as_it_is(
     assert graphs[:2] == plain_graphs[:2]
 
 
-def test_a_zero_grad_that_the_program_put_in_place_is_called_as_without_us(
-    plain_and_observed: list[Loops],
-) -> None:
+def test_a_zero_grad_of_the_program_is_still_called(plain_and_observed: list[Loops]) -> None:
     calls = [
         reported["a_zero_grad_of_the_programs_own"]["result"][0][0]
         for reported in plain_and_observed
@@ -51,9 +47,7 @@ def test_no_frame_of_ours_is_compiled(plain_and_observed: list[Loops]) -> None:
     assert frames[1] <= frames[0]
 
 
-def test_a_compiled_model_is_seen_outside_of_its_graph(
-    plain_and_observed: list[Loops],
-) -> None:
+def test_a_compiled_model_is_seen_outside_of_its_graph(plain_and_observed: list[Loops]) -> None:
     found = plain_and_observed[1][AFTER]
     hooked, eager_s, still_hooked = found["result"]
     assert (hooked, still_hooked) == (True, False)

@@ -64,17 +64,13 @@ def waits(seconds: list[float]) -> list[int]:
 
 
 @pytest.mark.parametrize("ranks", ["hooked", "hooked_late"])
-def test_the_rank_that_is_on_time_waits_and_the_late_one_does_not(
-    ranks: str, request: pytest.FixtureRequest
-) -> None:
+def test_the_rank_that_is_on_time_alone_waits(ranks: str, request: pytest.FixtureRequest) -> None:
     on_time, late = request.getfixturevalue(ranks)
     assert waits([on_time[name] for name in EXPLICIT]) == [1] * len(EXPLICIT)
     assert waits([late[name] for name in EXPLICIT]) == [0] * len(EXPLICIT)
 
 
-def test_ddp_waits_from_the_last_gradient_to_the_end_of_backward(
-    hooked: Ranks,
-) -> None:
+def test_ddp_waits_from_the_last_gradient_to_the_end_of_backward(hooked: Ranks) -> None:
     on_time, late = hooked
     # Two backwards to learn which gradient is the last.
     for name in ("ddp", "frozen", "compiled_ddp"):
@@ -93,9 +89,7 @@ def test_a_backward_without_communication_waits_for_no_one(hooked: Ranks) -> Non
     assert [rank["no_sync"] for rank in hooked] == [0, 0]
 
 
-def test_fsdp2_steps_are_counted_and_its_waiting_on_the_cpu_is_seen(
-    hooked: Ranks,
-) -> None:
+def test_fsdp2_steps_are_counted_and_its_waiting_on_the_cpu_is_seen(hooked: Ranks) -> None:
     on_time, late = hooked
     assert on_time["fsdp2_steps"] == late["fsdp2_steps"] == 5
     assert waits(on_time["fsdp2"]["waits"]) == [1] * 5
@@ -106,18 +100,14 @@ def test_training_is_the_same_bit_for_bit(plain: Ranks, hooked: Ranks) -> None:
         assert [rank[name]["losses"] for rank in hooked] == [rank[name]["losses"] for rank in plain]
 
 
-def test_compiled_collectives_are_those_of_an_unobserved_program(
-    plain: Ranks, hooked: Ranks
-) -> None:
+def test_compiled_collectives_are_those_of_a_plain_program(plain: Ranks, hooked: Ranks) -> None:
     for rank in range(2):
         assert hooked[rank]["compiled"] == [[5.0, 5.0], [3.0] * 4]
         for name in ("compiled", "broken", "warnings", "ddp_compilation"):
             assert hooked[rank][name] == plain[rank][name], name
 
 
-def test_the_calls_keep_their_signature_identity_and_derived_classes(
-    plain: Ranks, hooked: Ranks
-) -> None:
+def test_calls_keep_signature_identity_and_derived_classes(plain: Ranks, hooked: Ranks) -> None:
     for name in ("signature", "same", "derived"):
         assert hooked[0][name] == plain[0][name], name
 

@@ -23,9 +23,7 @@ from warpwatch.identity import describe, job_name, phase_name, run_id
         (None, {"TORCHELASTIC_RUN_ID": "d732d928-444d-4c1f-8f0e-0123456789ab"}, "train.py"),
     ],
 )
-def test_the_first_name_that_is_there_wins(
-    asked: str | None, environ: dict[str, str], name: str
-) -> None:
+def test_the_first_name_there_wins(asked: str | None, environ: dict[str, str], name: str) -> None:
     assert job_name(asked, environ, ["/home/me/train.py"]) == name
 
 

@@ -114,9 +114,7 @@ def test_an_unchanged_program_reports_steps_and_waiting(folder: Folder) -> None:
 
 
 @pytest.mark.torch
-def test_processes_that_train_are_ranks_and_workers_and_children_of_a_rank_are_none(
-    folder: Folder, tmp_path: Path
-) -> None:
+def test_processes_that_train_are_ranks_their_workers_not(folder: Folder, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(TRAIN + PROCESSES)
     done = run(folder, "--", sys.executable, "-W", "ignore", str(script))
@@ -127,9 +125,7 @@ def test_processes_that_train_are_ranks_and_workers_and_children_of_a_rank_are_n
 
 
 @pytest.mark.torch
-def test_a_cell_of_a_notebook_in_another_environment_is_a_rank(
-    folder: Folder, tmp_path: Path
-) -> None:
+def test_a_notebooks_cell_in_another_environment_is_a_rank(folder: Folder, tmp_path: Path) -> None:
     """A module of a virtual environment that has torch, and no shim of its own."""
     pytest.importorskip("IPython", reason="IPython is not installed")
     (tmp_path / "kernel.py").write_text(NOTEBOOK)
@@ -214,7 +210,7 @@ def test_switched_off_means_no_bootstrap() -> None:
         (["--", "no-such-command"], "no-such-command: No such file or directory"),
     ],
 )
-def test_what_cannot_be_run_is_one_line_and_status_2(
+def test_a_wrong_line_is_status_2(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch.main(arguments) == 2

@@ -98,9 +98,7 @@ def test_places_are_looked_up_again_now_and_then(monkeypatch: pytest.MonkeyPatch
     assert parallelism.places(10.0) == {"context": (0, 2)}
 
 
-def test_deepspeed_says_it_by_its_grid_its_sequences_and_its_experts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_deepspeed_says_it_by_grid_sequences_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     groups: Any = ModuleType("groups")
 
     def get_tensor_model_parallel_rank() -> int:

@@ -57,9 +57,7 @@ def test_nothing_is_said_of_optimizers_that_train_copies_of_a_model() -> None:
     assert known.know(another)
 
 
-def test_nothing_is_said_where_the_optimizer_does_not_hold_the_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_said_if_the_model_is_held_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = torch.nn.Linear(10, 4)
     frozen.bias.requires_grad_(False)
     some = Parameters()

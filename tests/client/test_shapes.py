@@ -64,15 +64,9 @@ RANKS = {
 }
 # Loop: package, shape. A framework that has ended its training is no clock any more.
 FRAMEWORKS = {
-    "hugging_face": (
-        "transformers",
-        Shape(LOADED | {"h2d", "eval"}, 160, 160 * 32, clock=""),
-    ),
+    "hugging_face": ("transformers", Shape(LOADED | {"h2d", "eval"}, 160, 160 * 32, clock="")),
     # The tokens are those of the prompts: what it writes itself is no data.
-    "generation": (
-        "transformers",
-        Shape(LOADED | {"h2d", "rollout"}, 80, 80 * 4, clock=""),
-    ),
+    "generation": ("transformers", Shape(LOADED | {"h2d", "rollout"}, 80, 80 * 4, clock="")),
     "accelerate": ("accelerate", Shape(LOADED | {"h2d"}, 80 * 128, clock="accelerate")),
     "lightning": ("lightning", Shape(LOADED | {"h2d", "eval"}, 80 * 128, clock="")),
     "fabric": ("lightning", Shape(LOADED, 40 * 128)),
@@ -111,17 +105,13 @@ def check(name: str, plain: Loops, observed: Loops) -> None:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_program_is_left_as_it_is_and_its_steps_and_phases_are_seen(
-    plain_and_observed: list[Loops], name: str
-) -> None:
+def test_a_programs_steps_and_phases_are_seen(plain_and_observed: list[Loops], name: str) -> None:
     check(name, *plain_and_observed)
 
 
 @pytest.mark.loops
 @pytest.mark.parametrize("name", [*RANKS, *FRAMEWORKS])
-def test_so_is_one_of_several_ranks_or_of_a_framework(
-    plain_and_observed: list[Loops], name: str
-) -> None:
+def test_so_are_ranks_and_frameworks(plain_and_observed: list[Loops], name: str) -> None:
     package = FRAMEWORKS[name][0] if name in FRAMEWORKS else "torch"
     if find_spec(package) is None:
         pytest.skip(f"needs the package {package}")

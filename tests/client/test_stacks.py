@@ -86,9 +86,7 @@ def test_the_innermost_frame_says_what_it_calls(folder: Folder) -> None:
 
 
 @pytest.mark.torch
-def test_the_flight_recorder_reports_the_unfinished_collective(
-    folder: Folder, with_torch: ForkServer
-) -> None:
+def test_the_unfinished_collective_is_reported(folder: Folder, with_torch: ForkServer) -> None:
     store = str(folder.path / "store")
     environ = {"GLOO_SOCKET_IFNAME": "lo", "RANK": "0"}
     with (

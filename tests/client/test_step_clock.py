@@ -61,9 +61,7 @@ def test_a_step_lasts_from_the_end_of_the_one_before(watched: Monitor, clock: Ma
     assert totals_ms(watched) == {"step": 50, "other": 50}
 
 
-def test_nested_phases_are_disjoint_and_sum_to_the_step(
-    watched: Monitor, clock: ManualClock
-) -> None:
+def test_nested_phases_are_disjoint_and_fill_a_step(watched: Monitor, clock: ManualClock) -> None:
     with watched.step(), watched.phase("forward"):
         clock.advance(0.02)
         with watched.phase("comm"):
@@ -72,9 +70,7 @@ def test_nested_phases_are_disjoint_and_sum_to_the_step(
     assert totals_ms(watched) == {"step": 60, "other": 0, "forward": 30, "comm": 30}
 
 
-def test_waiting_for_data_between_steps_belongs_to_the_step_being_completed(
-    watched: Monitor, clock: ManualClock
-) -> None:
+def test_waiting_for_data_belongs_to_the_step_it_ends(watched: Monitor, clock: ManualClock) -> None:
     def slow() -> Iterator[int]:
         for item in range(3):
             clock.advance(0.02)
@@ -90,9 +86,7 @@ def test_waiting_for_data_between_steps_belongs_to_the_step_being_completed(
     assert counts(watched) == (3, 6, 15)
 
 
-def test_what_runs_between_phases_can_be_a_phase_itself(
-    watched: Monitor, clock: ManualClock
-) -> None:
+def test_what_runs_between_phases_can_be_a_phase(watched: Monitor, clock: ManualClock) -> None:
     with watched.step():
         watched.switch("forward")
         clock.advance(0.02)
@@ -104,9 +98,7 @@ def test_what_runs_between_phases_can_be_a_phase_itself(
     assert totals_ms(watched) == {"step": 90, "other": 40, "forward": 20, "backward": 30}
 
 
-def test_a_clock_that_starts_again_forgets_what_ran_since_the_last_step(
-    watched: Monitor, clock: ManualClock
-) -> None:
+def test_a_clock_that_starts_again_forgets_its_step(watched: Monitor, clock: ManualClock) -> None:
     take_step(watched)
     watched.clock.begin()
     with watched.phase("forward"):
@@ -117,9 +109,7 @@ def test_a_clock_that_starts_again_forgets_what_ran_since_the_last_step(
     assert totals_ms(watched)["forward"] == 0
 
 
-def test_a_phase_ends_while_another_thread_is_inside_of_it(
-    watched: Monitor, clock: ManualClock
-) -> None:
+def test_a_phase_ends_with_another_thread_inside(watched: Monitor, clock: ManualClock) -> None:
     forward = watched.phase("forward")
     inside, leave = threading.Event(), threading.Event()
 
@@ -185,18 +175,14 @@ def test_a_wrapped_loader_keeps_no_batch_alive(watched: Monitor) -> None:
 
 
 @pytest.mark.parametrize(("source", "steps"), [("optimizer", 1), ("lightning", 1), ("step()", 0)])
-def test_a_step_that_no_one_led_is_the_first_one_that_is_led(
-    watched: Monitor, source: str, steps: int
-) -> None:
+def test_a_step_no_one_led_is_the_first_led(watched: Monitor, source: str, steps: int) -> None:
     watched.clock.begin()
     assert watched.lead(source)
     watched.clock.end()
     assert (watched.step_clock, watched.clock.steps) == (source, steps)
 
 
-def test_a_stronger_clock_drops_the_step_of_a_weaker_one_and_keeps_the_lead(
-    watched: Monitor,
-) -> None:
+def test_a_stronger_clock_drops_a_weaker_ones_step_and_keeps_the_lead(watched: Monitor) -> None:
     assert watched.lead("dataloader")
     watched.clock.begin()
     assert watched.lead("optimizer")
@@ -247,9 +233,7 @@ def test_an_interrupt_at_the_begin_of_a_phase_leaves_none_open(watched: Monitor)
     assert lines >= 3
 
 
-def test_a_descriptor_that_the_program_closed_is_no_error_of_its_steps(
-    watched: Monitor, clock: ManualClock, ring: RingWriter
-) -> None:
+def test_a_closed_file_is_no_error(watched: Monitor, clock: ManualClock, ring: RingWriter) -> None:
     watched.clock.ring = ring
     ring.command_fd = os.open(os.devnull, os.O_RDONLY)
     os.close(ring.command_fd)

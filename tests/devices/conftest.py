@@ -12,6 +12,7 @@ from tests.devices.nvml_by_hand import HandNvml, nvml_by_hand
 from tests.devices.nvml_stepping import Stepper
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+Golden = Callable[[str, bytes], None]
 Cases = Callable[[str, Callable[[str], object]], None]
 
 
@@ -28,7 +29,7 @@ def process(nvml: HandNvml) -> Stepper:
 
 
 @pytest.fixture
-def cases(golden: Callable[[str, bytes], None]) -> Cases:
+def cases(golden: Golden) -> Cases:
     """Compare what is made of each input in a file of tests/golden with what stands behind it.
 
     An input ends with ``=>``, a result with its line or, after inputs of several lines, with an

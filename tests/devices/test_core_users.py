@@ -102,9 +102,7 @@ def test_all_processes_are_read_twice_and_then_not_for_half_a_minute(tmp_path: P
     assert [one.cores for one in look.look(142.0, wanted=True, risen=True)] == [1.0]
 
 
-def test_a_process_of_the_same_user_is_named_with_its_only_core_until_it_is_gone(
-    tmp_path: Path,
-) -> None:
+def test_a_process_of_the_user_is_named_with_its_core_until_it_is_gone(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path)
     proc.put(3, name="train")
     proc.put(4711, name="make -j")
@@ -114,9 +112,7 @@ def test_a_process_of_the_same_user_is_named_with_its_only_core_until_it_is_gone
     assert core_users(3, 1000, used, tmp_path) == []
 
 
-def test_of_another_user_or_pod_the_name_stays_untold_but_not_of_the_kernel(
-    tmp_path: Path,
-) -> None:
+def test_of_another_user_or_pod_the_name_stays_untold_but_not_of_the_kernel(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path)
     proc.put(3, uid=0, cgroup=ONE)
     for pid, uid, cgroup, name in (
@@ -152,9 +148,7 @@ def test_only_who_may_run_on_these_cores_and_was_there_used_them(tmp_path: Path)
     assert core_users(3, 1000, proc.used(12), tmp_path) == [CoreUser(12, 0.95, "python", None)]
 
 
-def test_who_may_run_nowhere_else_comes_first_and_itself_with_more_than_a_core(
-    tmp_path: Path,
-) -> None:
+def test_who_may_run_only_here_is_first_and_itself_with_two_cores(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path)
     proc.put(3)
     for pid, cores in ((11, "0-7"), (12, "5")):

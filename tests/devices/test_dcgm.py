@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.devices.conftest import Golden
 from tests.devices.dcgm_stand_in import host_engine
 from tests.devices.dcgm_stand_in.host_engine import Engine
 from tests.devices.hand_loops import HandLoops
@@ -103,9 +104,7 @@ def node(begin: Callable[..., Node]) -> Node:
     return begin()
 
 
-def test_profiling_fields_become_our_series(
-    node: Node, golden: Callable[[str, bytes], None]
-) -> None:
+def test_fields_become_our_series(node: Node, golden: Golden) -> None:
     node.run()
     sample = node.newest(A)
     assert (sample.source, sample.up, sample.time) == ("dcgm", True, node.clock.wall() - 0.5)
@@ -172,9 +171,7 @@ def test_blank_impossible_and_old_values_are_absent(node: Node) -> None:
     assert node.sink.devices == {}
 
 
-def test_a_gpu_that_is_lost_or_cannot_be_profiled_costs_itself_alone(
-    begin: Callable[..., Node],
-) -> None:
+def test_a_gpu_lost_or_not_profiled_costs_itself_alone(begin: Callable[..., Node]) -> None:
     node = begin()
     node.run()
     node.engine.gpus[0]["status"] = 4
@@ -291,9 +288,7 @@ def test_a_pause_that_outlived_the_connection_is_ended_or_begun_again(node: Node
     assert node.engine.paused and node.values(A) == {}
 
 
-def test_a_host_engine_that_goes_away_comes_back(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_host_engine_gone_comes_back(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.engine.up = False
     tries = []
     for half_seconds in range(2 * 200):
@@ -315,9 +310,7 @@ def test_a_host_engine_that_goes_away_comes_back(
     assert node.newest(A).values == {GRAPHICS: 0.125}
 
 
-def test_a_call_that_does_not_return_is_said_by_the_watchdog_and_not_waited_for(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_hangs_is_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run()
     node.engine.answers.clear()
     node.clock.advance(1)
@@ -328,19 +321,14 @@ def test_a_call_that_does_not_return_is_said_by_the_watchdog_and_not_waited_for(
     assert node.health.up
     node.clock.advance(0.1)
     node.loops.run("dcgm-watchdog")
-    assert (node.health.up, node.health.reason) == (
-        False,
-        "DCGM at localhost:5555 does not answer",
-    )
+    assert (node.health.up, node.health.reason) == (False, "DCGM at localhost:5555 does not answer")
     monkeypatch.setattr("warpwatch_devices.dcgm.source._CLOSE_TIMEOUT_S", 0.0)
     # Its end is reached while the call is inside.
     node.source.close()
     assert node.loops["dcgm"].busy
 
 
-def test_missing_bindings_are_named_with_the_remedy(
-    begin: Callable[..., Node], tmp_path: Path
-) -> None:
+def test_missing_bindings_name_the_remedy(begin: Callable[..., Node], tmp_path: Path) -> None:
     node = begin(bindings=tmp_path)
     node.run()
     assert (node.health.up, node.health.reason) == (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices.conftest import Cases
+from tests.devices.conftest import Cases, Golden
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
@@ -131,9 +131,7 @@ def of_nvml(uuid: str, index: int, gpu_instance: str = "", parent: str = "") -> 
     return DeviceSample(Device(uuid, index, "NVIDIA A100", gpu_instance, info=info), 1.0)
 
 
-def test_its_values_become_ours_in_base_units(
-    node: Node, golden: Callable[[str, bytes], None]
-) -> None:
+def test_its_values_become_ours(node: Node, golden: Golden) -> None:
     health = node.read()
     assert (health.up, health.errors) == (True, 0)
     sample = node.newest(A100)
@@ -243,9 +241,7 @@ def test_gpu_instances_are_the_mig_devices_of_nvml(node: Node) -> None:
     assert list(node.sink.devices) == ["MIG-seven"]
 
 
-def test_an_exporter_that_goes_away_and_comes_back_is_read_again(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_exporter_that_is_back_is_read(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.read()
     node.close()
     text = f"dcgm-exporter at {node.address}: nothing listens there; is dcgm-exporter running?"
@@ -272,7 +268,7 @@ def test_an_exporter_that_goes_away_and_comes_back_is_read_again(
         (302, "", {"Location": "/metrics"}, "it answers 302"),
     ],
 )
-def test_answers_that_are_none_are_said_in_one_line(
+def test_a_bad_answer_is_one_line(
     node: Node, code: int, body: str, headers: dict[str, str], said: str
 ) -> None:
     node.exporter.code, node.exporter.headers = code, headers
@@ -295,9 +291,7 @@ class Dripping(io.BytesIO):
         return super().read1(1)
 
 
-def test_an_answer_that_drips_or_does_not_come_is_given_up(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_or_dripping_answer_is_dropped(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Callable[[], http.client.HTTPResponse]] = []
 
     class Opener:
@@ -317,9 +311,7 @@ def test_an_answer_that_drips_or_does_not_come_is_given_up(
     assert node.clock.monotonic() - begun == 10 + 6
 
 
-def test_answers_are_bounded_also_after_decompression(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decompressed_answers_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter_source, "MAX_BODY_BYTES", 5000)
     for compress in (False, True):
         node.exporter.compress = compress

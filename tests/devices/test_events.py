@@ -180,9 +180,7 @@ def test_the_pauses_of_what_is_tried_again_double_up_to_a_limit() -> None:
     assert pauses == [10, 20, 40, 80, 160, LAST_RETRY_S, LAST_RETRY_S]
 
 
-def test_that_nothing_is_watched_any_more_is_reported_once(
-    events: Events, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_end_of_watching_is_said_once(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     events.begin(1)
     events.round()
     assert events.watcher.trouble == ""
@@ -269,9 +267,7 @@ def test_a_set_in_an_unknown_state_is_built_again_with_back_off(events: Events) 
     assert events.sets == events.nvml.calls("nvmlEventSetFree")
 
 
-def test_a_registration_or_wait_that_never_returns_is_replaced_by_another(
-    events: Events, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_call_that_hangs_is_replaced(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     events.begin(2)
     events.stuck(REGISTER, 0)
     events.round(2)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pynvml
 import pytest
 
+from tests.devices.conftest import Golden
 from tests.devices.nvml_by_hand import HandNvml, texts, uuid
 from warpwatch_devices.nvml.gpm import (
     FRESH_INTERVALS,
@@ -80,9 +80,7 @@ def gpm(nvml: HandNvml) -> Gpm:
     return Gpm(nvml)
 
 
-def test_shares_and_traffic_are_those_of_the_device_and_of_its_instances(
-    gpm: Gpm, golden: Callable[[str, bytes], None]
-) -> None:
+def test_shares_are_a_devices_and_its_instances(gpm: Gpm, golden: Golden) -> None:
     gpm.begin(1)
     gpm.round()
     assert gpm.values(0) == {}
@@ -132,9 +130,7 @@ def test_traffic_is_integrated_over_the_real_time_with_two_calls_a_round(gpm: Gp
     assert gpm.unfreed == 0
 
 
-def test_a_call_that_never_returns_costs_that_device_only(
-    gpm: Gpm, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hanging_call_costs_that_device_only(gpm: Gpm, caplog: pytest.LogCaptureFixture) -> None:
     gpm.begin(4)
     gpm.round()
     gpm.nvml.hang("gpm", METRICS, 2)
@@ -162,9 +158,7 @@ def test_a_call_that_never_returns_costs_that_device_only(
     assert gpm.unfreed == 4
 
 
-def test_a_gpu_whose_call_returns_is_taken_back_three_times(
-    gpm: Gpm, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_gpu_is_taken_back_three_times(gpm: Gpm, caplog: pytest.LogCaptureFixture) -> None:
     gpm.begin(1)
     gpm.round()
     gpm.round()
@@ -207,9 +201,7 @@ def test_closing_frees_nothing_under_a_call(gpm: Gpm) -> None:
     assert gpm.nvml.loops.names == []
 
 
-def test_devices_that_cannot_tell_are_asked_once_and_have_no_values(
-    gpm: Gpm, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_devices_that_cannot_tell_are_left(gpm: Gpm, caplog: pytest.LogCaptureFixture) -> None:
     gpm.nvml.driver.set(1, profile="a100")
     gpm.nvml.driver.fail(SAMPLE, 4, gpu=2)
     gpm.nvml.driver.fail(SAMPLE, 4, gpu=3)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from tests.devices.conftest import Golden
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
@@ -72,9 +72,7 @@ def test_the_source_publishes_at_its_interval() -> None:
     assert (sink.healths[-1].up, sink.healths[-1].reason) == (True, "")
 
 
-def test_counters_of_disks_interfaces_and_memory_have_their_own_series(
-    golden: Callable[[str, bytes], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counters_have_their_own_series(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = ("read_bytes", "write_bytes", "read_count", "write_count", "busy_time")
     network = ("bytes_recv", "bytes_sent", "errin", "errout", "dropin", "dropout")
     memory = ("total", "available", "used", "cached", "shared")

@@ -105,7 +105,7 @@ def test_a_pipe_is_read_and_a_record_in_two_pieces_is_one(tmp_path: Path, begin:
     assert node.healths[-1] == ("kernel_log", True, "")
 
 
-def test_a_flood_is_read_in_bounded_rounds_and_in_full(
+def test_a_flood_is_read_in_bounded_rounds(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_log, "MAX_RECORDS_PER_ROUND", 10)
@@ -126,7 +126,7 @@ def test_a_flood_is_read_in_bounded_rounds_and_in_full(
     assert node.total(79) == 1
 
 
-def test_a_log_that_is_missing_is_reported_once_and_tried_again(
+def test_a_missing_log_is_said(
     tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

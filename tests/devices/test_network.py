@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
+from tests.devices.conftest import Golden
 from tests.devices.ports import BRIDGE, EFA, INFINIBAND, ROCE, make
 from tests.devices.recording import RecordingSink
 from warpwatch_devices.network import NetworkSource, read_ports
@@ -33,9 +33,7 @@ def source_of(sys: Path, *gpus: DeviceSample) -> NetworkSource:
     )
 
 
-def test_infiniband_roce_and_efa_have_counters_of_their_own(
-    tmp_path: Path, golden: Callable[[str, bytes], None]
-) -> None:
+def test_infiniband_roce_and_efa_have_counters(tmp_path: Path, golden: Golden) -> None:
     make(tmp_path, "mlx5_0", INFINIBAND, f"{BRIDGE}/0000:18:00.0")
     make(tmp_path, "mlx5_2", ROCE, f"{BRIDGE}/0000:19:00.0")
     make(tmp_path, "rdmap0s6", EFA, f"{BRIDGE}/0000:1a:00.0")
@@ -55,9 +53,7 @@ def test_a_gpu_behind_the_same_switch_is_near_and_one_behind_another_is_not(tmp_
     assert found == [("mlx5_0", "1", "GPU-near")]
 
 
-def test_a_port_that_is_down_or_gone_is_down_and_a_machine_without_any_says_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_port_gone_is_down_and_a_machine_without_any_is_silent(tmp_path: Path) -> None:
     source = source_of(tmp_path)
     assert read(tmp_path, source).hosts == []
     port = make(tmp_path, "mlx5_0", INFINIBAND, f"{BRIDGE}/0000:18:00.0")

@@ -45,9 +45,7 @@ def test_instances_are_devices_and_their_gpu_keeps_its_own_values(process: Stepp
     assert "busy_seconds_total" not in values
 
 
-def test_processes_are_on_their_instances_asked_of_these_where_the_gpu_may_not_be(
-    process: Stepper,
-) -> None:
+def test_processes_are_on_instances_asked_of_these_if_need_be(process: Stepper) -> None:
     fake = begin(process)
     fake.processes(0, *ON_TWO)
     process.step(2)

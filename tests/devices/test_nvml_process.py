@@ -48,9 +48,7 @@ print("'closed'", flush=True)
 """
 
 
-def test_a_driver_that_comes_late_a_stuck_call_and_a_removed_gpu_cost_the_others_nothing(
-    fake_driver: FakeDriver, tmp_path: Path
-) -> None:
+def test_a_late_driver_or_removed_gpu_is_borne(fake_driver: FakeDriver, tmp_path: Path) -> None:
     folder = tmp_path / "lib"
     folder.mkdir()
     environment = os.environ | fake_driver.environment | {"LD_LIBRARY_PATH": str(folder)}

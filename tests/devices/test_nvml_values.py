@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.devices.conftest import Golden
 from tests.devices.nvml_stepping import Stepper
 from tests.manual_clock import ManualClock
 from warpwatch_devices.nvml.batch import GrowthRate
@@ -17,10 +17,7 @@ from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
 from warpwatch_devices.nvml.pcie_bytes import PATIENCE_ROUNDS, PcieBytes
 from warpwatch_devices.nvml.processes import ProcessUse
-from warpwatch_devices.nvml.sample_buffers import (
-    Integral,
-    busy_samples,
-)
+from warpwatch_devices.nvml.sample_buffers import Integral, busy_samples
 from warpwatch_devices.nvml.tiers import (
     DEAR_S,
     RARE_S,
@@ -45,9 +42,7 @@ EVERY_VALUE = json.loads(Path(__file__).with_name("every_value.json").read_text(
 
 
 @pytest.mark.parametrize("profile", ["v100", "t4", "a100", "h100", "b200", "rtx4090"])
-def test_each_gpu_tells_what_it_supports_in_base_units_and_few_calls(
-    process: Stepper, profile: str, golden: Callable[[str, bytes], None]
-) -> None:
+def test_each_gpu_tells_what_it_supports(process: Stepper, profile: str, golden: Golden) -> None:
     fake = process.begin(profile, **EVERY_VALUE)
     fake.processes(0, "4000001/1000/C", "4000001/1000/G", "4000002/na/C", "4000003/50/M")
     process.step()
@@ -65,9 +60,7 @@ def test_each_gpu_tells_what_it_supports_in_base_units_and_few_calls(
     assert not [name for name in process.counts if name.startswith("nvml_errors")]
 
 
-def test_each_field_has_a_series_of_its_own(
-    process: Stepper, golden: Callable[[str, bytes], None]
-) -> None:
+def test_each_field_has_its_series(process: Stepper, golden: Golden) -> None:
     fake = process.begin("h100")
     numbers = {f.number for f in (*fast_fields(VERSION), *SLOW_FIELDS, *RARE_FIELDS)}
     for number in numbers:
@@ -253,9 +246,7 @@ def test_a_reader_that_fails_costs_its_own_values_alone(process: Stepper) -> Non
     assert "encoder_utilization_ratio" in process.step(SLOW)
 
 
-def test_without_the_fields_power_comes_from_calls_and_energy_from_samples(
-    process: Stepper,
-) -> None:
+def test_without_fields_power_comes_from_calls_and_energy_from_samples(process: Stepper) -> None:
     fake = process.begin("h100", power_w=300)
     for number in (83, 185, 187, 188, 189, 190):
         fake.field(number, error=3)

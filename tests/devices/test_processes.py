@@ -86,9 +86,7 @@ def series(source: ProcessesSource, pid: int) -> dict[str, float]:
     }
 
 
-def test_children_are_counted_and_what_they_used_stays_when_one_ends(
-    parent: subprocess.Popen[str],
-) -> None:
+def test_children_count_and_what_they_used_stays(parent: subprocess.Popen[str]) -> None:
     first, second = map(int, reported(parent).split())
     source = source_of(parent.pid)
     before = series(source, parent.pid)
@@ -126,9 +124,7 @@ def test_a_process_that_is_gone_has_no_series_and_a_zombie_is_no_living_child() 
     assert series(source_of(0), 0) == {}
 
 
-def test_it_is_read_in_a_loop_and_not_in_another_pid_namespace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_is_read_in_a_loop_not_in_a_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     for sees in (True, False):
         monkeypatch.setattr("warpwatch_devices.processes.sees_host_processes", lambda: sees)  # noqa: B023
         loops, sink = HandLoops(ManualClock()), RecordingSink()
@@ -219,7 +215,7 @@ def process(
         ),
     ],
 )
-def test_what_children_used_counts_once_whatever_becomes_of_them(
+def test_what_children_used_counts_once(
     looks: list[tuple[Process, list[Process]]], seen_s: list[float]
 ) -> None:
     usage, found_s = ProcessUsage(), []
@@ -245,7 +241,7 @@ def test_waiting_for_disks_is_absent_where_the_kernel_does_not_account(tmp_path:
     assert io_wait_is_accounted(switch)
 
 
-def test_the_family_is_found_again_without_reading_every_process(
+def test_the_family_is_found_by_few_reads(
     parent: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []

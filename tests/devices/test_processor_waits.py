@@ -53,9 +53,7 @@ def test_the_waits_of_threads_are_summed_and_the_longest_is_the_share(tmp_path: 
     assert (wait.wait_ns, wait.share) == (1_000_000_000, 0.4)
 
 
-def test_a_thread_that_began_since_counts_whole_and_one_of_the_same_number_anew(
-    tmp_path: Path,
-) -> None:
+def test_a_new_thread_counts_whole_and_one_of_the_same_number_anew(tmp_path: Path) -> None:
     queue = RunQueue(7, tmp_path)
     thread(tmp_path, 7, 1.0, 5.0)
     thread(tmp_path, 8, 3.0, 9.0)
@@ -113,9 +111,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(("version", "limit"), [("cpu.max", 2.0), ("cpu.cfs_quota_us", 0.5)])
-def test_a_limit_of_either_version_says_how_often_it_was_reached(
-    tmp_path: Path, version: str, limit: float
-) -> None:
+def test_a_limit_says_how_often_it_was_reached(tmp_path: Path, version: str, limit: float) -> None:
     is_new = version == "cpu.max"
     line, top = ("0::", tmp_path) if is_new else ("3:cpu,cpuacct:", tmp_path / "cpu")
     write(tmp_path / "proc/7/cgroup", f"{line}/pods/a/main\n")

@@ -53,9 +53,7 @@ def test_every_spelling_of_a_pci_address_is_the_same_gpu(spelling: str, address:
 
 
 @pytest.mark.parametrize(("first", "second"), [(NVML, LOG), (LOG, NVML)])
-def test_an_event_and_its_line_in_the_kernel_log_are_one(
-    first: tuple[str, str], second: tuple[str, str]
-) -> None:
+def test_an_event_and_its_line_are_one(first: tuple[str, str], second: tuple[str, str]) -> None:
     ledger = Ledger()
     assert ledger.told(first, 79) == [True]
     ledger.clock.advance(SAME_EVENT_S - 0.1)

@@ -71,9 +71,7 @@ class DevicePlugin:
                 self._list, pb.Empty.FromString, pb.ListAndWatchResponse.SerializeToString
             ),
             "Allocate": grpc.unary_unary_rpc_method_handler(
-                self._allocate,
-                pb.AllocateRequest.FromString,
-                pb.AllocateResponse.SerializeToString,
+                self._allocate, pb.AllocateRequest.FromString, pb.AllocateResponse.SerializeToString
             ),
         }
         return grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", methods)

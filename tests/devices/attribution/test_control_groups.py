@@ -40,7 +40,7 @@ def test_pods_containers_and_slurm_jobs_of_every_kind(cases: Cases) -> None:
         ("job_42", b'SLURM_JOB_ID=42\0SLURM_JOB_USER=a"b\0', SlurmJob("42")),
     ],
 )
-def test_a_job_of_slurm_is_described_by_its_processs_environment(
+def test_a_slurm_job_is_its_environment(
     tmp_path: Path, folder: str, environment: bytes, expected: SlurmJob
 ) -> None:
     (tmp_path / "7").mkdir()

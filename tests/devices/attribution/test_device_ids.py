@@ -14,9 +14,7 @@ from warpwatch_devices.attribution.device_ids import (
 )
 
 
-def test_ids_of_every_kind_lead_to_devices_and_what_only_looks_like_one_to_none(
-    cases: Cases,
-) -> None:
+def test_ids_of_every_kind_lead_to_devices_and_lookalikes_to_none(cases: Cases) -> None:
     def parse(text: str) -> DeviceReference | None:
         parser, _, quoted = text.partition(" ")
         found: DeviceReference | None = getattr(device_ids, parser)(ast.literal_eval(quoted))

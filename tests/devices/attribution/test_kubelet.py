@@ -87,10 +87,7 @@ def test_containers_of_all_kinds_hold_devices_by_all_kinds_of_ids(there: Node) -
     assert attribution.workloads == {
         GPU_0: (Workload("default", "whole", "main"),),
         MIG_3: (Workload("default", "instance", "main"),),
-        MIG_7: (
-            Workload("default", "old-instance", "main"),
-            Workload("team-a", "many", "sidecar"),
-        ),
+        MIG_7: (Workload("default", "old-instance", "main"), Workload("team-a", "many", "sidecar")),
         GPU_1: (Workload("default", "renamed", "main"),),
     }
     assert answer.refused == frozenset()
@@ -104,9 +101,7 @@ def test_containers_of_all_kinds_hold_devices_by_all_kinds_of_ids(there: Node) -
         (WHOLE, ("nvidia0/vgpu0", "nvidia0/vgpu1")),
     ],
 )
-def test_pods_that_share_a_device_are_all_named(
-    there: Node, resource: str, ids: tuple[str, str]
-) -> None:
+def test_pods_sharing_a_device_are_named(there: Node, resource: str, ids: tuple[str, str]) -> None:
     there.held(("a", resource, ids[0]))
     assert there.held(("a", resource, ids[0]), ("b", resource, ids[1])) == {GPU_0: ["a", "b"]}
 
@@ -123,9 +118,7 @@ def test_a_claim_by_its_cdi_name_alone(there: Node) -> None:
     assert there.read().refused == frozenset()
 
 
-def test_the_newest_pod_holds_a_whole_device_that_an_ended_one_is_still_listed_with(
-    there: Node,
-) -> None:
+def test_the_newest_pod_holds_a_device_that_an_ended_one_is_listed_with(there: Node) -> None:
     ended, running = ("z-ended", WHOLE, GPU_0), ("a-new", WHOLE, GPU_0)
     assert there.held(ended) == {GPU_0: ["z-ended"]}
     for _ in range(2):
@@ -190,9 +183,7 @@ def test_a_kubelet_that_comes_goes_and_comes_back_is_asked_again(away: Node) -> 
     third.stop()
 
 
-def test_a_kubelet_that_has_no_pods_yet_after_its_start_is_not_believed_for_a_minute(
-    away: Node,
-) -> None:
+def test_a_kubelet_without_pods_after_its_start_is_doubted_for_a_minute(away: Node) -> None:
     training = ("train", WHOLE, GPU_0)
     away.start(training)
     for lists_it_again in (True, False):
@@ -213,9 +204,7 @@ def test_a_kubelet_that_has_no_pods_yet_after_its_start_is_not_believed_for_a_mi
     away.kubelet.stop()
 
 
-def test_what_is_absurdly_long_or_late_is_a_failure_or_cut_short(
-    there: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_long_or_late_fails_or_is_cut(there: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OriginError, match="RESOURCE_EXHAUSTED"):
         there.read(pods(("a", WHOLE, "x" * 17 * 2**20)))
     monkeypatch.setattr(kubelet, "MAX_HOLDERS", 5)

@@ -55,9 +55,7 @@ def test_other_names_are_no_pods(tmp_path: Path, name: str) -> None:
     assert set(read(tmp_path)) == {STATIC}
 
 
-def test_a_folder_that_cannot_be_all_pods_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_too_large_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OriginError, match="No such file"):
         read(tmp_path / "none")
     with pytest.raises(OriginError, match="no pod has a folder there"):

@@ -85,9 +85,7 @@ def run_pod(node: KubernetesNode, namespace: str, name: str, gpus: int) -> tuple
     return pid, set(variables["NVIDIA_VISIBLE_DEVICES"].split(","))
 
 
-def test_devices_are_their_containers_while_pods_and_the_kubelet_come_and_go(
-    node: KubernetesNode,
-) -> None:
+def test_devices_follow_containers_while_pods_and_kubelet_come_and_go(node: KubernetesNode) -> None:
     origin = KubeletOrigin()
     eventually(lambda: holders(origin) == {})
     node.api.create_namespace("team-a")

@@ -13,12 +13,7 @@ from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
-from warpwatch_devices.attribution.source import (
-    INTERVAL_S,
-    Asker,
-    AttributionSource,
-    origins_of,
-)
+from warpwatch_devices.attribution.source import INTERVAL_S, Asker, AttributionSource, origins_of
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.source import Surroundings
 from warpwatch_telemetry.attribution import Attribution, SlurmJob
@@ -75,7 +70,7 @@ def test_the_configuration_says_who_is_asked(tmp_path: Path) -> None:
     assert names(slurm=str(tmp_path)) == ["cgroup", "kubelet", "slurm"]
 
 
-def test_an_origin_that_fails_leaves_its_last_word_with_its_time_and_the_others_go_on(
+def test_a_failed_origin_leaves_its_last_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, sink = ManualClock(), RecordingSink()
@@ -117,9 +112,7 @@ def test_no_one_is_asked_before_there_are_devices_and_then_once_in_an_interval()
         assert asked.origin.reads == reads
 
 
-def test_a_failure_counts_each_time_and_is_logged_when_it_changes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_failure_counts_and_a_new_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     asked = Asked()
     caplog.set_level(logging.INFO)
     away, refused = OriginError("away"), OriginError("refused")
