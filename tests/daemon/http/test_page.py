@@ -147,60 +147,27 @@ def test_the_browser_may_run_exactly_what_the_policy_names(client):
     assert set(re.findall(r'(?:src|href)="(https?:[^"]*)', answer.text)) == set()
 
 
-def test_a_step_chart_has_the_newest_step_at_its_right_end():
-    chart = step_chart([1.0, 1.0, 2.0], 2.0, newest_step=9, marks=[8, 3])
-    assert chart is not None
-    assert chart.line == "0.0,32.0 150.0,32.0 300.0,0.0"
-    assert chart.marks_x == (150.0,)
-    assert chart.label == (
-        "step times: the newest 2 s, the median 1 s, between 1 s and 2 s in 3 steps"
-    )
-    assert step_chart([1.0], 1.0, newest_step=1, marks=[]) is None
-    assert step_chart([float("nan")] * 5, 1.0, newest_step=1, marks=[]) is None
-
-
-def test_one_slow_step_does_not_flatten_a_chart():
-    assert ceiling_s([[0.1] * 99 + [60.0]]) == pytest.approx(0.28)
-    assert ceiling_s([[0.1, 0.12], [0.2]]) == pytest.approx(0.224)
-    assert ceiling_s([]) == 1.0
-
-
-def test_phases_fill_the_bar_and_the_rest_is_other():
-    shares = phase_shares({"forward": 2.0, "mine": 1.0, "data_wait": 1.0}, 8.0)
-    assert [(share.name, share.start, share.width) for share in shares] == [
-        ("data_wait", 0.0, 12.5),
-        ("forward", 12.5, 25.0),
-        ("mine", 37.5, 12.5),
-        ("other", 50.0, 50.0),
-    ]
-    assert phase_shares({"forward": 9.0}, 8.0)[0].width == 100.0
-    assert phase_shares({}, 0.0) == ()
-    assert phase_shares({"forward": float("inf")}, 0.0) == ()
-
-
-def test_the_outcome_counts_ranks_and_names_a_larger_world():
+def test_the_figures_of_the_page_are_the_golden_ones(golden):
     request = CaptureRequest("a", "torch", "manual")
     ranks = (RankCapture(0, "written"), RankCapture(1, "recording"))
     capture = Capture("c", request, 0.0, ranks=ranks, world_size=2)
-    assert outcome(replace(capture, ranks=ranks[1:])) == "recording 0/1"
-    assert outcome(replace(capture, outcome="partial", world_size=8)) == (
-        "partial 1/2 (world size 8)"
-    )
-    assert outcome(replace(capture, ranks=(), outcome="no_memory")) == "no memory"
-    assert price({"before": 0.2, "during": 0.19}) == "200 ms → 190 ms (\N{MINUS SIGN}5 %)"
-    assert price({"before": 0.2}) == ""
-
-
-def test_quantities_read_well():
-    assert [seconds(value) for value in (2.5e-5, 0.0012, 0.2124, 1.0, 61.0, 4000.0)] == [
-        "25 µs", "1.2 ms", "212 ms", "1 s", "61 s", "66 min",
-    ]  # fmt: skip
-    assert seconds(None) == seconds(float("nan")) == "\N{EN DASH}"
-    assert gibibytes(80 * 2**30) == "80 GiB"
-    assert rate(194_321.0, "tokens") == "194k tokens/s"
-    assert ago(100.0, 101.0) == "now"
-    assert ago(0.0, 200_000.0) == "2 d ago"
-    assert text("a\nb\tc" + "d" * 200, 8) == "a b cdd…"
+    strange = float("nan")
+    # The newest step is at the right end of a chart, which one slow step does not flatten.
+    found = [
+        step_chart([1.0, 1.0, 2.0], 2.0, newest_step=9, marks=[8, 3]),
+        *(step_chart(steps_s, 1.0, newest_step=1, marks=[]) for steps_s in ([1.0], 5 * [strange])),
+        *map(ceiling_s, ([[0.1] * 99 + [60.0]], [[0.1, 0.12], [0.2]], [])),
+        *(phase_shares({"forward": 2.0, "mine": 1.0, "data_wait": 1.0}, 8.0)),
+        *(phase_shares({"forward": 9.0}, 8.0), phase_shares({"forward": float("inf")}, 0.0)),
+        *(phase_shares({}, 0.0), outcome(replace(capture, ranks=ranks[1:]))),
+        outcome(replace(capture, outcome="partial", world_size=8)),
+        outcome(replace(capture, ranks=(), outcome="no_memory")),
+        *(price({"before": 0.2, "during": 0.19}), price({"before": 0.2})),
+        *map(seconds, (2.5e-5, 0.0012, 0.2124, 1.0, 61.0, 4000.0, None, strange)),
+        *(gibibytes(80 * 2**30), rate(194_321.0, "tokens"), text("a\nb\tc" + "d" * 200, 8)),
+        *(ago(100.0, 101.0), ago(0.0, 200_000.0)),
+    ]
+    golden("http/figures.txt", "\n".join(map(repr, found)).encode())
 
 
 def test_what_is_no_longer_in_memory_comes_from_the_history(client, agent):
