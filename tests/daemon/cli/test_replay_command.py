@@ -150,33 +150,18 @@ def test_bad_lines_are_left_out_and_reported_in_one_line(tmp_path, capsys):
     assert said.startswith("warpwatch: 3 bad lines (not JSON 2, type 1), the first is line 6: ")
 
 
-@pytest.fixture
-def log(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_bytes(b"".join(lines(Job(ranks=2).steps(500))))
-    return path
-
-
-def test_a_packed_log_reads_as_the_plain_one(log):
-    packed = log.with_name("log")
-    packed.write_bytes(gzip.compress(log.read_bytes()))
-    assert b"".join(read_lines(packed)) == b"".join(read_lines(log))
-
-
-def test_a_packed_log_that_is_still_written_ends_cleanly(log, capsys):
-    packed = gzip.compress(log.read_bytes())
-    cut = log.with_name("cut.gz")
-    cut.write_bytes(packed[: len(packed) // 2])
+def test_a_packed_log_reads_as_the_plain_one_as_far_as_it_is_written(tmp_path):
+    plain = b"".join(lines(Job(ranks=2).steps(500)))
+    content, log = gzip.compress(plain), tmp_path / "log"
+    log.write_bytes(content)
+    assert b"".join(read_lines(log)) == plain
+    log.write_bytes(content[: len(content) // 2])
     reader = LogReader()
-    assert len(list(reader.records(read_lines(cut)))) > 100
+    assert len(list(reader.records(read_lines(log)))) > 100
     assert reader.complaint() == ""
-
-
-def test_a_packed_file_that_is_broken_is_a_usage_error(log):
-    broken = log.with_name("broken.gz")
-    broken.write_bytes(b"\x1f\x8b" + bytes(range(200)))
-    with pytest.raises(UsageError, match=r"broken\.gz: "):
-        list(read_lines(broken))
+    log.write_bytes(content[:2] + bytes(range(200)))
+    with pytest.raises(UsageError, match="log: "):
+        list(read_lines(log))
 
 
 def test_a_half_written_last_line_is_not_counted_but_one_in_the_middle_is():
@@ -188,6 +173,9 @@ def test_a_half_written_last_line_is_not_counted_but_one_in_the_middle_is():
     log = [*log, *lines(job.steps(1))]
     assert len(list(reader.records(log))) == 3
     assert reader.complaint().startswith("1 bad lines (not JSON 1), the first is line 3: ")
+    # A last line that lacks only its end is a record.
+    log = [b'{"type":"clock","time":1}\n', b'{"type":"clock","time":2}']
+    assert [record.time for record in LogReader().records(log)] == [1.0, 2.0]
 
 
 def test_lines_read_many_at_a_time_are_what_they_are_one_by_one():
@@ -219,17 +207,10 @@ def test_lines_come_as_soon_as_they_are_written():
         assert not log.closed
 
 
-def test_a_last_line_that_lacks_only_its_end_is_a_record():
-    log = [b'{"type":"clock","time":1}\n', b'{"type":"clock","time":2}']
-    assert [record.time for record in LogReader().records(log)] == [1.0, 2.0]
+ENDLESS = itertools.repeat("noise\n")
 
 
-@pytest.mark.parametrize("log", [[], ["hello\n"] * 10, ["[1]\n"], ["{}\n"] * 1000, [b"\x00\x01\n"]])
+@pytest.mark.parametrize("log", [[], ["hello\n"] * 10, ["[1]\n"], [b"\x00\x01\n"], ENDLESS])
 def test_a_file_that_is_no_telemetry_log_is_a_usage_error(log):
-    with pytest.raises(UsageError, match="no telemetry log"):
+    with pytest.raises(UsageError, match="100 bad lines" if log is ENDLESS else "no telemetry log"):
         list(LogReader().records(log))
-
-
-def test_reading_gives_up_on_an_endless_strange_file():
-    with pytest.raises(UsageError, match="100 bad lines"):
-        list(LogReader().records(itertools.repeat("noise\n")))

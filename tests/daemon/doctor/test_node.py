@@ -144,15 +144,14 @@ def test_a_kernel_log_that_is_not_there_says_what_is_needed(inputs):
     assert "--device /dev/kmsg" in check.advice
 
 
-def test_the_kubelet_is_asked_for_where_there_is_kubernetes(inputs):
+def test_the_kubelet_is_asked_for_where_there_is_kubernetes_and_one_that_is_silent_is_a_fault(
+    inputs,
+):
     assert [check.name for check in schedulers.checks(inputs())] == ["cgroup"]
     in_pod = inputs(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     check = next(schedulers.checks(in_pod))
     assert (check.name, check.ok) == ("kubelet", None)
     assert "hostPath" in check.advice
-
-
-def test_a_kubelet_that_does_not_listen_is_a_fault(inputs):
     config = Config(attribution=AttributionConfig(kubelet_socket="/k.sock"))
     given = inputs(config=config)
     path = given.machine.path("/k.sock")

@@ -9,7 +9,7 @@ import pytest
 from tests.daemon.doctor.conftest import surveyed
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.doctor import devices, driver, topology
-from warpwatch_daemon.doctor.check import Check, CheckInputs, gpu_set, merged
+from warpwatch_daemon.doctor.check import Check, CheckInputs, merged
 from warpwatch_daemon.doctor.device_rules import RULES
 from warpwatch_daemon.doctor.facts import (
     DeviceFacts,
@@ -28,16 +28,12 @@ TESLA, GEFORCE = "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090"
 DOWN, UP = NvLink(False, None, None), NvLink(True, 2, None)
 
 
-def test_gpus_are_named_in_runs():
-    assert gpu_set([5, 0, 1, 2]) == "GPU 0-2,5"
-    assert gpu_set([3]) == "GPU 3"
-
-
-def test_equal_findings_become_one_and_faults_come_first():
+def test_equal_findings_become_one_that_names_gpus_in_runs_and_faults_come_first():
     well, bad = Check("x", True, "on"), Check("x", False, "off", "set -i {gpus}")
-    assert list(merged([(0, well), (1, bad), (2, well), (3, bad)])) == [
+    findings = [(5, well), (1, bad), (0, well), (2, well), (6, well), (3, bad), (7, well)]
+    assert list(merged(findings)) == [
         Check("x", False, "GPU 1,3: off", "set -i 1,3"),
-        Check("x", True, "GPU 0,2: on", ""),
+        Check("x", True, "GPU 0,2,5-7: on", ""),
     ]
 
 

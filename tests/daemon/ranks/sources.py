@@ -156,11 +156,13 @@ class RankNode:
             self.inbox(uid).mkdir(parents=True, exist_ok=True)
         self.poll()
 
-    def poll(self, at_s: float = 0.0) -> list[Record]:
-        """``at_s``: seconds since the node's beginning, if that is later than now."""
-        self.clock.advance(max(0.0, self.began + at_s - self.clock.wall()))
-        records = self.source.poll(self.clock.wall(), self.clock.monotonic())
-        self.inboxes.tend(self.clock.monotonic())
+    def poll(self, *at_s: float) -> list[Record]:
+        """One poll now, or one at each of these seconds since the node's beginning."""
+        records: list[Record] = []
+        for at in at_s or (0.0,):
+            self.clock.advance(max(0.0, self.began + at - self.clock.wall()))
+            records += self.source.poll(self.clock.wall(), self.clock.monotonic())
+            self.inboxes.tend(self.clock.monotonic())
         return records
 
     def steps(self, at_s: float = 0.0) -> list[int]:
@@ -175,9 +177,9 @@ class RankNode:
         found = self.source.states(self.clock.monotonic())
         return sorted(found, key=lambda state: (state.job, state.rank))
 
-    def newest(self) -> RankState:
-        """The only rank, after another poll."""
-        self.poll()
+    def newest(self, *at_s: float) -> RankState:
+        """The only rank, after ``poll``."""
+        self.poll(*at_s)
         (state,) = self.states()
         return state
 

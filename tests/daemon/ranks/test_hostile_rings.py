@@ -155,8 +155,7 @@ def test_an_owner_has_64_rings_and_one_beyond_them_is_accepted_once_another_has_
     (waiting,) = set(range(number)) - {state.rank for state in node.states()}
     node.hold(rings[waiting])
     # The others have ended: ten minutes later their rings go.
-    node.poll(601)
-    node.poll()
+    node.poll(601, 0)
     assert [state.rank for state in node.states()] == [waiting]
 
 

@@ -70,8 +70,7 @@ def test_counts_saved_before_a_restart_wait_with_the_ring(node, known_pods):
     node.met(A, job="again", steps=1)
     known_pods.return_value = None
     node.restart()
-    node.poll(2)
-    node.poll(4)
+    node.poll(2, 4)
     known_pods.return_value = TEAM
     node.poll(6)
     assert [state.steps_total for state in node.states()] == [1]

@@ -150,8 +150,7 @@ def test_a_command_file_lies_in_the_folder_of_the_ring_and_goes_with_it(node):
     assert command.stat().st_size == protocol.COMMAND_SIZE
     assert os.listdir(node.pod(B) / "commands") == os.listdir(node.folder.commands) == []
     ring.die()
-    node.poll()
-    node.poll(601)
+    node.poll(0, 601)
     assert not (ring.path.exists() or command.exists())
 
 
@@ -214,8 +213,7 @@ def test_the_limit_of_rings_is_one_for_all_folders_and_who_waits_is_counted_once
     for rank in {0, 1, 2} - {waiting}:
         rings[rank].die()
     # Rings of other folders have gone.
-    for at_s in (301, 302, 303):
-        node.poll(at_s)
+    node.poll(301, 302, 303)
     assert [one.rank for one in node.states() if one.status == "running"] == [waiting]
     assert node.rejects == {"too_many": 1}
 
@@ -250,9 +248,7 @@ def test_so_does_one_of_a_run_that_another_has_followed(node):
     for at_s in range(0, 12, 3):
         ring = node.ring()
         ring.step()
-        node.poll(at_s)
-        node.poll(at_s + 1)
-        (state,) = node.states()
+        state = node.newest(at_s, at_s + 1)
         assert (state.job, state.status, state.steps_total) == ("train", "running", 1)
         ring.end()
         node.poll(at_s + 2)
@@ -287,16 +283,14 @@ def test_the_newest_folders_are_served_and_none_with_a_rank_is_given_up(node):
     node.poll()
     assert node.rejects == {"too_many_pods": 1}
     shutil.rmtree(node.pod(C))
-    node.poll()
-    node.poll()
+    node.poll(0, 0)
     assert finds_daemon(node.pod(B))
 
 
 def test_a_pod_that_trains_again_after_days_is_met_again(node):
     ring = node.met(A)
     ring.die()
-    for at_s in (1, 601, 1.1 * DAY_S, 2 * DAY_S, 3 * DAY_S):
-        node.poll(at_s)
+    node.poll(1, 601, 1.1 * DAY_S, 2 * DAY_S, 3 * DAY_S)
     assert finds_daemon(node.pod(A))
     node.ring(A)
     node.poll(3 * DAY_S + 1)
@@ -343,8 +337,7 @@ def test_what_a_pod_left_in_its_folder_stays_and_is_counted_once(node, displaced
     (node.pod(A) / left).parent.mkdir(exist_ok=True)
     (node.pod(A) / left).write_text("mine")
     displaced()
-    for at_s in (3900, 4000, 4100):
-        node.poll(at_s)
+    node.poll(3900, 4000, 4100)
     assert (node.pod(A) / left).read_text() == "mine"
     assert node.rejects["pod_leftovers"] == 1
 
@@ -365,8 +358,7 @@ def test_a_rank_survives_a_day_without_a_daemon(node):
     node.source.close()
     node.ring(A)
     node.source = node.start()
-    for at_s in (DAY_S + 60, DAY_S + 180):
-        node.poll(at_s)
+    node.poll(DAY_S + 60, DAY_S + 180)
     assert [state.pod_uid for state in node.states()] == [A]
     assert finds_daemon(node.pod(A))
 
@@ -401,8 +393,7 @@ def test_a_pod_that_cleans_its_folder_up_gets_it_again(node):
     node.mount(A)
     shutil.rmtree(node.pod(A) / "ranks")
     (node.pod(A) / "daemon.lock").unlink()
-    node.poll()
-    node.poll(61)
+    node.poll(0, 61)
     assert finds_daemon(node.pod(A))
     node.ring(A)
     node.poll(62)

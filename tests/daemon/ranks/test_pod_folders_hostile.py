@@ -48,8 +48,7 @@ def test_a_link_to_another_pods_folder_is_not_followed(node, name):
     node.pod(C).mkdir()
     (node.pod(C) / name).symlink_to(node.pod(B) / name)
     (node.folder.path / "pods" / C.replace("1", "2")).symlink_to(node.pod(B))
-    for at_s in (0, 30, 61):
-        node.poll(at_s)
+    node.poll(0, 30, 61)
     assert sorted(os.listdir(node.pod(B) / name)) == before
     assert (node.pod(A) / name).is_symlink()
     # Of the ring that lies in the other pod's folder they have nothing.
@@ -93,8 +92,7 @@ def test_a_link_or_pipe_in_place_of_a_command_file_is_not_written_to(node, squat
 @pytest.mark.parametrize("name", ["daemon.lock", "commands"])
 def test_a_pipe_in_place_of_what_the_daemon_made_holds_no_one_up(node, name):
     os.mkfifo(replace(node.pod(A) / name))
-    for at_s in (0, 61):
-        node.poll(at_s)
+    node.poll(0, 61)
     assert node.rejects["pod_unusable"] == 1
 
 
@@ -147,8 +145,7 @@ def test_a_ring_that_became_a_folder_is_forgotten_all_the_same(node):
     ring = node.file(A, job="odd")
     node.poll()
     replace(ring.path).mkdir()
-    for at_s in (601, 602):
-        node.poll(at_s)
+    node.poll(601, 602)
     assert ring.path.is_dir()
     assert "odd" not in {state.job for state in node.states()}
 

@@ -156,8 +156,7 @@ def test_the_throughput_is_that_of_the_newest_steps_of_a_live_rank(node):
     # Eight samples a step, of tokens it says nothing.
     assert (state.steps_per_s, state.samples_per_s) == pytest.approx((2.0, 16.0))
     assert state.tokens_per_s is None
-    node.poll(11)
-    (state,) = node.states()
+    state = node.newest(11)
     assert (state.status, state.samples_per_s) == ("stopped", None)
     ring.die()
     assert node.newest().samples_per_s is None
