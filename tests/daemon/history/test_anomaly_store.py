@@ -150,38 +150,20 @@ def step(rank: int, at: float, duration_s: float, **changes: Any) -> Step:
     return Step(NOW + at, "llama", rank, int(at), duration_s, **fields)
 
 
-def test_points_of_ten_seconds_tell_steps_phases_and_throughput_of_rank_and_job():
+def test_points_of_ten_seconds_are_of_the_rank_its_job_and_the_gauges_of_its_device(golden):
     context = Context()
     for at in range(30):
         context.observe(step(0, at, 1.0))
         context.observe(step(1, at, 2.0, memory_allocated_bytes=1000 - at))
-    found = context.around(replace(HANG, time=NOW + 30))
-    job, slow = found.series
-    assert (job.job, job.rank, slow.job, slow.rank) == ("llama", None, "llama", 1)
-    assert (job.times, job.counts) == ((NOW, NOW + 10, NOW + 20), (20, 20, 20))
-    assert slow.values["step_duration_s"] == (2.0, 2.0, 2.0)
-    assert job.values["step_duration_s"] == (1.5, 1.5, 1.5)
-    assert job.values["step_duration_max_s"] == (2.0, 2.0, 2.0)
-    assert job.values["phase_s{phase=forward}"] == (0.75, 0.75, 0.75)
-    assert slow.values["tokens_per_s"] == (50.0, 50.0, 50.0)
-    assert job.values["tokens_per_s"] == pytest.approx((133.3, 133.3, 133.3), rel=0.01)
-    assert job.values["memory_allocated_bytes"] == (1000, 990, 980)
-    assert "samples_per_s" not in job.values
-
-
-def test_a_devices_gauges_are_means_and_what_it_does_not_tell_is_absent():
-    context = Context()
     for at in range(20):
         metrics: dict[SeriesKey, float] = {("device_power_watts", ()): 400.0 + at % 10}
         if at < 10:
             metrics["device_clock_hertz", ("sm",)] = 1.98e9
         context.observe(DeviceReading(NOW + at, "GPU-1", metrics))
-    (device,) = context.around(replace(HANG, job=None, rank=None, device="GPU-1")).series
-    assert device.values == {
-        "power_watts": (404.5, 404.5),
-        "clock_hertz{domain=sm}": (1.98e9, None),
-    }
-    assert device.counts == (10, 10)
+    of_rank = context.around(replace(HANG, time=NOW + 30))
+    of_device = context.around(replace(HANG, job=None, rank=None, device="GPU-1"))
+    found = msgspec.json.encode([of_rank, of_device])
+    golden("history/contexts.json", msgspec.json.format(found))
 
 
 def test_ten_minutes_before_and_five_after_are_kept_however_long_it_goes_on():
