@@ -23,41 +23,6 @@ RELEASE = ("warpwatch", "--namespace", "monitoring")
 
 Object = dict[str, Any]
 
-_TRAINING = """\
-apiVersion: v2
-name: training
-version: 1.0.0
-dependencies:
-  - {name: warpwatch, version: 0.2.0, repository: "file://../warpwatch"}
-"""
-_JOB = """\
-apiVersion: batch/v1
-kind: Job
-metadata:
-  name: train
-spec:
-  template:
-    metadata:
-      labels:
-        warpwatch/sidecar: "true"
-    spec:
-      restartPolicy: Never
-      initContainers:
-        {{- include "warpwatch.shim.initContainer" .Subcharts.warpwatch | nindent 8 }}
-        {{- if eq .Values.warpwatch.mode "sidecar" }}
-        {{- include "warpwatch.sidecar.container" .Subcharts.warpwatch | nindent 8 }}
-        {{- end }}
-      containers:
-        - name: train
-          image: example.com/train:1
-          env:
-            {{- include "warpwatch.shim.env" .Subcharts.warpwatch | nindent 12 }}
-          volumeMounts:
-            {{- include "warpwatch.shim.volumeMounts" .Subcharts.warpwatch | nindent 12 }}
-      volumes:
-        {{- include "warpwatch.shim.volumes" .Subcharts.warpwatch | nindent 8 }}
-"""
-
 
 def run(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(helm), *arguments], capture_output=True, text=True, timeout=300)
@@ -116,16 +81,6 @@ def environment(container: Object) -> dict[str, str]:
     """Variables with a value in the manifest; ``$(POD_IP)`` is what a pod would have."""
     values = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     return {name: value.replace("$(POD_IP)", "10.0.0.1") for name, value in values.items()}
-
-
-def write_training(folder: Path) -> None:
-    """A chart of somebody else that depends on ours and makes a Job."""
-    (folder / "templates").mkdir(parents=True)
-    (folder / "charts").mkdir()
-    (folder / "charts/warpwatch").symlink_to(CHART)
-    (folder / "Chart.yaml").write_text(_TRAINING)
-    (folder / "templates/job.yaml").write_text(_JOB)
-    (folder / "values.yaml").write_text("warpwatch:\n  mode: daemonset\n")
 
 
 def pod_of(helm: Path, training: Path, *values: str) -> Object:

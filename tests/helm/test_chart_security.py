@@ -13,11 +13,8 @@ from tests.helm import chart
 from tests.helm.chart import pod_of
 
 ROOT_AND_FOLDERS = {
-    "HostPath Volumes",
-    "Volume Types",
-    "Running as Non-root",
-    "Running as Non-root user",
-}
+    "HostPath Volumes", "Volume Types", "Running as Non-root", "Running as Non-root user",
+}  # fmt: skip
 PRIVILEGED = {*ROOT_AND_FOLDERS, "Privileged Containers", "Privilege Escalation", "Capabilities"}
 # What a scenario's DaemonSet breaks, where that is not the default's.
 EXCEPTIONS = {
@@ -111,15 +108,9 @@ def test_a_sidecars_series_cannot_say_that_they_are_anothers(helm4: Path) -> Non
 
 
 _VOLUMES = {
-    "configMap",
-    "csi",
-    "downwardAPI",
-    "emptyDir",
-    "ephemeral",
-    "persistentVolumeClaim",
-    "projected",
-    "secret",
-}
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim",
+    "projected", "secret",
+}  # fmt: skip
 _SELINUX_TYPES = {None, "", *(f"container_{kind}t" for kind in ("", "init_", "kvm_", "engine_"))}
 
 
