@@ -12,7 +12,6 @@ from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.doctor import host, kernel_log, nccl, schedulers
 from warpwatch_daemon.doctor.check import Check
 from warpwatch_daemon.doctor.facts import DeviceFacts, MemoryUse
-from warpwatch_daemon.doctor.kernel_log import Occurrences, occurrences
 from warpwatch_devices.config import AttributionConfig
 
 INTERFACES = "Inter-| Receive\n face |bytes\n    lo: 0 0\n  eth0: 1 1\n"
@@ -112,29 +111,19 @@ def test_xids_of_the_kernel_log_are_explained_with_their_gpu(inputs):
     clock = ManualClock(monotonic=200_000.0)
     fallen = "-;NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.\n"
     log = f"3,100,199998000000,{fallen}3,101,199999000000,{fallen}"
-    log += "3,102,0,-;usb 1-1: new device\n"
+    log += f"3,102,0,-;usb 1-1: new device\n3,103,199995000000,{fallen.replace('1a', '1b')}"
     given = inputs(surveyed(training()), {"/dev/kmsg": log})
-    found = list(kernel_log.checks(given, clock.monotonic))
-    assert [(check.name, check.ok) for check in found] == [("kernel log", True), ("XID 79", False)]
-    assert found[1].detail.startswith("GPU 0 (0000:1a:00): ")
-    assert ", 2 times, last 1 s ago. " in found[1].detail
-    assert found[1].advice
+    ok, fault, elsewhere = kernel_log.checks(given, clock.monotonic)
+    assert (ok.name, ok.ok, fault.name, fault.ok) == ("kernel log", True, "XID 79", False)
+    assert fault.detail.startswith("GPU 0 (0000:1a:00): ")
+    assert ", 2 times, last 1 s ago. " in fault.detail
+    assert fault.advice
+    assert elsewhere.detail.startswith("0000:1b:00: ")
+    assert ", once, 5 s ago. " in elsewhere.detail
     # A day later it is history, of a GPU that works again.
     clock.advance(24 * 3600.0)
-    (_, old) = kernel_log.checks(given, clock.monotonic)
+    (_, old, _) = kernel_log.checks(given, clock.monotonic)
     assert (old.ok, ", 2 times, last 1 d ago. " in old.detail) == (None, True)
-
-
-def test_occurrences_are_counted_by_gpu_and_number():
-    records = [
-        "4,1,1000000,-;NVRM: Xid (PCI:0000:1a:00): 31, pid=1",
-        "4,2,5000000,-;NVRM: Xid (PCI:0000:1a:00): 31, pid=1",
-        "4,3,9000000,-;NVRM: Xid (PCI:0000:1b:00): 31, pid=2",
-    ]
-    assert occurrences(records, now_s=10.0) == [
-        Occurrences("0000:1b:00", 31, 1, 1.0),
-        Occurrences("0000:1a:00", 31, 2, 5.0),
-    ]
 
 
 def test_a_kernel_log_that_is_not_there_says_what_is_needed(inputs):

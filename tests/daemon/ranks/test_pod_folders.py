@@ -119,13 +119,15 @@ def test_ranks_of_one_job_in_several_pods_and_the_shared_folder_are_one_job(node
     assert len({state.job for state in node.states()}) == 2
 
 
-def test_what_another_pod_continues_stays_as_long_as_if_it_did_not(node):
+def test_what_another_pod_continues_stays_as_long_as_if_it_did_not_with_its_command_file(node):
     node.mount(A, B)
     first, second = node.ring(A), node.file(B)
     command = node.pod(A) / "commands" / f"{first.path.stem}.cmd"
     hidden = second.path.rename(node.pod(B) / "later")
     first.step()
     node.poll()
+    assert command.stat().st_size == protocol.COMMAND_SIZE
+    assert os.listdir(node.pod(B) / "commands") == os.listdir(node.folder.commands) == []
     first.die()
     node.poll()
     hidden.rename(second.path)
@@ -140,18 +142,6 @@ def test_what_another_pod_continues_stays_as_long_as_if_it_did_not(node):
     node.poll(601)
     assert not (first.path.exists() or command.exists())
     assert second.path.exists()
-
-
-def test_a_command_file_lies_in_the_folder_of_the_ring_and_goes_with_it(node):
-    node.mount(A, B)
-    ring = node.ring(A)
-    command = node.pod(A) / "commands" / f"{ring.path.stem}.cmd"
-    node.poll()
-    assert command.stat().st_size == protocol.COMMAND_SIZE
-    assert os.listdir(node.pod(B) / "commands") == os.listdir(node.folder.commands) == []
-    ring.die()
-    node.poll(0, 601)
-    assert not (ring.path.exists() or command.exists())
 
 
 def test_a_restart_repeats_no_record_of_a_pod_and_mixes_up_no_two(node):
