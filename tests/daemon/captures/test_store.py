@@ -101,6 +101,7 @@ def test_the_captures_of_who_has_the_most_give_way(new):
 def test_what_a_power_cut_left_is_counted_and_removed_by_age(new):
     store = new(max_age=10 * DAY)
     old, young = orphan(store, "old", 11 * DAY, 5000), orphan(store, "young", 9 * DAY, 7000)
+    empty, new_one = orphan(store, "empty", 3601.0), orphan(store, "new", 3599.0)
     # A record of another version stays for as long as a capture.
     other = orphan(store, "other", 8 * DAY, record=b'{"schema": 2}')
     nested = young / "more" / "deep"
@@ -109,16 +110,11 @@ def test_what_a_power_cut_left_is_counted_and_removed_by_age(new):
     os.utime(young, (NOW - 9 * DAY, NOW - 9 * DAY))
     hub, _ = retained(store)
     assert [path.exists() for path in (old, young, other)] == [False, True, True]
+    # An empty folder goes after an hour.
+    assert [path.exists() for path in (empty, new_one)] == [False, True]
     assert counted(hub, "store_bytes") == 7313
     retained(store, NOW + 1.5 * DAY)
     assert [path.exists() for path in (young, other)] == [False, True]
-
-
-def test_an_empty_folder_goes_after_an_hour(new):
-    store = new()
-    old, young = orphan(store, "old", 3601.0), orphan(store, "young", 3599.0)
-    retained(store)
-    assert [path.exists() for path in (old, young)] == [False, True]
 
 
 def test_what_a_power_cut_left_takes_its_part_of_the_quotas(new):
