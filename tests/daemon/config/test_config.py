@@ -248,8 +248,3 @@ def test_only_new_content_is_a_change_and_only_once(tmp_path):
     assert not watch.changed()
     file.write_text("triggers: {dry_run: true}")
     assert not watch.changed()
-
-
-def test_watching_needs_a_file(capsys):
-    assert main(["daemon", "--watch-config"]) == 2
-    assert "--watch-config needs --config FILE" in capsys.readouterr().err

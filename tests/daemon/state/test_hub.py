@@ -299,7 +299,7 @@ def test_captures_are_counted_by_whose_they_are_up_to_a_number_of_owners():
     assert said(name, labels | {"namespace": "", "user": ""}) == 2
 
 
-GPU = Device("GPU-1", 0, "H100")
+POWER: SeriesKey = ("device_power_watts", ())
 TENSOR: SeriesKey = ("device_tensor_active_ratio", ())
 XID: SeriesKey = ("device_xid_errors_total", ("79",))
 NVML = DeviceSample(GPU, 1.0, {POWER: 300.0})
