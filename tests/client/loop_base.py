@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -129,6 +130,8 @@ def run(name: str) -> None:
     (loop,) = (vars(module)[name] for module in modules if name in vars(module))
     random.seed(0)
     torch.manual_seed(0)
-    print(json.dumps({"loop": name, **reported(loop())}), flush=True)
+    result = loop()
+    result = list(result) if isinstance(result, Iterator) else result
+    print(json.dumps({"loop": name, **reported(result)}), flush=True)
     # The interpreter's own end takes longer than most loops.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The shapes of public training programs, in one process each. Each returns a loss a step."""
+"""The shapes of public training programs, in one process each. Each has a loss a step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -50,13 +51,12 @@ class LanguageModel(torch.nn.Module):  # type: ignore[misc]
 # --- several networks and optimizers --------------------------------------------------------------
 
 
-def gan() -> list[float]:
+def gan() -> Iterator[float]:
     """dcgan: two backwards of the judge, its step, then the maker's."""
     judge, maker = network(WIDTH, WIDTH, WIDTH, 1), network(WIDTH, WIDTH, WIDTH, WIDTH)
     steppers = [torch.optim.Adam(net.parameters(), 2e-4, (0.5, 0.999)) for net in (judge, maker)]
     score = torch.nn.BCEWithLogitsLoss()
     ones, zeros = torch.ones(BATCH, 1), torch.zeros(BATCH, 1)
-    losses = []
     for real, _ in loader(20):
         judge.zero_grad()
         score(judge(real), ones).backward()
@@ -67,18 +67,16 @@ def gan() -> list[float]:
         loss = score(judge(made), ones)
         loss.backward()
         steppers[1].step()
-        losses.append(loss.item())
-    return losses
+        yield loss.item()
 
 
-def optimizers_in_turn() -> list[float]:
+def optimizers_in_turn() -> Iterator[float]:
     """One for the matrices, one for the rest, at every step."""
     model = network(WIDTH, 2 * WIDTH, WIDTH, 1)
     matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim != 2]
     steppers = [torch.optim.SGD(matrices, 1e-2, 0.9), torch.optim.AdamW(others, 1e-3)]
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one, 30) for one in steppers]
-    losses = []
     for x, y in loader(30):
         loss = F.mse_loss(model(x), y)
         loss.backward()
@@ -86,14 +84,12 @@ def optimizers_in_turn() -> list[float]:
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-    return losses
+        yield loss.item()
 
 
-def folds() -> list[float]:
+def folds() -> Iterator[float]:
     """Model, optimizer and loaders are new for each."""
     rows = loader(12).dataset
-    losses = []
     for fold in torch.arange(len(rows)).chunk(3):
         held_out = set(fold.tolist())
         trained = [row for row in range(len(rows)) if row not in held_out]
@@ -104,21 +100,19 @@ def folds() -> list[float]:
             loss = F.mse_loss(model(x), y)
             loss.backward()
             optimizer.step()
-            losses.append(loss.item())
+            yield loss.item()
         with torch.no_grad():
             for x, _ in DataLoader(rows, BATCH, sampler=SubsetRandomSampler(fold)):
                 model(x)
-    return losses
 
 
 # --- batches of a DataLoader ----------------------------------------------------------------------
 
 
-def accumulated_gradients() -> list[float]:
+def accumulated_gradients() -> Iterator[float]:
     """Four batches a step, the last of which is left over, under autocast."""
     model = network(WIDTH, 2 * WIDTH, WIDTH, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
     for number, (x, y) in enumerate(loader(42), 1):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = F.mse_loss(model(x).float(), y)
@@ -126,8 +120,7 @@ def accumulated_gradients() -> list[float]:
         if number % 4 == 0:
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(loss.item())
-    return losses
+            yield loss.item()
 
 
 def pack(sequences: list[Any]) -> dict[str, Any]:
@@ -136,19 +129,17 @@ def pack(sequences: list[Any]) -> dict[str, Any]:
     return {"input_ids": torch.cat(sequences)[None], "cu_seq_lens_q": lengths.cumsum(0).int()}
 
 
-def packing() -> list[float]:
+def packing() -> Iterator[float]:
     model = LanguageModel()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sequences = [torch.randint(VOCABULARY, (20 + number % 30,)) for number in range(12 * 8)]
-    losses = []
     for batch in DataLoader(sequences, batch_size=8, shuffle=True, collate_fn=pack):
         ids = batch["input_ids"]
         loss = model(ids[:, :-1], ids[:, 1:])[1]
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+        yield loss.item()
 
 
 class Autoencoder(torch.nn.Module):  # type: ignore[misc]
@@ -161,7 +152,7 @@ class Autoencoder(torch.nn.Module):  # type: ignore[misc]
         return self.decoder(mean + torch.randn_like(mean) * (variance / 2).exp()), mean, variance
 
 
-def vae() -> list[float]:
+def vae() -> Iterator[float]:
     model = Autoencoder()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
@@ -170,7 +161,6 @@ def vae() -> list[float]:
         penalty = -0.5 * (1 + variance - mean.square() - variance.exp()).sum()
         return F.mse_loss(found, x, reduction="sum") + penalty
 
-    losses = []
     train, test = loader(15), loader(5)
     for _ in range(2):
         model.train()
@@ -178,14 +168,13 @@ def vae() -> list[float]:
             optimizer.zero_grad()
             loss = loss_of(x)
             loss.backward()
-            losses.append(loss.item())
+            yield loss.item()
             optimizer.step()
         model.eval()
         with torch.no_grad():
             for x, _ in test:
                 loss_of(x)
             model.decoder(torch.randn(64, 20))
-    return losses
 
 
 class Trainer:

@@ -1,9 +1,10 @@
-"""The shapes of programs of a framework. Each returns a loss a step."""
+"""The shapes of programs of a framework. Each has a loss a step."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -78,22 +79,20 @@ def generation() -> list[float]:
     return losses
 
 
-def accelerate() -> list[float]:
+def accelerate() -> Iterator[float]:
     accelerator = import_module("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=4)
     model = network(WIDTH, 2 * WIDTH, WIDTH, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer, batches = accelerator.prepare(model, optimizer, loader(80))
-    losses = []
     for x, y in batches:
         with accelerator.accumulate(model):
             loss = F.mse_loss(model(x), y)
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                losses.append(loss.item())
+                yield loss.item()
             optimizer.step()
             optimizer.zero_grad()
-    return losses
 
 
 def lightning() -> list[float]:
@@ -134,15 +133,13 @@ def lightning() -> list[float]:
     return losses
 
 
-def fabric() -> list[float]:
+def fabric() -> Iterator[float]:
     engine = import_module("lightning.fabric").Fabric(accelerator="cpu", devices=1)
     model = network(WIDTH, 2 * WIDTH, WIDTH, 1)
     model, optimizer = engine.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
-    losses = []
     for x, y in engine.setup_dataloaders(loader(40)):
         optimizer.zero_grad()
         loss = F.mse_loss(model(x), y)
         engine.backward(loss)
         optimizer.step()
-        losses.append(loss.item())
-    return losses
+        yield loss.item()

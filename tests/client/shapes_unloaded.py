@@ -1,10 +1,11 @@
-"""The shapes of public training programs without a DataLoader. Each returns a loss a step."""
+"""The shapes of public training programs without a DataLoader. Each has a loss a step."""
 
 from __future__ import annotations
 
 import copy
 import random
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,15 +14,15 @@ from torch.nn import functional as F
 from tests.client.shapes import BATCH, BLOCK, VOCABULARY, WIDTH, LanguageModel, network
 
 
-def nanogpt() -> list[float]:
+def nanogpt() -> Iterator[float]:
     return language_model(LanguageModel())
 
 
-def nanogpt_compiled() -> list[float]:
+def nanogpt_compiled() -> Iterator[float]:
     return language_model(torch.compile(LanguageModel(), backend="eager"))
 
 
-def language_model(model: Any) -> list[float]:
+def language_model(model: Any) -> Iterator[float]:
     text = torch.randint(VOCABULARY, (4096,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -38,7 +39,6 @@ def language_model(model: Any) -> list[float]:
             model(*get_batch())
         model.train()
 
-    losses = []
     x, y = get_batch()
     for number in range(12):
         if number % 10 == 0:
@@ -52,8 +52,7 @@ def language_model(model: Any) -> list[float]:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-    return losses
+        yield loss.item()
 
 
 class Recurrent(torch.nn.Module):  # type: ignore[misc]
@@ -68,7 +67,7 @@ class Recurrent(torch.nn.Module):  # type: ignore[misc]
         return self.head(found).flatten(0, 1), hidden
 
 
-def updates_by_hand() -> list[float]:
+def updates_by_hand() -> Iterator[float]:
     """word_language_model: neither torch.optim nor a DataLoader."""
     model, text = Recurrent(), torch.randint(VOCABULARY, (85 * 32 + 1, 16))
 
@@ -79,7 +78,7 @@ def updates_by_hand() -> list[float]:
             for start in range(0, 10 * 32, 32):
                 _, hidden = model(text[start : start + 32], hidden)
 
-    losses, hidden = [], None
+    hidden = None
     for number, start in enumerate(range(0, len(text) - 1, 32)):
         if number == 70:
             evaluate()
@@ -92,8 +91,7 @@ def updates_by_hand() -> list[float]:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         for parameter in model.parameters():
             parameter.data.add_(parameter.grad, alpha=-0.1)
-        losses.append(loss.item())
-    return losses
+        yield loss.item()
 
 
 # Of the two networks of PPO, so that what surrounds them is little.
@@ -111,13 +109,12 @@ class Environment:
         return self._state, self._state.mean(1)
 
 
-def ppo() -> list[float]:
+def ppo() -> Iterator[float]:
     """The policy acts without gradients, then learns of that in minibatches."""
     actor, critic = network(WIDTH, *WIDE, 4), network(WIDTH, *WIDE, 1)
     parameters = [*actor.parameters(), *critic.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=1e-4, eps=1e-5)
     environment, observed = Environment(64), torch.zeros(64, WIDTH)
-    losses = []
     for _ in range(3):
         taken = []
         for _ in range(16):
@@ -147,18 +144,16 @@ def ppo() -> list[float]:
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(parameters, 0.5)
                 optimizer.step()
-                losses.append(loss.item())
-    return losses
+                yield loss.item()
 
 
-def dqn() -> list[float]:
+def dqn() -> Iterator[float]:
     """It acts with gradients on, and learns of a replay buffer at every fourth turn."""
     online = network(WIDTH, WIDTH, WIDTH, 4)
     target = copy.deepcopy(online)
     optimizer = torch.optim.Adam(online.parameters(), lr=1e-4)
     environment, observed = Environment(1), torch.zeros(1, WIDTH)
     replay: deque[Any] = deque(maxlen=500)
-    losses = []
     for turn in range(200):
         is_random = random.random() < 0.1
         action = torch.randint(4, (1,)) if is_random else online(observed).argmax(1)
@@ -175,18 +170,16 @@ def dqn() -> list[float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
+        yield loss.item()
         if turn % 50 == 0:
             target.load_state_dict(online.state_dict())
-    return losses
 
 
-def td3() -> list[float]:
+def td3() -> Iterator[float]:
     """The actor learns at every second step of the critic, after its first ones."""
     actor, critic = network(WIDTH, WIDTH, WIDTH, 4), network(WIDTH + 4, WIDTH, WIDTH, 1)
     aims = copy.deepcopy(actor), copy.deepcopy(critic)
     of_critic, of_actor = (torch.optim.Adam(net.parameters(), 3e-4) for net in (critic, actor))
-    losses = []
     for turn in range(1, 51):
         states, following = torch.randn(2, BATCH, WIDTH)
         with torch.no_grad():
@@ -197,20 +190,18 @@ def td3() -> list[float]:
         of_critic.zero_grad()
         loss.backward()
         of_critic.step()
-        losses.append(loss.item())
+        yield loss.item()
         if turn % 2 == 0:
             of_actor.zero_grad()
             (-critic(torch.cat([states, actor(states)], 1)).mean()).backward()
             of_actor.step()
-    return losses
 
 
-def optimizers_after_one_another() -> list[float]:
+def optimizers_after_one_another() -> Iterator[float]:
     """forward_forward: each layer learns alone, of what the ones before it give."""
     layers = [network(WIDTH, 2 * WIDTH, WIDTH) for _ in range(2)]
     steppers = [torch.optim.Adam(layer.parameters(), 1e-3) for layer in layers]
     good, bad = torch.randn(2, BATCH, WIDTH)
-    losses = []
     for layer, optimizer in zip(layers, steppers, strict=True):
         for _ in range(25):
             scores = [layer(rows).square().mean(1) for rows in (good, bad)]
@@ -218,6 +209,5 @@ def optimizers_after_one_another() -> list[float]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            losses.append(loss.item())
+            yield loss.item()
         good, bad = layer(good).detach(), layer(bad).detach()
-    return losses

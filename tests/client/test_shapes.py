@@ -74,15 +74,9 @@ FRAMEWORKS = {
         "megatron",
         Shape(LOADED | {"comm"}, 30 * 128, parallel={"data": [1, 2], "tensor": [1, 2]}),
     ),
-    "deepspeed_zero": ("deepspeed", Shape(LOADED | {"comm"}, 40 * 128, clock="deepspeed")),
-    "deepspeed_pipeline": (
+    "deepspeed": (
         "deepspeed",
-        Shape(
-            LOADED | {"comm"},
-            20 * 4 * 128,
-            clock="deepspeed",
-            parallel={"data": [1, 2], "pipeline": [1, 2]},
-        ),
+        Shape(LOADED | {"comm"}, 80 * 128, 0, "deepspeed", 0, {"data": [1, 2], "pipeline": [1, 2]}),
     ),
 }
 SHAPES = {**ALONE, **RANKS, **{name: shape for name, (_, shape) in FRAMEWORKS.items()}}
