@@ -27,28 +27,6 @@ from warpwatch_telemetry.records import Clock, PortReading, RankEvent, RankSeen
 from warpwatch_telemetry.state import State
 
 RULES = Path(warpwatch_dashboards.__file__).parent / "rules"
-# As the chart has it (values.yaml, alertmanager.config), inhibition and grouping alike.
-STOCK: dict[str, Any] = {
-    "inhibit_rules": [
-        {
-            "source_matchers": ["severity = critical"],
-            "target_matchers": ["severity =~ warning|info"],
-            "equal": ["namespace", "alertname"],
-        },
-        {
-            "source_matchers": ["severity = warning"],
-            "target_matchers": ["severity = info"],
-            "equal": ["namespace", "alertname"],
-        },
-    ],
-    "route": {
-        "group_by": ["namespace"],
-        "group_wait": "1s",
-        "group_interval": "1s",
-        "repeat_interval": "12h",
-        "receiver": "null",
-    },
-}
 
 
 def told(inbox: Web, path: str) -> set[tuple[str, str]]:
@@ -108,23 +86,14 @@ def in_no_time(folder: Path) -> Path:
 
 
 def stock(port: int) -> dict[str, Any]:
-    """Stock, with what a site adds: critical to the pager, and each namespace's to its team."""
-    names = ("pager", "ml", "web", "operators")
-    receivers: list[dict[str, Any]] = [
-        {"name": name, "webhook_configs": [{"url": f"http://127.0.0.1:{port}/{name}"}]}
-        for name in names
-    ]
-    routes = [
-        {"receiver": "pager", "matchers": ["severity = critical"]},
-        {"receiver": "ml", "matchers": ["namespace = ml"]},
-        {"receiver": "web", "matchers": ["namespace = web"]},
-        {"receiver": "operators", "matchers": ["scope =~ hardware|agent"]},
-    ]
-    return {
-        **STOCK,
-        "route": STOCK["route"] | {"routes": routes},
-        "receivers": [*receivers, {"name": "null"}],
-    }
+    """Return the stock configuration with a receiver for each of its routes."""
+    config: dict[str, Any]
+    config = yaml.safe_load(Path(__file__).with_name("stock_alertmanager.yaml").read_text())
+    receivers: list[dict[str, Any]] = [{"name": "null"}]
+    for name in (route["receiver"] for route in config["route"]["routes"]):
+        hook = {"url": f"http://127.0.0.1:{port}/{name}"}
+        receivers.append({"name": name, "webhook_configs": [hook]})
+    return config | {"receivers": receivers}
 
 
 def test_exactly_who_should_be_told_is_told(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.dashboards.expressions import EMPTY_WHEN_HEALTHY, dashboards
@@ -23,45 +24,7 @@ CHROMIUM = shutil.which("chromium")
 # Long enough for a straggler's baseline, and for graphs that show a course.
 HEALTHY_SCRAPES, SPAN_S = 60.0, 120.0
 SCRAPED = 'count_over_time(warpwatch_steps_total{{rank="3"}}[10m]) > {}'
-# What a picture shows: rows, or panels, in this order.
-SHOWN = {
-    "fleet": (
-        "Now",
-        "Anomalies now",
-        "Anomalies by kind",
-        "GPU memory by node",
-        "Stragglers across nodes",
-        "GPU hours",
-        "GPUs by namespace",
-        "Power by node",
-        "GPU energy",
-        "Cost of energy",
-        "Energy by job",
-    ),
-    "node": (
-        "GPUs",
-        "SMs active",
-        "SM clock by its highest",
-    ),
-    "training-job": (
-        "Targets",
-        "Step time",
-        "Stragglers",
-        "Steps",
-        "Samples",
-        "Tokens",
-        "Runs",
-        "Where the ranks' time went",
-        "Phases of a step",
-        "GPU busy by rank",
-        "GPU power",
-        "Energy per step",
-        "Energy per token",
-        "GPU energy",
-        "Where ranks run",
-    ),
-    "warpwatch": ("Agents", "What it costs"),
-}
+SHOWN = yaml.safe_load(Path(__file__).with_name("shown.yaml").read_text())
 
 pytestmark = [
     pytest.mark.alerts,
