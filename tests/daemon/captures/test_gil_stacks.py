@@ -75,13 +75,9 @@ def take(silent: Silent, folder: Path, left_s: float = 0.0, **options: Any) -> s
     return outside.take(silent, Directory(folder), target, left_s, monotonic=lambda: 0.0, **options)
 
 
-def test_faulthandlers_text_becomes_threads_innermost_last():
-    worker, main = gil_stacks.parse(DUMP.decode(), {16: "MainThread"}, 16)
-    waiting = {"file": "/usr/lib/python3.14/threading.py", "line": 5, "function": "wait"}
-    outer = {"file": "/home/me/train.py", "line": 0, "function": "<module>"}
-    inner = {"file": "/home/me/tr\\xe4in.py", "line": 12, "function": "hold"}
-    assert worker == {"name": "worker", "ident": 31, "main": False, "frames": [waiting]}
-    assert main == {"name": "MainThread", "ident": 16, "main": True, "frames": [outer, inner]}
+def test_faulthandlers_text_becomes_threads_innermost_last(golden):
+    found = gil_stacks.parse(DUMP.decode(), {16: "MainThread"}, 16)
+    golden("captures/threads.json", json.dumps(found, indent=1).encode())
     for text in ("", "Thread 0x1 (most recent call first):\n", "  File \n" * 9):
         assert gil_stacks.parse(text, {}, None) == []
     thread = "Thread 0x1 (most recent call first):\n" + '  File "f", line 1 in g\n' * 200

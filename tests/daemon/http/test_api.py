@@ -1,4 +1,4 @@
-"""Every route over a real connection, what a fleet alone may ask for, and the files of captures."""
+"""Every route over a real connection, what a fleet may ask for, files of captures, and commands."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import gzip
 import json
 import os
 import socket
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.daemon.http.alert_node import WEBHOOK, notification
-from tests.daemon.http.conftest import CAPTURE, TIMEOUT_S, TRACE, socket_of
+from tests.daemon.http.conftest import CAPTURE, NOW, TIMEOUT_S, TRACE, certified, socket_of
 from tests.loop.other_users import STRANGER, request
-from warpwatch_telemetry.captures import AnomalySeen
+from warpwatch_daemon.cli import main
 from warpwatch_telemetry.errors import Refused
 
 CAPTURES = "/api/v1/captures"
@@ -44,17 +46,16 @@ def test_lists_are_filtered(client, name, counts):
     assert {query: len(listed) for query, listed in found.items()} == counts
 
 
-def test_a_capture_is_asked_for(client, agent):
+def test_captures_are_asked_for_by_users_and_fleets(client, agent, golden):
     body = {"job": "llama-7b", "ranks": [1, 0, 1], "steps": 3, "reason": "slow"}
-    body |= {"options": ["stacks", "shapes", "shapes"]}
-    answer = client.post("/api/v1/captures", json=body)
-    assert answer.status_code == 202
-    assert answer.headers["location"] == "/api/v1/captures/20260921T150000-aaaaaa"
-    assert answer.json()["outcome"] is None
-    (asked,) = agent.asked
-    assert (asked.job, asked.ranks, asked.steps, asked.kind) == ("llama-7b", (0, 1), 3, "torch")
-    assert (asked.trigger, asked.reason) == ("manual", "slow")
-    assert asked.options == ("shapes", "stacks")
+    answer = client.post(CAPTURES, json=body | {"options": ["stacks", "shapes", "shapes"]})
+    assert (answer.status_code, answer.json()["outcome"]) == (202, None)
+    assert answer.headers["location"] == f"{CAPTURES}/20260921T150000-aaaaaa"
+    about = {"id": f"{NAME}-2", "start_step": 40, "anomaly_id": "a7", "anomaly_kind": "straggler"}
+    about |= {"anomaly_seen": {"rank": 3, "begin_step": 12, "ratio": 1.6}}
+    answer = client.post(CAPTURES, json=ASK | about)
+    assert (answer.json()["id"], answer.json()["start_step"]) == (f"{NAME}-2", 40)
+    golden("http/asked.json", msgspec.json.format(msgspec.json.encode(agent.asked)))
 
 
 @pytest.mark.parametrize(
@@ -136,18 +137,6 @@ def test_something_that_is_not_http_is_turned_away(client, shared_server):
     assert client.get("/healthz").status_code == 200
 
 
-def test_a_fleet_names_the_capture_its_start_step_and_its_anomaly(client: Any, agent: Any) -> None:
-    about = {"id": f"{NAME}-2", "start_step": 40, "anomaly_id": "a7", "anomaly_kind": "straggler"}
-    about |= {"anomaly_seen": {"rank": 3, "begin_step": 12, "ratio": 1.6}}
-    answer = client.post(CAPTURES, json=ASK | about)
-    assert answer.status_code == 202
-    assert (answer.json()["id"], answer.json()["start_step"]) == (f"{NAME}-2", 40)
-    (asked,) = agent.asked
-    assert asked.job_id == ("uid/1000", "llama-7b", "r1")
-    assert (asked.trigger, asked.anomaly_id, asked.anomaly_kind) == ("anomaly", "a7", "straggler")
-    assert asked.anomaly_seen == AnomalySeen(3, 12, 1.6)
-
-
 def test_what_would_be_captured_and_an_end(client: Any) -> None:
     prepared = client.post(f"{CAPTURES}/prepare", json=ASK | {"ranks": [0, 1]})
     assert prepared.json() == {"ranks": [0, 1], "steps": 5, "begun": 412, "step_s": 0.212}
@@ -225,3 +214,61 @@ def test_nothing_else_is_reachable(client, path):
     answer = client.get(path)
     assert answer.status_code == 404
     assert "secret" not in answer.text
+
+
+PEERS = "warpwatch-peers.monitoring.svc"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A certificate of a name that does not resolve, and a web-config.yml that names it."""
+    return certified(tmp_path_factory.mktemp("certificate"), PEERS)
+
+
+@pytest.fixture
+def daemon(serve, folder):
+    """Its URL, by address."""
+    _, port = serve(web_config=folder / "web.yml").address
+    return f"https://127.0.0.1:{port}"
+
+
+def test_in_a_pod_the_variables_of_the_chart_are_enough(daemon, folder, monkeypatch, capsys):
+    monkeypatch.setenv("WARPWATCH_URL", daemon)
+    monkeypatch.setenv("WARPWATCH_CA_FILE", str(folder / "tls.crt"))
+    monkeypatch.setenv("WARPWATCH_SERVER_NAME", PEERS)
+    assert main(["status", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["devices"]
+
+
+@pytest.mark.parametrize("wrong", ["authority", "name"])
+def test_a_daemon_that_is_not_the_one_meant_is_not_talked_to(daemon, folder, wrong, capsys):
+    trusted = [] if wrong == "authority" else ["--ca-file", str(folder / "tls.crt")]
+    named = ["--server-name", PEERS] if wrong == "authority" else []
+    assert main(["status", "--url", daemon, *trusted, *named]) == 3
+    assert "certificate verify failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("none", "none.crt: No such"), ("empty", "empty.crt: ")]
+)
+def test_an_authority_that_is_no_certificate_is_a_usage_error(tmp_path, capsys, name, said):
+    (tmp_path / "empty.crt").write_text("")
+    path = tmp_path / f"{name}.crt"
+    assert main(["status", "--url", "https://127.0.0.1:9", "--ca-file", str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_capture_is_asked_for_with_its_options(client, agent, capsys):
+    asked_for = "--job llama-7b --with stacks --with shapes --rank 1 --kind torch --steps 3"
+    assert main(["capture", *asked_for.split()]) == 0
+    (asked,) = agent.asked
+    assert (asked.options, asked.ranks, asked.steps) == (("shapes", "stacks"), (1,), 3)
+    assert capsys.readouterr().out.startswith("capture 20260921T150000-aaaaaa: begun")
+
+
+def test_status_ends_with_1_only_where_more_than_information_is_active(client, agent, capsys):
+    _, straggler = agent.now.anomalies
+    for changes, status in (({}, 1), ({"severity": "info"}, 0), ({"end_time": NOW}, 0)):
+        agent.now = replace(agent.now, anomalies=(replace(straggler, **changes),))
+        assert main(["status"]) == status
+    assert "straggler of llama-7b, over" in capsys.readouterr().out
