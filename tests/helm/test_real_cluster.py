@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.devices.attribution.device_plugin import DevicePlugin
-from tests.devices.attribution.node_traces import KUBELET_FOLDER
+from tests.devices.attribution.kubernetes_node import KUBELET_FOLDER, DevicePlugin
 from tests.helm import chart
 from tests.helm.cluster import NAMESPACE, Client, Cluster
 from tests.image import containers

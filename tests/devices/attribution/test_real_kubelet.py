@@ -19,10 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices.attribution.device_plugin import DevicePlugin
 from tests.devices.attribution.gpus import GPU_0, GPU_1, sample
-from tests.devices.attribution.kubernetes_node import KubernetesNode
-from tests.devices.attribution.node_traces import KUBELET_FOLDER
+from tests.devices.attribution.kubernetes_node import KUBELET_FOLDER, DevicePlugin, KubernetesNode
 from tests.waiting import eventually
 from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
