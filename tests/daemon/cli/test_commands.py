@@ -91,12 +91,9 @@ def test_what_cannot_be_done_is_one_line_and_the_exit_status(arguments, status, 
     assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
 
 
-def test_config_show_prints_what_would_be_in_force(capsys):
+def test_the_configuration_in_force_and_the_catalogue_of_metrics_are_printed(capsys):
     assert main(["config", "show", "--json"]) == 0
     assert json.loads(printed(capsys)[0])["http"]["listen"] == "127.0.0.1:9400"
-
-
-def test_metrics_lists_the_catalogue(capsys):
     assert main(["metrics", "nvlink_errors"]) == 0
     assert "warpwatch_device_nvlink_errors_total{gpu,uuid," in printed(capsys)[0]
     assert main(["metrics", "--json"]) == 0

@@ -238,8 +238,11 @@ def test_parameters_and_tokens_are_the_fallback_of_a_model_that_is_not_split() -
         assert ratios(replace(known, **fields)) == {}
 
 
-def test_a_source_counts_by_name_and_labels():
+def test_a_source_counts_by_name_and_labels_and_what_nothing_has_counted_yet_is_absent():
     hub = Hub(4.0)
+    assert generate_latest(hub.metrics.registry) == b""
+    hub.metrics.counter("jsonl_errors_total")
+    assert counted(hub, "jsonl_errors_total") == 0
     hub.count("nvml_calls_total", "power")
     hub.count("nvml_calls_total", "power", by=4)
     hub.count("nvml_calls_total", "clocks")
@@ -249,13 +252,6 @@ def test_a_source_counts_by_name_and_labels():
     assert counted(hub, "jsonl_errors_total") == 2
     with pytest.raises(KeyError):
         hub.count("made_up_total")
-
-
-def test_what_nothing_has_counted_yet_is_absent():
-    metrics = AgentMetrics()
-    assert generate_latest(metrics.registry) == b""
-    metrics.counter("jsonl_errors_total")
-    assert b"warpwatch_jsonl_errors_total 0.0" in generate_latest(metrics.registry)
 
 
 @pytest.mark.parametrize("name", sorted(n for n, row in CATALOGUE.items() if row.scope == "agent"))
