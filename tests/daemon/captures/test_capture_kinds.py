@@ -1,4 +1,4 @@
-"""Every kind of capture: its command, its files, and which of them give way to which."""
+"""Every kind of capture: its command, its files, what gives way to what, and what it costs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,26 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, MORE, TRAIN, CaptureNode
+from tests.daemon.captures.capture_node import MANUAL, MORE, TRAIN, CaptureNode, trace
 from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.state.counted import counted
 from tests.waiting import eventually
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
+from warpwatch_daemon.captures import coordinator
+from warpwatch_daemon.captures.capture_register import CaptureRegister
+from warpwatch_daemon.captures.cost import Baselines, StepCost, rank_sum_z
 from warpwatch_daemon.captures.shim import ShimSession
 from warpwatch_daemon.captures.shim_backend import ShimBackend
+from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.loading import parse
-from warpwatch_telemetry.captures import CaptureKind, CaptureRequest, RankCapture
+from warpwatch_daemon.config.sections import StoreConfig
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest, RankCapture, Residual
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.records import Step
+from warpwatch_telemetry.state import RankState
 
 STACKS = CaptureRequest("train", "stacks", "anomaly", anomaly_id="a1", anomaly_kind="hang")
 
@@ -204,3 +214,174 @@ def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_
         daemon._close()
         command = (daemon.folder.commands / f"{ring.path.stem}.cmd").read_bytes()
         assert protocol.decode_command(command)[1]["op"] == "cancel"
+
+
+BEFORE_S = (0.1, 0.11, 0.09) * 7
+
+
+def step(number: int, duration_s: float, profiled: bool = False) -> Step:
+    return Step(1000.0 + number, "train", 0, number, duration_s, profiled=profiled)
+
+
+def cost_of(after_s: tuple[float, ...], before_s: tuple[float, ...] = BEFORE_S) -> StepCost:
+    """Steps 3 to 5 are recorded; 2 starts the profiler and 6 pays for the export."""
+    cost = StepCost(before_s)
+    cost.add(step(1, 0.1), 3, 5)
+    for number, duration_s in ((2, 0.3), (3, 0.2), (4, 0.2), (5, 0.2), (6, 1.1)):
+        cost.add(step(number, duration_s, profiled=True), 3, 5)
+    # Its trace is compressed meanwhile, and for a part of the last one.
+    for number in (7, 8):
+        cost.add(step(number, 0.5), 3, 5)
+    cost.deliver()
+    for number, duration_s in enumerate((0.4, *after_s), 9):
+        cost.add(step(number, duration_s), 3, 5)
+    return cost
+
+
+def test_the_cost_is_what_the_steps_of_a_capture_took_longer():
+    assert cost_of(()).cost_s() == pytest.approx(0.3 + 3 * 0.2 + 1.1 - 5 * 0.1)
+    assert cost_of((), before_s=()).cost_s() is None
+    # Medians are of the recorded steps and those beside the capture.
+    medians = cost_of((0.1, 0.12, 0.11)).medians()
+    assert medians == {"before": 0.1, "during": 0.2, "after": 0.11}
+
+
+@pytest.mark.parametrize(
+    ("after_s", "before_s", "residual"),
+    [
+        (tuple(1.2 * duration_s for duration_s in BEFORE_S), BEFORE_S, Residual(1.2, 20, True)),
+        (tuple(1.04 * duration_s for duration_s in BEFORE_S), BEFORE_S, Residual(1.04, 20, False)),
+        # Noise: the upper half of one side overlaps the other's.
+        ((0.1, 0.3) * 7 + (0.3, 0.3, 0.3), (0.1, 0.3) * 8, Residual(1.5, 16, False)),
+        # With less than ten steps on either side nothing is said.
+        ((0.1,) * 9, BEFORE_S, None),
+        ((0.1,) * 10, (0.1,) * 9, None),
+        ((0.1,) * 10, (0.1,) * 10, Residual(1.0, 10, False)),
+    ],
+)
+def test_a_job_that_is_slower_since_says_by_how_much_and_how_surely(after_s, before_s, residual):
+    found = cost_of(after_s, before_s).residual()
+    assert (found and replace(found, ratio=round(found.ratio, 6))) == residual
+
+
+def test_the_next_capture_ends_the_steps_after_this_one():
+    cost = cost_of((0.1,) * 12)
+    assert not cost.complete
+    cost.add(step(22, 0.5, profiled=True), 3, 5)
+    assert cost.complete
+    cost.add(step(23, 9.0), 3, 5)
+    assert cost.medians()["after"] == 0.1
+
+
+def test_the_rank_sum_test_gives_the_textbook_value():
+    # U = 25 of 25 pairs; mean 12.5, variance 5 · 5 · 11 / 12.
+    assert rank_sum_z([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(12.5 / (275 / 12) ** 0.5)
+    assert rank_sum_z([1, 2, 3], [1, 2, 3]) == 0
+
+
+def test_baselines_know_only_steps_that_no_capture_disturbed():
+    baselines = Baselines()
+    for number, profiled in enumerate([False, True, False]):
+        baselines.add(step(number, 0.1 * (1 + number), profiled))
+    assert baselines.of_rank(JobId("", "train", ""), 0) == pytest.approx((0.1, 0.3))
+    baselines.forget(JobId("", "train", ""), 0)
+    assert baselines.of_rank(JobId("", "train", ""), 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("compressed_steps", "after_s", "ratio", "slower"), [(0, 0.2, 2.0, True), (25, 0.1, 1.0, False)]
+)
+def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
+    node, caplog, compressed_steps, after_s, ratio, slower
+):
+    for _ in range(20):
+        node.rings[0].step(0.1)
+    node.poll()
+    asked = node.coordinator.request(MANUAL)
+    start = node.command(0)["start_step"]
+    while node.rings[0].steps < start + MANUAL.steps + 1:
+        profiled = node.rings[0].steps >= start - 1
+        node.rings[0].step(0.4 if profiled else 0.1, profiled=profiled)
+    # Steps while the trace is compressed are none after the capture.
+    for _ in range(compressed_steps):
+        node.rings[0].step(0.3)
+    node.finished(asked)
+    for rank in (0, 1):
+        node.deliver(rank)
+    node.finished(asked)
+    for _ in range(21):
+        node.rings[0].step(after_s)
+    capture = node.finished(asked)
+    assert capture.cost_s == pytest.approx(5 * 0.3, abs=0.01)
+    assert capture.residual is not None
+    assert (round(capture.residual.ratio, 3), capture.residual.slower) == (ratio, slower)
+    warning = f"since capture {asked.id} the steps of train take 100 % longer"
+    assert (warning in caplog.text) is slower
+    cost_s = counted(node.hub, "capture_cost_seconds_total", "torch")
+    assert cost_s == pytest.approx(1.5, abs=0.01)
+    shown = counted(node.hub, "capture_residual_ratio", "train", TRAIN.owner)
+    assert shown == capture.residual.ratio
+    assert Store.load(node.store, 10)[0].cost_s == capture.cost_s
+
+
+def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node):
+    for _ in range(3):
+        node.rings[0].step(10.0)
+    node.poll()
+    capture = node.captured()
+    for after_s, settled in ((399, False), (2, True)):
+        node.poll(after_s=after_s)
+        node.coordinator.finish()
+        assert node.coordinator.is_settled(capture.id) is settled
+    # What comes after the process is compared with nothing of before.
+    node.kill(0)
+    node.poll()
+    assert node.coordinator._costs._baselines.of_rank(TRAIN, 0) == ()
+
+
+def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path):
+    store, hub = Store(StoreConfig(url=tmp_path.as_uri())), Hub(10.0)
+    folder = str(store.folder("old", 5000.0))
+    old = Capture("old", MANUAL, 5000.0, folder=folder, residual=Residual(1.4, 20, True))
+    store.create(replace(old, outcome="complete"))
+    register = CaptureRegister(store, hub)
+
+    def shown(*first_times: float) -> float | None:
+        ranks = tuple(
+            RankState("train", number, "", 1, "h", number, 2, first_time=first_time)
+            for number, first_time in enumerate(first_times)
+        )
+        hub.watch_ranks(lambda: ranks)
+        register.publish_residuals()
+        return counted(hub, "capture_residual_ratio", "train", "")
+
+    assert shown(4000.0, 6000.0) == 1.4
+    assert shown(6000.0, 7000.0) is None
+
+
+def test_events_a_step_bound_the_steps_of_all_ranks(node, monkeypatch):
+    monkeypatch.setattr(coordinator, "MAX_EVENTS", 1000)
+    third = RingFile(node.folder.ranks, rank=2, world_size=3, run=TRAIN.run, events_per_step=450)
+    with third.held():
+        third.step()
+        node.poll()
+        asked = node.coordinator.request(replace(MANUAL, steps=5))
+        assert (asked.steps, asked.request.steps) == (2, 5)
+        assert node.command(0)["steps"] == node.command(1)["steps"] == 2
+
+
+def test_what_a_capture_brought_bounds_the_steps_of_the_next_one(node, monkeypatch):
+    monkeypatch.setattr(coordinator, "MAX_EVENTS", 6)
+    larger = trace()
+    larger["traceEvents"].append(larger["traceEvents"][-1])
+    first = node.captured(MANUAL, larger)
+    # Nothing was known yet: as many as asked for.
+    assert (first.steps, [rank.events for rank in first.ranks]) == (3, [7, 6])
+    # Other options have events of their own; of these a step brings up to three, and one step is
+    # always recorded.
+    for options, most, steps in ((("stacks",), 6, 3), ((), 6, 2), ((), 2, 1)):
+        monkeypatch.setattr(coordinator, "MAX_EVENTS", most)
+        other = node.coordinator.request(replace(MANUAL, options=options))
+        assert other.steps == steps
+        node.answer_all("capture_failed", detail="no")
+        node.finished(other)
