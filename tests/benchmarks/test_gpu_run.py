@@ -124,9 +124,7 @@ def test_a_check_that_hangs_or_is_not_installed_costs_only_itself(
     assert (result["status"], result["why"][: len(why)]) == (status, why)
 
 
-def test_a_part_that_raises_costs_no_other_and_one_without_a_meaning_is_no_failure(
-    report: Report,
-) -> None:
+def test_a_part_that_raises_costs_no_other_and_one_without_a_meaning_is_no_failure(report):
     with report.part("absent"):
         raise CannotCheck("no such hardware")
     assert (written(report)["status"], written(report)["why"]) == ("skipped", "no such hardware")
@@ -190,9 +188,7 @@ NEW_WORD = XML.replace("Exclusive_Process", "Something_New")
         ("persistence_mode", None, (), "theirs_only"),
     ],
 )
-def test_a_value_is_held_against_two_readings_of_nvidia_smi(
-    series: str, ours: float | None, texts: tuple[str, ...], verdict: str
-) -> None:
+def test_a_value_is_held_against_two_readings_of_nvidia_smi(series, ours, texts, verdict):
     assert verdicts({} if ours is None else {series: ours}, *texts)[series] == verdict
 
 

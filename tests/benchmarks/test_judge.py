@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,9 +79,7 @@ print(pathlib.Path(__file__).with_name("answer.json").read_text())
 """
 
 
-def test_figures_are_kept_and_written_into_the_documentation(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_are_kept_and_written_into_the_documentation(monkeypatch, tmp_path, capsys):
     (tmp_path / "steps.py").write_text(STAND_IN)
     answer = {key: results()["warpwatch"][key] for key in ("cases", "summary")}
     (tmp_path / "answer.json").write_text(json.dumps(answer))

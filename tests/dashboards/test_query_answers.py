@@ -85,9 +85,7 @@ def owner(pid: int, name: str) -> ProcessOwner | None:
     return owner_of(group, name)
 
 
-def test_the_use_of_a_gpu_is_that_of_the_pods_of_its_processes(
-    promtool: Promtool, tmp_path: Path
-) -> None:
+def test_the_use_of_a_gpu_is_that_of_the_pods_of_its_processes(promtool, tmp_path):
     """From the driver's processes to the panel's expression."""
     used = tuple(DeviceProcess(pid, "python", 2**30, 0.15) for pid in (*PODS, 4000004))
     sample = DeviceSample(Device("GPU-0", 0, "H100"), 1.0, processes=used)

@@ -63,9 +63,7 @@ def names_in(text: str) -> set[str]:
     return set(re.findall(r"warpwatch:[\w:]+", text))
 
 
-def test_the_rules_do_what_their_tests_say(
-    promtool: Promtool, documents: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_rules_do_what_their_tests_say(promtool, documents, tmp_path):
     """In each of its minutes every test evaluates all rules that it has."""
     paths = [str(CASES / file) for file in FILES if file != "fleet.yaml"]
     rules = rule_files.FOLDER / "fleet.yaml"

@@ -59,9 +59,7 @@ def where(text: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "scheduler"), list(product(NAMES, SCHEDULERS)))
-def test_a_cluster_answers_all_but_what_is_empty_in_its_state(
-    sites: Prometheus, name: str, scheduler: str
-) -> None:
+def test_a_cluster_answers_all_but_what_is_empty_in_its_state(sites, name, scheduler):
     healthy = empty_when_healthy(name)
     assert unanswered(sites, name, f"{scheduler}-healthy") == healthy
     assert unanswered(sites, name, f"{scheduler}-fault") == set()

@@ -153,9 +153,7 @@ def test_every_effect_that_outlives_its_cause_becomes_active() -> None:
         ("xid GPU-3 warning 31", "crash 3 info", False),
     ],
 )
-def test_what_stops_a_job_is_explained_by_nothing_less(
-    cause: str, effect: str, explained: bool
-) -> None:
+def test_what_stops_a_job_is_explained_by_nothing_less(cause, effect, explained):
     for order in (f"5 {effect}; 5 {cause}", f"5 {cause}; 5 {effect}"):
         life = Life()
         life.tell(order)
@@ -221,9 +219,7 @@ def test_the_end_of_a_job_leaves_nothing_of_its_states() -> None:
     assert (life.register.state.suppressed, life.register.state.ended) == ({}, {})
 
 
-def test_more_anomalies_than_the_bound_are_refused_but_a_devices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_more_anomalies_than_the_bound_are_refused_but_a_devices(monkeypatch):
     monkeypatch.setattr(register_module, "MAX_ACTIVE", 3)
     life = Life()
     for number in range(5):
@@ -236,9 +232,7 @@ def test_more_anomalies_than_the_bound_are_refused_but_a_devices(
     assert (lost.kind, life.register.refused) == ("device_lost", 2)
 
 
-def test_an_owner_with_many_anomalies_leaves_room_for_those_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_owner_with_many_anomalies_leaves_room_for_those_of_others(monkeypatch):
     monkeypatch.setattr(register_module, "MAX_ACTIVE_OF_OWNER", 3)
     life = Life()
     for number in range(5):

@@ -274,9 +274,7 @@ def step(number: int, rank: int = 0, profiled: bool = False) -> Step:
         pytest.param({(1, 1)}, 2, [0, *range(22, 30)], id="of one rank for all"),
     ],
 )
-def test_a_profiled_step_is_left_out_without_any_event_or_gap_in_the_index(
-    profiled: set[tuple[int, int]], ranks: int, judged: list[int]
-) -> None:
+def test_a_profiled_step_is_left_out_without_any_event_or_gap_in_the_index(profiled, ranks, judged):
     records = [step(n, rank, (n, rank) in profiled) for n in range(30) for rank in range(ranks)]
     seen = joined(JobSteps(), *records)
     assert [one.step for one in seen] == judged

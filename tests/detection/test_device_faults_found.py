@@ -85,9 +85,7 @@ FAULTS: dict[str, Fault] = {
         ("device_idle", FAULTS["stands still"], 620, "warning", "rank 1 of llama has 60 %"),
     ],
 )
-def test_a_fault_raises_its_kind_alone_and_ends_with_it(
-    kind: str, fault: Fault, within_s: float, severity: str, says: str
-) -> None:
+def test_a_fault_raises_its_kind_alone_and_ends_with_it(kind, fault, within_s, severity, says):
     node, engine = Node(), detection()
     last: dict[SeriesKey, float] = {}
 
@@ -120,9 +118,7 @@ def test_a_fault_raises_its_kind_alone_and_ends_with_it(
         ("device_stuck", "stuck", 2, "has not returned"),
     ],
 )
-def test_a_device_that_is_down_for_a_reason_of_its_own(
-    kind: str, reason: str, within_s: float, says: str
-) -> None:
+def test_a_device_that_is_down_for_a_reason_of_its_own(kind, reason, within_s, says):
     node, engine = Node(), detection()
     assert opened(engine, [*node.seen(), *node.readings(60)]) == []
     anomaly = only(opened(engine, node.down(within_s, reason)))
@@ -136,9 +132,7 @@ def test_a_device_that_is_down_for_a_reason_of_its_own(
 
 
 @pytest.mark.parametrize(("reason", "gpus"), [("no_permission", 1), ("", 1), ("driver", 1)])
-def test_a_device_that_may_not_be_read_and_all_that_cannot_are_not_lost(
-    reason: str, gpus: int
-) -> None:
+def test_a_device_that_may_not_be_read_and_all_that_cannot_are_not_lost(reason, gpus):
     """Where no device can be read it is the driver."""
     node, engine = Node(gpus=gpus, broken=0), detection()
     assert opened(engine, [*node.readings(60), *node.down(300, reason)]) == []
@@ -205,9 +199,7 @@ def swapped(node: Node, seconds: float) -> Iterable[Record]:
 
 
 @pytest.mark.parametrize("was_lost", [False, True])
-def test_a_gpu_that_was_replaced_and_a_mig_device_that_was_removed_are_not_lost(
-    was_lost: bool,
-) -> None:
+def test_a_gpu_that_was_replaced_and_a_mig_device_that_was_removed_are_not_lost(was_lost):
     node, engine = Node(), detection()
     mig = [DeviceReading(node.time + second, "MIG-1", {}) for second in range(60)]
     opened(engine, [*node.readings(60), *mig])

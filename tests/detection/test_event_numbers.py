@@ -40,9 +40,7 @@ def test_no_number_of_an_event_stops_a_detector() -> None:
     assert engine.take_failure() is None
 
 
-def test_rank_numbers_that_churn_are_not_remembered_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rank_numbers_that_churn_are_not_remembered_for_ever(monkeypatch):
     monkeypatch.setattr(rank_devices, "MAX_DEPARTED", 500)
     monkeypatch.setattr(deaths, "MAX_GONE", 500)
     job, engine = Job(ranks=1), alone("crash", "oom", "hang", "memory_leak", "memory_pressure")

@@ -88,9 +88,7 @@ def test_a_leap_of_the_clock_is_no_silence_but_silence_after_it_is() -> None:
         pytest.param(7, 0.05, {"timeout_s": 8}, 8.0, id="after the warm-up it is short at once"),
     ],
 )
-def test_the_deadline_of_silence(
-    steps: int, step_s: float, config: dict[str, float], deadline_s: float
-) -> None:
+def test_the_deadline_of_silence(steps, step_s, config, deadline_s):
     job, engine = Job(ranks=2, step_s=step_s, noise=0.01), alone("hang", hang=config)
     opened(engine, job.steps(steps))
     assert opened(engine, [Clock(job.time + 0.97 * deadline_s)]) == []
@@ -294,9 +292,7 @@ def test_a_rest_that_was_over_by_itself_is_known_from_then_on():
         pytest.param({}, 4, id="ranks on other nodes may be at a checkpoint"),
     ],
 )
-def test_what_cannot_be_seen_or_waits_for_a_disk_counts_as_moving(
-    moving: dict[str, Any], world: int
-) -> None:
+def test_what_cannot_be_seen_or_waits_for_a_disk_counts_as_moving(moving, world):
     job, engine = on_cpu(world)
     assert opened(engine, quiet(job, 130, **moving)) == []
 
@@ -354,9 +350,7 @@ def one_idle_one_spins(job: Job) -> list[Record]:
         pytest.param((0, 1), False, [], id="a rank evaluates on its processor: none"),
     ],
 )
-def test_devices_that_only_spin_do_nothing(
-    spin: tuple[int, ...], both_devices: bool, expected: list[tuple[int | None, float]]
-) -> None:
+def test_devices_that_only_spin_do_nothing(spin, both_devices, expected):
     job, engine = on_devices()
     spinning_devices = devices(job, 60, **SPINS) if both_devices else one_idle_one_spins(job)
     found = opened(engine, in_order(spinning(quiet(job, 60), *spin), spinning_devices))

@@ -59,9 +59,7 @@ def test_memory_that_grows_without_end_is_found_within_1000_steps_with_its_rank(
         (40 * GB, {"allocated_bytes": 41e9, "reserved_bytes": 44.2e9}, "30 min"),
     ],
 )
-def test_it_says_how_much_since_when_and_when_memory_runs_out(
-    free: float, told: dict[str, float], says: str
-) -> None:
+def test_it_says_how_much_since_when_and_when_memory_runs_out(free, told, says):
     """At 24 MB a second; what the allocator has reserved is room, too."""
     engine = alone("memory_leak")
     opened(engine, training(leak_of(1, 900, 12 * MB), last=1000))

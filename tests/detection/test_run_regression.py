@@ -30,9 +30,7 @@ def compared(
     return next(iter(engine.active), None)
 
 
-def test_a_run_slower_than_the_one_before_is_found_with_the_phase_that_grew(
-    engine: Detection,
-) -> None:
+def test_a_run_slower_than_the_one_before_is_found_with_the_phase_that_grew(engine):
     grown = PHASES | {"forward": 0.3}
     found = compared(engine, 0.6, [0.5], phases_s=grown, earlier_phases_s=PHASES)
     assert found is not None
@@ -60,9 +58,7 @@ def test_a_run_slower_than_the_one_before_is_found_with_the_phase_that_grew(
         (0.400, [0.5, 0.5, 0.5], False),
     ],
 )
-def test_the_limit_is_the_earlier_runs_own_spread(
-    engine: Detection, step_s: float, earlier_s: list[float], is_found: bool
-) -> None:
+def test_the_limit_is_the_earlier_runs_own_spread(engine, step_s, earlier_s, is_found):
     assert (compared(engine, step_s, earlier_s) is not None) == is_found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -102,10 +101,7 @@ def test_what_is_no_spike(step_s: float, noise: float, compute: Extra) -> None:
         (CommSlow, 1100, {"comm": since(1000, 0.2)}, 0.36, 0.2, 1000, "compute does not"),
     ],
 )
-def test_it_says_how_much_since_when(
-    make: Callable[[], Detector], count: int, extras: dict[str, Extra],
-    value: float, baseline: float, begin: int, says: str,
-) -> None:  # fmt: skip
+def test_it_says_how_much_since_when(make, count, extras, value, baseline, begin, says):
     (found,) = begun(make(), Steps().next(count, **extras))
     assert found.value == pytest.approx(value, abs=0.1)
     assert found.baseline == pytest.approx(baseline, abs=0.03)
@@ -122,8 +118,8 @@ def test_it_says_how_much_since_when(
     ],
 )
 def test_what_went_away_is_over_and_a_restart_in_the_middle_changes_nothing(
-    make: Callable[[], Detector], count: int, extras: dict[str, Extra], calm: int
-) -> None:
+    make, count, extras, calm
+):
     detector, restarted, steps = make(), make(), list(Steps().next(count, **extras))
     (found,) = begun(detector, steps)
     assert [status.answer for status in detector.statuses()] == ["found"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
@@ -207,9 +206,7 @@ def test_steps_without_phases_wait_for_nothing() -> None:
     ("make", "phase", "few", "value", "limit"),
     [(Straggler, "compute", 60, 1.1, 1.13), (DataStall, "wait", 30, 0.07, 0.14)],
 )
-def test_readings_say_what_was_seen_and_how_near_it_came(
-    make: Callable[[], Straggler | DataStall], phase: str, few: int, value: float, limit: float
-) -> None:
+def test_readings_say_what_was_seen_and_how_near_it_came(make, phase, few, value, limit):
     detector, steps, ranks = make(), JobSteps(), Job(4, 0.5, 0.02)
     for step in joined(ranks.steps(few), steps):
         detector.observe(step)

@@ -118,9 +118,7 @@ def stream(pieces: Sequence[tuple[float, Any]]) -> Iterator[Record]:
 
 @BOUNDED
 @given(STREAMS, st.integers(0, 1000))
-def test_no_detector_fails_and_a_restart_in_the_middle_changes_nothing(
-    pieces: list[Any], before: int
-) -> None:
+def test_no_detector_fails_and_a_restart_in_the_middle_changes_nothing(pieces, before):
     records = list(stream(pieces))
     steady, restarted = Detection(), Detection()
     changes = fed(steady, records)

@@ -155,9 +155,7 @@ def training(throttled_first_s: float) -> Iterator[Record]:
 
 
 @pytest.mark.parametrize(("throttled_first_s", "restart_every"), [(60.0, 701), (-60.0, 0)])
-def test_a_hot_gpu_and_its_slow_rank_are_one_anomaly_at_last(
-    throttled_first_s: float, restart_every: int
-) -> None:
+def test_a_hot_gpu_and_its_slow_rank_are_one_anomaly_at_last(throttled_first_s, restart_every):
     engine = detection()
     reported = lives(engine, training(throttled_first_s), restart_every)
     kinds = [life[0] for life in reported]

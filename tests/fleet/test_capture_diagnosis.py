@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,9 +42,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(
-    tmp_path: Path, stack: ExitStack
-) -> None:
+def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(tmp_path, stack):
     # Each file of a stranger is read in a process of its own.
     fleet = PlayedFleet(tmp_path, stack, run=confinement.run)
     captures, capture = captured(fleet)
@@ -97,9 +94,7 @@ def test_a_rank_whose_reduction_is_none_is_named_with_its_node_and_costs_the_oth
     assert [rank.verified for rank in capture.ranks] == [True, True, False, False]
 
 
-def test_what_is_too_large_or_too_slow_is_not_fetched(
-    fleet: PlayedFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_large_or_too_slow_is_not_fetched(fleet, monkeypatch):
     """The first rank has as much as is allowed, the second more, the third takes too long."""
 
     def download(agents: Agents, target: Target, path: str) -> Iterator[bytes]:
@@ -116,9 +111,7 @@ def test_what_is_too_large_or_too_slow_is_not_fetched(
     assert details[1:] == ["more than 2097152 bytes or 60 s"] * 3
 
 
-def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(
-    tmp_path: Path, fleet: PlayedFleet, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(tmp_path, fleet, capsys):
     pytest.importorskip("obstore")
     # Only gpu-2 has taken one of the job in health.
     node = fleet.agents[1].node
@@ -159,9 +152,7 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(
     assert told["comparison"] != []
 
 
-def test_without_room_of_its_own_the_fleet_leaves_a_capture_to_its_nodes(
-    fleet: PlayedFleet,
-) -> None:
+def test_without_room_of_its_own_the_fleet_leaves_a_capture_to_its_nodes(fleet):
     year = datetime.fromtimestamp(fleet.clock.wall(), UTC).year
     (fleet.store.path / str(year)).write_text("no folder")
     captures, capture = captured(fleet)

@@ -70,9 +70,7 @@ def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet: PlayedFl
     ("step_s", "ahead", "wait_s"),
     [(0.1, 20, 1.85), (0.001, 1000, 0.9985), (10.0, 4, 25.0), (0.0, 4, 10.0)],
 )
-def test_the_start_is_two_seconds_ahead_and_some_steps_but_not_too_many(
-    step_s: float, ahead: int, wait_s: float
-) -> None:
+def test_the_start_is_two_seconds_ahead_and_some_steps_but_not_too_many(step_s, ahead, wait_s):
     clock = ManualClock()
 
     class Agents:
@@ -88,9 +86,7 @@ def test_the_start_is_two_seconds_ahead_and_some_steps_but_not_too_many(
     assert until - clock.monotonic() == pytest.approx(wait_s)
 
 
-def test_a_rank_that_is_late_ends_the_try_on_all_nodes_and_a_later_step_is_named(
-    fleet: PlayedFleet,
-) -> None:
+def test_a_rank_that_is_late_ends_the_try_on_all_nodes_and_a_later_step_is_named(fleet):
     def answers(rank: int, name: str) -> str:
         return "late" if rank == 3 and name.count("-") == 2 else "armed"
 
@@ -132,9 +128,7 @@ def test_what_one_agent_refuses_is_begun_on_none(fleet: PlayedFleet) -> None:
     assert fleet.agents[0].captures() == []
 
 
-def test_a_node_that_is_away_is_left_out_and_one_that_dies_is_named(
-    fleet: PlayedFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_is_away_is_left_out_and_one_that_dies_is_named(fleet, monkeypatch):
     away = fleet.agents[1]
     away.is_heard = False
     fleet.hear()
@@ -157,9 +151,7 @@ def test_a_node_that_is_away_is_left_out_and_one_that_dies_is_named(
     assert fleet.clock.monotonic() - silent[0] == pytest.approx(over_nodes.LOST_S, abs=0.25)
 
 
-def test_of_two_fleets_the_second_is_refused(
-    fleet: PlayedFleet, tmp_path: Path, stack: ExitStack
-) -> None:
+def test_of_two_fleets_the_second_is_refused(fleet, tmp_path, stack):
     other = PlayedFleet(tmp_path, stack, fleet.agents)
     refused: list[Capture] = []
 
@@ -201,16 +193,12 @@ def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(fleet: P
         ({"ranks": (1, 7)}, "train has no running rank 7, only 0, 1, 2, 3"),
     ],
 )
-def test_what_does_not_run_is_refused_by_name(
-    fleet: PlayedFleet, changes: dict[str, Any], said: str
-) -> None:
+def test_what_does_not_run_is_refused_by_name(fleet, changes, said):
     with pytest.raises(Refused, match=said):
         fleet.run(lambda captures: captures.request(replace(MANUAL, **changes)))
 
 
-def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agents(
-    fleet: PlayedFleet,
-) -> None:
+def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agents(fleet):
     captures = fleet.run(lambda captures: captures.trigger(ANOMALY))
     capture = only(captures)
     assert capture.outcome == "complete"
@@ -233,9 +221,7 @@ def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agen
 
 
 @pytest.mark.parametrize("interruptions", [1, 2])
-def test_a_capture_that_an_evaluation_interrupts_is_repeated_once(
-    fleet: PlayedFleet, interruptions: int
-) -> None:
+def test_a_capture_that_an_evaluation_interrupts_is_repeated_once(fleet, interruptions):
     asked: list[str] = []
 
     def records(name: str) -> bool | str:
@@ -251,9 +237,7 @@ def test_a_capture_that_an_evaluation_interrupts_is_repeated_once(
     assert (decision.outcome, decision.capture_id) == (CAPTURED, captures.shown()[-1].id)
 
 
-def test_the_record_of_a_capture_waits_ten_minutes_for_the_nodes_uploads(
-    fleet: PlayedFleet,
-) -> None:
+def test_the_record_of_a_capture_waits_ten_minutes_for_the_nodes_uploads(fleet):
     captures = fleet.run(by_hand)
     ident = only(captures).id
     fleet.clock.advance(SETTLED_S)
@@ -278,9 +262,7 @@ def taken(fleet: PlayedFleet, after_s: float, times: int = 1) -> list[Capture]:
     return list(fleet.run(poll).shown())
 
 
-def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
-    fleet: PlayedFleet,
-) -> None:
+def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(fleet):
     assert taken(fleet, 3599.0) == []
     (capture,) = taken(fleet, 1.0, times=2)
     assert (capture.outcome, capture.request.trigger) == ("complete", "schedule")
@@ -299,9 +281,7 @@ def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
     assert [one.id for one in taken(fleet, 3600.0)] == [capture.id]
 
 
-def test_a_schedules_capture_that_was_refused_is_asked_for_again_after_ten_minutes(
-    fleet: PlayedFleet,
-) -> None:
+def test_a_schedules_capture_that_was_refused_is_asked_for_again_after_ten_minutes(fleet):
     fleet.agents[1].node.coordinator.request(MANUAL)
 
     async def poll(captures: Captures) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
@@ -36,9 +35,7 @@ TOKEN = {"Authorization": "Bearer secret"}
         ("{shard: {index: 1}}", "there is no 1 of 1"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
-) -> None:
+def test_a_mistake_is_one_line_and_exit_2(tmp_path, capsys, text, said):
     (tmp_path / "fleet.yaml").write_text(f"fleet: {text}")
     assert cli.main(["fleet", "--config", str(tmp_path / "fleet.yaml")]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
@@ -51,9 +48,7 @@ def sources(http: httpx.Client, up: bool) -> list[str]:
     return [one["name" if up else "reason"] for one in listed if one["up"] == up]
 
 
-def test_a_fleet_shows_its_agents_and_speaks_of_them_to_its_cluster(
-    tmp_path: Path, stand_in: StandIn, parts: str
-) -> None:
+def test_a_fleet_shows_its_agents_and_speaks_of_them_to_its_cluster(tmp_path, stand_in, parts):
     certificate(tmp_path)
     token, pod = tmp_path / "token", tmp_path / "pod.yaml"
     token.write_text("secret")

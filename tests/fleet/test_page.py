@@ -71,9 +71,7 @@ def test_nodes_in_trouble_come_first(fleet: MemoryFleet) -> None:
     assert nodes.how(away) == "away: no route"
 
 
-def test_a_run_has_a_page_that_compares_it_with_the_one_before(
-    http: httpx.Client, fleet: MemoryFleet
-) -> None:
+def test_a_run_has_a_page_that_compares_it_with_the_one_before(http, fleet):
     before = {"run": "40", "first_time": NOW - 9000, "end_time": NOW - 5000}
     fleet.runs = [
         run(0, 1, step_p50_s=0.42, phases_s={"forward": 0.2, "<i>": 0.1}, **before),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from tests.browser import NEEDS_BROWSER, browser, open_page
-from tests.fleet.shown import MemoryFleet, fleet, fleet_state, url
+from tests.fleet.shown import fleet, fleet_state, url
 from tests.waiting import DEADLINE_S
 
 pytestmark = NEEDS_BROWSER
@@ -16,9 +15,7 @@ __all__ = ["browser", "fleet", "url"]
 
 
 @pytest.mark.parametrize(("scheme", "width", "ranks"), [("light", 400, 6), ("dark", 1280, 2048)])
-def test_the_map_fits_and_shows_who_is_slow(
-    browser: Any, url: str, fleet: MemoryFleet, scheme: str, width: int, ranks: int
-) -> None:
+def test_the_map_fits_and_shows_who_is_slow(browser, url, fleet, scheme, width, ranks):
     complaints: list[str] = []
     fleet.now = fleet_state(ranks, 8 if ranks > 8 else 2, 4)
     viewport = {"width": width, "height": 900}

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.fuzz import watch
 from tests.fuzz.__main__ import BROKEN, ROOT, TARGETS
 from tests.fuzz.targets import broken
@@ -35,9 +33,7 @@ def test_nothing_is_found_in_the_first_inputs(tmp_path: Path) -> None:
     assert min(line["inputs"] for line in lines) > 60
 
 
-def test_what_raises_spins_or_grows_is_found_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_raises_spins_or_grows_is_found_once(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "MIN_INPUTS", 4)
     monkeypatch.setattr(watch, "MAX_INPUT_S", 0.1)
     findings = Findings(tmp_path, BROKEN)

@@ -89,9 +89,7 @@ def test_all_values_make_what_is_committed(helm4: Path, golden: Golden) -> None:
     golden("helm/variants.diff", "\n".join(lines).encode())
 
 
-def test_the_pods_of_another_chart_get_what_is_committed(
-    helm4: Path, training: Path, golden: Golden
-) -> None:
+def test_the_pods_of_another_chart_get_what_is_committed(helm4, training, golden):
     pods = [
         {
             "Pod": yaml.safe_dump(chart.pod_of(helm4, training, *values)).replace(
@@ -170,9 +168,7 @@ def test_a_package_holds_dashboards_and_rules_and_no_code(helm4: Path, tmp_path:
     assert about["appVersion"] == __version__
 
 
-def test_beside_the_daemon_set_a_training_makes_nothing_but_itself(
-    helm4: Path, training: Path
-) -> None:
+def test_beside_the_daemon_set_a_training_makes_nothing_but_itself(helm4, training):
     """Each release of it would have a DaemonSet else, which would fight over the node's folder."""
     objects = chart.render(helm4, "--set", "warpwatch.mode=templates", chart=training)
     assert [each["kind"] for each in objects] == ["Job"]

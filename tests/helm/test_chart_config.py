@@ -37,9 +37,7 @@ def test_the_daemon_takes_every_file_and_variable(helm4: Path, name: str, tmp_pa
     assert config.sources.kernel_log.enabled is (name in reads)
 
 
-def test_what_is_written_arrives(
-    helm4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_written_arrives(helm4, tmp_path, capsys):
     config = loaded(chart.scenario(helm4, "config-values.yaml"), tmp_path)
     assert (config.http.listen, config.sources.host.interval_s) == (":9401", 5)
     assert (config.triggers.captures_per_hour, config.triggers.recipes["hang"]) == (2, None)
@@ -49,9 +47,7 @@ def test_what_is_written_arrives(
     assert capsys.readouterr().out == f"{file}: valid\n"
 
 
-def test_secrets_and_certificates_arrive_as_files_of_their_mounts(
-    helm4: Path, tmp_path: Path
-) -> None:
+def test_secrets_and_certificates_arrive_as_files_of_their_mounts(helm4, tmp_path):
     config = loaded(chart.scenario(helm4, "token-values.yaml"), tmp_path)
     assert config.http.listen == "10.0.0.1:9400"
     assert config.http.token_file == Path("/etc/warpwatch-token/token")
@@ -106,9 +102,7 @@ def test_the_variables_are_a_configuration_of_the_fleet(helm4: Path) -> None:
     assert not config.agents.allow_plain
 
 
-def test_a_configuration_of_comments_alone_is_an_empty_one(
-    helm3: Path, helm4: Path, tmp_path: Path
-) -> None:
+def test_a_configuration_of_comments_alone_is_an_empty_one(helm3, helm4, tmp_path):
     file = tmp_path / "values.yaml"
     file.write_text("config:\n#  store: {}\n")
     for helm in (helm3, helm4):

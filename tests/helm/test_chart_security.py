@@ -28,9 +28,7 @@ EXCEPTIONS = {
 
 
 @pytest.mark.parametrize("name", chart.SCENARIOS)
-def test_a_pod_breaks_what_is_listed_and_has_no_token_and_writes_to_volumes_of_a_size(
-    helm4: Path, name: str
-) -> None:
+def test_a_pod_breaks_what_is_listed_and_has_no_token_and_writes_to_volumes_of_a_size(helm4, name):
     """The release's test breaks nothing, but on the host's network, where its daemon is."""
     objects = chart.scenario(helm4, name)
     daemons = [each["spec"]["template"]["spec"] for each in chart.of_kind(objects, "DaemonSet")]
@@ -59,9 +57,7 @@ def test_a_fleet_that_asks_nothing_has_no_rights_and_no_token(helm4: Path) -> No
     ("mode", "broken"),
     [("sidecar", set()), ("daemonset", {"HostPath Volumes", "Volume Types"})],
 )
-def test_what_we_bring_into_a_training_pod_is_restricted(
-    helm4: Path, training: Path, mode: str, broken: set[str]
-) -> None:
+def test_what_we_bring_into_a_training_pod_is_restricted(helm4, training, mode, broken):
     """Beside the DaemonSet but for the two folders; the training's own container is its user's."""
     spec = pod_of(helm4, training, f"mode={mode}")
     assert violations({**spec, "containers": []}) == broken

@@ -58,9 +58,7 @@ SECRET = {"name": OWN["name"], "valueFrom": {"secretKeyRef": {"name": "a", "key"
 LITERAL = {"name": OWN["name"], "value": "b7"}
 
 
-def test_pods_without_a_folder_of_the_host_and_the_examples_are_let_in(
-    policy: chart.Object,
-) -> None:
+def test_pods_without_a_folder_of_the_host_and_the_examples_are_let_in(policy):
     assert refusals(policy, example("job.yaml")) == []
     assert refusals(policy, example("job-with-sidecar.yaml")) == []
     assert refusals(policy, {"spec": {"containers": [{"name": "x"}]}}) == []
@@ -103,17 +101,13 @@ def test_pods_without_a_folder_of_the_host_and_the_examples_are_let_in(
         (env(OWN, LITERAL), POD_UID),
     ],
 )
-def test_a_dishonest_manifest_is_refused(
-    policy: chart.Object, change: Change, message: str
-) -> None:
+def test_a_dishonest_manifest_is_refused(policy, change, message):
     pod = copy.deepcopy(example("job.yaml"))
     change(pod)
     assert message in " ".join(refusals(policy, pod))
 
 
-def test_the_folders_are_those_of_the_release(
-    helm4: Path, training: Path, elsewhere: chart.Object
-) -> None:
+def test_the_folders_are_those_of_the_release(helm4, training, elsewhere):
     pod = {"spec": pod_of(helm4, training, "hostPaths.run=/run/gpu/warpwatch")}
     assert refusals(elsewhere, pod) == []
     host("/mnt/datasets")(pod)

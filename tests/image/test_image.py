@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,9 +52,7 @@ def test_it_runs_as_nobody_in_particular_and_says_what_it_is(image: str) -> None
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
-def test_any_user_scrapes_the_golden_series(
-    start: Start, golden: Callable[[str, bytes], None]
-) -> None:
+def test_any_user_scrapes_the_golden_series(start, golden):
     container = start(*LIMIT, *SIMULATED, "--user", str(UID))
     wait_for(container)
     poll(lambda: "warpwatch_device_power_watts" in container.fetch("/metrics")[1], "GPUs")
@@ -74,9 +72,7 @@ def test_any_user_scrapes_the_golden_series(
     assert container.running
 
 
-def test_its_only_door_is_its_port_and_its_own_checks_work_without_a_shell(
-    start: Start, image: str, helm4: Path
-) -> None:
+def test_its_only_door_is_its_port_and_its_own_checks_work_without_a_shell(start, image, helm4):
     container = start(*LIMIT, *SIMULATED, "--user", str(UID))
     wait_for(container)
     listening = set()
@@ -149,9 +145,7 @@ def start_torch(folder: Path, environment: dict[str, str]) -> subprocess.Popen[b
         return subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
 
 
-def test_root_without_capabilities_serves_two_tenants_that_see_only_themselves(
-    start: Start, folder: Path
-) -> None:
+def test_root_without_capabilities_serves_two_tenants_that_see_only_themselves(start, folder):
     """As in the DaemonSet: the folders are the host's, each pod mounts one of its own."""
     run, data = folder / "run", folder / "data"
     for path in (run, data):
@@ -175,9 +169,7 @@ def test_root_without_capabilities_serves_two_tenants_that_see_only_themselves(
     poll(lambda: states_of(daemon) == written, f"stacks of both: {daemon.log()}")
 
 
-def test_without_root_it_serves_a_folder_of_its_own_below_the_kubelets(
-    start: Start, folder: Path, helm4: Path
-) -> None:
+def test_without_root_it_serves_a_folder_of_its_own_below_the_kubelets(start, folder, helm4):
     """An emptyDir is root's, and of the pod's group: the daemon may write it and never owns it."""
     spec = chart.only(chart.render(helm4, "--set", "nonRoot=true"), "DaemonSet")["spec"]
     (container,) = spec["template"]["spec"]["containers"]

@@ -55,9 +55,7 @@ def test_the_rendezvous_folder_has_a_size_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root is a daemon of several users")
-def test_with_the_units_umask_a_user_is_captured_and_reads_nothing_of_the_store(
-    open_path: Path,
-) -> None:
+def test_with_the_units_umask_a_user_is_captured_and_reads_nothing_of_the_store(open_path):
     before = os.umask(int(setting("warpwatch.service", "UMask"), 8))
     try:
         with loop_node(open_path) as node:

@@ -68,9 +68,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_panels_draw_what_prometheus_answers(
-    name: str, components: Path, busy: Fleet, browser: Browser, tmp_path: Path
-) -> None:
+def test_panels_draw_what_prometheus_answers(name, components, busy, browser, tmp_path):
     shown, span = answered(dashboards()[name], SHOWN[name], busy.prometheus, SPAN_S)
     page = drawn(browser, components, shown, span)
     assert page.locator(".panel").count() == len(shown) >= 6

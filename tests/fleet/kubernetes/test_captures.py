@@ -18,7 +18,6 @@ from tests.daemon.captures.capture_node import TRAIN
 from tests.daemon.http.conftest import CAPTURE
 from tests.fleet.capturing import PlayedFleet
 from tests.fleet.kubernetes.api_server import CAPTURES, ApiServer
-from tests.fleet.kubernetes.stand_in import StandIn
 from tests.waiting import DEADLINE_S, POLL_S
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.kubernetes import captures as objects
@@ -141,9 +140,7 @@ def test_a_capture_is_taken_once_and_its_status_says_what_came_of_it(asked: Aske
         ),
     ],
 )
-def test_what_cannot_be_captured_has_a_reason_in_one_line(
-    asked: Asked, spec: dict[str, Any], outcome: str, detail: str
-) -> None:
+def test_what_cannot_be_captured_has_a_reason_in_one_line(asked, spec, outcome, detail):
     asked.apply(**spec)
     status = asked.until()
     assert status["outcome"] == outcome
@@ -222,9 +219,7 @@ def test_a_capture_of_another_owner_is_not_told() -> None:
         assert bool(own._progress({"metadata": about}, status)) == is_told
 
 
-def test_a_watch_that_the_server_has_forgotten_is_begun_with_a_list(
-    stand_in: StandIn, tmp_path: Path, stack: ExitStack
-) -> None:
+def test_a_watch_that_the_server_has_forgotten_is_begun_with_a_list(stand_in, tmp_path, stack):
     asked = Asked(stand_in, tmp_path, stack)
 
     async def work(own: CaptureObjects) -> None:

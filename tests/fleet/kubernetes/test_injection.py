@@ -66,9 +66,7 @@ def test_the_containers_with_gpus_get_it(served: Served) -> None:
     assert ["env" in one for one in spec["containers"]] == [True, False]
 
 
-def test_what_the_pod_has_itself_stays_and_a_path_from_elsewhere_has_a_warning(
-    served: Served,
-) -> None:
+def test_what_the_pod_has_itself_stays_and_a_path_from_elsewhere_has_a_warning(served):
     own = [{"name": "PYTHONPATH", "value": "/src:/lib"}, {"name": "WARPWATCH", "value": "0"}]
     volume, mount = {"name": "data", "emptyDir": {}}, {"name": "data", "mountPath": "/data"}
     train: dict[str, Any] = {"name": "train", "env": own, "volumeMounts": [mount]}
@@ -96,9 +94,7 @@ def test_what_the_pod_has_itself_stays_and_a_path_from_elsewhere_has_a_warning(
         ({}, "batch.kubernetes.io/job-name"),
     ],
 )
-def test_the_job_has_the_name_that_all_of_its_pods_have(
-    served: Served, labels: dict[str, str], named: str
-) -> None:
+def test_the_job_has_the_name_that_all_of_its_pods_have(served, labels, named):
     pod = pod_of(labels={"warpwatch.dev/inject": "true", **labels})
     env = env_of(served.injected(pod)["spec"]["containers"][0])
     assert env["WARPWATCH_POD_OWNER"]["fieldRef"]["fieldPath"] == f"metadata.labels['{named}']"
@@ -110,9 +106,7 @@ def test_tenants_may_have_what_is_injected(served: Served, helm4: Path) -> None:
     assert refusals(policy, served.injected(pod_of())) == []
 
 
-def test_the_charts_own_certificate_is_of_the_service_that_is_asked(
-    helm4: Path, tmp_path: Path
-) -> None:
+def test_the_charts_own_certificate_is_of_the_service_that_is_asked(helm4, tmp_path):
     own = ("fleet.enabled=true", "fleet.kubernetes.injection.enabled=true", "token.create=true")
     sets = [part for value in (*own, "token.allowPlainPeers=true") for part in ("--set", value)]
     objects = chart.render(helm4, *sets)

@@ -110,9 +110,7 @@ def test_a_taint_that_a_person_took_away_or_put_there_is_left_alone(told: Told) 
     assert told.taints() == [OTHER]
 
 
-def test_a_node_that_the_cluster_does_not_have_is_asked_for_again_much_later(
-    stand_in: StandIn,
-) -> None:
+def test_a_node_that_the_cluster_does_not_have_is_asked_for_again_much_later(stand_in):
     told = Told(stand_in, **TAINTS)
     stand_in.ask("DELETE", "/api/v1/nodes/gpu-2")
 

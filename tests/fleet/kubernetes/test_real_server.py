@@ -85,9 +85,7 @@ def test_the_api_server_has_the_shim_put_into_a_labelled_pod(asked: RealApiServe
 @pytest.mark.parametrize(
     ("level", "count"), [("restricted", 0), ("baseline", 0), ("privileged", 1)]
 )
-def test_nothing_is_injected_where_a_host_folder_is_refused(
-    asked: RealApiServer, level: str, count: int
-) -> None:
+def test_nothing_is_injected_where_a_host_folder_is_refused(asked, level, count):
     name = f"secured-{level}"
     labels = {"pod-security.kubernetes.io/enforce": level}
     asked.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
