@@ -48,22 +48,20 @@ def trusting(folder: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=folder / "server.crt")
 
 
-def test_a_taken_port_is_a_usage_error_that_names_the_key(agent):
+def test_an_address_that_is_taken_or_not_ours_is_a_usage_error_that_names_the_key(agent):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=r"http\.listen '127.0.0.1:\d+': the port is taken"):
             Server(agent, HttpConfig(listen=f"127.0.0.1:{port}"))
-
-
-@pytest.mark.parametrize("listen", ["192.0.2.1:0", "no.such.name.invalid:0", "127.0.0.1:99999"])
-def test_an_address_that_is_not_ours_is_a_usage_error(agent, listen):
-    with pytest.raises(UsageError, match=r"http\.listen"):
-        Server(agent, HttpConfig(listen=listen))
+    for listen in ("192.0.2.1:0", "no.such.name.invalid:0", "127.0.0.1:99999"):
+        with pytest.raises(UsageError, match=r"http\.listen"):
+            Server(agent, HttpConfig(listen=listen))
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", ":0", "0.0.0.0:0"])
-def test_it_listens_where_the_configuration_says(serve, listen):
-    server = serve(listen=listen)
+def test_it_listens_where_the_configuration_says(serve, listen, tmp_path):
+    # An empty web_config is plain HTTP.
+    server = serve(listen=listen, web_config=write(tmp_path, ""))
     with http_client(f"http://127.0.0.1:{server.address[1]}") as client:
         assert client.get("/healthz").status_code == 200
         assert client.get(server.url + "metrics").status_code == 200
@@ -135,10 +133,6 @@ def test_a_password_that_was_right_is_remembered_and_no_other_one_with_it(serve,
 def test_a_web_config_that_cannot_be_honoured_is_refused(tmp_path, agent, text, message):
     with pytest.raises(UsageError, match=rf"http\.web_config.*{message}"):
         Server(agent, HttpConfig(web_config=write(tmp_path, text)))
-
-
-def test_an_empty_web_config_is_plain_http(tmp_path, serve):
-    assert serve(web_config=write(tmp_path, "")).url.startswith("http://")
 
 
 @pytest.mark.parametrize("days", [1, 12_000])
