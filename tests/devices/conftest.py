@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.devices.fakenvml.driver import FakeDriver
-from tests.devices.nvml_by_hand import HandNvml, nvml_by_hand
-from tests.devices.nvml_stepping import Stepper
+from tests.devices.nvml_by_hand import HandNvml, Stepper, nvml_by_hand
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Golden = Callable[[str, bytes], None]

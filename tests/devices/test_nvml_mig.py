@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.devices.fakenvml.driver import FakeDriver
-from tests.devices.nvml_by_hand import texts, uuid
-from tests.devices.nvml_stepping import Stepper
+from tests.devices.nvml_by_hand import Stepper, texts, uuid
 
 SLOW = 10
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.devices.conftest import Golden
-from tests.devices.nvml_stepping import Stepper
+from tests.devices.nvml_by_hand import Stepper
 from tests.manual_clock import ManualClock
 from warpwatch_devices.nvml.batch import GrowthRate
 from warpwatch_devices.nvml.costs import CallCosts

@@ -1,12 +1,15 @@
-"""An id means one device of the node, or none: never a guess."""
+"""Device ids of every form: each means one device of the node, or none, never a guess."""
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 
 import pytest
 
 from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_3, MIG_7, node, sample
+from tests.devices.conftest import Cases
+from warpwatch_devices.attribution import device_ids
 from warpwatch_devices.attribution.device_ids import (
     DeviceReference,
     parse_cdi_name,
@@ -78,3 +81,19 @@ def test_an_instance_is_found_by_its_index_where_the_source_tells_it() -> None:
     devices = KnownDevices((*node()[:2], part))
     assert devices.resolve(DeviceReference(index=1, mig_index=2)) == MIG_7
     assert devices.resolve(DeviceReference(index=1, mig_index=1)) is None
+
+
+def test_ids_of_every_kind_lead_to_devices_and_lookalikes_to_none(cases: Cases) -> None:
+    def parse(text: str) -> DeviceReference | None:
+        parser, _, quoted = text.partition(" ")
+        found: DeviceReference | None = getattr(device_ids, parser)(ast.literal_eval(quoted))
+        return found
+
+    cases("device_ids.txt", parse)
+    for parser in (parse_device_id, parse_driver_name, parse_cdi_name):
+        assert parser("") is None
+
+
+def test_an_endless_id_is_refused_without_being_read() -> None:
+    assert parse_device_id("nvidia0" + "/gi1" * 1000) is None
+    assert parse_cdi_name("nvidia.com/gpu=" + "0" * 100_000) is None
