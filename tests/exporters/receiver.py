@@ -36,7 +36,7 @@ def http_server(
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_POST = do_PATCH = _do
+        do_GET = do_POST = do_PATCH = do_PUT = _do
 
         def log_message(self, *_: Any) -> None:
             """Write nothing to the test's output."""

@@ -6,12 +6,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
+from tests.exporters.receiver import Answer, http_server
 from tests.waiting import DEADLINE_S
 
 URL = "s3://ours/gpus"
@@ -20,27 +22,22 @@ _STARTED = b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMult
 _JOINED = b'<CompleteMultipartUploadResult><ETag>"1"</ETag></CompleteMultipartUploadResult>'
 
 
-class Bucket(ThreadingHTTPServer):
+class Bucket:
     """Its objects are files below ``folder``.
 
     ``seen``: the requests, as ``PUT /bucket/key``. ``mode``: ``pass``; ``refuse``; ``silent``:
-    takes all and never answers; ``cut``: takes so many bytes and hangs up; a number: it answers
-    with this status. ``denied``: 403 for whatever has this in its name.
+    takes all and never answers; a number: it answers with this status. ``denied``: 403 for
+    whatever has this in its name.
     """
 
-    CUT_BYTES = 1000
-    daemon_threads = True
-
     def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = folder
         self.mode: str | int = "pass"
         self.denied = ""
         self.seen: list[str] = []
-        self.changed = threading.Event()
+        self._changed = threading.Event()
         self._parts: defaultdict[str, dict[int, bytes]] = defaultdict(dict)
         self.environment = {
-            **{"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server_port}"},
             **{"AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"},
             **{"AWS_ACCESS_KEY_ID": _KEY_ID, "AWS_SECRET_ACCESS_KEY": "secretkey123456"},
         }
@@ -48,14 +45,29 @@ class Bucket(ThreadingHTTPServer):
     def set(self, mode: str | int) -> None:
         """Also for who is connected already."""
         self.mode = mode
-        changed, self.changed = self.changed, threading.Event()
+        changed, self._changed = self._changed, threading.Event()
         changed.set()
 
     def objects(self) -> list[str]:
         found = (path for path in self.folder.rglob("*") if path.is_file())
         return sorted(path.relative_to(self.folder).as_posix() for path in found)
 
-    def carry_out(self, method: str, target: str, body: bytes) -> tuple[int, bytes]:
+    def answer(self, method: str, target: str, headers: Any, body: bytes) -> Answer:
+        if self.mode != "refuse":
+            self.seen.append(f"{method} {target}")
+        if self.mode == "silent":
+            self._changed.wait(DEADLINE_S)
+        if self.mode in ("refuse", "silent"):
+            return None
+        if isinstance(self.mode, int):
+            return self.mode, {}, b""
+        signed = f"Credential={_KEY_ID}/" in headers.get("authorization", "")
+        if not signed or (self.denied and self.denied in target):
+            return 403, {}, b""
+        status, content = self._carry_out(method, target, body)
+        return status, {"ETag": '"1"', "Last-Modified": formatdate(usegmt=True)}, content
+
+    def _carry_out(self, method: str, target: str, body: bytes) -> tuple[int, bytes]:
         address = urlsplit(target)
         query = parse_qs(address.query, keep_blank_values=True)
         if "uploads" in query:
@@ -72,51 +84,11 @@ class Bucket(ThreadingHTTPServer):
         return 200, _JOINED if parts else b""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Bucket
-
-    def do_PUT(self) -> None:
-        server, mode = self.server, self.server.mode
-        length = int(self.headers.get("content-length", 0))
-        self.close_connection = mode != "pass"
-        if mode == "refuse":
-            return
-        server.seen.append(f"{self.command} {self.path}")
-        if mode == "cut" and length > server.CUT_BYTES:
-            self.rfile.read(server.CUT_BYTES)
-            return
-        body = self.rfile.read(length)
-        signed = f"Credential={_KEY_ID}/" in self.headers.get("authorization", "")
-        if mode == "silent":
-            server.changed.wait(DEADLINE_S)
-        elif isinstance(mode, int):
-            self._answer(mode)
-        elif not signed or (server.denied and server.denied in self.path):
-            self._answer(403)
-        else:
-            self._answer(*server.carry_out(self.command, self.path, body))
-
-    do_GET = do_POST = do_PUT
-
-    def _answer(self, status: int, body: bytes = b"") -> None:
-        self.send_response_only(status)
-        self.send_header("ETag", '"1"')
-        self.send_header("Last-Modified", self.date_time_string())
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @contextmanager
 def bucket(folder: Path) -> Iterator[Bucket]:
     pytest.importorskip("obstore")
     folder.mkdir()
-    with Bucket(folder) as found:
-        thread = threading.Thread(target=found.serve_forever, daemon=True)
-        thread.start()
+    found = Bucket(folder)
+    with http_server(found.answer) as found.environment["AWS_ENDPOINT_URL"]:
         yield found
-        found.shutdown()
+        found.set("pass")

@@ -174,7 +174,7 @@ def test_the_record_waits_until_the_price_is_known(node, s3):
     assert sorted(set(puts(s3))) == sorted(puts(s3))
 
 
-@pytest.mark.parametrize("mode", ["refuse", "silent", "cut", 503, 507, 403, 404])
+@pytest.mark.parametrize("mode", ["refuse", "silent", 503, 507, 403, 404])
 def test_what_could_not_be_copied_comes_later_and_once(node, s3, monkeypatch, mode):
     first, second = node.priced(), node.priced(0)
     s3.set(mode)
