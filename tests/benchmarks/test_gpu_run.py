@@ -22,33 +22,8 @@ from tests.waiting import DEADLINE_S
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "benchmarks" / "gpu" / "run.sh"
 
-CAPPED = "clocks_event_reasons_counters_sw_power_cap"
-XML = f"""<?xml version="1.0" ?>
-<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
-<nvidia_smi_log>
-  <driver_version>580.95.05</driver_version>
-  <gpu id="00000000:1B:00.0">
-    <product_name>NVIDIA H200</product_name>
-    <uuid>GPU-1</uuid>
-    <fan_speed>N/A</fan_speed>
-    <compute_mode>Exclusive_Process</compute_mode>
-    <persistence_mode>Enabled</persistence_mode>
-    <fb_memory_usage><total>143771 MiB</total><used>4 MiB</used></fb_memory_usage>
-    <gpu_power_readings><average_power_draw>75.30 W</average_power_draw></gpu_power_readings>
-    <clocks><sm_clock>345 MHz</sm_clock></clocks>
-    <clocks_event_reasons_counters><{CAPPED}>91403239 us</{CAPPED}></clocks_event_reasons_counters>
-    <pci><tx_util>250 KB/s</tx_util></pci>
-  </gpu>
-</nvidia_smi_log>
-"""
-
-# Of the fake driver's GPU.
-FAKE_XML = """<nvidia_smi_log><driver_version>580.105.08</driver_version><gpu>
-  <product_name>NVIDIA H100 80GB HBM3</product_name>
-  <uuid>GPU-00000000-0000-0000-0000-000000000000</uuid>
-  <fb_memory_usage><total>81559 MiB</total></fb_memory_usage>
-</gpu></nvidia_smi_log>
-"""
+XML = Path(__file__).with_name("nvidia_smi.xml").read_text()
+FAKE_XML = Path(__file__).with_name("nvidia_smi_of_fake.xml")
 
 
 @pytest.fixture
@@ -71,7 +46,7 @@ def test_every_check_runs_and_none_fails(tmp_path: Path) -> None:
     except CannotBuild as reason:
         pytest.skip(f"no fake driver: {reason}")
     smi = tmp_path / "nvidia-smi"
-    smi.write_text(f"#!/bin/sh\ncat <<'XML'\n{FAKE_XML}XML\n")
+    smi.write_text(f"#!/bin/sh\ncat {FAKE_XML}\n")
     smi.chmod(0o755)
     environment = {"PYTHON": sys.executable, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     # An ordinary user loads the fake driver from it.

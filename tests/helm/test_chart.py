@@ -9,8 +9,6 @@ import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import jsonschema
-import pytest
 import yaml
 
 from tests.helm import chart, schemas
@@ -128,27 +126,6 @@ def test_lint_has_nothing_to_say(helm3: Path, helm4: Path) -> None:
     for helm in (helm3, helm4):
         done = chart.run(helm, "lint", "--strict", str(chart.CHART))
         assert (done.returncode, "0 chart(s) failed" in done.stdout) == (0, True), done.stdout
-
-
-def test_a_misspelt_field_is_found(helm4: Path) -> None:
-    each = chart.only(chart.scenario(helm4, "default-values.yaml"), "DaemonSet")
-    with pytest.raises(jsonschema.ValidationError, match="updateStrategie"):
-        schemas.check({**each, "spec": {**each["spec"], "updateStrategie": {}}}, "1.37")
-
-
-OF_THE_CLUSTER = {
-    "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "MutatingWebhookConfiguration",
-    "PriorityClass", "SecurityContextConstraints", "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionPolicyBinding",
-}  # fmt: skip
-
-
-def test_names_and_namespaces_are_the_releases(helm4: Path) -> None:
-    for name in chart.SCENARIOS:
-        for each in chart.scenario(helm4, name):
-            namespaced = each["kind"] not in OF_THE_CLUSTER
-            assert each["metadata"].get("namespace") == ("monitoring" if namespaced else None)
-            assert each["metadata"]["name"].startswith(("warpwatch", "captures.warpwatch"))
 
 
 def test_a_package_holds_dashboards_and_rules_and_no_code(helm4: Path, tmp_path: Path) -> None:

@@ -46,13 +46,6 @@ def test_a_pod_breaks_what_is_listed_and_has_no_token_and_writes_to_volumes_of_a
             assert "emptyDir" not in volume or volume["emptyDir"]["sizeLimit"]
 
 
-def test_a_fleet_that_asks_nothing_has_no_rights_and_no_token(helm4: Path) -> None:
-    objects = chart.scenario(helm4, "fleet-values.yaml")
-    pod = chart.only(objects, "StatefulSet")["spec"]["template"]["spec"]
-    assert pod["automountServiceAccountToken"] is False
-    assert chart.of_kind(objects, "ClusterRole") == []
-
-
 @pytest.mark.parametrize(
     ("mode", "broken"),
     [("sidecar", set()), ("daemonset", {"HostPath Volumes", "Volume Types"})],
@@ -73,22 +66,6 @@ def test_the_documentation_gives_the_reason_of_each_exception() -> None:
     assert {name for row in rows for name in re.findall(r"\*\*(.+?)\*\*", row)} == listed
 
 
-def test_by_default_root_sees_three_folders_of_the_host(helm4: Path) -> None:
-    spec = chart.daemon_set(chart.render(helm4))
-    paths = {each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each}
-    kubelets = {"/var/lib/kubelet/pod-resources", "/var/log/pods"}
-    assert paths == {"/run/warpwatch", "/var/lib/warpwatch"} | kubelets
-    mounts = chart.mounts_of(spec["containers"][0])
-    for name in ("pod-resources", "pod-logs", "config"):
-        assert mounts[name]["readOnly"] is True
-
-
-def test_a_policy_lets_everybody_in_on_the_port_alone(helm4: Path) -> None:
-    policy = chart.only(chart.render(helm4, "--set", "port=9500"), "NetworkPolicy")["spec"]
-    ports = [{"port": 9500, "protocol": "TCP"}, {"port": 9401, "protocol": "TCP"}]
-    assert (policy["policyTypes"], policy["ingress"]) == (["Ingress"], [{"ports": ports}])
-
-
 def test_a_policy_that_names_who_comes_in_lets_in_fleet_and_test(helm4: Path) -> None:
     objects = chart.scenario(helm4, "network-policy-values.yaml")
     (rule,) = chart.only(objects, "NetworkPolicy")["spec"]["ingress"]
@@ -96,11 +73,6 @@ def test_a_policy_that_names_who_comes_in_lets_in_fleet_and_test(helm4: Path) ->
     selected = ours["podSelector"]["matchLabels"].items()
     pods = [chart.only(objects, "DaemonSet")["spec"]["template"], chart.only(objects, "Pod")]
     assert all(selected <= pod["metadata"]["labels"].items() for pod in pods)
-
-
-def test_a_sidecars_series_cannot_say_that_they_are_anothers(helm4: Path) -> None:
-    spec = chart.only(chart.scenario(helm4, "sidecar-values.yaml"), "PodMonitor")["spec"]
-    assert "honorLabels" not in spec["podMetricsEndpoints"][0]
 
 
 _VOLUMES = {

@@ -123,10 +123,7 @@ def values(cluster: Cluster, work: Path) -> Path:
     cluster.load(archive)
     tree: dict[str, Any] = {
         "image": {
-            "registry": "",
-            "repository": containers.IMAGE,
-            "tag": "latest",
-            "pullPolicy": "Never",
+            "registry": "", "repository": containers.IMAGE, "tag": "latest", "pullPolicy": "Never",
         },
         "port": PORT,
         "gpuNodesOnly": False,
@@ -135,7 +132,7 @@ def values(cluster: Cluster, work: Path) -> Path:
         "privileges": {"hostNetwork": True},
         "hostPaths": {"run": f"{work}/run", "data": f"{work}/data"},
         "config": {"sources": {"simulated": {"enabled": True}}},
-    }
+    }  # fmt: skip
     file = work / "values.yaml"
     file.write_text(yaml.safe_dump(tree))
     return file

@@ -40,14 +40,7 @@ def run(data: bytes) -> None:
 def target(folder: Path) -> Target:
     bodies = [json.dumps(notification(alert(**labels))).encode() for labels in ABOUT]
     tokens = (
-        b'"alerts":',
-        b'"labels":',
-        b"null",
-        b"[]",
-        b"\\ud800",
-        b'"firing"',
-        b"1e999",
-        b"\xff",
-    )
-    labels = (b'"training_job"', b'"rank"', b'"gpu"', b'"capture"', b"\\u0661", b'"instance"')
-    return Target(run, bodies, tokens + labels)
+        b'"alerts":', b'"labels":', b"null", b"[]", b"\\ud800", b'"firing"', b"1e999", b"\xff",
+        b'"training_job"', b'"rank"', b'"gpu"', b'"capture"', b"\\u0661", b'"instance"',
+    )  # fmt: skip
+    return Target(run, bodies, tokens)
