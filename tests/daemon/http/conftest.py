@@ -28,7 +28,7 @@ from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
-from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
@@ -71,24 +71,7 @@ TRACE = CAPTURE.files[-1]
 
 def around_straggler() -> AnomalyContext:
     """Eight minutes before it and its 41 seconds: rank 1 got slow, and its GPU did not."""
-    times = tuple(NOW - 41 + 10 * index for index in range(-48, 4))
-
-    def around(before: float, since: float) -> tuple[float, ...]:
-        return tuple(since if time >= NOW - 51 else before for time in times)
-
-    def series(values: dict[str, tuple[float, ...]], **about: Any) -> ContextSeries:
-        return ContextSeries(times, (29,) * len(times), values, **about)
-
-    steps = {"step_duration_s": around(0.212, 0.339), "tokens_per_s": around(309e3, 193e3)}
-    job, rank = around(0.03, 0.08), around(0.03, 0.004)
-    return AnomalyContext(
-        10.0,
-        (
-            series(steps | {"phase_s{phase=comm}": job}, job="llama-7b"),
-            series(steps | {"phase_s{phase=comm}": rank}, job="llama-7b", rank=1),
-            series({"clock_hertz{domain=sm}": around(1.755e9, 1.755e9)}, device=STRAGGLER.device),
-        ),
-    )
+    return _NODE.contexts["a7"]
 
 
 def node_in_trouble() -> State:
@@ -97,7 +80,6 @@ def node_in_trouble() -> State:
         _NODE,
         devices=tuple(gpu(index) for index in range(8)),
         ranks=tuple(replace(one, recent_s=119 * (0.212,) + 81 * (0.339,)) for one in _NODE.ranks),
-        contexts={"a7": around_straggler()},
     )
 
 
