@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.detection.streams import Extra, Job, detection, fed, on
+from tests.detection.streams import Extra, Job, detection, fed, on, stories
 from warpwatch_detection.anomalies.core_contention import users_text
 from warpwatch_detection.anomalies.snapshot import Snapshot, give_back, take
 from warpwatch_detection.replay import Replay
@@ -57,55 +57,14 @@ def found(records: Iterable[Record]) -> Anomaly:
 
 CALM = shares(core_wait_share=0.02)
 NO_CORE: dict[str, Any] = {"core_wait_share": 0.38, "core_users": [HOG]}
-USUAL = shares(core_wait_share=0.02, throttled_share=0.02)
-HAS_CORE = (
-    "rank 3 waited 38 % of the time for a core (its peers 2 %), "
-    "while make (pid 4711) used 95 % of core 5"
-)
-# Who computes longer (None: all), the looks before and while, and what is said.
-STORIES: dict[str, tuple[int | None, list[Details], tuple[str, ...]]] = {
-    "a slow rank waits for its core":
-        (3, [CALM, shares(NO_CORE, core_wait_share=0.02)], (HAS_CORE,)),
-    "what all ranks wait alike is no evidence against one":
-        (3, [CALM, shares(core_wait_share=0.38, steal_share=0.2)], ()),
-    "a slow job is compared with what was usual": (
-        None, [USUAL, shares({"core_wait_share": 0.41}, core_wait_share=0.30)],
-        ("rank 3 waited 41 % of the time for a core (usually 2 %)",),
-    ),
-    "what was always so is no evidence":
-        (None, [shares(core_wait_share=0.4), shares(core_wait_share=0.4)], ()),
-    "a limit that is reached is said instead of the wait that it makes": (
-        None,
-        [USUAL, shares(**NO_CORE | {"core_wait_share": 0.8}, throttled_share=0.9, core_limit=2.0)],
-        ("rank 0 reached its CPU limit of 2 cores in 90 % of the periods (usually 2 %)",),
-    ),
-    "a limit that is known later takes the place of who used the cores": (
-        None,
-        [
-            shares(core_wait_share=0.02, throttled_share=0.0),
-            shares(**NO_CORE | {"core_wait_share": 0.8}),
-            shares(core_wait_share=0.8, throttled_share=0.9),
-        ],
-        ("rank 0 reached its CPU limit in 90 % of the periods (usually 0 %)",),
-    ),
-    "what the hypervisor takes is said": (
-        3, [CALM, shares({"core_wait_share": 0.02, "steal_share": 0.25},
-                         core_wait_share=0.02, steal_share=0.01)],
-        ("the hypervisor kept the cores of rank 3 for 25 % of the time (its peers 1 %)",),
-    ),
-    "who used the core before it got crowded is not to blame": (
-        3, [shares({"core_wait_share": 0.1, "core_users": [HOG]}, core_wait_share=0.02),
-            shares({"core_wait_share": 0.38}, core_wait_share=0.02)],
-        ("rank 3 waited 38 % of the time for a core (its peers 2 %)",),
-    ),
-    "evidence stays when the contention is over before the anomaly":
-        (3, [{}, shares(NO_CORE, core_wait_share=0.02), CALM], (HAS_CORE,)),
-}  # fmt: skip
+STORIES = stories(__file__)
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_the_evidence_is_what_the_looks_say(name: str) -> None:
-    ranks, looks, evidence = STORIES[name]
+    story = STORIES[name]
+    ranks, evidence = story.get("ranks"), tuple(story["evidence"])
+    looks = [shares(look.get("rank 3"), **look["all"]) for look in story["looks"]]
     anomaly = found(slow(ranks, *looks, steps=60))
     kind = "step_regression" if ranks is None else "straggler"
     assert (anomaly.kind, anomaly.rank) == (kind, ranks)

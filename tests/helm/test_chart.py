@@ -16,35 +16,15 @@ from warpwatch._version import __version__
 
 Golden = Callable[[str, bytes], None]
 
-READABLE = ("token.create=true", "tls.existingSecret=warpwatch-tls")
-# Besides the scenarios of helm/warpwatch/ci and the presets.
-VALUES = (
-    ("image.registry=mirror.local/x", "port=9500", "hostPaths.data=/data"),
-    ("global.imageRegistry=all.local", "dnsConfig.nameservers[0]=10.0.0.10"),
-    ("image.registry=", "image.tag=v1", "initContainers[0].name=wait"),
-    ("networkPolicy.enabled=false",),
-    ("fleet.enabled=true", "fleet.shards=9", "fleet.port=9500", *READABLE),
-    *((f"privileges.{name}=true",) for name in ("hostPID", "hostNetwork", "kernelLog")),
-    *((f"privileges.{name}=true",) for name in ("profiling", "migMonitor")),
-    *(
-        tuple(f"{kind}.{value}" for value in ("enabled=true", *more))
-        for kind in ("podMonitor", "serviceMonitor")
-        for more in [
-            ("namespace=stack", "attachMetadata.node=true", "annotations.a=b", "sampleLimit=9")
-        ]
-    ),
-)
-TRAININGS = (
-    ("nonRoot=true", "nonRootUser.sharedFolders=true"),
-    ("mode=sidecar", "config.store.max_bytes=1GiB", "token.existingSecret=captures"),
-    ("mode=sidecar", "existingConfigMap=mine"),
-)
+VARIANTS = yaml.safe_load(Path(__file__).with_name("variants.yaml").read_text())
 
 
 def rendered(helm: Path) -> dict[str, tuple[chart.Object, ...]]:
     """Every object of every value set."""
     found = {name: chart.scenario(helm, name) for name in chart.SCENARIOS}
-    return found | {" ".join(values): chart.render(helm, *chart.sets(*values)) for values in VALUES}
+    for values in VARIANTS["chart"]:
+        found[" ".join(values)] = chart.render(helm, *chart.sets(*values))
+    return found
 
 
 def texts(objects: tuple[chart.Object, ...]) -> dict[str, str]:
@@ -94,11 +74,11 @@ def test_the_pods_of_another_chart_get_what_is_committed(helm4, training, golden
                 __version__, "VERSION"
             )
         }
-        for values in ((), ("mode=sidecar",), *TRAININGS)
+        for values in ([], ["mode=sidecar"], *VARIANTS["trainings"])
     ]
     plain, sidecar, *others = pods
     lines = [plain["Pod"], "---", sidecar["Pod"]]
-    for values, pod in zip(TRAININGS, others, strict=True):
+    for values, pod in zip(VARIANTS["trainings"], others, strict=True):
         base = sidecar if "mode=sidecar" in values else plain
         lines += [f"==== {' '.join(values)}", *difference(base, pod)]
     golden("helm/trainings.txt", "\n".join(lines).encode())
