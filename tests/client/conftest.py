@@ -12,8 +12,7 @@ import pytest
 
 from tests.client import fork_server
 from tests.client.daemon_side import Folder
-from tests.client.fork_server import ForkServer
-from tests.client.hooked import Loops
+from tests.client.fork_server import ForkServer, Loops
 from tests.manual_clock import ManualClock
 from warpwatch import monitor, protocol, steps
 from warpwatch.ring import RingWriter

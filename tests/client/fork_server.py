@@ -21,7 +21,7 @@ import tempfile
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 # Only a hang reaches it.
@@ -37,6 +37,7 @@ LOOPS = (
     "tests.client.shapes_unloaded",
     "tests.client.training_loops",
 )
+RUN_LOOP = "import sys\nfrom tests.client.loop_base import run\nrun(sys.argv[2])"
 # What torch.compile imports when it is used first, for a second.
 COMPILER = ("torch._dynamo.backends.debugging", "torch._inductor.compile_fx")
 
@@ -66,10 +67,10 @@ class Forked:
             self.returncode = os.waitstatus_to_exitcode(int(self._status.readline()))
         return self.returncode
 
-    def communicate(self, text: str = "") -> tuple[str, str]:
+    def communicate(self, text: str = "", timeout: float = DEADLINE_S) -> tuple[str, str]:
         self.stdin.write(text)
         self.stdin.close()
-        self.wait()
+        self.wait(timeout)
         self.stderr.seek(0)
         return self.stdout.read(), self.stderr.read()
 
@@ -152,6 +153,25 @@ def start(*under: str) -> ForkServer:
             stdout=subprocess.DEVNULL,
         )
     return ForkServer(ours, process)
+
+
+class Loops(dict[str, dict[str, Any]]):
+    """What was counted in each loop, by its name. It runs when it is asked for, with no daemon."""
+
+    def __init__(self, server: ForkServer, folder: Path, **environ: str) -> None:
+        super().__init__()
+        self._server = server
+        self._folder = str(folder)
+        self._environ = {**os.environ, "WARPWATCH_DIR": str(folder / "nowhere"), **environ}
+
+    def __missing__(self, name: str) -> dict[str, Any]:
+        process = self._server.fork(RUN_LOOP, self._folder, name, environ=self._environ)
+        output, errors = process.communicate()
+        process.kill()
+        assert process.returncode == 0, errors
+        found = self[name] = json.loads(output)
+        assert (found["loop"], found["faults"]) == (name, 0), found
+        return dict(found)
 
 
 # --- in the server --------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.fork_server import ForkServer
-from tests.client.hooked import Loops
+from tests.client.fork_server import ForkServer, Loops
 
 pytestmark = pytest.mark.torch
 

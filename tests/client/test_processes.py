@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from select import select
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.client.daemon_side import Folder, Ring, program
 from tests.client.training import training
 from tests.waiting import DEADLINE_S, eventually
 from warpwatch import protocol, rendezvous
+from warpwatch.descriptors import Descriptor
 
 # The program asks for a daemon, and says whether it has a ring, once for each line it reads. Errors
 # of a round end in the helper thread's loop.
@@ -48,6 +50,7 @@ class Asking:
         assert self._process.stdout is not None
         self._process.stdin.write(f"{how}\n")
         self._process.stdin.flush()
+        assert select([self._process.stdout], [], [], DEADLINE_S)[0], "it does not return"
         return self._process.stdout.readline() == "True\n"
 
 
@@ -111,7 +114,7 @@ def test_a_ring_is_whole_readable_and_locked_by_its_process(folder: Folder) -> N
 def test_two_ranks_are_two_rings(folder: Folder) -> None:
     for rank in ("0", "1"):
         with program(folder, ASKING, RANK=rank, WORLD_SIZE="2", WARPWATCH_JOB="demo") as process:
-            assert process.communicate("step\n") == ("True\n", "")
+            assert process.communicate("step\n", timeout=DEADLINE_S) == ("True\n", "")
     reported = [(ring.metadata["rank"], ring.metadata["world_size"]) for ring in folder.rings()]
     assert sorted(reported) == [(0, 2), (1, 2)]
     assert all(ring.name.startswith(f"demo-r{ring.metadata['rank']}-") for ring in folder.rings())
@@ -139,7 +142,7 @@ def test_a_killed_writer_leaves_a_ring_that_reads_cleanly(folder: Folder) -> Non
 def test_an_uncaught_exception_is_an_event_before_the_exit(folder: Folder) -> None:
     with training(folder) as found:
         found.request(1, "raise ValueError('no such layer: ' + 'x' * 500)")
-        errors = found.process.communicate()[1]
+        errors = found.process.communicate(timeout=DEADLINE_S)[1]
         assert found.process.returncode == 1
     assert errors.rstrip().endswith("x" * 500)
     event, end = folder.ring().events
@@ -268,7 +271,7 @@ def test_a_full_disk_gets_no_ring_and_no_signal(folder: Folder) -> None:
         pytest.skip("may not mount here")
     try:
         with program(folder, ASKING) as process:
-            assert process.communicate("step\n") == ("False\n", "")
+            assert process.communicate("step\n", timeout=DEADLINE_S) == ("False\n", "")
             assert process.returncode == 0
         assert list(ranks.iterdir()) == []
     finally:
@@ -279,7 +282,7 @@ def test_it_is_silent_and_harmless_when_switched_off(folder: Folder) -> None:
     code = "import sys, threading, warpwatch\nmonitor = warpwatch.attach()\n"
     code += "with monitor.step(): pass\nprint(threading.active_count())"
     with program(folder, code, WARPWATCH="0") as process:
-        assert process.communicate() == ("1\n", "")
+        assert process.communicate(timeout=DEADLINE_S) == ("1\n", "")
     assert folder.rings() == []
 
 
@@ -324,7 +327,7 @@ def test_python_3_9_runs_it(folder: Folder) -> None:
     ):
         pytest.skip("there is no python3.9")
     with program(folder, ASKING, python=python, **version) as process:
-        assert process.communicate("step\nstep\n") == ("True\nTrue\n", "")
+        assert process.communicate("step\nstep\n", timeout=DEADLINE_S) == ("True\nTrue\n", "")
     assert folder.ring().header.totals.steps == 2
     assert folder.ring().metadata["python"].startswith("3.9.")
 
@@ -337,3 +340,49 @@ def test_importing_it_brings_no_torch_and_starts_nothing() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert (done.stdout, done.stderr) == ("False 1 sys\n", "")
+
+
+CLOSES_ALL = """
+first = monitor.clock.ring
+os.closerange(3, 100)
+mine = [os.open({path!r}, os.O_RDWR | os.O_CREAT) for _ in range(20)]
+# The helper thread closes the old ring's files at once, not seconds later.
+helper_thread.RETIRE_AFTER_S = 0.0
+"""
+NEW_RING = "wait(lambda: monitor.clock.ring not in (None, first))"
+CLOSED = """
+wait(lambda: not sys.modules["warpwatch.attach"]._helper._retired)
+first.close()
+assert [os.fstat(fd).st_ino for fd in mine] == [os.stat({path!r}).st_ino] * 20
+assert os.path.getsize({path!r}) == 0
+"""
+
+
+def test_a_number_that_is_another_file_is_not_closed(tmp_path: Path) -> None:
+    path = tmp_path / "ours"
+    # Before ours is gone: a file system uses numbers of files again as well.
+    (tmp_path / "other").touch()
+    ours = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT))
+    assert ours.links() == 1
+    path.unlink()
+    assert ours.links() == 0
+    os.close(ours.fd)
+    assert ours.links() is None
+    other = os.open(tmp_path / "other", os.O_RDWR)
+    assert other == ours.fd
+    assert ours.links() is None
+    ours.close()
+    os.fstat(other)
+    os.close(other)
+
+
+def test_a_program_that_closes_everything_gets_another_ring(folder: Folder, tmp_path: Path) -> None:
+    path = str(tmp_path / "mine")
+    with training(folder) as found:
+        first = folder.ring().name
+        found.steps(1, CLOSES_ALL.format(path=path))
+        found.steps(1, NEW_RING)
+        found.steps(1, CLOSED.format(path=path))
+        (new,) = (ring.name for ring in folder.rings() if ring.name != first)
+        ring = folder.path / "ranks" / f"{new}.ring"
+        eventually(lambda: Ring(ring).header.totals.steps == found.number)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.client.hooked import Loops
+from tests.client.fork_server import Loops
 
 pytestmark = pytest.mark.torch
 

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from select import select
 from typing import Any
 
 from tests.client.daemon_side import Folder, program
 from tests.client.fork_server import Forked, ForkServer
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 
 # A request is [steps, text to run inside of the first]; null ends it. ``work`` is what a step does,
 # ``inside`` is for a test to define.
@@ -80,6 +81,7 @@ class Training:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
+        assert select([self.process.stdout], [], [], DEADLINE_S)[0], "it does not return"
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
         self.number = int(line)
@@ -96,7 +98,7 @@ class Training:
 
     def end(self) -> None:
         """Let the training come to its end, and the program to its exit."""
-        errors = self.process.communicate("null\n")[1]
+        errors = self.process.communicate("null\n", timeout=DEADLINE_S)[1]
         assert (self.process.returncode, "Traceback" in errors) == (0, False), errors
 
     def accept_commands(self) -> None:
