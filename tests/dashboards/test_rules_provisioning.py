@@ -49,27 +49,9 @@ def test_a_rule_has_what_grafana_requires() -> None:
     assert len({rule["uid"] for rule in grafana_rules().values()}) == len(rule_files.alerts())
 
 
-def test_groups_are_evaluated_in_multiples_of_grafanas_ten_seconds() -> None:
-    groups = document("alert-rules.yaml")["groups"]
-    assert {group["interval"] for group in groups} == {"30s", "1m"}
-    assert {(group["orgId"], group["folder"]) for group in groups} == {(1, "Warpwatch")}
-
-
 def test_texts_have_no_dollar_that_grafana_would_take_for_a_variable() -> None:
     for rule in grafana_rules().values():
         assert "$" not in "".join((*rule["annotations"].values(), *rule["labels"].values()))
-
-
-def test_a_text_of_prometheus_becomes_one_of_grafana() -> None:
-    rules = grafana_rules()
-    user = (
-        '{{ if match "^uid/" .Labels.owner }}{{ reReplaceAll "^uid/" "" .Labels.owner }}{{ end }}'
-    )
-    assert rules["WarpwatchGoodputLow"]["labels"]["user"] == user
-    assert rules["WarpwatchGoodputLow"]["annotations"]["summary"] == (
-        "{{ .Labels.training_job }} spends {{ humanizePercentage .Values.B.Value }} of its time "
-        "on training"
-    )
 
 
 def test_policies_send_to_contact_points_that_exist_and_to_people_as_well() -> None:
