@@ -13,6 +13,7 @@ import pytest
 from tests.client import fork_server
 from tests.client.daemon_side import Folder
 from tests.client.fork_server import ForkServer, Loops
+from tests.client.training import PROFILES, Training, training
 from tests.manual_clock import ManualClock
 from warpwatch import monitor, protocol, steps
 from warpwatch.ring import RingWriter
@@ -87,3 +88,11 @@ def plain_and_observed(
     folder = tmp_path_factory.mktemp("loops")
     with closing(compiling.importing(*fork_server.LOOPS, WARPWATCH="0")) as plain:
         yield [Loops(plain, folder, WARPWATCH="0"), Loops(compiling_with_hooks, folder)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, with_torch: ForkServer) -> Iterator[Training]:
+    """One training for several tests; each has captures of its own."""
+    folder = Folder(tmp_path_factory.mktemp("node") / "warpwatch")
+    with folder.held(), training(folder, with_torch, PROFILES) as found:
+        yield found

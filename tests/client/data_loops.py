@@ -39,8 +39,7 @@ def last_resort_until_an_optimizer_comes() -> None:
     fit(net, sgd(net), 10)
 
 
-def accumulation_of_more_and_more_batches() -> None:
-    net, optimizer = trained()
+def accumulation_of_more_and_more_batches(net: Any, optimizer: Any) -> None:
     for accumulated in (20, 150, 200):
         for (batch,) in data(accumulated):
             net(batch).sum().backward()
@@ -70,8 +69,7 @@ def tokens() -> None:
         optimizer.step()
 
 
-def one_batch_ahead() -> None:
-    net, optimizer = trained()
+def one_batch_ahead(net: Any, optimizer: Any) -> None:
     batches = iter(data(8))
     (ahead,) = next(batches)
     while ahead is not None:
@@ -93,14 +91,12 @@ class Nested(IterableDataset[torch.Tensor]):  # type: ignore[misc]
             yield batch.sum(0)
 
 
-def a_dataset_that_loads_itself() -> None:
-    net, optimizer = trained()
+def a_dataset_that_loads_itself(net: Any, optimizer: Any) -> None:
     for batch in DataLoader(Nested(), batch_size=1):
         learn(net, optimizer, batch)
 
 
-def training_data_that_is_evaluated() -> None:
-    net, optimizer = trained()
+def training_data_that_is_evaluated(net: Any, optimizer: Any) -> None:
     batches = iter(data(4 + 3 + 4))
     for number, (batch,) in enumerate(batches):
         learn(net, optimizer, batch)
@@ -111,9 +107,7 @@ def training_data_that_is_evaluated() -> None:
                     spend()
 
 
-def data_that_fails() -> None:
-    net, optimizer = trained()
-
+def data_that_fails(net: Any, optimizer: Any) -> None:
     class Failing(TensorDataset):  # type: ignore[misc]
         def __getitem__(self, index: int) -> Any:
             if index == 5 * 4:
@@ -126,8 +120,7 @@ def data_that_fails() -> None:
                 learn(net, optimizer, batch)
 
 
-def batches_that_another_thread_fetches() -> None:
-    net, optimizer = trained()
+def batches_that_another_thread_fetches(net: Any, optimizer: Any) -> None:
     with ThreadPoolExecutor(1) as thread:
         batches = iter(data(12))
         for _ in range(12):
@@ -197,9 +190,7 @@ def a_zero_grad_of_the_programs_own() -> Any:
     return [len(calls), *losses], graphs
 
 
-def a_compiled_step_with_all_in_it() -> Any:
-    net, optimizer = trained()
-
+def a_compiled_step_with_all_in_it(net: Any, optimizer: Any) -> Any:
     @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
     def train(batch: torch.Tensor) -> torch.Tensor:
         loss = net(batch).square().mean()
@@ -212,8 +203,7 @@ def a_compiled_step_with_all_in_it() -> Any:
     return losses, counted()
 
 
-def a_compiled_function_that_loads_and_saves() -> Any:
-    net, optimizer = trained()
+def a_compiled_function_that_loads_and_saves(net: Any, optimizer: Any) -> Any:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     train(net, optimizer)
 

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 
@@ -130,7 +131,8 @@ def run(name: str) -> None:
     (loop,) = (vars(module)[name] for module in modules if name in vars(module))
     random.seed(0)
     torch.manual_seed(0)
-    result = loop()
+    # Most loops train one model.
+    result = loop(*trained()) if "net" in signature(loop).parameters else loop()
     result = list(result) if isinstance(result, Iterator) else result
     print(json.dumps({"loop": name, **reported(result)}), flush=True)
     # The interpreter's own end takes longer than most loops.

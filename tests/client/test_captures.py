@@ -16,13 +16,7 @@ from tests.client.training import Training, names, training
 from tests.waiting import eventually
 from warpwatch.protocol import FLAG_PROFILED
 
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, with_torch: ForkServer) -> Iterator[Training]:
-    """One training for several tests; each has captures of its own."""
-    folder = Folder(tmp_path_factory.mktemp("node") / "warpwatch")
-    with folder.held(), training(folder, with_torch) as found:
-        yield found
+pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +27,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
         yield found
 
 
-@pytest.mark.torch
 def test_a_capture_brings_the_steps_that_were_asked_for(trained: Training) -> None:
     start = trained.capture("whole", steps=3)
     trained.steps(8)
@@ -63,7 +56,6 @@ def test_a_capture_brings_the_steps_that_were_asked_for(trained: Training) -> No
     assert mine == list(range(start - 1, start + 4))
 
 
-@pytest.mark.torch
 def test_a_command_that_comes_too_late_is_answered_and_does_nothing(trained: Training) -> None:
     began = trained.number
     trained.capture("late", start=began)
@@ -73,7 +65,6 @@ def test_a_command_that_comes_too_late_is_answered_and_does_nothing(trained: Tra
     assert len(trained.events("late")) == 1
 
 
-@pytest.mark.torch
 def test_cancel_and_another_capture_disarm(trained: Training) -> None:
     for id in ("cancelled", "replaced"):
         trained.capture(id, start=10**6)
@@ -88,7 +79,6 @@ def test_cancel_and_another_capture_disarm(trained: Training) -> None:
     assert trained.detail("replaced", "capture_disarmed") == why
 
 
-@pytest.mark.torch
 def test_a_profiler_that_runs_is_dropped_on_cancel(trained: Training) -> None:
     trained.record("dropped")
     trained.cancel("dropped")
@@ -98,7 +88,6 @@ def test_a_profiler_that_runs_is_dropped_on_cancel(trained: Training) -> None:
     assert trained.names("dropped")[-1] == "capture_disarmed"
 
 
-@pytest.mark.torch
 def test_a_start_step_that_does_not_come_disarms_though_a_thread_hangs(trained: Training) -> None:
     trained.capture("stuck", start=10**6, arm_timeout_s=0.05)
     trained.steps(1)
@@ -107,7 +96,6 @@ def test_a_start_step_that_does_not_come_disarms_though_a_thread_hangs(trained: 
     assert trained.names("stuck") == ["capture_armed", "capture_disarmed"]
 
 
-@pytest.mark.torch
 def test_a_program_that_then_ends_still_hands_over(folder: Folder, with_torch: ForkServer) -> None:
     # The helper thread does not come by before the end.
     with training(folder, with_torch, "helper_thread.HEARTBEAT_INTERVAL_S = 3600") as found:
@@ -119,7 +107,6 @@ def test_a_program_that_then_ends_still_hands_over(folder: Folder, with_torch: F
     assert len(found.files()) == 1
 
 
-@pytest.mark.torch
 def test_a_program_that_ends_in_between_reports_it(folder: Folder, with_torch: ForkServer) -> None:
     with training(folder, with_torch) as found:
         found.record()
@@ -138,7 +125,6 @@ def test_a_process_without_torch_refuses(plain: Training) -> None:
         assert plain.names(id) == ["capture_failed"]
 
 
-@pytest.mark.torch
 def test_no_inbox_is_a_refusal(folder: Folder, with_torch: ForkServer) -> None:
     (folder.path / "inbox").rmdir()
     with training(folder, with_torch) as found:

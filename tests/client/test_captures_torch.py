@@ -6,7 +6,6 @@ import ast
 import json
 import os
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,12 @@ from warpwatch_diagnosis.trace.reader import read_trace
 
 pytestmark = pytest.mark.torch
 
-OWN = """
-from torch.profiler import ProfilerActivity, profile, schedule
-CPU = [ProfilerActivity.CPU]
-"""
 # How a program profiles itself.
 PROFILERS = {
     "profile": "profile(activities=CPU)",
     "warm-up": "profile(activities=CPU, schedule=schedule(wait=0, warmup=1000, active=1))",
     "autograd": "torch.autograd.profiler.profile(use_kineto=True)",
 }
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, with_torch: ForkServer) -> Iterator[Training]:
-    folder = Folder(tmp_path_factory.mktemp("node") / "warpwatch")
-    with folder.held(), training(folder, with_torch, OWN) as found:
-        yield found
 
 
 def leaves_nothing(trained: Training, id: str) -> bool:

@@ -62,6 +62,11 @@ warnings.simplefilter("error")
 model = torch.nn.Linear(8, 8)
 def work(): model(torch.ones(4, 8)).sum().backward()
 """
+# The program can profile itself.
+PROFILES = """
+from torch.profiler import ProfilerActivity, profile, schedule
+CPU = [ProfilerActivity.CPU]
+"""
 # The file that is there now is open, not one that was removed.
 HAS_COMMANDS = """
 def has_commands():

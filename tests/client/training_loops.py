@@ -37,8 +37,7 @@ from tests.client.simulated_cuda import SimulatedCuda
 # --- the optimizer as clock -----------------------------------------------------------------------
 
 
-def plain() -> None:
-    net, optimizer = trained()
+def plain(net: Any, optimizer: Any) -> None:
     for (batch,) in data(5):
         learn(net, optimizer, batch)
         optimizer.zero_grad()
@@ -60,8 +59,7 @@ def backwards_alone_until_an_optimizer_comes() -> None:
     train(net, sgd(net), steps=10)
 
 
-def more_backwards_in_a_step_than_show_a_clock() -> None:
-    net, optimizer = trained()
+def more_backwards_in_a_step_than_show_a_clock(net: Any, optimizer: Any) -> None:
     for _ in range(2):
         train(net, steps=200)
         optimizer.step()
@@ -79,9 +77,7 @@ def two_networks() -> None:
         maker.step()
 
 
-def closures() -> None:
-    net, optimizer = trained()
-
+def closures(net: Any, optimizer: Any) -> None:
     def closure() -> Any:
         backward(net)
         return 0.0
@@ -104,13 +100,11 @@ def closures_called_often() -> None:
         optimizer.step(closure)
 
 
-def sub_groups() -> None:
-    net, optimizer = trained()
+def sub_groups(net: Any, optimizer: Any) -> None:
     train(net, *[optimizer] * 3, steps=5)
 
 
-def skipped_by_the_scaler() -> Any:
-    net, optimizer = trained()
+def skipped_by_the_scaler(net: Any, optimizer: Any) -> Any:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     changes = 0
     for number in range(6):
@@ -123,9 +117,8 @@ def skipped_by_the_scaler() -> Any:
     return changes
 
 
-def a_scaler_that_is_switched_off() -> None:
+def a_scaler_that_is_switched_off(net: Any, optimizer: Any) -> None:
     """A closure that is None is none."""
-    net, optimizer = trained()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for number in range(6):
         backward(net)
@@ -157,16 +150,14 @@ def set_gradients(net: torch.nn.Linear) -> None:
     net.weight.grad, net.bias.grad = weight, bias
 
 
-def without_backward() -> None:
-    net, optimizer = trained()
+def without_backward(net: Any, optimizer: Any) -> None:
     for _ in range(5):
         set_gradients(net)
         optimizer.step()
 
 
-def gradients_that_no_backward_made() -> None:
+def gradients_that_no_backward_made(net: Any, optimizer: Any) -> None:
     """The first 64 steps without one may be sub-groups of the one before."""
-    net, optimizer = trained()
     backward(net)
     for _ in range(1 + 64 + 10):
         optimizer.step()
@@ -210,9 +201,8 @@ an_optimizer_that_is_replaced_after_its_first_step_failed = partial(
 )
 
 
-def interrupted_at_any_line() -> list[int]:
+def interrupted_at_any_line(net: Any, optimizer: Any) -> list[int]:
     """Steps counted of the two after an interrupt, for each line of the hooks that it hits."""
-    net, optimizer = trained()
 
     def take(batches: Any, steps: int = 1) -> None:
         for _ in range(steps):
@@ -232,9 +222,8 @@ def interrupted_at_any_line() -> list[int]:
         counted.append(state.monitor.clock.steps - before)
 
 
-def a_gpu_that_comes_into_use() -> None:
+def a_gpu_that_comes_into_use(net: Any, optimizer: Any) -> None:
     """At the fourth of ten steps, of which each takes 30 ms of it for forward, 60 for backward."""
-    net, optimizer = trained()
     cuda = SimulatedCuda()
     net.register_full_backward_hook(lambda *_: cuda.launch(60))
     for number, (batch,) in enumerate(data(10)):
@@ -322,9 +311,7 @@ def two_networks_on_one_batch() -> None:
         spend()
 
 
-def another_threads_optimizer() -> None:
-    net, optimizer = trained()
-
+def another_threads_optimizer(net: Any, optimizer: Any) -> None:
     def elsewhere() -> None:
         twin, other = trained()
         train(twin, other, steps=7)
@@ -356,9 +343,8 @@ class Slow(Dataset[torch.Tensor]):  # type: ignore[misc]
         return torch.ones(8)
 
 
-def phases() -> None:
+def phases(net: Any, optimizer: Any) -> None:
     """Every part takes one, twice in one step; the second step is plain ``other``."""
-    net, optimizer = trained()
     train(net, optimizer)
     net.register_full_backward_hook(lambda *_: spend())
     optimizer.register_step_pre_hook(lambda *_: spend())
@@ -371,8 +357,7 @@ def phases() -> None:
             optimizer.step()
 
 
-def evaluation() -> None:
-    net, optimizer = trained()
+def evaluation(net: Any, optimizer: Any) -> None:
     train(net, optimizer)
     with torch.no_grad():
         for batch in DataLoader(Slow(), batch_size=4):
@@ -388,8 +373,7 @@ def evaluation() -> None:
     train(net, optimizer)
 
 
-def evaluation_without_gradients_inside_only() -> None:
-    net, optimizer = trained()
+def evaluation_without_gradients_inside_only(net: Any, optimizer: Any) -> None:
     for _ in range(2):
         fit(net, optimizer, 3)
         for (batch,) in data(10):
