@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -28,3 +29,9 @@ def eventually(
             return found
         time.sleep(poll_s)
     raise AssertionError(what() if callable(what) else what)
+
+
+def is_listening(port: int) -> bool:
+    """Return whether a server accepts connections at this port of loopback."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0

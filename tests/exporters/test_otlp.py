@@ -1,9 +1,13 @@
-"""OpenTelemetry: a receiver gets what /metrics says, and each event as a log record."""
+"""OpenTelemetry: a collector receives what /metrics says, and each event as a log record."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +22,17 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from tests.exporters.receiver import Receiver
 from tests.exporters.states import CAPTURE, NOW, SLOW, rank, simulated, state_of
 from tests.manual_clock import ManualClock
+from tests.waiting import eventually, is_listening
 from warpwatch_daemon.agent.outgoing import WaysOut
 from warpwatch_daemon.config import loading
+from warpwatch_daemon.demo.processes import free_port
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.config import OtlpConfig
 from warpwatch_exporters.events import Events
 from warpwatch_exporters.otlp import MAX_WAITING, OtlpExporter
 
+ROTEL = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages/rotel")
 STATE = replace(state_of(), devices=simulated(1, 5), ranks=(rank(0),))
 
 
@@ -76,6 +83,24 @@ def attributes(of: Any) -> dict[str, str]:
     return {one.key: one.value.string_value for one in of.attributes}
 
 
+@contextmanager
+def rotel(target: str, port: int, folder: Path) -> Iterator[None]:
+    """A collector that passes on what it receives. https://rotel.dev"""
+    arguments = ["--otlp-http-endpoint", f"127.0.0.1:{port}", "--otlp-grpc-endpoint"]
+    arguments += [f"127.0.0.1:{free_port()}", "--exporter", "otlp", "--otlp-exporter-endpoint"]
+    arguments += [target, "--otlp-exporter-protocol", "http", "--pid-file", str(folder / "pid")]
+    process = subprocess.Popen(
+        [str(ROTEL / "rotel-agent"), "start", *arguments, "--log-file", str(folder / "rotel.log")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_metrics_have_the_names_labels_and_units_of_the_page(server: Receiver, golden: Any) -> None:
     site = Site(server.url)
     site.advance()
@@ -121,6 +146,19 @@ def test_while_the_collector_is_away_logs_wait_in_a_bounded_queue(server, caplog
     assert len(logs_in(server)) == MAX_WAITING
     assert site.counted["logs", "sent"] == MAX_WAITING
     assert len(caplog.records) == 1
+
+
+def test_a_collector_passes_on_what_it_is_sent(server: Receiver, tmp_path: Path) -> None:
+    port = free_port()
+
+    with rotel(server.url, port, tmp_path):
+        eventually(lambda: is_listening(port), "the collector's start")
+        site = Site(f"http://127.0.0.1:{port}")
+        site.state = replace(STATE, anomalies=(SLOW,))
+        site.advance()
+        (opened,) = eventually(lambda: logs_in(server), "logs")
+        assert opened.event_name == "warpwatch.anomaly_opened"
+        eventually(lambda: "warpwatch_device_power_watts" in metrics_in(server), "metrics")
 
 
 def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> None:

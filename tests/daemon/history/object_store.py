@@ -1,25 +1,26 @@
-"""An S3 server for tests, which also does what networks and buckets do."""
+"""A real S3 server for tests, behind a server that fails as networks and buckets do."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
-from email.utils import formatdate
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
 from tests.exporters.receiver import Answer, http_server
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, eventually, is_listening
+from warpwatch_daemon.demo.processes import free_port
 
-URL = "s3://ours/gpus"
-_KEY_ID = "accesskey123"
-_STARTED = b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
-_JOINED = b'<CompleteMultipartUploadResult><ETag>"1"</ETag></CompleteMultipartUploadResult>'
+BUCKET = "ours"
+URL = f"s3://{BUCKET}/gpus"
+_KEYS = ("accesskey123", "secretkey123456")
 
 
 class Bucket:
@@ -30,16 +31,16 @@ class Bucket:
     whatever has this in its name.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
+        self._port = port
         self.mode: str | int = "pass"
         self.denied = ""
         self.seen: list[str] = []
         self._changed = threading.Event()
-        self._parts: defaultdict[str, dict[int, bytes]] = defaultdict(dict)
         self.environment = {
             **{"AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"},
-            **{"AWS_ACCESS_KEY_ID": _KEY_ID, "AWS_SECRET_ACCESS_KEY": "secretkey123456"},
+            **{"AWS_ACCESS_KEY_ID": _KEYS[0], "AWS_SECRET_ACCESS_KEY": _KEYS[1]},
         }
 
     def set(self, mode: str | int) -> None:
@@ -61,34 +62,37 @@ class Bucket:
             return None
         if isinstance(self.mode, int):
             return self.mode, {}, b""
-        signed = f"Credential={_KEY_ID}/" in headers.get("authorization", "")
-        if not signed or (self.denied and self.denied in target):
+        if self.denied and self.denied in target:
             return 403, {}, b""
-        status, content = self._carry_out(method, target, body)
-        return status, {"ETag": '"1"', "Last-Modified": formatdate(usegmt=True)}, content
+        return self._pass(method, target, headers, body)
 
-    def _carry_out(self, method: str, target: str, body: bytes) -> tuple[int, bytes]:
-        address = urlsplit(target)
-        query = parse_qs(address.query, keep_blank_values=True)
-        if "uploads" in query:
-            return 200, _STARTED
-        if "partNumber" in query:
-            self._parts[address.path][int(query["partNumber"][0])] = body
-            return 200, b""
-        path = self.folder.joinpath(*unquote(address.path).split("/")[2:])
-        if method == "GET":
-            return (200, path.read_bytes()) if path.is_file() else (404, b"")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        parts = self._parts.pop(address.path, {})
-        path.write_bytes(b"".join(parts[number] for number in sorted(parts)) or body)
-        return 200, _JOINED if parts else b""
+    def _pass(self, method: str, target: str, headers: Any, body: bytes) -> Answer:
+        server = HTTPConnection("127.0.0.1", self._port, timeout=DEADLINE_S)
+        with closing(server):
+            server.request(method, target, body, dict(headers))
+            reply = server.getresponse()
+            own = ("content-length", "transfer-encoding", "connection", "server", "date")
+            said = {name: value for name, value in reply.headers.items() if name.lower() not in own}
+            return reply.status, said, reply.read()
 
 
 @contextmanager
 def bucket(folder: Path) -> Iterator[Bucket]:
     pytest.importorskip("obstore")
-    folder.mkdir()
-    found = Bucket(folder)
-    with http_server(found.answer) as found.environment["AWS_ENDPOINT_URL"]:
-        yield found
-        found.set("pass")
+    (folder / BUCKET).mkdir(parents=True)
+    port = free_port()
+    program = shutil.which("rclone", path=str(Path(sys.executable).parent)) or "rclone"
+    command = [program, "serve", "s3", "--auth-key", ",".join(_KEYS), "--config", ""]
+    command += ["--addr", f"127.0.0.1:{port}", "--vfs-cache-mode", "off", str(folder)]
+    log = folder.parent / "rclone.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        eventually(lambda: is_listening(port), log.read_text)
+        found = Bucket(folder / BUCKET, port)
+        with http_server(found.answer) as found.environment["AWS_ENDPOINT_URL"]:
+            yield found
+            found.set("pass")
+    finally:
+        server.kill()
+        server.wait()
