@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from warpwatch_devices.core_users import CoreUser, ProcessorUse, Use, core_users, uses
 from warpwatch_devices.process_tree import Process
@@ -29,27 +30,17 @@ class FakeProc:
         (folder / "sys/kernel").mkdir(parents=True)
         (folder / "sys/kernel/overflowuid").write_text("65534\n")
 
-    def put(
-        self,
-        pid: int,
-        *,
-        name: str = "python",
-        cpu_s: float = 0.0,
-        cores: str = "5",
-        uid: int = 1000,
-        cgroup: str = "0::/user.slice\n",
-        core: int = 5,
-        flags: int = 0,
-    ) -> None:
+    def put(self, pid: int, name: str = "python", cpu_s: float = 0.0, **more: Any) -> None:
+        cores, uid, core = more.get("cores", "5"), more.get("uid", 1000), more.get("core", 5)
         own = self.folder / str(pid)
         own.mkdir(exist_ok=True)
         ticks = int(cpu_s * TICKS)
-        fields = f"R 1 1 1 0 -1 {flags} 0 0 0 0 {ticks} 0 0 0 20 0 1 0 50 0 9 0 0 0 0 0 0"
-        (own / "stat").write_text(f"{pid} ({name}) {fields} 0 0 0 0 0 0 0 17 {core} 0 0 0 0 0\n")
+        fields = f"R 1 1 1 0 -1 {more.get('flags', 0)} 0 0 0 0 {ticks} 0 0 0 20 0 1 0 50 0 9"
+        (own / "stat").write_text(f"{pid} ({name}) {fields}{13 * ' 0'} 17 {core}{5 * ' 0'}\n")
         (own / "status").write_text(
             f"Name:\tx\nUid:\t{uid}\t0\t0\t0\nCpus_allowed_list:\t{cores}\n"
         )
-        (own / "cgroup").write_text(cgroup)
+        (own / "cgroup").write_text(more.get("cgroup", "0::/user.slice\n"))
 
     def used(self, pid: int, cores: float = 0.95) -> list[Use]:
         """As two looks would find it."""

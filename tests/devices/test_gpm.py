@@ -9,15 +9,7 @@ import pytest
 
 from tests.devices.conftest import Golden
 from tests.devices.nvml_by_hand import HandNvml, texts, uuid
-from warpwatch_devices.nvml.gpm import (
-    FRESH_INTERVALS,
-    LOST_RETRY_S,
-    MAX_TAKEN_BACK,
-    MAX_WINDOW_S,
-    MIN_WINDOW_S,
-    TAKE_BACK_AFTER_S,
-    GpmWorker,
-)
+from warpwatch_devices.nvml import gpm as worker
 from warpwatch_devices.nvml.gpm_metrics import GpmRequest, refused, shares_of, traffic_of
 from warpwatch_devices.nvml.library import Meaning, initialise
 from warpwatch_telemetry.catalogue import CATALOGUE
@@ -33,7 +25,7 @@ class Gpm:
 
     def __init__(self, nvml: HandNvml) -> None:
         self.nvml = nvml
-        self.worker = GpmWorker(nvml.loops, 1.0, STUCK_AFTER_S, nvml.clock.monotonic)
+        self.worker = worker.GpmWorker(nvml.loops, 1.0, STUCK_AFTER_S, nvml.clock.monotonic)
         nvml.closing.append(self.worker.close)
 
     def begin(self, gpus: int) -> None:
@@ -107,21 +99,21 @@ def test_shares_are_a_devices_and_its_instances(gpm: Gpm, golden: Golden) -> Non
 
 def test_traffic_is_integrated_over_the_real_time_with_two_calls_a_round(gpm: Gpm) -> None:
     gpm.begin(1)
-    for after_s in (1.0, 0.5, 2.5, MIN_WINDOW_S - 0.01):
+    for after_s in (1.0, 0.5, 2.5, worker.MIN_WINDOW_S - 0.01):
         gpm.round(after_s)
     # The last window would be too short.
     assert gpm.values(0)[RECEIVED] == 12_000_000_000
     assert gpm.samples(0) == 3
-    gpm.round(MIN_WINDOW_S)
+    gpm.round(worker.MIN_WINDOW_S)
     assert gpm.values(0)[RECEIVED] == pytest.approx(12_760_000_000)
     # What is not read again is soon gone, and over a long window counters may wrap.
-    gpm.nvml.advance(FRESH_INTERVALS)
+    gpm.nvml.advance(worker.FRESH_INTERVALS)
     assert gpm.values(0) != {}
     gpm.nvml.advance(0.01)
     assert gpm.values(0) == {}
-    gpm.round(MAX_WINDOW_S)
+    gpm.round(worker.MAX_WINDOW_S)
     assert gpm.values(0) == {}
-    gpm.round(MAX_WINDOW_S)
+    gpm.round(worker.MAX_WINDOW_S)
     assert gpm.values(0)[RECEIVED] == pytest.approx(12_760_000_000 + 600 * 4e9)
     gpm.worker.close()
     assert (gpm.samples(0), gpm.nvml.calls(METRICS, 0)) == (6, 4)
@@ -162,14 +154,14 @@ def test_a_gpu_is_taken_back_three_times(gpm: Gpm, caplog: pytest.LogCaptureFixt
     gpm.begin(1)
     gpm.round()
     gpm.round()
-    for times in range(MAX_TAKEN_BACK):
+    for times in range(worker.MAX_TAKEN_BACK):
         received = gpm.values(0)[RECEIVED]
         gpm.give_up(0, SAMPLE)
         gpm.worker.watch()
         gpm.nvml.release(SAMPLE, 0)
         assert not gpm.worker.in_flight
         gpm.worker.watch()
-        gpm.nvml.advance(TAKE_BACK_AFTER_S * 2**times - 0.01)
+        gpm.nvml.advance(worker.TAKE_BACK_AFTER_S * 2**times - 0.01)
         gpm.worker.watch()
         assert gpm.worker.given_up == {uuid(0)}
         gpm.round(0.02)
@@ -184,7 +176,7 @@ def test_a_gpu_is_taken_back_three_times(gpm: Gpm, caplog: pytest.LogCaptureFixt
         gpm.worker.watch()
     assert gpm.worker.given_up == {uuid(0)}
     errors = [record.message for record in caplog.records]
-    until = ["until it does"] * MAX_TAKEN_BACK + ["until NVML is restarted"]
+    until = ["until it does"] * worker.MAX_TAKEN_BACK + ["until NVML is restarted"]
     assert errors == [f"GPM of device {uuid(0)} does not return: given up {text}" for text in until]
     gpm.worker.close()
     # What was taken back has freed its buffers; the last device was given up for good.
@@ -222,7 +214,7 @@ def test_a_device_that_is_lost_or_removed_has_no_values_and_is_left_alone(gpm: G
     gpm.round()
     gpm.nvml.driver.set(1, lost=1)
     before = gpm.samples(1)
-    for _ in range(round(LOST_RETRY_S)):
+    for _ in range(round(worker.LOST_RETRY_S)):
         gpm.round()
     assert gpm.reported(2) == [True, False]
     assert gpm.samples(1) == before + 1

@@ -15,18 +15,11 @@ from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from warpwatch_devices import host
 from warpwatch_devices.config import HostConfig
-from warpwatch_devices.host import (
-    HostSource,
-    parse_pressure,
-    read_host,
-    real_interfaces,
-    whole_disks,
-)
 from warpwatch_telemetry.catalogue import CATALOGUE
 
 
 def test_everything_read_is_in_the_catalogue_and_of_this_machine_in_base_units() -> None:
-    values, missing = read_host()
+    values, missing = host.read_host()
     assert missing == []
     for name, labels in values:
         assert CATALOGUE[name].scope in ("host", "agent")
@@ -45,24 +38,24 @@ def test_pressure_is_in_seconds() -> None:
         "some avg10=0.00 avg60=0.10 avg300=0.20 total=1500000\n"
         "full avg10=0.00 avg60=0.00 avg300=0.00 total=250000\n"
     )
-    assert parse_pressure(text) == {"some": 1.5, "full": 0.25}
-    assert parse_pressure("") == {}
+    assert host.parse_pressure(text) == {"some": 1.5, "full": 0.25}
+    assert host.parse_pressure("") == {}
 
 
 def test_partitions_and_stacked_devices_are_left_out() -> None:
     names = ["no-such-disk0", "loop3", "ram0", "dm-1", "md127", "zram0", "sr0"]
-    assert whole_disks(names) == []
+    assert host.whole_disks(names) == []
 
 
 def test_interfaces_of_containers_are_left_out_and_their_number_is_bounded() -> None:
     names = ["eth0", "lo", "veth12ab", "docker0", "br-9f", "cali77", "ib0", "bond0"]
-    assert real_interfaces(names) == ["bond0", "eth0", "ib0"]
-    assert len(real_interfaces(f"eth{i}" for i in range(500))) == 64
+    assert host.real_interfaces(names) == ["bond0", "eth0", "ib0"]
+    assert len(host.real_interfaces(f"eth{i}" for i in range(500))) == 64
 
 
 def test_the_source_publishes_at_its_interval() -> None:
     loops, sink = HandLoops(ManualClock()), RecordingSink()
-    HostSource(HostConfig(interval_s=7)).start(loops, sink)
+    host.HostSource(HostConfig(interval_s=7)).start(loops, sink)
     assert loops["host"].interval_s == 7
     loops.run("host", "host")
     first, last = sink.hosts
@@ -85,7 +78,7 @@ def test_counters_have_their_own_series(golden: Golden, monkeypatch: pytest.Monk
     for name, answer in answers.items():
         monkeypatch.setattr(psutil, name, lambda answer=answer, **_: answer)
     monkeypatch.setattr(host, "_BLOCK_DEVICES", Path("/nowhere"))
-    values, _ = read_host()
+    values, _ = host.read_host()
     parts = ("host_disk", "host_network", "host_memory", "host_swap")
     lines = [f"{key} {values[key]}" for key in sorted(values) if key[0].startswith(parts)]
     golden("host_counters.txt", "".join(f"{line}\n" for line in lines).encode())
