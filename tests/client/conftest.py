@@ -54,7 +54,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 @pytest.fixture(scope="session")
 def with_torch() -> Iterator[ForkServer]:
-    """A server without hooks."""
     with closing(fork_server.start()) as server:
         yield server
 
@@ -84,7 +83,6 @@ def plain_and_observed(
     compiling_with_hooks: ForkServer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[list[Loops]]:
-    """The loops switched off, and with hooks."""
     folder = tmp_path_factory.mktemp("loops")
     with closing(compiling.importing(*fork_server.LOOPS, WARPWATCH="0")) as plain:
         yield [Loops(plain, folder, WARPWATCH="0"), Loops(compiling_with_hooks, folder)]

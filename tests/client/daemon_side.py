@@ -27,8 +27,6 @@ sys.stdin.read()
 
 
 class Ring:
-    """One reading of a ring file."""
-
     def __init__(self, path: Path) -> None:
         data = path.read_bytes()
         self.name = path.stem
@@ -74,7 +72,6 @@ class Ring:
 
 
 def written(ring: RingWriter) -> list[protocol.RecordHead]:
-    """The records of a ring of this process."""
     numbers = range(1, ring.words[protocol.WORD_RECORDS] + 1)
     offsets = (protocol.record_offset(number) for number in numbers)
     return [

@@ -97,8 +97,6 @@ class Request(NamedTuple):
 
 
 class ForkServer:
-    """A client's end of a server."""
-
     def __init__(self, control: socket.socket, process: subprocess.Popen[bytes] | Forked) -> None:
         self._control = control
         self._process = process

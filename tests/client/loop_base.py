@@ -26,7 +26,6 @@ class LoopClock:
         self._spent_ns[0] += int(seconds * 1e9)
 
     def share(self, path: str) -> None:
-        """Spend with all processes that share the file."""
         with open(path, "r+b") as file:
             self._spent_ns = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
 
@@ -63,7 +62,6 @@ def model(width: int = 8) -> torch.nn.Linear:
 
 
 def sgd(*nets: torch.nn.Module) -> Any:
-    """An optimizer for each net."""
     made = [torch.optim.SGD(net.parameters(), lr=0.01) for net in nets]
     return made if len(made) > 1 else made[0]
 

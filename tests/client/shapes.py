@@ -206,7 +206,6 @@ def mingpt() -> list[float]:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def write(trainer: Trainer) -> None:
-        """A text, as often as it learns."""
         losses.append(trainer.loss.item())
         if len(losses) % 10 == 0:
             trainer.model.eval()

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
-    """One without torch."""
     folder = Folder(tmp_path_factory.mktemp("node") / "warpwatch")
     with folder.held(), training(folder) as found:
         yield found

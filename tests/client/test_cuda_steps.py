@@ -29,8 +29,6 @@ def passing(clock: ManualClock) -> ManualClock:
 
 
 class Finished(NamedTuple):
-    """The words of a step."""
-
     number: int
     duration_ns: int
     gpu_ns: int
@@ -251,8 +249,6 @@ def records(ring: RingWriter, kind: int) -> list[bytes]:
 
 def test_a_helper_that_may_not_settle_keeps_no_one_else_from_it() -> None:
     class WatchedLock:
-        """Notes that something tried to take it."""
-
         tries = 0
         release = Lock().release
 

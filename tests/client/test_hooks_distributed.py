@@ -49,7 +49,6 @@ def plain(without_and_with: list[Ranks]) -> Ranks:
 
 @pytest.fixture(scope="module")
 def hooked_late(without_and_with: list[Ranks]) -> Ranks:
-    """Hooks that came after torch."""
     return without_and_with[1]
 
 

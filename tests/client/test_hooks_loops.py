@@ -18,7 +18,8 @@ CALLED = STEPS | {"forward"}
 LOADED = CALLED | {"data_wait"}
 
 # Loop: step clock, steps, samples, tokens, phases.
-LOOPS: dict[str, tuple[str, int, int, int, set[str]]] = {
+Counted = tuple[str, int, int, int, set[str]]
+LOOPS: dict[str, Counted] = {
     "plain": ("optimizer", 5, 20, 0, LOADED),
     "two_networks": ("optimizer", 5, 0, 0, CALLED),
     "closures": ("optimizer", 5, 0, 0, {"backward"}),
@@ -98,9 +99,7 @@ def reported(with_hooks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize(("name", "expected"), LOOPS.items())
-def test_steps_data_and_phases_of_a_loop(
-    reported: Loops, name: str, expected: tuple[str, int, int, int, set[str]]
-) -> None:
+def test_steps_data_and_phases_of_a_loop(reported: Loops, name: str, expected: Counted) -> None:
     found = reported[name]
     *counted, phases = expected
     assert [found[key] for key in ("clock", "steps", "samples", "tokens")] == counted

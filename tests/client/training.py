@@ -151,12 +151,10 @@ class Training:
         return path
 
     def captured(self, id: str = "c-1") -> dict[str, Any]:
-        """The trace that the capture brought."""
         found: dict[str, Any] = json.loads(gzip.decompress(self.handed_over(id).read_bytes()))
         return found
 
     def works(self, id: str = "after") -> None:
-        """Assert that another capture brings a trace."""
         self.capture(id)
         self.steps(6)
         assert "aten::addmm" in names(self.captured(id))

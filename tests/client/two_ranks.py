@@ -165,8 +165,6 @@ def data_parallel() -> None:
 
 
 class Branches(torch.nn.Module):  # type: ignore[misc]
-    """Trains one of two layers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first = torch.nn.Linear(4, 4)

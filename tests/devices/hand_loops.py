@@ -36,7 +36,6 @@ class HandLoop:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for the round of ``start``."""
         if self._thread is not None:
             self._thread.join(DEADLINE_S)
             assert not self._thread.is_alive()
@@ -73,16 +72,13 @@ class HandLoops:
         return self.all[-1]
 
     def __getitem__(self, name: str) -> HandLoop:
-        """The loop of this name that runs."""
         return next(loop for loop in reversed(self.all) if loop.name == name and not loop.stopped)
 
     @property
     def names(self) -> list[str]:
-        """Of the loops that run."""
         return [loop.name for loop in self.all if not loop.stopped]
 
     def run(self, *names: str) -> None:
-        """One round of each."""
         for name in names:
             self[name].step()
 

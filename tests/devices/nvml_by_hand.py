@@ -62,12 +62,10 @@ class HandNvml:
         return self.driver
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, for the driver too."""
         self.clock.advance(seconds)
         self.driver.set(None, **self._times())
 
     def rounds(self, number: int = 1, interval_s: float = 1.0) -> None:
-        """Rounds of all loops, with time in between."""
         for _ in range(number):
             self.advance(interval_s)
             self.loops.round()
@@ -107,7 +105,6 @@ class HandNvml:
 
     @staticmethod
     def leave() -> None:
-        """Take back every initialisation."""
         with suppress(pynvml.NVMLError):
             while True:
                 pynvml.nvmlShutdown()
@@ -189,7 +186,6 @@ class Stepper:
 
     @property
     def instances(self) -> dict[str, DeviceSample]:
-        """The MIG devices by their UUID."""
         return {name: s[-1] for name, s in self.nvml.sink.devices.items() if name != uuid(0)}
 
     @property

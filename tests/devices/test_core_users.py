@@ -43,7 +43,6 @@ class FakeProc:
         (own / "cgroup").write_text(more.get("cgroup", "0::/user.slice\n"))
 
     def used(self, pid: int, cores: float = 0.95) -> list[Use]:
-        """As two looks would find it."""
         look = ProcessorUse(self.folder)
         look.look(100.0, wanted=True)
         stat = self.folder / str(pid) / "stat"

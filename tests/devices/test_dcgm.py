@@ -72,7 +72,6 @@ class Node:
         return self.sink.devices[uuid][-1]
 
     def values(self, uuid: str) -> dict[str, float]:
-        """The newest by metric name."""
         return {name: value for (name, _), value in self.newest(uuid).values.items()}
 
     @property

@@ -268,7 +268,7 @@ def test_an_exporter_that_is_back_is_read(node: Node, caplog: pytest.LogCaptureF
         (302, "", {"Location": "/metrics"}, "it answers 302"),
     ],
 )
-def test_a_bad_answer_is_one_line(
+def test_a_bad_answer_is_said(
     node: Node, code: int, body: str, headers: dict[str, str], said: str
 ) -> None:
     node.exporter.code, node.exporter.headers = code, headers

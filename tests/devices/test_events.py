@@ -35,8 +35,6 @@ WAIT, REGISTER = "nvmlEventSetWait_v2", "nvmlDeviceRegisterEvents"
 
 
 class Events:
-    """The watcher, a round each half second."""
-
     def __init__(self, nvml: HandNvml) -> None:
         self.nvml = nvml
         clock = nvml.clock.monotonic

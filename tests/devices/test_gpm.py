@@ -21,8 +21,6 @@ RECEIVED = "pcie_receive_bytes_total"
 
 
 class Gpm:
-    """The worker, in rounds of a second."""
-
     def __init__(self, nvml: HandNvml) -> None:
         self.nvml = nvml
         self.worker = worker.GpmWorker(nvml.loops, 1.0, STUCK_AFTER_S, nvml.clock.monotonic)
@@ -53,7 +51,6 @@ class Gpm:
 
     @property
     def unfreed(self) -> int:
-        """Buffers of the driver."""
         return self.nvml.calls("nvmlGpmSampleAlloc") - self.nvml.calls("nvmlGpmSampleFree")
 
     def give_up(self, gpu: int, function: str) -> None:

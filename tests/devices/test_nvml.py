@@ -60,7 +60,6 @@ class Source:
         nvml.closing.append(self.source.close)
 
     def begin(self, gpus: int = 8) -> HandNvml:
-        """Until all are read, and their events too."""
         self.nvml.driver.set(gpus=gpus)
         self.nvml.rounds(3)
         assert self.nvml.up() == set(range(gpus))
@@ -72,12 +71,10 @@ class Source:
         self.wait(STUCK_AFTER_S + 1)
 
     def wait(self, seconds: float) -> None:
-        """In longer rounds, where it is long."""
         step_s = 1.0 if seconds < 30 else 5.0
         self.nvml.rounds(round(seconds / step_s), step_s)
 
     def wait_while(self, what: Callable[[], object], at_most_s: float = 40) -> None:
-        """Rounds until ``what`` ends."""
         for _ in range(round(at_most_s)):
             if not what():
                 return

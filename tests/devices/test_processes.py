@@ -170,9 +170,8 @@ def test_a_line_of_stat_is_read_with_any_name() -> None:
             parse_stat(other)
 
 
-def process(
-    pid: int, cpu_s: float = 0.0, waited_s: float = 0.0, *, parent: int = 1, start: int = 0
-) -> Process:
+def process(pid: int, cpu_s: float = 0.0, waited_s: float = 0.0, **more: int) -> Process:
+    parent, start = more.get("parent", 1), more.get("start", 0)
     return Process(pid, "R", parent, start, cpu_s, waited_s, 1000, io_wait_s=cpu_s / 10)
 
 
@@ -241,7 +240,7 @@ def test_waiting_for_disks_is_absent_where_the_kernel_does_not_account(tmp_path:
     assert io_wait_is_accounted(switch)
 
 
-def test_the_family_is_found_by_few_reads(
+def test_few_reads_find_a_family(
     parent: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []

@@ -33,8 +33,6 @@ NVML, LOG = (ADDRESS, "nvml"), (LOG_ADDRESS, "kernel_log")
 
 
 class Ledger(XidLedger):
-    """A ledger that knows the GPU, and its clock."""
-
     def __init__(self, known: bool = True) -> None:
         self.clock = ManualClock()
         super().__init__(self.clock.wall)
@@ -42,7 +40,6 @@ class Ledger(XidLedger):
             self.register(GPU, ADDRESS)
 
     def told(self, by: tuple[str, str], xid: int, times: int = 1) -> list[bool]:
-        """Whether each of these counted."""
         return [self.observe(by[0], xid, by[1]) for _ in range(times)]
 
     def total(self, xid: int, uuid: str = GPU) -> float | None:
@@ -289,9 +286,7 @@ def test_a_flood_is_read_in_bounded_rounds(
     assert node.total(79) == 1
 
 
-def test_a_missing_log_is_said(
-    tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_log_is_said(tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     node = begin(tmp_path / "none" / "kmsg")
     for _ in range(round(kernel_log.REOPEN_INTERVAL_S)):

@@ -204,7 +204,6 @@ def servers(with_hooks: ForkServer, with_torch: ForkServer) -> Iterator[Servers]
 
 
 def reported(server: ForkServer, folder: Folder, code: str) -> list[Any]:
-    """What the program put into ``reported``."""
     code = f"{PREAMBLE}{code}\nprint(json.dumps(reported), flush=True)\nos._exit(0)"
     process = server.fork(code, environ=folder.environment(HF_HUB_OFFLINE="1"))
     output, errors = process.communicate()

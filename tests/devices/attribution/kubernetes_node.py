@@ -98,13 +98,11 @@ class KubernetesNode:
         )
 
     def stop_kubelet(self) -> None:
-        """Its containers go on."""
         assert self._kubelet is not None
         _end(self._kubelet)
 
     @contextmanager
     def api_held(self) -> Iterator[None]:
-        """Meanwhile the API server answers no one."""
         assert self._api_server is not None
         self._api_server.send_signal(signal.SIGSTOP)
         try:

@@ -50,7 +50,6 @@ class Node:
 
 @pytest.fixture
 def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    """Without a kubelet yet."""
     monkeypatch.setattr(podresources_client, "DEADLINE_S", DEADLINE_S)
     away = Node(tmp_path)
     yield away

@@ -70,9 +70,7 @@ def test_the_configuration_says_who_is_asked(tmp_path: Path) -> None:
     assert names(slurm=str(tmp_path)) == ["cgroup", "kubelet", "slurm"]
 
 
-def test_a_failed_origin_leaves_its_last_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_origins_last_word_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sink = ManualClock(), RecordingSink()
     (tmp_path / "0").write_text("42\n")
     config = AttributionConfig(kubelet_socket=str(tmp_path / "none"), slurm=str(tmp_path))

@@ -48,7 +48,6 @@ def header_folder() -> Path:
 
 @functools.cache
 def setting_names() -> frozenset[str]:
-    """The settings of ``settings.def``."""
     text = (SOURCES / "settings.def").read_text()
     return frozenset(re.findall(r"^SETTING\((\w+),", text, re.MULTILINE))
 
