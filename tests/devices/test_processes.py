@@ -176,53 +176,38 @@ def process(pid: int, cpu_s: float = 0.0, waited_s: float = 0.0, **more: int) ->
 
 
 @pytest.mark.parametrize(
-    ("looks", "seen_s"),
+    "looks",
     [
         # Child 2 used 0.5 s more before it ended; a short one came and went unseen with 0.25 s.
-        (
-            [
-                (process(1, waited_s=2.0), [process(2, 5.0), process(3, 1.0)]),
-                (process(1, waited_s=2.0 + 5.5 + 0.25), [process(3, 2.0)]),
-            ],
-            [8.0, 8.0 + 0.5 + 0.25 + 1.0],
-        ),
+        [
+            (process(1, waited_s=2.0), [process(2, 5.0), process(3, 1.0)], 8.0),
+            (process(1, waited_s=2.0 + 5.5 + 0.25), [process(3, 2.0)], 8.0 + 0.5 + 0.25 + 1.0),
+        ],
         # No one waited for them.
-        (
-            [
-                (process(1), [process(2, 5.0), process(3, 1.0)]),
-                (process(1), [process(3, 1.5)]),
-                (process(1), []),
-            ],
-            [6.0, 6.5, 6.5],
-        ),
+        [
+            (process(1), [process(2, 5.0), process(3, 1.0)], 6.0),
+            (process(1), [process(3, 1.5)], 6.5),
+            (process(1), [], 6.5),
+        ],
         # A grandchild whose parent waited moves up without counting again.
-        (
-            [
-                (process(1), [process(2, 1.0), process(4, 3.0, parent=2)]),
-                (process(1), [process(2, 1.0, waited_s=3.0)]),
-                (process(1, waited_s=4.0), []),
-            ],
-            [4.0, 4.0, 4.0],
-        ),
+        [
+            (process(1), [process(2, 1.0), process(4, 3.0, parent=2)], 4.0),
+            (process(1), [process(2, 1.0, waited_s=3.0)], 4.0),
+            (process(1, waited_s=4.0), [], 4.0),
+        ],
         # A PID that was given out again is another child.
-        (
-            [
-                (process(1), [process(2, 5.0, start=10)]),
-                (process(1, waited_s=5.0), [process(2, 0.5, start=20)]),
-            ],
-            [5.0, 5.5],
-        ),
+        [
+            (process(1), [process(2, 5.0, start=10)], 5.0),
+            (process(1, waited_s=5.0), [process(2, 0.5, start=20)], 5.5),
+        ],
     ],
 )
-def test_what_children_used_counts_once(
-    looks: list[tuple[Process, list[Process]]], seen_s: list[float]
-) -> None:
-    usage, found_s = ProcessUsage(), []
-    for own, children in looks:
+def test_what_children_used_counts_once(looks: list[tuple[Process, list[Process], float]]) -> None:
+    usage = ProcessUsage()
+    for own, children, seen_s in looks:
         usage.update(own, children)
         values = usage.series(("1", "p"), io_wait=True)
-        found_s.append(values["process_cpu_seconds_total", ("1", "p", "children")])
-    assert found_s == seen_s
+        assert values["process_cpu_seconds_total", ("1", "p", "children")] == seen_s
 
 
 def test_waiting_for_disks_is_absent_where_the_kernel_does_not_account(tmp_path: Path) -> None:
