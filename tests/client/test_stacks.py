@@ -73,6 +73,14 @@ def test_the_pipe_is_the_processs_alone_full_and_gone_at_exit(folder: Folder) ->
     assert held(folder) == []
 
 
+def test_a_pipe_that_was_read_is_filled_again(folder: Folder) -> None:
+    with training(folder, WARPWATCH_HELD_STACKS="1") as found:
+        path = published(folder)
+        for _ in range(3):
+            assert b'"threads"' in drained(path, b'"threads"')
+        found.end()
+
+
 def test_a_call_that_holds_the_gil_is_written_once_someone_reads(folder: Folder) -> None:
     hold = "import ctypes\ndef hold():\n  ctypes.PyDLL(None).sleep(1000)\nhold()"
     with training(folder, **QUICK) as found:
@@ -155,9 +163,7 @@ import warpwatch
 monitor = warpwatch.attach(job="stacks")
 """
 
-WAITING = (
-    STEPPING
-    + """
+WAITING = f"""{STEPPING}
 lock = threading.Lock()
 lock.acquire()
 
@@ -177,11 +183,8 @@ while True:
     with monitor.step():
         time.sleep(0.01)
 """
-)
 
-REDUCING = (
-    STEPPING
-    + """
+REDUCING = f"""{STEPPING}
 import os, sys
 import torch, torch.distributed as dist
 
@@ -194,7 +197,6 @@ if sys.argv[2] == "0":
     dist.broadcast(torch.ones(5), 1)
 time.sleep(1000)
 """
-)
 
 
 attempts = itertools.count(1)
