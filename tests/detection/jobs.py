@@ -23,8 +23,8 @@ def none(step: int) -> float:
 class Steps:
     """``compute``, ``comm``: seconds on top of 0.8 and 0.2 of ``step_s``, by step."""
 
-    def __init__(self, step_s: float = 1.0, noise: float = 0.01, seed: int = 1):
-        self.step_s, self.noise = step_s, noise
+    def __init__(self, step_s: float = 1.0, noise: float = 0.01, seed: int = 1, first: int = 0):
+        self.step_s, self.noise, self.first = step_s, noise, first
         self.time, self.step = EPOCH_S, 0
         self._random = random.Random(seed)
 
@@ -40,7 +40,7 @@ class Steps:
             yield JobStep(
                 time=self.time,
                 job_id=JobId("", "llama", ""),
-                step=self.step,
+                step=self.first + self.step,
                 index=self.step,
                 duration_s=compute_s + comm_s,
                 common_s=compute_s + comm_s,

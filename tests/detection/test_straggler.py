@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 
@@ -12,6 +13,7 @@ from tests.detection.jobs import joined
 from tests.detection.streams import EPOCH_S, Job, alone, detection, kinds_of, lived, on, opened
 from warpwatch_detection.detectors.straggler import Straggler
 from warpwatch_detection.signals.peers import stages
+from warpwatch_detection.signals.work_scaling import WorkScaling
 from warpwatch_telemetry.log import Decoder, encode_line
 from warpwatch_telemetry.records import RankSeen, Step
 
@@ -201,3 +203,16 @@ def test_a_detector_whose_limit_is_above_what_it_is_to_find_says_that_it_is_blin
         sights = {sight.kind: sight for sight in engine.sights()}
         assert (sights["straggler"].blind, sights["step_regression"].blind) == (blind, blind)
         assert ("blind to 20%" in sights["straggler"].text) is blind
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 1.5])
+def test_the_exponent_of_work_is_learned_as_work_grows_and_as_it_shrinks(exponent: float) -> None:
+    scaling, source = WorkScaling(), random.Random(1)
+    for _ in range(500):
+        work = {rank: source.randrange(100, 3000) for rank in range(4)}
+        times = {rank: exponent * math.log(of) + 0.1 * rank for rank, of in work.items()}
+        scaling.explained(times, work)
+    assert scaling.exponent == pytest.approx(exponent, abs=0.01)
+    # A pause of one rank teaches next to nothing.
+    scaling.explained(times | {0: times[0] + 5.0}, work | {0: work[0] + 1})
+    assert scaling.exponent == pytest.approx(exponent, abs=0.01)

@@ -296,6 +296,23 @@ def test_a_schedules_capture_that_was_refused_is_asked_for_again_after_ten_minut
     fleet.run(poll)
 
 
+def test_what_is_due_is_read_under_the_clusters_lock(fleet, monkeypatch):
+    cluster, held = fleet.cluster, []
+    read = cluster.anomalies
+
+    def anomalies():
+        held.append(cluster.lock.locked())
+        return read()
+
+    monkeypatch.setattr(cluster, "anomalies", anomalies)
+
+    async def poll(captures: Captures) -> None:
+        await Schedules((SCHEDULE,), cluster, captures, fleet.clock.wall).advance()
+
+    fleet.run(poll)
+    assert held and all(held)
+
+
 def test_ranks_are_chosen_by_name_and_of_as_many_nodes_as_there_are() -> None:
     nodes = {rank: f"gpu-{rank // 8}" for rank in range(64)}
     assert choose(nodes, [13]) == (0, 13, 16, 24)

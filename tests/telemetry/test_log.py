@@ -167,6 +167,14 @@ def test_a_step_line_without_a_number_follows_one_that_was_read_by_its_types() -
     assert follower == Step(10.5, "a", 1, 8, 0.5)
 
 
+def test_steps_of_the_next_run_of_a_job_are_remembered_as_its_own() -> None:
+    decoder = Decoder()
+    line = '{{"type":"step","time":{},"job":"a","run":"{}","rank":1,"step":{},"duration_s":1}}\n'
+    decoder.decode_lines("".join(line.format(*of) for of in ((9, "x", 7), (10, "y", 2))).encode())
+    follower = decoder.decode_line(b'{"type":"step","time":10.5,"job":"a","run":"y","rank":1}')
+    assert follower == Step(10.5, "a", 1, 3, 0.5, run="y")
+
+
 def test_a_bad_byte_in_a_text_costs_no_line() -> None:
     line = b'{"type":"step","time":1,"job":"a\xff","rank":0,"step":1,"duration_s":1}'
     assert Decoder().decode_line(line) == Step(1.0, "a\N{REPLACEMENT CHARACTER}", 0, 1, 1.0)
