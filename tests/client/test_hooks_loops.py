@@ -80,7 +80,7 @@ LOOPS: dict[str, Counted] = {
 PARTS = {
     "a_clock_that_steps_no_more_and_slow_steps": {"other": 110},
     # The first batch came before data were known to be loaded.
-    "two_networks_on_one_batch": {"forward": 5 + 5, "other": 5},
+    "two_networks_on_one_batch": {"forward": 5 + 4, "other": 5},
     # Four batches in two steps. What runs between backward and the next batch is no phase.
     "phases": {"data_wait": 4, "forward": 4, "backward": 4, "optimizer": 2, "other": 4},
     # Two batches of four slow items, a part after each; then half of it, and a part. What follows

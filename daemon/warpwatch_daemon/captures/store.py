@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -51,7 +52,9 @@ class Store:
                     f"cannot write captures to {self.path}: {error.strerror}; set store.url"
                 ) from error
             logger.warning("the capture store %s: %s", self.path, error.strerror)
-        self._lock_fd = self._lock()
+        lock_fd = self._lock()
+        if lock_fd >= 0:
+            weakref.finalize(self, os.close, lock_fd)
 
     def _lock(self) -> int:
         """A second daemon on the store would take this one's captures for its own."""

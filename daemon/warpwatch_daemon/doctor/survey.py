@@ -32,7 +32,9 @@ _MODULE = "warpwatch_daemon.doctor.interview"
 
 def read(fd: int, timeout_s: float | None) -> bytes | None:
     """Return what the child has written, b"" at its end, or None after a silence of this time."""
-    return os.read(fd, 1 << 16) if select.select([fd], [], [], timeout_s)[0] else None
+    ready = select.poll()
+    ready.register(fd, select.POLLIN)
+    return os.read(fd, 1 << 16) if ready.poll(timeout_s and 1000 * timeout_s) else None
 
 
 def ask_driver(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import dataclass
 
 from warpwatch import protocol, rendezvous
@@ -22,15 +23,19 @@ class RingNews:
 
 
 class RingReader:
-    """``position``: the sequence number of the last record that was read."""
+    """``position``: the sequence number of the last record that was read.
+
+    The descriptor is closed by ``close`` or with the reader.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._close = weakref.finalize(self, os.close, fd)
         self.position = 0
         self._seen: tuple[int | None, protocol.Header] | None = None
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._close()
 
     def header(self) -> protocol.Header:
         """Raises ProtocolError when the file no longer is a ring."""

@@ -235,13 +235,13 @@ class RingTable:
         _check_kind(name, found)
         self._check_room(found.st_uid)
         fd = open_checked(folder_fd, name, os.O_RDONLY, lambda now: _check_kind(name, now))
+        reader = RingReader(fd)
         try:
             uid = os.fstat(fd).st_uid
-            reader = RingReader(fd)
             header = reader.header()
             said = claims.parse(header.metadata_text, self._pod_uid)
         except BaseException:
-            os.close(fd)
+            reader.close()
             raise
         created_time = header.identity.created_wall_ns / 1e9
         return OpenRing(name, reader, uid, self._owner(uid), created_time, said, self._pod_uid)
