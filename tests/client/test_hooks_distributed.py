@@ -14,7 +14,7 @@ from tests.client.fork_server import ForkServer
 pytestmark = pytest.mark.torch
 
 LATE_S = 5.0
-EXPLICIT = ("all_reduce", "all_reduce that blocks", "wait", "barrier", "object", "functional")
+EXPLICIT = ("all_reduce", "wait", "barrier", "object", "functional")
 RANK = "import sys\nfrom tests.client import two_ranks\ntwo_ranks.main(*sys.argv[1:])"
 
 Found = dict[str, Any]

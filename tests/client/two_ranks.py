@@ -104,7 +104,6 @@ def explicit() -> None:
     dist.barrier()
     calls = {
         "all_reduce": lambda: all_reduce(torch.ones(4)),
-        "all_reduce that blocks": lambda: dist.all_reduce(torch.ones(4), async_op=False),
         "wait": wait_for_work,
         "barrier": dist.barrier,
         "object": lambda: dist.all_gather_object([None, None], RANK),

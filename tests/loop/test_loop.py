@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.loop.cluster import loop_cluster
-from tests.loop.node import loop_node, poll
+from tests.loop.cluster import LoopCluster, loop_cluster
+from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import LOADING, STEPPING
 
 # A busy machine takes its time to begin a step.
@@ -23,30 +23,37 @@ PATIENT = {"arm_timeout_s": 300, "cooldown_s": 0}
 HANG = {"timeout_s": 20, "warmup_timeout_s": 0, "stopped_after_s": 3}
 
 
+def found(site: LoopNode | LoopCluster, kind: str) -> list[Any]:
+    return [one for one in site.get("anomalies") if one["kind"] == kind]
+
+
+def diagnosed(site: LoopNode | LoopCluster, anomaly: Any) -> list[Any]:
+    """The captures that the anomaly asked for, once they have a diagnosis."""
+    captures = site.get("captures")
+    asked = [one for one in captures if one["request"]["anomaly_id"] == anomaly["id"]]
+    return [capture for capture in asked if capture["diagnosis"]]
+
+
+def is_over(site: LoopNode | LoopCluster, kind: str) -> bool:
+    return all(one["end_time"] for one in found(site, kind))
+
+
 @pytest.mark.torch
 def test_a_slow_data_loader_is_found_captured_and_diagnosed(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     with loop_node(tmp_path, triggers=PATIENT) as node:
+
+        def logs() -> str:
+            return node.log("rank0") + node.log("daemon")
+
         node.start_daemon()
         command = ["-m", "warpwatch", "run", "--job", "loading", "--", sys.executable]
         node.start("rank0", [*command, "-c", LOADING, str(slow)], node.rank_environment(0, 1))
-
-        def is_learned() -> bool:
-            return any(rank["steps_total"] > 200 for rank in node.get("ranks"))
-
-        def found() -> list[Any]:
-            return [one for one in node.get("anomalies") if one["kind"] == "data_stall"]
-
-        def captured() -> list[Any]:
-            captures = node.get("captures")
-            asked = [c for c in captures if c["request"]["anomaly_id"] == stall["id"]]
-            return [capture for capture in asked if capture["diagnosis"]]
-
-        poll(is_learned, lambda: node.log("rank0") + node.log("daemon"))
+        poll(lambda: any(rank["steps_total"] > 200 for rank in node.get("ranks")), logs)
         slow.touch()
-        (stall,) = poll(found, lambda: node.log("daemon"))
+        (stall,) = poll(lambda: found(node, "data_stall"), logs)
         assert (stall["job"], stall["severity"]) == ("loading", "warning")
-        (capture,) = poll(captured, lambda: node.log("daemon") + str(node.get("captures")))
+        (capture,) = poll(lambda: diagnosed(node, stall), logs)
         assert (capture["outcome"], capture["ranks"][0]["verified"]) == ("complete", True)
         assert capture["diagnosis"]["verdict"] == "data_loading"
         assert "num_workers" in capture["diagnosis"]["findings"][0]["advice"]
@@ -55,7 +62,7 @@ def test_a_slow_data_loader_is_found_captured_and_diagnosed(tmp_path: Path) -> N
         labels = {"kind": "torch", "trigger": "anomaly", "outcome": "complete"}
         assert node.metric("warpwatch_captures_total", **labels) == 1
         slow.unlink()
-        poll(lambda: all(one["end_time"] for one in found()), lambda: node.log("daemon"))
+        poll(lambda: is_over(node, "data_stall"), logs)
 
 
 def test_a_rank_that_stops_is_one_hang_of_a_job_over_two_nodes(tmp_path: Path) -> None:
@@ -67,26 +74,17 @@ def test_a_rank_that_stops_is_one_hang_of_a_job_over_two_nodes(tmp_path: Path) -
         ]
 
         def both_step() -> bool:
-            return [rank["host"] for rank in cluster.get("ranks")] == ["gpu-1", "gpu-2"] and all(
-                rank["steps_total"] > 50 for rank in cluster.get("ranks")
-            )
-
-        def found() -> list[Any]:
-            return [one for one in cluster.get("anomalies") if one["kind"] == "hang"]
-
-        def captured() -> list[Any]:
-            captures = cluster.get("captures")
-            asked = [c for c in captures if c["request"]["anomaly_id"] == hang["id"]]
-            return [capture for capture in asked if capture["diagnosis"]]
+            known = cluster.get("ranks")
+            stepped = [rank["host"] for rank in known if rank["steps_total"] > 50]
+            return stepped == ["gpu-1", "gpu-2"]
 
         poll(both_step, cluster.log)
         os.kill(ranks[1].pid, signal.SIGSTOP)
-        (hang,) = poll(found, cluster.log)
+        (hang,) = poll(lambda: found(cluster, "hang"), cluster.log)
         assert (hang["rank"], hang["node"], hang["judged_by"]) == (1, "gpu-2", "fleet")
-        (capture,) = poll(captured, cluster.log)
+        (capture,) = poll(lambda: diagnosed(cluster, hang), cluster.log)
         assert capture["request"]["kind"] == "stacks"
         assert {one["node"]: one["state"] for one in capture["ranks"]}["gpu-1"] == "written"
-        for node in cluster.nodes:
-            assert [one for one in node.get("anomalies") if one["kind"] == "hang"] == []
+        assert [found(node, "hang") for node in cluster.nodes] == [[], []]
         os.kill(ranks[1].pid, signal.SIGCONT)
-        poll(lambda: all(one["end_time"] for one in found()), cluster.log)
+        poll(lambda: is_over(cluster, "hang"), cluster.log)

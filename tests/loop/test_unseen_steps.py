@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
-from warpwatch_daemon.cli import main
 
 pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
@@ -61,36 +60,3 @@ def test_backwards_that_go_on_without_a_step_are_no_hang(node: LoopNode, tmp_pat
     stop.touch()
     (hang,) = poll(lambda: node.get("anomalies"), "a hang: " + node.log("daemon"))
     assert (hang["kind"], hang["job"], hang["step"]) == ("hang", "by-hand", 39)
-
-
-# No hook sees its optimizer, and the last resort is 640 backwards away: it accumulates, maybe.
-STEPLESS = """
-import pathlib, sys, time
-import torch
-
-net = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-for _ in range(130):
-    net(torch.ones(4, 8)).sum().backward()
-    optimizer.step()
-time.sleep(1000)
-"""
-
-
-def test_a_program_without_a_step_says_what_mends_it_and_refuses_captures(
-    node: LoopNode, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["-m", "warpwatch", "run", "--job", "stepless", "--", sys.executable, "-c", STEPLESS]
-    own = node.rank_environment(0, 1)
-    node.start("rank0", command, own | {"WARPWATCH_HOOKS": "backward"})
-    poll(
-        lambda: [r for r in node.get("ranks") if r["calls_without_step"] >= 130],
-        "calls without a step: " + node.log("rank0"),
-    )
-    assert main(["status", "--url", node.url]) == 0
-    shown = capsys.readouterr().out
-    assert "no end of a step seen in 130 backwards" in shown
-    assert "put `with warpwatch.attach().step():` around a step" in shown
-    answer = node.http.post("/api/v1/captures", json={"job": "stepless", "kind": "torch"})
-    assert answer.status_code == 409, answer.text
-    assert "no end of a step seen in 130" in answer.text
