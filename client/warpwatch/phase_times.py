@@ -189,23 +189,25 @@ class PhaseTimes:
             self.gpu.end(step, event, now, self.ring, begins=what == NEXT)
 
     def _write(self, steps: list[StepRow]) -> None:
-        """Count steps whose times are known, in order, and write them."""
-        if not steps:
-            return
+        """Count steps whose times are known, in order, and write them; a new ring gets the totals
+        also if no step comes any more."""
         phases = len(self.phase_names)
-        columns = [*zip(*(words for _, _, words in steps))]
-        totals = self._totals[:]
-        totals[NUMBER] += len(steps)
-        for index in (DURATION, SAMPLES, TOKENS, *range(FIRST_PHASE, FIRST_PHASE + phases)):
-            totals[index] += sum(columns[index])
-        self._totals = totals
+        if steps:
+            columns = [*zip(*(words for _, _, words in steps))]
+            totals = self._totals[:]
+            totals[NUMBER] += len(steps)
+            for index in (DURATION, SAMPLES, TOKENS, *range(FIRST_PHASE, FIRST_PHASE + phases)):
+                totals[index] += sum(columns[index])
+            self._totals = totals
         ring = self.ring
-        if ring is not None:
-            if ring is not self._known_ring:
-                self._known_ring = ring
-                for index in range(phases):
-                    self._define(ring, index)
-            ring.write_steps(steps, totals, phases)
+        is_new = ring is not self._known_ring and self._totals[NUMBER]
+        if ring is None or not (steps or is_new):
+            return
+        if is_new:
+            self._known_ring = ring
+            for index in range(phases):
+                self._define(ring, index)
+        ring.write_steps(steps, self._totals, phases)
 
     def _define(self, ring: RingWriter, index: int) -> None:
         payload = protocol.PHASE.pack(index) + self.phase_names[index].encode()

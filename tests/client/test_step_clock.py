@@ -7,17 +7,19 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.client.daemon_side import Ring
 from tests.client.interrupts import interrupted
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
 from warpwatch import faults, steps
 from warpwatch.captures.control import Captures
 from warpwatch.monitor import Monitor
-from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS, RingWriter
+from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS, RingWriter, create
 from warpwatch.steps import StepClock
 
 
@@ -231,6 +233,22 @@ def test_an_interrupt_at_the_begin_of_a_phase_leaves_none_open(watched: Monitor)
         watched.clock.settle()
         assert watched.clock.current == DURATION
     assert lines >= 3
+
+
+def test_a_ring_that_comes_after_the_last_step_has_the_totals(
+    watched: Monitor, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        with watched.step(samples=4):
+            pass
+    watched.clock.settle()
+    folder = os.open(tmp_path, os.O_RDONLY)
+    watched.clock.ring = ring = create(folder, "late", {})
+    watched.clock.settle()
+    totals = Ring(tmp_path / "late.ring").header.totals
+    assert (totals.steps, totals.samples) == (3, 12)
+    ring.close()
+    os.close(folder)
 
 
 def test_a_closed_file_is_no_error(watched: Monitor, clock: ManualClock, ring: RingWriter) -> None:
