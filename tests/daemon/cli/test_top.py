@@ -110,11 +110,11 @@ def test_trouble_is_marked_and_comes_first_and_a_fleets_device_names_its_node():
     }  # fmt: skip
     lost = {**device, "uuid": "GPU-2", "index": 2, "source": "gpu-7", "up": False, "reason": "lost"}
     rank = {"device": "GPU-1", "status": "stopped", "job": "llama", "name": "3"}
-    reading = Reading(0.0, "", [device, lost], [rank], [], [])
+    reading = Reading(0.0, "", [device, lost], [rank, {**rank, "name": "4"}], [], [])
     (first, shown), (second, well) = rows.device_rows(reading, wide=False)
     assert (first, second) == ("GPU-2", "GPU-1")
     assert (str(shown[0]), str(shown[-1])) == ("gpu-7 2", "! lost")
-    assert (str(well[0]), str(well[-1])) == ("1", "llama 3")
+    assert (str(well[0]), str(well[-1])) == ("1", "llama 3, llama 4")
 
 
 @pytest.mark.parametrize(
