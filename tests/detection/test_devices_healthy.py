@@ -52,7 +52,7 @@ HABITS: dict[str, Fault] = {
     "short peaks": lambda since_s, _: {key("throttle_seconds_total", "sw_thermal"): since_s // 60},
     "it is warm": lambda *_: {key("temperature_celsius", "gpu"): 80.0},
     # The counter is known, so that a state that flickers does not count.
-    "a state flickers": lambda *_: {key("throttle_active", "sw_thermal"): 1.0},
+    "a state flickers": lambda since_s, _: {key("throttle_active", "sw_thermal"): since_s % 3 > 0},
 }
 
 
@@ -119,21 +119,43 @@ def test_margins_stand_in_for_thresholds() -> None:
     assert (anomaly.kind, anomaly.value, anomaly.baseline) == ("overheating", 84.0, 87.0)
 
 
-def test_while_heat_throttles_it_is_not_found_twice() -> None:
+HOT_C, COUNTED_S = key("temperature_celsius", "gpu"), key("throttle_seconds_total", "sw_thermal")
+CLOCK, HW_STATE = key("clock_hertz", "sm"), key("throttle_active", "hw_thermal")
+SW_STATE, CAPPED = key("throttle_active", "sw_thermal"), key("throttle_active", "sw_power_cap")
+SET_CLOCKS = key("throttle_active", "application_clocks")
+
+
+@pytest.mark.parametrize(
+    ("before", "values", "kind", "says"),
+    [
+        # As in the field: the violation counter stands still.
+        (
+            {},
+            {HOT_C: 91, HW_STATE: 1, key("throttle_active", "hw_slowdown"): 1, CLOCK: 0.9e9},
+            "thermal_throttle",
+            "at 91 °C; the SM clock is 900 MHz of 1980 MHz; the driver: hw_thermal counter 0%, "
+            "state 93%, sw_thermal counter 0%, state 0%",
+        ),
+        ({}, {SW_STATE: 1}, "thermal_throttle", "sw_thermal counter 0%, state 93%"),
+        ({}, {HOT_C: 91, CLOCK: 0.9e9}, "thermal_throttle", "too hot, and the SM clock low under"),
+        ({}, {HOT_C: 88, SW_STATE: 1, COUNTED_S: 1e3, CLOCK: 1.2e9}, "thermal_throttle", "at 88 °"),
+        # What was set explains the clock.
+        ({}, {HOT_C: 91, CLOCK: 0.9e9, CAPPED: 1}, "overheating", "4 °C above the 87 °C"),
+        ({}, {HOT_C: 91, CLOCK: 0.9e9, SET_CLOCKS: 1}, "overheating", "is at 91 °C"),
+        ({CLOCK: 0.9e9}, {HOT_C: 91, CLOCK: 0.9e9}, "overheating", "is at 91 °C"),
+    ],
+)
+def test_one_witness_of_heat_is_enough_and_a_set_clock_is_none(
+    before: Metrics, values: Metrics, kind: str, says: str
+) -> None:
     node, engine = Node(), detection()
-
-    def too_hot(since_s: float, values: Metrics) -> Metrics:
-        return {
-            key("temperature_celsius", "gpu"): 88.0,
-            key("throttle_active", "sw_thermal"): 1.0,
-            key("throttle_seconds_total", "sw_thermal"): since_s,
-            key("clock_hertz", "sm"): 1.2e9,
-        }
-
-    opened(engine, node.readings(150))
-    found = opened(engine, node.readings(200, too_hot))
-    assert [a.kind for a in found] == ["thermal_throttle"]
-    assert "at 88 °C; the SM clock is 1200 MHz of 1980 MHz" in found[0].summary
+    opened(engine, node.readings(150, lambda *_: before))
+    early = opened(engine, node.readings(33, lambda *_: values))
+    found = [*early, *opened(engine, node.readings(200, lambda *_: values))]
+    assert [a.kind for a in found] == [kind]
+    assert (early == found) == (kind == "thermal_throttle")
+    assert says in found[0].summary
+    assert engine.active[0].id == found[0].id
 
 
 def test_readings_that_say_nothing_end_nothing_and_raise_nothing() -> None:

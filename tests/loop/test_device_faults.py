@@ -29,7 +29,15 @@ CONFIG = {
     "anomalies": {"hold_s": 4, "reopen_s": 0},
 }
 HW_SLOWDOWN, HW_THERMAL, POWER_BRAKE = 0x8, 0x40, 0x80
+# NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN.
+HW_THERMAL_NS = 270
 CONTAINED_MEMORY_ERROR = 94
+
+
+def throttle_uncounted(driver: FakeDriver, gpu: int) -> None:
+    """Let heat cut clocks while the counter of the time stands still."""
+    driver.field(HW_THERMAL_NS, value=0, gpu=gpu)
+    driver.set(gpu, throttle_reasons=HW_SLOWDOWN | HW_THERMAL)
 
 
 def break_all(driver: FakeDriver, kinds: tuple[str, ...]) -> None:
@@ -40,7 +48,7 @@ def break_all(driver: FakeDriver, kinds: tuple[str, ...]) -> None:
         "xid": lambda gpu: driver.xid(gpu, CONTAINED_MEMORY_ERROR),
         "ecc_uncorrectable": lambda gpu: driver.set(gpu, ecc_uncorrected=2),
         "row_remap": lambda gpu: driver.set(gpu, remap_pending=True),
-        "thermal_throttle": lambda gpu: driver.set(gpu, throttle_reasons=HW_SLOWDOWN | HW_THERMAL),
+        "thermal_throttle": lambda gpu: throttle_uncounted(driver, gpu),
         "power_brake": lambda gpu: driver.set(gpu, throttle_reasons=HW_SLOWDOWN | POWER_BRAKE),
         "clock_drop": lambda gpu: driver.set(gpu, clock_mhz=900),
         "pcie_degraded": lambda gpu: driver.set(gpu, pcie_width=4),

@@ -40,11 +40,13 @@ NETWORK_CAUSES: Mapping[str, tuple[str, ...]] = {
     "crash": ("network_link_down",),
 }
 
-# One memory error shows as an XID, in the ECC counters, and as rows taken out of use. Of XIDs
-# only those that speak of memory.
-MEMORY_CAUSES: Mapping[str, tuple[str, ...]] = {
+# One fault of a device that shows in several ways. A memory error: as an XID (only those that are
+# about memory), in the ECC counters, and as rows taken out of use. Heat: as temperature and clock.
+SAME_FAULT: Mapping[str, tuple[str, ...]] = {
     "ecc_uncorrectable": ("xid",),
     "row_remap": ("xid", "ecc_uncorrectable"),
+    "overheating": ("thermal_throttle",),
+    "clock_drop": ("thermal_throttle",),
 }
 
 # What is found about a job explains that nothing runs on its devices.

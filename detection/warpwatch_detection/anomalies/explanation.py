@@ -5,7 +5,7 @@ the device that its rank runs on (``DEVICE_CAUSES``). Of a finding about a job a
 its devices is the cause if it stopped the job; if the job is slow, half of them must be at fault:
 one slow device is one slow rank. What stops a job is explained only by a critical fault, and by no
 XID that a program brings on itself. What is found about a device is explained by what its job does
-(``JOB_CAUSES``), or by the same memory error seen elsewhere (``MEMORY_CAUSES``).
+(``JOB_CAUSES``), or by the same fault seen in another way (``SAME_FAULT``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from warpwatch_detection.anomalies.causes import (
     DEVICE_CAUSES,
     EXPLAINED_BY,
     JOB_CAUSES,
-    MEMORY_CAUSES,
     NETWORK_CAUSES,
+    SAME_FAULT,
 )
 from warpwatch_detection.anomalies.rank_devices import RankDevices
 from warpwatch_detection.anomalies.register_state import Key, TrackedAnomaly
@@ -35,9 +35,9 @@ def cause_of(
 ) -> TrackedAnomaly | None:
     """The active anomaly that explains a finding of this kind about this job, rank or device."""
     kind, job, device = key
-    if job is None and kind in MEMORY_CAUSES:
+    if job is None and kind in SAME_FAULT:
         memory = {of: known for of, known in active.items() if _is_of_memory(known.anomaly)}
-        return _first(memory, ((cause, None, device) for cause in MEMORY_CAUSES[kind]))
+        return _first(memory, ((cause, None, device) for cause in SAME_FAULT[kind]))
     if job is None:
         jobs = ranks.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
         return _first(active, ((cause, of, None) for of in jobs for cause in JOB_CAUSES[kind]))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warpwatch_detection.detector import NEVER
+from warpwatch_detection.detectors.devices.heat import is_too_hot
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
-from warpwatch_detection.detectors.devices.series import Metrics, series, utilization
+from warpwatch_detection.detectors.devices.series import Metrics, is_loaded, series
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
 from warpwatch_telemetry.device_metrics import THROTTLE_REASONS, TIMED_THROTTLE_REASONS
 from warpwatch_telemetry.records import DeviceReading
@@ -16,8 +17,6 @@ ACTIVE = tuple(series("throttle_active", reason) for reason in THROTTLE_REASONS)
 TIMED = tuple(series("throttle_seconds_total", reason) for reason in TIMED_THROTTLE_REASONS)
 # Load moves the clock of a healthy GPU by 5 to 10 %.
 MIN_DROP = 0.15
-# Below half of its utilization the driver lowers clocks by itself.
-MIN_UTILIZATION = 0.5
 # Clocks are means over blocks; the device's own level is known from READY_BLOCKS on.
 BLOCK_S = 20.0
 READY_BLOCKS = 4
@@ -50,7 +49,10 @@ class ClockDevice(Watched):
 
 
 class ClockDrop(DeviceWatch[ClockDevice]):
-    """A reason that the driver gives explains a lower clock: power, heat, clocks that were set."""
+    """A reason that the driver gives explains a lower clock: power, heat, clocks that were set.
+
+    So does heat itself (`thermal_throttle`).
+    """
 
     kind = "clock_drop"
     device_type = ClockDevice
@@ -59,13 +61,13 @@ class ClockDrop(DeviceWatch[ClockDevice]):
 
     def examine(self, device: ClockDevice, seen: DeviceReading) -> Symptom | None:
         metrics, now = seen.metrics, seen.time
-        clock_hz, busy, reasons = metrics.get(CLOCK), utilization(metrics), _reasons(metrics)
-        if clock_hz is None or busy is None or reasons is None:
+        clock_hz, loaded, reasons = metrics.get(CLOCK), is_loaded(metrics), _reasons(metrics)
+        if clock_hz is None or loaded is None or reasons is None:
             return None
         explained = _held_share(device, metrics, now) > EXPLAINED_SHARE or reasons
         if device.begun is None or not 0 <= now - device.begun <= MOST_BLOCKS * BLOCK_S:
             _begin(device, now)
-        if busy < MIN_UTILIZATION:
+        if not loaded:
             return None
         if explained:
             device.explained += 1
@@ -120,6 +122,6 @@ def _held_share(device: ClockDevice, metrics: Metrics, now: float) -> float:
 
 
 def _reasons(metrics: Metrics) -> bool | None:
-    """Whether any reason holds clocks down now; None: not known."""
+    """Return whether a reason or heat holds clocks down now; None if reasons are unknown."""
     active = [value for key in ACTIVE if (value := metrics.get(key)) is not None]
-    return any(active) if active else None
+    return any(active) or is_too_hot(metrics) if active else None

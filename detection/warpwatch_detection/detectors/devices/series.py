@@ -24,3 +24,13 @@ def utilization(metrics: Metrics) -> float | None:
     """
     busy = metrics.get(_UTILIZATION)
     return metrics.get(_GRAPHICS) if busy is None else busy
+
+
+# Below half of its utilization the driver lowers clocks by itself.
+MIN_UTILIZATION = 0.5
+
+
+def is_loaded(metrics: Metrics) -> bool | None:
+    """Return whether the device has enough to do for its full clock; None if that is unknown."""
+    busy = utilization(metrics)
+    return None if busy is None else busy >= MIN_UTILIZATION

@@ -1,5 +1,7 @@
-"""Clocks held down by heat or by power: shares of time, from the driver's own counters.
+"""Clocks held down by heat or by power, by three witnesses: one is enough.
 
+The driver counts the time of a reason, it names the reasons of the moment (the state), and the
+clock itself falls. A counter may stand still while its reason holds, so the others are asked, too.
 A power cap in software is how a busy GPU keeps its limit: it is no fault and not judged.
 """
 
@@ -9,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from warpwatch_detection.detectors.devices.heat import is_too_hot
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Symptom
-from warpwatch_detection.detectors.devices.series import Metrics, series
+from warpwatch_detection.detectors.devices.series import Metrics, is_loaded, series
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
 from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.metric import SeriesKey
@@ -23,37 +26,87 @@ _ACTIVE = {
     reason: series("throttle_active", reason)
     for reason in ("sw_thermal", "hw_thermal", "hw_power_brake", HW_SLOWDOWN)
 }
+# What explains a low clock of a hot GPU otherwise: limits that were set, and idling.
+_EXPLAINING = tuple(
+    series("throttle_active", reason)
+    for reason in ("idle", "application_clocks", "sw_power_cap", "sync_boost", "display_clocks")
+)
 # A tenth of half a minute costs a job some per cent, and no single short peak counts.
 MIN_SHARE = 0.10
+# A state that the counter contradicts, or a low clock alone, must last for nearly all of it.
+MIN_CONTRADICTED_SHARE = 0.90
 # It is over once the share was below half of that for as long.
 WINDOW_S = 30.0
 # A state that was read stands for at most so long.
 STANDS_S = 10.0
+# Load moves the clock of a healthy GPU by 5 to 10 %.
+MIN_DROP = 0.15
+CLOCK_ALONE = "clock"
 
 
 @dataclass(slots=True)
 class ThrottleReason:
-    """``counted``: the driver counts its time; else ``active_s`` does, by the states read."""
+    """How long one reason has held clocks down, by the driver's counter and by its states.
 
-    growth: CounterGrowth = field(default_factory=CounterGrowth)
-    counted: bool = False
+    strict: a state must last, as the driver counts the time too, or does not give this reason.
+    active_s: under load, by the states that were read.
+    """
+
+    strict: bool = False
+    counter: CounterGrowth = field(default_factory=CounterGrowth)
+    states: CounterGrowth = field(default_factory=CounterGrowth)
     active_s: float = 0.0
     read_time: float | None = None
+    counter_share: float = 0.0
+    state_share: float = 0.0
+
+    def read(self, now: float, total_s: float | None, active: bool | None) -> bool:
+        """Take a reading; return whether either of them is known."""
+        if total_s is not None:
+            self.strict = True
+            self.counter_share = _share(self.counter, now, total_s)
+        if active is not None:
+            if active and self.read_time is not None:
+                self.active_s += min(STANDS_S, max(0.0, now - self.read_time))
+            self.read_time = now
+            self.state_share = _share(self.states, now, self.active_s)
+        return self.read_time is not None or self.counter.last is not None
+
+    @property
+    def symptom(self) -> Symptom:
+        """The witness that is further beyond its own limit."""
+        state_limit = MIN_CONTRADICTED_SHARE if self.strict else MIN_SHARE
+        shares = ((self.counter_share, MIN_SHARE), (self.state_share, state_limit))
+        share, limit = max(shares, key=lambda one: one[0] / one[1])
+        return Symptom(share / limit, share, None, limit)
+
+    @property
+    def words(self) -> str:
+        state = f"state {self.state_share:.0%}"
+        return state if self.counter.last is None else f"counter {self.counter_share:.0%}, {state}"
+
+
+def _share(growth: CounterGrowth, now: float, total_s: float) -> float:
+    return min(1.0, growth.add(now, total_s, WINDOW_S) / WINDOW_S)
 
 
 @dataclass(slots=True)
 class ThrottledDevice(Watched):
-    """``worst``: the reason with the largest share; the rest as read last."""
+    """``worst``: the reason that is furthest beyond its limit; the rest as read last.
+
+    cool_hz: the clock that it had under load before it was too hot; 0: not known.
+    """
 
     reasons: dict[str, ThrottleReason] = field(default_factory=dict)
     worst: str = ""
     temperature_c: float | None = None
     clock_hz: float | None = None
     clock_max_hz: float | None = None
+    cool_hz: float = 0.0
 
 
 class Throttle(DeviceWatch[ThrottledDevice]):
-    """The larger share of several reasons: their times overlap."""
+    """The worst of several reasons: their times overlap."""
 
     # The series of each reason's time, and its words.
     timed: ClassVar[dict[str, SeriesKey]]
@@ -63,34 +116,31 @@ class Throttle(DeviceWatch[ThrottledDevice]):
     clear_s = WINDOW_S
 
     def examine(self, device: ThrottledDevice, seen: DeviceReading) -> Symptom | None:
-        shares: dict[str, float] = {}
-        for name, total_s in self._totals(device, seen.metrics, seen.time):
-            grown_s = device.reasons[name].growth.add(seen.time, total_s, WINDOW_S)
-            shares[name] = min(1.0, grown_s / WINDOW_S)
-        if not shares:
+        symptoms: dict[str, Symptom] = {}
+        for name, total_s, active in self._witnesses(device, seen.metrics):
+            reason = device.reasons.get(name)
+            if reason is None:
+                reason = device.reasons[name] = ThrottleReason(strict=name == CLOCK_ALONE)
+            if reason.read(seen.time, total_s, active):
+                symptoms[name] = reason.symptom
+        if not symptoms:
             return None
-        device.worst = max(shares, key=lambda name: shares[name])
-        share = shares[device.worst]
-        if share:
+        device.worst = max(symptoms, key=lambda name: symptoms[name].excess)
+        worst = symptoms[device.worst]
+        if worst.value:
             device.temperature_c = seen.metrics.get(TEMPERATURE)
             device.clock_hz = seen.metrics.get(CLOCK)
             device.clock_max_hz = seen.metrics.get(CLOCK_MAX)
-        return Symptom(share / MIN_SHARE, share, None, MIN_SHARE)
+        return worst
 
-    def _totals(
-        self, device: ThrottledDevice, metrics: Metrics, now: float
-    ) -> Iterator[tuple[str, float]]:
-        """Seconds for which each reason has held clocks down so far, of those that are known."""
+    def _witnesses(
+        self, device: ThrottledDevice, metrics: Metrics
+    ) -> Iterator[tuple[str, float | None, bool | None]]:
+        """Yield each reason, the seconds that the driver counts, and its state under load."""
+        loaded = is_loaded(metrics) is not False
         for name, key in self.timed.items():
-            reason = device.reasons.get(name) or device.reasons.setdefault(name, ThrottleReason())
-            total_s = metrics.get(key)
-            if total_s is not None:
-                reason.counted = True
-                yield name, total_s
-            elif not reason.counted:
-                active = metrics.get(_ACTIVE[name])
-                if active is not None:
-                    yield name, _integrate(reason, bool(active), now)
+            active = metrics.get(_ACTIVE[name])
+            yield name, metrics.get(key), None if active is None else loaded and bool(active)
 
     def describe(self, device: ThrottledDevice) -> str:
         share = device.hysteresis.value or 0.0
@@ -102,7 +152,9 @@ class Throttle(DeviceWatch[ThrottledDevice]):
         if device.clock_hz and device.clock_max_hz:
             clock, highest = device.clock_hz / 1e6, device.clock_max_hz / 1e6
             text += f"; the SM clock is {clock:.0f} MHz of {highest:.0f} MHz"
-        return text
+        reasons = device.reasons.items()
+        said = [f"{name} {reason.words}" for name, reason in reasons if name != CLOCK_ALONE]
+        return f"{text}; the driver: {', '.join(said)}"
 
 
 class ThermalThrottle(Throttle):
@@ -113,11 +165,20 @@ class ThermalThrottle(Throttle):
     words: ClassVar = {
         "hw_thermal": "heat made the hardware cut clocks (hw_thermal) during",
         "sw_thermal": "heat held clocks down (sw_thermal) during",
+        CLOCK_ALONE: "too hot, and the SM clock low under load, during",
     }
 
     def severity(self, device: ThrottledDevice) -> Severity:
         """The hardware's own protection halves clocks or worse: cooling has failed."""
         return "critical" if device.worst == "hw_thermal" else "warning"
+
+    def _witnesses(
+        self, device: ThrottledDevice, metrics: Metrics
+    ) -> Iterator[tuple[str, float | None, bool | None]]:
+        yield from super()._witnesses(device, metrics)
+        slow = _is_slow_by_heat(device, metrics)
+        if slow is not None:
+            yield CLOCK_ALONE, None, slow
 
 
 class PowerBrake(Throttle):
@@ -131,19 +192,26 @@ class PowerBrake(Throttle):
         HW_SLOWDOWN: "power made the hardware cut clocks (hw_slowdown) during",
     }
 
-    def _totals(
-        self, device: ThrottledDevice, metrics: Metrics, now: float
-    ) -> Iterator[tuple[str, float]]:
-        yield from super()._totals(device, metrics, now)
+    def _witnesses(
+        self, device: ThrottledDevice, metrics: Metrics
+    ) -> Iterator[tuple[str, float | None, bool | None]]:
+        yield from super()._witnesses(device, metrics)
         slowed, hot = metrics.get(_ACTIVE[HW_SLOWDOWN]), metrics.get(_ACTIVE["hw_thermal"])
-        if slowed is None or hot is None:
-            return
-        reason = device.reasons.setdefault(HW_SLOWDOWN, ThrottleReason())
-        yield HW_SLOWDOWN, _integrate(reason, bool(slowed and not hot), now)
+        if slowed is not None and hot is not None:
+            cool = not hot and not is_too_hot(metrics)
+            yield HW_SLOWDOWN, None, bool(slowed) and cool and is_loaded(metrics) is not False
 
 
-def _integrate(reason: ThrottleReason, active: bool, now: float) -> float:
-    if active and reason.read_time is not None:
-        reason.active_s += min(STANDS_S, max(0.0, now - reason.read_time))
-    reason.read_time = now
-    return reason.active_s
+def _is_slow_by_heat(device: ThrottledDevice, metrics: Metrics) -> bool | None:
+    """Return whether nothing but heat explains a low clock; None if clock or load is unknown."""
+    clock_hz, reasons = metrics.get(CLOCK), [metrics.get(key) for key in _EXPLAINING]
+    if clock_hz is None or is_loaded(metrics) is None or None in reasons:
+        return None
+    if not is_loaded(metrics) or any(reasons):
+        return False
+    if not is_too_hot(metrics):
+        device.cool_hz = clock_hz
+        return False
+    # A clock that was as low before is locked.
+    usual_hz = device.cool_hz or metrics.get(CLOCK_MAX, 0.0)
+    return clock_hz < (1 - MIN_DROP) * usual_hz
