@@ -130,7 +130,7 @@ _WRONG_ROW = Row(
             "Each anomaly that is active, and the job, rank or GPU that it is about. The "
             f"agent's page has its evidence and its capture. {EMPTY_WHEN_HEALTHY}",
             [Column(f"{series('anomaly_info')} == 1")],
-            hidden=["__name__", "job", "uuid"],
+            hidden=["__name__", "job", "uuid", "link"],
             width=16,
             links=[links.node_of_row(), links.job_of_row()],
         ),

@@ -39,8 +39,7 @@ def of_jobs() -> list[builders.AnnotationQuery]:
 
 
 def _anomalies(promql: str) -> builders.AnnotationQuery:
-    about = "{{training_job}} rank {{rank}} GPU {{gpu}}"
-    return _from_metrics("Anomalies", "red", promql, "{{kind}} ({{severity}})", about)
+    return _from_metrics("Anomalies", "red", promql, "{{kind}} ({{severity}})", "{{summary}}")
 
 
 def _captures(of: str = "") -> builders.AnnotationQuery:

@@ -97,7 +97,7 @@ _OVERVIEW_ROW = Row(
             "What is wrong with these nodes, their GPUs and ranks. The agent's page has the "
             f"evidence and the capture. {EMPTY_WHEN_HEALTHY}",
             [Column(f"{series('anomaly_info')} == 1")],
-            hidden=["__name__", "job", "uuid"],
+            hidden=["__name__", "job", "uuid", "link"],
             width=16,
             links=[links.job_of_row()],
         ),

@@ -20,6 +20,7 @@ from warpwatch_dashboards.panels import Limits, Look, complete, thresholds
 _TITLES = {
     "kind": "Kind",
     "severity": "Severity",
+    "summary": "What",
     "scope": "Scope",
     "xid": "XID",
     "reason": "Reason",

@@ -178,7 +178,7 @@ _REASONS_ROW = Row(
             "What is wrong with the job now. The agent's page has the evidence and the capture. "
             f"{EMPTY_WHEN_HEALTHY}",
             [Column(_ANOMALIES)],
-            hidden=["__name__", "job", "gpu", "uuid"],
+            hidden=["__name__", "job", "gpu", "uuid", "link"],
             links=[links.node_of_row()],
         ),
         graph(

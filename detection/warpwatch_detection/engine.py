@@ -22,7 +22,7 @@ from warpwatch_detection.detectors import build
 from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
+from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Record, Step
 from warpwatch_telemetry.state import DetectorSight
 
 MAX_JOBS = 256
@@ -145,6 +145,8 @@ class Detection:
             rank.device = record.device or rank.device
             rank.world_size = record.world_size
             rank.seen_time = record.time
+        elif isinstance(record, DeviceReading):
+            self._ranks.observe(record)
         elif isinstance(record, RankEvent) and self._ranks.find(record.job_id, record.rank):
             core_contention.observe(self._register.state.cores, record)
         leaver: End | RankEvent | None = record if isinstance(record, End) else None

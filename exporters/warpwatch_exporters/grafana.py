@@ -70,9 +70,9 @@ class _KnownAnnotation:
 class Annotations:
     """What there is to annotate. ``node``: its name; ``public_url``: of the daemon, for links."""
 
-    def __init__(self, node: str, public_url: str | None) -> None:
+    def __init__(self, node: str, public_url: str) -> None:
         self._node = node
-        self._url = public_url.rstrip("/") if public_url else None
+        self._url = public_url
 
     def of(self, state: State) -> Iterator[Annotation]:
         for anomaly in state.anomalies:
@@ -84,7 +84,7 @@ class Annotations:
     def _anomaly(self, anomaly: Anomaly) -> Annotation:
         about = _tags(job=anomaly.job, owner=anomaly.owner, rank=anomaly.rank)
         tags = ("warpwatch", anomaly.kind, anomaly.severity, *about)
-        link = self._link("anomaly", links.of_anomaly(anomaly.id))
+        link = _link("anomaly", links.of_anomaly(self._url, anomaly.id))
         end_ms = None if anomaly.end_time is None else _ms(anomaly.end_time)
         return self._annotation(
             anomaly.id, _ms(anomaly.time), end_ms, tags, _plain(anomaly.summary) + link
@@ -92,7 +92,7 @@ class Annotations:
 
     def _capture(self, capture: Capture, end_time: float) -> Annotation:
         request = capture.request
-        link = self._link("report", links.of_capture(capture))
+        link = _link("report", links.of_capture(self._url, capture))
         about = _tags(job=request.job, owner=request.owner)
         tags = ("warpwatch", "capture", request.kind, *about)
         begin_ms = _ms(capture.recording_time or capture.time)
@@ -106,11 +106,6 @@ class Annotations:
         # Grafana would swap them.
         end_ms = None if end_ms is None else max(time_ms, end_ms)
         return Annotation(key, time_ms, end_ms, tags, text)
-
-    def _link(self, name: str, path: str) -> str:
-        if self._url is None:
-            return ""
-        return f' <a href="{escape(self._url + path)}" target="_blank">{name}</a>'
 
 
 class GrafanaAnnotations:
@@ -223,6 +218,10 @@ def _document(annotation: Annotation) -> dict[str, Any]:
         "text": annotation.text,
     }
     return document if annotation.end_ms is None else {**document, "timeEnd": annotation.end_ms}
+
+
+def _link(name: str, url: str) -> str:
+    return f' <a href="{escape(url)}" target="_blank">{name}</a>' if url else ""
 
 
 def _plain(text: str) -> str:

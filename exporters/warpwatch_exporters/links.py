@@ -1,4 +1,7 @@
-"""Where people read of an anomaly and of a capture: below the public address of who has it."""
+"""Where people read of an anomaly and of a capture: below the public address of who has it.
+
+Without that address there is no link: the functions return an empty text.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ from urllib.parse import quote
 from warpwatch_telemetry.captures import Capture
 
 
-def of_anomaly(anomaly_id: str) -> str:
-    """The page, with this one on top."""
-    return f"/?show={quote(anomaly_id, safe='')}#findings"
+def of_anomaly(public_url: str, anomaly_id: str) -> str:
+    """Return the page, with this anomaly on top."""
+    return _below(public_url, f"/?show={quote(anomaly_id, safe='')}#findings")
 
 
-def of_capture(capture: Capture) -> str:
-    """Its report, else the page with this one on top of the captures."""
+def of_capture(public_url: str, capture: Capture) -> str:
+    """Return its report, else the page with this capture on top of the captures."""
     ident = quote(capture.id, safe="")
     if "report.html" in capture.files:
-        return f"/api/v1/captures/{ident}/report.html"
-    return f"/?show={ident}#captures"
+        return _below(public_url, f"/api/v1/captures/{ident}/report.html")
+    return _below(public_url, f"/?show={ident}#captures")
+
+
+def _below(public_url: str, path: str) -> str:
+    return public_url.rstrip("/") + path if public_url else ""

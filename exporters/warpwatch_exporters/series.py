@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from warpwatch_exporters import links
 from warpwatch_telemetry.anomalies import KINDS, scope_of
 from warpwatch_telemetry.attribution import Attribution, Pod, Workload
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.jobs import JobId, whose
 from warpwatch_telemetry.metric import IDENTITY_LABELS, SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.sentence import first_sentence
 from warpwatch_telemetry.state import (
     COARSE_STEP_BOUNDS_S,
     PARALLELISM,
@@ -278,17 +280,18 @@ def _anomalies(state: State, pods: Mapping[str, Pod]) -> Values:
     active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
     counts = Counter(anomaly.kind for anomaly in active)
     values: dict[SeriesKey, float] = {("anomaly_active", (kind,)): counts[kind] for kind in KINDS}
-    indices = {sample.device.uuid: str(sample.device.index) for sample in state.devices}
     pod_uids: dict[tuple[JobId | None, int | None], str] = {
         (rank.job_id, rank.rank): rank.pod_uid or "" for rank in state.ranks
     }
     active.sort(key=lambda anomaly: anomaly.time)
     for anomaly in active[-MAX_ANOMALIES:]:
         rank = "" if anomaly.rank is None else str(anomaly.rank)
-        device = anomaly.device or ""
+        device, gpu = anomaly.device or "", "" if anomaly.gpu is None else str(anomaly.gpu)
         what = (anomaly.kind, anomaly.severity, scope_of(anomaly.kind))
         job = (anomaly.job or "", rank, anomaly.owner, *whose(anomaly.owner))
         pod_uid = pod_uids.get((anomaly.job_id, anomaly.rank), "")
         where = (pods.get(pod_uid, _NO_POD).name, anomaly.node)
-        values["anomaly_info", (*what, *job, indices.get(device, ""), device, *where)] = 1
+        link = links.of_anomaly(state.public_url, anomaly.id)
+        said = (first_sentence(anomaly, state.hostname), link)
+        values["anomaly_info", (*what, *job, gpu, device, *where, *said)] = 1
     return values

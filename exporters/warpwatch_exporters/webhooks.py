@@ -57,14 +57,14 @@ class Webhook:
         config: WebhookConfig,
         name: str,
         node: str,
-        public_url: str | None,
+        public_url: str,
         count: Callable[[str], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._name = name
         self._node = node
-        self._public_url = (public_url or "").rstrip("/")
+        self._public_url = public_url
         self._count = count
         self._requests = Requests(config.ca_file)
         self._pause = Pause(monotonic)
@@ -129,11 +129,9 @@ class Webhook:
         return json.dumps({"schema": 1, **own, "summary": summary, **event.facts}).encode()
 
     def _link(self, event: Event) -> str | None:
-        if not self._public_url:
-            return None
         if event.capture is None:
-            return self._public_url + links.of_anomaly(event.anomaly_id or "")
-        return self._public_url + links.of_capture(event.capture)
+            return links.of_anomaly(self._public_url, event.anomaly_id or "") or None
+        return links.of_capture(self._public_url, event.capture) or None
 
 
 def _slack_text(event: Event, node: str, link: str | None) -> str:

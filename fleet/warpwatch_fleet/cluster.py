@@ -153,7 +153,7 @@ class Cluster:
             return []
         names, faults = self.names(), self._device_faults()
         return [
-            replace(change, anomaly=job.located(change.anomaly, names, faults))
+            replace(change, anomaly=self._on_gpu(job, job.located(change.anomaly, names, faults)))
             for job, change in found
         ]
 
@@ -259,12 +259,19 @@ class Cluster:
         for job in self.jobs.values():
             for anomaly in job.anomalies(names, faults):
                 own.add(anomaly.id)
-                yield anomaly
+                yield self._on_gpu(job, anomaly)
         for node in self.nodes.values():
             for anomaly in node.anomalies():
                 # What an agent goes on with while no fleet is there has the fleet's id.
                 if anomaly.id.removesuffix(f"@{node.name}") not in own:
                     yield anomaly
+
+    def _on_gpu(self, job: FleetJob, anomaly: Anomaly) -> Anomaly:
+        """With the index of the GPU of its rank, where the node has reported it."""
+        member = job.members.get(-1 if anomaly.rank is None else anomaly.rank)
+        node = self.nodes.get(member.node) if member else None
+        sample = node.samples.get(anomaly.device or "") if node else None
+        return replace(anomaly, gpu=sample.device.index) if sample else anomaly
 
     def detector_statuses(self) -> tuple[dict[str, list[DetectorStatus]], list[Suppressed]]:
         """How the detectors see all that the fleet judges, by kind, and what is explained."""

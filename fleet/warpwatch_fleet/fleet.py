@@ -67,6 +67,7 @@ class Fleet:
         own = config.fleet
         self._targets = Targets(own)
         self._hostname = socket.gethostname()
+        self._public_url = own.public_url or ""
         self._agents = Agents(own.agents, own.shard, f"{self._hostname}/{own.listen}")
         self._memory = Memory(own.state_dir)
         self._cluster = Cluster(config.detection, config.anomalies, self._memory.load())
@@ -98,7 +99,7 @@ class Fleet:
         )
         node = config.node or self._hostname
         self._ways_out = WaysOut(
-            config, node, "warpwatch-fleet", own.public_url, self.metrics, self.exported,
+            config, node, "warpwatch-fleet", self._public_url, self.metrics, self.exported,
             self._told,
         )  # fmt: skip
         self.server = Server(self, http, page=FleetPage(self))
@@ -215,6 +216,7 @@ class Fleet:
                 anomalies=tuple(sorted(self._cluster.anomalies(), key=lambda one: one.time)),
                 captures=self._captures.shown(),
                 decisions=self._captures.decisions(),
+                public_url=self._public_url,
             )
 
     def _heard_state(self) -> State | None:
@@ -227,7 +229,13 @@ class Fleet:
         """Ranks and devices are on the agents' own ``/metrics``."""
         with self._cluster.lock:
             own = tuple(one for one in self._cluster.anomalies() if one.judged_by == "fleet")
-        return State(time=time.time(), version=__version__, hostname=self._hostname, anomalies=own)
+        return State(
+            time=time.time(),
+            version=__version__,
+            hostname=self._hostname,
+            anomalies=own,
+            public_url=self._public_url,
+        )
 
     def _told(self) -> State:
         """What this fleet has found and captured; agents tell of their own."""

@@ -250,7 +250,7 @@ class FleetJob:
         return replace(
             anomaly,
             id=f"{anomaly.id}-{zlib.crc32(repr(self.id).encode()):08x}",
-            summary="; ".join((said + (f" (on {node})" if node else ""), *evidence, *effects)),
+            summary="; ".join((said, *evidence, *effects)),
             evidence=evidence,
             effects=effects,
             node=node,

@@ -200,6 +200,7 @@ class Node:
                 id=f"{anomaly.id[:64]}@{self.name}",
                 node=self.name,
                 summary=anomaly.summary[: 2 * MAX_TEXT],
+                first_summary=anomaly.first_summary[: 2 * MAX_TEXT],
                 effects=tuple(text[:MAX_TEXT] for text in anomaly.effects[:MAX_SENTENCES]),
                 evidence=tuple(text[:MAX_TEXT] for text in anomaly.evidence[:MAX_SENTENCES]),
                 time=anomaly.time + self.skew_s,
@@ -242,7 +243,9 @@ class Node:
         if before is None and len(self.samples) >= MAX_DEVICES:
             return
         shown = [one for one in reading.metrics.items() if one[0][0] in _OF_DEVICE]
-        device = before.device if before else Device(name, len(self.samples), "")
+        # An agent of the version before reports no index.
+        index = len(self.samples) if reading.index is None else reading.index
+        device = before.device if before else Device(name, index, "")
         time = reading.time + self.skew_s
         values = dict(shown[:MAX_SERIES])
         self.samples[name] = DeviceSample(

@@ -41,9 +41,10 @@ _FINDINGS = (
     _row(
         "anomaly_info",
         "What an active anomaly is about, and how bad it is; always 1. Of the newest 200; of a "
-        "fleet with the node that it is on.",
+        "fleet with the node that it is on. summary: cause, place, owner and begin in one sentence "
+        "that stays as it is; link: its page, with http.public_url.",
         *("kind", "severity", "scope", "training_job", "rank", "owner", "namespace", "user"),
-        *("gpu", "uuid", "pod", "node"),
+        *("gpu", "uuid", "pod", "node", "summary", "link"),
     ),
     _row(
         "captures_total",

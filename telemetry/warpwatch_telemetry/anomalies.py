@@ -64,7 +64,8 @@ class Found:
 
     time: wall clock, seconds. step: the newest one then; begin_step: where it began.
     value, baseline: the quantity judged and what it is compared with, in the kind's own unit.
-    summary: one sentence with numbers. owner, job, run: of which job, as JobId has them.
+    summary: the cause in one sentence with numbers, then after ``; `` what else is known of it.
+    owner, job, run: of which job, as JobId has them. gpu: the index of the device, None of a port.
     """
 
     time: float
@@ -79,6 +80,7 @@ class Found:
     baseline: float | None = None
     owner: str = ""
     run: str = ""
+    gpu: int | None = None
 
     @property
     def job_id(self) -> JobId | None:
@@ -109,6 +111,8 @@ class Anomaly(Found):
     evidence: what was seen beside it and speaks for a cause, a sentence each; in the summary, too.
     reopened: how often it came back within ``anomalies.reopen_s`` of its end and went on.
     node, judged_by: of a fleet, where the rank or device is, and who found it.
+    first_summary: the summary as it was opened, or when its severity rose last; empty of an
+    anomaly that an older daemon kept.
     """
 
     id: str
@@ -121,6 +125,7 @@ class Anomaly(Found):
     worst: Worst | None = None
     node: str = ""
     judged_by: Literal["agent", "fleet"] = "agent"
+    first_summary: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import (
     MAX_INTEGER,
     Clock,
+    Count,
     DeviceReading,
     End,
     PortReading,
@@ -83,6 +84,7 @@ class _DeviceLine(msgspec.Struct, tag_field="type", tag="device"):
     metrics: dict[str, float] = {}
     up: bool = True
     reason: str = ""
+    index: Count | None = None
 
 
 # Of the lines that make up a log.
@@ -166,7 +168,7 @@ def _record(line: Step | _DeviceLine) -> Step | DeviceReading:
     if isinstance(line, Step):
         return line
     metrics = {series_key(key): value for key, value in line.metrics.items()}
-    return DeviceReading(line.time, line.device, metrics, line.up, line.reason)
+    return DeviceReading(line.time, line.device, metrics, line.up, line.reason, line.index)
 
 
 def _is_boundless(value: object) -> bool:
@@ -228,7 +230,7 @@ def read_places(value: Any, name: str) -> dict[str, tuple[int, int]]:
 
 _READERS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("time", "duration_s", "gpu_s"), _number),
-    **dict.fromkeys(("rank", "world_size", "step", "samples", "tokens"), _integer),
+    **dict.fromkeys(("rank", "world_size", "step", "samples", "tokens", "index"), _integer),
     "memory_allocated_bytes": _integer,
     **dict.fromkeys(("job", "owner", "run", "device", "master", "reason", "event"), _text),
     **dict.fromkeys(("pod", "pod_uid"), _text),

@@ -78,13 +78,14 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="step"):
 
 
 class DeviceReading(msgspec.Struct, frozen=True, gc=False):
-    """The values of one device at one time."""
+    """The values of one device at one time. ``index``: as the driver counts the GPUs."""
 
     time: float
     device: str
     metrics: Mapping[SeriesKey, float]
     up: bool = True
     reason: str = ""
+    index: Count | None = None
 
 
 class PortReading(DeviceReading, frozen=True, gc=False):

@@ -162,8 +162,9 @@ class DetectorSight:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """decisions: one an anomaly at most.
+    """hostname: the node's name. public_url: of its page; empty where that is not configured.
 
+    decisions: one an anomaly at most.
     contexts: by the anomaly's id, of those that are active and the newest that ended.
     """
 
@@ -181,3 +182,4 @@ class State:
     decisions: tuple[Decision, ...] = ()
     sights: tuple[DetectorSight, ...] = ()
     attributions: tuple[Attribution, ...] = ()
+    public_url: str = ""

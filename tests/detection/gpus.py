@@ -66,7 +66,7 @@ class Node:
                     values |= fault(self.time - begun, values)
                 for name in without:
                     values.pop(name, None)
-                yield DeviceReading(self.time, gpu.device.uuid, values)
+                yield DeviceReading(self.time, gpu.device.uuid, values, index=index)
 
     def down(self, seconds: float, reason: str, others: bool = True) -> Iterator[DeviceReading]:
         """The broken one cannot be read."""

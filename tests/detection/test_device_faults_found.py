@@ -218,11 +218,13 @@ def test_of_several_xids_the_first_of_the_worst_is_found() -> None:
 
     first = only(run(node, engine, fault, 30))
     assert first.severity == "warning"
-    assert first.summary == "XID 31, Memory page fault: look at the job"
+    assert first.summary == "XID 31 (Memory page fault); look at the job"
+    assert (first.gpu, first.first_summary) == (1, first.summary)
     now = only(engine.active)
     assert (now.id, now.severity, now.value) == (first.id, "critical", 74.0)
-    assert now.summary.startswith("XID 74, ")
-    assert now.summary.endswith("; then XID 31, 79, 13")
+    # A label has the XID that made it critical, and does not follow each one after it.
+    assert now.summary == f"{now.first_summary.removesuffix('; then XID 31')}; then XID 31, 79, 13"
+    assert now.first_summary.startswith("XID 74 (NVLink")
 
 
 def test_an_xid_of_a_program_that_was_killed_needs_no_one() -> None:

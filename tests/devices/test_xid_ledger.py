@@ -155,7 +155,7 @@ def test_a_storm_is_logged_once_and_counted_in_full(caplog: pytest.LogCaptureFix
     ledger.told(NVML, 79, 50)
     ledger.clock.advance(LOG_INTERVAL_S - 1)
     ledger.told(NVML, 79)
-    assert caplog.messages == ["device GPU-1a (0000:1a:00): XID 79, GPU fell off the bus"]
+    assert caplog.messages == ["device GPU-1a (0000:1a:00): XID 79, GPU has fallen off the bus"]
     ledger.clock.advance(1)
     ledger.told(NVML, 79)
     assert len(caplog.records) == 2

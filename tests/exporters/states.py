@@ -78,6 +78,7 @@ def full_state() -> State:
     request = CaptureRequest("llama", "torch", "anomaly", owner="uid/1000")
     capture = Capture("c1", request, TIME, diagnosis=diagnosis)
     active = replace(SLOW, id="a1", time=TIME, summary="rank 1 is slow", job=None, rank=None)
+    active = replace(active, first_summary="rank 1 was\nslow; as seen")
     older = replace(capture, id="c0", time=TIME - 60, diagnosis={"findings": []})
     return State(
         time=TIME,
@@ -95,6 +96,7 @@ def full_state() -> State:
         anomalies=(active, replace(active, id="a2", summary="rank 0 was", end_time=TIME)),
         captures=(capture, older),
         attributions=attributions,
+        public_url="https://warpwatch.example",
     )
 
 
@@ -111,7 +113,7 @@ def odd_state() -> State:
     # Two containers share a device.
     held = {"GPU-1": (Workload("ml", "a", "c"), Workload("ml", "b", "c"))}
     ours: dict[str, Any] = {"owner": "ns/team", "pod_uid": "p-1"}
-    found = replace(full.anomalies[0], job="llama", owner="ns/team", rank=1, device="GPU-1")
+    found = replace(full.anomalies[0], job="llama", owner="ns/team", rank=1, device="GPU-1", gpu=0)
     return replace(
         full,
         devices=(DeviceSample(Device("GPU-1", 0, "no UTF-8: \udce9"), TIME, values),),

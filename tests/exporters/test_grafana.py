@@ -52,7 +52,7 @@ class Site:
         self.restart()
 
     def restart(
-        self, public_url: str | None = "https://warpwatch.example/gpu-17/", node: str = "gpu-17"
+        self, public_url: str = "https://warpwatch.example/gpu-17/", node: str = "gpu-17"
     ) -> None:
         self.exporter = GrafanaAnnotations(
             GrafanaApi(self.url, self.token),
@@ -89,7 +89,7 @@ def test_anomalies_and_captures_are_the_golden_annotations(site: Site, golden: A
         site.see(*found)
         annotations.append(copy.deepcopy(site.grafana.annotations))
     # Without a public URL there is no link. Another node has an anomaly of the same id.
-    site.restart(public_url=None, node="gpu-18")
+    site.restart(public_url="", node="gpu-18")
     stacks = CaptureRequest("llama-7b", "stacks", "anomaly")
     site.see(ended, replace(CAPTURE, request=stacks, diagnosis=None, diagnosis_outcome=None))
     annotations.append(site.grafana.annotations)

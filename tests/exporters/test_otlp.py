@@ -179,7 +179,7 @@ def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver)
     metrics = AgentMetrics()
     metrics.counter("http_requests_total").labels(200).inc()
     config = loading.parse(tree, "the test")
-    ways = WaysOut(config, "gpu-17", "warpwatch", None, metrics, lambda: STATE, lambda: STATE)
+    ways = WaysOut(config, "gpu-17", "warpwatch", "", metrics, lambda: STATE, lambda: STATE)
     for last_words in ways.last_words.values():
         last_words()
     assert {"warpwatch_http_requests", "warpwatch_device_power_watts"} <= set(metrics_in(server))

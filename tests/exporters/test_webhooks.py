@@ -173,6 +173,6 @@ def test_a_mistake_in_the_configuration_is_named(webhook: Any, said: str) -> Non
 
 def test_nothing_is_loaded_or_counted_where_nothing_is_configured() -> None:
     metrics = AgentMetrics()
-    ways = WaysOut(Config(), "n", "warpwatch", None, metrics, state_of, state_of)
+    ways = WaysOut(Config(), "n", "warpwatch", "", metrics, state_of, state_of)
     assert ways.last_words == {}
     assert list(metrics.registry.collect()) == []

@@ -105,7 +105,7 @@ def test_every_entry_says_what_to_do_in_a_cell_of_a_table():
 
 
 def test_the_cause_of_the_best_known_xids_is_named():
-    assert explain(79).name == "GPU fell off the bus"
+    assert explain(79).name == "GPU has fallen off the bus"
     blames = {"application": (13, 31, 43), "hardware": (48, 74, 79, 95)}
     for blame, numbers in (blames | {"thermal_power": (54,), "driver": (119,)}).items():
         assert {explain(number).blame for number in numbers} == {blame}

@@ -41,7 +41,7 @@ class WaysOut:
         config: Config,
         node: str,
         service: str,
-        public_url: str | None,
+        public_url: str,
         metrics: AgentMetrics,
         exported: Callable[[], State],
         told: Callable[[], State],
@@ -85,7 +85,7 @@ class _WayOut:
 
 
 def _webhooks(
-    config: Config, node: str, public_url: str | None, metrics: AgentMetrics
+    config: Config, node: str, public_url: str, metrics: AgentMetrics
 ) -> dict[str, Callable[[Iterable[Event]], None]]:
     from warpwatch_exporters import webhooks
 

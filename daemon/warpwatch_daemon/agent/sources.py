@@ -24,7 +24,8 @@ def hub_of(config: Config, node: str) -> Hub:
         "dcgm_exporter": 30.0,
     }
     stale_after_s = {name: 4 * interval_s for name, interval_s in intervals_s.items()}
-    return Hub(4.0, by_source=stale_after_s, hostname=node)
+    public_url = config.http.public_url_of(node)
+    return Hub(4.0, by_source=stale_after_s, hostname=node, public_url=public_url)
 
 
 def enabled_sources(config: Config, surroundings: Surroundings) -> list[Source]:

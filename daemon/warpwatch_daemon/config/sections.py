@@ -46,8 +46,8 @@ class HttpConfig(Section):
     probe_listen: Listen | None = None
     public_url: Url | None = None
 
-    def public_url_of(self, node: str) -> str | None:
-        return self.public_url and self.public_url.replace("{node}", node)
+    def public_url_of(self, node: str) -> str:
+        return (self.public_url or "").replace("{node}", node)
 
 
 class RendezvousConfig(Section):

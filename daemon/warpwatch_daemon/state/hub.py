@@ -39,6 +39,7 @@ class Hub:
         by_source: Mapping[str, float] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         hostname: str = "",
+        public_url: str = "",
     ) -> None:
         # What the daemon counts about itself; no part of the state.
         self.metrics = AgentMetrics()
@@ -57,7 +58,8 @@ class Hub:
         self._energy = JobEnergy()
         self._ideal_steps_s: dict[JobId, float] = {}
         # With what the daemon's own parts have published.
-        self._known = State(0.0, __version__, hostname or socket.gethostname())
+        hostname = hostname or socket.gethostname()
+        self._known = State(0.0, __version__, hostname, public_url=public_url)
 
     # --- what sources publish ---
 
@@ -67,8 +69,10 @@ class Hub:
             if believed is None:
                 return
             self._energy.add(believed)
-        values, up, reason = believed.values, believed.up, believed.reason
-        self._records.put(DeviceReading(sample.time, sample.device.uuid, values, up, reason))
+        device, values, up = sample.device, believed.values, believed.up
+        self._records.put(
+            DeviceReading(sample.time, device.uuid, values, up, believed.reason, device.index)
+        )
 
     def forget_device(self, uuid: str, source: str = "nvml") -> None:
         with self._lock:

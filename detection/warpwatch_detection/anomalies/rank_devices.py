@@ -7,10 +7,14 @@ from typing import TypeVar
 
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.newest import put_newest
+from warpwatch_telemetry.records import DeviceReading
 
 # A death is judged seconds later; the rank's device must still be known then.
 DEPARTED_S = 600.0
 MAX_DEPARTED = 4096
+# GPUs that are divided anew have new UUIDs each time.
+MAX_INDICES = 1024
 
 RankId = tuple[JobId, int]
 F = TypeVar("F", bound=Found)
@@ -31,10 +35,17 @@ class RankDevices:
     """Live ranks by job and number; jobs in the order in which they began.
 
     departed: device and time of the end of ranks that are gone, in the order of their end.
+    indices: of GPUs by their UUID, as last read.
     """
 
     jobs: dict[JobId, dict[int, LiveRank]] = field(default_factory=dict)
     departed: dict[RankId, tuple[str, float]] = field(default_factory=dict)
+    indices: dict[str, int] = field(default_factory=dict)
+
+    def observe(self, reading: DeviceReading) -> None:
+        device, index = reading.device, reading.index
+        if index is not None and self.indices.get(device) != index:
+            put_newest(self.indices, device, index, MAX_INDICES)
 
     def find(self, job: JobId, rank: int) -> LiveRank | None:
         try:
@@ -103,13 +114,14 @@ class RankDevices:
         )
 
     def located(self, found: Found) -> Found:
-        """With the job and rank on the device, or the device of the rank."""
+        """With the job and rank on the device, or the device of the rank, and its index."""
         job, rank, device = found.job_id, found.rank, found.device
         if job is None and device is not None:
             job, rank = self.occupant(device)
         elif job is not None and rank is not None and device is None:
             device = self.device(job, rank)
-        return with_job(replace(found, rank=rank, device=device), job)
+        gpu = self.indices.get(device or "")
+        return with_job(replace(found, rank=rank, device=device, gpu=gpu), job)
 
     def _on(self, device: str) -> list[RankId]:
         return [name for name, rank in self.live().items() if rank.device == device]

@@ -150,7 +150,8 @@ class AnomalyRegister:
             return
         self.state.count += 1
         ident = f"{int(found.time):x}-{self.state.count:x}"
-        anomaly = Anomaly(**asdict(self.ranks.located(found)), id=ident, kind=key[0])
+        about = asdict(self.ranks.located(found))
+        anomaly = Anomaly(**about, id=ident, kind=key[0], first_summary=found.summary)
         tracked = TrackedAnomaly(anomaly, found, worse(key[0], None, found))
         self._keep("opened", key, tracked, found)
         self._explain_by_newest(key)
@@ -177,11 +178,14 @@ class AnomalyRegister:
             # The one that ran on the device when it was raised.
             rank = before.rank
         tracked.update(found)
+        severity = max(before.severity, found.severity, key=SEVERITIES.index)
         tracked.anomaly = replace(
             before,
-            severity=max(before.severity, found.severity, key=SEVERITIES.index),
+            severity=severity,
             rank=None if tracked.shared else rank,
             device=located.device or before.device,
+            gpu=located.gpu if before.gpu is None else before.gpu,
+            first_summary=before.first_summary if severity == before.severity else found.summary,
         )
         self._keep(what, key, tracked, found)
 

@@ -216,7 +216,7 @@ def _news(capture: Capture, link: str, status: Object, now: float) -> Object:
         said["verdict"] = str(diagnosis.get("verdict", ""))
         said["summary"] = str(diagnosis.get("summary", ""))[:1024]
     if link:
-        said["report"] = link + links.of_capture(capture)
+        said["report"] = links.of_capture(link, capture)
     if capture.remote:
         said["remote"] = capture.remote
     awaits = capture.request.kind in DIAGNOSED_KINDS and capture.outcome in ("complete", "partial")

@@ -44,7 +44,7 @@ class Kubernetes:
     ) -> None:
         own, shard = config.kubernetes, config.shard
         self._sleep = sleep
-        link = (config.public_url or "").rstrip("/")
+        link = config.public_url or ""
         self._server = InjectionServer(own.injection) if own.injection else None
         self._rounds: list[tuple[float, Round, Count]] = []
         self._api: Api | None = None

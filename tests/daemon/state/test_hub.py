@@ -86,7 +86,7 @@ def test_a_published_sample_is_also_a_record_for_the_pipeline(hub):
     hub.publish_device(sample(1.0, 5.0))
     hub.publish_host(HostSample(2.0, {}, ports={"mlx5_0:1": {}}))
     assert hub.take_records() == [
-        DeviceReading(1.0, "GPU-1", {ENERGY: 5.0}),
+        DeviceReading(1.0, "GPU-1", {ENERGY: 5.0}, index=0),
         PortReading(2.0, "mlx5_0:1", {}),
     ]
     assert hub.take_records() == []

@@ -125,4 +125,4 @@ def _weight(number: int) -> int:
 def _sentence(device: XidDevice, xid: Xid) -> str:
     numbers = ", ".join(str(number) for number in device.others)
     others = f"; then XID {numbers}" if numbers else ""
-    return f"XID {xid.number}, {xid.name}: {WHERE[xid.blame]}{others}"
+    return f"XID {xid.number} ({xid.name}); {WHERE[xid.blame]}{others}"
