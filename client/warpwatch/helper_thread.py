@@ -217,6 +217,7 @@ class HelperThread:
     def _describe(self) -> dict[str, Any]:
         device = identity.device_from_environment(self._environ) or self.clock.device
         events = self.captures.budget.events_per_step
+        elsewhere = _rounded(self.clock.steps_elsewhere)
         parallel = parallelism.places(self._monotonic())
         about = {
             **self.monitor.model,
@@ -229,6 +230,7 @@ class HelperThread:
             "inbox_ok": self.captures.inbox_problem is None,
             **({"parallel": parallel} if parallel else {}),
             **({"events_per_step": events} if events else {}),
+            **({"steps_elsewhere": elsewhere} if elsewhere else {}),
             **({"held_stacks": self._gil_stacks.name} if self._gil_stacks.name else {}),
             "faults": faults.count(),
         }
@@ -324,6 +326,11 @@ class HelperThread:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
+
+
+def _rounded(count: int) -> int:
+    """Return two significant digits, so that what is written changes seldom."""
+    return int(float(f"{count:.1e}"))
 
 
 def _positive(text: str | None, default: float) -> float:

@@ -142,7 +142,8 @@ class Wrapped(Generic[Item]):
 class Monitor:
     """Steps and phases of this process. Without a daemon every call costs next to nothing.
 
-    Steps belong to the first thread that begins one; calls from other threads count for nothing.
+    Steps belong to the first thread that begins one, as long as it lives and trains; calls from
+    other threads are not measured.
     ``step_clock``: who sets the steps: ``step()``, a framework, ``optimizer``, ``dataloader``,
     ``backward``. ``model``: what the optimizers say of it, for the ring's metadata.
     """

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from numbers import Real
 from queue import SimpleQueue
-from threading import get_ident
+from threading import get_ident, get_native_id
 from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,10 @@ LOOK_INTERVAL_NS = 20_000_000
 # Steps shorter than this are settled together; of a process that is killed, those of so long are
 # lost.
 SETTLE_INTERVAL_NS = 50_000_000
+# The training thread rests if it is in no phase and has come by no border for this long, while
+# other threads called so often for a step of theirs.
+REST_NS = 10_000_000_000
+REST_CALLS = 16
 # Of what a step has processed: so large a count is a mistake.
 COUNT_BITS = 48
 
@@ -47,13 +51,13 @@ class StepClock(PhaseTimes):
     """Measures steps and phases of one thread, and is the context manager of a step.
 
     For the helper thread: calls, how many backwards and optimizers' steps the hooks have seen;
-    trainer, the thread.
+    trainer, the thread; steps_elsewhere, the steps of other threads, which are not measured.
     """
 
     __slots__ = (
-        "_dead", "_look_ns", "_nested", "_settle_ns", "_started", "begun_ns",
-        "calls", "captures", "capturing", "cuda", "device", "flags", "open", "samples", "steps",
-        "tokens", "trainer", "wake_helper",
+        "_dead", "_look_ns", "_native_id", "_nested", "_rest_calls", "_rest_since_ns", "_settle_ns",
+        "_started", "begun_ns", "calls", "captures", "capturing", "cuda", "device", "flags", "open",
+        "samples", "steps", "steps_elsewhere", "tokens", "trainer", "wake_helper",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -68,10 +72,11 @@ class StepClock(PhaseTimes):
         self.capturing = False
         self.samples = 0
         self.tokens = 0
-        self.steps = 0
+        self.steps = self.steps_elsewhere = 0
+        self._rest_calls = self._rest_since_ns = 0
         self.wake_helper: SimpleQueue[None] = SimpleQueue()
         self.open = self._dead = self._started = False
-        self._nested = 0
+        self._nested = self._native_id = 0
         self._look_ns = self._settle_ns = 0
 
     # --- the hot path ---------------------------------------------------------------------------
@@ -79,7 +84,8 @@ class StepClock(PhaseTimes):
     def begin(self) -> StepClock:
         """A step begins. Inside another one, and in another thread, it counts for nothing."""
         try:
-            if get_ident() != self.thread and not self._adopt():
+            if get_ident() != self.thread and not self.adopt():
+                self.steps_elsewhere += 1
                 return self
             if self.open:
                 self._nested += 1
@@ -198,14 +204,25 @@ class StepClock(PhaseTimes):
         self.ring = self._known_ring = self.gpu = self.captures = None
         self.push = self.log.extend
 
-    def _adopt(self) -> bool:
-        """The first thread that begins a step is the training thread for as long as it lives."""
-        if self._dead or (self.thread and self.thread in sys._current_frames()):
+    def adopt(self) -> bool:
+        """Make the calling thread the training thread, unless another one lives and trains."""
+        if self._dead or (self.thread in sys._current_frames() and not self._rests()):
             return False
-        self.thread, self.trainer = get_ident(), threading.current_thread()
+        self.thread = get_ident()
         self.open = self._started = False
         self._nested = self._look_ns = 0
         return True
+
+    def _rests(self) -> bool:
+        """Return whether the training thread has trained nothing since other threads do."""
+        since_ns = self.log[-2] if self.log else self._mark_ns
+        if since_ns != self._rest_since_ns:
+            self._rest_since_ns, self._rest_calls = since_ns, 0
+        self._rest_calls += 1
+        if self._rest_calls < REST_CALLS or monotonic_ns() - since_ns < REST_NS:
+            return False
+        self.settle(helping=True)
+        return self.current == OTHER and not self._stack
 
     def _ended(self, now: int) -> None:
         """What is not due at the end of each short step: settle the log, see to a capture."""
@@ -220,6 +237,9 @@ class StepClock(PhaseTimes):
     def _look(self, now: int) -> None:
         """What is not due at each short step: report that it has begun, look for a command."""
         self._look_ns = now + LOOK_INTERVAL_NS
+        # Python gives a thread the number of one that has ended, the kernel does not so soon.
+        if get_native_id() != self._native_id:
+            self._native_id, self.trainer = get_native_id(), threading.current_thread()
         if not self._started:
             self._started = True
             self.push((START, now, None))

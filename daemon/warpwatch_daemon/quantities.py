@@ -88,6 +88,14 @@ def no_step(calls: int) -> str:
     )
 
 
+def uncounted(steps: int) -> str:
+    """Report steps of threads that trained beside the training thread."""
+    return (
+        f"{steps} steps of other threads are not counted; "
+        "train in a process each (Optuna: several processes with n_jobs=1 and one storage)"
+    )
+
+
 def places(parallel: Mapping[str, Sequence[int]]) -> str:
     """``DP 1 of 2, TP 0 of 4``: a rank's place in each kind of parallelism of more than one."""
     known = ((short, parallel.get(kind, (0, 1))) for kind, short in PARALLELISM.items())

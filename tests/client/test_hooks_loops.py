@@ -51,6 +51,8 @@ LOOPS: dict[str, Counted] = {
     "a_clock_that_steps_no_more_and_slow_steps": ("optimizer", 5 + 10 - 3 + 1, 0, 0, STEPS),
     "two_networks_on_one_batch": ("optimizer", 6, 24, 0, LOADED),
     "another_threads_optimizer": ("optimizer", 5, 0, 0, STEPS),
+    # The step in which the last thread becomes the training thread is not counted.
+    "threads_that_train_at_once": ("optimizer", 3 + 5 + 2 + 20 - 1, 0, 0, CALLED),
     "more_backwards_in_a_step_than_show_a_clock": ("optimizer", 2, 0, 0, CALLED),
     # By hand until then: 64 backwards show that nothing else ends a step.
     # The first with the optimizer ended with its backward, too.
@@ -115,6 +117,10 @@ def test_the_parameters_of_one_model_are_known(reported: Loops) -> None:
     assert known == {"plain": one, "phases_of_one_optimizer_each": one}
     # Of one shape: they may be copies of a model.
     assert reported["two_networks"]["model"] == {}
+
+
+def test_steps_that_other_threads_take_at_the_same_time_are_reported(reported: Loops) -> None:
+    assert reported["threads_that_train_at_once"]["result"] == 4 + 7
 
 
 def test_the_scaler_did_skip_two_of_the_six_steps(reported: Loops) -> None:

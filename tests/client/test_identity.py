@@ -87,6 +87,7 @@ def test_the_longest_metadata_fits_into_its_slot() -> None:
     phases = [phase_name(f"{number}" + "p" * 90) for number in range(16)]
     found |= {"device": "G" * 64, "phases": phases, "step_clock": "optimizer"}
     found |= {"client": "10.10.10", "inbox_ok": False, "faults": 10**6, "events_per_step": 10**7}
+    found |= {"steps_elsewhere": 10**12}
     found |= {"held_stacks": f"held.{'j' * 40}-r{2**31 - 1}-{'0' * 16}.stacks.fifo"}
     place = (2**20 - 1, 2**20)
     found["parameters"] = 10**15

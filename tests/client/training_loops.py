@@ -325,6 +325,40 @@ def another_threads_optimizer(net: Any, optimizer: Any) -> None:
     train(net, optimizer, steps=2)
 
 
+def threads_that_train_at_once() -> int:
+    """Return how many steps were not counted: 4 beside the first thread, 7 before main rested."""
+    is_second_there, has_first_ended = threading.Event(), threading.Event()
+
+    def second() -> None:
+        net, optimizer = trained()
+        train(net, optimizer, steps=4)
+        is_second_there.set()
+        has_first_ended.wait()
+        train(net, optimizer, steps=5)
+
+    def first() -> None:
+        train(*trained(), steps=3)
+        others[0].start()
+        is_second_there.wait()
+
+    def third() -> None:
+        train(*trained(), steps=7)
+        spend(11)
+        train(*trained(), steps=20)
+
+    others = [threading.Thread(target=second), threading.Thread(target=third)]
+    beginner = threading.Thread(target=first)
+    beginner.start()
+    beginner.join()
+    has_first_ended.set()
+    others[0].join()
+    train(*trained(), steps=2)
+    others[1].start()
+    others[1].join()
+    assert state.monitor is not None
+    return state.monitor.clock.steps_elsewhere
+
+
 def only_evaluating() -> bool:
     net = model()
     with torch.no_grad():

@@ -52,11 +52,13 @@ class BackwardHook:
             if monitor is None:
                 return False
             clock = monitor.clock
-            if not clock.open and monitor.step_clock in _AUTOMATIC:
-                clock.begin()
-            if get_ident() != clock.thread:
+            if get_ident() != clock.thread and not (
+                monitor.step_clock in _AUTOMATIC and clock.adopt()
+            ):
                 state.elsewhere += 1
                 return False
+            if not clock.open and monitor.step_clock in _AUTOMATIC:
+                clock.begin()
             if state.in_backward and state.graph_task() >= 0:
                 return False
             state.backwards += 1

@@ -26,7 +26,8 @@ class HookState:
     """One a process, shared by all hooks. ``off``: in the forked child of a rank, for ever.
 
     ``backwards``, ``updates`` and ``batches`` count calls of backward, steps of any optimizer and
-    batches of training data; ``elsewhere``, backwards in other threads than the training's.
+    batches of training data; ``elsewhere``, backwards and updates in other threads than the
+    training's.
     ``samples`` and ``tokens`` are in batches that no backward has used.
     compiles: torch.compile is in use; ``is_compiling`` need not be asked before.
     """
@@ -141,6 +142,10 @@ class HookState:
         monitor = self.monitor
         return monitor is not None and get_ident() == monitor.clock.thread
 
+    def in_autograd_thread(self) -> bool:
+        """Whether this thread runs the backward that the training thread waits for, as on a GPU."""
+        return self.in_backward and self.graph_task() >= 0
+
     # --- steps ------------------------------------------------------------------------------------
 
     def leads(self, source: str) -> bool:
@@ -171,9 +176,11 @@ class HookState:
             self.monitor.clock.tokens = tokens
 
     def begin_step(self, source: str) -> None:
-        """Training begins here, where ``source`` leads and no step runs."""
-        if self.leads(source) and self.monitor is not None and not self.monitor.clock.open:
-            self.monitor.clock.begin()
+        """Training begins here, where ``source`` leads and no step of a living thread runs."""
+        if self.leads(source) and self.monitor is not None:
+            clock = self.monitor.clock
+            if not clock.open or (get_ident() != clock.thread and clock.adopt()):
+                clock.begin()
 
     def end_step(self, source: str, now: int | None = None) -> None:
         """A step ends where ``source`` leads, and the next one begins.
@@ -190,6 +197,7 @@ class HookState:
         clock = monitor.clock
         if now is None:
             if get_ident() != clock.thread:
+                clock.steps_elsewhere += 1
                 return
             now = monotonic_ns()
         if not self.backwards:

@@ -21,6 +21,7 @@ from warpwatch.hooks.clock_choice import ClockChoice
 from warpwatch.hooks.hook_state import HookState
 from warpwatch.monitor import Monitor
 from warpwatch.parameters import Parameters
+from warpwatch.steps import StepClock
 
 SOURCE = "optimizer"
 MODULE = "torch.optim.optimizer"
@@ -68,9 +69,8 @@ class OptimizerHooks:
             if monitor is None:
                 return
             clock = monitor.clock
-            if not (clock.open and monitor.step_clock == SOURCE) and not state.in_backward:
-                state.begin_step(SOURCE)
-            if get_ident() != clock.thread:
+            is_led = clock.open and monitor.step_clock == SOURCE and get_ident() == clock.thread
+            if not is_led and not self._begin_step(clock):
                 return
             if self._running and self._has_raised(stepper):
                 self._reset()
@@ -155,14 +155,27 @@ class OptimizerHooks:
         used = self._state.backwards + self._state.batches
         return not self._closure and used != self._used_when_begun
 
+    def _begin_step(self, clock: StepClock) -> bool:
+        """Return whether this is the training thread, in which a step may begin by now."""
+        state = self._state
+        is_here = get_ident() == clock.thread
+        if not (state.in_backward if is_here else state.in_autograd_thread()):
+            state.begin_step(SOURCE)
+        return get_ident() == clock.thread
+
     def _end_in_another_thread(self, optimizer: Any) -> None:
-        """Backward on a GPU runs in a thread of its own, which has no phases."""
+        """A backward on a GPU has a thread of its own, without phases. Others are not measured."""
         state, monitor = self._state, self._state.monitor
-        if state.in_backward and monitor is not None:
-            state.updates += 1
-            is_clock = self._clock() is optimizer or self._becomes_clock(optimizer, monitor)
-            if is_clock and self._is_new():
-                state.end_step(SOURCE)
+        if monitor is None:
+            return
+        if not state.in_autograd_thread():
+            state.elsewhere += 1
+            monitor.clock.steps_elsewhere += monitor.step_clock == SOURCE
+            return
+        state.updates += 1
+        is_clock = self._clock() is optimizer or self._becomes_clock(optimizer, monitor)
+        if is_clock and self._is_new():
+            state.end_step(SOURCE)
 
     def _blind_step(self) -> None:
         self._state.begin_step(SOURCE)

@@ -17,6 +17,7 @@ from warpwatch_daemon.quantities import (
     rate,
     seconds,
     tokens_per_joule,
+    uncounted,
 )
 
 # Who comes because of an alert may come when all is over.
@@ -99,6 +100,8 @@ def _rank(rank: dict[str, Any]) -> Iterator[str]:
     else:
         calls = rank.get("calls_without_step", 0)
         yield no_step(calls) if calls else "no step yet"
+    if elsewhere := rank.get("steps_elsewhere", 0):
+        yield uncounted(elsewhere)
     if parallel := places(rank.get("parallel", {})):
         yield parallel
     for what in ("steps", "samples", "tokens"):

@@ -54,6 +54,7 @@ class Claims(
     run: which start of the job; master: where its ranks meet, host:port. Empty where not said.
     step_clock: one of STEP_CLOCKS, "other", or empty when it is not known.
     events_per_step: what a recorded step is expected to hold, 0 when it is not known.
+    steps_elsewhere: as in RankState.
     parallel: per kind of parallelism the rank's place in it, and how many there are.
     flops_per_token, flops_per_sample, parameters, precision: as in RankState.
     held_stacks: the file in the inbox where stacks appear when nothing else can write them.
@@ -72,6 +73,7 @@ class Claims(
     master: str = ""
     step_clock: str = ""
     events_per_step: Annotated[int, Meta(ge=0, le=MAX_EVENTS_PER_STEP)] = 0
+    steps_elsewhere: Annotated[int, Meta(ge=0, lt=1 << 48)] = 0
     held_stacks: str | None = None
     parallel: Mapping[str, tuple[int, int]] = {}
     flops_per_token: _Flops = 0.0
@@ -86,7 +88,8 @@ class Claims(
 
 _SHOWN = (
     *("host", "local_rank", "world_size", "device", "pod_uid", "framework", "step_clock"),
-    *("parallel", "flops_per_token", "flops_per_sample", "parameters", "precision"),
+    *("steps_elsewhere", "parallel"),
+    *("flops_per_token", "flops_per_sample", "parameters", "precision"),
 )
 
 

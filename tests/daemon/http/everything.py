@@ -40,7 +40,11 @@ def everything(now: State) -> State:
     unknown: dict[str, Any] = {"recent_s": (), "steps_per_s": None}
     unknown |= {"samples_per_s": None, "tokens_per_s": None}
     ranks = (
-        replace(first, parallel={"pipeline": (3, 4), "data": (0, 2), "tensor": (0, 1)}),
+        replace(
+            first,
+            steps_elsewhere=2000,
+            parallel={"pipeline": (3, 4), "data": (0, 2), "tensor": (0, 1)},
+        ),
         replace(second, status="stopped", silent_reason="holds the GIL"),
         replace(second, rank=2, name="2", status="stopped", silent_reason="stopped"),
         replace(second, rank=3, name="3", recent_s=(), calls_without_step=130, step_clock=""),

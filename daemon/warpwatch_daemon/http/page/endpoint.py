@@ -94,6 +94,7 @@ class PageEndpoint:
         # What a section asks for lies in the module of its name.
         environment.globals |= {
             "no_step": quantities.no_step,
+            "uncounted": quantities.uncounted,
             "places": quantities.places,
             "captures": captures,
             "charts": charts,
