@@ -24,9 +24,9 @@ def shifts(values: list[float]) -> list[tuple[int, Shift]]:
     return [(n, shift) for n, shift in reported if shift is not None]
 
 
-def look(sought: LevelShift, value: float) -> Shift | None:
+def look(sought: LevelShift, value: float, rate: float = 2e-6) -> Shift | None:
     sought.samples.add(value)
-    return sought.judge(rate=2e-6)
+    return sought.judge(rate)
 
 
 def test_twenty_percent_need_few_samples_and_five_percent_more():
@@ -38,12 +38,29 @@ def test_twenty_percent_need_few_samples_and_five_percent_more():
         assert shift.before == pytest.approx(0.0, abs=0.01)
 
 
+def test_a_rise_of_a_half_is_found_whatever_is_known_of_the_noise():
+    """Of few samples the noise is known so badly that its limit is over 100 %."""
+    limits = []
+    for seed in range(20):
+        source, sought, found = random.Random(seed), LevelShift(), []
+        for n in range(200):
+            neighbour = 0.6 * (n // 25 % 2)
+            value = neighbour * source.random() + abs(source.gauss(0, 0.2)) + (n >= 90)
+            if look(sought, value, rate=1e-12) is not None:
+                found.append(n)
+            if n == 89:
+                limits.append(sought.limit(1e-12))
+        assert found and found[0] <= 90 + 72, (seed, found)
+    assert statistics.median(limits) > 1.0
+
+
 def test_autocorrelated_noise_raises_nothing():
-    source, values, value = random.Random(2), [], 0.0
-    for _ in range(10_000):
-        value = 0.7 * value + source.gauss(0, 0.02)
-        values.append(value)
-    assert shifts(values) == []
+    for memory, sigma in ((0.7, 0.02), (0.9, 0.15)):
+        source, values, value = random.Random(2), [], 0.0
+        for _ in range(10_000):
+            value = memory * value + source.gauss(0, sigma)
+            values.append(value)
+        assert shifts(values) == []
 
 
 def test_one_slow_step_in_five_is_no_level():

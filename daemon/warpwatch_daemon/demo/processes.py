@@ -49,7 +49,7 @@ class DemoProcesses:
         self.api = ApiClient(self.url, socket_path=socket_path(self.work / "run"))
         self.store = store or self.work / "captures"
         self.switch = Switch(self.work / "fault")
-        self.training_since = 0.0
+        self.run = ""
         self._watchers: dict[str, subprocess.Popen[bytes]] = {}
         self._ranks: list[subprocess.Popen[bytes]] = []
 
@@ -136,8 +136,8 @@ class DemoProcesses:
     def start_training(self) -> None:
         self.switch.set(NONE)
         (self.work / "stop").unlink(missing_ok=True)
-        self.training_since = time.time()
-        meeting = self.work / f"gloo-{time.monotonic_ns()}"
+        self.run = f"gloo-{time.monotonic_ns()}"
+        meeting = self.work / self.run
         for rank in range(self.ranks):
             environment = {
                 "RANK": str(rank),
@@ -148,7 +148,7 @@ class DemoProcesses:
                 "WARPWATCH_DIR": str(self.folder(rank) / "run"),
                 "WARPWATCH_INBOX": str(self.folder(rank) / "inbox"),
                 "WARPWATCH_JOB": JOB,
-                "WARPWATCH_RUN": meeting.name,
+                "WARPWATCH_RUN": self.run,
                 "WARPWATCH_GPU_UUID": simulated_uuid(rank % RANKS),
                 "WARPWATCH_DEMO_SWITCH": str(self.work / "fault"),
                 "WARPWATCH_DEMO_STOP": str(self.work / "stop"),

@@ -18,6 +18,8 @@ BASELINE_S = 16.0
 QUIET_S = 30.0
 # What the machine's other programs do to the ranks is less.
 LEAST_RISE = 1.5
+# The faults that make steps longer at least double them.
+FAULT_RISE = 1.0
 START_TIMEOUT_S = 300.0
 LEARN_TIMEOUT_S = 300.0
 FOUND_TIMEOUT_S = 180.0
@@ -57,8 +59,8 @@ class Story:
         ranks = self._processes.ranks
         self._say(f"training: {ranks} ranks, {BASELINE_S:.0f} s of healthy steps first")
         self.wait_for_steps()
-        if fault.anomaly == "straggler":
-            self._poll(self._is_compared, LEARN_TIMEOUT_S)
+        if fault.anomaly and not self._poll(lambda: self._is_ready(fault), LEARN_TIMEOUT_S):
+            self._say(f"not ready after {LEARN_TIMEOUT_S:.0f} s: {self._seen(fault)}")
         self._begun_at = time.time()
         self._say(f"fault {fault.name}: {fault.story}")
         self._processes.switch.set(fault.name)
@@ -81,7 +83,7 @@ class Story:
     def _loop(self, fault: Fault) -> Ending:
         anomaly = self._poll(lambda: self._found(fault), FOUND_TIMEOUT_S)
         if anomaly is None:
-            self._say(f"not found within {FOUND_TIMEOUT_S:.0f} s")
+            self._say(f"not found within {FOUND_TIMEOUT_S:.0f} s: {self._seen(fault)}")
             return Ending(fault.name)
         after_s = anomaly["time"] - self._begun_at
         self._say(f"found after {after_s:.1f} s: {anomaly['kind']}: {anomaly['summary']}")
@@ -131,21 +133,43 @@ class Story:
         def ready() -> Any:
             ranks = self._api.get("/api/v1/ranks")["ranks"]
             # Those of the run before may be shown as running for a moment.
-            mine = [
-                rank
-                for rank in ranks
-                if rank["job"] == JOB and rank["first_time"] >= self._processes.training_since
-            ]
+            mine = filter(self._is_mine, ranks)
             return sum(map(_has_baseline, mine)) == self._processes.ranks or None
 
         if self._poll(ready, START_TIMEOUT_S) is None:
             raise WarpwatchError(f"the ranks did not train: {self._processes.log_tail('rank0')}")
 
-    def _is_compared(self) -> Any:
-        """Whether it is known of all ranks how they compare when they are well."""
-        found = self._api.get(f"/api/v1/detectors?kind=straggler&job={JOB}")["detectors"]
-        answers = [one["answer"] for of in found for one in of["readings"]]
-        return (len(answers) >= self._processes.ranks and "learning" not in answers) or None
+    def _is_ready(self, fault: Fault) -> Any:
+        """Return True if the fault's detector would find it in all ranks, and nothing is open."""
+        readings = self._report(fault)["readings"]
+        answers = [one["answer"] for one in readings]
+        needed = self._processes.ranks if fault.anomaly == "straggler" else 1
+        is_known = len(answers) >= needed and "learning" not in answers
+        sees = all((one["sees"] or 0.0) <= FAULT_RISE for one in readings)
+        return (is_known and sees and not self._open()) or None
+
+    def _seen(self, fault: Fault) -> str:
+        """Return what the fault's detector says, and what else is open or held back."""
+        report = self._report(fault)
+        read = [one["text"] for one in report["readings"]]
+        held = [f"held back by {one['cause']}: {one['summary']}" for one in report["suppressed"]]
+        is_open = [f"{one['kind']} is open: {one['summary']}" for one in self._open()]
+        return "; ".join(read + held + is_open) or f"{fault.anomaly} judges nothing of {JOB}"
+
+    def _report(self, fault: Fault) -> Any:
+        """Return how the fault's detector sees the job, with what it holds back."""
+        report = self._api.get(f"/api/v1/detectors?kind={fault.anomaly}&job={JOB}")
+        of = report["detectors"]
+        readings = [one for each in of for one in each["readings"] if self._is_mine(one)]
+        return {"readings": readings, "suppressed": report["suppressed"]}
+
+    def _open(self) -> list[Any]:
+        anomalies = self._api.get("/api/v1/anomalies")["anomalies"]
+        return [one for one in anomalies if one["end_time"] is None and self._is_mine(one)]
+
+    def _is_mine(self, one: Any) -> bool:
+        """Whether it is of this training, not of the run before."""
+        return bool(one["run"] == self._processes.run)
 
     def _anomalies(self) -> list[Any]:
         anomalies = self._api.get("/api/v1/anomalies")["anomalies"]

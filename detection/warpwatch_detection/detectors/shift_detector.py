@@ -66,6 +66,10 @@ class ShiftDetector(JobDetector[ShiftJob]):
     def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
         """What to say of a rise; ``level`` is the signal's present one."""
 
+    def share(self, difference: float) -> float:
+        """Return a difference of the signal as a share of the step."""
+        return difference
+
     def judge(self, job: ShiftJob, seen: JobStep) -> Iterable[Verdict]:
         sample = self.sample(job, seen)
         if sample is None:
@@ -117,20 +121,20 @@ class ShiftDetector(JobDetector[ShiftJob]):
             text = f"{len(shifts.samples.values)} samples seen, its noise is not known yet"
             return DetectorStatus("learning", text, **name.fields())
         rate = self._rate_per_s * job.signal.sample_s
-        limit = shifts.limit(rate)
+        difference, limit = self.share(shifts.difference), self.share(shifts.limit(rate))
         text = (
-            f"{self.judged} {100 * shifts.difference:+.1f} % against the samples before, "
+            f"{self.judged} {100 * difference:+.1f} % against the samples before, "
             f"limit {100 * limit:.1f} %"
         )
         return DetectorStatus(
             answer="found" if job.on else "fine",
             text=text,
             **name.fields(),
-            value=shifts.difference,
+            value=difference,
             baseline=0.0,
             limit=limit,
             nearest=job.nearest,
             nearest_step=job.nearest_step,
-            sees=shifts.least_limit(rate),
+            sees=self.share(shifts.least_limit(rate)),
             effect=EFFECT,
         )

@@ -16,6 +16,10 @@ class StepRegression(ShiftDetector):
     kind = "step_regression"
     judged = "level of the steps"
 
+    def share(self, difference: float) -> float:
+        # A limit learned from few values has no bound.
+        return math.expm1(min(difference, 10.0))
+
     def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
         return job.signal.add(seen, seen.common_s)
 

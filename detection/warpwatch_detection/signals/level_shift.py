@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from warpwatch_detection.budget import deviations
 from warpwatch_detection.signals.signal_history import (
+    CLEAR_WINDOW,
     KEPT,
     LOOKS,
     REFERENCE,
@@ -38,6 +39,10 @@ LEARNED_DEVIATIONS = 4.0
 # A window's noise is learned from as many differences as lie in so many samples, within counts.
 MEMORY_SAMPLES = 2000
 MEMORY_COUNTS = (12, 60)
+# A rise by a half (as a logarithm, or a share of the step) that is clear needs no long experience:
+# only to be larger than what went away, and than so many deviations, of however few differences.
+CLEAR_EFFECT = math.log(1.5)
+CLEAR_DEVIATIONS = 4.0
 # The memory of past excursions fades over so many samples.
 PEAK_SAMPLES = 4000
 # Noise of short windows is heavier in the tails than normal: standard deviations more for each
@@ -80,8 +85,8 @@ class Noise:
 class WindowNoise:
     """How a window's difference varied in health: ever, and since the job has settled.
 
-    waiting: the newest differences, learned later when no shift has followed; so a slow rise does
-    not teach its own limit. peak: the largest that was learned.
+    waiting: the newest differences, learned later when no shift has followed; so a rise does not
+    teach its own limit. peak: the largest that was learned.
     """
 
     window: int
@@ -100,9 +105,17 @@ class WindowNoise:
         ``samples``: of the job so far.
         """
         self.waiting.append(difference)
+        while self._is_decided():
+            self._learn(self.waiting.pop(0), samples)
+
+    def _is_decided(self) -> bool:
+        """Whether a shift would have been found by now; a large one in the first clear window."""
         if len(self.waiting) <= WAITING:
-            return
-        healthy = self.waiting.pop(0)
+            return False
+        waited = (len(self.waiting) - 1) * (self.window // 2)
+        return abs(self.waiting[0]) < CLEAR_EFFECT or waited >= CLEAR_WINDOW + self.window
+
+    def _learn(self, healthy: float, samples: int) -> None:
         least, most = MEMORY_COUNTS
         count = max(least, min(most, 2 * MEMORY_SAMPLES // self.window))
         self.ever.learn(healthy, count)
@@ -181,11 +194,12 @@ class LevelShift:
 
     def least_limit(self, rate: float) -> float:
         """A lasting rise of so much is found in one of the windows whose noise is known."""
-        return min(
+        learned = [
             max(least_effect(noise.window), self.deviation(rate, index), noise.peak)
             for index, noise in enumerate(self.noises)
             if noise.known
-        )
+        ]
+        return min(*learned, self._clear_limit(WINDOWS.index(CLEAR_WINDOW)))
 
     def deviation(self, rate: float, index: int = len(WINDOWS) - 1) -> float:
         """What chance may do to a window's difference; infinite while nothing is known.
@@ -211,11 +225,24 @@ class LevelShift:
                 limit = self.limit(rate)
                 self.nearest = max(self.nearest, difference / limit)
                 if abs(difference) >= limit:
-                    level_before = self.samples.references.before(window)
-                    return Shift(level_before, difference, limit, window)
+                    return self._shift(window, difference, limit)
+        if difference >= CLEAR_EFFECT and self.samples.is_clear_rise(window):
+            clear = self._clear_limit(index)
+            self.nearest = max(self.nearest, difference / clear)
+            if difference >= clear:
+                return self._shift(window, difference, clear)
         if self.samples.count % (window // 2) < window // LOOKS:
             noise.learn(difference / scale, self.samples.count)
         return None
+
+    def _clear_limit(self, index: int) -> float:
+        """Return the least clear rise of a window that counts, however little is known."""
+        known = [noise.ever.deviation for noise in self.noises[: index + 1] if noise.known]
+        deviation = min(known, default=0.0)
+        return max(CLEAR_EFFECT, self.noises[index].peak, CLEAR_DEVIATIONS * deviation)
+
+    def _shift(self, window: int, difference: float, limit: float) -> Shift:
+        return Shift(self.samples.references.before(window), difference, limit, window)
 
 
 def least_effect(window: int) -> float:

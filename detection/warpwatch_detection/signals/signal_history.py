@@ -24,6 +24,8 @@ DUE = tuple(
 # A level is the mean between these quantiles: what a network or a neighbour does to steps makes
 # them longer, hardly ever shorter, so fast steps vary by half of what the middle ones do.
 TRIM = (0.05, 0.35)
+# The shortest window whose rise may be clear: 6 s at least.
+CLEAR_WINDOW = 60
 # The usual change from one sample to the next is learned over so many of them; what is above so
 # many times the mean counts as that.
 CHANGE_SAMPLES = 500
@@ -106,6 +108,14 @@ class SignalHistory:
             if least_window <= window <= known:
                 newest = level(self.values[-window:])
                 yield window, newest - self.references.before(window)
+
+    def is_clear_rise(self, window: int) -> bool:
+        """Whether three quarters of a long window lie above three quarters of what was before."""
+        if window < CLEAR_WINDOW:
+            return False
+        newest = sorted(self.values[-window:])
+        before = sorted(self.values[-window - REFERENCE : -window])
+        return newest[window // 4] > before[len(before) * 3 // 4]
 
     def since(self, samples: int) -> SignalHistory:
         """What is left when all but the newest ``samples`` are forgotten."""
