@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,36 @@ def node(
 def with_nodes(state: State, *nodes: tuple[SourceHealth, list[DeviceSample]]) -> State:
     sources, devices = zip(*nodes, strict=True)
     return replace(state, sources=sources, devices=tuple(itertools.chain(*devices)))
+
+
+def crowded_state() -> State:
+    """Return 250 nodes with 8 ranks each of 189 jobs: 2 stragglers, 30 stalls, a lost GPU."""
+    sizes = (256, 160, 96, 64, *16 * [32], *67 * [6], *102 * [5])
+    owners, places = ("ns/nlp", "ns/vision", "uid/1004"), itertools.count()
+    ranks: list[RankState] = []
+    jobs: list[JobState] = []
+    found: list[Anomaly] = []
+    for number, size in enumerate(sizes):
+        name = f"llama-{number}"
+        about: dict[str, Any] = {"owner": owners[number % 3], "run": str(number)}
+        slow = size // 2 if number in (0, 4) else None
+        hosts = [f"gpu-{next(places) // 8 + 1:03}" for _ in range(size)]
+        ranks += [replace(rank(n, size, hosts[n], n == slow, name), **about) for n in range(size)]
+        jobs.append(JobState(name, size, tuple(map(str, range(size))), **about))
+        if slow is not None:
+            of_this = {"id": f"a{number}", "job": name, **about}
+            found.append(replace(straggler(slow, hosts[slow]), **of_this))
+        elif 40 <= number < 70:
+            said = {"kind": "data_stall", "summary": "ranks wait for data 41 % of the step"}
+            of_this = {"id": f"a{number}", "job": name, "rank": None, **said, **about}
+            found.append(replace(straggler(0, hosts[0]), **of_this))
+    lost = Anomaly(NOW - 700, "critical", "XID 79 (GPU has fallen off the bus)", id="x1",
+                   kind="xid", node="gpu-155", device="GPU-155-2")  # fmt: skip
+    anomalies = (*found, lost)
+    state = State(
+        NOW, "0.2.0", "fleet-0", ranks=tuple(ranks), jobs=tuple(jobs), anomalies=anomalies
+    )
+    return with_nodes(state, *(node(n, up=n > 3, hot=n == 77) for n in range(1, 251)))
 
 
 class MemoryFleet(MemoryAgent):

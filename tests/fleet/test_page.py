@@ -11,12 +11,24 @@ import pytest
 
 from tests.daemon.http.conftest import http_client
 from tests.fleet.nodes import NOW, TestCluster, TestNode, run
-from tests.fleet.shown import MemoryFleet, fleet, fleet_state, node, url, with_nodes
-from warpwatch_fleet.page import nodes
-from warpwatch_fleet.page.heatmap import MAX_CELLS, heat_map, listed
+from tests.fleet.shown import (
+    MemoryFleet,
+    crowded_state,
+    fleet,
+    fleet_state,
+    node,
+    url,
+    with_nodes,
+)
+from warpwatch_daemon.http.models import PageFilters
+from warpwatch_daemon.http.page.job_order import ranked
+from warpwatch_daemon.http.page.selection import Selection
+from warpwatch_fleet.page import heatmap, nodes
+from warpwatch_fleet.page.headline import headline
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.state import State
 
 __all__ = ["fleet", "url"]
 
@@ -45,19 +57,78 @@ def test_thousands_of_ranks_are_cells_without_words(http: httpx.Client, fleet: M
     assert (len(cells(page)), page.count('class="heat-node')) == (2048, 256)
     assert [at for at, cell in enumerate(cells(page)) if "marked" in cell] == [1234]
     assert len(page) < 300_000
-    ((_, ranks, shown),) = listed(fleet_state(MAX_CELLS + 8, 8, None))
-    assert (len(ranks), shown) == (MAX_CELLS + 8, None)
+    (too_large,) = ranked(fleet_state(heatmap.MAX_CELLS + 8, 8, None))
+    assert heatmap.maps([too_large]) == []
 
 
 def test_ranks_that_are_alike_or_gone_are_said_in_words() -> None:
-    ranks = list(fleet_state(6, 2, None).ranks)
-    alike = heat_map(ranks, set())
-    assert not alike.is_slow and alike.sentence.startswith("All alike: 251 ms")
+    alike = fleet_state(6, 2, None)
+    (job,) = ranked(alike)
+    assert not job.is_slow and job.sentence.startswith("All alike: 251 ms")
     # Without a phase `comm` the whole step is a rank's own.
-    unknown = heat_map([replace(one, comm_s=None) for one in ranks], set())
-    assert not unknown.waits and unknown.nodes["gpu-001"][0].own_s == "480 ms"
-    ranks[3] = replace(ranks[3], status="stopped")
-    assert heat_map(ranks, set()).sentence == "Rank 3 on gpu-002 does not move"
+    unknown = [replace(one, comm_s=None) for one in alike.ranks]
+    drawn = heatmap.heat_map(unknown, set(), large=True)
+    assert not drawn.waits and drawn.nodes["gpu-001"][0].own_s == "480 ms"
+    ranks = (*alike.ranks[:3], replace(alike.ranks[3], status="stopped"), *alike.ranks[4:])
+    (job,) = ranked(replace(alike, ranks=ranks))
+    assert job.sentence == "Rank 3 on gpu-002 does not move"
+
+
+def test_of_many_jobs_the_worst_come_first_and_the_page_stays_short(http, fleet):
+    fleet.now = crowded_state()
+    order = [one.job.name for one in ranked(fleet.now)]
+    stalled = sorted(f"llama-{number}" for number in range(40, 70))
+    assert order[:32] == ["llama-0", "llama-4", *stalled]
+    assert order[32:35] == ["llama-1", "llama-2", "llama-3"]
+    page = http.get("/").text
+    assert page.count('<article class="card job">') == 2
+    assert page.count('<li class="row') == 17 + 20
+    assert page.index("XID 79") < page.index("Rank 128 computes") < page.index("Data stall")
+    more = re.findall(r"And (\d+) more ([a-z ]+): <a href=\"/\?all=true#", page)
+    assert more == [("13", "active anomalies"), ("167", "jobs"), ("230", "nodes")]
+    whole = http.get("/?all=true").text
+    assert (whole.count('<li class="row'), re.findall(r"And \d+ more", whole)) == (30 + 187, [])
+
+
+@pytest.mark.parametrize(
+    ("query", "counts", "anomalies"),
+    [
+        ({"q": "LLAMA-4"}, [11, 92, 12], ["a4", *(f"a4{n}" for n in range(10)), "x1"]),
+        ({"owner": "ns/nlp", "q": "gpu-014"}, [1, 256, 1], ["a0"]),
+        ({"job": "llama-0"}, [1, 256, 32], ["a0"]),
+        ({"node": "gpu-155"}, [2, 12, 1], ["x1", "a44", "a45"]),
+        ({"q": "nobody"}, [0, 0, 0], []),
+    ],
+)
+def test_the_page_is_searched_by_job_owner_and_node(http, fleet, query, counts, anomalies):
+    fleet.now = crowded_state()
+    nodes = [source.name for source in fleet.now.sources]
+    found = Selection(fleet.now, PageFilters(**query), nodes)
+    shown = (found.state.jobs, found.state.ranks, found.state.sources)
+    assert [len(one) for one in shown] == counts
+    assert {one.id for one in found.state.anomalies} == set(anomalies)
+    page = http.get("/", params=query | {"all": "true"}).text
+    assert len(re.findall('<li class="(?:up|late|down)">', page)) == counts[2]
+    assert ("Nothing matches the search" in page) == (counts[0] == 0)
+
+
+def test_the_headline_says_what_the_fleet_does_not_see(golden):
+    well, slow = fleet_state(6, 2, None), fleet_state(6, 2, 4)
+    new = replace(node(1)[0], up=False, reason="not asked yet")
+    away = [node(n, up=False) for n in range(1, 6)]
+    behind = [node(n, late_s=200.0) for n in range(6, 9)]
+    in_time = [node(n) for n in range(9, 20)]
+    states = {
+        "all in time": well,
+        "some behind": with_nodes(well, *behind, *in_time),
+        "one away, a straggler": with_nodes(slow, away[0], *in_time),
+        "most away or behind, a straggler": with_nodes(slow, *away, *behind, node(9)),
+        "all away, no job": replace(with_nodes(well, *away, *behind), ranks=(), jobs=()),
+        "not asked yet": State(NOW, "0.2.0", "fleet-0", sources=(new,)),
+    }
+    found = {name: headline(state) for name, state in states.items()}
+    lines = [f"{name}: {one.level}: {one.sentence} {one.notes}" for name, one in found.items()]
+    golden("http/fleet_headlines.txt", "\n".join(lines).encode())
 
 
 def test_nodes_in_trouble_come_first(fleet: MemoryFleet) -> None:

@@ -1,4 +1,4 @@
-"""The fleet's page in a real browser: both sizes of heat map, both themes, the refresh."""
+"""The fleet's page in a real browser: heat maps, long lists, both themes, search, refresh."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from dataclasses import replace
 import pytest
 
 from tests.browser import NEEDS_BROWSER, browser, open_page
-from tests.fleet.shown import fleet, fleet_state, url
+from tests.fleet.shown import crowded_state, fleet, fleet_state, url
 from tests.waiting import DEADLINE_S
 
 pytestmark = NEEDS_BROWSER
 __all__ = ["browser", "fleet", "url"]
+# The texts of a cell that overlap, or take more than one line.
+CROWDED_CELLS = """[...document.querySelectorAll('.large .cells i')].filter(cell => {
+    const [rank, own, wait] = [...cell.children].map(part => part.getBoundingClientRect());
+    return rank.right > own.left || rank.top !== own.top || Math.max(own.height, wait.height) > 24;
+}).length"""
 
 
-@pytest.mark.parametrize(("scheme", "width", "ranks"), [("light", 400, 6), ("dark", 1280, 2048)])
+@pytest.mark.parametrize(("scheme", "width", "ranks"), [("light", 390, 32), ("dark", 1280, 2048)])
 def test_the_map_fits_and_shows_who_is_slow(browser, url, fleet, scheme, width, ranks):
     complaints: list[str] = []
     fleet.now = fleet_state(ranks, 8 if ranks > 8 else 2, 4)
@@ -25,7 +30,30 @@ def test_the_map_fits_and_shows_who_is_slow(browser, url, fleet, scheme, width, 
         "[...document.querySelectorAll('.cells i')].map(i => getComputedStyle(i).backgroundImage)"
     )
     assert len(backgrounds) == ranks
+    assert page.evaluate(CROWDED_CELLS) == 0
     assert [at for at, one in enumerate(backgrounds) if one != backgrounds[0]] == [4]
     fleet.now = replace(fleet_state(ranks, 8, None), anomalies=())
     page.get_by_text("All alike").wait_for(timeout=1000 * DEADLINE_S)
+    assert complaints == []
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width", "tallest"), [("dark", 390, 8000), ("light", 1280, 4000)]
+)
+def test_250_nodes_and_189_jobs_stay_short_and_are_searched(
+    browser, url, fleet, scheme, width, tallest
+):
+    complaints: list[str] = []
+    fleet.now = crowded_state()
+    viewport = {"width": width, "height": 900}
+    page = open_page(browser, url, complaints, viewport=viewport, color_scheme=scheme)
+    root = "document.documentElement"
+    assert page.evaluate(f"{root}.scrollWidth") == width
+    assert page.evaluate(f"{root}.scrollHeight") < tallest
+    search = page.get_by_role("searchbox")
+    search.press_sequentially("gpu-155")
+    page.get_by_text("2 of 189 jobs").wait_for(timeout=1000 * DEADLINE_S)
+    assert search.input_value() == "gpu-155" and page.url.endswith("/?q=gpu-155")
+    page.get_by_role("link", name="Without q gpu-155").click()
+    page.get_by_text("2,000 ranks").wait_for(timeout=1000 * DEADLINE_S)
     assert complaints == []

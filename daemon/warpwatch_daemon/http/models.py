@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator, model_validator
 
 from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer
 from warpwatch_detection.detector import DetectorStatus
@@ -43,13 +44,36 @@ class Filters(BaseModel):
         return all(getattr(self, name) in (None, value) for name, value in values.items())
 
 
-class PageFilters(Filters):
-    show: str | None = None
-
-
 class JobFilters(Filters):
     job: str | None = None
     owner: str | None = None
+
+
+class PageFilters(JobFilters):
+    """q: text in the name of a job, owner or node, or in an anomaly's kind; all: long lists whole.
+
+    A form sends the fields that are left empty as empty strings: these admit everything, too.
+    """
+
+    node: str | None = None
+    q: Annotated[str | None, Field(max_length=100)] = None
+    all: bool | None = None
+    show: str | None = None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _given(cls, value: object) -> object:
+        return value or None
+
+    def link(self, **changes: object) -> str:
+        """Return the address of the page with these filters and ``changes``; None drops one."""
+        kept = {**self.model_dump(exclude={"show"}), **changes}
+        given = {name: "true" if value is True else value for name, value in kept.items() if value}
+        return f"/?{urlencode(given)}" if given else "/"
+
+    def only(self, **filters: object) -> str:
+        """Return the address of the page with ``filters`` and no others."""
+        return self.link(**{**dict.fromkeys(type(self).model_fields), **filters})
 
 
 class RunFilters(JobFilters):

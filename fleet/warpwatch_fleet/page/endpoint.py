@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.page.endpoint import PageEndpoint
+from warpwatch_daemon.http.page.headline import Headline
 from warpwatch_fleet.page import heatmap, nodes
+from warpwatch_fleet.page.headline import headline
+from warpwatch_telemetry.state import State
 
 
 class FleetPage(PageEndpoint):
@@ -16,3 +20,9 @@ class FleetPage(PageEndpoint):
     def __init__(self, fleet: Watcher) -> None:
         super().__init__(fleet)
         self.modules = {"heatmap": heatmap, "nodes": nodes}
+
+    def nodes(self, state: State) -> Collection[str]:
+        return {source.name for source in state.sources}
+
+    def headline(self, state: State) -> Headline:
+        return headline(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from warpwatch_daemon.http.page import devices
@@ -11,10 +11,14 @@ from warpwatch_daemon.quantities import plural, seconds, text
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 from warpwatch_telemetry.state import State
 
-MAX_NODES = 20
+# Rows, unless all are asked for: as many of those in trouble, and of all.
+MAX_NODES, MIN_NODES = 20, 10
 MAX_GPUS = 32
 # What an agent that is well is behind.
 LATE_S = 3.0
+# Whether it is up, how late it is, whether no anomaly is there and no GPU is in trouble.
+Place = tuple[bool, float, bool, bool]
+WELL: Place = (True, 0.0, True, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +36,20 @@ def listed(state: State) -> list[tuple[SourceHealth, list[Gpu]]]:
     for sample in state.devices:
         found.setdefault(sample.source, []).append(sample)
     nodes = [(one, gpus(found.get(one.name, ()), state.time)) for one in state.sources]
-    return sorted(
-        nodes,
-        key=lambda node: (
-            node[0].up,
-            node[0].duration_s < LATE_S,
-            node[0].name not in named,
-            not any(gpu.tone in ("down", "hot") for gpu in node[1]),
-            node[0].name,
-        ),
-    )
+    return sorted(nodes, key=lambda node: (_place(node, named), node[0].name))
+
+
+def _place(node: tuple[SourceHealth, Sequence[Gpu]], named: Collection[str]) -> Place:
+    health, of_node = node
+    late_s = health.duration_s if health.duration_s >= LATE_S else 0.0
+    is_hot = any(gpu.tone in ("down", "hot") for gpu in of_node)
+    return health.up, -late_s, health.name not in named, not is_hot
+
+
+def shown(nodes: Sequence[tuple[SourceHealth, list[Gpu]]], named: Collection[str]) -> int:
+    """Return how many of the sorted nodes are shown: those in trouble, and a few of the others."""
+    in_trouble = sum(1 for node in nodes if _place(node, named) != WELL)
+    return min(len(nodes), MAX_NODES, max(in_trouble, MIN_NODES))
 
 
 def troubled(state: State) -> set[str]:

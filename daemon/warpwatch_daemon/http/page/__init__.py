@@ -4,6 +4,8 @@
 - templates: one file a section, with the style and the script that goes on refreshing; each asks
   the module of its name
 - headline: the one line on top
+- selection: the part of the state that a search selects
+- job_order: jobs, the worst first, each with a sentence
 - findings, jobs, devices, captures, runs: what each section says of a record
 - minutes: what happened around an anomaly, as drawings
 - charts: step times and phases as drawings

@@ -12,6 +12,8 @@ from warpwatch_telemetry.captures import Capture, Residual
 from warpwatch_telemetry.state import State
 
 MAX_CAPTURES = 20
+# The first are shown with their cost and files, the others as rows.
+MAX_CARDS = 3
 MAX_FILES = 16
 # A smaller change of the step time is none.
 MIN_RESIDUAL = 0.05

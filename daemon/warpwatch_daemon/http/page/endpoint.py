@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +19,12 @@ from warpwatch_daemon.http.access import Caller, caller_of, visible
 from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.answers import ApiError
 from warpwatch_daemon.http.page import captures, charts, devices, findings, jobs, minutes, runs
-from warpwatch_daemon.http.page.headline import headline
+from warpwatch_daemon.http.page.headline import Headline, headline
+from warpwatch_daemon.http.page.job_order import ranked
+from warpwatch_daemon.http.page.selection import Selection
 from warpwatch_daemon.http.request_data import filters
+from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.state import State
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 MAX_SOURCES = 32
 # No sentence of ours is longer.
 MAX_TEXT = 400
+NOTHING_FOUND = Headline("idle", "Nothing matches the search")
 _FOLDER = Path(__file__).parent / "templates"
 
 
@@ -43,35 +48,52 @@ class PageEndpoint:
 
     async def show(self, request: Request) -> Response:
         """The web page; ``show``: the id of an anomaly or a capture that is to be on top."""
-        show = filters(request, models.PageFilters).show
-        return await run_in_threadpool(self._answer, self.name, caller_of(request), show=show)
+        wanted = filters(request, models.PageFilters)
+        return await run_in_threadpool(self._show, caller_of(request), wanted)
 
     async def show_run(self, request: Request) -> Response:
         """The page of a run: its figures, and what has changed since the one before."""
         wanted = filters(request, models.RunFilters)
-        return await run_in_threadpool(self._answer, "run.html", caller_of(request), wanted)
+        return await run_in_threadpool(self._show_run, caller_of(request), wanted)
 
-    def _answer(
-        self,
-        name: str,
-        caller: Caller,
-        run: models.RunFilters | None = None,
-        show: str | None = None,
-    ) -> Response:
-        state, known = self._watcher.state(), self._watcher.run_summaries()
-        state = visible(state, caller.owner)
-        known = [one for one in known if caller.owner in (None, one.owner)]
-        chosen = None if run is None else runs.chosen(known, run)
-        if run is not None and chosen is None:
-            raise ApiError(404, "not_found", "there is no such run")
-        page = self._environment.get_template(name).render(
+    def _show(self, caller: Caller, wanted: models.PageFilters) -> Response:
+        state, known = self._known(caller)
+        selection = Selection(state, wanted, self.nodes(state))
+        state = selection.state
+        return self._answer(
+            self.name,
             state=state,
-            headline=headline(state),
+            selection=selection,
+            wanted=wanted,
+            ranked=ranked(state),
+            headline=NOTHING_FOUND if selection.is_empty else self.headline(state),
             files_open=caller.files,
-            known=known,
-            run=chosen,
-            show=show,
+            known=[one for one in known if selection.has_job(one.job_id)],
         )
+
+    def _show_run(self, caller: Caller, wanted: models.RunFilters) -> Response:
+        state, known = self._known(caller)
+        run = runs.chosen(known, wanted)
+        if run is None:
+            raise ApiError(404, "not_found", "there is no such run")
+        return self._answer("run.html", state=state, files_open=caller.files, known=known, run=run)
+
+    def _known(self, caller: Caller) -> tuple[State, list[RunSummary]]:
+        """Return the part of the state and of the runs that the caller may see."""
+        state, known = self._watcher.state(), self._watcher.run_summaries()
+        return visible(state, caller.owner), [
+            one for one in known if caller.owner in (None, one.owner)
+        ]
+
+    def nodes(self, state: State) -> Collection[str]:
+        """Return the names of the sources that are nodes."""
+        return ()
+
+    def headline(self, state: State) -> Headline:
+        return headline(state)
+
+    def _answer(self, name: str, **about: object) -> Response:
+        page = self._environment.get_template(name).render(about)
         headers = {"Content-Security-Policy": self._policy}
         return Response(page, headers=headers, media_type="text/html")
 
@@ -113,7 +135,7 @@ class PageEndpoint:
         return (
             f"default-src 'none'; style-src '{_digest('style.css')}'; "
             f"script-src '{_digest('refresh.js')}'; connect-src 'self'; img-src data:; "
-            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
         )
 
 

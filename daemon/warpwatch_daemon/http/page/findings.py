@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from warpwatch_daemon.http.models import PageFilters
 from warpwatch_daemon.http.page.devices import gpu_names
 from warpwatch_daemon.http.page.headline import worst_first
 from warpwatch_daemon.quantities import ago, plural, seconds, text
@@ -9,19 +10,24 @@ from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, WAITING, Capture
 from warpwatch_telemetry.state import State
 
-MAX_ACTIVE = 30
+# Rows, unless all are asked for.
+MAX_ACTIVE = 20
 MAX_ENDED = 5
-# With more, the rest of the page would be far down.
-MAX_DRAWN = 8
+# The first are shown with their drawings and diagnosis, the others as rows.
+MAX_CARDS = 3
 
 
-def listed(state: State, show: str | None) -> list[Anomaly]:
+def listed(state: State, wanted: PageFilters) -> list[Anomaly]:
     """That with the id ``show``; what is active, the worst first; what ended, the newest first."""
-    chosen = [anomaly for anomaly in state.anomalies if anomaly.id == show]
+    chosen = [anomaly for anomaly in state.anomalies if anomaly.id == wanted.show]
     ended = [anomaly for anomaly in state.anomalies if anomaly.end_time is not None]
     ended.sort(key=lambda anomaly: -anomaly.time)
-    others = worst_first(state)[:MAX_ACTIVE] + ended[:MAX_ENDED]
-    return chosen + [anomaly for anomaly in others if anomaly not in chosen]
+    others = worst_first(state)[: None if wanted.all else MAX_ACTIVE] + ended[:MAX_ENDED]
+    return chosen + [anomaly for anomaly in others if anomaly.id != wanted.show]
+
+
+def active(state: State) -> int:
+    return sum(1 for anomaly in state.anomalies if anomaly.end_time is None)
 
 
 def about(anomaly: Anomaly, state: State) -> str:

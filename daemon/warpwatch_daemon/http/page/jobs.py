@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from warpwatch_daemon.http.page.charts import phase_shares
+from warpwatch_daemon.http.page.job_order import RankedJob
 from warpwatch_daemon.quantities import (
     joules,
     percent,
@@ -16,10 +17,14 @@ from warpwatch_daemon.quantities import (
     text,
     tokens_per_joule,
 )
-from warpwatch_telemetry.state import JobState, RankState, State
+from warpwatch_telemetry.state import JobState, RankState
 
+# With more ranks, drawings would fill the page; the others are rows.
+MAX_DRAWN = 16
+MAX_RANK_ROWS = 48
+# Rows, unless all are asked for; and then.
 MAX_JOBS = 20
-MAX_RANKS = 32
+MAX_ALL = 4096
 # What is said of a rank without a heartbeat, by its silent_reason.
 SILENCE = {
     "stopped": "stopped by a signal, a debugger or a frozen container",
@@ -37,15 +42,39 @@ class LegendEntry(NamedTuple):
     share: str
 
 
-def listed(state: State) -> list[JobState]:
-    """The first MAX_JOBS jobs: those that run come first."""
-    running = {rank.job_id for rank in state.ranks if rank.status == "running"}
-    return sorted(state.jobs, key=lambda job: job.job_id not in running)[:MAX_JOBS]
+def cards(found: Sequence[RankedJob]) -> list[tuple[RankedJob, list[RankState]]]:
+    """Return the first jobs with the ranks that are drawn, of each job the worst, by number."""
+    drawn: list[tuple[RankedJob, list[RankState]]] = []
+    left = MAX_DRAWN
+    for one in found:
+        if left <= 0:
+            break
+        first = sorted(one.ranks, key=lambda rank: _well(rank, one.named))[:left]
+        drawn.append((one, sorted(first, key=lambda rank: rank.rank)))
+        left -= max(1, len(first))
+    return drawn
 
 
-def ranks_of(job: JobState, state: State) -> list[RankState]:
-    ranks = [rank for rank in state.ranks if rank.job_id == job.job_id]
-    return sorted(ranks, key=lambda rank: rank.rank)
+def others(one: RankedJob, drawn: Sequence[RankState]) -> list[RankState]:
+    """Return the ranks that are not drawn, those in trouble first."""
+    shown = {rank.key for rank in drawn}
+    left = [rank for rank in one.ranks if rank.key not in shown]
+    return sorted(left, key=lambda rank: _well(rank, one.named))
+
+
+def _well(rank: RankState, named: Collection[int]) -> tuple[bool, bool]:
+    """Return the place of a rank in trouble before others, and of one that runs before ended."""
+    is_troubled = rank.status in ("died", "stopped") or rank.calls_without_step > 0
+    return not is_troubled and rank.rank not in named, rank.status == "exited"
+
+
+def size(one: RankedJob) -> str:
+    """Return how many ranks on how many nodes a job has, and how fast it is."""
+    nodes, running = {rank.host for rank in one.ranks}, _running(one.ranks)
+    parts = [_count(one.job, one.ranks)]
+    parts.extend([plural(len(nodes), "node")] if len(nodes) > 1 else [])
+    parts.extend([rate(_pace(running), "steps")] if running else [])
+    return " · ".join(parts)
 
 
 def where(rank: RankState, gpus: Mapping[str, str]) -> str:
@@ -84,13 +113,10 @@ def legend(ranks: Sequence[RankState]) -> list[LegendEntry]:
 
 def facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
     """Whose it is, how many ranks, and what they do together."""
-    running = [rank for rank in ranks if rank.steps_per_s]
-    of = f" of {job.world_size}" if job.world_size > len(ranks) else ""
-    known = [text(job.owner, 60), f"{plural(len(ranks), 'rank')}{of}"]
+    running = _running(ranks)
+    known = [text(job.owner, 60), _count(job, ranks)]
     if running:
-        # Ranks step together, so a job is as fast as one of them, and its input adds up.
-        steps_per_s = statistics.median(rank.steps_per_s or 0.0 for rank in running)
-        known.append(rate(steps_per_s, "steps"))
+        known.append(rate(_pace(running), "steps"))
         # What no rank reports is not shown.
         samples_per_s = sum(rank.samples_per_s or 0.0 for rank in running)
         tokens_per_s = sum(rank.tokens_per_s or 0.0 for rank in running)
@@ -107,12 +133,20 @@ def facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
     return known
 
 
-def marks(job: JobState, state: State) -> list[int]:
+def _running(ranks: Sequence[RankState]) -> list[RankState]:
+    return [rank for rank in ranks if rank.steps_per_s]
+
+
+def _count(job: JobState, ranks: Sequence[RankState]) -> str:
+    of = f" of {job.world_size}" if job.world_size > len(ranks) else ""
+    return f"{plural(len(ranks), 'rank')}{of}"
+
+
+def _pace(running: Sequence[RankState]) -> float:
+    """Return steps per second; ranks step together, so a job is as fast as one of them."""
+    return statistics.median(rank.steps_per_s or 0.0 for rank in running)
+
+
+def marks(one: RankedJob) -> list[int]:
     """The steps since which something is wrong."""
-    return [
-        anomaly.begin_step
-        for anomaly in state.anomalies
-        if anomaly.job_id == job.job_id
-        and anomaly.end_time is None
-        and anomaly.begin_step is not None
-    ]
+    return [found.begin_step for found in one.anomalies if found.begin_step is not None]
