@@ -178,12 +178,15 @@ def test_a_gpu_lost_or_not_profiled_costs_itself_alone(begin: Callable[..., Node
     node.run()
     assert (node.newest(A).up, node.newest(A).reason, node.newest(A).values) == (False, "lost", {})
     assert node.newest(B).up
-    node = begin()
-    node.engine.gpus[0]["profiling"] = []
-    node.run()
-    assert list(node.sink.devices) == [B]
-    refused = "GPU 0: Profiling is not supported for this group of GPUs or GPU"
-    assert (node.health.up, node.health.reason) == (True, refused)
+    for fields, refused in (
+        ([], "Profiling is not supported for this group of GPUs or GPU"),
+        ([1016, 1017], "none of the profiling fields is supported"),
+    ):
+        node = begin()
+        node.engine.gpus[0]["profiling"] = fields
+        node.run()
+        assert list(node.sink.devices) == [B]
+        assert (node.health.up, node.health.reason) == (True, f"GPU 0: {refused}")
     node.engine.gpus = []
     node.run(DISCOVERY_INTERVAL_S + 1)
     assert (node.health.up, node.health.reason) == (True, "DCGM supports no GPU here")

@@ -154,10 +154,13 @@ def test_counters_are_those_of_the_gpu_or_of_its_instances(process: Stepper) -> 
 def test_instances_of_a_gpu_that_is_lost_are_lost_with_it(process: Stepper) -> None:
     fake = begin(process)
     process.step()
+    process.nvml.ledger.observe(process.gpu.device.info["pci_bus_id"], 79, "kernel log")
     fake.set(0, lost=1)
     process.step()
     down = [process.gpu, *process.instances.values()]
     assert [(d.up, d.reason) for d in down] == [(False, "lost")] * 4
+    # XIDs are the GPU's: its instances do not count them again.
+    assert [bool(d.values) for d in down] == [True, False, False, False]
     fake.set(0, lost=0)
     process.step(SLOW)
     assert [d.up for d in (process.gpu, *process.instances.values())] == [True] * 4
