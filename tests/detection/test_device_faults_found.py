@@ -85,7 +85,9 @@ FAULTS: dict[str, Fault] = {
         ("device_idle", FAULTS["stands still"], 620, "warning", "rank 1 of llama has 60 %"),
     ],
 )
-def test_a_fault_raises_its_kind_alone_and_ends_with_it(kind, fault, within_s, severity, says):
+def test_a_fault_raises_its_kind_alone_and_ends_with_it(
+    kind, fault, within_s, severity, says, golden_report
+):
     node, engine = Node(), detection()
     last: dict[SeriesKey, float] = {}
 
@@ -97,6 +99,7 @@ def test_a_fault_raises_its_kind_alone_and_ends_with_it(kind, fault, within_s, s
     assert (anomaly.kind, anomaly.severity, anomaly.device) == (kind, severity, node.uuid)
     assert (anomaly.job, anomaly.rank) == (JOB, 1)
     assert says in anomaly.summary
+    golden_report(engine)
     longest_s = HOLD_S + 100 if kind in EVENT_KINDS or kind == "nvlink_error" else 120
     # What is counted stays counted.
     kept = {
@@ -118,13 +121,14 @@ def test_a_fault_raises_its_kind_alone_and_ends_with_it(kind, fault, within_s, s
         ("device_stuck", "stuck", 2, "has not returned"),
     ],
 )
-def test_a_device_that_is_down_for_a_reason_of_its_own(kind, reason, within_s, says):
+def test_a_device_that_is_down_for_a_reason_of_its_own(kind, reason, within_s, says, golden_report):
     node, engine = Node(), detection()
     assert opened(engine, [*node.seen(), *node.readings(60)]) == []
     anomaly = only(opened(engine, node.down(within_s, reason)))
     assert (anomaly.kind, anomaly.severity, anomaly.device) == (kind, "critical", node.uuid)
     assert anomaly.rank == 1
     assert says in anomaly.summary
+    golden_report(engine)
     assert opened(engine, node.down(100, reason)) == []
     assert only(engine.active).id == anomaly.id
     assert opened(engine, node.readings(10)) == []

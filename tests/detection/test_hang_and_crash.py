@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.detection.conftest import Reported
 from tests.detection.streams import Job, alone, fed, kinds_of, on, opened, restart, stories
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
@@ -47,7 +48,9 @@ STORIES = stories(__file__)
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("name", STORIES)
-def test_what_happens_after_the_last_step_is_told_once(name: str, restarts: bool) -> None:
+def test_what_happens_after_the_last_step_is_told_once(
+    name: str, restarts: bool, golden_report: Reported
+) -> None:
     story = STORIES[name]
     training = [
         (s, rank, "training") for s in range(2, 60, 2) for rank in story.get("training", ())
@@ -64,6 +67,7 @@ def test_what_happens_after_the_last_step_is_told_once(name: str, restarts: bool
         assert anomaly.device == (None if anomaly.rank is None else f"GPU-{anomaly.rank}")
         (now,) = engine.active
         assert story.get("says", "") in now.summary
+    golden_report(engine, name)
 
 
 def test_a_leap_of_the_clock_is_no_silence_but_silence_after_it_is() -> None:

@@ -42,8 +42,12 @@ def leak_of(rank: int, begin: int, slope: float) -> Level:
 
 
 @pytest.mark.parametrize("slope", [2 * MB, 20 * MB])
-def test_memory_that_grows_without_end_is_found_within_1000_steps_with_its_rank(slope):
-    found = opened(alone("memory_leak"), training(leak_of(1, 900, slope)))
+def test_memory_that_grows_without_end_is_found_within_1000_steps_with_its_rank(
+    slope, golden_report
+):
+    engine = alone("memory_leak")
+    found = opened(engine, training(leak_of(1, 900, slope)))
+    golden_report(engine)
     assert [(a.kind, a.rank, a.device, a.severity) for a in found] == [
         ("memory_leak", 1, "GPU-1", "warning")
     ]
@@ -87,8 +91,10 @@ def test_it_says_how_much_since_when_and_when_memory_runs_out(free, told, says):
         pytest.param(lambda *_: 0.0, id="noise alone"),
     ],
 )
-def test_growth_that_ends_is_no_leak(level):
-    assert opened(alone("memory_leak"), training(level)) == []
+def test_growth_that_ends_is_no_leak(level, golden_report):
+    engine = alone("memory_leak")
+    assert opened(engine, training(level)) == []
+    golden_report(engine)
 
 
 def test_a_long_sawtooth_is_found_in_its_first_tooth_at_most():
@@ -119,7 +125,7 @@ def test_a_leak_that_stops_is_closed_and_a_restart_begins_again():
     assert engine.active == ()
 
 
-def test_growing_host_memory_of_a_process_is_found_where_there_is_no_device():
+def test_growing_host_memory_of_a_process_is_found_where_there_is_no_device(golden_report):
     def records() -> Iterator[Record]:
         for rank in (0, 1):
             yield RankSeen(EPOCH_S, "llama", rank, 2)
@@ -132,7 +138,9 @@ def test_growing_host_memory_of_a_process_is_found_where_there_is_no_device():
                     said = {"cpu_s": now, "anonymous_bytes": used, "available_bytes": 20 * GB}
                     yield RankEvent(now, "llama", rank, "process", said)
 
-    found = opened(alone("memory_leak"), records())
+    engine = alone("memory_leak")
+    found = opened(engine, records())
+    golden_report(engine)
     assert [(a.kind, a.rank) for a in found] == [("memory_leak", 1)]
     said = found[0].summary
     assert said.startswith("rank 1 takes 300 kB more host memory each step since step ")

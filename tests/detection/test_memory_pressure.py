@@ -55,7 +55,7 @@ def test_retries_of_the_first_steps_and_a_successors_count_are_no_news():
     assert opened(engine, [allocator(job, 0, allocation_retries=0)]) == []
 
 
-def test_a_device_that_is_full_for_half_a_minute_is_found_and_closed():
+def test_a_device_that_is_full_for_half_a_minute_is_found_and_closed(golden_report):
     job, engine = running()
     assert opened(engine, [device(job, s, 79.0) for s in range(30)]) == []
     restart(engine)
@@ -64,6 +64,7 @@ def test_a_device_that_is_full_for_half_a_minute_is_found_and_closed():
     assert found[0].summary == "the device of rank 1 is 99% full"
     assert [a.end_time for a in fed(engine, [device(job, 31, 77.7)])] == [None]
     assert [a.end_time for a in fed(engine, [device(job, 32, 75.0)])] == [job.time + 32]
+    golden_report(engine)
 
 
 def test_a_short_peak_is_no_pressure():
@@ -89,9 +90,10 @@ def test_a_control_group_near_its_limit_is_found_of_the_rank():
     assert engine.active == ()
 
 
-def test_several_ranks_that_are_short_are_one_anomaly_of_the_job():
+def test_several_ranks_that_are_short_are_one_anomaly_of_the_job(golden_report):
     job, engine = running()
     both = [device(job, s, 79.0, rank) for s in range(40) for rank in (0, 1)]
     opened(engine, both)
     (now,) = engine.active
     assert (now.rank, now.summary) == (None, "the device of rank 0 is 99% full; 1 more ranks alike")
+    golden_report(engine)

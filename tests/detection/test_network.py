@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from tests.detection.conftest import Reported
 from tests.detection.life import LLAMA, Life
 from tests.detection.streams import EPOCH_S, detection, opened
 from warpwatch_telemetry.metric import SeriesKey
@@ -65,18 +66,22 @@ def test_a_port_that_never_was_up_and_one_that_is_trained_anew_raise_nothing() -
         ({"link_downed": 3.2}, "link_downed was counted at the network port mlx5_0/1"),
     ],
 )
-def test_errors_that_rise_are_found(rates: Mapping[str, float], says: str) -> None:
+def test_errors_that_rise_are_found(
+    rates: Mapping[str, float], says: str, golden_report: Reported
+) -> None:
     engine = detection()
     assert opened(engine, seen(0, 300)) == []
     (found,) = opened(engine, seen(300, 420, **rates))
+    golden_report(engine)
     assert (found.kind, found.severity) == ("network_errors", "warning")
     (active,) = engine.active
     assert says in active.summary
 
 
-def test_few_errors_and_what_a_port_had_before_raise_nothing() -> None:
+def test_few_errors_and_what_a_port_had_before_raise_nothing(golden_report: Reported) -> None:
     engine = detection()
     assert opened(engine, seen(0, 1800, symbol_error=0.5, out_of_sequence=20.0)) == []
+    golden_report(engine)
 
 
 @pytest.mark.parametrize("beyond", [True, False])

@@ -7,6 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
+from tests.detection.conftest import Reported
 from tests.detection.jobs import joined
 from tests.detection.streams import Extra, Job, alone, detection, lived, on, opened, stories
 from warpwatch_detection.detectors.data_stall import DataStall
@@ -24,10 +25,11 @@ STORIES = stories(__file__)
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_what_is_found_and_over_is_what_happened(name: str) -> None:
+def test_what_is_found_and_over_is_what_happened(name: str, golden_report: Reported) -> None:
     story = STORIES[name]
     engine = alone(*story["kinds"].split()) if "kinds" in story else detection()
     lived(job(story["job"]), engine, story["story"])
+    golden_report(engine)
 
 
 def bursts(rank: int, share: float, wait_s: float, seed: int = 5) -> Extra:
@@ -101,9 +103,11 @@ OTHERS: dict[str, tuple[str, str, str, dict[str, Extra]]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_extras_of_any_form_are_found_or_none(name: str) -> None:
+def test_extras_of_any_form_are_found_or_none(name: str, golden_report: Reported) -> None:
     kinds, steps, story, extras = OTHERS[name]
-    lived(job(steps), alone(*kinds.split()) if kinds else detection(), story, **extras)
+    engine = alone(*kinds.split()) if kinds else detection()
+    lived(job(steps), engine, story, **extras)
+    golden_report(engine)
 
 
 @pytest.mark.parametrize(
