@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY, rate_per_s
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Found, Severity
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Record
 
@@ -33,7 +33,8 @@ class JobStep(msgspec.Struct, frozen=True):
     common_s: median compute + smallest comm: the step as it would be without one rank's delay.
     tokens, samples: per rank, the work of the step; a rank that does not count it is absent, and
     of one that counts tokens the samples are left out. work: of the median rank, 0 if unknown.
-    stages: where parallelism is known, per rank the number of those that do the same work.
+    stages: where parallelism is known, per rank the number of the group that does the same work.
+    alike: whether the ranks of a group do equal work; None if the program does not report it.
     """
 
     time: float
@@ -49,11 +50,12 @@ class JobStep(msgspec.Struct, frozen=True):
     samples: Mapping[int, int] = {}
     work: float = 0.0
     stages: Mapping[int, int] = {}
+    alike: bool | None = None
 
-    def found(self, **said: Any) -> Found:
-        """What is found of the job at this step; ``said``: the fields that are not the step's."""
+    def found(self, severity: Severity = "warning", **said: Any) -> Found:
+        """Return a finding about the job at this step; ``said``: the fields that the step lacks."""
         fields = self.job_id.fields()
-        return Found(time=self.time, severity="warning", step=self.step, **fields, **said)
+        return Found(time=self.time, severity=severity, step=self.step, **fields, **said)
 
 
 Observation = Record | JobStep

@@ -79,7 +79,7 @@ class JobSteps:
     def __init__(self) -> None:
         self.state = JobStepsState()
         # By job, as far as asked for since the last rank came.
-        self._stages: dict[JobId, dict[int, int]] = {}
+        self._stages: dict[JobId, tuple[dict[int, int], bool | None]] = {}
 
     def observe(self, record: Record) -> JobStep | None:
         """The step of the job that the record ends."""
@@ -90,7 +90,7 @@ class JobSteps:
         elif isinstance(record, RankSeen):
             if record.parallel or record.job_id in self.state.places:
                 places = self.state.places.setdefault(record.job_id, {})
-                places[record.rank] = dict(record.parallel)
+                places[record.rank] = _place(record)
                 self._stages.pop(record.job_id, None)
         elif isinstance(record, End) and record.rank is not None:
             self._gone(record.job_id, record.rank)
@@ -125,7 +125,7 @@ class JobSteps:
         ranks = job.take(record) if number > job.emitted else None
         if ranks is None:
             return None
-        joined = join(ranks, job.index, self._stages_of(record.job_id))
+        joined = join(ranks, job.index, *self._stages_of(record.job_id))
         if joined is None:
             job.masked_until = max(job.masked_until, job.emitted + STEPS_AFTER_CAPTURE)
         if job.emitted <= job.masked_until or self._is_captured(ranks):
@@ -133,7 +133,7 @@ class JobSteps:
         job.index += 1
         return joined
 
-    def _stages_of(self, name: JobId) -> dict[int, int]:
+    def _stages_of(self, name: JobId) -> tuple[dict[int, int], bool | None]:
         known = self._stages.get(name)
         if known is None:
             known = self._stages[name] = stages(self.state.places.get(name, {}))
@@ -144,7 +144,19 @@ class JobSteps:
         return self.state.captures.runs_until(some.job_id, some.time) is not None
 
 
-def join(ranks: dict[int, Step], index: int, stages: dict[int, int]) -> JobStep | None:
+def _place(record: RankSeen) -> dict[str, tuple[int, int]]:
+    """Return where the rank stands; nothing if copies of the model are all that is known of it.
+
+    Fewer copies than ranks: the program splits the model in a way that it does not report.
+    """
+    place = dict(record.parallel)
+    _, copies = place.get("data", (0, 0))
+    return {} if place.keys() == {"data"} and copies < record.world_size else place
+
+
+def join(
+    ranks: dict[int, Step], index: int, stages: dict[int, int], alike: bool | None
+) -> JobStep | None:
     """One step of several ranks; every rank's phases are disjoint parts of its duration.
 
     None where one of them was profiled.
@@ -184,6 +196,7 @@ def join(ranks: dict[int, Step], index: int, stages: dict[int, int]) -> JobStep 
         samples=samples,
         work=float(_middle((tokens or samples or {0: 0}).values())),
         stages=stages,
+        alike=alike,
     )
 
 

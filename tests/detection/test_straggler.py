@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.detection.jobs import joined
-from tests.detection.streams import EPOCH_S, Job, alone, detection, kinds_of, lived, on, opened
+from tests.detection.streams import EPOCH_S, Job, alone, detection, fed, kinds_of, lived, on, opened
 from warpwatch_detection.detectors.straggler import Straggler
 from warpwatch_detection.signals.peers import stages
 from warpwatch_detection.signals.work_scaling import WorkScaling
@@ -68,7 +68,7 @@ STORIES: dict[str, tuple[Of, Of | None, int, int, int, int | None]] = {
     "10 percent slower over 300 steps is found within 400":
         (lambda s, r: 0.4 * NOISE(s, r) * drifting(s, r), None, 8, 800, 400, 5),
     "ranks that wander by two percent and one that always does more": (
-        lambda s, r: 0.4 * NOISE(s, r) * WANDER(s // 200, r) * (1.15 if r == 7 else 1.0),
+        lambda s, r: 0.4 * NOISE(s, r) * WANDER(s // 200, r) * (1.06 if r == 7 else 1.0),
         None, 8, 0, 1_400, None,
     ),
     "lengths that make now one rank slow and now another":
@@ -125,10 +125,11 @@ def test_declared_checkpoints_and_evaluations_are_no_slow_rank() -> None:
         assert engine.feed(replace(step, duration_s=step.duration_s + 0.3, phases_s=phases)) == []
 
 
-def placed(ranks: int, stages: int) -> Iterator[RankSeen]:
+def placed(ranks: int, stages: int, **more: Callable[[int], tuple[int, int]]) -> Iterator[RankSeen]:
     """Ranks of a pipeline with the stages one after the other, as the telemetry log has them."""
     for rank in range(ranks):
         place = {"pipeline": (rank * stages // ranks, stages)}
+        place |= {kind: of(rank) for kind, of in more.items()}
         line = encode_line(RankSeen(EPOCH_S, "llama", rank, ranks, parallel=place))
         assert line is not None
         read = Decoder().decode_line(line)
@@ -144,6 +145,81 @@ def test_a_stage_that_gets_slower_as_a_whole_is_no_straggler_where_stages_are_kn
         engine = alone("straggler")
         opened(engine, placed(8, 4) if known else ())
         assert [a.kind for a in opened(engine, uneven(600, time_s, None, 8, 0))] == found
+
+
+def copies(ranks: int, of: int = 0) -> list[RankSeen]:
+    """Ranks that each have the whole model, or every second one if ``of`` is half of the ranks."""
+    return [
+        RankSeen(
+            EPOCH_S, "llama", rank, ranks, parallel={"data": (rank % (of or ranks), of or ranks)}
+        )
+        for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [3, 8, 64])
+@pytest.mark.parametrize(
+    ("factor", "begin", "known", "severity"),
+    [
+        (1.2, 0, True, "warning"),
+        (1.3, 1, True, "warning"),
+        (1.3, 1, False, "info"),
+        (1.3, 30, True, "warning"),
+        (1.3, 100, True, "warning"),
+        # It was as fast as the others: that is not more work.
+        (1.3, 100, False, "warning"),
+    ],
+)
+def test_a_rank_that_is_slow_before_anything_is_known_is_found_within_30_steps(
+    ranks: int, factor: float, begin: int, known: bool, severity: str
+) -> None:
+    engine = alone("straggler")
+    # Half as many copies as ranks: the program splits the model in a way that it does not report.
+    opened(engine, copies(ranks, 0 if known else (ranks + 1) // 2))
+    time_s: Of = lambda s, r: 0.4 * NOISE(s, r % 8) * slower(factor, 2, begin)(s, r)  # noqa: E731
+    (found,) = opened(engine, uneven(begin + 31, time_s, None, ranks, 0))
+    assert (found.rank, found.severity) == (2, severity)
+    assert found.baseline == pytest.approx(0.4, rel=0.02)
+    assert abs((found.begin_step or 0) - begin) <= 3
+    assert ("from the start" in found.summary) is (begin < 30)
+    assert ("may have more work" in found.summary) is (severity == "info")
+    # What has been there from the start may still get worse.
+    worse = uneven(
+        60, lambda s, r: 1.5 * time_s(s, r) if r == 2 else time_s(s, r), None, ranks, 131
+    )
+    assert {anomaly.severity for anomaly in fed(engine, worse)} <= {severity, "warning"}
+    assert [anomaly.severity for anomaly in engine.active] == ["warning"]
+
+
+def busiest(rank: int) -> Of:
+    return lambda step, own: 1.25 if own == rank else 1.0
+
+
+# What the program reports of its ranks, what makes them differ, and their tokens.
+BY_CONSTRUCTION: dict[str, tuple[list[RankSeen], Of, Of | None]] = {
+    "embedding and head of a pipeline": (
+        [*placed(8, 4)], lambda s, r: {0: 1.15, 3: 1.4}.get(r // 2, 1.0), None),
+    "the same where nobody reports stages":
+        ([], lambda s, r: {0: 1.15, 3: 1.4}.get(r // 2, 1.0), None),
+    "experts of their own": ([*placed(8, 1, expert=lambda r: (r, 8))], busiest(5), None),
+    "experts that two ranks have": (
+        [*placed(8, 1, expert=lambda r: (r % 4, 4))], lambda s, r: busiest(1)(s, r % 4), None),
+    "work that is counted": (copies(8), lambda s, r: 1.25 if r == 5 else 1.0,
+                             lambda s, r: 8192 * (1.35 if r == 5 else 1.0)),
+    "rank 0 logs": (copies(8), lambda s, r: 1 + (r == 0) * (0.08 + 2 * (s % 10 == 0)), None),
+    "GPUs that differ by five percent":
+        (copies(8), lambda s, r: 1 + 0.05 * (-1.4, 0.3, 1.5, -0.6, 0.1, -0.9, 0.9, 0.2)[r], None),
+    "a rank that compiles for longer": (copies(8), lambda s, r: 1 + (r == 3 and s < 12), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_CONSTRUCTION)
+def test_ranks_that_differ_by_construction_are_no_stragglers(name: str) -> None:
+    seen, factor, tokens = BY_CONSTRUCTION[name]
+    engine = alone("straggler")
+    opened(engine, seen)
+    time_s: Of = lambda s, r: 0.4 * NOISE(s, r) * factor(s, r)  # noqa: E731
+    assert opened(engine, uneven(400, time_s, tokens, 8, 0)) == []
 
 
 @pytest.mark.parametrize("begin", [0, 300])
@@ -168,10 +244,11 @@ def test_a_job_with_one_rank_a_stage_is_not_compared_and_says_so() -> None:
 
 def test_ranks_with_the_same_experts_are_alike_only_where_each_has_such_a_like() -> None:
     both = {rank: {"expert": (rank % 2, 2)} for rank in range(4)}
-    assert stages(both) == {0: 0, 1: 1, 2: 0, 3: 1}
-    assert stages({rank: {"expert": (rank, 4)} for rank in range(4)}) == {}
-    assert stages({rank: {"data": (rank, 4), "tensor": (0, 1)} for rank in range(4)}) == {}
-    assert stages({0: {"pipeline": (0, 2)}, 1: {"pipeline": (1, 2)}}) == {0: -1, 1: -1}
+    assert stages(both) == ({0: 0, 1: 1, 2: 0, 3: 1}, True)
+    assert stages({rank: {"expert": (rank, 4)} for rank in range(4)}) == ({}, False)
+    assert stages({rank: {"data": (rank, 2)} for rank in range(2)}) == ({0: 0, 1: 0}, True)
+    assert stages({0: {"data": (0, 2)}, 1: {}}) == stages({}) == ({}, None)
+    assert stages({0: {"pipeline": (0, 2)}, 1: {"pipeline": (1, 2)}}) == ({0: -1, 1: -1}, True)
 
 
 def test_a_job_that_begins_again_has_no_straggler_until_it_is_known_again() -> None:

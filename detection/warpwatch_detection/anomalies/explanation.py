@@ -41,7 +41,9 @@ def cause_of(
     if job is None:
         jobs = ranks.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
         return _first(active, ((cause, of, None) for of in jobs for cause in JOB_CAUSES[kind]))
-    own = _first(active, ((cause, job, device) for cause in EXPLAINED_BY.get(kind, ())))
+    # A rank that perhaps only has more work explains nothing that comes later.
+    sure = {of: known for of, known in active.items() if known.anomaly.severity != "info"}
+    own = _first(sure, ((cause, job, device) for cause in EXPLAINED_BY.get(kind, ())))
     if own is None and ranks.spans_nodes(job):
         own = next(
             (known for of, known in active.items() if of[0] in NETWORK_CAUSES.get(kind, ())), None

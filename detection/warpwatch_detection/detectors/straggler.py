@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from statistics import median
+from typing import Literal
 
-from warpwatch_detection.budget import deviations
+from warpwatch_detection.budget import DAY_S, deviations
 from warpwatch_detection.detector import (
     NEVER,
     WARMUP_STEPS,
@@ -22,34 +23,40 @@ from warpwatch_detection.detector import (
     JobStep,
     Verdict,
 )
+from warpwatch_detection.detectors.slow_ranks import finding, some
 from warpwatch_detection.signals import peers
 from warpwatch_detection.signals.rank_levels import (
+    BASELINE_BLOCKS,
     DRIFT_BLOCKS,
+    EQUAL_WORK,
+    MIN_RISE,
+    READY_BLOCKS,
     WINDOW_TICKS,
     JobLevels,
     RankLevel,
     error_of,
 )
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_detection.signals.slow_peers import peer_limit
 from warpwatch_telemetry.jobs import JobId
 
-# Windows that the baseline is made of, and that suffice to begin.
-BASELINE_BLOCKS = 20
-READY_BLOCKS = 5
+# Ranks are compared with each other from here on: the median over a window bears a few steps more
+# that one rank takes to warm up, and what all take cancels.
+START_STEPS = 5
 # A slow drift counts above the 5 % by which healthy GPUs differ.
 DRIFT_RISE = math.log(1.06)
 # A fifth longer in a quarter of the steps costs them together 5 %.
 QUARTILE_RISE = math.log(1.20)
 # Whoever does not see a rank that takes a fifth longer is blind.
 EFFECT = 0.20
-# What Greyhound calls slow.
-MIN_RISE = math.log(1.10)
 # Ticks and seconds that the level must stay above the limit, less in proportion to how far above it
 # is; slow seconds of busy cores are the operating system's.
 HOLD_TICKS = 5
 HOLD_S = 4.0
 # However far above the limit a level is, it is held for at least this part of HOLD_S.
 MAX_HASTE = 4.0
+# From the start: GPUs of one model differ by 8 % (Sinha et al., SC 2022), and rank 0 logs.
+START_RISE = math.log(1.08)
+START_RISE_0 = math.log(1.15)
 # Share of the step that it must cost: below it there is nothing to gain.
 MIN_COST = 0.03
 # Weight of a new tick in the share of compute in the step.
@@ -65,12 +72,14 @@ class Straggler(JobDetector[JobLevels]):
     job_type = JobLevels
 
     def judge(self, job: JobLevels, seen: JobStep) -> Iterable[Verdict]:
-        if seen.index < WARMUP_STEPS or len(seen.compute_s) < 2:
+        if seen.index < START_STEPS or len(seen.compute_s) < 2:
             return ()
         if seen.stages != job.stages:
             job = self.state.jobs[seen.job_id] = JobLevels(
                 index=seen.index, stages=dict(seen.stages), on=job.on
             )
+        if seen.index == WARMUP_STEPS:
+            job.begin_baseline()
         tick_s = job.add(peers.compare(seen, job.scaling, job.groups), seen.duration_s)
         return self._judge_tick(job, seen, tick_s) if tick_s > 0 else ()
 
@@ -80,6 +89,7 @@ class Straggler(JobDetector[JobLevels]):
             share = min(middle / seen.duration_s, 1)
             job.compute_share += SHARE_WEIGHT * (share - job.compute_share)
         found = self._judge_ranks(job, seen, tick_s)
+        found = self._judge_newcomers(job, seen, tick_s) or found
         is_block = job.block_ticks >= WINDOW_TICKS
         if is_block:
             self._end_block(job, seen)
@@ -108,6 +118,37 @@ class Straggler(JobDetector[JobLevels]):
             found = found or rank.on
         return found
 
+    def _judge_newcomers(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
+        """Judge ranks without a past by their peers. True if one of them is found."""
+        full = {number: rank for number, rank in job.full.items() if not rank.missed_blocks}
+        newcomers = {number: rank for number, rank in full.items() if not rank.is_ready}
+        if not newcomers:
+            return False
+        equal = {n: rank.level for n, rank in full.items() if abs(rank.work) <= EQUAL_WORK}
+        peer_limit = self._peer_limit(job, seen, equal)
+        for number, rank in newcomers.items():
+            least = START_RISE if number else START_RISE_0
+            limit = max(peer_limit, least) if number in equal else NEVER
+            rank.excess = self._excess(job, rank, rank.level, limit)
+            if rank.excess >= 1 and rank.lowest == NEVER:
+                # It has been slow all the time that it was seen.
+                rank.above_ticks, rank.above_s = 1, job.window_s * min(rank.excess, MAX_HASTE)
+                rank.begin_step = _since(job, seen, 1)
+            rank.lowest = min(rank.lowest, rank.level)
+            self._judge_rank(job, rank, seen, tick_s)
+        return any(rank.on for rank in newcomers.values())
+
+    def _peer_limit(self, job: JobLevels, seen: JobStep, levels: Mapping[int, float]) -> float:
+        """Return the least of ``levels`` that is above its peers by more than chance.
+
+        A job starts once a day; until its ranks have a past, a level is new every window.
+        """
+        if seen.alike is False:
+            return NEVER
+        factor = deviations(self._rate_per_s, DAY_S / READY_BLOCKS, len(levels))
+        groups, error = job.groups or job.stages, error_of(job.full.values())
+        return peer_limit(levels, groups, factor, error, are_alike=bool(seen.alike))
+
     def _judge_rank(self, job: JobLevels, rank: RankLevel, seen: JobStep, tick_s: float) -> None:
         if rank.excess > rank.nearest:
             rank.nearest, rank.nearest_step = rank.excess, seen.step
@@ -116,8 +157,7 @@ class Straggler(JobDetector[JobLevels]):
             return
         if rank.above_ticks == 0 and not rank.on:
             # The median crosses the limit when half of the window is slow.
-            half = WINDOW_TICKS * job.steps_a_tick() // 2
-            rank.begin_step = max(0, seen.step - half)
+            rank.begin_step = _since(job, seen, 1 / 2)
         rank.above_ticks += 1
         rank.above_s += tick_s * min(rank.excess, MAX_HASTE)
         if rank.above_ticks >= HOLD_TICKS and rank.above_s >= HOLD_S:
@@ -134,7 +174,7 @@ class Straggler(JobDetector[JobLevels]):
     @staticmethod
     def _excess(job: JobLevels, rank: RankLevel, level: float, limit: float) -> float:
         """The rise over its limit, 1 at the limit."""
-        rise = level - rank.baseline.center
+        rise = level - rank.usual
         # A long time only beside peers who hardly compute costs the job nothing.
         cost = math.expm1(min(rise, 10.0)) * job.compute_share / MIN_COST
         return min(rise / limit, cost)
@@ -143,33 +183,42 @@ class Straggler(JobDetector[JobLevels]):
 
     def _end_block(self, job: JobLevels, seen: JobStep) -> None:
         job.block_ticks = 0
-        healthy = not any(rank.on for rank in job.ranks.values())
+        # A rank that has been slow from the start moves no level of the others.
+        healthy = not any(rank.on and rank.is_ready for rank in job.ranks.values())
         error = error_of(job.full.values())
         job.drop_missing(FORGET_BLOCKS)
         judged = [rank for rank in job.full.values() if rank.missed_blocks == 1]
         for rank in judged:
             rank.end_block()
+            rank.blocks = [*rank.blocks[1 - DRIFT_BLOCKS :], rank.level]
         job.bound_noise()
         for rank in judged:
-            self._judge_block(job, rank, seen, healthy, error)
+            if rank.is_ready:
+                self._judge_block(job, rank, seen, healthy, error)
+            else:
+                self._learn_newcomer(rank)
         if job.groups and judged:
             self._judge_quartiles(job, judged, seen, healthy, error)
         spreads = sorted(rank.baseline.spread for rank in job.ranks.values())
         job.noise = spreads[(len(spreads) - 1) // 2]
-        if not job.groups and all(map(_is_ready, job.ranks.values())):
+        if not job.groups and all(rank.is_ready or rank.on for rank in job.ranks.values()):
             job.form_groups()
         for rank in job.ranks.values():
-            rank.limit = self._limit(job, rank, 0.0, MIN_RISE) if _is_ready(rank) else NEVER
+            rank.limit = self._limit(job, rank, 0.0, MIN_RISE) if rank.is_ready else NEVER
+
+    @staticmethod
+    def _learn_newcomer(rank: RankLevel) -> None:
+        """Learn what is usual for a rank, unless it is too slow for that to be its normal."""
+        if rank.on:
+            rank.release(rank.excess)
+        else:
+            rank.baseline.begin_again(rank.level, START_JUMP)
+            rank.baseline.learn(rank.level, BASELINE_BLOCKS)
 
     def _judge_block(
         self, job: JobLevels, rank: RankLevel, seen: JobStep, healthy: bool, error: float
     ) -> None:
         baseline, level = rank.baseline, rank.level
-        rank.blocks = [*rank.blocks[1 - DRIFT_BLOCKS :], level]
-        if not _is_ready(rank):
-            baseline.begin_again(level, START_JUMP)
-            baseline.learn(level, BASELINE_BLOCKS)
-            return
         limit = self._limit(job, rank, error, DRIFT_RISE)
         if rank.on:
             rank.release(self._excess(job, rank, level, limit))
@@ -177,7 +226,7 @@ class Straggler(JobDetector[JobLevels]):
             long_level = median(rank.blocks)
             known = len(rank.blocks) >= DRIFT_BLOCKS
             if known and self._excess(job, rank, long_level, limit) >= 1:
-                rank.on, rank.begin_step = True, _drift_begin(job, seen)
+                rank.on, rank.begin_step = True, _since(job, seen, DRIFT_BLOCKS)
         elif healthy and baseline.center - level >= limit:
             baseline.learn_lower(level, BASELINE_BLOCKS)
         elif healthy:
@@ -203,7 +252,7 @@ class Straggler(JobDetector[JobLevels]):
             upper.excess = min(rise / limit, cost)
             if upper.excess >= 1 and not rank.on:
                 rank.on = rank.now_and_then = True
-                rank.begin_step = _drift_begin(job, seen)
+                rank.begin_step = _since(job, seen, DRIFT_BLOCKS)
             elif healthy and upper.excess < 1:
                 upper.baseline.learn(upper.blocks[-1], BASELINE_BLOCKS)
 
@@ -219,30 +268,13 @@ class Straggler(JobDetector[JobLevels]):
         # Others that are about to be found, and not just above the limit.
         least = max(max(rank.excess, 1.0) for rank in slow.values()) / 2
         slow.update((n, r) for n, r in job.ranks.items() if r.above_ticks and r.excess >= least)
-        return (self._found(job, slow, seen),)
-
-    @staticmethod
-    def _found(job: JobLevels, slow: Mapping[int, RankLevel], seen: JobStep) -> Found:
-        worst = max(slow, key=lambda number: slow[number].level - slow[number].baseline.center)
-        rank = slow[worst]
-        # What the rank's own way always was belongs to what it is compared with.
-        usual_s = math.exp(job.references[worst] + rank.baseline.center)
-        longer = math.expm1(rank.rise)
-        return seen.found(
-            rank=worst if len(slow) == 1 else None,
-            begin_step=0 if rank.from_start else rank.begin_step,
-            value=usual_s * (1 + longer),
-            baseline=usual_s,
-            summary=f"{_who(slow, worst)} {100 * longer:.0f} % longer than "
-            f"{_whom(job, slow, worst)}{', in a quarter of its steps,' * rank.now_and_then} "
-            f"{'from the start' if rank.from_start else f'since step {rank.begin_step}'}",
-        )
+        return (finding(job, slow, seen),)
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             alone = [rank for rank, stage in job.stages.items() if stage == peers.ALONE]
             if alone:
-                text = f"{_ranks(alone)} of a job in stages: no other rank does the same work"
+                text = f"{some(alone)} of a job in stages: no other rank does the same work"
                 yield DetectorStatus("learning", text, **name.fields(), blind=True)
             elif len(job.ranks) < 2:
                 text = "one rank has no peers to be compared with"
@@ -252,11 +284,13 @@ class Straggler(JobDetector[JobLevels]):
                 yield self._status(name, job, number, rank)
 
     def _status(self, name: JobId, job: JobLevels, number: int, rank: RankLevel) -> DetectorStatus:
-        if not _is_ready(rank) or not rank.window.full:
+        if not rank.is_ready or not rank.window.full:
             known = min(len(rank.baseline.blocks), READY_BLOCKS)
-            text = f"rank {number}: {known} of {READY_BLOCKS} blocks of the baseline are known"
-            return DetectorStatus("learning", text, **name.fields(), rank=number)
-        usual, value = math.exp(rank.baseline.center), math.exp(rank.level)
+            text = f"rank {number}: {known} of {READY_BLOCKS} blocks of the baseline are known, "
+            text += f"beside its peers it came to {rank.excess:.2f} of the limit"
+            answer: Literal["found", "learning"] = "found" if rank.on else "learning"
+            return DetectorStatus(answer, text, **name.fields(), rank=number)
+        usual, value = math.exp(rank.usual), math.exp(rank.level)
         error = error_of(job.full.values())
         rise = self._limit(job, rank, error, MIN_RISE)
         limit = usual * math.exp(rise)
@@ -276,25 +310,7 @@ class Straggler(JobDetector[JobLevels]):
         )
 
 
-def _is_ready(rank: RankLevel) -> bool:
-    return len(rank.baseline.blocks) >= READY_BLOCKS
-
-
-def _drift_begin(job: JobLevels, seen: JobStep) -> int:
-    """Where the blocks began that are judged together."""
-    return max(0, seen.step - DRIFT_BLOCKS * WINDOW_TICKS * job.steps_a_tick())
-
-
-def _who(slow: Mapping[int, RankLevel], worst: int) -> str:
-    return f"rank {worst} computes" if len(slow) == 1 else f"{_ranks(slow)} compute up to"
-
-
-def _ranks(some: Iterable[int]) -> str:
-    return f"ranks {', '.join(map(str, sorted(some)[:8]))}"
-
-
-def _whom(job: JobLevels, slow: Mapping[int, RankLevel], worst: int) -> str:
-    group = job.groups.get(worst, peers.ALONE)
-    alike = [n for n in job.ranks if group < 0 or job.groups.get(n) == group]
-    count = len([number for number in alike if number not in slow])
-    return "its peer" if count == 1 else f"its {count} peers" if count else "before"
+def _since(job: JobLevels, seen: JobStep, windows: float) -> int:
+    """Return the step at which this many windows began; 0 if the job was warming up then."""
+    begin = seen.step - int(windows * WINDOW_TICKS * job.steps_a_tick())
+    return begin if begin > WARMUP_STEPS else 0

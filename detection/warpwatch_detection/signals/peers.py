@@ -31,11 +31,15 @@ class PeerRatios(msgspec.Struct):
     explained: dict[int, float]
 
 
-def stages(places: Mapping[int, Mapping[str, tuple[int, int]]]) -> dict[int, int]:
-    """Ranks that do the same work by where they stand: of one stage of a pipeline.
+def stages(
+    places: Mapping[int, Mapping[str, tuple[int, int]]],
+) -> tuple[dict[int, int], bool | None]:
+    """Return the groups of ranks that do the same work by where they stand, and whether they do.
 
-    Ranks that hold the same experts, where every rank has such a like. Per rank the number of its
-    group, ALONE without a like; empty where no parallelism splits the work.
+    A group is a stage of a pipeline, with the same experts where every rank has such a like. Per
+    rank the number of its group, ALONE without a like; empty where ranks of unknown or unequal work
+    are not split. The second value is None if a rank's place is unknown, and False if ranks of a
+    group hold different experts, which never get the same number of tokens.
     """
     for kinds in (("pipeline", "expert"), ("pipeline",)):
         keys = {
@@ -45,10 +49,14 @@ def stages(places: Mapping[int, Mapping[str, tuple[int, int]]]) -> dict[int, int
         sizes = Counter(keys.values())
         if min(sizes.values(), default=0) > 1:
             break
+    is_mixed = "expert" not in kinds and any(
+        place.get("expert", (0, 1))[1] > 1 for place in places.values()
+    )
+    alike = not is_mixed if places and all(places.values()) else None
     numbers = {key: number for number, key in enumerate(sorted(sizes))}
-    if len(numbers) < 2:
-        return {}
-    return {rank: numbers[key] if sizes[key] > 1 else ALONE for rank, key in keys.items()}
+    if len(numbers) < 2 and not (alike and len(places) > 1):
+        return {}, alike
+    return {rank: numbers[key] if sizes[key] > 1 else ALONE for rank, key in keys.items()}, alike
 
 
 def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> PeerRatios:
@@ -132,16 +140,3 @@ def group_by_level(levels: Mapping[int, float], gap: float) -> dict[int, int]:
         for number, group in enumerate(groups)
         for rank in group
     }
-
-
-def lone_outlier(levels: Mapping[int, float], least: float) -> int | None:
-    """The one rank far above all others, which agree: by ``least``, and twice their range.
-
-    Two ranks are not enough: one of them may be another stage of a pipeline.
-    """
-    if len(levels) < 3:
-        return None
-    slowest = max(levels, key=lambda rank: levels[rank])
-    others = sorted(level for rank, level in levels.items() if rank != slowest)
-    above = levels[slowest] - others[len(others) // 2]
-    return slowest if above >= least and others[-1] - others[0] <= above / 2 else None

@@ -18,7 +18,7 @@ from warpwatch_detection.signals.medians import (
     SlidingMedian,
     median_of_others,
 )
-from warpwatch_detection.signals.peers import PeerRatios, group_by_level, lone_outlier
+from warpwatch_detection.signals.peers import PeerRatios, group_by_level
 from warpwatch_detection.signals.work_scaling import WorkScaling
 
 # A scheduler's slices of some milliseconds weigh much in short steps: these share a tick.
@@ -27,8 +27,13 @@ TICK_S = 0.1
 MAX_TICK_STEPS = 50
 # Twenty ticks: a median over them is known to a quarter of the scatter of one.
 WINDOW_TICKS = 20
+# Windows that the baseline is made of, and that suffice to begin.
+BASELINE_BLOCKS = 20
+READY_BLOCKS = 5
 # Windows over which a slow drift or a quartile is judged: five of them are a hundred ticks.
 DRIFT_BLOCKS = 5
+# What Greyhound calls slow.
+MIN_RISE = math.log(1.10)
 # Times of ranks are not known better than this, as a log ratio.
 MIN_SPREAD = 0.004
 # Weight of a new step in the usual one.
@@ -37,8 +42,10 @@ STEP_WEIGHT = 0.05
 GROUP_NOISE_FACTOR = 4.0
 # Ranks of another stage of a pipeline do a tenth more or less work.
 STAGE_GAP = math.log(1.10)
-# A rank that is slow from the start must be it by a quarter: it has no past to compare with.
-START_RISE = math.log(1.25)
+# Work that explains more of a rank's time than this, in the mean of so many ticks, is not equal:
+# the exponent is known to a half before work has changed, and no time follows a power exactly.
+EQUAL_WORK = 0.1
+WORK_TICKS = 20
 # Changes of a rank's own time from block to block that say how steady it is.
 MIN_CHANGES, MAX_CHANGES = 5, 40
 # Blocks in a row below half of the limit that end it.
@@ -64,11 +71,13 @@ class QuartileLevel:
 
 @dataclass(slots=True)
 class RankLevel:
-    """One rank. Levels are logs of ratios to its peers.
+    """One rank. Levels are logs of ratios to its peers, which are its baseline until it has one.
 
     blocks: the newest. missed_blocks: since the rank last reported a step.
     above_ticks, above_s: how long the level has been above the limit without a break.
     low_blocks: blocks in a row far below the limit, while found.
+    lowest: the least level of a full window while it has no baseline; NEVER before the first.
+    work: log of what its work explains of its time over what that of the median rank explains.
     now_and_then: it is slow in some steps, not in most.
     limit: of the level's rise until the block ends, by the noise of blocks; NEVER: not known yet.
     excess: the rise over its limit, as judged last.
@@ -87,7 +96,8 @@ class RankLevel:
     low_blocks: int = 0
     limit: float = NEVER
     on: bool = False
-    from_start: bool = False
+    lowest: float = NEVER
+    work: float = 0.0
     now_and_then: bool = False
     begin_step: int = 0
     excess: float = 0.0
@@ -103,9 +113,19 @@ class RankLevel:
         return self.window.median()
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it has a baseline of its own."""
+        return len(self.baseline.blocks) >= READY_BLOCKS
+
+    @property
+    def usual(self) -> float:
+        """The level that it is compared with."""
+        return self.baseline.center if self.is_ready else 0.0
+
+    @property
     def rise(self) -> float:
         """Of what it is found by, over the baseline."""
-        return self.upper.rise if self.now_and_then else self.level - self.baseline.center
+        return self.upper.rise if self.now_and_then else self.level - self.usual
 
     @property
     def steadiness(self) -> float:
@@ -129,7 +149,7 @@ class RankLevel:
         highest = max(excess, self.excess, self.upper.excess)
         self.low_blocks = self.low_blocks + 1 if highest < 0.5 else 0
         if self.low_blocks >= RELEASE_BLOCKS:
-            self.on = self.from_start = self.now_and_then = False
+            self.on = self.now_and_then = False
             self.low_blocks = 0
 
 
@@ -185,6 +205,13 @@ class JobLevels:
                 rank.tick.clear()
         return self._end_tick(step)
 
+    def begin_baseline(self) -> None:
+        """Leave what has been seen so far out of the ranks' baselines."""
+        self.step_s, self.tick_s, self.tick_steps, self.block_ticks = 0.0, 0.0, 0, 0
+        for rank in self.ranks.values():
+            rank.own.clear()
+            rank.tick.clear()
+
     @property
     def window_s(self) -> float:
         return WINDOW_TICKS * self.steps_a_tick() * self.step_s
@@ -212,10 +239,12 @@ class JobLevels:
         """``step``: the last one of the tick."""
         tick_s, self.tick_s, self.tick_steps = self.tick_s, 0.0, 0
         explained = step.explained
+        usual = median(explained.values()) if explained else 0.0
         for number, value in step.references.items():
             self.references[number] = value + explained[number] if explained else value
             rank = self.ranks[number]
             rank.own.append(value + rank.window.newest)
+            rank.work += (explained.get(number, usual) - usual - rank.work) / WORK_TICKS
         self.block_ticks += 1
         return tick_s
 
@@ -229,26 +258,19 @@ class JobLevels:
                 self.references.pop(number, None)
 
     def form_groups(self) -> None:
-        """The baseline is ready: who does the same work, and is one slow from the start?"""
-        known = {number: rank for number, rank in self.ranks.items() if rank.baseline.blocks}
+        """Part the ranks that do different work, once those that are not slow have a baseline."""
+        known = {number: rank for number, rank in self.ranks.items() if rank.is_ready}
         levels = {number: rank.baseline.center for number, rank in known.items()}
         if not levels:
             return
         noise = GROUP_NOISE_FACTOR * self.noise
         self.groups = {**self.stages} or group_by_level(levels, max(STAGE_GAP, noise))
-        parts: dict[int, dict[int, float]] = {}
-        for number, level in levels.items():
-            parts.setdefault(self.stages.get(number, 0), {})[number] = level
-        slow = {lone_outlier(part, max(START_RISE, noise)) for part in parts.values()}
         for number, rank in known.items():
             if self.groups[number] >= 0 and not self.stages:
                 alike = [n for n in known if self.groups[n] == self.groups[number]]
                 rank.baseline.shift(-median([levels[n] for n in alike if n != number]))
                 rank.window.clear()
                 rank.on, rank.above_ticks, rank.above_s = False, 0, 0.0
-            elif number in slow:
-                rank.baseline.impose(0.0)
-                rank.from_start = True
 
 
 def error_of(ranks: Iterable[RankLevel]) -> float:
