@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.detection.streams import EPOCH_S, alone, opened, restart
-from warpwatch_detection.signals.memory_growth import GrowthPoint, theil_sen
+from warpwatch_detection.signals.trend import GrowthPoint, theil_sen
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, RankEvent, RankSeen, Record, Step
 
@@ -125,27 +126,71 @@ def test_a_leak_that_stops_is_closed_and_a_restart_begins_again():
     assert engine.active == ()
 
 
-def test_growing_host_memory_of_a_process_is_found_where_there_is_no_device(golden_report):
-    def records() -> Iterator[Record]:
-        for rank in (0, 1):
-            yield RankSeen(EPOCH_S, "llama", rank, 2)
-        for step in range(3000):
-            now = EPOCH_S + step * 0.05
-            for rank in (0, 1):
-                yield Step(now, "llama", rank, step, 0.05)
-                if step % 40 == 0:
-                    used = 600 * MB + (rank == 1) * 0.3 * MB * step
-                    said = {"cpu_s": now, "anonymous_bytes": used, "available_bytes": 20 * GB}
-                    yield RankEvent(now, "llama", rank, "process", said)
+def on_host(
+    used: Callable[[int], float], steps: int, step_s: float, left: float, ranks: int = 2
+) -> Iterator[Record]:
+    """``used``: bytes of each rank by step; ``left``: what there is besides at step 0."""
+    noise = random.Random(3)
+    for rank in range(ranks):
+        yield RankSeen(EPOCH_S, "llama", rank, ranks)
+    for step in range(steps):
+        now = EPOCH_S + step * step_s
+        is_look = step % max(1, round(2 / step_s)) == 0
+        grown = ranks * (used(step) - used(0))
+        for rank in range(ranks):
+            yield Step(now, "llama", rank, step, step_s)
+            if is_look:
+                said = {
+                    "anonymous_bytes": 600 * MB + used(step) + noise.gauss(0, 2 * MB),
+                    "available_bytes": max(0.0, left - grown),
+                }
+                yield RankEvent(now, "llama", rank, "process", said)
 
+
+@pytest.mark.parametrize(
+    ("slope", "begin", "step_s", "left", "share"),
+    [
+        pytest.param(6 * MB, 0, 0.05, 16 * GB, 0.4, id="6 MB a step from the start"),
+        pytest.param(100 * MB, 300, 2.0, 60 * GB, 0.4, id="long steps"),
+        pytest.param(25 * MB, 2000, 0.02, 200 * GB, 0.4, id="80 s to exhaustion"),
+        pytest.param(0.24 * MB, 2500, 0.01, 60 * GB, 0.1, id="240 kB a step"),
+        pytest.param(0.3 * MB, 0, 0.05, 20 * GB, 0.2, id="300 kB a step from the start"),
+    ],
+)
+def test_a_leak_of_host_memory_is_found_long_before_half_of_what_is_left_is_gone(
+    slope, begin, step_s, left, share
+):
+    """Both ranks leak; the last column: the share that is gone at the end."""
+    steps = begin + int(share * left / (2 * slope))
+    leak = on_host(lambda step: slope * max(0, step - begin), steps, step_s, left)
+    (found,) = opened(alone("memory_leak"), leak)
+    assert abs((found.begin_step or 0) - begin) <= max(60, 4 / step_s)
+    assert found.value == pytest.approx(slope, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        pytest.param(lambda step: 2 * MB * min(step, 1500), id="data that are read once"),
+        pytest.param(lambda step: 0.6 * MB * min(step, 5000), id="a replay buffer"),
+        pytest.param(lambda step: 60 * GB * (1 - 0.997**step) / 4, id="a cache"),
+        pytest.param(lambda step: 3 * GB * min(step // 300, 3), id="first epochs"),
+        pytest.param(lambda step: 8 * GB * (step > 1500), id="once for all"),
+        pytest.param(lambda step: 20 * MB * (step % 120), id="a sawtooth"),
+    ],
+)
+def test_healthy_growth_of_host_memory_is_no_leak(used):
+    assert opened(alone("memory_leak"), on_host(used, 6000, 0.05, 128 * GB)) == []
+
+
+def test_a_leaking_process_is_named_with_when_memory_runs_out(golden_report):
+    one = on_host(lambda step: 0.3 * MB * max(0, step - 900), 3000, 0.05, 20 * GB, ranks=1)
     engine = alone("memory_leak")
-    found = opened(engine, records())
+    (found,) = opened(engine, one)
     golden_report(engine)
-    assert [(a.kind, a.rank) for a in found] == [("memory_leak", 1)]
-    said = found[0].summary
-    assert said.startswith("rank 1 takes 300 kB more host memory each step since step ")
-    # 20 GB at 6 MB a second.
-    assert said.endswith(": out of memory in about 56 min")
+    assert (found.rank, found.kind) == (0, "memory_leak")
+    said = r"rank 0 takes (29|30)0 kB more host memory each step since step \d+: out of memory in"
+    assert re.fullmatch(rf"{said} about 5\d min", found.summary)
 
 
 def test_readings_say_how_near_it_was():

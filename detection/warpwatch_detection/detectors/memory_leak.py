@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from warpwatch_detection.detector import Detector, DetectorStatus, Fine, Observation, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
-from warpwatch_detection.signals.memory_growth import WINDOW_BLOCKS, MemoryGrowth, Trend
+from warpwatch_detection.signals.exhaustion import MIN_SHARE
+from warpwatch_detection.signals.memory_growth import WINDOW_BLOCKS, MemoryGrowth
+from warpwatch_detection.signals.trend import Trend
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
@@ -101,7 +103,8 @@ class MemoryLeak(Detector):
         if rank.device_growth is None:
             rank.device_growth = MemoryGrowth(number)
         used = seen.memory_allocated_bytes
-        return self._add(name, job, rank.device_growth, rank, seen.time, used)
+        left = self._device_left(job, seen.rank)
+        return self._add(name, job, rank.device_growth, rank, seen.time, used, left)
 
     def _device(self, seen: DeviceReading) -> None:
         free = seen.metrics.get(_FREE)
@@ -125,8 +128,9 @@ class MemoryLeak(Detector):
             used = detail_number(seen, "anonymous_bytes")
             if used is not None:
                 if rank.host_growth is None:
-                    rank.host_growth = MemoryGrowth(rank.step)
-                return self._add(seen.job_id, job, rank.host_growth, rank, seen.time, used)
+                    rank.host_growth = MemoryGrowth(rank.step, patient=True)
+                growth, left = rank.host_growth, rank.host_left_bytes
+                return self._add(seen.job_id, job, growth, rank, seen.time, used, left)
         return ()
 
     def _add(
@@ -137,10 +141,11 @@ class MemoryLeak(Detector):
         rank: LeakingRank,
         now: float,
         used: float,
+        left: float | None,
     ) -> Iterable[Verdict]:
-        is_judged = growth.add(rank.step, now, used)
+        is_judged = growth.add(rank.step, now, used, left, len(job.ranks))
         # While none grows, only the level that has got a block has to be asked.
-        if is_judged and (job.found or growth.window.grows):
+        if is_judged and (job.found or growth.found is not None):
             return self._judge(name, job, now)
         return ()
 
@@ -159,7 +164,7 @@ class MemoryLeak(Detector):
         device = {r: m.device_growth for r, m in job.ranks.items() if m.device_growth is not None}
         host = {r: m.host_growth for r, m in job.ranks.items() if m.host_growth is not None}
         for growths, on_device in ((device, True), (host, False)):
-            if any(growth.window.grows for growth in growths.values()):
+            if any(growth.found is not None for growth in growths.values()):
                 # Peers that are about to be found as well: their block ends a record later.
                 leaking = {r: growth for r, growth in growths.items() if growth.suspected}
                 job.found = True
@@ -198,33 +203,40 @@ class MemoryLeak(Detector):
 
     def _lasts_s(self, job: LeakingJob, number: int, trend: Trend, on_device: bool) -> float | None:
         """Seconds until it is full at this pace; None where it is not known how much is left."""
-        rank = job.ranks[number]
-        left = rank.host_left_bytes
+        left = job.ranks[number].host_left_bytes
         if on_device:
-            free = self.state.device_left_bytes.get(job.devices.get(number, ""))
-            left = None if free is None else free + rank.reusable_bytes
+            left = self._device_left(job, number)
         pace = trend.slope * trend.steps_per_s
         return None if left is None or pace <= 0 else left / pace
 
+    def _device_left(self, job: LeakingJob, number: int) -> float | None:
+        """Return free memory of the rank's device and what its allocator keeps for itself."""
+        free = self.state.device_left_bytes.get(job.devices.get(number, ""))
+        return None if free is None else free + job.ranks[number].reusable_bytes
+
     def _status(self, name: JobId, rank: int, growth: MemoryGrowth, of: str) -> DetectorStatus:
-        window, known = growth.window, len(growth.window.points)
-        trend = window.trend()
+        window, known = growth.window, len(growth.short.points)
+        trend, exhaustion = window.trend(), growth.exhaustion
         text = f"{of} of rank {rank}: {known} of {WINDOW_BLOCKS} blocks are there"
-        if known >= WINDOW_BLOCKS:
+        if trend.limit:
             text = (
                 f"{of} of rank {rank} moves by {size(trend.slope)} a step, limit "
-                f"{size(trend.limit)} in every part of {WINDOW_BLOCKS} blocks"
+                f"{size(trend.limit)} in every part of {len(window.points)} blocks"
             )
+        if exhaustion.points:
+            text += f"; {exhaustion.share:.0%} of what was left is gone, limit {MIN_SHARE:.0%}"
+        came = [(one.nearest or 0.0, one.nearest_step) for one in (growth.short, exhaustion)]
+        nearest, nearest_step = max(came, key=lambda one: one[0])
         return DetectorStatus(
-            "found" if window.grows else "learning" if known < WINDOW_BLOCKS else "fine",
+            "found" if growth.found else "fine" if trend.limit else "learning",
             text,
             **name.fields(),
             rank=rank,
             value=trend.slope,
             baseline=0.0,
             limit=trend.limit,
-            nearest=window.nearest,
-            nearest_step=window.nearest_step,
+            nearest=None if nearest_step is None else nearest,
+            nearest_step=nearest_step,
         )
 
 
