@@ -6,10 +6,11 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from warpwatch_exporters import links
-from warpwatch_telemetry.anomalies import KINDS, scope_of
+from warpwatch_telemetry.anomalies import KINDS, Anomaly, scope_of
 from warpwatch_telemetry.attribution import Attribution, Pod, Workload
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.jobs import JobId, whose
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # More ranks than this are counted, not exported.
 MAX_RANKS = 1000
-# Active anomalies beyond the newest so many are counted by kind, not described.
+# More active anomalies than this are counted by kind, not described.
 MAX_ANOMALIES = 200
 
 # Which of the cumulated counts of step durations are exported, by the label ``le``.
@@ -276,22 +277,38 @@ def _agent(state: State, pods: Mapping[str, Pod]) -> Values:
 
 
 def _anomalies(state: State, pods: Mapping[str, Pod]) -> Values:
-    """How many of each kind are active, 0 included, and what the newest of them are about."""
+    """How many are active of each kind, 0 included, and what they are about.
+
+    A fleet counts by node as well: its target has none.
+    """
     active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
-    counts = Counter(anomaly.kind for anomaly in active)
-    values: dict[SeriesKey, float] = {("anomaly_active", (kind,)): counts[kind] for kind in KINDS}
+    counts = Counter(dict.fromkeys(((kind, "") for kind in KINDS), 0))
+    counts.update((anomaly.kind, anomaly.node) for anomaly in active)
+    values: dict[SeriesKey, float] = {("anomaly_active", key): n for key, n in counts.items()}
     pod_uids: dict[tuple[JobId | None, int | None], str] = {
         (rank.job_id, rank.rank): rank.pod_uid or "" for rank in state.ranks
     }
-    active.sort(key=lambda anomaly: anomaly.time)
-    for anomaly in active[-MAX_ANOMALIES:]:
+    for anomaly in _described(active):
         rank = "" if anomaly.rank is None else str(anomaly.rank)
         device, gpu = anomaly.device or "", "" if anomaly.gpu is None else str(anomaly.gpu)
         what = (anomaly.kind, anomaly.severity, scope_of(anomaly.kind))
         job = (anomaly.job or "", rank, anomaly.owner, *whose(anomaly.owner))
         pod_uid = pod_uids.get((anomaly.job_id, anomaly.rank), "")
-        where = (pods.get(pod_uid, _NO_POD).name, anomaly.node)
+        node = anomaly.node or (state.hostname if anomaly.judged_by == "agent" else "")
+        where = (pods.get(pod_uid, _NO_POD).name, node)
         link = links.of_anomaly(state.public_url, anomaly.id)
         said = (first_sentence(anomaly, state.hostname), link)
         values["anomaly_info", (*what, *job, gpu, device, *where, *said)] = 1
     return values
+
+
+def _described(active: Iterable[Anomaly]) -> list[Anomaly]:
+    """Return at most MAX_ANOMALIES: of each kind and severity in turn, the newest first.
+
+    However many there are of one kind, no alert about another one stays silent.
+    """
+    found: dict[tuple[str, str], list[Anomaly]] = {}
+    for anomaly in sorted(active, key=lambda one: -one.time):
+        found.setdefault((anomaly.kind, anomaly.severity), []).append(anomaly)
+    in_turn = (one for turn in zip_longest(*found.values()) for one in turn if one is not None)
+    return list(islice(in_turn, MAX_ANOMALIES))

@@ -90,7 +90,7 @@ class Fleet:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event
         self._runs = Runs(self._run_parts)
-        Series(self.metrics, self._cluster)
+        Series(self.metrics, self._cluster, own.shard)
         http = HttpConfig(
             listen=own.listen,
             probe_listen=own.probe_listen,

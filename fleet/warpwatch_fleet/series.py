@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.config import ShardConfig
 from warpwatch_fleet.jobs import FleetJob
 
 
@@ -14,12 +15,20 @@ class Series:
     """Read with each scrape."""
 
     def __init__(
-        self, metrics: AgentMetrics, cluster: Cluster, wall: Callable[[], float] = time.time
+        self,
+        metrics: AgentMetrics,
+        cluster: Cluster,
+        shard: ShardConfig,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
+        self._shard = shard
         self._wall = wall
         metrics.read("fleet_agents", self._agents)
+        metrics.read("fleet_agent_up", self._ups)
         metrics.read("fleet_agent_lag_seconds", self._lags)
+        metrics.read("fleet_partitions", lambda: {(): shard.of})
+        metrics.read("fleet_partition_judged", self._judged)
         metrics.read("fleet_refused_total", self._refused)
         metrics.read("fleet_job_ranks", lambda: self._of_jobs(lambda job: len(job.members)))
         metrics.read("fleet_job_nodes", lambda: self._of_jobs(lambda job: len(job.live_nodes())))
@@ -29,6 +38,19 @@ class Series:
         with self._cluster.lock:
             up = sum(node.up for node in self._cluster.nodes.values())
             return {"up": up, "down": len(self._cluster.nodes) - up}
+
+    def _ups(self) -> Mapping[str, float]:
+        """Of two agents with one name the second is not followed: the name is not up."""
+        with self._cluster.lock:
+            ups: dict[str, float] = {}
+            for node in self._cluster.nodes.values():
+                ups[node.name] = min(node.up, ups.get(node.name, True))
+            return ups
+
+    def _judged(self) -> Mapping[str, float]:
+        """A process that follows no agent judges nothing."""
+        with self._cluster.lock:
+            return {str(self._shard.index): any(n.up for n in self._cluster.nodes.values())}
 
     def _lags(self) -> Mapping[str, float]:
         now = self._wall()

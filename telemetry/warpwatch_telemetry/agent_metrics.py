@@ -37,12 +37,16 @@ _FINDINGS = (
         "Whether noise, or want of like ranks, hides from a detector what it is to find.",
         *("kind", "training_job", "owner"),
     ),
-    _row("anomaly_active", "Anomalies that are active now, by each kind.", "kind"),
+    _row(
+        "anomaly_active",
+        "Anomalies that are active now, by each kind; of a fleet by node as well.",
+        *("kind", "node"),
+    ),
     _row(
         "anomaly_info",
-        "What an active anomaly is about, and how bad it is; always 1. Of the newest 200; of a "
-        "fleet with the node that it is on. summary: cause, place, owner and begin in one sentence "
-        "that stays as it is; link: its page, with http.public_url.",
+        "What an active anomaly is about, how bad it is and on which node; always 1. At most 200, "
+        "of each kind and severity the newest. summary: cause, place, owner and begin in one "
+        "sentence that stays as it is; link: its page, with http.public_url.",
         *("kind", "severity", "scope", "training_job", "rank", "owner", "namespace", "user"),
         *("gpu", "uuid", "pod", "node", "summary", "link"),
     ),
@@ -152,9 +156,24 @@ _SELF = (
 _FLEET = (
     _row("fleet_agents", "Agents by state: up (followed) or down.", "state", origin="fleet"),
     _row(
+        "fleet_agent_up",
+        "Whether the fleet follows an agent, named by its node, before it was reached by its "
+        "address.",
+        "node",
+        origin="fleet",
+    ),
+    _row(
         "fleet_agent_lag_seconds",
         "How far the fleet is behind an agent that it follows.",
         "node",
+        origin="fleet",
+    ),
+    _row("fleet_partitions", "Parts into which jobs are divided among fleets.", origin="fleet"),
+    _row(
+        "fleet_partition_judged",
+        "Whether this fleet judges the jobs of a part that is its own: it follows at least one "
+        "agent.",
+        "partition",
         origin="fleet",
     ),
     _row(

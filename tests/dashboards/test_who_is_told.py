@@ -70,8 +70,8 @@ def straggler(owner: str) -> tuple[Anomaly, ...]:
     return (Anomaly(EPOCH_S, "warning", words, "llama", 3, owner=owner, id="1", kind="straggler"),)
 
 
-def page(anomalies: tuple[Anomaly, ...]) -> Callable[[], bytes]:
-    return lambda: render(State(time=EPOCH_S, version="1", hostname="h", anomalies=anomalies))
+def page(node: str, anomalies: tuple[Anomaly, ...]) -> Callable[[], bytes]:
+    return lambda: render(State(EPOCH_S, "1", node, anomalies=anomalies))
 
 
 def in_no_time(folder: Path) -> Path:
@@ -97,16 +97,16 @@ def stock(port: int) -> dict[str, Any]:
 
 
 def test_exactly_who_should_be_told_is_told(tmp_path: Path) -> None:
-    pages = {
-        "gpu-1": page(of_gpus("79")),
+    anomalies = {
+        "gpu-1": of_gpus("79"),
         # A warning of the same kind on another node, which a critical one must not mute.
-        "gpu-2": page(of_gpus("31")),
-        "gpu-3": page(of_an_end("ns/ml", "bert", "KeyError")),
-        "gpu-4": page(of_an_end("ns/ml", "gpt", "KeyboardInterrupt")),
-        "gpu-5": page(straggler("ns/web")),
-        "gpu-6": page(of_ports(tmp_path / "sys")),
+        "gpu-2": of_gpus("31"),
+        "gpu-3": of_an_end("ns/ml", "bert", "KeyError"),
+        "gpu-4": of_an_end("ns/ml", "gpt", "KeyboardInterrupt"),
+        "gpu-5": straggler("ns/web"),
+        "gpu-6": of_ports(tmp_path / "sys"),
     }
-    webs = {node: Web({"/metrics": text}) for node, text in pages.items()}
+    webs = {node: Web({"/metrics": page(node, found)}) for node, found in anomalies.items()}
     inbox = Web({})
     wanted = {
         "/pager": {("WarpwatchXidCritical", "gpu-1"), ("WarpwatchNetworkLinkDown", "gpu-6")},

@@ -28,7 +28,7 @@ device_tensor_active_ratio device_dram_active_ratio
 device_workload_info{namespace,pod,container} process_gpu_memory_bytes{pid,process}
 step_duration_seconds steps_total phase_seconds_total{phase} samples_total tokens_total
 rank_last_step_timestamp_seconds rank_memory_allocated_bytes rank_memory_reserved_bytes
-job_energy_joules_total anomalies_total{kind,severity} anomaly_active{kind}
+job_energy_joules_total anomalies_total{kind,severity} anomaly_active{kind,node}
 captures_total{kind,trigger,outcome,namespace,user} diagnosis_share_ratio{finding} source_up{source}
 source_duration_seconds{source} source_errors_total{source} build_info{version}
 rendezvous_rejected_total{reason} records_lost_total loop_failures_total{loop}

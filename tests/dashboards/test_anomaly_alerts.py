@@ -1,0 +1,110 @@
+"""The alerts about anomalies, evaluated by promtool on what agents and a fleet really export."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.dashboards.conftest import Promtool
+from warpwatch_dashboards import rule_files
+from warpwatch_exporters.prometheus import render
+from warpwatch_telemetry.anomalies import FLEET_KINDS, KINDS, Anomaly, Severity
+from warpwatch_telemetry.samples import Device, DeviceSample
+from warpwatch_telemetry.state import State
+
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+# Kinds whose critical anomalies have an alert of another name.
+SPLIT = {"xid", "row_remap", "thermal_throttle", "nvlink_error"}
+# How long alerts wait, where it is not a minute.
+AT_ONCE = {"hang", "oom", "crash", "xid", "ecc_uncorrectable", "row_remap", "nvlink_error"}
+AT_ONCE |= {"network_link_down"}
+WAITS_S = dict.fromkeys(AT_ONCE, 0) | {"device_idle": 300}
+WAITS_S |= dict.fromkeys(("device_lost", "clock_drop", "pcie_degraded"), 120)
+GPU = Device("GPU-3", 3, "H100")
+# What Prometheus adds where the chart's monitors say so, and on bare hosts by default.
+SITES = {
+    "kubernetes": ({"instance": "gpu-1", "node": "gpu-1"}, {"instance": "warpwatch-fleet-0"}),
+    "bare hosts": ({"instance": "10.0.0.1:9400"}, {"instance": "10.0.0.9:9401"}),
+}
+
+
+def found(kind: str, severity: Severity, **about: Any) -> Anomaly:
+    """Its job says what it is: alerts have only their rule's severity."""
+    job = f"{kind}-{severity}"
+    default: dict[str, Any] = {"time": 1e9, "id": job, "job": job, "owner": "ns/ml"}
+    default |= {"rank": 3, "device": "GPU-3"}
+    return Anomaly(severity=severity, summary="…", kind=kind, **default | about)
+
+
+def agent() -> bytes:
+    every = tuple(found(*one) for one in product(KINDS, SEVERITIES))
+    # Newer ones of one kind, far more than are described.
+    newer: dict[str, Any] = {"time": 1e9 + 1, "job": "many"}
+    many = tuple(found("comm_slow", "info", rank=rank, **newer) for rank in range(250))
+    devices = (DeviceSample(GPU, 1e9),)
+    return render(State(1e9, "1", "gpu-1", devices=devices, anomalies=many + every))
+
+
+def fleet() -> bytes:
+    every = product(sorted(FLEET_KINDS), SEVERITIES)
+    judged = tuple(found(*one, node="gpu-2", judged_by="fleet") for one in every)
+    return render(State(1e9, "1", "fleet-host", anomalies=judged))
+
+
+def scraped(page: bytes, target: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The series after ``honorLabels``: own labels stay, the target's are added."""
+    for line in page.decode().splitlines():
+        if line.startswith("warpwatch_anomaly"):
+            name, own = line.partition("{")[0], dict(re.findall(r'(\w+)="([^"]*)"', line))
+            labels = ",".join(f'{key}="{value}"' for key, value in (target | own).items())
+            value = line.rpartition(" ")[2]
+            yield {"series": f"{name}{{{labels}}}", "values": f"_ _ {value}x30"}
+
+
+def expected(after_s: int) -> Iterator[tuple[str, str, str]]:
+    """Alert, job and node of all that have fired that long after they were found."""
+    for kind, severity in product(KINDS, SEVERITIES):
+        if severity == "info" or WAITS_S.get(kind, 60) > after_s:
+            continue
+        name = "Warpwatch" + "".join(part.capitalize() for part in kind.split("_"))
+        name += "Critical" * (kind in SPLIT and severity == "critical")
+        yield name, f"{kind}-{severity}", "gpu-1"
+        if kind in FLEET_KINDS:
+            yield name, f"{kind}-{severity}", "gpu-2"
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_every_anomaly_alerts_once_with_its_node_and_none_of_severity_info(
+    promtool: Promtool, tmp_path: Path, site: str
+) -> None:
+    agents, fleets = ({"job": "warpwatch"}, {"job": "warpwatch-fleet"})
+    series = [
+        *scraped(agent(), agents | SITES[site][0]),
+        *scraped(fleet(), fleets | SITES[site][1]),
+    ]
+    fired = 'ALERTS{alertstate="firing"}'
+    checks = []
+    for after_s in (0, 60, 120, 300):
+        alerts = expected(after_s)
+        samples = [
+            {"labels": f'{{alertname="{name}", training_job="{job}", node="{node}"}}', "value": 1}
+            for name, job, node in alerts
+        ]
+        promql = f"count by (alertname, training_job, node) ({fired})"
+        checks.append({"expr": promql, "eval_time": f"{60 + after_s}s", "exp_samples": samples})
+    case = {"interval": "30s", "input_series": series, "promql_expr_test": checks}
+    document = {
+        "rule_files": [str(rule_files.FOLDER / "anomalies.yaml")],
+        "evaluation_interval": "30s",
+        "tests": [case],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.dump(document, Dumper=yaml.CSafeDumper))
+    done = promtool("test", "rules", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
