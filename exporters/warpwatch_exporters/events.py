@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from warpwatch_telemetry.anomalies import Anomaly, scope_of
 from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 _OF_REQUEST = ("kind", "trigger", "job", "owner", "run")
@@ -21,12 +22,16 @@ EventName = Literal["anomaly_opened", "anomaly_closed", "capture_ended", "verdic
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """time: wall clock in seconds. anomaly or capture: of which, the other is None."""
+    """time: wall clock in seconds. anomaly or capture: of which, the other is None.
+
+    node: who found the anomaly, where it does not name its own.
+    """
 
     name: EventName
     time: float
     anomaly: Anomaly | None = None
     capture: Capture | None = None
+    node: str = ""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -46,7 +51,7 @@ class Event:
     def summary(self) -> str:
         """One sentence. Parts of it come from training processes."""
         if self.anomaly is not None:
-            return self.anomaly.summary
+            return sentence(self.anomaly, self.node)
         assert self.capture is not None
         return f"capture of {self.capture.request.job}: {verdict_of(self.capture)}"
 
@@ -82,9 +87,9 @@ class Events:
 
 def _all(state: State) -> Iterator[Event]:
     for anomaly in state.anomalies:
-        yield Event("anomaly_opened", anomaly.time, anomaly)
+        yield Event("anomaly_opened", anomaly.time, anomaly, node=state.hostname)
         if anomaly.end_time is not None:
-            yield Event("anomaly_closed", anomaly.end_time, anomaly)
+            yield Event("anomaly_closed", anomaly.end_time, anomaly, node=state.hostname)
     for capture in state.captures:
         if capture.outcome is None:
             continue

@@ -21,6 +21,7 @@ from warpwatch_exporters.http_requests import RequestError
 from warpwatch_exporters.pause import Pause
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
@@ -86,9 +87,8 @@ class Annotations:
         tags = ("warpwatch", anomaly.kind, anomaly.severity, *about)
         link = _link("anomaly", links.of_anomaly(self._url, anomaly.id))
         end_ms = None if anomaly.end_time is None else _ms(anomaly.end_time)
-        return self._annotation(
-            anomaly.id, _ms(anomaly.time), end_ms, tags, _plain(anomaly.summary) + link
-        )
+        text = _plain(sentence(anomaly, self._node)) + link
+        return self._annotation(anomaly.id, _ms(anomaly.time), end_ms, tags, text)
 
     def _capture(self, capture: Capture, end_time: float) -> Annotation:
         request = capture.request

@@ -123,7 +123,7 @@ class Webhook:
     def _body(self, event: Event) -> bytes:
         link = self._link(event)
         if self._config.format == "slack":
-            return json.dumps({"text": _slack_text(event, self._node, link)}).encode()
+            return json.dumps({"text": _slack_text(event, link)}).encode()
         own = {"event": event.name, "time": event.time, "node": self._node, "url": link}
         summary = event.summary[:MAX_TEXT_CHARS]
         return json.dumps({"schema": 1, **own, "summary": summary, **event.facts}).encode()
@@ -134,7 +134,7 @@ class Webhook:
         return links.of_capture(self._public_url, event.capture) or None
 
 
-def _slack_text(event: Event, node: str, link: str | None) -> str:
+def _slack_text(event: Event, link: str | None) -> str:
     """https://docs.slack.dev/messaging/formatting-message-text: &, < and > are its own."""
     summary = " ".join(event.summary.split())[:MAX_TEXT_CHARS]
     for char, escaped in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
@@ -143,9 +143,8 @@ def _slack_text(event: Event, node: str, link: str | None) -> str:
     if anomaly is None:
         head = ":mag:"
     elif event.name == "anomaly_closed":
-        head = f":white_check_mark: over: *{anomaly.kind}*"
+        head = f":white_check_mark: over: *{anomaly.kind}*:"
     else:
-        head = f"{_SIGNS[anomaly.severity]} *{anomaly.kind}*"
-    about = f" on {anomaly.node or node}" if anomaly else ""
+        head = f"{_SIGNS[anomaly.severity]} *{anomaly.kind}*:"
     more = f" <{link}|{'report' if event.capture else 'more'}>" if link else ""
-    return f"{head}{about}: {summary}{more}" if anomaly else f"{head} {summary}{more}"
+    return f"{head} {summary}{more}"

@@ -44,6 +44,7 @@ from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
@@ -175,7 +176,7 @@ class Fleet:
     def _report(self, anomaly: Anomaly) -> None:
         raised = self.metrics.counter("anomalies_total")
         raised.labels(anomaly.kind, anomaly.severity).inc()
-        logger.warning("%s of %s: %s", anomaly.kind, anomaly.job, anomaly.summary)
+        logger.warning("%s: %s", anomaly.kind, sentence(anomaly))
 
     async def _renew_leases(self, changed: Collection[JobId | None] = ()) -> None:
         with self._cluster.lock:

@@ -58,7 +58,10 @@ def _when(anomaly: Anomaly) -> str:
     begin = _utc(anomaly.time)
     if anomaly.end_time is None:
         return f"since {begin}"
-    return f"from {begin} to {_utc(anomaly.end_time)}"
+    end = _utc(anomaly.end_time)
+    if begin[5:] == end[5:]:
+        begin = begin[:5]
+    return f"from {begin} to {end}"
 
 
 def _utc(wall_s: float) -> str:

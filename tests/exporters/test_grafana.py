@@ -190,7 +190,7 @@ def test_what_is_not_known_any_more_is_counted(site: Site) -> None:
 def test_the_past_is_not_written(site: Site) -> None:
     old = replace(SLOW, time=NOW - 7200)
     site.see(old, replace(old, id="b", end_time=NOW - 3700), replace(HOT, time=NOW - 3500))
-    assert site.grafana.only()["text"].startswith("GPU 3 is hot <")
+    assert site.grafana.only()["text"].startswith("GPU 3 is hot: ")
     # It ends now, and that is news.
     site.see(replace(old, end_time=NOW), replace(HOT, time=NOW - 3500))
     assert len(site.grafana.annotations) == 2

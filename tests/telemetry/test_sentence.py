@@ -54,6 +54,10 @@ SLOW: dict[str, Any] = {"kind": "straggler", "summary": "slow", "gpu": None}
             "slow: on gpu-155, from 03:13 UTC on 15 Nov to 03:13 UTC on 16 Nov",
         ),
         (
+            SLOW | {"rank": None, "job": None, "owner": "", "end_time": BEGIN + 120},
+            "slow: on gpu-155, from 03:13 to 03:15 UTC on 15 Nov",
+        ),
+        (
             SLOW | {"rank": None, "summary": "x" * 999, "time": float("1e300")},
             f"{'x' * 199}…: llama-70b (ns/team) on gpu-155, since an unknown time",
         ),

@@ -29,6 +29,7 @@ from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.records import Clock, Record, Step
 from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.sentence import sentence
 
 logger = logging.getLogger(__name__)
 
@@ -207,9 +208,7 @@ class Pipeline:
         anomalies = self._hub.metrics.counter("anomalies_total")
         anomalies.labels(anomaly.kind, anomaly.severity).inc()
         level = logging.INFO if anomaly.severity == "info" else logging.WARNING
-        logger.log(
-            level, "%s of %s: %s", anomaly.kind, anomaly.job or anomaly.device, anomaly.summary
-        )
+        logger.log(level, "%s: %s", anomaly.kind, sentence(anomaly))
 
 
 def _order(record: Record) -> tuple[float, float]:

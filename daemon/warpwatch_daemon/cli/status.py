@@ -81,12 +81,14 @@ def _lines(status: dict[str, Any], active: list[Any], now: float) -> Iterator[st
 
 def _anomaly(anomaly: dict[str, Any], now: float) -> str:
     """``!``: it is active, and more than information. ``now``: wall clock, seconds."""
-    about, end_time = anomaly["job"] or anomaly["device"], anomaly["end_time"]
+    end_time = anomaly["end_time"]
     mark = "!" if end_time is None and anomaly["severity"] != "info" else " "
     when = (
         f"found {ago(anomaly['time'], now)}" if end_time is None else f"over {ago(end_time, now)}"
     )
-    return f"{mark} {anomaly['kind']} of {about}, {when}: {anomaly['summary']}"
+    # A daemon of the version before has no sentence.
+    said = anomaly.get("sentence", anomaly["summary"])
+    return f"{mark} {anomaly['kind']}, {when}: {said}"
 
 
 def _rank(rank: dict[str, Any]) -> Iterator[str]:

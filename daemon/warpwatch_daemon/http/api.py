@@ -17,9 +17,10 @@ from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.answers import ApiError, json_answer
 from warpwatch_daemon.http.request_data import filters, json_body
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_telemetry.anomalies import Found, scope_of
+from warpwatch_telemetry.anomalies import Anomaly, Found, scope_of
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 # The status of a refusal by its reason; what is not here is a conflict with what goes on.
@@ -74,9 +75,7 @@ class Api:
         state = self._state(request)
         decided = {decision.anomaly_id: decision for decision in state.decisions}
         anomalies = [
-            models.AnomalyReport(
-                **_fields(anomaly), scope=scope_of(anomaly.kind), decision=decided.get(anomaly.id)
-            )
+            models.AnomalyReport(**_told(anomaly, state.hostname), decision=decided.get(anomaly.id))
             for anomaly in state.anomalies
             if wanted.admits(job=anomaly.job, owner=anomaly.owner, kind=anomaly.kind)
             and wanted.admits(active=anomaly.end_time is None)
@@ -97,9 +96,8 @@ class Api:
         if found is None:
             raise ApiError(404, "not_found", "there is no such anomaly")
         decision = next((one for one in state.decisions if one.anomaly_id == ident), None)
-        report = models.AnomalyInContext(
-            **_fields(found), scope=scope_of(found.kind), decision=decision, context=context
-        )
+        told = _told(found, state.hostname)
+        report = models.AnomalyInContext(**told, decision=decision, context=context)
         return json_answer(models.OneAnomaly(report))
 
     async def detectors(self, request: Request) -> Response:
@@ -222,6 +220,12 @@ def refusals() -> Iterator[None]:
     except Refused as error:
         status = _REFUSED_STATUS.get(error.reason, _CONFLICT)
         raise ApiError(status, error.reason, str(error)) from error
+
+
+def _told(anomaly: Anomaly, node: str) -> dict[str, Any]:
+    """Of any report of an anomaly; ``node``: of who found it."""
+    said = {"sentence": sentence(anomaly, node), "scope": scope_of(anomaly.kind)}
+    return _fields(anomaly) | said
 
 
 def _fields(found: Found) -> dict[str, Any]:

@@ -186,8 +186,10 @@ class RankList(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalyReport(Anomaly):
-    """``decision``: what became of its trigger, null where none was taken yet."""
+    """``sentence``: cause, rank or GPU, node, owner and job, and since when, for people.
+    ``decision``: what became of its trigger, null where none was taken yet."""
 
+    sentence: str
     scope: Scope
     decision: Decision | None
 

@@ -11,6 +11,7 @@ from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.kubernetes.api import STRATEGIC, Api, ApiError, Object, seconds, timestamp
 from warpwatch_fleet.node import Node
 from warpwatch_telemetry.anomalies import DEVICE_KINDS
+from warpwatch_telemetry.sentence import sentence
 
 logger = logging.getLogger(__name__)
 
@@ -127,4 +128,4 @@ def _condition(node: Node, now: float) -> Condition:
     if not found:
         return Condition("True", "NoFault", "no fault of a GPU that needs service")
     reason = "".join(part.title() for part in found[0].kind.split("_"))
-    return Condition("False", reason, "; ".join(one.summary for one in found)[:1024])
+    return Condition("False", reason, "; ".join(map(sentence, found))[:1024])

@@ -8,11 +8,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 
+from warpwatch_exporters import links
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, timestamp
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.jobs import shard_key
 from warpwatch_telemetry.newest import put_newest
+from warpwatch_telemetry.sentence import sentence
 
 # With a round each 5 s: two writes a second.
 MAX_PER_ROUND = 10
@@ -30,7 +32,7 @@ _CHANGING = ("message", "lastTimestamp", "count", "type")
 
 
 class Events:
-    """``advance`` in a loop of its own. link: of the fleet's page.
+    """``advance`` in a loop of its own. public_url: of the fleet's page.
 
     What has been told is read back from the API server: an Event has a name that follows from its
     anomaly, so another fleet goes on with it.
@@ -41,13 +43,13 @@ class Events:
         api: Api,
         cluster: Cluster,
         shard: tuple[int, int],
-        link: str,
+        public_url: str,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
         self._cluster = cluster
         self._shard = shard
-        self._link = link
+        self._url = public_url
         self._wall = wall
         self._since = wall() - OLD_S
         # By folder and name: of nodes what is to be told besides, and all as they were last told.
@@ -102,7 +104,7 @@ class Events:
         for anomaly in self._cluster.anomalies():
             about = self._about(anomaly)
             if about and not (anomaly.end_time and anomaly.end_time < self._since):
-                yield _of(anomaly, about, now, self._link)
+                yield _of(anomaly, about, now, links.of_anomaly(self._url, anomaly.id))
 
     def _about(self, anomaly: Anomaly) -> dict[str, str] | None:
         """None: neither a pod nor a node of the cluster is known for it, or another fleet tells."""
@@ -131,8 +133,8 @@ def _of(anomaly: Anomaly, about: Mapping[str, str], now: float, link: str) -> Ob
     end = anomaly.end_time
     lasted = max(0.0, (now if end is None else end) - anomaly.time)
     again = anomaly.time + (lasted if end else lasted // AGAIN_S * AGAIN_S)
-    over = f"over after {lasted:.0f} s: " if end else ""
-    note = f"{over}{anomaly.summary[: MAX_NOTE - len(over) - len(link) - 1]} {link}".strip()
+    said = f"{'over: ' if end else ''}{sentence(anomaly)}"
+    note = f"{said[: MAX_NOTE - len(link) - 1]} {link}".strip()
     reason = "".join(part.title() for part in anomaly.kind.split("_"))
     key = f"{anomaly.id}/{anomaly.node}/{anomaly.owner}"
     return _event(key, about, reason, note, anomaly.severity != "info", anomaly.time, again)

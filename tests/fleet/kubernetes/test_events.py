@@ -42,14 +42,17 @@ def test_a_fault_of_a_gpu_is_one_event_on_its_node_until_it_is_over(told: Told) 
     assert event["involvedObject"]["kind"] == "Node"
     assert (event["involvedObject"]["name"], event["metadata"]["namespace"]) == (NODE, "default")
     assert (event["type"], event["reason"]) == ("Warning", "Xid")
-    assert event["message"] == f"XID 79: the GPU has fallen off the bus {LINK}"
+    link = f"{LINK}/?show=20261123T01-1%40{NODE}#findings"
+    said = f"XID 79 (GPU has fallen off the bus): GPU 2 on {NODE}, since 14:13 UTC on 21 Sep {link}"
+    assert event["message"] == said
     assert (event["count"], event["firstTimestamp"]) == (1, timestamp(NOW - 5))
-    told.find(fault(summary="XID 79, and 94"))
+    told.find(fault(summary="XID 79; then XID 94"))
     (changed,) = told.rounds()
-    assert changed["message"] == f"XID 79, and 94 {LINK}"
-    told.find(fault(summary="XID 79, and 94", end_time=NOW + 7))
+    assert changed["message"].endswith(f"21 Sep; then XID 94 {link}")
+    told.find(fault(end_time=NOW + 7))
     (over,) = told.rounds()
-    assert over["message"] == f"over after 12 s: XID 79, and 94 {LINK}"
+    ended = said.replace("since 14:13", "from 14:13 to 14:13")
+    assert over["message"] == f"over: {ended}"
     assert over["metadata"]["uid"] == event["metadata"]["uid"]
 
 

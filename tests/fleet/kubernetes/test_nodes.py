@@ -46,7 +46,7 @@ def test_the_condition_says_which_fault_needs_service_and_since_when(told: Told)
     told.find(fault(3, kind="row_remap", summary="rows are out"))
     told.rounds(after_s=1)
     more = told.condition()
-    assert more["message"].endswith("; rows are out")
+    assert "; rows are out: GPU 2 on" in more["message"]
     assert more["lastHeartbeatTime"] == timestamp(NOW + 2)
     assert more["lastTransitionTime"] == ill["lastTransitionTime"]
     kept = {one["type"] for one in told.server.node()["status"]["conditions"]}

@@ -20,7 +20,7 @@ LINK = "https://warpwatch.example.com"
 
 def fault(number: int = 1, **fields: Any) -> Anomaly:
     about: dict[str, Any] = {"kind": "xid", "severity": "critical", "device": "GPU-0"}
-    about |= {"summary": "XID 79: the GPU has fallen off the bus", "time": NOW - 5}
+    about |= {"summary": "XID 79 (GPU has fallen off the bus)", "gpu": 2, "time": NOW - 5}
     return Anomaly(id=f"20261123T01-{number}", **about | fields)
 
 

@@ -162,9 +162,10 @@ def _anomaly(anomaly: Document, now: float) -> Text:
     over = anomaly["end_time"] is not None
     serious = not over and anomaly["severity"] != "info"
     when = f"over {ago(anomaly['end_time'], now)}" if over else ago(anomaly["time"], now)
-    about = anomaly["job"] or anomaly["node"] or ""
-    said = f"{'!' if serious else ' '} {anomaly['kind']} {about} {when}: {anomaly['summary']}"
-    return Text(text(said, 400), "dim" if over else _SEVERITY[anomaly["severity"]])
+    # A daemon of the version before has no sentence.
+    said = anomaly.get("sentence", anomaly["summary"])
+    line = f"{'!' if serious else ' '} {anomaly['kind']} {when}: {said}"
+    return Text(text(line, 400), "dim" if over else _SEVERITY[anomaly["severity"]])
 
 
 def capture_line(capture: Document) -> Text:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from warpwatch_daemon.http.models import PageFilters
-from warpwatch_daemon.http.page.devices import gpu_names
 from warpwatch_daemon.http.page.headline import worst_first
 from warpwatch_daemon.quantities import ago, plural, seconds, text
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, WAITING, Capture
+from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 # Rows, unless all are asked for.
@@ -30,16 +30,8 @@ def active(state: State) -> int:
     return sum(1 for anomaly in state.anomalies if anomaly.end_time is None)
 
 
-def about(anomaly: Anomaly, state: State) -> str:
-    is_over, worst = anomaly.end_time is not None, anomaly.worst
-    parts = [
-        f"job {text(anomaly.job, 60)}" if anomaly.job is not None else "",
-        f"rank {anomaly.rank}" if anomaly.rank is not None else "",
-        gpu_names(state).get(anomaly.device or "", ""),
-        f"since step {anomaly.begin_step}" if anomaly.begin_step is not None else "",
-        f"worst at step {worst.step}" if is_over and worst and worst.step is not None else "",
-    ]
-    return " · ".join(part for part in parts if part)
+def said(anomaly: Anomaly, state: State) -> str:
+    return sentence(anomaly, state.hostname)
 
 
 def when(anomaly: Anomaly, state: State) -> str:

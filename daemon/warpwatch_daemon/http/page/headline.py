@@ -8,11 +8,13 @@ from typing import Literal
 from warpwatch_daemon.quantities import plural, text
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import RankState, State
 
 Level = Literal["well", "idle", "info", "warning", "critical"]
 
 MAX_BLIND = 5
+MAX_CHARS = 400
 SEVERITIES = ("critical", "warning", "info")
 
 
@@ -39,7 +41,8 @@ def headline(state: State) -> Headline:
     active = worst_first(state)
     if active:
         count = plural(len(active), "anomaly", "anomalies")
-        return Headline(active[0].severity, f"{count}: {text(active[0].summary, 200)}", notes)
+        worst = text(sentence(active[0], state.hostname), MAX_CHARS)
+        return Headline(active[0].severity, f"{count}: {worst}", notes)
     down = [sample for sample in state.devices if not sample.up]
     if down:
         return Headline("critical", _down(down), notes)
