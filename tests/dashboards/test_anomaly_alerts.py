@@ -15,7 +15,6 @@ from tests.dashboards.conftest import Promtool
 from warpwatch_dashboards import rule_files
 from warpwatch_exporters.prometheus import render
 from warpwatch_telemetry.anomalies import FLEET_KINDS, KINDS, Anomaly, Severity
-from warpwatch_telemetry.samples import Device, DeviceSample
 from warpwatch_telemetry.state import State
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
@@ -26,7 +25,27 @@ AT_ONCE = {"hang", "oom", "crash", "xid", "ecc_uncorrectable", "row_remap", "nvl
 AT_ONCE |= {"network_link_down"}
 WAITS_S = dict.fromkeys(AT_ONCE, 0) | {"device_idle": 300}
 WAITS_S |= dict.fromkeys(("device_lost", "clock_drop", "pcie_degraded"), 120)
-GPU = Device("GPU-3", 3, "H100")
+XID = "a critical xid: GPU 3 on gpu-1, rank 3 of xid-critical (ns/ml), since 01:46 UTC on 09 Sep"
+LINK = "https://gpu-1/?show=xid-critical#findings"
+TEXTS = {
+    "summary": XID,
+    "description": f"The NVIDIA driver has reported an error of the GPU. {LINK}",
+    "runbook_url": "https://github.com/warpwatch/warpwatch/blob/main/docs/runbooks/WarpwatchXid.md",
+}
+LABELS = {
+    "kind": "xid",
+    "severity": "critical",
+    "scope": "hardware",
+    "training_job": "xid-critical",
+}
+LABELS |= {"rank": "3", "owner": "ns/ml", "namespace": "ml", "gpu": "3", "uuid": "GPU-3"}
+LABELS |= {
+    "training_job": "xid-critical",
+    "job": "warpwatch",
+    "node": "gpu-1",
+    "summary": XID,
+    "link": LINK,
+}
 # What Prometheus adds where the chart's monitors say so, and on bare hosts by default.
 SITES = {
     "kubernetes": ({"instance": "gpu-1", "node": "gpu-1"}, {"instance": "warpwatch-fleet-0"}),
@@ -38,7 +57,7 @@ def found(kind: str, severity: Severity, **about: Any) -> Anomaly:
     """Its job says what it is: alerts have only their rule's severity."""
     job = f"{kind}-{severity}"
     default: dict[str, Any] = {"time": 1e9, "id": job, "job": job, "owner": "ns/ml"}
-    default |= {"rank": 3, "device": "GPU-3"}
+    default |= {"rank": 3, "device": "GPU-3", "gpu": 3, "first_summary": f"a {severity} {kind}"}
     return Anomaly(severity=severity, summary="…", kind=kind, **default | about)
 
 
@@ -47,8 +66,7 @@ def agent() -> bytes:
     # Newer ones of one kind, far more than are described.
     newer: dict[str, Any] = {"time": 1e9 + 1, "job": "many"}
     many = tuple(found("comm_slow", "info", rank=rank, **newer) for rank in range(250))
-    devices = (DeviceSample(GPU, 1e9),)
-    return render(State(1e9, "1", "gpu-1", devices=devices, anomalies=many + every))
+    return render(State(1e9, "1", "gpu-1", anomalies=many + every, public_url="https://gpu-1"))
 
 
 def fleet() -> bytes:
@@ -98,7 +116,10 @@ def test_every_anomaly_alerts_once_with_its_node_and_none_of_severity_info(
         ]
         promql = f"count by (alertname, training_job, node) ({fired})"
         checks.append({"expr": promql, "eval_time": f"{60 + after_s}s", "exp_samples": samples})
-    case = {"interval": "30s", "input_series": series, "promql_expr_test": checks}
+    told = {"exp_labels": LABELS | SITES[site][0], "exp_annotations": TEXTS}
+    texts = {"eval_time": "90s", "alertname": "WarpwatchXidCritical", "exp_alerts": [told]}
+    case: dict[str, Any] = {"interval": "30s", "input_series": series, "promql_expr_test": checks}
+    case["alert_rule_test"] = [texts]
     document = {
         "rule_files": [str(rule_files.FOLDER / "anomalies.yaml")],
         "evaluation_interval": "30s",
