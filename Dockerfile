@@ -20,6 +20,9 @@ COPY devices devices
 COPY diagnosis diagnosis
 COPY exporters exporters
 COPY fleet fleet
+COPY runtime runtime
+COPY serving serving
+COPY capturing capturing
 COPY telemetry telemetry
 # Without pip in it; compiled, as nothing can be written later, and without times, so that two builds are
 # equal. Whatever comes from a package index is checked against its hash. The client also as a plain folder, for `COPY --from` into images of other Pythons.

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.diagnosis_traces import write_trace
 from benchmarks.limits import at_most
 from benchmarks.processes import CannotMeasure, answer_of, is_quick
-from warpwatch_daemon.captures import child
+from warpwatch_capturing.children import child
 from warpwatch_diagnosis.measures.measures import measure as measured
 from warpwatch_diagnosis.measures.reduction import MAX_BYTES, pack
 from warpwatch_diagnosis.trace.reader import read_trace

@@ -9,9 +9,6 @@ from pathlib import Path
 
 from warpwatch import rendezvous
 
-# Of the folder and the socket in it: everybody may ask, and the daemon sees who it is.
-FOLDER_MODE = 0o755
-SOCKET_MODE = 0o666
 CONNECT_TIMEOUT_S = 2.0
 # Where a daemon listens besides, if its configuration does not say otherwise.
 DEFAULT_URL = "http://127.0.0.1:9400"

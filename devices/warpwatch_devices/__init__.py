@@ -2,7 +2,6 @@
 
 - source: what a source and a sink are, and what a source may know of the agent
 - nvml: NVIDIA GPUs; dcgm: what NVML cannot give; simulated: devices without hardware
-- call_guard: calls that may never return; loops: what a source needs of whoever runs its loops
 - kernel_log, xid_ledger: XIDs as kernel and driver report them
 - host, processes, process_tree, memory_groups: the machine, and who uses a GPU on it
 - network: ports of InfiniBand, RoCE and EFA

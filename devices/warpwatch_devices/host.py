@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 
 from warpwatch_devices.config import HostConfig
-from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.source import Sink, Source
+from warpwatch_runtime.loops import Supervisor
 from warpwatch_telemetry.host_metrics import CPU_MODES, PRESSURE_RESOURCES
 from warpwatch_telemetry.metric import Values
 from warpwatch_telemetry.samples import HostSample, SourceHealth

@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.source import Sink
 from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_runtime.loops import Supervisor
 from warpwatch_telemetry.samples import SourceHealth
 
 logger = logging.getLogger(__name__)

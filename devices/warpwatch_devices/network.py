@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.source import Sink, Source, Surroundings
+from warpwatch_runtime.loops import Supervisor
 from warpwatch_telemetry.metric import SeriesKey, Values
 from warpwatch_telemetry.network_metrics import CONGESTION, ERRORS
 from warpwatch_telemetry.samples import HostSample, SourceHealth

@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.process_tree import Process, ProcessTree, descendants, sees_host_processes
 from warpwatch_devices.source import Sink, Source, Surroundings
+from warpwatch_runtime.loops import Supervisor
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 

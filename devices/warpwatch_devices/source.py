@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from warpwatch_devices.loops import Supervisor
+from warpwatch_runtime.loops import Supervisor
 from warpwatch_telemetry.attribution import Attribution
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 

@@ -8,6 +8,6 @@
 - events: what has just happened, for what tells of it; links: where people read more
 - otlp, otlp_metrics, otlp_logs: OpenTelemetry; webhooks: messages
 - grafana, grafana_api: annotations
-- http_requests, pause: how other people's servers are spoken to
+- ways_out: runs the configured exporters that push
 - config: the section ``exporters``
 """

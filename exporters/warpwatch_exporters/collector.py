@@ -23,8 +23,8 @@ from warpwatch_exporters.series import (
     labels_of,
     series_of,
 )
+from warpwatch_runtime.agent_metrics import family_of
 from warpwatch_telemetry.catalogue import CATALOGUE
-from warpwatch_telemetry.metric import Metric
 from warpwatch_telemetry.profiles import Profile, names_of
 from warpwatch_telemetry.state import RankState, State
 
@@ -50,13 +50,6 @@ class StateCollector(Collector):
         for rank in exported_ranks(state):
             families["step_duration_seconds"].samples.extend(_histogram(rank, self._profile))
         yield from (family for family in families.values() if family.samples)
-
-
-def family_of(row: Metric) -> MetricFamily:
-    """The family of a metric, without samples; it has the unit that its name ends in."""
-    name = row.full_name.removesuffix("_total") if row.kind == "counter" else row.full_name
-    unit = row.unit if name.endswith(f"_{row.unit}") else ""
-    return MetricFamily(name, row.help, row.kind, unit)
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float) -> Sample:

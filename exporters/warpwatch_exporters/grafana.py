@@ -17,8 +17,8 @@ from typing import Any
 from warpwatch_exporters import links
 from warpwatch_exporters.events import verdict_of
 from warpwatch_exporters.grafana_api import GrafanaApi
-from warpwatch_exporters.http_requests import RequestError
-from warpwatch_exporters.pause import Pause
+from warpwatch_runtime.http_requests import RequestError
+from warpwatch_runtime.pause import Pause
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.sentence import sentence

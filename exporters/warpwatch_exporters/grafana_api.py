@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from warpwatch_exporters.http_requests import JSON, RequestError, Requests, read_secret
+from warpwatch_runtime.http_requests import JSON, RequestError, Requests, read_secret
 
 PATH = "/api/annotations"
 

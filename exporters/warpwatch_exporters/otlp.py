@@ -23,10 +23,10 @@ from prometheus_client.core import Metric as MetricFamily
 
 from warpwatch_exporters.config import OtlpConfig
 from warpwatch_exporters.events import Event
-from warpwatch_exporters.http_requests import RequestError, read_headers
 from warpwatch_exporters.otlp_logs import log_record
 from warpwatch_exporters.otlp_metrics import metrics_data
-from warpwatch_exporters.pause import Pause
+from warpwatch_runtime.http_requests import RequestError, read_headers
+from warpwatch_runtime.pause import Pause
 
 logger = logging.getLogger(__name__)
 

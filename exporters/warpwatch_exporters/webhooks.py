@@ -13,14 +13,8 @@ from urllib.parse import urlsplit
 from warpwatch_exporters import links
 from warpwatch_exporters.config import WebhookConfig
 from warpwatch_exporters.events import Event
-from warpwatch_exporters.http_requests import (
-    JSON,
-    RequestError,
-    Requests,
-    read_headers,
-    read_secret,
-)
-from warpwatch_exporters.pause import Pause
+from warpwatch_runtime.http_requests import JSON, RequestError, Requests, read_headers, read_secret
+from warpwatch_runtime.pause import Pause
 from warpwatch_telemetry.newest import put_newest
 
 logger = logging.getLogger(__name__)

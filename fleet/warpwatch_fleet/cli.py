@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from warpwatch_daemon import log_output
-from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.config import loading
+from warpwatch_runtime import command_line, log_output
+from warpwatch_runtime.config import loading
 from warpwatch_telemetry.errors import UsageError
 
 
 def main(argv: Sequence[str]) -> int:
-    command = parsing.parser(
+    command = command_line.parser(
         "fleet",
         "Follow the agents of all nodes until SIGTERM, judge jobs over several nodes as one, "
         "serve HTTP. The section `fleet` of the configuration says where the agents are.",
         "warpwatch fleet --config /etc/warpwatch/warpwatch.yaml",
     )
-    parsing.add_config(command)
+    command_line.add_config(command)
     command.add_argument(
         "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"]
     )
@@ -33,5 +32,5 @@ def main(argv: Sequence[str]) -> int:
         if error.name != "httpx":
             raise
         raise UsageError("warpwatch fleet needs httpx: pip install 'warpwatch[fleet]'") from error
-    Fleet(loading.load_as(FleetFile, arguments.config)).run()
+    Fleet(loading.load(FleetFile, arguments.config)).run()
     return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from warpwatch_daemon.config.sections import Config, Listen
-from warpwatch_daemon.config.triggers import Steps
+from warpwatch_capturing.config import RemoteStoreConfig, Steps, StoreConfig, TriggersConfig
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
+from warpwatch_exporters.config import ExportersConfig
+from warpwatch_serving.config import Listen
 from warpwatch_telemetry.sections import WHOLE, Age, AtLeastOne, Boolean, Section, Url
 
 ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
@@ -125,7 +127,25 @@ class FleetConfig(Section):
     kubernetes: KubernetesConfig = KubernetesConfig()
 
 
-class FleetFile(Config):
-    """The whole file, as `warpwatch fleet` reads it."""
+# A section that only an agent reads.
+_Unread = Annotated[dict[str, Any], Field(default_factory=dict, repr=False)]
 
-    fleet: FleetConfig = FleetConfig()  # type: ignore[assignment]
+
+class FleetFile(Section):
+    """The whole file, as `warpwatch fleet` reads it. Agents can be given the same file.
+
+    node: the name of this fleet's host for exporters.
+    """
+
+    node: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    detection: DetectionConfig = DetectionConfig()
+    anomalies: AnomaliesConfig = AnomaliesConfig()
+    triggers: TriggersConfig = TriggersConfig()
+    store: StoreConfig = StoreConfig()
+    remote_store: RemoteStoreConfig = RemoteStoreConfig()
+    exporters: ExportersConfig = ExportersConfig()
+    fleet: FleetConfig = FleetConfig()
+    http: _Unread
+    rendezvous: _Unread
+    sources: _Unread
+    attribution: _Unread

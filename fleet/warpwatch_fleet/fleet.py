@@ -14,18 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from warpwatch._version import __version__
-from warpwatch_daemon.agent.open_files import allow_enough
-from warpwatch_daemon.agent.outgoing import WaysOut
-from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer, AlertRequests
-from warpwatch_daemon.captures.alerts.webhook import Alert
-from warpwatch_daemon.captures.capture_register import CaptureRegister
-from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http.server import Server
-from warpwatch_daemon.state.hub import Hub
+from warpwatch_capturing.alerts.alert_requests import AlertRequests
+from warpwatch_capturing.register import CaptureRegister
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
+from warpwatch_exporters.ways_out import WaysOut
+from warpwatch_fleet.captures.board import FleetBoard
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.captures.schedules import Schedules
 from warpwatch_fleet.captures.storing import open_store, uploads
@@ -39,6 +34,12 @@ from warpwatch_fleet.page.endpoint import FleetPage
 from warpwatch_fleet.runs import RunPart, Runs
 from warpwatch_fleet.series import Series
 from warpwatch_fleet.targets import Targets
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.open_files import allow_enough
+from warpwatch_runtime.supervisor import Supervisor
+from warpwatch_serving.config import HttpConfig
+from warpwatch_serving.server import Server
+from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
@@ -74,10 +75,9 @@ class Fleet:
         self._cluster = Cluster(config.detection, config.anomalies, self._memory.load())
         self._followed = Followed(self._targets, self._agents, self._cluster)
         self._schedules = own.schedules
-        self._hub = Hub(JUDGE_INTERVAL_S, hostname=self._hostname)
-        self.metrics = self._hub.metrics
+        self.metrics = AgentMetrics()
         self._store = open_store(config)
-        self._register = CaptureRegister(self._store, self._hub)
+        self._register = CaptureRegister(self._store, FleetBoard(self.metrics))
         self._captures = Captures(
             self._cluster, self._agents, config.triggers.recipes, self._store,
             self._register,
@@ -87,7 +87,7 @@ class Fleet:
             self._heard_state, self.request_capture, self._register, config.triggers.recipes,
             targets=lambda job: {},
         )  # fmt: skip
-        self._upload = uploads(config, self._store, self._register, self._captures, self._hub)
+        self._upload = uploads(config, self._store, self._register, self._captures, self.metrics)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event
         self._runs = Runs(self._run_parts)
@@ -100,8 +100,8 @@ class Fleet:
         )
         node = config.node or self._hostname
         self._ways_out = WaysOut(
-            config, node, "warpwatch-fleet", self._public_url, self.metrics, self.exported,
-            self._told,
+            config.exporters, node, "warpwatch-fleet", self._public_url, self.metrics,
+            self.exported, self._told,
         )  # fmt: skip
         self.server = Server(self, http, page=FleetPage(self))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_daemon.ranks.counts import RankCounts, RecentSteps
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.recent_steps import RecentSteps, StepDurations
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 from warpwatch_telemetry.state import RankState
 
@@ -27,7 +27,7 @@ class Member:
     steps: int = 0
     memory_allocated_bytes: int | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
-    counts: RankCounts = field(default_factory=RankCounts)
+    durations: StepDurations = field(default_factory=StepDurations)
     recent: RecentSteps = field(default_factory=RecentSteps)
 
     @property
@@ -53,7 +53,7 @@ class Member:
         for name, seconds in step.phases_s.items():
             if name in self.phases_s or len(self.phases_s) < 16:
                 self.phases_s[name] = self.phases_s.get(name, 0.0) + seconds
-        self.counts.add_step(step.duration_s)
+        self.durations.add(step.duration_s)
         self.recent.add(step)
 
     def state(self, job: JobId, host: str) -> RankState:
@@ -76,7 +76,7 @@ class Member:
             samples_total=self.samples,
             tokens_total=self.tokens,
             phases_s=dict(self.phases_s),
-            durations=self.counts.durations,
+            durations=self.durations.histogram(),
             recent_s=tuple(self.recent),
             **(self.recent.pace() if self.is_live else {}),
             memory_allocated_bytes=self.memory_allocated_bytes,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from warpwatch_daemon import files
 from warpwatch_detection.anomalies.snapshot import Snapshot
+from warpwatch_runtime import files
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
 

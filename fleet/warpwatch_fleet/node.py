@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import msgspec
 
-from warpwatch_daemon.captures import capture_id
 from warpwatch_fleet.runs import RunPart
 from warpwatch_fleet.targets import Target
+from warpwatch_telemetry import capture_id
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import JobId

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import ShardConfig
 from warpwatch_fleet.jobs import FleetJob
+from warpwatch_runtime.agent_metrics import AgentMetrics
 
 
 class Series:

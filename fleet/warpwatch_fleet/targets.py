@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from warpwatch_daemon.config.loading import read_yaml
 from warpwatch_fleet.config import ADDRESS, FleetConfig
+from warpwatch_runtime.config.loading import read_yaml
 from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)

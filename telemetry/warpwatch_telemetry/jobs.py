@@ -7,6 +7,9 @@ import hashlib
 import zlib
 from typing import NamedTuple, TypedDict
 
+# A pod with folders of its own, or the user of files in the folders of all.
+Owner = int | str
+
 
 class JobFields(TypedDict):
     """A job as the fields of a record or a document."""

@@ -9,25 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch_daemon import files
 from warpwatch_daemon.history.store import FILE as HISTORY
 from warpwatch_daemon.history.store import HistoryStore
 from warpwatch_exporters.jsonl import JsonlWriter
+from warpwatch_runtime import files
 
 ROOT = Path(__file__).resolve().parents[2]
 # Who opens a file for writing without `files`, and why that follows no link.
 EXCEPTIONS = {
-    "warpwatch_daemon/files.py": "it is the function",
-    "warpwatch_daemon/ranks/directory.py": "command and lock files are written in place: O_EXCL",
+    "warpwatch_runtime/files.py": "it is the function",
+    "warpwatch_runtime/directory.py": "command and lock files are written in place: O_EXCL",
     "warpwatch_daemon/ranks/ring_folder.py": "a command file, by directory.open_checked",
-    "warpwatch_daemon/captures/store.py": "the lock: O_NOFOLLOW",
+    "warpwatch_capturing/store.py": "the lock: O_NOFOLLOW",
     "warpwatch_daemon/doctor/driver.py": "a device, not a file",
     "warpwatch_daemon/cli/__init__.py": "/dev/null",
     "warpwatch_daemon/demo/processes.py": "logs in the demo's own folder, appended to",
     "warpwatch_daemon/history/store.py": "SQLite, after files.touch",
-    "warpwatch_daemon/history/remote_store.py": "`warpwatch diagnose`, in its own folder: O_EXCL",
+    "warpwatch_capturing/remote/remote_store.py": "`warpwatch diagnose`, in its own folder: O_EXCL",
     "warpwatch_exporters/jsonl.py": "the telemetry log: O_NOFOLLOW",
 }
+WRITERS = ("daemon", "fleet", "serving", "capturing", "exporters", "runtime", "telemetry")
 # But through `files`, and gzip, which gets the opened file.
 WRITES = re.compile(
     r"\bO_(WRONLY|RDWR|CREAT|APPEND|TRUNC)\b|\bsqlite3\.connect\(|\b(?<!files\.)"
@@ -38,9 +39,9 @@ WRITES = re.compile(
 
 def test_nothing_else_in_the_daemon_opens_a_file_for_writing():
     writers = {
-        str(path.relative_to(folder)): lines
-        for folder in (ROOT / "daemon", ROOT / "exporters", ROOT / "telemetry")
-        for path in folder.rglob("*.py")
+        str(path.relative_to(ROOT / folder)): lines
+        for folder in WRITERS
+        for path in (ROOT / folder).rglob("*.py")
         if (lines := [one[0] for one in WRITES.finditer(path.read_text())])
     }
     assert writers.keys() == EXCEPTIONS.keys(), writers

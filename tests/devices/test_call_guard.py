@@ -9,7 +9,7 @@ import pytest
 from tests.devices.hand_loops import HandLoops
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S, eventually
-from warpwatch_devices.call_guard import MAX_THREADS, CallGuard, GuardedLoop, run_all
+from warpwatch_runtime.call_guard import MAX_THREADS, CallGuard, GuardedLoop, run_all
 
 
 def test_a_loop_whose_call_hangs_is_begun_again_as_often_as_it_may() -> None:

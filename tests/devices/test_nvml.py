@@ -452,7 +452,7 @@ def test_nothing_is_published_of_a_device_that_was_given_up_or_after_the_end() -
 PROGRAM = """
 import sys
 from tests.devices.recording import RecordingSink
-from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_runtime.supervisor import Supervisor
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.nvml import device, scanner, source
 from warpwatch_devices.source import Surroundings

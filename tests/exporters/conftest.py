@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.exporters.receiver import Receiver, receiver
-from warpwatch_exporters import http_requests
+from warpwatch_runtime import http_requests
 
 
 @pytest.fixture(autouse=True)

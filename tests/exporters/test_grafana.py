@@ -20,12 +20,12 @@ from tests.exporters.grafana_stand_in import TOKEN, GrafanaStandIn, grafana_stan
 from tests.exporters.states import CAPTURE, NOW, SLOW, state_of
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.agent.outgoing import grafana_follower
-from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_exporters.grafana import Annotations, GrafanaAnnotations
 from warpwatch_exporters.grafana_api import GrafanaApi
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.config import loading
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 
@@ -227,7 +227,9 @@ def test_the_daemon_writes_where_its_configuration_says_to_a_grafana_that_it_tru
                 "http": {"public_url": "https://warpwatch.example/{node}"},
                 "exporters": {"grafana": section | more},
             }
-            follower = grafana_follower(loading.parse(tree, "the test"), "gpu-17", hub.metrics)
+            follower = grafana_follower(
+                loading.parse(Config, tree, "the test"), "gpu-17", hub.metrics
+            )
             assert follower is not None
             follower.advance(state_of(HOT))
             assert counted(hub, "grafana_annotations_total", "written") == written

@@ -23,14 +23,15 @@ from tests.exporters.receiver import Receiver
 from tests.exporters.states import CAPTURE, NOW, SLOW, rank, simulated, state_of
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually, is_listening
-from warpwatch_daemon.agent.outgoing import WaysOut
-from warpwatch_daemon.config import loading
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.demo.processes import free_port
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.config import OtlpConfig
 from warpwatch_exporters.events import Events
 from warpwatch_exporters.otlp import MAX_WAITING, OtlpExporter
+from warpwatch_exporters.ways_out import WaysOut
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.config import loading
 
 ROTEL = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages/rotel")
 STATE = replace(state_of(), devices=simulated(1, 5), ranks=(rank(0),))
@@ -178,8 +179,10 @@ def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver)
     tree = {"exporters": {"otlp": {"endpoint": server.url}}}
     metrics = AgentMetrics()
     metrics.counter("http_requests_total").labels(200).inc()
-    config = loading.parse(tree, "the test")
-    ways = WaysOut(config, "gpu-17", "warpwatch", "", metrics, lambda: STATE, lambda: STATE)
+    config = loading.parse(Config, tree, "the test")
+    ways = WaysOut(
+        config.exporters, "gpu-17", "warpwatch", "", metrics, lambda: STATE, lambda: STATE
+    )
     for last_words in ways.last_words.values():
         last_words()
     assert {"warpwatch_http_requests", "warpwatch_device_power_watts"} <= set(metrics_in(server))

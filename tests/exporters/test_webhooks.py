@@ -15,14 +15,14 @@ from tests.daemon.http.certificates import make_certificate, server_context
 from tests.exporters.receiver import Receiver, receiver
 from tests.exporters.states import CAPTURE, NOW, SLOW, state_of
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.agent.outgoing import WaysOut
-from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
-from warpwatch_exporters.config import WebhookConfig
+from warpwatch_exporters.config import ExportersConfig, WebhookConfig
 from warpwatch_exporters.events import Events
-from warpwatch_exporters.pause import FIRST_S, Pause
+from warpwatch_exporters.ways_out import WaysOut
 from warpwatch_exporters.webhooks import MAX_TRIES, MAX_WAITING, Webhook
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.config import loading
+from warpwatch_runtime.pause import FIRST_S, Pause
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
@@ -168,11 +168,11 @@ def test_a_certificate_that_nobody_vouches_for_is_not_accepted(tmp_path: Path) -
 )
 def test_a_mistake_in_the_configuration_is_named(webhook: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        loading.parse({"exporters": {"webhooks": [webhook]}}, "the test")
+        loading.parse(Config, {"exporters": {"webhooks": [webhook]}}, "the test")
 
 
 def test_nothing_is_loaded_or_counted_where_nothing_is_configured() -> None:
     metrics = AgentMetrics()
-    ways = WaysOut(Config(), "n", "warpwatch", "", metrics, state_of, state_of)
+    ways = WaysOut(ExportersConfig(), "n", "warpwatch", "", metrics, state_of, state_of)
     assert ways.last_words == {}
     assert list(metrics.registry.collect()) == []

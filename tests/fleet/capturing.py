@@ -17,11 +17,10 @@ from typing import Any
 from tests.daemon.captures.capture_node import TRAIN, CaptureNode, read_here
 from tests.daemon.http.conftest import MemoryAgent, servers
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.captures.capture_register import CaptureRegister
-from warpwatch_daemon.captures.confinement import Run
-from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.config.sections import StoreConfig
-from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_capturing.children.confinement import Run
+from warpwatch_capturing.config import StoreConfig, TriggersConfig
+from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.store import Store
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.captures.requests import Captures

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from warpwatch_daemon.state.record_stream import RecordStream
+from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.cluster import Cluster

@@ -14,9 +14,9 @@ import pytest
 
 from tests.daemon.http.conftest import MemoryAgent, gpu
 from tests.fleet.nodes import NOW, OWNER
-from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http.server import Server
 from warpwatch_fleet.page.endpoint import FleetPage
+from warpwatch_serving.config import HttpConfig
+from warpwatch_serving.server import Server
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import JobState, RankState, State

@@ -12,16 +12,17 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL
 from tests.fleet.capturing import PlayedFleet
-from warpwatch_daemon.captures import capture_id, confinement
+from warpwatch_capturing.children import confinement
+from warpwatch_capturing.remote.remote_store import RemoteStore
+from warpwatch_capturing.remote.uploads import Uploads
 from warpwatch_daemon.cli.diagnose import main as diagnose
-from warpwatch_daemon.history.remote_store import RemoteStore
-from warpwatch_daemon.history.uploads import Uploads
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_fleet.captures import merging
 from warpwatch_fleet.captures.merging import FETCH_TIMEOUT_S, MAX_BYTES
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.following import Agents
 from warpwatch_fleet.targets import Target
+from warpwatch_telemetry import capture_id
 from warpwatch_telemetry.captures import Capture
 
 RANKS = range(4)

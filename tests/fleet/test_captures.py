@@ -16,7 +16,6 @@ from tests.daemon.captures.capture_node import MANUAL, TRAIN
 from tests.fleet.capturing import PlayedFleet
 from tests.manual_clock import ManualClock
 from warpwatch import protocol
-from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_fleet.captures import over_nodes
 from warpwatch_fleet.captures.choosing import MAX_RANKS, choose, spread
 from warpwatch_fleet.captures.over_nodes import MARGIN_S, OverNodes
@@ -25,6 +24,7 @@ from warpwatch_fleet.captures.requests import SETTLED_S, Captures
 from warpwatch_fleet.captures.schedules import PAUSE_S, Schedules
 from warpwatch_fleet.config import ScheduleConfig
 from warpwatch_fleet.targets import Target
+from warpwatch_telemetry import capture_id as ids
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, AnomalySeen, Capture, Prepared
 from warpwatch_telemetry.errors import Refused

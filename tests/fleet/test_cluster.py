@@ -11,11 +11,11 @@ import pytest
 
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_fleet.config import ShardConfig
 from warpwatch_fleet.memory import KEPT_S, SAVE_INTERVAL_S, Memory
 from warpwatch_fleet.merging import Merger
 from warpwatch_fleet.series import Series
+from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.log import encode_line

@@ -17,7 +17,6 @@ import pytest
 from tests.daemon.http.conftest import MemoryAgent, Serve, certified, servers
 from tests.fleet.nodes import NOW, TestNode
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.http.server import Server
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet import following
 from warpwatch_fleet.cluster import Cluster
@@ -25,6 +24,7 @@ from warpwatch_fleet.config import AgentsConfig, FleetConfig, ShardConfig
 from warpwatch_fleet.followed import Followed
 from warpwatch_fleet.following import RETRY_S, AgentError, Agents
 from warpwatch_fleet.targets import Target, Targets
+from warpwatch_serving.server import Server
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Step

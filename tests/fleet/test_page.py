@@ -20,11 +20,11 @@ from tests.fleet.shown import (
     url,
     with_nodes,
 )
-from warpwatch_daemon.http.models import PageFilters
-from warpwatch_daemon.http.page.job_order import ranked
-from warpwatch_daemon.http.page.selection import Selection
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_fleet.page.headline import headline
+from warpwatch_serving.models import PageFilters
+from warpwatch_serving.page.job_order import ranked
+from warpwatch_serving.page.selection import Selection
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.samples import SourceHealth

@@ -12,9 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from tests.waiting import DEADLINE_S
-from warpwatch_daemon.config.loading import load_as
 from warpwatch_fleet.config import AgentsConfig, FleetConfig, FleetFile, ShardConfig
 from warpwatch_fleet.targets import Target, Targets
+from warpwatch_runtime.config.loading import load
 
 SLURM = Path(__file__).resolve().parents[2] / "examples" / "slurm"
 # As `sinfo --noheader --Node --format='%n %T'` prints it: a line for each node and partition, with
@@ -133,4 +133,4 @@ def test_every_powered_node_of_slurm_is_a_target_once_and_stays_without_an_answe
         assert ask_slurm(tmp_path, sinfo).returncode != 0
         assert written.read_text() == before
     assert sorted(path.name for path in tmp_path.glob("s*")) == ["said", "sinfo", "slurm.json"]
-    assert load_as(FleetFile, SLURM / "fleet.yaml").fleet.targets_files
+    assert load(FleetFile, SLURM / "fleet.yaml").fleet.targets_files

@@ -9,9 +9,9 @@ import yaml
 
 from tests.helm import chart
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
 from warpwatch_fleet.config import FleetFile
+from warpwatch_runtime.config import loading
 
 
 def config_maps(objects: tuple[chart.Object, ...]) -> dict[str, chart.Object]:
@@ -26,7 +26,7 @@ def loaded(objects: tuple[chart.Object, ...], folder: Path) -> Config:
     data = config_maps(objects).get("warpwatch", {"warpwatch.yaml": "{}"})
     file = folder / "warpwatch.yaml"
     file.write_text(data["warpwatch.yaml"])
-    return loading.load(file, variables)
+    return loading.load(Config, file, variables)
 
 
 @pytest.mark.parametrize("name", chart.SCENARIOS)
@@ -71,7 +71,7 @@ def test_a_pod_of_ipv6_listens_on_its_address(helm4: Path) -> None:
         name: value.replace("10.0.0.1", "fd00:10:1::7")
         for name, value in chart.environment(container).items()
     }
-    assert loading.load(None, variables).http.listen == "fd00:10:1::7:9400"
+    assert loading.load(Config, None, variables).http.listen == "fd00:10:1::7:9400"
 
 
 def checksum(helm: Path, *values: str) -> str:
@@ -92,7 +92,7 @@ def test_the_variables_are_a_configuration_of_the_fleet(helm4: Path) -> None:
     stateful = chart.only(chart.render(helm4, *chart.sets(*values, *needed)), "StatefulSet")
     (container,) = stateful["spec"]["template"]["spec"]["containers"]
     variables = {each["name"]: each.get("value", "7") for each in container["env"]}
-    config = loading.load_as(FleetFile, None, variables).fleet
+    config = loading.load(FleetFile, None, variables).fleet
     assert config.targets_dns == "warpwatch-peers.monitoring.svc:9400"
     assert (config.shard.index, config.shard.of, stateful["spec"]["replicas"]) == (7, 9, 9)
     assert config.listen.endswith(":9500")

@@ -56,7 +56,8 @@ while True:
 _COMMAND = """
 import encodings.idna, os, sys
 from concurrent.futures import thread
-from warpwatch_daemon import api_client, quantities
+from warpwatch_daemon import api_client
+from warpwatch_runtime import quantities
 from warpwatch_daemon.cli import capture, main, status
 uid = int(sys.argv[1])
 os.setgroups([]), os.setgid(uid), os.setuid(uid)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
-from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_capturing.config import TriggersConfig
 
 pytestmark = [pytest.mark.loops, pytest.mark.torch]
 

@@ -3,7 +3,6 @@
 - app: builds the daemon from its configuration and runs it
 - sources: which sources run; capturing: what captures are made of
 - pipeline: the one stream of records, to telemetry log, detectors and captures
-- supervisor: every loop and its thread
 - reloading: a changed configuration
-- outgoing, telemetry_log: the exporters that have a loop of their own; open_files: how many
+- outgoing, telemetry_log: the exporters that have a loop of their own
 """

@@ -12,37 +12,38 @@ from dataclasses import replace
 from pathlib import Path
 
 from warpwatch._version import __version__
+from warpwatch_capturing.store import Store
 from warpwatch_daemon.agent.capturing import Capturing
-from warpwatch_daemon.agent.open_files import allow_enough
-from warpwatch_daemon.agent.outgoing import WaysOut, grafana_follower, uploads
+from warpwatch_daemon.agent.outgoing import grafana_follower, uploads
 from warpwatch_daemon.agent.pipeline import Pipeline
 from warpwatch_daemon.agent.reloading import Reloading
 from warpwatch_daemon.agent.sources import enabled_sources, hub_of
-from warpwatch_daemon.agent.supervisor import Loop, Supervisor
 from warpwatch_daemon.agent.telemetry_log import WRITE_INTERVAL_S, telemetry_log
 from warpwatch_daemon.api_socket import socket_path
-from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer
-from warpwatch_daemon.captures.alerts.webhook import Alert
-from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.for_fleet.record_stream import RecordStream
+from warpwatch_daemon.for_fleet.routes import agent_routes
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.runs.run_files import RunFiles
 from warpwatch_daemon.history.runs.run_table import RunTable
-from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
 from warpwatch_daemon.ranks.gone_pods import GonePods
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.saved import Positions
 from warpwatch_daemon.ranks.source import RanksSource
-from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_devices.attribution.pod_folders import folder_of
-from warpwatch_devices.call_guard import run_all
 from warpwatch_devices.simulated.source import simulated_uuid
 from warpwatch_devices.source import Surroundings
 from warpwatch_exporters.prometheus import Options
+from warpwatch_exporters.ways_out import WaysOut
+from warpwatch_runtime.call_guard import run_all
+from warpwatch_runtime.open_files import allow_enough
+from warpwatch_runtime.supervisor import Loop, Supervisor
+from warpwatch_serving.server import Server
+from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import WarpwatchError
@@ -86,7 +87,7 @@ class Daemon:
         self._fatal = ""
         # Those that are woken, or hurry.
         self._loops: dict[str, Loop] = {}
-        self.server = Server(self, config.http)
+        self.server = Server(self, config.http, routes=agent_routes)
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
         self._known_pods = self.hub.pods if folder_of(config.attribution.pod_logs) else None
@@ -112,8 +113,8 @@ class Daemon:
             self._stream, self._log, self.runs,
         )  # fmt: skip
         self._ways_out = WaysOut(
-            config, node, "warpwatch", config.http.public_url_of(node), metrics, self.exported,
-            self._told,
+            config.exporters, node, "warpwatch", config.http.public_url_of(node), metrics,
+            self.exported, self._told,
         )  # fmt: skip
         self.sources = enabled_sources(config, self._surroundings())
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from warpwatch_daemon.agent.supervisor import Loop, Supervisor
-from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests
-from warpwatch_daemon.captures.coordinator import Coordinator
-from warpwatch_daemon.captures.disk import Disk
-from warpwatch_daemon.captures.policy import Policy
-from warpwatch_daemon.captures.shim_backend import ShimBackend
-from warpwatch_daemon.captures.stacks import gil_stacks
-from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.captures.triggers.decisions import Triggers
+from warpwatch_capturing.alerts.alert_requests import AlertRequests
+from warpwatch_capturing.coordinator import Coordinator
+from warpwatch_capturing.disk import Disk
+from warpwatch_capturing.policy import Policy
+from warpwatch_capturing.store import Store
+from warpwatch_capturing.triggers.decisions import Triggers
 from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.participants.shim_backend import ShimBackend
+from warpwatch_daemon.participants.stacks import gil_stacks
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.inboxes import Inboxes
 from warpwatch_daemon.ranks.quotas import Quotas
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_runtime.supervisor import Loop, Supervisor
 from warpwatch_telemetry.captures import COUNTER_KINDS
 
 RETENTION_INTERVAL_S = 60.0

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec
 
-from warpwatch_daemon.agent.leases import Leases
+from warpwatch_capturing.coordinator import Coordinator
+from warpwatch_capturing.triggers.decisions import Triggers
 from warpwatch_daemon.agent.telemetry_log import TelemetryLog
-from warpwatch_daemon.captures.coordinator import Coordinator
-from warpwatch_daemon.captures.triggers.decisions import Triggers
+from warpwatch_daemon.for_fleet.leases import Leases
+from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.runs.run_table import RunTable
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.anomalies.snapshot import SnapshotPart

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from warpwatch_daemon.captures.policy import Policy
-from warpwatch_daemon.config import loading
+from warpwatch_capturing.policy import Policy
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.config import loading
 from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Reloading:
             return
         self._asked = False
         try:
-            new = loading.load(self._path, self._environ)
+            new = loading.load(Config, self._path, self._environ)
         except UsageError as error:
             self._reloads.labels("failed").inc()
             logger.error("the configuration stays as it was: %s", error)

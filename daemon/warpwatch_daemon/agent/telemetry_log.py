@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_exporters.jsonl import JsonlWriter
+from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.records import Clock, Record
 

@@ -11,6 +11,7 @@ from typing import Any
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.cli.progress import progress
+from warpwatch_runtime import command_line
 from warpwatch_telemetry.captures import CAPTURE_KINDS, CAPTURE_OPTIONS, RANK_STATES
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    command = parsing.parser(
+    command = command_line.parser(
         "capture",
         "Profile a running job: the same steps on all its ranks of this node. Exit 1 when a "
         "rank brought nothing, 3 when the capture was refused.",
@@ -71,7 +72,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     command.add_argument("--wait", action="store_true", help="wait for the diagnosis")
     command.add_argument("--timeout", type=float, default=300, help="seconds to wait (default 300)")
     parsing.add_daemon(command)
-    parsing.add_json(command)
+    command_line.add_json(command)
     return command.parse_args(argv)
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
+from warpwatch_runtime import command_line
+from warpwatch_runtime.config import loading
 from warpwatch_telemetry.errors import UsageError
 
 
 def main(argv: Sequence[str]) -> int:
-    command = parsing.parser(
+    command = command_line.parser(
         "config",
         "check FILE: exit 1 and a line for each mistake when the file is wrong.\n"
         "show [FILE]: the configuration in force, with the environment on top.\n"
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     )
     command.add_argument("action", choices=["check", "show", "schema"])
     command.add_argument("file", nargs="?", type=Path)
-    parsing.add_json(command)
+    command_line.add_json(command)
     arguments = command.parse_args(argv)
     if arguments.action == "check":
         return _check(arguments.file, arguments.json)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     named = os.environ.get("WARPWATCH_CONFIG")
     file = arguments.file or (Path(named) if named else None)
-    tree = loading.as_tree(loading.load(file))
+    tree = loading.as_tree(loading.load(Config, file))
     print(json.dumps(tree, indent=1) if arguments.json else yaml.safe_dump(tree, sort_keys=False))
     return 0
 
@@ -46,7 +46,7 @@ def _check(file: Path | None, as_json: bool) -> int:
     if not file.exists():
         raise UsageError(f"{file}: there is no such file")
     try:
-        loading.load(file)
+        loading.load(Config, file)
     except UsageError as error:
         lines = error.lines if isinstance(error, loading.ConfigError) else [str(error)]
         print(json.dumps({"valid": False, "errors": lines}) if as_json else "\n".join(lines))

@@ -7,20 +7,20 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from warpwatch_daemon import log_output
-from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.config import loading
+from warpwatch_daemon.config.sections import Config
+from warpwatch_runtime import command_line, log_output
+from warpwatch_runtime.config import loading
 from warpwatch_telemetry.errors import UsageError
 
 
 def main(argv: Sequence[str]) -> int:
-    command = parsing.parser(
+    command = command_line.parser(
         "daemon",
         "Watch this node until SIGTERM: sample devices, host and ranks, detect anomalies, "
         "capture and diagnose, serve HTTP. SIGHUP reloads the configuration.",
         "warpwatch daemon --config /etc/warpwatch/warpwatch.yaml",
     )
-    parsing.add_config(command)
+    command_line.add_config(command)
     command.add_argument(
         "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"]
     )
@@ -46,7 +46,7 @@ def run(path: Path | None, watched: bool, log: log_output.LimitedHandler) -> Non
     if watched and path is None:
         raise UsageError("--watch-config needs --config FILE")
     watch = ConfigWatch(path) if watched and path else None
-    daemon = Daemon(loading.load(path), path)
+    daemon = Daemon(loading.load(Config, path), path)
 
     def look() -> None:
         if watch is not None and watch.changed():

@@ -10,16 +10,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.demo.faults import FAULTS, Fault
 from warpwatch_daemon.demo.nodes import MAX_NODES, DemoNodes
 from warpwatch_daemon.demo.processes import DemoProcesses
 from warpwatch_daemon.demo.story import Ending, Say, Story
+from warpwatch_runtime import command_line
 from warpwatch_telemetry.errors import WarpwatchError
 
 
 def main(argv: Sequence[str]) -> int:
-    command = parsing.parser(
+    command = command_line.parser(
         "demo",
         "Eight simulated GPUs, a real two-rank training on the CPU, a fault switched on while it\n"
         "runs: watch it being found, captured and diagnosed. Exit 1 when the loop did not close.",
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         "--listen", default="127.0.0.1:9400", help="web page (default %(default)s); port 0: any"
     )
     command.add_argument("--store", type=Path, help="keep the captures in this folder")
-    parsing.add_json(command)
+    command_line.add_json(command)
     arguments = command.parse_args(argv)
     if importlib.util.find_spec("torch") is None:
         raise WarpwatchError("the demo trains with torch: pip install 'warpwatch[demo]'")

@@ -12,27 +12,29 @@ from dataclasses import asdict
 
 from warpwatch._version import __version__
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.config import loading
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.doctor import survey, text
 from warpwatch_daemon.doctor.check import CheckInputs
 from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.registry import examine
 from warpwatch_daemon.ranks.folder import resolve
+from warpwatch_runtime import command_line
+from warpwatch_runtime.config import loading
 
 _NARROWEST, _WIDEST = 60, 120
 
 
 def main(argv: Sequence[str]) -> int:
-    command = parsing.parser(
+    command = command_line.parser(
         "doctor",
         "Check this node: driver, GPUs, topology, host, NCCL, schedulers, and what the daemon "
         "needs; each finding with what to do. Exit 1 when something is wrong.",
         "warpwatch doctor",
     )
-    parsing.add_config(command)
+    command_line.add_config(command)
     parsing.add_daemon(command)
-    parsing.add_json(command)
+    command_line.add_json(command)
     command.add_argument(
         "--patience",
         type=float,
@@ -41,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         help="how long a call of the driver may take before it is stuck (default %(default)g)",
     )
     arguments = command.parse_args(argv)
-    config = loading.load(arguments.config)
+    config = loading.load(Config, arguments.config)
     folder, _ = resolve(config.rendezvous, os.environ, os.getuid())
     own = {"WARPWATCH_DIR": str(folder)}
     api = parsing.api(arguments, own, default_url=f"http://{config.http.listen}")

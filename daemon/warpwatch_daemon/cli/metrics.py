@@ -6,16 +6,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from warpwatch_daemon.cli import parsing
+from warpwatch_runtime import command_line
 from warpwatch_telemetry.catalogue import CATALOGUE
 
 
 def main(argv: Sequence[str]) -> int:
-    command = parsing.parser(
+    command = command_line.parser(
         "metrics", "List every metric that can be exported.", "warpwatch metrics nvlink"
     )
     command.add_argument("pattern", nargs="?", default="", help="only names that contain this")
-    parsing.add_json(command)
+    command_line.add_json(command)
     arguments = command.parse_args(argv)
     rows = [row for row in CATALOGUE.values() if arguments.pattern in row.full_name]
     if arguments.json:

@@ -17,29 +17,6 @@ if TYPE_CHECKING:
     from warpwatch_daemon.api_client import ApiClient
 
 
-def parser(name: str, description: str, example: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        f"warpwatch {name}",
-        description=description,
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
-def add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON")
-
-
-def add_config(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--config",
-        type=Path,
-        default=os.environ.get("WARPWATCH_CONFIG") or None,
-        metavar="FILE",
-        help="YAML file; without it (or WARPWATCH_CONFIG) the defaults hold",
-    )
-
-
 def add_daemon(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--url",

@@ -9,14 +9,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from warpwatch_daemon.cli import explanation, parsing
+from warpwatch_daemon.cli import explanation
 from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_daemon.cli.progress import progress
-from warpwatch_daemon.config import loading
-from warpwatch_daemon.config.loading import parse_value
 from warpwatch_daemon.config.sections import Config
 from warpwatch_detection.budget import SHARES
 from warpwatch_detection.replay import Replay
+from warpwatch_runtime import command_line
+from warpwatch_runtime.config import loading
+from warpwatch_runtime.config.loading import parse_value
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.errors import UsageError
 
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    command = parsing.parser(
+    command = command_line.parser(
         "replay",
         "Run the detectors over a telemetry log (the jsonl exporter's file, or that packed by\n"
         "gzip) in event time. Exit 1 when anomalies were found.",
@@ -78,8 +79,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="STEP|TIME",
         help="stop before this step, or this time (wall clock, seconds)",
     )
-    parsing.add_config(command)
-    parsing.add_json(command)
+    command_line.add_config(command)
+    command_line.add_json(command)
     return command.parse_args(argv)
 
 
@@ -118,7 +119,7 @@ def _line(anomaly: Anomaly, as_json: bool) -> str:
 
 
 def _configured(path: Path | None, settings: list[str]) -> Config:
-    tree = loading.as_tree(loading.load(path))
+    tree = loading.as_tree(loading.load(Config, path))
     for setting in settings:
         key, separator, text = setting.partition("=")
         if not separator:
@@ -130,4 +131,4 @@ def _configured(path: Path | None, settings: list[str]) -> Config:
             if not isinstance(node, dict):
                 raise UsageError(f"--set {key}: {parent} is no section")
         node[leaf] = parse_value(text)
-    return loading.parse(tree, "--set")
+    return loading.parse(Config, tree, "--set")

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.history.runs.comparison import RunComparison, compare
-from warpwatch_daemon.quantities import rate, seconds, text
+from warpwatch_detection.runs.comparison import RunComparison, compare
+from warpwatch_runtime import command_line
+from warpwatch_runtime.quantities import rate, seconds, text
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.runs import RunSummary
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    command = parsing.parser(
+    command = command_line.parser(
         "runs",
         "What a running daemon keeps of each run of a job: steps, step time, phases, tokens, "
         "energy, anomalies. With `compare`: how much longer a step takes in one than in another, "
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--job", help="list runs of this job alone")
     parsing.add_daemon(command)
-    parsing.add_json(command)
+    command_line.add_json(command)
     return command
 
 

@@ -7,14 +7,14 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from warpwatch_daemon.cli import parsing
+from warpwatch_runtime import command_line
 from warpwatch_telemetry.errors import UsageError
 
 PACKAGE = "warpwatch"
 
 
 def main(argv: Sequence[str]) -> int:
-    command = parsing.parser(
+    command = command_line.parser(
         "shim",
         "Copy the shim into FOLDER, as an init container does for a training image that is not "
         "changed. Prints the PYTHONPATH with which a program loads it.",

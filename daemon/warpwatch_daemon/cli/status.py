@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.quantities import (
+from warpwatch_runtime import command_line
+from warpwatch_runtime.quantities import (
     ago,
     no_step,
     percent,
@@ -26,14 +27,14 @@ PARTS = ("devices", "jobs", "ranks", "anomalies", "captures")
 
 
 def main(argv: Sequence[str], wall: Callable[[], float] = time.time) -> int:
-    command = parsing.parser(
+    command = command_line.parser(
         "status",
         "Devices, ranks, anomalies and captures of a running daemon. Exit 1 when an anomaly is "
         "active that is more than information.",
         "warpwatch status --url http://127.0.0.1:9400",
     )
     parsing.add_daemon(command)
-    parsing.add_json(command)
+    command_line.add_json(command)
     arguments = command.parse_args(argv)
     api = parsing.api(arguments)
     status: dict[str, Any] = {part: api.get(f"/api/v1/{part}")[part] for part in PARTS}

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpwatch_daemon import files
+from warpwatch_runtime import files
 
 NONE = "none"
 # The rank that is slow or that hangs.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from warpwatch_daemon import files
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.demo.processes import RANKS, DemoProcesses, free_port
+from warpwatch_runtime import files
 
 # More would not train on one machine.
 MAX_NODES = 8

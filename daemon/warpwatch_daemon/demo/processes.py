@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
-from warpwatch_daemon import files
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.api_socket import socket_path
 from warpwatch_daemon.demo.faults import NONE, Switch
 from warpwatch_devices.simulated.source import simulated_uuid
+from warpwatch_runtime import files
 from warpwatch_telemetry.errors import UsageError, WarpwatchError
 
 DEVICES = 8

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from warpwatch import rendezvous
+from warpwatch_capturing.children import confinement
+from warpwatch_capturing.store import store_path
 from warpwatch_daemon.api_client import ApiClient
-from warpwatch_daemon.captures import confinement
-from warpwatch_daemon.captures.store import store_path
 from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.ranks.folder import resolve
 from warpwatch_telemetry.errors import WarpwatchError

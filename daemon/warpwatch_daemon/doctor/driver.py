@@ -13,7 +13,7 @@ import pynvml
 from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.machine import Machine
-from warpwatch_daemon.quantities import plural
+from warpwatch_runtime.quantities import plural
 
 _CONTROL_DEVICE = "/dev/nvidiactl"
 _UNIFIED_MEMORY = "/dev/nvidia-uvm"

@@ -17,8 +17,8 @@ from typing import Any
 import pynvml
 
 from warpwatch_daemon.doctor.questions import QUESTIONS
-from warpwatch_devices.call_guard import MAX_THREADS, run_all
 from warpwatch_devices.nvml import library
+from warpwatch_runtime.call_guard import MAX_THREADS, run_all
 
 # pynvml writes NVML_P2P_CAPS_INDEX_READ as a tuple.
 _P2P_READ = 0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.quantities import plural
+from warpwatch_runtime.quantities import plural
 
 _MARKS = {True: "ok  ", False: "BAD ", None: "note"}
 _LONGEST_NAME = 16

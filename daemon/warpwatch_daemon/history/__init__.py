@@ -2,7 +2,6 @@
 
 - archive: hands anomalies, the minutes around them and what the detectors know to a writing loop
 - store: anomalies, in SQLite
-- uploads, remote_store: finished captures into an object store; remote_captures: back from there
 - runs: what is kept of each run
 - context: the metrics of the minutes around an anomaly
 """

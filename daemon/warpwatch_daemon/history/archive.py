@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 from warpwatch._version import __version__
-from warpwatch_daemon import files
 from warpwatch_daemon.history.context import AFTER_S, Context, joined
 from warpwatch_daemon.history.store import HistoryStore
 from warpwatch_detection.anomalies import snapshot
@@ -24,6 +23,7 @@ from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register import MAX_HISTORY
 from warpwatch_detection.anomalies.snapshot import Snapshot
 from warpwatch_detection.engine import Detection
+from warpwatch_runtime import files
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.records import Record
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from warpwatch_daemon import files
+from warpwatch_runtime import files
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 
 logger = logging.getLogger(__name__)

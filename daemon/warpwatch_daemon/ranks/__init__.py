@@ -4,7 +4,6 @@
 - ring_folder: one folder of rings, that of all or a pod's own: rings, commands, inbox
 - pods: which pods have a folder of their own; inboxes: what lies on the disk beside it;
   gone_pods: both go with their pod
-- directory: folders and files that others may change meanwhile
 - ring: reading one ring file without ever mapping it
 - table: which files are accepted as rings, and which are refused and why
 - source: polls all of them and gives records and ranks to the rest of the daemon

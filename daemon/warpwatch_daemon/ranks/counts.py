@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import bisect
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from warpwatch import protocol
 from warpwatch.protocol import MAX_PHASES
-from warpwatch_telemetry.records import Step
-from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram
-
-RECENT_STEPS = 120
-# Of which the throughput is taken: few, so that it follows.
-THROUGHPUT_STEPS = 20
+from warpwatch_telemetry.recent_steps import StepDurations
 
 _TOTALS = ("steps", "samples", "tokens")
 _NO_TOTALS = protocol.Totals(0, 0, None, 0, 0, 0, ())
@@ -30,8 +23,7 @@ class RankCounts:
         self.header = _NO_TOTALS
         self.recorded: dict[str, int] = {}
         self.lost = 0
-        self._buckets = [0] * (len(STEP_DURATION_BOUNDS_S) + 1)
-        self._sum_s = 0.0
+        self.durations = StepDurations()
         # What the processes before this one counted.
         self._before: dict[str, Any] = {"phases_s": {}, "recorded": {}, **dict.fromkeys(_TOTALS, 0)}
 
@@ -50,14 +42,6 @@ class RankCounts:
         for name, count in counts.items():
             self.recorded[name] = self.recorded.get(name, 0) + count
 
-    def add_step(self, duration_s: float) -> None:
-        self._buckets[bisect.bisect_left(STEP_DURATION_BOUNDS_S, duration_s)] += 1
-        self._sum_s += duration_s
-
-    @property
-    def durations(self) -> Histogram:
-        return Histogram(tuple(self._buckets), self._sum_s)
-
     def totals(self, phases: Sequence[str]) -> dict[str, Any]:
         """Over all processes: ``steps``, ``samples``, ``tokens``, ``phases_s`` and ``recorded``."""
         before = self._before
@@ -75,7 +59,7 @@ class RankCounts:
         return {
             **{f"{name}_total": totals[name] for name in _TOTALS},
             "phases_s": totals["phases_s"],
-            "durations": self.durations,
+            "durations": self.durations.histogram(),
             "lost_records": self.lost,
             "gc_s": _seconds(recorded.get("gc_ns")),
             "gc_collections_total": recorded.get("gc_collections"),
@@ -90,22 +74,21 @@ class RankCounts:
             "base": self._before,
             "recorded": self.recorded,
             "lost": self.lost,
-            "counts": self._buckets,
-            "sum_s": self._sum_s,
+            "counts": self.durations.counts,
+            "sum_s": self.durations.sum_s,
         }
 
     def restore(self, saved: dict[str, Any], names: PhaseNames) -> None:
         """Go on from ``save``'s answer. Raises KeyError, TypeError or ValueError on nonsense."""
-        buckets = [int(count) for count in saved["counts"]]
-        if len(buckets) != len(self._buckets):
-            raise ValueError("saved with other buckets")
+        counts = [int(count) for count in saved["counts"]]
+        durations = StepDurations(counts, float(saved["sum_s"]))
         before = {key: saved["base"][key] for key in _TOTALS}
         phases_s = dict(saved["base"]["phases_s"])
         before["phases_s"] = added(names.admit(phases_s), phases_s.values())
         before["recorded"] = _integers(saved["base"]["recorded"])
         self.recorded = _integers(saved["recorded"])
-        self._sum_s, self.lost = float(saved["sum_s"]), int(saved["lost"])
-        self._before, self._buckets = before, buckets
+        self.lost = int(saved["lost"])
+        self._before, self.durations = before, durations
 
 
 def added(
@@ -124,39 +107,6 @@ def _seconds(nanoseconds: int | None) -> float | None:
 
 def _integers(counts: Any) -> dict[str, int]:
     return {name: int(count) for name, count in dict(counts).items()}
-
-
-class RecentSteps:
-    """Iterates over the durations in seconds, oldest first; any thread may do so meanwhile."""
-
-    def __init__(self) -> None:
-        self._durations_s: deque[float] = deque(maxlen=RECENT_STEPS)
-        # Seconds, samples, tokens and seconds in phase comm.
-        self._newest: deque[tuple[float, int, int, float | None]] = deque(maxlen=THROUGHPUT_STEPS)
-
-    def add(self, step: Step) -> None:
-        self._durations_s.append(step.duration_s)
-        comm_s = step.phases_s.get("comm")
-        self._newest.append((step.duration_s, step.samples, step.tokens, comm_s))
-
-    def __len__(self) -> int:
-        return len(self._durations_s)
-
-    def __iter__(self) -> Iterator[float]:
-        return iter(self._durations_s.copy())
-
-    def pace(self) -> dict[str, Any]:
-        """Steps, samples and tokens a second, and ``comm_s``, the seconds a step in phase comm.
-
-        All of the same steps; what is not known is not there.
-        """
-        if not self._newest:
-            return {}
-        durations_s, samples, tokens, comm_s = zip(*self._newest.copy(), strict=True)
-        taken_s, waits_s = sum(durations_s), [wait_s for wait_s in comm_s if wait_s is not None]
-        counts = {"steps": len(durations_s), "samples": sum(samples), "tokens": sum(tokens)}
-        found = {f"{what}_per_s": n / taken_s for what, n in counts.items() if n and taken_s}
-        return found | ({"comm_s": sum(waits_s) / len(waits_s)} if waits_s else {})
 
 
 MAX_PHASES_PER_JOB = 64

@@ -16,7 +16,7 @@ from warpwatch import rendezvous
 from warpwatch.protocol import PROTOCOL_VERSION
 from warpwatch_daemon.config.sections import RendezvousConfig
 from warpwatch_daemon.ranks import claims
-from warpwatch_daemon.ranks.directory import OWNED, STICKY, Directory, make_parents, open_own
+from warpwatch_runtime.directory import OWNED, STICKY, Directory, make_parents, open_own
 from warpwatch_telemetry.errors import UsageError, WarpwatchError
 
 

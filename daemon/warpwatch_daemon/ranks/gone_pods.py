@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from warpwatch import rendezvous
 from warpwatch_daemon.ranks import inbox
-from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.pods import PODS, KnownPods, listed
 from warpwatch_daemon.ranks.ring_folder import RING, is_locked
 from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD
+from warpwatch_runtime.directory import Directory
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from warpwatch_daemon import files
-from warpwatch_daemon.ranks.directory import FOLDER_FLAGS, Directory, open_checked
+from warpwatch_capturing.session import FetchError
 from warpwatch_daemon.ranks.table import MAX_FILES
-from warpwatch_telemetry.errors import WarpwatchError
+from warpwatch_runtime import files
+from warpwatch_runtime.directory import FOLDER_FLAGS, Directory, open_checked
 
 # What a kind of capture brings, by the end of its name.
 SUFFIX = {"torch": ".pt.trace.json.gz", "stacks": ".stacks.json", "memory": ".memory.pickle"}
@@ -36,14 +36,10 @@ SWEEP_FOLDERS_S = 2.0
 SWEPT = "swept."
 
 
-class InboxError(WarpwatchError):
-    """The file cannot be taken over; the text says why."""
-
-
 def take(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
     """Copy the file ``name`` of ``owner_uid`` to ``target`` and remove it; its size in bytes.
 
-    Raises InboxError when it is no regular file of that owner or has holes, OSError when the store
+    Raises FetchError when it is no regular file of that owner or has holes, OSError when the store
     is full.
     """
     try:
@@ -51,7 +47,7 @@ def take(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
             check = partial(_check, name, owner_uid)
             fd = open_checked(folder_fd, name, os.O_RDONLY, check)
     except OSError as error:
-        raise InboxError(f"{name}: {error.strerror}") from error
+        raise FetchError(f"{name}: {error.strerror}") from error
     try:
         size = _size(fd, name)
         if shutil.disk_usage(target.parent).free < size + MIN_FREE_BYTES:
@@ -64,25 +60,25 @@ def take(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
 
 
 def _check(name: str, owner_uid: int, found: os.stat_result) -> None:
-    """Raises InboxError for what may not be taken over."""
+    """Raises FetchError for what may not be taken over."""
     if not stat.S_ISREG(found.st_mode):
-        raise InboxError(f"{name} is no regular file")
+        raise FetchError(f"{name} is no regular file")
     if found.st_nlink != 1:
         # A hard link to another's file would make the daemon publish it.
-        raise InboxError(f"{name} has {found.st_nlink} links")
+        raise FetchError(f"{name} has {found.st_nlink} links")
     if found.st_uid != owner_uid:
-        raise InboxError(f"{name} belongs to uid {found.st_uid}, not {owner_uid}")
+        raise FetchError(f"{name} belongs to uid {found.st_uid}, not {owner_uid}")
 
 
 def _size(fd: int, name: str) -> int:
-    """In bytes, of a file without holes. Raises InboxError."""
+    """In bytes, of a file without holes. Raises FetchError."""
     size = os.fstat(fd).st_size
     if size > MAX_FILE_BYTES:
-        raise InboxError(f"{name} has {size} bytes, at most {MAX_FILE_BYTES}")
+        raise FetchError(f"{name} has {size} bytes, at most {MAX_FILE_BYTES}")
     # Holes cost their maker nothing and would fill the store. Fewer blocks than bytes prove none:
     # file systems compress.
     if size and os.lseek(fd, 0, os.SEEK_HOLE) < size:
-        raise InboxError(f"{name} has holes")
+        raise FetchError(f"{name} has holes")
     os.lseek(fd, 0, os.SEEK_SET)
     return size
 
@@ -95,7 +91,7 @@ def _copy(source_fd: int, target: Path, size: int) -> None:
             out.write(data)
             remaining -= len(data)
         if remaining:
-            raise InboxError(f"{target.name}: the file became shorter while it was read")
+            raise FetchError(f"{target.name}: the file became shorter while it was read")
 
 
 def sweep(

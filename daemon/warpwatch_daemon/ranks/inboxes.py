@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Collection
 
 from warpwatch_daemon.ranks import inbox
-from warpwatch_daemon.ranks.directory import PRIVATE, STICKY, Directory, make
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.pods import IDLE_S, PODS, ROUND_S, Complaints, listed
+from warpwatch_runtime.directory import PRIVATE, STICKY, Directory, make
 
 # What sweeping may take of one inbox.
 SWEEP_S = 0.2

@@ -17,12 +17,13 @@ from warpwatch import rendezvous
 from warpwatch.protocol import MAX_RING_BYTES, RING_SIZE
 from warpwatch_daemon.config.sections import RendezvousConfig
 from warpwatch_daemon.ranks import inbox
-from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.inboxes import pods_name
 from warpwatch_daemon.ranks.pods import PODS, listed
 from warpwatch_daemon.ranks.table import MAX_FILES, MAX_RINGS_PER_OWNER
-from warpwatch_daemon.ranks.usage import Count, Owner, Usage
+from warpwatch_daemon.ranks.usage import Count, Usage
+from warpwatch_runtime.directory import Directory
+from warpwatch_telemetry.jobs import Owner
 
 logger = logging.getLogger(__name__)
 

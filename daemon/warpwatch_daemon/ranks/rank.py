@@ -7,11 +7,12 @@ from typing import Any
 
 from warpwatch import protocol
 from warpwatch_daemon.ranks import claims, payloads
-from warpwatch_daemon.ranks.counts import PhaseNames, RankCounts, RecentSteps
+from warpwatch_daemon.ranks.counts import PhaseNames, RankCounts
 from warpwatch_daemon.ranks.process import OomKills, Silence
 from warpwatch_daemon.ranks.ring import RingNews
 from warpwatch_daemon.ranks.table import OpenRing
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.recent_steps import RecentSteps
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 from warpwatch_telemetry.state import RankState
 
@@ -90,6 +91,14 @@ class Rank:
     def live(self) -> bool:
         return self.ended_at is None
 
+    @property
+    def world_size(self) -> int:
+        return self.claims.world_size
+
+    @property
+    def device(self) -> str | None:
+        return self.claims.device
+
     # --- reading ---
 
     def update(
@@ -163,7 +172,7 @@ class Rank:
         self.recent.add(step)
         self.last_step_time = max(time, self.last_step_time or 0.0)
         if not counted:
-            self.counts.add_step(step.duration_s)
+            self.counts.durations.add(step.duration_s)
         if step.memory_allocated_bytes is not None:
             self.memory = self.memory._replace(allocated=step.memory_allocated_bytes)
         return step

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch import protocol, rendezvous
-from warpwatch_daemon.ranks.directory import (
+from warpwatch_daemon.ranks.folder import about, hold
+from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD, RingTable
+from warpwatch_runtime.directory import (
     OWNED,
     STICKY,
     Directory,
@@ -21,8 +23,6 @@ from warpwatch_daemon.ranks.directory import (
     open_own,
     set_mode,
 )
-from warpwatch_daemon.ranks.folder import about, hold
-from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD, RingTable
 
 RING = ".ring"
 COMMAND = ".cmd"

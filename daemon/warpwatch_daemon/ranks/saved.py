@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from warpwatch_daemon import files
 from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_runtime import files
 
 logger = logging.getLogger(__name__)
 

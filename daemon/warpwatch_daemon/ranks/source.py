@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 
 from warpwatch.protocol import ProtocolError
 from warpwatch_daemon.ranks import process, ring_folder, runs
-from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.ended import EndedRanks
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.pods import KnownPods, Pods
@@ -30,6 +29,7 @@ from warpwatch_daemon.ranks.table import (
     RingCount,
     RingTable,
 )
+from warpwatch_runtime.directory import Directory
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankSeen, Record
 from warpwatch_telemetry.state import RankState

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from warpwatch import protocol
 from warpwatch_daemon.ranks import claims
-from warpwatch_daemon.ranks.directory import Directory, open_checked
 from warpwatch_daemon.ranks.ring import RingReader
-from warpwatch_daemon.ranks.usage import Owner
+from warpwatch_runtime.directory import Directory, open_checked
+from warpwatch_telemetry.jobs import Owner
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,11 @@ import stat
 from collections import defaultdict
 from dataclasses import dataclass
 
-from warpwatch_daemon.ranks.directory import FOLDER_FLAGS, Directory
+from warpwatch_runtime.directory import FOLDER_FLAGS, Directory
+from warpwatch_telemetry.jobs import Owner
 
 # The protocol has one level of folders; what is deeper is not looked at.
 MAX_DEPTH = 4
-
-# A pod with folders of its own, or the user of files in the folders of all.
-Owner = int | str
 
 
 @dataclass(slots=True)

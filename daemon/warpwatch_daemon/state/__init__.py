@@ -2,5 +2,4 @@
 
 - hub: what sources write to and everyone else reads from
 - device_table: what several sources know of one device; job_energy: of ranks and jobs
-- agent_metrics: what the daemon counts about itself
 """

@@ -12,9 +12,9 @@ from typing import Any
 
 from warpwatch._version import __version__
 from warpwatch_daemon.state import model_flops
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.device_table import DeviceTable
 from warpwatch_daemon.state.job_energy import JobEnergy, RankId
+from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.attribution import Attribution, Pod
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import JobId

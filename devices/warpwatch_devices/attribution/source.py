@@ -14,8 +14,8 @@ from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer
 from warpwatch_devices.attribution.pod_folders import PodFoldersOrigin, folder_of
 from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
 from warpwatch_devices.config import AttributionConfig
-from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_runtime.loops import Supervisor
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from warpwatch_devices.config import DcgmExporterConfig
 from warpwatch_devices.dcgm.devices import PublishedDevices, device_of
 from warpwatch_devices.dcgm.scrape import Scrape, read
-from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.source import Sink, Source, Surroundings
+from warpwatch_runtime.loops import Supervisor
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from warpwatch_devices.call_guard import run_all
 from warpwatch_devices.config import DcgmConfig
 from warpwatch_devices.dcgm.bindings import (
     DcgmRefused,
@@ -23,8 +22,9 @@ from warpwatch_devices.dcgm.bindings import (
 from warpwatch_devices.dcgm.devices import PublishedDevices, device_of
 from warpwatch_devices.dcgm.pause import ProfilingPause
 from warpwatch_devices.dcgm.values import INSTANCE_ROWS, PROFILING_ROWS, in_our_unit
-from warpwatch_devices.loops import Loop, Supervisor
 from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_runtime.call_guard import run_all
+from warpwatch_runtime.loops import Loop, Supervisor
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 

@@ -17,8 +17,6 @@ from typing import Any
 
 import pynvml
 
-from warpwatch_devices.call_guard import CallAbandoned, CallGuard, GuardedLoop
-from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.event_devices import (
     FIRST_RETRY_S,
@@ -31,6 +29,8 @@ from warpwatch_devices.nvml.event_devices import (
 from warpwatch_devices.nvml.library import Meaning, address_of, code_of, meaning_of
 from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_runtime.call_guard import CallAbandoned, CallGuard, GuardedLoop
+from warpwatch_runtime.loops import Supervisor
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 
 from warpwatch_devices.config import NvmlConfig
-from warpwatch_devices.loops import Loop, Supervisor
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.device import Companions, NvmlDevice
 from warpwatch_devices.nvml.events import EventWatcher
@@ -22,6 +21,7 @@ from warpwatch_devices.nvml.library import LibraryGone
 from warpwatch_devices.nvml.scanner import DeviceListing, Scanner, Search
 from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_runtime.loops import Loop, Supervisor
 
 logger = logging.getLogger(__name__)
 

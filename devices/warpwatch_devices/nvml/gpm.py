@@ -18,12 +18,12 @@ from typing import Any
 
 import pynvml
 
-from warpwatch_devices.call_guard import CallGuard, GuardedLoop
-from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.gpm_devices import GivenUp, GpmDevice
 from warpwatch_devices.nvml.gpm_metrics import GpmRequest, refused, shares_of, traffic_of
 from warpwatch_devices.nvml.library import Meaning, address_of, code_of, meaning_of
+from warpwatch_runtime.call_guard import CallGuard, GuardedLoop
+from warpwatch_runtime.loops import Supervisor
 from warpwatch_telemetry.metric import Values
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_devices.call_guard import CallGuard
 from warpwatch_devices.nvml.gpm_metrics import GpmRequest
+from warpwatch_runtime.call_guard import CallGuard
 from warpwatch_telemetry.metric import Values
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pynvml
 
-from warpwatch_devices.call_guard import CallGuard, GuardedLoop
-from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.library import LibraryGone, Meaning, code_of, meaning_of
+from warpwatch_runtime.call_guard import CallGuard, GuardedLoop
+from warpwatch_runtime.loops import Supervisor
 
 READER = "scan"
 INTERVAL_S = 10.0

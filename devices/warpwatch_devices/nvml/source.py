@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 from warpwatch_devices.config import NvmlConfig
-from warpwatch_devices.loops import Loop, Supervisor
 from warpwatch_devices.nvml.device import NvmlDevice
 from warpwatch_devices.nvml.generation import Generation
 from warpwatch_devices.nvml.last_resort import LastResort
@@ -24,6 +23,7 @@ from warpwatch_devices.nvml.library import (
 )
 from warpwatch_devices.source import Sink, Surroundings
 from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_runtime.loops import Loop, Supervisor
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)

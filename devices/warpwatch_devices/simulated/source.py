@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 from warpwatch_devices.config import SimulatedConfig
-from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.simulated.device import SimulatedDevice, simulated_uuid
 from warpwatch_devices.simulated.profiles import PROFILES
 from warpwatch_devices.source import Sink, Source
+from warpwatch_runtime.loops import Supervisor
 from warpwatch_telemetry.attribution import Attribution, Workload
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import HostSample, SourceHealth

@@ -14,15 +14,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from warpwatch_daemon import files
-from warpwatch_daemon.captures import capture_id as ids
-from warpwatch_daemon.captures import child, usable
-from warpwatch_daemon.captures.confinement import Run, run
-from warpwatch_daemon.captures.store import read_diagnosis
-from warpwatch_daemon.captures.verification import UNREADABLE
+from warpwatch_capturing import usable
+from warpwatch_capturing.children import child
+from warpwatch_capturing.children.confinement import Run, run
+from warpwatch_capturing.children.verification import UNREADABLE
+from warpwatch_capturing.store import read_diagnosis
 from warpwatch_diagnosis.trace.file_names import reduction_name
 from warpwatch_fleet.captures.part import Part
 from warpwatch_fleet.following import AgentError, Agents
+from warpwatch_runtime import files
+from warpwatch_telemetry import capture_id as ids
 from warpwatch_telemetry.captures import Capture, RankCapture
 
 _CAPTURE_ID = re.compile(ids.PATTERN)

@@ -13,20 +13,20 @@ from typing import Any
 
 import msgspec
 
-from warpwatch_daemon.captures import capture_id as ids
-from warpwatch_daemon.captures.capture_register import CaptureRegister
-from warpwatch_daemon.captures.confinement import Run, run
-from warpwatch_daemon.captures.finisher import DIAGNOSED_KINDS
-from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.captures.triggers.decisions import MAX_TRIES, is_interrupted
-from warpwatch_daemon.captures.triggers.recipes import automatic
-from warpwatch_daemon.config.triggers import RecipeConfig
+from warpwatch_capturing.children.confinement import Run, run
+from warpwatch_capturing.config import RecipeConfig
+from warpwatch_capturing.finisher import DIAGNOSED_KINDS
+from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.store import Store
+from warpwatch_capturing.triggers.decisions import MAX_TRIES, is_interrupted
+from warpwatch_capturing.triggers.recipes import automatic
 from warpwatch_fleet.captures.choosing import find_job, parts_of
 from warpwatch_fleet.captures.merging import Merging, shown
 from warpwatch_fleet.captures.over_nodes import OverNodes
 from warpwatch_fleet.captures.part import Part, joined
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.following import AgentError, Agents
+from warpwatch_telemetry import capture_id as ids
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import (
     CAPTURED,

@@ -8,12 +8,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from warpwatch_daemon.captures.capture_register import CaptureRegister
-from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.config.sections import StoreConfig
-from warpwatch_daemon.state.hub import Hub
+from warpwatch_capturing.config import StoreConfig
+from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.store import Store
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.config import FleetFile
+from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -38,14 +38,18 @@ def _at(config: FleetFile, folder: Path) -> StoreConfig:
 
 
 def uploads(
-    config: FleetFile, store: Store, register: CaptureRegister, captures: Captures, hub: Hub
+    config: FleetFile,
+    store: Store,
+    register: CaptureRegister,
+    captures: Captures,
+    metrics: AgentMetrics,
 ) -> Callable[[], None] | None:
     """What a loop is to do; None where it is not wanted. Raises UsageError."""
     url = config.remote_store.url
     if url is None:
         return None
-    from warpwatch_daemon.history.remote_store import RemoteStore
-    from warpwatch_daemon.history.uploads import Uploads
+    from warpwatch_capturing.remote.remote_store import RemoteStore
+    from warpwatch_capturing.remote.uploads import Uploads
 
     is_settled = captures.is_settled
-    return Uploads(RemoteStore(url), store.path, register, is_settled, hub.metrics, BY).advance
+    return Uploads(RemoteStore(url), store.path, register, is_settled, metrics, BY).advance

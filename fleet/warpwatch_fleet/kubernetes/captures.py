@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from warpwatch_daemon.captures.finisher import DIAGNOSED_KINDS
-from warpwatch_daemon.config.mistakes import mistakes
-from warpwatch_daemon.http.bodies import CaptureBody
+from warpwatch_capturing.finisher import DIAGNOSED_KINDS
 from warpwatch_exporters import links
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, seconds, timestamp
+from warpwatch_runtime.config.mistakes import mistakes
+from warpwatch_serving.bodies import CaptureBody
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId, shard_key

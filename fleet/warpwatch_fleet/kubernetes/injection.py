@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ConfigDict, ValidationError
 
-from warpwatch_daemon.config.loading import read_yaml
 from warpwatch_fleet.config import InjectionConfig
+from warpwatch_runtime.config.loading import read_yaml
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.sections import Section
 

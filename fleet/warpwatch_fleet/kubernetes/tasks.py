@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetConfig
@@ -17,6 +16,7 @@ from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.kubernetes.events import Events
 from warpwatch_fleet.kubernetes.taints import Taints
 from warpwatch_fleet.kubernetes.webhook import InjectionServer
+from warpwatch_runtime.agent_metrics import AgentMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from warpwatch_daemon.http.listening import listen_on
-from warpwatch_daemon.http.web_config import Tls, TlsServerConfig
 from warpwatch_fleet.config import InjectionConfig
 from warpwatch_fleet.kubernetes import injection
+from warpwatch_serving.listening import listen_on
+from warpwatch_serving.web_config import Tls, TlsServerConfig
 from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from warpwatch_daemon.http.agent import Watcher
-from warpwatch_daemon.http.page.endpoint import PageEndpoint
-from warpwatch_daemon.http.page.headline import Headline
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_fleet.page.headline import headline
+from warpwatch_serving.page.endpoint import PageEndpoint
+from warpwatch_serving.page.headline import Headline
+from warpwatch_serving.watcher import Watcher
 from warpwatch_telemetry.state import State
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from warpwatch_daemon.http.page.headline import SEVERITIES, Headline, Level
-from warpwatch_daemon.http.page.headline import headline as of_node
-from warpwatch_daemon.quantities import plural, seconds, text
 from warpwatch_fleet.node import NOT_ASKED
 from warpwatch_fleet.page.nodes import LATE_S
+from warpwatch_runtime.quantities import plural, seconds, text
+from warpwatch_serving.page.headline import SEVERITIES, Headline, Level
+from warpwatch_serving.page.headline import headline as of_node
 from warpwatch_telemetry.samples import SourceHealth
 from warpwatch_telemetry.state import State
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch_daemon.http.page import devices
-from warpwatch_daemon.quantities import plural, seconds, text
+from warpwatch_runtime.quantities import plural, seconds, text
+from warpwatch_serving.page import devices
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 from warpwatch_telemetry.state import State
 

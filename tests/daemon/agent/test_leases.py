@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.agent import leases as module
-from warpwatch_daemon.agent.leases import Leases
+from warpwatch_daemon.for_fleet import leases as module
+from warpwatch_daemon.for_fleet.leases import Leases
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.errors import Refused

@@ -10,7 +10,7 @@ import pytest
 
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
-from warpwatch_daemon.agent.supervisor import Loop, Supervisor
+from warpwatch_runtime.supervisor import Loop, Supervisor
 
 
 class ByHand:

@@ -17,14 +17,13 @@ from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.ranks.sources import ranks_source
 from tests.manual_clock import ManualClock
 from warpwatch import protocol
-from warpwatch_daemon.captures.confinement import Ended, Run
-from warpwatch_daemon.captures.coordinator import Coordinator
-from warpwatch_daemon.captures.disk import Disk
-from warpwatch_daemon.captures.policy import Policy
-from warpwatch_daemon.captures.shim_backend import ShimBackend
-from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.config.sections import StoreConfig
-from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_capturing.children.confinement import Ended, Run
+from warpwatch_capturing.config import StoreConfig, TriggersConfig
+from warpwatch_capturing.coordinator import Coordinator
+from warpwatch_capturing.disk import Disk
+from warpwatch_capturing.policy import Policy
+from warpwatch_capturing.store import Store
+from warpwatch_daemon.participants.shim_backend import ShimBackend
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.anomalies import Anomaly

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode, anomaly
-from warpwatch_daemon.captures.triggers.baseline import BaselineCaptures
-from warpwatch_daemon.config.triggers import BaselineConfig, TriggersConfig
+from warpwatch_capturing.config import BaselineConfig, TriggersConfig
+from warpwatch_capturing.triggers.baseline import BaselineCaptures
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Residual
 

@@ -15,16 +15,17 @@ from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
 from tests.waiting import eventually
 from warpwatch import protocol
+from warpwatch_capturing import coordinator
+from warpwatch_capturing.config import StoreConfig
+from warpwatch_capturing.cost import Baselines, StepCost, rank_sum_z
+from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.store import Store
 from warpwatch_daemon.agent.app import Daemon
-from warpwatch_daemon.captures import coordinator
-from warpwatch_daemon.captures.capture_register import CaptureRegister
-from warpwatch_daemon.captures.cost import Baselines, StepCost, rank_sum_z
-from warpwatch_daemon.captures.shim import ShimSession
-from warpwatch_daemon.captures.shim_backend import ShimBackend
-from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.config.loading import parse
-from warpwatch_daemon.config.sections import StoreConfig
+from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.participants.shim import ShimSession
+from warpwatch_daemon.participants.shim_backend import ShimBackend
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_runtime.config.loading import parse
 from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest, RankCapture, Residual
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
@@ -181,7 +182,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         "sources": {"nvml": {"enabled": False}, "kernel_log": {"enabled": False}},
         "store": {"url": (tmp_path / "store").as_uri()},
     }
-    daemon = Daemon(parse(tree, "test"), None, {})
+    daemon = Daemon(parse(Config, tree, "test"), None, {})
     yield daemon
     daemon._close()
     listener = daemon.server._socket

@@ -17,9 +17,9 @@ import pytest
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode, read_here, trace
 from tests.daemon.state.counted import counted
 from tests.diagnosis.traces import cpu_rank
-from warpwatch_daemon.captures import child, confinement
-from warpwatch_daemon.captures.confinement import MAX_OUTPUT_BYTES, Ended, run, shortcomings
-from warpwatch_daemon.captures.verification import Expectation, TraceVerdict, verify
+from warpwatch_capturing.children import child, confinement
+from warpwatch_capturing.children.confinement import MAX_OUTPUT_BYTES, Ended, run, shortcomings
+from warpwatch_capturing.children.verification import Expectation, TraceVerdict, verify
 from warpwatch_daemon.doctor import agent
 
 ASKED = Expectation(rank=0, first_step=3, last_step=5)
@@ -209,7 +209,7 @@ def test_files_of_one_rank_are_no_capture(tmp_path):
 
 _BEGIN = """
 import os, signal, socket, sys
-from warpwatch_daemon.captures.confinement import confine
+from warpwatch_capturing.children.confinement import confine
 uid = os.getuid()
 confine(1 << 30, 1)
 def attempt(*call):

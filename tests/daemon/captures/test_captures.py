@@ -16,8 +16,8 @@ import pytest
 
 from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, TOKEN, CaptureNode
 from warpwatch import protocol
-from warpwatch_daemon.captures.session import choose
-from warpwatch_daemon.captures.store import Store
+from warpwatch_capturing.session import choose
+from warpwatch_capturing.store import Store
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId

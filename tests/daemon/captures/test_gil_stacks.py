@@ -17,12 +17,12 @@ import pytest
 from tests.daemon.ranks.ring_files import RingFile
 from tests.waiting import DEADLINE_S
 from warpwatch import protocol
-from warpwatch_daemon.captures.stacks import gil_stacks, outside, py_spy
-from warpwatch_daemon.captures.stacks.outside import NoStacks, Silent
-from warpwatch_daemon.ranks.directory import Directory
+from warpwatch_daemon.participants.stacks import gil_stacks, outside, py_spy
+from warpwatch_daemon.participants.stacks.outside import NoStacks, Silent
 from warpwatch_daemon.ranks.process import HOLDS_GIL, STOPPED, UNKNOWN
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.table import RingTable
+from warpwatch_runtime.directory import Directory
 from warpwatch_telemetry.jobs import JobId
 
 HEAD = json.dumps({"rank": 3, "job": "j", "main": 16, "threads": {"16": "MainThread"}}).encode()

@@ -18,14 +18,13 @@ import pytest
 from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, CaptureNode
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.captures import policy as policies
-from warpwatch_daemon.captures.capture_register import CaptureRegister
-from warpwatch_daemon.captures.disk import MAX_AGE_S, Disk, Room
-from warpwatch_daemon.captures.fair_queue import FairQueue
-from warpwatch_daemon.captures.policy import DAY_S, HOUR_S, Policy, Refusals
-from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.config.sections import StoreConfig
-from warpwatch_daemon.config.triggers import Span, TriggersConfig, parse_span
+from warpwatch_capturing import policy as policies
+from warpwatch_capturing.config import Span, StoreConfig, TriggersConfig, parse_span
+from warpwatch_capturing.disk import MAX_AGE_S, Disk, Room
+from warpwatch_capturing.fair_queue import FairQueue
+from warpwatch_capturing.policy import DAY_S, HOUR_S, Policy, Refusals
+from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.store import Store
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
@@ -409,7 +408,7 @@ def test_captures_are_their_daemons_alone(tmp_path):
 def test_a_second_daemon_on_the_store_is_refused(tmp_path, new):
     first = new()
     code = (
-        "import sys; from warpwatch_daemon.captures.store import Store\n"
+        "import sys; from warpwatch_capturing.store import Store\n"
         "from warpwatch_daemon.config.sections import StoreConfig\n"
         "Store(StoreConfig(url=sys.argv[1]))"
     )

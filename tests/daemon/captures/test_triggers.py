@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode, anomaly
-from warpwatch_daemon.captures.triggers.decisions import Triggers, is_interrupted
-from warpwatch_daemon.captures.triggers.recipes import healthy_peer
-from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
+from warpwatch_capturing.config import RecipeConfig, TriggersConfig
+from warpwatch_capturing.triggers.decisions import Triggers, is_interrupted
+from warpwatch_capturing.triggers.recipes import healthy_peer
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Decision, RankCapture

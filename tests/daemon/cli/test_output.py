@@ -20,7 +20,7 @@ from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.cli.progress import Progress, progress
-from warpwatch_daemon.log_output import LimitedHandler
+from warpwatch_runtime.log_output import LimitedHandler
 
 LOG = "".join(
     json.dumps({"type": "step", "time": 1000.0 + number, "job": "j", "rank": 0, "step": number,

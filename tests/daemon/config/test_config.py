@@ -13,11 +13,11 @@ import jsonschema
 import pytest
 import yaml
 
+from warpwatch_capturing.config import RecipeConfig, TriggersConfig
 from warpwatch_daemon.agent.reloading import ConfigWatch
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
+from warpwatch_runtime.config import loading
 from warpwatch_telemetry.errors import UsageError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
@@ -26,11 +26,11 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 def load(tmp_path: Path, text: str, **environ: str) -> Config:
     path = tmp_path / "c.yaml"
     path.write_text(text)
-    return loading.load(path, environ)
+    return loading.load(Config, path, environ)
 
 
 def test_an_empty_file_and_no_file_are_the_defaults_that_are_documented(tmp_path):
-    assert load(tmp_path, "") == loading.load(None, {}) == Config()
+    assert load(tmp_path, "") == loading.load(Config, None, {}) == Config()
     block = DOCS.read_text().split("```yaml\n")[1].split("```")[0]
     assert yaml.safe_load(block) == loading.as_tree(Config())
 
@@ -187,7 +187,7 @@ def test_a_check_prints_a_line_for_each_mistake(tmp_path, capsys):
     assert main(["config", "check", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml: there is no such file" in capsys.readouterr().err
     with pytest.raises(UsageError, match="No such file"):
-        loading.load(tmp_path / "none.yaml", {})
+        loading.load(Config, tmp_path / "none.yaml", {})
 
 
 def keys(tree: dict[str, Any], path: str = "") -> Iterator[str]:

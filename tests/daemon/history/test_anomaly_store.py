@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.config.loading import parse
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history import archive
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.context import MAX_PHASES, MAX_POINTS, Context, joined
@@ -21,6 +21,7 @@ from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.snapshot import SnapshotPart
 from warpwatch_detection.engine import Detection
+from warpwatch_runtime.config.loading import parse
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Step
@@ -208,7 +209,7 @@ class Node:
     def __init__(self, folder: Path, **detectors: Any) -> None:
         self.failures: list[str] = []
         sections = {"anomalies": {"reopen_s": 0}, "detection": detectors}
-        config = parse(sections, "test")
+        config = parse(Config, sections, "test")
         self.clock = ManualClock(wall=NOW)
         self.detection = Detection(config.detection, config.anomalies)
         self.archive = Archive(

@@ -15,14 +15,14 @@ import pytest
 
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.history.remote_store import RemoteStore
-from warpwatch_daemon.history.runs.comparison import compare
-from warpwatch_daemon.history.runs.run_figures import RunFigures, StepHistogram
+from warpwatch_capturing.remote.remote_store import RemoteStore
 from warpwatch_daemon.history.runs.run_files import RunFiles, key_of
 from warpwatch_daemon.history.runs.run_table import MAX_CAPTURES, MAX_RUNS, REFRESH_S, RunTable
 from warpwatch_daemon.history.runs.run_uploads import RunUploads
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.runs.comparison import compare
+from warpwatch_detection.runs.run_figures import RunFigures, StepHistogram
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId

@@ -17,13 +17,13 @@ from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, CaptureNode
 from tests.daemon.history.object_store import URL, Bucket, bucket
 from tests.daemon.state.counted import counted
 from tests.waiting import DEADLINE_S
-from warpwatch_daemon.captures.store import Store
+from warpwatch_capturing.config import TriggersConfig
+from warpwatch_capturing.remote import remote_store
+from warpwatch_capturing.remote.remote_store import RemoteStore, RemoteStoreError
+from warpwatch_capturing.remote.uploads import Uploads
+from warpwatch_capturing.store import Store
 from warpwatch_daemon.cli.diagnose import main as diagnose
-from warpwatch_daemon.config.triggers import TriggersConfig
-from warpwatch_daemon.history import remote_store
-from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
-from warpwatch_daemon.history.uploads import Uploads
-from warpwatch_exporters.pause import LONGEST_S
+from warpwatch_runtime.pause import LONGEST_S
 from warpwatch_telemetry.captures import AnomalySeen, Capture, CaptureRequest
 from warpwatch_telemetry.errors import UsageError
 

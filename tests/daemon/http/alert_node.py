@@ -13,9 +13,9 @@ import httpx
 from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.http.conftest import MemoryAgent
 from tests.daemon.state.counted import counted
-from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer, AlertRequests
-from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_capturing.alerts.alert_requests import AlertRequests
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.state import State
 

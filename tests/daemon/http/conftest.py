@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,16 @@ import msgspec
 import pytest
 
 from tests.daemon.http.certificates import make_certificate
-from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer
-from warpwatch_daemon.captures.alerts.webhook import Alert
-from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http import connection
-from warpwatch_daemon.http.server import Server
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
-from warpwatch_daemon.state.record_stream import RecordStream
+from warpwatch_daemon.for_fleet.record_stream import RecordStream
+from warpwatch_daemon.for_fleet.routes import agent_routes
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_serving import connection
+from warpwatch_serving.config import HttpConfig
+from warpwatch_serving.server import Server
+from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
@@ -217,8 +218,9 @@ def servers(agent: Any) -> Iterator[Serve]:
             clocks: Mapping[str, Callable[[], float]] | None = None, **section: Any
         ) -> Server:
             config = HttpConfig(**{"listen": "127.0.0.1:0", **section})
-            about: dict[str, Any] = {"monotonic": unlimited, **(clocks or {})}
-            server = Server(agent, config, **about)
+            known: dict[str, Any] = {"monotonic": unlimited, **(clocks or {})}
+            wall = {"wall": known["wall"]} if "wall" in known else {}
+            server = Server(agent, config, routes=partial(agent_routes, **wall), **known)
             server.bind_locally(socket_of(server))
             stack.callback(shutil.rmtree, socket_of(server).parent, ignore_errors=True)
             thread = threading.Thread(target=server.run)

@@ -27,11 +27,11 @@ from tests.daemon.http.conftest import (
     node_in_trouble,
 )
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http.access import NO_OWNER, visible
-from warpwatch_daemon.http.peer import Peer, _is_of_this_machine, identify, is_loopback
-from warpwatch_daemon.http.server import Server
-from warpwatch_daemon.http.socket_owner import owner
+from warpwatch_serving.access import NO_OWNER, visible
+from warpwatch_serving.config import HttpConfig
+from warpwatch_serving.peer import Peer, _is_of_this_machine, identify, is_loopback
+from warpwatch_serving.server import Server
+from warpwatch_serving.socket_owner import owner
 from warpwatch_telemetry.captures import Decision
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.state import DetectorSight

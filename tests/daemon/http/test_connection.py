@@ -20,13 +20,14 @@ from uvicorn.server import ServerState
 from tests.daemon.http.alert_node import WEBHOOK, notification
 from tests.daemon.http.conftest import TIMEOUT_S, http_client
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http import connection, guard
-from warpwatch_daemon.http.app import create_app
-from warpwatch_daemon.http.connection import Connection, OpenConnections
-from warpwatch_daemon.http.guard import PeerLimit
-from warpwatch_daemon.http.peer import Peer, network
-from warpwatch_daemon.http.server import _uvicorn_config
+from warpwatch_daemon.for_fleet.routes import agent_routes
+from warpwatch_serving import connection, guard
+from warpwatch_serving.app import create_app
+from warpwatch_serving.config import HttpConfig
+from warpwatch_serving.connection import Connection, OpenConnections
+from warpwatch_serving.guard import PeerLimit
+from warpwatch_serving.peer import Peer, network
+from warpwatch_serving.server import _uvicorn_config
 
 HEAD = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n"
 CHUNK_BYTES = 100_000
@@ -259,7 +260,9 @@ def ask_app(
     """Return the answers to GET, one after the other, with a pause after each."""
 
     async def collect() -> list[httpx.Response]:
-        app = create_app(agent, HttpConfig(), loopback=True, monotonic=clock.monotonic)
+        app = create_app(
+            agent, HttpConfig(), loopback=True, routes=agent_routes, monotonic=clock.monotonic
+        )
         transport = httpx.ASGITransport(app=app)
         answers = []
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -354,7 +357,7 @@ def test_sixteen_webhooks_are_answered_at_once(agent, tmp_path):
     agent.receive_alerts = lambda alerts, own_name: gate.wait() and []
 
     async def collect() -> list[int]:
-        app = create_app(agent, HttpConfig(token_file=token), loopback=True)
+        app = create_app(agent, HttpConfig(token_file=token), loopback=True, routes=agent_routes)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             one = partial(client.post, WEBHOOK, json=notification(), headers=headers)

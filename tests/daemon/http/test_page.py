@@ -15,11 +15,11 @@ from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent, aroun
 from tests.daemon.http.everything import fill
 from warpwatch_daemon.cli import status
 from warpwatch_daemon.cli.capture import describe
-from warpwatch_daemon.http.page.captures import outcome, price
-from warpwatch_daemon.http.page.charts import ceiling_s, phase_shares, step_chart
-from warpwatch_daemon.http.page.headline import MAX_BLIND, headline
-from warpwatch_daemon.http.page.minutes import plots
-from warpwatch_daemon.quantities import ago, gibibytes, rate, seconds, text
+from warpwatch_runtime.quantities import ago, gibibytes, rate, seconds, text
+from warpwatch_serving.page.captures import outcome, price
+from warpwatch_serving.page.charts import ceiling_s, phase_shares, step_chart
+from warpwatch_serving.page.headline import MAX_BLIND, headline
+from warpwatch_serving.page.minutes import plots
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.samples import SourceHealth

@@ -13,8 +13,8 @@ import pytest
 from tests.daemon.http.conftest import NOW, TIMEOUT_S
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
-from warpwatch_daemon.http import records
-from warpwatch_daemon.http.metrics import Format, MetricsPages
+from warpwatch_daemon.for_fleet import records
+from warpwatch_serving.metrics import Format, MetricsPages
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.stream import CursorLine, StreamDecoder
 
@@ -28,7 +28,7 @@ def test_a_kept_connection_is_answered_in_the_same_way_until_a_fault(
     serve, agent, headers, monkeypatch
 ):
     # A page that is rendered ahead between two scrapes would count the first of them.
-    monkeypatch.setattr("warpwatch_daemon.http.metrics.AHEAD_INTERVAL_S", -1.0)
+    monkeypatch.setattr("warpwatch_serving.metrics.AHEAD_INTERVAL_S", -1.0)
     clock = ManualClock()
     host, port = serve({"monotonic": clock.monotonic}).address
     kept = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)

@@ -17,9 +17,9 @@ import pytest
 from tests.daemon.http.certificates import make_certificate
 from tests.daemon.http.conftest import http_client
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http import certificate, web_config
-from warpwatch_daemon.http.server import Server
+from warpwatch_serving import certificate, web_config
+from warpwatch_serving.config import HttpConfig
+from warpwatch_serving.server import Server
 from warpwatch_telemetry.errors import UsageError
 
 SECOND = timedelta(seconds=1)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.ranks.sources import A, B, C, RankNode, made_later
+from warpwatch_capturing.session import FetchError
 from warpwatch_daemon.ranks import inbox
-from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.ring_folder import PodFolder
 from warpwatch_daemon.ranks.table import LIMITS, MAX_FILES_PER_POD, RingTable
+from warpwatch_runtime.directory import Directory
 
 NAME = "train-r0-0123456789abcdef"
 
@@ -62,7 +63,7 @@ def test_a_link_in_place_of_an_inbox_is_not_followed(node, tmp_path):
     secret.mkdir()
     (secret / "c-1.json").write_text("{}")
     replace(node.inbox(A)).symlink_to(secret)
-    with pytest.raises(inbox.InboxError):
+    with pytest.raises(FetchError):
         place = Directory(node.folder.inbox) / "pods" / A
         inbox.take(place, "c-1.json", os.getuid(), tmp_path / "taken")
     node.inboxes.sweep(3600.0, node.began + 7200)

@@ -12,12 +12,12 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode
 from tests.daemon.ranks.sources import A, B, RankNode, made_later
+from warpwatch_capturing.session import FetchError
 from warpwatch_daemon.config.sections import RendezvousConfig
 from warpwatch_daemon.ranks import inbox, quotas
-from warpwatch_daemon.ranks.directory import Directory
-from warpwatch_daemon.ranks.inbox import InboxError
 from warpwatch_daemon.ranks.quotas import Quotas
 from warpwatch_daemon.ranks.usage import Count
+from warpwatch_runtime.directory import Directory
 from warpwatch_telemetry.errors import Refused
 
 CONFIG = RendezvousConfig(owner_bytes=100 << 10)
@@ -234,7 +234,7 @@ def test_a_file_that_may_not_be_believed_is_not_taken(tmp_path, content, size, u
     os.truncate(tmp_path / "a.json", size)
     if content is None:
         os.link(tmp_path / "a.json", tmp_path / "b.json")
-    with pytest.raises(InboxError, match=rf"a\.json {said}"):
+    with pytest.raises(FetchError, match=rf"a\.json {said}"):
         take(tmp_path, uid)
     assert not (tmp_path / "taken").exists()
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.state import record_stream
-from warpwatch_daemon.state.record_stream import KEPT_S, WHOLE, RecordStream, Shard
+from warpwatch_daemon.for_fleet import record_stream
+from warpwatch_daemon.for_fleet.record_stream import KEPT_S, WHOLE, RecordStream, Shard
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId, shard_key

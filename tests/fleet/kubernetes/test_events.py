@@ -12,11 +12,11 @@ from tests.fleet.kubernetes.api_server import NODE, ApiServer
 from tests.fleet.kubernetes.stand_in import StandIn
 from tests.fleet.kubernetes.told import LINK, Told, fault
 from tests.fleet.nodes import NOW, seen
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_fleet.config import FleetConfig, KubernetesConfig
 from warpwatch_fleet.kubernetes.api import ApiError, timestamp
 from warpwatch_fleet.kubernetes.events import AGAIN_S, MAX_NOTE, MAX_PER_ROUND, OLD_S
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
+from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
 
 

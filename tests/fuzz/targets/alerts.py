@@ -10,8 +10,9 @@ from pydantic import ValidationError
 from tests.daemon.http.alert_node import alert, notification
 from tests.daemon.http.conftest import node_in_trouble
 from tests.fuzz.watch import Target
-from warpwatch_daemon.captures.alerts import targets, webhook
-from warpwatch_daemon.config.mistakes import mistakes
+from warpwatch_capturing.alerts import targets
+from warpwatch_runtime.config.mistakes import mistakes
+from warpwatch_serving import alert_webhook as webhook
 
 NODE = targets.this_node(node_in_trouble(), frozenset({"node-17"}))
 ABOUT = (

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.diagnosis.trace.odd_traces import ODD
 from tests.fuzz.watch import Target, of_bytes
-from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
+from warpwatch_runtime.config import loading
 from warpwatch_telemetry.errors import UsageError
 
 TREE, FILE = b"\0", b"\1"
@@ -49,7 +49,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 def read_tree(tree: dict[str, Any], path: list[str], text: str) -> None:
     try:
         loading.overlay(tree, {"WARPWATCH_" + "__".join(path).upper(): text})
-        config = loading.parse(tree, "fuzz")
+        config = loading.parse(Config, tree, "fuzz")
     except UsageError as error:
         check_line(error)
     else:
@@ -64,7 +64,7 @@ def check_line(error: UsageError) -> None:
 def check_again(config: Config) -> None:
     """What is shown can be read."""
     tree = json.loads(json.dumps(loading.as_tree(config)))
-    assert loading.parse(tree, "again") == config
+    assert loading.parse(Config, tree, "again") == config
 
 
 def target(folder: Path) -> Target:
@@ -77,7 +77,7 @@ def target(folder: Path) -> Target:
             return
         path.write_bytes(data[1:])
         try:
-            config = loading.load(path, {})
+            config = loading.load(Config, path, {})
         except UsageError as error:
             check_line(error)
         else:

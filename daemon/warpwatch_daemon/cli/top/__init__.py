@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.cli.top.reading import Reader
+from warpwatch_runtime import command_line
 from warpwatch_telemetry.errors import UsageError
 
 
 def main(argv: Sequence[str]) -> int:
-    command = parsing.parser(
+    command = command_line.parser(
         "top",
         "GPUs, ranks with their phases, anomalies and captures, live. Key c captures the selected "
         "rank's job. Without colours where NO_COLOR is set.",

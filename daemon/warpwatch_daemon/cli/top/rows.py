@@ -13,8 +13,8 @@ from rich.text import Text
 
 from warpwatch_daemon.cli.capture import outcome_of
 from warpwatch_daemon.cli.top.reading import Document, RankKey, Reading, rank_key
-from warpwatch_daemon.http.page import devices as gpu
-from warpwatch_daemon.quantities import NO_VALUE, ago, gibibytes, plural, rate, seconds, text
+from warpwatch_runtime.quantities import NO_VALUE, ago, gibibytes, plural, rate, seconds, text
+from warpwatch_serving.page import devices as gpu
 from warpwatch_telemetry.metric import DEVICE_PRECEDENCE
 from warpwatch_telemetry.series_text import series_key
 

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from warpwatch_daemon.cli.top import rows
 from warpwatch_daemon.cli.top.reading import Document, Reader, Reading, rank_key
-from warpwatch_daemon.quantities import seconds, text
+from warpwatch_runtime.quantities import seconds, text
 from warpwatch_telemetry.errors import WarpwatchError
 
 _CSS = """

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from warpwatch_daemon import files
+from warpwatch_runtime import files
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.runs import SCHEMA, RunSummary
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from warpwatch._version import __version__
-from warpwatch_daemon.history.runs.comparison import compared, earlier, has_enough, name_of
-from warpwatch_daemon.history.runs.run_figures import RunFigures
 from warpwatch_daemon.history.runs.run_files import RunFiles
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.detectors.run_regression import EVENT
+from warpwatch_detection.runs.comparison import compared, earlier, has_enough, name_of
+from warpwatch_detection.runs.run_figures import RunFigures
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 from warpwatch_telemetry.runs import RunSummary

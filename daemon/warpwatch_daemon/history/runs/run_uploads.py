@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import msgspec
 
-from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
+from warpwatch_capturing.remote.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_daemon.history.runs.run_files import FOLDER, key_of
 from warpwatch_daemon.history.runs.run_table import RunTable
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
-from warpwatch_exporters.pause import Pause
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.pause import Pause
 from warpwatch_telemetry.captures import UPLOAD_OUTCOMES
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.runs import RunSummary

@@ -1,0 +1,48 @@
+"""What captures need of the process that they run in: its live ranks, its state, its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.state import RankState
+
+
+class Board(Protocol):
+    """The state of the process. Every method may be called from any thread."""
+
+    @property
+    def metrics(self) -> AgentMetrics: ...
+
+    def ranks(self) -> tuple[RankState, ...]:
+        """Return the ranks that are available now."""
+
+    def publish(self, **parts: Any) -> None:
+        """Replace fields of the state, such as ``captures`` or ``decisions``."""
+
+
+class LiveRank(Protocol):
+    """A rank that runs here.
+
+    recent: the durations of its newest steps, in seconds. device: the UUID of its GPU.
+    """
+
+    status: str
+
+    @property
+    def recent(self) -> Iterable[float]: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def device(self) -> str | None: ...
+
+
+class LiveRanks(Protocol):
+    """The ranks that run here, by job."""
+
+    def targets(self, job: JobId) -> Mapping[int, LiveRank]:
+        """Return the job's live ranks by number."""

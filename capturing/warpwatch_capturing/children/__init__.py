@@ -1,0 +1,5 @@
+"""Child processes that read untrusted files, under limits.
+
+- child: the diagnosis; verification: checks that a trace holds what was requested
+- confinement, seccomp: the limits and the sandbox of both
+"""

@@ -1,0 +1,174 @@
+"""The diagnosis in a process of its own, which limits its own memory and never takes the daemon.
+
+Run as ``python -m warpwatch_capturing.children.child LIMIT_BYTES KIND MISSING NODES ASKED BASELINE
+OUTPUTS FILE…``, where MISSING is JSON, the ranks without a file and why, NODES where ranks ran,
+ASKED the anomaly that asked, as the fields of ``Asked``, or null, BASELINE a JSON list of paths and
+OUTPUTS one of descriptors: of the diagnosis as JSON and, of traces, of the report as HTML and of
+each trace's reduction. What is wrong is in the last line that it prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from warpwatch_capturing.children.confinement import (
+    READING,
+    TIMEOUT_S,
+    Ended,
+    OpenedFile,
+    Run,
+    confine,
+    cpu_limit_s,
+    run,
+)
+from warpwatch_devices.memory_groups import group_room, host_room, memory_groups
+from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.file_names import REDUCTION, reduction_name
+from warpwatch_runtime import files
+from warpwatch_telemetry.captures import CaptureRequest
+
+# A diagnosis that has less than this is not begun.
+MIN_MEMORY_BYTES = 192 << 20
+MAX_MEMORY_BYTES = 4 << 30
+# What must stay for the daemon when a child takes all that it may.
+RESERVE_BYTES = 32 << 20
+EXIT_UNREADABLE = 2
+EXIT_NO_MEMORY = 5
+UNREADABLE = "unreadable: "
+_DIAGNOSIS, _REPORT = "diagnosis.json", "report.html"
+
+
+def made_of(kind: str, names: Sequence[str]) -> list[str]:
+    """What a diagnosis of these files leaves beside them."""
+    if kind == "stacks":
+        return [_DIAGNOSIS]
+    traces = [name for name in names if not name.endswith(REDUCTION)]
+    return [_DIAGNOSIS, _REPORT, *map(reduction_name, traces)]
+
+
+def asked(request: CaptureRequest) -> dict[str, Any] | None:
+    """The anomaly that asked, as ``diagnose`` takes it; None where none did."""
+    seen = request.anomaly_seen
+    return None if seen is None else {"kind": request.anomaly_kind, **asdict(seen)}
+
+
+def diagnose(
+    kind: str,
+    folder: Path,
+    names: Sequence[str],
+    missing: Mapping[int, str],
+    baseline: Sequence[Path] = (),
+    nodes: Mapping[int, str] | None = None,
+    asked: Mapping[str, Any] | None = None,
+    run: Run = run,
+) -> str:
+    """Diagnose these files of a stored capture; blocks until it is done.
+
+    ``missing``: the ranks of the capture that brought no file, and why. ``baseline``: traces of
+    the same job when it was well. ``nodes``: where ranks ran. ``asked``: the anomaly
+    that asked. Answers ``ok``, ``no_memory`` or one line that says what is wrong, behind UNREADABLE
+    when it is the files, and ``<file>: `` where it is one of them.
+    """
+    limit = memory_left()
+    if limit < MIN_MEMORY_BYTES:
+        return "no_memory"
+    paths = [folder / name for name in names]
+    try:
+        with ExitStack() as stack:
+            outputs = [
+                stack.enter_context(files.replacing(folder / name)) for name in made_of(kind, names)
+            ]
+            fds = [output.fileno() for output in outputs]
+            arguments = [str(limit), kind, json.dumps(missing), json.dumps(nodes or {})]
+            arguments += [json.dumps(asked)]
+            arguments += [json.dumps([str(path) for path in baseline]), json.dumps(fds)]
+            arguments += map(str, paths)
+            outcome = _outcome(run(__name__, arguments, TIMEOUT_S, fds))
+            if outcome != "ok":
+                raise _Failed(outcome)
+    except _Failed as failed:
+        return str(failed)
+    except OSError as error:
+        return f"cannot start it: {error.strerror}"
+    return "ok"
+
+
+class _Failed(Exception):
+    """Nothing that it wrote is kept."""
+
+
+def _outcome(ended: Ended) -> str:
+    if ended.status == 0:
+        return "ok"
+    if ended.status in (EXIT_NO_MEMORY, -signal.SIGKILL):
+        return "no_memory"
+    said = ended.lines[-1][:500] if ended.lines else f"exit status {ended.status}"
+    if ended.killed_by is not None:
+        # With the file that it was about, unless it ended before the first.
+        return f"{UNREADABLE}{said.removeprefix(READING)}: {ended.killed_by}"
+    return UNREADABLE + said if ended.status == EXIT_UNREADABLE else said
+
+
+def memory_left() -> int:
+    """Bytes that a diagnosis may take: what the container leaves, half of what the host has."""
+    groups = [room for room in map(group_room, memory_groups("self")) if room is not None]
+    host = host_room()
+    left = [MAX_MEMORY_BYTES, *(room.available - RESERVE_BYTES for room in groups)]
+    left += [] if host is None else [host.available // 2]
+    return max(0, min(left))
+
+
+def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine) -> int:
+    # Before it is confined; and the daemon itself has no need of them.
+    from warpwatch_diagnosis.diagnosis import diagnose as diagnose_traces
+    from warpwatch_diagnosis.measures.reduction import pack
+    from warpwatch_diagnosis.report.html import render_html
+    from warpwatch_diagnosis.stacks.waiting import diagnose_stacks
+    from warpwatch_diagnosis.verdict.corroboration import Asked
+
+    limit, kind, lost, where, anomaly, well, outputs, *names = arguments
+    missing, nodes = _by_rank(lost), _by_rank(where)
+    paths, healthy = list(map(Path, names)), list(map(Path, json.loads(well)))
+    opened, baseline = list(map(OpenedFile, paths)), list(map(OpenedFile, healthy))
+    document, *others = [os.fdopen(fd, "wb", closefd=False) for fd in json.loads(outputs)]
+    confine(int(limit), cpu_limit_s(paths + healthy))
+    try:
+        if kind == "stacks":
+            found = diagnose_stacks(opened, missing, nodes)
+        else:
+            known = json.loads(anomaly)
+            asked = Asked(**known) if known else None
+            diagnosis = diagnose_traces(opened, baseline, missing, nodes, asked)
+            found = diagnosis.to_json()
+            report, *reductions = others
+            report.write(render_html(diagnosis).encode())
+            measures = {reduction_name(one.file): one for one in diagnosis.measures}
+            for path, reduction in zip(paths, reductions, strict=False):
+                # Empty where it is too much; who reads it says so.
+                with suppress(TraceError):
+                    reduction.write(pack(measures[reduction_name(path.name)]))
+        document.write(json.dumps(found, indent=1).encode())
+        for file in (document, *others):
+            file.close()
+    except TraceError as error:
+        sys.stdout.write(f"{error}\n")
+        return EXIT_UNREADABLE
+    except MemoryError:
+        return EXIT_NO_MEMORY
+    return 0
+
+
+def _by_rank(text: str) -> dict[int, str]:
+    return {int(number): str(value) for number, value in json.loads(text).items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,168 @@
+"""Does a trace hold what was asked for? Read in a process of its own, which keeps nothing of it.
+
+Run as ``python -m warpwatch_capturing.children.verification FILE EXPECTATION``, where EXPECTATION
+is JSON: the last line of its output is JSON, ``[events, problems]``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from warpwatch_capturing.children.confinement import (
+    TIMEOUT_S,
+    OpenedFile,
+    Run,
+    confine,
+    cpu_limit_s,
+    run,
+)
+from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.inventory import TraceInventory, take_inventory
+
+# One value of a trace may be 16 MiB of text; everything else is forgotten at once.
+MEMORY_BYTES = 512 << 20
+# Kernels run after the step that launched them; what lies further off than this, or than the
+# steps are long, has a broken clock.
+SLACK_S = 10.0
+# What a trace can lack; a problem begins with one of these.
+UNREADABLE = "unreadable"
+NO_OPERATORS = "no_operators"
+NO_KERNELS = "no_kernels"
+STEPS = "steps"
+RANK = "rank"
+TIMESTAMPS = "timestamps"
+PROBLEMS = (UNREADABLE, NO_OPERATORS, NO_KERNELS, STEPS, RANK, TIMESTAMPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a rank's trace must hold.
+
+    rank: None where it is not known.
+    first_step, last_step: None when the trace has a window of time and no steps; such a trace
+    need not name its rank. window_s: how long such a trace may span, None: not known.
+    on_gpu: whether the rank computes on a GPU, so that there must be kernels; where the trace knows
+    of no GPU either, the device is a simulated one.
+    """
+
+    rank: int | None
+    first_step: int | None = None
+    last_step: int | None = None
+    window_s: float | None = None
+    on_gpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TraceVerdict:
+    """events: how many the trace lists, None when it cannot be read to its end."""
+
+    events: int | None
+    problems: tuple[str, ...]
+
+    @property
+    def verified(self) -> bool:
+        """Whether the trace holds what was asked for."""
+        return not self.problems
+
+
+def verify(
+    folder: Path,
+    expected: Mapping[str, Expectation],
+    timeout_s: float = TIMEOUT_S,
+    run: Run = run,
+) -> dict[str, TraceVerdict]:
+    """What the files of a stored capture lack; blocks until they are read.
+
+    ``timeout_s``: of each file, that one costs the others nothing.
+    """
+    return {
+        name: _verify_file(folder / name, expectation, timeout_s, run)
+        for name, expectation in expected.items()
+    }
+
+
+def _verify_file(path: Path, expectation: Expectation, timeout_s: float, run: Run) -> TraceVerdict:
+    try:
+        ended = run(__name__, [str(path), json.dumps(asdict(expectation))], timeout_s, ())
+        events, lacks = json.loads(ended.lines[-1])
+    except OSError as error:
+        return TraceVerdict(None, (f"{UNREADABLE}: {error.strerror}",))
+    except (ValueError, IndexError):
+        reason = ended.killed_by or f"exit status {ended.status}"
+        return TraceVerdict(None, (f"{UNREADABLE}: {reason}",))
+    return TraceVerdict(events, tuple(lacks))
+
+
+def problems(found: TraceInventory, expected: Expectation) -> list[str]:
+    """What a trace lacks of what was asked for, each beginning with one of PROBLEMS."""
+    lacks = [*_step_problems(found, expected), *_rank_problems(found, expected)]
+    if not found.counts["operator"]:
+        lacks.append(NO_OPERATORS)
+    if expected.on_gpu and found.sees_gpu and not found.counts["kernel"]:
+        lacks.append(f"{NO_KERNELS}: the rank computes on a GPU")
+    return [*lacks, *_time_problems(found, expected)]
+
+
+def _step_problems(found: TraceInventory, expected: Expectation) -> Iterator[str]:
+    if expected.first_step is None or expected.last_step is None:
+        return
+    wanted = range(expected.first_step, expected.last_step + 1)
+    if set(found.steps) != set(wanted):
+        yield f"{STEPS}: {_numbers(sorted(found.steps))} instead of {_numbers(wanted)}"
+
+
+def _numbers(steps: Sequence[int]) -> str:
+    if not steps:
+        return "none"
+    whole = steps[-1] - steps[0] + 1 == len(steps)
+    return f"{steps[0]} to {steps[-1]}" if whole else ", ".join(map(str, steps[:10]))
+
+
+def _rank_problems(found: TraceInventory, expected: Expectation) -> Iterator[str]:
+    if found.rank is None and expected.first_step is not None:
+        yield f"{RANK}: not said"
+    elif None not in (found.rank, expected.rank) and found.rank != expected.rank:
+        yield f"{RANK}: {found.rank} instead of {expected.rank}"
+
+
+def _time_problems(found: TraceInventory, expected: Expectation) -> Iterator[str]:
+    if found.untimed:
+        yield f"{TIMESTAMPS}: {found.untimed} events have none that can be"
+    if found.begin_us is None or found.end_us is None:
+        return
+    span_s = (found.end_us - found.begin_us) / 1e6
+    if found.steps:
+        begin_us = min(begin for begin, _ in found.steps.values())
+        end_us = max(end for _, end in found.steps.values())
+        slack_us = max(SLACK_S * 1e6, end_us - begin_us)
+        outside = found.begin_us < begin_us - slack_us or found.end_us > end_us + slack_us
+    else:
+        window_s = expected.window_s
+        outside = window_s is not None and span_s > window_s + max(SLACK_S, window_s)
+    if outside:
+        yield f"{TIMESTAMPS}: events {span_s:,.1f} s apart, outside what was recorded"
+
+
+def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine) -> int:
+    path, expectation = Path(arguments[0]), Expectation(**json.loads(arguments[1]))
+    trace = OpenedFile(path)
+    confine(MEMORY_BYTES, cpu_limit_s([path]))
+    said: list[Any]
+    try:
+        found = take_inventory(trace)
+        said = [found.listed, problems(found, expectation)]
+    except TraceError as error:
+        said = [None, [f"{UNREADABLE}: {str(error).removeprefix(f'{trace}: ')}"]]
+    except MemoryError:
+        said = [None, [f"{UNREADABLE}: it takes more than {MEMORY_BYTES >> 20} MiB"]]
+    sys.stdout.write(json.dumps(said))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

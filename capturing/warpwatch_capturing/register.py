@@ -1,0 +1,211 @@
+"""The captures that are known: in memory for the state, each also in its folder of the store."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from warpwatch_capturing.board import Board
+from warpwatch_capturing.store import Store
+from warpwatch_telemetry.captures import (
+    INTERRUPTED,
+    REGULAR_TRIGGERS,
+    Capture,
+    CaptureRequest,
+)
+from warpwatch_telemetry.jobs import JobId
+
+logger = logging.getLogger(__name__)
+
+# Captures that the state shows; older ones stay in the store.
+SHOWN = 200
+# Of them, those that the store had no room for.
+SHOWN_REFUSED = 10
+# The kind of a run that is slower than the job's runs before: it has no healthy time of its own.
+RUN_REGRESSION = "run_regression"
+
+
+class CaptureRegister:
+    """Every method may be called from any thread."""
+
+    def __init__(self, store: Store, board: Board) -> None:
+        self._store = store
+        self._board = board
+        self._lock = threading.RLock()
+        self._saving = threading.Lock()
+        # Jobs whose residual is shown.
+        self._with_residual: Set[tuple[str, str]] = frozenset()
+        self._captures = {capture.id: capture for capture in store.load(SHOWN)}
+        self._end_interrupted()
+        self._publish()
+
+    def _end_interrupted(self) -> None:
+        """After a restart: what was running is over, and counted as every capture is."""
+        for capture in self.all():
+            if capture.outcome is None:
+                detail = f"{INTERRUPTED}the daemon ended meanwhile"
+                self.update(capture.id, outcome="failed", detail=detail)
+                request = capture.request
+                count = self._board.metrics.count_capture
+                count(request.kind, request.trigger, "failed", request.owner)
+                logger.warning("capture %s was running when the daemon ended", capture.id)
+
+    def all(self) -> list[Capture]:
+        """In the order in which they were asked for."""
+        with self._lock:
+            return list(self._captures.values())
+
+    def get(self, capture_id: str) -> Capture | None:
+        with self._lock:
+            return self._captures.get(capture_id)
+
+    def refuse(self, capture: Capture) -> None:
+        """Show what ended without a folder, which retention does not count, beside a few others."""
+        with self._lock:
+            refused = [c.id for c in self._captures.values() if c.outcome == capture.outcome]
+            for capture_id in refused[: 1 - SHOWN_REFUSED]:
+                del self._captures[capture_id]
+            self.keep(capture)
+
+    def file(self, capture_id: str, name: str, owner: str | None = None) -> Path | None:
+        """A file that the capture brought; whether it is still there is not looked at.
+
+        ``owner``: whose capture it must be, None for anybody's.
+        """
+        capture = self.get(capture_id)
+        if capture is not None and owner not in (None, capture.request.owner):
+            return None
+        if capture is None or capture.folder is None or name not in capture.files:
+            return None
+        return Path(capture.folder) / name
+
+    def is_running(self, capture_id: str) -> bool:
+        capture = self.get(capture_id)
+        return capture is not None and capture.outcome is None
+
+    def keep(self, capture: Capture) -> None:
+        """Show it as it is now; on disk it is written by ``update``."""
+        with self._lock:
+            if self._captures.get(capture.id) != capture:
+                self._captures[capture.id] = capture
+                self._publish()
+
+    def update(self, capture_id: str, **changes: Any) -> None:
+        """Change what is known of a capture, in memory and in its folder."""
+        with self._lock:
+            capture = self._captures.get(capture_id)
+            if capture is None:
+                return
+            self.keep(replace(capture, **changes))
+        with self._saving:
+            try:
+                self._store.save(self._captures[capture_id])
+            except (OSError, KeyError) as error:
+                logger.error("cannot write capture %s: %s", capture_id, error)
+
+    def create(self, capture_id: str) -> None:
+        """Make the capture's folder, with what is known of it now. Raises OSError."""
+        with self._saving:
+            self._store.create(self._captures[capture_id])
+
+    def events_per_step(self, request: CaptureRequest) -> int | None:
+        """What a step brought in the newest verified capture of the same job and options."""
+        for capture in reversed(self.all()):
+            asked = capture.request
+            same = (asked.owner, asked.job, asked.kind, asked.options)
+            wanted = (request.owner, request.job, request.kind, request.options)
+            if same != wanted or not capture.steps:
+                continue
+            events = [rank.events for rank in capture.ranks if rank.verified and rank.events]
+            if events:
+                return -(-max(events) // capture.steps)
+        return None
+
+    def baselines(self, job: JobId, now: float) -> list[Capture]:
+        """What was taken of the job while it was well, in this run of it, oldest first."""
+        return [
+            capture
+            for capture in self.all()
+            if capture.request.trigger in REGULAR_TRIGGERS
+            and capture.request.kind == "torch"
+            and capture.request.job_id == job
+            and capture.outcome != "refused_disk"
+            and capture.time < now
+        ]
+
+    def baseline(self, job: JobId, now: float) -> Capture | None:
+        """The newest of these that can be compared with."""
+        complete = [c for c in self.baselines(job, now) if c.outcome == "complete"]
+        return complete[-1] if complete else None
+
+    def earlier_baseline(self, job: JobId, now: float) -> Capture | None:
+        """The newest of an earlier run of the job, one that was not found slower itself."""
+        captures = self.all()
+        slow = {c.request.job_id for c in captures if c.request.anomaly_kind == RUN_REGRESSION}
+        found = [
+            capture
+            for capture in captures
+            if capture.request.trigger in REGULAR_TRIGGERS
+            and capture.request.kind == "torch"
+            and capture.outcome == "complete"
+            and capture.time <= now
+            and _is_of(job, capture.request.job_id)
+            and capture.request.job_id not in {job, *slow}
+        ]
+        return found[-1] if found else None
+
+    def retain(self, now: float) -> None:
+        """Retention of the store."""
+        # In this order: a folder is made of a capture that is known.
+        folders = self._store.folders()
+        captures = self.all()
+        baselines = [self.baseline(job, now) for job in self._began()]
+        last = {capture.id for capture in baselines if capture is not None}
+        kept, size = self._store.retain(captures, now, last, folders)
+        gone = {capture.id for capture in captures} - {capture.id for capture in kept}
+        with self._lock:
+            for capture_id in gone:
+                self._captures.pop(capture_id, None)
+            self._publish()
+        self._board.metrics.gauge("store_bytes").set(size)
+        self._board.metrics.gauge("store_captures").set(len(kept))
+
+    def publish_residuals(self) -> None:
+        """The newest residual of every job that still runs, of this run of it."""
+        began = self._began()
+        ratios = {
+            (capture.request.job, capture.request.owner): capture.residual.ratio
+            for capture in self.all()
+            if capture.residual is not None
+            and capture.time >= began.get(capture.request.job_id, math.inf)
+        }
+        residuals = self._board.metrics.gauge("capture_residual_ratio")
+        with self._lock:
+            for job in self._with_residual - ratios.keys():
+                residuals.remove(*job)
+            for job, ratio in ratios.items():
+                residuals.labels(*job).set(ratio)
+            self._with_residual = ratios.keys()
+
+    def _began(self) -> dict[JobId, float]:
+        """When the ranks of the jobs that run now began."""
+        began: dict[JobId, float] = {}
+        for rank in self._board.ranks():
+            if rank.status == "running":
+                before = began.get(rank.job_id, rank.first_time)
+                began[rank.job_id] = min(rank.first_time, before)
+        return began
+
+    def _publish(self) -> None:
+        self._board.publish(captures=tuple(list(self._captures.values())[-SHOWN:]))
+
+
+def _is_of(job: JobId, other: JobId) -> bool:
+    """Of one owner and name: a second live run is called ``name#<6 digits>``."""
+    names = {one.name.partition("#")[0] for one in (job, other)}
+    return job.owner == other.owner and len(names) == 1

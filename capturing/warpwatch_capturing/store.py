@@ -1,0 +1,248 @@
+"""The capture store: ``<store>/<YYYY>/<MM>/<DD>/<capture-id>/`` with retention."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import msgspec
+
+from warpwatch.rendezvous import take_lock
+from warpwatch_capturing.config import StoreConfig
+from warpwatch_runtime import files
+from warpwatch_runtime.directory import PRIVATE, make_parents
+from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+RECORD = "capture.json"
+_FOLDERS = "[0-9]*/[0-9]*/[0-9]*/*"
+SCHEMA = 1
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Store:
+    def __init__(self, config: StoreConfig) -> None:
+        self.config = config
+        self.path = store_path(config)
+        try:
+            # Traces hold source lines: others read them through the API, which knows who asks.
+            make_parents(self.path)
+            self.path.mkdir(exist_ok=True)
+            self.path.chmod(PRIVATE)
+            probe = self.path / ".writable"
+            files.write(probe, b"", durable=False)
+            probe.unlink()
+        except OSError as error:
+            # A full store is not fatal: captures are refused until there is space again.
+            if not self.path.is_dir() or not os.access(self.path, os.W_OK):
+                raise UsageError(
+                    f"cannot write captures to {self.path}: {error.strerror}; set store.url"
+                ) from error
+            logger.warning("the capture store %s: %s", self.path, error.strerror)
+        lock_fd = self._lock()
+        if lock_fd >= 0:
+            weakref.finalize(self, os.close, lock_fd)
+
+    def _lock(self) -> int:
+        """A second daemon on the store would take this one's captures for its own."""
+        try:
+            fd = os.open(self.path / ".lock", _LOCK, 0o600)
+        except OSError:
+            return -1
+        if not take_lock(fd):
+            os.close(fd)
+            raise UsageError(f"{self.path} is another daemon's capture store; set store.url")
+        return fd
+
+    def folder(self, capture_id: str, now: float) -> Path:
+        """Where a capture of this time lies, whether there is such a folder or not."""
+        return self.path / time.strftime("%Y/%m/%d", time.gmtime(now)) / capture_id
+
+    def create(self, capture: Capture) -> None:
+        """Make the capture's folder with its capture.json. Raises OSError when there is no space.
+
+        Retention then knows of it, whenever this daemon may be killed.
+        """
+        # Where the store's disk is no longer mounted, none is made in its place.
+        os.stat(self.path)
+        files.make_folders(self.path, Path(str(capture.folder)))
+        self.save(capture)
+
+    def save(self, capture: Capture) -> None:
+        """Write capture.json in one go. Raises OSError when there is no space."""
+        path = Path(str(capture.folder)) / RECORD
+        content = {"schema": SCHEMA, **asdict(capture)}
+        del content["folder"], content["diagnosis"]
+        files.write(path, json.dumps(content, indent=1).encode())
+
+    def load(self, with_diagnosis: int) -> list[Capture]:
+        """The stored captures, oldest first; unreadable ones are passed over and logged.
+
+        Only the newest ``with_diagnosis`` of them get their diagnosis: it takes memory.
+        """
+        found = []
+        for path in sorted(self.path.glob(f"{_FOLDERS}/{RECORD}")):
+            try:
+                found.append(replace(parse(path.read_bytes()), folder=str(path.parent)))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                logger.warning("cannot read %s: %s", path, error)
+        found.sort(key=lambda capture: capture.time)
+        older, newest = found[:-with_diagnosis], found[-with_diagnosis:]
+        return older + [replace(c, diagnosis=read_diagnosis(Path(str(c.folder)))) for c in newest]
+
+    def folders(self) -> list[Path]:
+        """Every folder that lies where captures do, whatever is in it."""
+        return [
+            path for path in self.path.glob(_FOLDERS) if path.is_dir() and not path.is_symlink()
+        ]
+
+    def retain(
+        self,
+        captures: list[Capture],
+        now: float,
+        last: Collection[str] = (),
+        folders: Collection[Path] = (),
+    ) -> tuple[list[Capture], int]:
+        """Remove what is too old or too much: (captures that stay, bytes of the store).
+
+        ``last``: ids of those that go after all others of their owner, but for their age.
+        ``folders``: what ``folders`` found before ``captures`` was asked for.
+        """
+        own = {Path(capture.folder) for capture in captures if capture.folder}
+        stored = [orphan(path, now) for path in folders if path not in own]
+        running: list[Stored] = []
+        for capture in captures:
+            size = size_of(Path(capture.folder)) if capture.folder else 0
+            one = Stored(Path(str(capture.folder)), capture.time, size, capture)
+            may_go = capture.outcome is not None and capture.folder is not None
+            (stored if may_go else running).append(one)
+        stays = running + keep(stored, running, last, self.config, now)
+        kept = [one.capture for one in stays if one.capture is not None]
+        return sorted(kept, key=lambda capture: capture.time), sum(one.size for one in stays)
+
+
+def store_path(config: StoreConfig) -> Path:
+    return Path(unquote(urlparse(config.url).path))
+
+
+def read_diagnosis(folder: Path) -> Mapping[str, Any] | None:
+    try:
+        content = json.loads((folder / "diagnosis.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def parse(record: bytes) -> Capture:
+    """Of capture.json. Raises ValueError, KeyError, TypeError, AttributeError for what is none."""
+    content = json.loads(record)
+    if content.pop("schema") != SCHEMA:
+        raise ValueError("another schema")
+    # What another version saved besides is passed over.
+    return msgspec.convert(content, Capture)
+
+
+# A folder without a byte that is no capture's is not kept for long.
+EMPTY_AFTER_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A folder of the store; ``capture`` is None where a power cut left no record of one."""
+
+    path: Path
+    time: float
+    size: int
+    capture: Capture | None = None
+
+    @property
+    def owner(self) -> str:
+        return "" if self.capture is None else self.capture.request.owner
+
+    def max_age(self, config: StoreConfig) -> float:
+        return EMPTY_AFTER_S if self.capture is None and not self.size else config.max_age
+
+
+def orphan(path: Path, now: float) -> Stored:
+    try:
+        changed = path.lstat().st_mtime
+    except OSError:
+        changed = now
+    return Stored(path, min(changed, now), size_of(path))
+
+
+def keep(
+    stored: Sequence[Stored],
+    running: Sequence[Stored],
+    last: Collection[str],
+    config: StoreConfig,
+    now: float,
+) -> list[Stored]:
+    """Remove what is too old or too much; what stays. Who has the most gives way.
+
+    running: what may not go, and takes its part. last: ids of captures that go after all others
+    of their owner, but for their age; the newest of all goes after these: it was just asked for.
+    Before all others of an owner go those that the remote store has.
+    """
+    rest = [one for one in stored if now - one.time <= one.max_age(config) or not _removed(one)]
+    used = sum(one.size for one in running)
+    captured = [one for one in (*rest, *running) if one.capture is not None]
+    newest = max(captured, key=lambda one: one.time, default=None)
+    # The first of each owner goes first.
+    owners: dict[str, list[Stored]] = defaultdict(list)
+    for one in sorted(rest, key=lambda one: _precedence(one, last, newest)):
+        owners[one.owner].append(one)
+    kept: list[Stored] = []
+    while owners:
+        left = [one for of_owner in owners.values() for one in of_owner] + kept
+        too_large = used + sum(one.size for one in left) > config.max_bytes
+        if not too_large and len(running) + len(left) <= config.max_captures:
+            return left
+        most = max(
+            owners.values(), key=lambda some: sum(one.size if too_large else 1 for one in some)
+        )
+        one = most.pop(0)
+        if not most:
+            del owners[one.owner]
+        if (one is newest and not owners) or not _removed(one):
+            kept.append(one)
+    return kept
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in it, at any depth."""
+    size = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(above, name)).st_size
+    return size
+
+
+def _precedence(
+    one: Stored, last: Collection[str], newest: Stored | None
+) -> tuple[bool, bool, bool, float]:
+    is_last = one.capture is not None and one.capture.id in last
+    is_only = one.capture is not None and one.capture.remote is None
+    return (one is newest, is_last, is_only, one.time)
+
+
+def _removed(stored: Stored) -> bool:
+    shutil.rmtree(stored.path, ignore_errors=True)
+    if stored.path.exists():
+        return False
+    logger.info("removed %s (%d bytes): retention", stored.path.name, stored.size)
+    return True

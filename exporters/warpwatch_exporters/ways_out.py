@@ -1,0 +1,131 @@
+"""Ways out of a process, each in a loop: what is configured, which alone is loaded."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+
+from warpwatch_exporters.collector import StateCollector
+from warpwatch_exporters.config import ExportersConfig, WebhookConfig
+from warpwatch_exporters.events import Event, Events
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.call_guard import run_all
+from warpwatch_runtime.supervisor import Supervisor
+from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.state import State
+
+INTERVAL_S = 2.0
+# How long the end waits for those that do not answer.
+LAST_TIMEOUT_S = 2.0
+
+
+class WaysOut:
+    """What is configured, which alone is loaded. Raises UsageError.
+
+    service: ``warpwatch`` or ``warpwatch-fleet``. exported: the state whose series are exported;
+    told: the state with what is ours to tell of.
+    """
+
+    def __init__(
+        self,
+        config: ExportersConfig,
+        node: str,
+        service: str,
+        public_url: str,
+        metrics: AgentMetrics,
+        exported: Callable[[], State],
+        told: Callable[[], State],
+    ) -> None:
+        ways: dict[str, Callable[[Iterable[Event]], None]] = {}
+        if config.otlp.endpoint is not None:
+            ways["otlp"] = _otlp(config, node, service, metrics, exported)
+        if config.webhooks:
+            ways |= _webhooks(config, node, public_url, metrics)
+        self._all = {name: _WayOut(send, told) for name, send in ways.items()}
+
+    def start(self, supervisor: Supervisor) -> None:
+        for name, way in self._all.items():
+            supervisor.every(name, INTERVAL_S, way.advance)
+
+    @property
+    def last_words(self) -> dict[str, Callable[[], None]]:
+        """What is to be done at the end, by name."""
+        return {name: way.last for name, way in self._all.items()}
+
+    def close(self) -> None:
+        run_all(self.last_words, LAST_TIMEOUT_S)
+
+
+class _WayOut:
+    def __init__(self, send: Callable[[Iterable[Event]], None], told: Callable[[], State]) -> None:
+        self._send = send
+        self._told = told
+        self._events = Events(told())
+        self._busy = threading.Lock()
+
+    def advance(self) -> None:
+        with self._busy:
+            self._send(self._events.take(self._told()))
+
+    def last(self) -> None:
+        """Unless the loop still waits for the other side."""
+        if self._busy.acquire(blocking=False):
+            self._busy.release()
+            self.advance()
+
+
+def _webhooks(
+    config: ExportersConfig, node: str, public_url: str, metrics: AgentMetrics
+) -> dict[str, Callable[[Iterable[Event]], None]]:
+    from warpwatch_exporters import webhooks
+
+    messages = metrics.counter("webhook_messages_total")
+    for result in webhooks.RESULTS:
+        # There from the start, so that an increase can be seen.
+        messages.labels(result)
+
+    def webhook(number: int, wanted: WebhookConfig) -> webhooks.Webhook:
+        return webhooks.Webhook(
+            wanted,
+            f"exporters.webhooks[{number}]",
+            node,
+            public_url,
+            lambda result: messages.labels(result).inc(),
+        )
+
+    found = enumerate(config.webhooks)
+    return {f"webhook-{number}": webhook(number, wanted).advance for number, wanted in found}
+
+
+def _otlp(
+    config: ExportersConfig,
+    node: str,
+    service: str,
+    metrics: AgentMetrics,
+    exported: Callable[[], State],
+) -> Callable[[Iterable[Event]], None]:
+    try:
+        from warpwatch_exporters import otlp
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        raise UsageError(
+            "exporters.otlp needs the OpenTelemetry SDK: pip install 'warpwatch[otlp]'"
+        ) from error
+    counter = metrics.counter("otlp_exports_total")
+    for signal, result in itertools.product(("metrics", "logs"), otlp.RESULTS):
+        counter.labels(signal, result)
+    of_state = StateCollector(exported, config.prometheus.profile)
+    return otlp.OtlpExporter(
+        config.otlp,
+        lambda: itertools.chain(of_state.collect(), metrics.registry.collect()),
+        node,
+        {
+            "service.name": service,
+            "service.version": exported().version,
+            "service.instance.id": node,
+            "host.name": node,
+        },
+        lambda signal, result, count: counter.labels(signal, result).inc(count),
+    ).advance

@@ -1,0 +1,122 @@
+"""One YAML file, then ``WARPWATCH_SECTION__KEY`` on top; what is wrong is named by its path."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from warpwatch_runtime.config.mistakes import mistakes
+from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.sections import Section
+
+logger = logging.getLogger(__name__)
+
+ENV_PREFIX = "WARPWATCH_"
+# (section, key) of the minor version before, each with the reason that a warning gives.
+REMOVED = {("rendezvous", "kineto"): "captures without the shim were removed, use `warpwatch run`"}
+
+C = TypeVar("C", bound=Section)
+
+# What PyYAML raises for texts of its users: its own errors, bad dates and numbers, deep nesting,
+# and whatever its constructors of tagged values stumble over (`!!int ""`, `!!bool maybe`).
+_NOT_YAML = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, TypeError)
+
+
+class ConfigError(UsageError):
+    """``lines``: one for each mistake; the text is the first of them."""
+
+    def __init__(self, lines: list[str]) -> None:
+        more = f" (and {len(lines) - 1} more: warpwatch config check)" if len(lines) > 1 else ""
+        super().__init__(lines[0] + more)
+        self.lines = lines
+
+
+def load(model: type[C], path: Path | None, environ: Mapping[str, str] = os.environ) -> C:
+    """Return the configuration of ``path`` (None: only defaults) with the environment on top.
+
+    Raises UsageError that names the key, the value and what would be right.
+    """
+    origin = str(path) if path else "the environment"
+    tree = read_tree(path) if path else {}
+    overlay(tree, environ)
+    return parse(model, tree, origin)
+
+
+def parse(model: type[C], tree: dict[str, Any], origin: str) -> C:
+    """Return the configuration of a tree that came from ``origin``. Raises ConfigError."""
+    # A section whose keys are all commented out is as if it were not there.
+    known = model.model_fields
+    tree = {key: value for key, value in tree.items() if value is not None or key not in known}
+    tree = _without_removed(tree, origin)
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        lines = [str(one) for one in mistakes(error, model)]
+        raise ConfigError([f"{origin}: {line}" for line in dict.fromkeys(lines)]) from error
+
+
+def _without_removed(tree: dict[str, Any], origin: str) -> dict[str, Any]:
+    """Return the tree without keys that no longer exist, and log a warning for each."""
+    tree = {name: dict(s) if isinstance(s, dict) else s for name, s in tree.items()}
+    for (section, key), why in REMOVED.items():
+        keys = tree.get(section)
+        if isinstance(keys, dict) and key in keys:
+            del keys[key]
+            logger.warning("%s: %s.%s is ignored: %s", origin, section, key, why)
+    return tree
+
+
+def as_tree(config: Section) -> dict[str, Any]:
+    """What YAML and JSON can hold, and ``parse`` reads."""
+    return config.model_dump(mode="json")
+
+
+def parse_value(text: str) -> Any:
+    """One value as YAML would have it; what is no YAML is a text."""
+    try:
+        return yaml.safe_load(text)
+    except _NOT_YAML:
+        return text
+
+
+def read_yaml(path: Path) -> Any:
+    """What the file holds, None for an empty one. Raises UsageError with one line."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except _NOT_YAML as error:
+        line = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"{path}: not YAML: {line}") from error
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The sections of a file. Raises UsageError with one line."""
+    tree = read_yaml(path)
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UsageError(f"{path}: a mapping of sections is needed, found {type(tree).__name__}")
+    return {str(key): value for key, value in tree.items()}
+
+
+def overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Put ``WARPWATCH_SECTION__KEY`` into the tree. Raises UsageError where there is no section."""
+    for name, text in environ.items():
+        # One without a section is another part's, such as WARPWATCH_DIR.
+        if not name.startswith(ENV_PREFIX) or "__" not in name:
+            continue
+        *parents, leaf = name.removeprefix(ENV_PREFIX).lower().split("__")
+        node = tree
+        for parent in parents:
+            child = node.setdefault(parent, {})
+            if not isinstance(child, dict):
+                raise UsageError(f"{name}: {parent} is no section")
+            node = child
+        node[leaf] = parse_value(text)

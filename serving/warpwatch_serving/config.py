@@ -1,0 +1,44 @@
+"""The section `http`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from warpwatch_telemetry.sections import Boolean, Section, Url
+
+# The last colon is before the port. IPv6 also without brackets, as $(POD_IP):9400 has it.
+_LISTEN = re.compile(
+    r"(\[[0-9A-Fa-f:]+\]|([0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{1,4}|[^:\s]*):\d{1,5}"
+)
+
+
+def _listen(value: str) -> str:
+    if not _LISTEN.fullmatch(value):
+        raise ValueError("an address and a port are needed, such as 127.0.0.1:9400")
+    return value
+
+
+Listen = Annotated[str, AfterValidator(_listen)]
+
+
+class HttpConfig(Section):
+    """``public_url``: for links to this daemon, which none are made of without.
+
+    ``metrics_token``: whether ``/metrics`` needs the token too. ``probe_listen``: where nothing but
+    probes is answered.
+    """
+
+    listen: Listen = "127.0.0.1:9400"
+    web_config: Path | None = None
+    token_file: Path | None = None
+    metrics_token: Boolean = False
+    probe_listen: Listen | None = None
+    public_url: Url | None = None
+
+    def public_url_of(self, node: str) -> str:
+        """Return the base of links to this daemon, empty if there is none."""
+        return (self.public_url or "").replace("{node}", node)

@@ -1,0 +1,105 @@
+"""``/metrics``: the newest state, and what the daemon counts about itself.
+
+prometheus_client decides from a scraper's headers in which format; its encoder writes the daemon's
+own metrics, ours the state. A page is rendered at most once a second, however many ask for it, and
+ahead of time for who comes every second: a scrape then sends bytes that are there already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client.exposition import choose_encoder, generate_latest, gzip_accepted
+from prometheus_client.openmetrics import exposition as openmetrics
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warpwatch_exporters.prometheus import render
+from warpwatch_serving.watcher import Watcher
+
+# Fastest: a node has its cycles for something else than a denser scrape.
+GZIP_LEVEL = 1
+# What the sources' intervals are, and a tenth for a refresh that comes late.
+MAX_AGE_S = 1.1
+# Who scrapes at longer intervals gets a page rendered when asked for: as fresh as can be.
+AHEAD_INTERVAL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a page is written; each has a page of its own."""
+
+    openmetrics: bool
+    gzip: bool
+
+
+@dataclass(slots=True)
+class MetricsPage:
+    """One format's newest page.
+
+    Times are of the monotonic clock; ``interval_s`` lay between the last two requests for it.
+    """
+
+    content: bytes = b""
+    rendered_at: float = -math.inf
+    asked_at: float = -math.inf
+    interval_s: float = math.inf
+
+
+class MetricsPages:
+    """For the server's thread alone."""
+
+    def __init__(self, watcher: Watcher, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._watcher = watcher
+        self._monotonic = monotonic
+        self._pages: dict[Format, MetricsPage] = {}
+
+    async def scrape(self, request: Request) -> Response:
+        """Prometheus text format or OpenMetrics, by Accept."""
+        media_type = _media_type(request.headers.get("accept", ""))
+        compressed = gzip_accepted(request.headers.get("accept-encoding", ""))
+        page = self.page(Format("openmetrics" in media_type, compressed))
+        headers = {"content-type": media_type, "vary": "Accept, Accept-Encoding"}
+        if compressed:
+            headers["content-encoding"] = "gzip"
+        return Response(page.content, headers=headers)
+
+    def page(self, form: Format) -> MetricsPage:
+        """At most MAX_AGE_S old. Raises what the agent raises."""
+        now = self._monotonic()
+        page = self._pages.setdefault(form, MetricsPage())
+        page.interval_s, page.asked_at = now - page.asked_at, now
+        if now - page.rendered_at > MAX_AGE_S:
+            self._render(form, page, now)
+        return page
+
+    def refresh(self) -> None:
+        """Render again what is asked for all the time; to be called each second."""
+        now = self._monotonic()
+        for form, page in self._pages.items():
+            if max(page.interval_s, now - page.asked_at) <= AHEAD_INTERVAL_S:
+                # A scrape that meets the same fault reports it.
+                with contextlib.suppress(Exception):
+                    self._render(form, page, now)
+
+    def _render(self, form: Format, page: MetricsPage, now: float) -> None:
+        encode = openmetrics.generate_latest if form.openmetrics else generate_latest
+        options = self._watcher.exposition()
+        state = render(self._watcher.exported(), options, openmetrics=form.openmetrics)
+        content = state + encode(self._watcher.metrics.registry)
+        page.content = gzip.compress(content, GZIP_LEVEL) if form.gzip else content
+        page.rendered_at = now
+
+
+def _media_type(accept: str) -> str:
+    """The library's choice. All our names are of the old alphabet: no escaping changes them."""
+    try:
+        return choose_encoder(accept)[1]
+    except TypeError:
+        # A version that is no number: what who asks for nothing gets.
+        return choose_encoder("")[1]

@@ -1,0 +1,91 @@
+"""The one line on top of the page: is all well, and if not, what is the worst of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from warpwatch_runtime.quantities import plural, text
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.sentence import sentence
+from warpwatch_telemetry.state import RankState, State
+
+Level = Literal["well", "idle", "info", "warning", "critical"]
+
+MAX_BLIND = 5
+MAX_CHARS = 400
+SEVERITIES = ("critical", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """``notes``: what else to know, one sentence each."""
+
+    level: Level
+    sentence: str
+    notes: tuple[str, ...] = ()
+
+
+def headline(state: State) -> Headline:
+    notes = tuple(
+        f"{text(source.name)} cannot be read: {text(source.reason) or 'no reason known'}"
+        for source in state.sources
+        if not source.up
+    )
+    notes += tuple(
+        f"{text(sight.job)}: {sight.kind} is blind to what it is to find: {text(sight.text)}"
+        for sight in state.sights
+        if sight.blind
+    )[:MAX_BLIND]
+    active = worst_first(state)
+    if active:
+        count = plural(len(active), "anomaly", "anomalies")
+        worst = text(sentence(active[0], state.hostname), MAX_CHARS)
+        return Headline(active[0].severity, f"{count}: {worst}", notes)
+    down = [sample for sample in state.devices if not sample.up]
+    if down:
+        return Headline("critical", _down(down), notes)
+    dead = [rank for rank in state.ranks if rank.status not in ("running", "exited")]
+    if dead:
+        return Headline("warning", _dead(dead), notes)
+    return _nothing_wrong(state, notes)
+
+
+def worst_first(state: State) -> list[Anomaly]:
+    """The active anomalies, of one severity the newest first."""
+    active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
+    return sorted(active, key=lambda anomaly: (SEVERITIES.index(anomaly.severity), -anomaly.time))
+
+
+def _down(down: list[DeviceSample]) -> str:
+    names = ", ".join(str(sample.device.index) for sample in down[:8])
+    reasons = ", ".join(sorted({text(sample.reason) or "unknown" for sample in down}))
+    return f"GPU {names} cannot be read: {reasons}"
+
+
+def _dead(dead: list[RankState]) -> str:
+    first = dead[0]
+    what = {"died": "died", "stopped": "is stopped"}.get(first.status, text(first.status))
+    more = f", and {len(dead) - 1} more" if len(dead) > 1 else ""
+    return f"Rank {text(first.name)} of job {text(first.job)} {what}{more}"
+
+
+def _nothing_wrong(state: State, notes: tuple[str, ...]) -> Headline:
+    devices = plural(len(state.devices), "GPU")
+    running = [rank for rank in state.ranks if rank.status == "running"]
+    jobs = sorted({rank.job_id for rank in running})
+    if not running:
+        return _idle(state, devices, notes)
+    whose = f"job {text(jobs[0].name)}" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    ranks = f"{plural(len(running), 'rank')} of {whose}"
+    sentence = f"{devices}, {ranks}" if state.devices else ranks
+    return Headline("well", f"All well: {sentence}", notes)
+
+
+def _idle(state: State, devices: str, notes: tuple[str, ...]) -> Headline:
+    if not state.devices and not state.ranks:
+        return Headline("idle", "Nothing to watch yet: no GPU and no training process", notes)
+    what = "every training process has ended" if state.ranks else "no training process yet"
+    sentence = f"{devices}, {what}" if state.devices else what
+    return Headline("idle", f"All well: {sentence}", notes)

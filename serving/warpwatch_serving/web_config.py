@@ -1,0 +1,137 @@
+"""TLS and basic auth from a file in the format of Prometheus' exporter-toolkit.
+
+https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md. What is not
+supported is refused by name: a protection that is silently not there is worse than none.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from warpwatch_runtime.config.loading import read_yaml
+from warpwatch_runtime.config.mistakes import mistakes
+from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.sections import Section
+
+_CLIENT_AUTH = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+
+TlsVersion = Literal["TLS12", "TLS13"]
+
+
+def _none_if_empty(client_auth_type: Any) -> Any:
+    # As the toolkit does.
+    return client_auth_type or "NoClientCert"
+
+
+ClientAuth = Annotated[
+    Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"],
+    BeforeValidator(_none_if_empty),
+]
+
+
+class TlsServerConfig(Section):
+    cert_file: Path
+    key_file: Path
+    client_ca_file: Path | None = None
+    client_auth_type: ClientAuth = "NoClientCert"
+    min_version: TlsVersion = "TLS12"
+    max_version: TlsVersion = "TLS13"
+
+
+class WebConfig(Section):
+    tls_server_config: TlsServerConfig | None = None
+    basic_auth_users: dict[str, str] = Field(default_factory=dict)
+
+
+def load(path: Path) -> WebConfig:
+    """Paths in the file are relative to its folder. Raises UsageError with one line."""
+    try:
+        tree = read_yaml(path)
+    except UsageError as error:
+        raise UsageError(f"http.web_config {error}") from error
+    try:
+        config = WebConfig.model_validate({} if tree is None else tree)
+    except ValidationError as error:
+        raise UsageError(f"http.web_config {path}: {_explain(error)}") from error
+    if config.tls_server_config is None:
+        return config
+    tls = _absolute(config.tls_server_config, path.parent)
+    return config.model_copy(update={"tls_server_config": tls})
+
+
+@dataclass
+class Tls:
+    """The server's side of TLS. A renewed certificate is taken up by ``refresh``."""
+
+    config: TlsServerConfig
+    context: ssl.SSLContext = field(init=False)
+    _version: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises UsageError when a file cannot be used."""
+        config = self.config
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = _VERSIONS[config.min_version]
+        self.context.maximum_version = _VERSIONS[config.max_version]
+        _check_client_auth(config)
+        try:
+            self._version = self._files()
+            self.context.load_cert_chain(config.cert_file, config.key_file)
+            if config.client_ca_file is not None:
+                self.context.load_verify_locations(config.client_ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"http.web_config: tls_server_config: {error}") from error
+        self.context.verify_mode = _CLIENT_AUTH[config.client_auth_type]
+
+    def refresh(self) -> bool:
+        """Take a changed certificate for new connections; raises OSError and keeps the old."""
+        version = self._files()
+        if version == self._version:
+            return False
+        # Loaded apart first: certificate and key that do not match must not reach the server.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            self.config.cert_file, self.config.key_file
+        )
+        self.context.load_cert_chain(self.config.cert_file, self.config.key_file)
+        self._version = version
+        return True
+
+    def _files(self) -> tuple[int, ...]:
+        return tuple(
+            os.stat(path).st_mtime_ns for path in (self.config.cert_file, self.config.key_file)
+        )
+
+
+def _check_client_auth(config: TlsServerConfig) -> None:
+    asked = config.client_auth_type != "NoClientCert"
+    if asked != (config.client_ca_file is not None):
+        raise UsageError(
+            "http.web_config: client_ca_file and a client_auth_type that verifies "
+            "(VerifyClientCertIfGiven, RequireAndVerifyClientCert) go together"
+        )
+
+
+def _absolute(config: TlsServerConfig, folder: Path) -> TlsServerConfig:
+    names = ("cert_file", "key_file", "client_ca_file")
+    paths = {name: getattr(config, name) for name in names}
+    absolute = {name: folder / path for name, path in paths.items() if path is not None}
+    return config.model_copy(update=absolute)
+
+
+def _explain(error: ValidationError) -> str:
+    """Without the value, which may be a password."""
+    first = mistakes(error, WebConfig)[0]
+    if first.kind == "extra_forbidden":
+        return f"{first.path}: not supported"
+    return first.without_value()
