@@ -16,10 +16,12 @@ from warpwatch_dashboards.panels import (
 )
 from warpwatch_dashboards.queries import (
     AGENT,
+    NO_FLEET,
     NODE_LEGEND,
     PLACE,
     RANK_LEGEND,
     Query,
+    anomalies,
     grown,
     of_workloads,
     recorded,
@@ -44,6 +46,7 @@ def page() -> Page:
     )
 
 
+_AGENTS = series("build_info", AGENT, NO_FLEET)
 _UP = series("device_up", AGENT, WHOLE)
 _NODE_BUSY = recorded("node:device_busy:ratio_rate5m", f"avg by ({PLACE}) ({BUSY})")
 IDLE_RATIO = 0.05
@@ -55,7 +58,7 @@ _NOW_ROW = Row(
             "Nodes",
             "Agents that Prometheus reads. A fall is a node that is down or an agent that is: "
             "see Warpwatch itself.",
-            Query(f"count({series('build_info')})"),
+            Query(f"count({_AGENTS})"),
             width=3,
         ),
         number(
@@ -120,8 +123,8 @@ _XIDS = total(f"{PLACE}, gpu, xid", grown(series("device_xid_errors_total"), "$_
 _MONTH = "[30d:10m]"
 _HARDWARE = f"{series('anomaly_info', AGENT, _OF_HARDWARE)}{_MONTH}"
 _ILL = total(f"{PLACE}, uuid, kind", f"count_over_time({_HARDWARE})")
-_SEEN = f"max by ({PLACE}) (count_over_time({series('build_info')}{_MONTH}))"
-_AILING = f"{_ILL} / on ({PLACE}) group_left () {_SEEN}"
+_SEEN = f"max by (cluster, instance) (count_over_time({_AGENTS}{_MONTH}))"
+_AILING = f"{_ILL} / on (cluster, instance) group_left () {_SEEN}"
 _WRONG_ROW = Row(
     "What is wrong",
     [
@@ -129,7 +132,7 @@ _WRONG_ROW = Row(
             "Anomalies now",
             "Each anomaly that is active, and the job, rank or GPU that it is about. The "
             f"agent's page has its evidence and its capture. {EMPTY_WHEN_HEALTHY}",
-            [Column(f"{series('anomaly_info')} == 1")],
+            [Column(f"{anomalies('anomaly_info')} == 1")],
             hidden=["__name__", "job", "uuid", "link"],
             width=16,
             links=[links.node_of_row(), links.job_of_row()],
@@ -182,6 +185,7 @@ _WRONG_ROW = Row(
 _USED = total(PLACE, series("device_memory_used_bytes", AGENT, WHOLE))
 _WHOLE = total(PLACE, series("device_memory_total_bytes", AGENT, WHOLE))
 _HOTTEST = series("device_temperature_celsius", AGENT, 'sensor="gpu"')
+_ANOMALIES = f"{total(PLACE, anomalies('anomaly_active'))} and on ({PLACE}) {_AGENTS}"
 _NODES_ROW = Row(
     "Nodes",
     [
@@ -190,13 +194,13 @@ _NODES_ROW = Row(
             "One line a node: how much of it works, how hot it is, what is wrong. A click leads "
             "to its GPUs.",
             [
-                Column(f"max by ({PLACE}, version) ({series('build_info')})"),
+                Column(f"max by ({PLACE}, version) ({_AGENTS})"),
                 Column(f"count by ({PLACE}) ({series('device_up', AGENT, WHOLE)})", "GPUs"),
                 Column(f"avg by ({PLACE}) ({BUSY})", "GPU busy", "percentunit", at_least(0.8)),
                 Column(f"{_USED} / {_WHOLE}", "Memory", "percentunit", at_most(0.9)),
                 Column(total(PLACE, series("device_power_watts")), "Power", "watt"),
                 Column(f"max by ({PLACE}) ({_HOTTEST})", "Hottest GPU", "celsius"),
-                Column(total(PLACE, series("anomaly_active")), "Anomalies", "none", at_most(1)),
+                Column(_ANOMALIES, "Anomalies", "none", at_most(1)),
             ],
             width=24,
             links=[links.node_of_row()],

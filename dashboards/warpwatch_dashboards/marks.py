@@ -33,7 +33,7 @@ def of_jobs() -> list[builders.AnnotationQuery]:
     agents that see them, and reports that name the job."""
     of_job = series("anomaly_info", AGENT, 'training_job=~"$job"')
     of_device = series("anomaly_info", AGENT, 'training_job=""', 'uuid!=""')
-    devices = f"{of_device} and on ({PLACE}, uuid) {ranks_by_device()}"
+    devices = f"{of_device} and on (cluster, instance, uuid) {ranks_by_device()}"
     there = f" and on ({PLACE}) {series('rank_info', JOB)}"
     return [_anomalies(f"{of_job} or {devices}"), _captures(there), _written("job:$job")]
 

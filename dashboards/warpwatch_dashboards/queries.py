@@ -15,6 +15,8 @@ DEVICE = f'{AGENT},gpu=~"$gpu"'
 JOB = f'{AGENT},training_job=~"$job"'
 
 PLACE = "cluster, node, instance"
+# A fleet is no agent of a node: its scrape job, as the chart's monitors and docs/alerts.md call it.
+NO_FLEET, FLEET = 'job!="warpwatch-fleet"', 'job="warpwatch-fleet"'
 DEVICE_KEY = f"{PLACE}, gpu, uuid, gpu_instance, profile"
 RANK_KEY = f"{PLACE}, owner, training_job, rank"
 _ALLOCATED = f"{PLACE}, uuid, gpu_instance"
@@ -38,6 +40,12 @@ class Query:
 def series(name: str, where: str = AGENT, *more: str) -> str:
     """The selector of a metric, named without its prefix."""
     return f"{PREFIX}{name}{{{','.join((where, *more))}}}"
+
+
+def anomalies(name: str) -> str:
+    """An agent's and a fleet's, which are put on their node's agent: in Kubernetes its instance."""
+    of_fleet = f'label_replace({series(name, AGENT, FLEET)}, "instance", "$1", "node", "(.+)")'
+    return f"({series(name, AGENT, NO_FLEET)} or {of_fleet})"
 
 
 def by_node(expression: str, *labels: str) -> Query:

@@ -10,7 +10,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.common import DataSourceRef
 
-from warpwatch_dashboards.queries import AGENT, PLACE, series, workloads
+from warpwatch_dashboards.queries import AGENT, NO_FLEET, PLACE, series, workloads
 
 SOURCE = DataSourceRef("prometheus", "${datasource}")
 
@@ -46,7 +46,7 @@ def instance() -> builders.QueryVariable:
 
 def one_instance() -> builders.QueryVariable:
     """Begins with one agent: a page that shows every device is no page for a fleet."""
-    return _many("instance", "Agent", _values("build_info", _NODE, "instance"))
+    return _many("instance", "Agent", _values("build_info", f"{_NODE},{NO_FLEET}", "instance"))
 
 
 def gpu() -> builders.QueryVariable:

@@ -31,6 +31,7 @@ def shown(name: str, where: str, **values: str) -> str:
     return found
 
 
+FLEET = tuple(expressions(dashboards()["fleet"], CHOSEN))
 XIDS = 'warpwatch_device_xid_errors_total{instance="a"}'
 BUSY = 'rate(warpwatch_device_busy_seconds_total{instance="a"}[10m])'
 EXPRESSIONS = {
@@ -45,6 +46,8 @@ EXPRESSIONS = {
     "steps a second": STEPS_PER_SECOND,
     "order of ranks": in_order("up"),
     "pods of ranks": shown("training-job", "Where ranks run B"),
+    "nodes": next(one.promql for one in FLEET if one.where.endswith("Nodes A")),
+    "anomalies of nodes": shown("fleet", "Nodes G"),
 } | {
     f"jobs of {namespace}": shown("training-job", "variable job", namespace=namespace)
     for namespace in ("ml", "web", "other", "ann", "bob")

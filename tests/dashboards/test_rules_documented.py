@@ -18,6 +18,7 @@ from warpwatch_telemetry.captures import CAPTURE_KINDS, OUTCOMES, UPLOAD_OUTCOME
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RUNBOOKS = DOCS / "runbooks"
+EXAMPLES = DOCS.parent / "examples/prometheus"
 RUNBOOK_URL = "https://github.com/warpwatch/warpwatch/blob/main/docs/runbooks/"
 ALERTS = {alert.name: alert for alert in rule_files.alerts()}
 RECORDED = {rule.name: rule.expression for rule in rule_files.recordings()}
@@ -144,16 +145,14 @@ def test_the_overview_defines_every_recorded_series() -> None:
         assert name in text or f"…:{short}`" in text or f"`{short}" in text, name
 
 
-def test_the_alertmanager_of_the_docs_is_valid(tmp_path: Path) -> None:
-    amtool = shutil.which("amtool")
-    if amtool is None:
-        pytest.skip("amtool is not installed")
-    text = (DOCS / "alerts.md").read_text()
-    example = text.split("```yaml\n# alertmanager.yml\n")[1].split("```")[0]
-    path = tmp_path / "alertmanager.yml"
-    path.write_text(example)
-    command = [amtool, "check-config", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for name in re.findall(r"Warpwatch[A-Z]\w+", example):
+def test_the_examples_of_prometheus_and_alertmanager_are_valid() -> None:
+    for tool, check in (("promtool", "check config --syntax-only"), ("amtool", "check-config")):
+        binary = shutil.which(tool)
+        if binary is None:
+            pytest.skip(f"{tool} is not installed")
+        name = "prometheus.yml" if tool == "promtool" else "alertmanager.yml"
+        command = [binary, *check.split(), str(EXAMPLES / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for name in re.findall(r"Warpwatch[A-Z]\w+", (EXAMPLES / "alertmanager.yml").read_text()):
         assert name in ALERTS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +81,53 @@ def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_takes(helm4: Path)
     assert found
 
 
-@pytest.mark.parametrize(
-    ("scenario", "kind", "endpoints"),
-    [
-        ("prometheus-operator-values.yaml", "PodMonitor", "podMetricsEndpoints"),
-        ("service-monitor-values.yaml", "ServiceMonitor", "endpoints"),
-    ],
-)
-def test_a_monitor_keeps_the_workloads_labels_and_a_rollout_keeps_the_series(
-    helm4: Path, scenario: str, kind: str, endpoints: str
-) -> None:
-    spec = chart.only(chart.scenario(helm4, scenario), kind)["spec"]
-    (endpoint,) = spec[endpoints]
-    assert endpoint["honorLabels"] is True
+AGENT = {"node": "gpu-17", "instance": "gpu-17", "job": "warpwatch"}
+FLEET = {"instance": "warpwatch-x1", "job": "warpwatch-fleet"}
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_agents_and_fleet_are_scraped_once_each_as_what_they_are(helm4: Path, kind: str) -> None:
+    """On one node; the workloads' labels are kept, and a rollout keeps the series."""
+    file = chart.CHART / "ci/fleet-values.yaml"
+    chosen = chart.sets("serviceMonitor.enabled=false", f"{kind[0].lower()}{kind[1:]}.enabled=true")
+    objects = chart.render(helm4, "--values", str(file), *chosen)
     own = {"namespace": "monitoring", "pod": "warpwatch-x1", "container": "warpwatch"}
-    pod = {**own, "__meta_kubernetes_pod_node_name": "gpu-17", "instance": "10.0.0.5:9400"}
-    told = {"node": "gpu-17", "instance": "gpu-17", "job": "warpwatch"}
-    added = {"cluster": "gpu-1"} if kind == "PodMonitor" else {}
-    assert relabeled(endpoint["relabelings"], pod) == told | added
+    target = {**own, "instance": "10.0.0.5:9400", "__meta_kubernetes_pod_node_name": "gpu-17"}
+    target["__meta_kubernetes_pod_name"] = "warpwatch-x1"
+    for workload, labels in (("DaemonSet", AGENT), ("StatefulSet", FLEET)):
+        (endpoint,) = scrapes(objects, kind, chart.only(objects, workload))
+        assert endpoint["honorLabels"] is True
+        assert relabeled(endpoint["relabelings"], target) == labels
+
+
+def test_relabelings_of_a_site_come_after_ours(helm4: Path) -> None:
+    objects = chart.scenario(helm4, "prometheus-operator-values.yaml")
+    (endpoint,) = scrapes(objects, "PodMonitor", chart.only(objects, "DaemonSet"))
+    target = {"__meta_kubernetes_pod_node_name": "gpu-17"}
+    assert relabeled(endpoint["relabelings"], target) == AGENT | {"cluster": "gpu-1"}
+
+
+def scrapes(
+    objects: tuple[chart.Object, ...], kind: str, workload: chart.Object
+) -> Iterator[chart.Object]:
+    """The endpoints by which Prometheus finds the workload's pods."""
+    pod = workload["spec"]["template"]["metadata"]["labels"]
+    every = chart.of_kind(objects, "Service")
+    services = [service for service in every if selects(service["spec"]["selector"], pod)]
+    for monitor in chart.of_kind(objects, kind):
+        spec = monitor["spec"]
+        wanted = spec["selector"]["matchLabels"]
+        if kind == "PodMonitor" and selects(wanted, pod):
+            yield from spec["podMetricsEndpoints"]
+        elif kind == "ServiceMonitor":
+            for service in services:
+                ports = [port["name"] for port in service["spec"]["ports"]]
+                found = selects(wanted, service["metadata"]["labels"])
+                yield from (one for one in spec["endpoints"] if found and one["port"] in ports)
+
+
+def selects(wanted: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    return wanted.items() <= labels.items()
 
 
 def relabeled(relabelings: list[dict[str, Any]], target: dict[str, str]) -> dict[str, str]:
