@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -43,15 +45,23 @@ class ApiClient:
             self.where = str(socket_path)
             self.shown_url = f"curl --unix-socket {socket_path} http://localhost"
 
-    def get(self, path: str) -> Any:
-        """The JSON answer. Raises WarpwatchError when there is no daemon."""
-        return self._send("GET", path)
+    @property
+    def is_local(self) -> bool:
+        """Whether it asks the daemon of this machine, through its socket."""
+        return self._socket_path is not None
+
+    def get(self, path: str, *, accepted: int = 200) -> Any:
+        """The JSON answer, also one of the status ``accepted``.
+
+        Raises WarpwatchError when there is no daemon.
+        """
+        return self._send("GET", path, accepted=accepted)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON answer. Raises Refused with the daemon's reason."""
         return self._send("POST", path, json.dumps(body).encode())
 
-    def _send(self, method: str, path: str, body: bytes | None = None) -> Any:
+    def _send(self, method: str, path: str, body: bytes | None = None, accepted: int = 200) -> Any:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -63,7 +73,7 @@ class ApiClient:
                 content = answer.read()
             finally:
                 connection.close()
-            if not 200 <= answer.status < 300:
+            if not 200 <= answer.status < 300 and answer.status != accepted:
                 raise _refusal(answer.status, content)
             return json.loads(content)
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -84,6 +94,29 @@ class ApiClient:
         if self._trust is not None:
             return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=self._trust)
         return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+
+
+def is_url_of(path: Path, url: str) -> bool:
+    """Return whether the daemon at this socket is the one that the URL names.
+
+    It is if the URL has the port on which that daemon listens and an address of this machine.
+    """
+    try:
+        address = urlsplit(url)
+        port = ApiClient(socket_path=path).get("/healthz").get("port")
+        return port == address.port is not None and _is_here(address.hostname or "")
+    except (WarpwatchError, ValueError):
+        return False
+
+
+def _is_here(host: str) -> bool:
+    """Return whether one of the host's addresses is this machine's: others cannot be bound."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as probe, contextlib.suppress(OSError):
+                probe.bind(address)
+                return True
+    return False
 
 
 class _SocketConnection(http.client.HTTPConnection):

@@ -35,7 +35,10 @@ _UNKNOWN_ON_SOCKET = (
 )
 _NO_CHANGES = (
     "over TCP this needs a token, and http.token_file is not set; ask through the daemon's socket, "
-    "as `warpwatch capture` does without --url"
+    "as `warpwatch capture` does without --url and WARPWATCH_URL"
+)
+_NEEDS_TOKEN = (
+    "this needs the token of http.token_file (--token-file), or the daemon's socket on its node"
 )
 _HOST = re.compile(r"(\[[^\]]+\]|[^:]+)(?::\d+)?")
 
@@ -121,7 +124,7 @@ class Access:
         if has_password:
             return Caller(all_jobs=True)
         if self._token is not None:
-            raise _unauthorized("this needs the token of http.token_file")
+            raise _unauthorized(_NEEDS_TOKEN)
         distrust = self._distrust(request, peer)
         if distrust:
             raise ApiError(403, *distrust)
@@ -132,7 +135,7 @@ class Access:
         caller = caller_of(request)
         if not caller.changes:
             if self._token is not None:
-                raise _unauthorized("this needs the token of http.token_file")
+                raise _unauthorized(_NEEDS_TOKEN)
             raise ApiError(403, "token_needed", _NO_CHANGES)
         return caller
 
@@ -145,7 +148,7 @@ class Access:
         """Who asks. Raises ApiError unless they may read files of captures."""
         caller = caller_of(request)
         if not caller.files:
-            raise _unauthorized("this needs the token of http.token_file")
+            raise _unauthorized(_NEEDS_TOKEN)
         return caller
 
     def _distrust(self, request: HTTPConnection, peer: Peer) -> tuple[str, str] | None:

@@ -37,7 +37,8 @@ class Api:
 
     async def healthz(self, request: Request) -> Response:
         """Whether the process lives."""
-        return json_answer(models.Health(version=self._watcher.state().version))
+        port = request.app.state.port
+        return json_answer(models.Health(version=self._watcher.state().version, port=port))
 
     async def readyz(self, request: Request) -> Response:
         """Whether every source can be read."""

@@ -73,6 +73,8 @@ def create_app(
     # A redirect would be sent to whatever the Host header says.
     app.router.redirect_slashes = False
     app.state.pages = pages
+    # Who listens sets it.
+    app.state.port = None
     # It takes 20 ms to make, and few ask for it.
     app.state.document = cache(lambda: openapi(watcher.state().version, table))
     return app

@@ -111,8 +111,11 @@ class ErrorAnswer(BaseModel):
 
 
 class Health(BaseModel):
+    """``port``: of TCP, so that a program at the socket knows whether a URL is this daemon's."""
+
     status: Literal["ok"] = "ok"
     version: str
+    port: int | None = None
 
 
 class Readiness(BaseModel):

@@ -82,6 +82,7 @@ class Server:
         except UsageError:
             self._socket.close()
             raise
+        app.state.port = self.address[1]
         pages: MetricsPages = app.state.pages
         connection = functools.partial(Connection, others=OpenConnections())
         served = _uvicorn_config(app, connection, self._refresh_certificate)

@@ -35,7 +35,7 @@ def rank(number: int, world: int, host: str, slow: bool, job: str = "llama-70b")
 
 
 def straggler(number: int, node: str) -> Anomaly:
-    summary = f"rank {number} computes 64 % longer than its peers since step 4100 (on {node})"
+    summary = f"rank {number} computes 64 % longer than its peers since step 4100"
     return Anomaly(
         NOW - 41, "warning", summary, id="a1", kind="straggler", job="llama-70b", owner=OWNER,
         run="41", rank=number, begin_step=4100, node=node, judged_by="fleet",

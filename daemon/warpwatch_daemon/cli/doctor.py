@@ -29,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
     command = command_line.parser(
         "doctor",
         "Check this node: driver, GPUs, topology, host, NCCL, schedulers, and what the daemon "
-        "needs; each finding with what to do. Exit 1 when something is wrong.",
+        "needs; each finding with what to do. With --url of a daemon elsewhere only what that "
+        "daemon reports. Exit 1 when something is wrong.",
         "warpwatch doctor",
     )
     command_line.add_config(command)
@@ -47,10 +48,11 @@ def main(argv: Sequence[str]) -> int:
     folder, _ = resolve(config.rendezvous, os.environ, os.getuid())
     own = {"WARPWATCH_DIR": str(folder)}
     api = parsing.api(arguments, own, default_url=f"http://{config.http.listen}")
+    here = api.is_local or not arguments.url
     answers = Survey(arguments.patience, asked=False)
-    if config.sources.nvml.enabled:
+    if here and config.sources.nvml.enabled:
         answers = survey.ask_driver(arguments.patience)
-    checks = examine(CheckInputs(config, api, Machine(), answers))
+    checks = examine(CheckInputs(config, api, Machine(), answers, here))
     if arguments.json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
     else:

@@ -21,8 +21,8 @@ def add_daemon(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--url",
         default=os.environ.get("WARPWATCH_URL"),
-        help="the daemon (default WARPWATCH_URL, else the socket of this machine's, else "
-        f"{DEFAULT_URL})",
+        help="the daemon (default WARPWATCH_URL, else the one of this machine, which is asked "
+        f"through its socket however it is named, else {DEFAULT_URL})",
     )
     command.add_argument(
         "--token-file",
@@ -52,10 +52,12 @@ def api(
     environ: Mapping[str, str] = os.environ,
     default_url: str = DEFAULT_URL,
 ) -> ApiClient:
-    """Through the socket of this machine's daemon, unless one is named by its URL."""
-    from warpwatch_daemon.api_client import ApiClient
+    """Through the socket of this machine's daemon, unless the URL names another daemon."""
+    from warpwatch_daemon.api_client import ApiClient, is_url_of
 
-    found = None if arguments.url else find_socket(environ, os.getuid())
+    found = find_socket(environ, os.getuid())
+    if found is not None and arguments.url and not is_url_of(found, arguments.url):
+        found = None
     return ApiClient(
         arguments.url or default_url,
         arguments.token_file,

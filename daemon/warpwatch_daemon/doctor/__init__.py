@@ -5,6 +5,7 @@
 - machine: the node's files in /proc, /sys and /dev, the environment, and which GPU sits where
 - questions: what NVML is asked about a GPU; interview: the child process that asks
 - survey, facts: its answers as they come, and as data
+- daemon: what the running daemon reports; all other groups examine this machine
 - agent, driver, devices, kernel_log, topology, host, nccl, schedulers: one group each, which
   judges and asks nothing; device_rules and nccl_variables are their rules
 - text: findings for a person

@@ -1,4 +1,4 @@
-"""What the daemon itself needs: a platform it knows, and folders it may write."""
+"""What a daemon of this user needs: a platform it knows, and folders it may write."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from pathlib import Path
 from warpwatch import rendezvous
 from warpwatch_capturing.children import confinement
 from warpwatch_capturing.store import store_path
-from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.ranks.folder import resolve
-from warpwatch_telemetry.errors import WarpwatchError
 
 _LEAST_FREE_BYTES = 200 << 20
 
@@ -25,10 +23,14 @@ def checks(inputs: CheckInputs) -> Iterator[Check]:
     config = inputs.config
     folder, inbox = resolve(config.rendezvous, os.environ, os.getuid())
     yield _platform()
-    yield _daemon(inputs.api)
     yield _rendezvous(folder)
-    yield _writable("inbox", inbox, "rendezvous.inbox")
-    yield _writable("capture store", store_path(config.store), "store.url")
+    other = _other_user(folder)
+    if other is None:
+        yield _writable("inbox", inbox, "rendezvous.inbox")
+        yield _writable("capture store", store_path(config.store), "store.url")
+    else:
+        detail = f"inbox and capture store are those of the daemon of uid {other}: not examined"
+        yield Check("folders", None, detail, f"sudo -u '#{other}' warpwatch doctor")
     yield trace_reader()
 
 
@@ -38,13 +40,15 @@ def _platform() -> Check:
     return Check("platform", fit, detail, "" if fit else "64-bit little-endian Linux is needed")
 
 
-def _daemon(api: ApiClient) -> Check:
+def _other_user(folder: Path) -> int | None:
+    """Return the user of the daemon here; None without one, for root, and for that user."""
     try:
-        health = api.get("/healthz")
-    except WarpwatchError as error:
-        detail, _, advice = str(error).partition("; ")
-        return Check("daemon", None, detail, advice)
-    return Check("daemon", True, f"version {health['version']} at {api.where}")
+        with (folder / rendezvous.LOCK_FILE).open("rb") as lock:
+            uid = os.fstat(lock.fileno()).st_uid
+            is_held = rendezvous.lock_holder(lock.fileno()) is not None
+    except OSError:
+        return None
+    return uid if is_held and os.getuid() not in (0, uid) else None
 
 
 def _rendezvous(folder: Path) -> Check:

@@ -58,10 +58,13 @@ def merged(found: Iterable[tuple[int, Check]]) -> Iterator[Check]:
 
 @dataclass(frozen=True, slots=True)
 class CheckInputs:
+    """here: whether this machine is asked for, not a daemon elsewhere."""
+
     config: Config
     api: ApiClient
     machine: Machine
     survey: Survey
+    here: bool = True
 
 
 Group = Callable[[CheckInputs], Iterator[Check]]

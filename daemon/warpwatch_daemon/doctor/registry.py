@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from warpwatch_daemon.doctor import (
     agent,
+    daemon,
     devices,
     driver,
     host,
@@ -17,6 +18,7 @@ from warpwatch_daemon.doctor import (
 from warpwatch_daemon.doctor.check import Check, CheckInputs, Group
 
 GROUPS: dict[str, Group] = {
+    "daemon": daemon.checks,
     "agent": agent.checks,
     "driver": driver.checks,
     "devices": devices.checks,
@@ -29,7 +31,8 @@ GROUPS: dict[str, Group] = {
 
 
 def examine(inputs: CheckInputs) -> list[Check]:
-    """What all groups find."""
+    """Return what all groups find; of a daemon elsewhere only what that daemon reports."""
+    groups = GROUPS if inputs.here else {"daemon": daemon.checks}
     return [
-        replace(check, group=name) for name, checks in GROUPS.items() for check in checks(inputs)
+        replace(check, group=name) for name, checks in groups.items() for check in checks(inputs)
     ]

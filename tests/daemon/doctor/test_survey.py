@@ -215,7 +215,7 @@ def test_no_library_is_no_crash(inputs, monkeypatch):
     assert "no NVIDIA GPU on the PCI bus" in check.detail
 
 
-ARGUMENTS = ["--url", "http://127.0.0.1:9", "--patience", str(DEADLINE_S)]
+ARGUMENTS = ["--patience", str(DEADLINE_S)]
 STUCK_AT = "nvmlDeviceGetPersistenceMode"
 
 
@@ -242,6 +242,14 @@ def test_findings_are_grouped_aligned_and_wrapped():
     assert max(len(line) for line in text.lines([long], width=80)) <= 80
 
 
+@pytest.fixture
+def no_daemon(monkeypatch, tmp_path):
+    """Whatever runs on this machine, the doctor finds none."""
+    monkeypatch.setenv("WARPWATCH_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("WARPWATCH_HTTP__LISTEN", "127.0.0.1:9")
+
+
+@pytest.mark.usefixtures("no_daemon")
 def test_json_has_every_finding_with_group_and_advice_and_the_text_a_summary(driver, capsys):
     driver("h100", gpus=2).set(1, lost=1)
     assert main(["doctor", "--json", *ARGUMENTS]) == 1
@@ -258,10 +266,11 @@ def test_json_has_every_finding_with_group_and_advice_and_the_text_a_summary(dri
     assert main(["doctor", *ARGUMENTS]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("warpwatch ")
-    assert [line for line in lines if line in GROUPS][:3] == ["agent", "driver", "devices"]
+    assert [line for line in lines if line in GROUPS][:3] == ["daemon", "agent", "driver"]
     assert lines[-1].split()[1].rstrip(",") in ("problem", "problems")
 
 
+@pytest.mark.usefixtures("no_daemon")
 def test_without_nvml_wanted_no_driver_is_asked(monkeypatch, capsys):
     monkeypatch.setenv("WARPWATCH_SOURCES__NVML__ENABLED", "false")
     monkeypatch.setattr("warpwatch_daemon.doctor.survey.ask_driver", pytest.fail)

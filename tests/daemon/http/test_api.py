@@ -258,6 +258,22 @@ def test_an_authority_that_is_no_certificate_is_a_usage_error(tmp_path, capsys, 
     assert said in capsys.readouterr().err
 
 
+def test_the_daemon_of_this_machine_is_asked_through_its_socket_also_by_its_url(
+    client, agent, url, serve, capsys, monkeypatch
+):
+    agent.lacks = ("nvml: library not found",)
+    monkeypatch.setenv("WARPWATCH_URL", url.replace("127.0.0.1", "localhost"))
+    assert main(["capture", "--job", "llama-7b"]) == 0
+    # Of a daemon elsewhere the doctor has only what that daemon reports.
+    monkeypatch.setenv("WARPWATCH_URL", serve().url)
+    assert main(["capture", "--job", "llama-7b"]) == 3
+    assert "without --url and WARPWATCH_URL" in capsys.readouterr().err
+    monkeypatch.setattr("warpwatch_daemon.doctor.survey.ask_driver", pytest.fail)
+    assert main(["doctor", "--json"]) == 1
+    found = [(one["name"], one["ok"]) for one in json.loads(capsys.readouterr().out)]
+    assert found == [("daemon", True), ("nvml", False), ("this machine", None)]
+
+
 def test_a_capture_is_asked_for_with_its_options(client, agent, capsys):
     asked_for = "--job llama-7b --with stacks --with shapes --rank 1 --kind torch --steps 3"
     assert main(["capture", *asked_for.split()]) == 0
