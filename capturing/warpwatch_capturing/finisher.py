@@ -23,7 +23,7 @@ from warpwatch_capturing.cost import StepCost
 from warpwatch_capturing.fair_queue import FairQueue
 from warpwatch_capturing.register import RUN_REGRESSION, CaptureRegister
 from warpwatch_capturing.session import CaptureSession
-from warpwatch_capturing.store import read_diagnosis
+from warpwatch_capturing.store import diagnosis_of
 from warpwatch_telemetry.captures import Capture, RankCapture
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,8 @@ class Finisher:
             result, baseline_id = self._diagnose(capture, folder, ranks)
         outcome = _outcome(ranks, result)
         detail = _shortcomings(ranks) or ("" if outcome == "complete" else str(result))
-        names = child.made_of(capture.request.kind, [rank.file for rank in ranks if rank.file])
+        brought = [rank.file for rank in ranks if rank.file]
+        names = child.made_of(capture.request.kind, brought, for_fleet=capture.of_fleet)
         made = tuple(name for name in names if (folder / name).is_file())
         self._register.update(
             capture.id,
@@ -152,7 +153,7 @@ class Finisher:
             outcome=outcome,
             detail=detail,
             files=files + made,
-            diagnosis=read_diagnosis(folder),
+            diagnosis=diagnosis_of(capture),
             diagnosis_outcome=result,
             baseline_id=baseline_id,
         )

@@ -101,7 +101,7 @@ class Store:
                 logger.warning("cannot read %s: %s", path, error)
         found.sort(key=lambda capture: capture.time)
         older, newest = found[:-with_diagnosis], found[-with_diagnosis:]
-        return older + [replace(c, diagnosis=read_diagnosis(Path(str(c.folder)))) for c in newest]
+        return older + [replace(capture, diagnosis=diagnosis_of(capture)) for capture in newest]
 
     def folders(self) -> list[Path]:
         """Every folder that lies where captures do, whatever is in it."""
@@ -136,6 +136,11 @@ class Store:
 
 def store_path(config: StoreConfig) -> Path:
     return Path(unquote(urlparse(config.url).path))
+
+
+def diagnosis_of(capture: Capture) -> Mapping[str, Any] | None:
+    """Return the verdict to show; of a node's part of a capture over nodes the fleet has it."""
+    return None if capture.of_fleet else read_diagnosis(Path(str(capture.folder)))
 
 
 def read_diagnosis(folder: Path) -> Mapping[str, Any] | None:

@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from warpwatch._version import __version__
@@ -101,7 +100,7 @@ class Fleet:
         node = config.node or self._hostname
         self._ways_out = WaysOut(
             config.exporters, node, "warpwatch-fleet", self._public_url, self.metrics,
-            self.exported, self._told,
+            self.exported, self.exported,
         )  # fmt: skip
         self.server = Server(self, http, page=FleetPage(self))
 
@@ -227,7 +226,10 @@ class Fleet:
         return self.state() if heard else None
 
     def exported(self) -> State:
-        """Ranks and devices are on the agents' own ``/metrics``."""
+        """Return what this fleet has found and captured.
+
+        Ranks and devices are on the agents' own ``/metrics``, and agents report what they found.
+        """
         with self._cluster.lock:
             own = tuple(one for one in self._cluster.anomalies() if one.judged_by == "fleet")
         return State(
@@ -235,12 +237,9 @@ class Fleet:
             version=__version__,
             hostname=self._hostname,
             anomalies=own,
+            captures=tuple(self._register.all()),
             public_url=self._public_url,
         )
-
-    def _told(self) -> State:
-        """What this fleet has found and captured; agents tell of their own."""
-        return replace(self.exported(), captures=tuple(self._register.all()))
 
     def exposition(self) -> Options:
         return Options()

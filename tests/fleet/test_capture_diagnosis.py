@@ -22,6 +22,7 @@ from warpwatch_fleet.captures.merging import FETCH_TIMEOUT_S, MAX_BYTES
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.following import Agents
 from warpwatch_fleet.targets import Target
+from warpwatch_serving.page.captures import describe
 from warpwatch_telemetry import capture_id
 from warpwatch_telemetry.captures import Capture
 
@@ -57,6 +58,16 @@ def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(t
     assert nodes == [(0, "gpu-1"), (1, "gpu-1"), (2, "gpu-2"), (3, "gpu-2")]
     assert capture.diagnosis is not None
     assert capture.diagnosis["summary"] == found["summary"]
+    # The nodes, which read two ranks each, have no verdict of their own, also after a restart.
+    for agent in fleet.agents:
+        for part in (*agent.captures(), *agent.node.store.load(1)):
+            assert (part.diagnosis, part.diagnosis_outcome) == (None, "ok")
+            assert not {"diagnosis.json", "report.html"} & {*part.files}
+            assert describe(part) == (
+                "part of a capture over nodes",
+                "the fleet has its verdict",
+                "",
+            )
 
     chunks = captures.download(capture.id, traces[3], None)
     (theirs,) = fleet.agents[1].node.store.path.glob(f"*/*/*/{capture.id}*/{traces[3]}")

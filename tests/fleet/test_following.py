@@ -131,7 +131,7 @@ def test_an_agent_that_refuses_says_why_and_a_tenants_own_is_not_shown_the_token
     own = Target(to.address, {"owner": "ns/team"})
     for agents, address in ((AgentsConfig(), to), (config, own)):
         with pytest.raises(
-            AgentError, match=r"^401: this needs the token of http.token_file: send"
+            AgentError, match=r"^401: this needs the token of http.token_file .*: send"
         ):
             followed(agents, address, stop)
 

@@ -46,12 +46,16 @@ UNREADABLE = "unreadable: "
 _DIAGNOSIS, _REPORT = "diagnosis.json", "report.html"
 
 
-def made_of(kind: str, names: Sequence[str]) -> list[str]:
-    """What a diagnosis of these files leaves beside them."""
-    if kind == "stacks":
-        return [_DIAGNOSIS]
+def made_of(kind: str, names: Sequence[str], *, for_fleet: bool = False) -> list[str]:
+    """Return what a diagnosis of these files leaves beside them.
+
+    for_fleet: only what the fleet needs for the one verdict of a capture over nodes.
+    """
     traces = [name for name in names if not name.endswith(REDUCTION)]
-    return [_DIAGNOSIS, _REPORT, *map(reduction_name, traces)]
+    reductions = [] if kind == "stacks" else list(map(reduction_name, traces))
+    if for_fleet:
+        return reductions
+    return [_DIAGNOSIS, *reductions] if kind == "stacks" else [_DIAGNOSIS, _REPORT, *reductions]
 
 
 def asked(request: CaptureRequest) -> dict[str, Any] | None:

@@ -74,7 +74,8 @@ def _lines(status: dict[str, Any], active: list[Any], now: float) -> Iterator[st
         yield _anomaly(anomaly, now)
     for capture in status["captures"][-5:]:
         diagnosis = capture["diagnosis"] or {}
-        verdict = diagnosis.get("verdict", "no diagnosis")
+        without = "the fleet has its verdict" if capture.get("of_fleet") else "no diagnosis"
+        verdict = diagnosis.get("verdict", without)
         about = f"{capture['id']} of {capture['request']['job']}"
         copy = f", at {capture['remote']}" if capture["remote"] else ""
         yield f"  capture {about}: {capture['outcome'] or 'running'}, {verdict}{copy}"

@@ -123,6 +123,8 @@ def describe(capture: Capture) -> Explanation:
     diagnosis = capture.diagnosis
     if diagnosis is None:
         failed = capture.diagnosis_outcome
+        if capture.of_fleet and failed == "ok":
+            return Explanation("part of a capture over nodes", "the fleet has its verdict")
         return Explanation(f"no diagnosis: {failed}" if failed else "")
     verdict = text(diagnosis.get("verdict", NO_VALUE), 40).replace("_", " ")
     finding = _first_finding(diagnosis)
