@@ -69,6 +69,24 @@ def tokens() -> None:
         optimizer.step()
 
 
+def time_first() -> None:
+    """Sequences of 7 ids, 8 a batch and 4 in the last."""
+    net = torch.nn.Embedding(2, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    rows = [torch.ones(7, dtype=torch.long) for _ in range(44)]
+    for batch in DataLoader(rows, batch_size=8, collate_fn=partial(torch.stack, dim=1)):
+        learn(net, optimizer, batch)
+
+
+def the_first_batch_is_looked_at(net: Any, optimizer: Any) -> None:
+    """PyTorch's tutorial of DDP does so at the begin of each epoch."""
+    batches = data(4)
+    for _ in range(3):
+        assert len(next(iter(batches))[0]) == 4
+        for (batch,) in batches:
+            learn(net, optimizer, batch)
+
+
 def one_batch_ahead(net: Any, optimizer: Any) -> None:
     batches = iter(data(8))
     (ahead,) = next(batches)
@@ -190,7 +208,15 @@ def a_zero_grad_of_the_programs_own() -> Any:
     return [len(calls), *losses], graphs
 
 
+def a_compiled_step_without_a_loader(net: Any, optimizer: Any) -> Any:
+    return compiled_step(net, optimizer, [(torch.ones(4, 8),)] * 10)
+
+
 def a_compiled_step_with_all_in_it(net: Any, optimizer: Any) -> Any:
+    return compiled_step(net, optimizer, data(10))
+
+
+def compiled_step(net: Any, optimizer: Any, batches: Any) -> Any:
     @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
     def train(batch: torch.Tensor) -> torch.Tensor:
         loss = net(batch).square().mean()
@@ -199,7 +225,7 @@ def a_compiled_step_with_all_in_it(net: Any, optimizer: Any) -> Any:
         optimizer.zero_grad()
         return loss
 
-    losses = [train(batch).item() for (batch,) in data(10)]
+    losses = [train(batch).item() for (batch,) in batches]
     return losses, counted()
 
 

@@ -31,6 +31,7 @@ LOOPS = (
     # First: its clock comes before the hooks, which the import of torch installs.
     "tests.client.loop_base",
     "tests.client.data_loops",
+    "tests.client.library_loops",
     "tests.client.shapes",
     "tests.client.shapes_frameworks",
     "tests.client.shapes_parallel",

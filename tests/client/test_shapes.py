@@ -14,7 +14,7 @@ from tests.client.fork_server import Loops
 pytestmark = pytest.mark.torch
 
 # Of the time. The first steps, in which less is known, are many of the few here.
-NAMED = 0.7
+NAMED = 0.8
 LEARNING = {"forward", "backward", "optimizer"}
 LOADED = LEARNING | {"data_wait"}
 
@@ -34,11 +34,11 @@ class Shape(NamedTuple):
 ALONE = {
     # Both once the model's calls are watched, after five backwards of 8 rows.
     "nanogpt": Shape(LEARNING | {"eval"}, (4 * 12 - 5) * 8, (4 * 12 - 5) * 8 * 32),
-    # A row of its batches is a position, not a sequence; 64 backwards show that nothing else steps.
     # It is watched from the first backward on.
     "nanogpt_compiled": Shape(LEARNING | {"eval"}, (4 * 12 - 1) * 8, (4 * 12 - 1) * 8 * 32),
+    # A row of its batches is a position, not a sequence; 64 backwards show that nothing else steps.
     "updates_by_hand": Shape(
-        {"forward", "backward", "eval"}, None, (85 - 64) * 32 * 16, "backward", unseen=64
+        {"forward", "backward", "eval"}, 0, (85 - 64) * 32 * 16, "backward", unseen=64
     ),
     "ppo": Shape(LEARNING | {"rollout"}),
     "dqn": Shape(LEARNING),
@@ -121,6 +121,7 @@ STEPS = {
     "a_compiled_optimizer_zeroed_last": 10,
     "a_zero_grad_of_the_programs_own": 10,
     "a_compiled_step_with_all_in_it": 10,
+    "a_compiled_step_without_a_loader": 10,
     "a_compiled_function_that_loads_and_saves": 10,
 }
 AFTER = "compiled_after_it_was_seen"
@@ -135,6 +136,16 @@ def test_compiled_steps_are_counted(plain_and_observed: list[Loops], name: str, 
     assert losses == plain_losses
     # Graphs and operators in them, then graph breaks.
     assert graphs[:2] == plain_graphs[:2]
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if "_step_" in name])
+def test_a_step_that_is_compiled_as_a_whole_has_names(
+    plain_and_observed: list[Loops], name: str
+) -> None:
+    found = plain_and_observed[1][name]
+    named_s = sum(found["phases_s"].values())
+    assert found["phases_s"].keys() >= LEARNING
+    assert named_s >= NAMED * (named_s + found["other_s"]), found
 
 
 def test_no_frame_of_ours_is_compiled(plain_and_observed: list[Loops]) -> None:

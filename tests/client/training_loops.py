@@ -78,12 +78,18 @@ def two_networks() -> None:
 
 
 def closures(net: Any, optimizer: Any) -> None:
+    """What it does before and after its closure is its own."""
+    optimizer.register_step_post_hook(lambda *_: spend())
+
     def closure() -> Any:
+        spend()
         backward(net)
+        spend()
         return 0.0
 
     for _ in range(5):
         optimizer.step(closure)
+        spend()
 
 
 def closures_called_often() -> None:
@@ -304,11 +310,10 @@ def a_clock_that_steps_no_more_and_slow_steps() -> None:
 def two_networks_on_one_batch() -> None:
     first, second = model(), model()
     of_first, of_second = sgd(first, second)
-    for number, (batch,) in enumerate(data(6)):
+    for (batch,) in data(6):
         spend()
         learn(first, of_first, batch)
-        # Whether there is a forward of the first batch depends on when the log is settled.
-        spend(number > 0)
+        spend()
         learn(second, of_second, batch)
         spend()
 

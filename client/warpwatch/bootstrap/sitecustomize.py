@@ -14,8 +14,11 @@ from importlib.machinery import PathFinder
 LIBRARIES = (
     "accelerate",
     "deepspeed",
+    "fastai",
+    "keras",
     "lightning",
     "lightning_fabric",
+    "pyro",
     "pytorch_lightning",
     "torch",
     "transformers",

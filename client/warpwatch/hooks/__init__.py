@@ -46,9 +46,11 @@ HOOKS = (
     Hook("optimizer", optimizer.MODULE, optimizer.install),
     *(Hook("optimizer", module, optimizer.install_scaler) for module in optimizer.SCALER_MODULES),
     Hook("optimizer", "torch", optimizer.install_zero_grad),
+    *(Hook("optimizer", module, optimizer.install_other) for module in optimizer.OTHERS),
     Hook("optimizer", dynamo.MODULE, dynamo.install),
     Hook("dataloader", dataloader.MODULE, dataloader.install),
     Hook("backward", backward.MODULE, backward.install),
+    Hook("backward", backward.DISTRIBUTED_MODULE, backward.install_distributed),
     Hook("modules", modules.MODULE, modules.install),
     Hook("modules", dynamo.MODULE, modules.install_compiled),
     Hook("modules", evaluation.MODULE, evaluation.install),
@@ -64,6 +66,8 @@ HOOKS = (
     Hook("lightning", frameworks.PYTORCH_LIGHTNING, frameworks.install_lightning),
     Hook("accelerate", frameworks.ACCELERATE, frameworks.install_accelerate),
     Hook("deepspeed", frameworks.DEEPSPEED, frameworks.install_deepspeed),
+    Hook("pyro", frameworks.PYRO, frameworks.install_pyro),
+    Hook("pyro", frameworks.PYRO_OPTIM, frameworks.install_pyro_optim),
     Hook("pipelining", frameworks.PIPELINING, frameworks.install_pipelining),
 )
 

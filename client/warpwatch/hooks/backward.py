@@ -7,6 +7,7 @@ nothing else can end a step, each backward does: the last resort.
 from __future__ import annotations
 
 import sys
+import weakref
 from functools import wraps
 from threading import get_ident
 from time import monotonic_ns
@@ -14,11 +15,14 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch import faults
-from warpwatch.borders import LEAVE, OTHER
+from warpwatch.borders import LEAVE
 from warpwatch.hooks.hook_state import HookState
+from warpwatch.monitor import Monitor
 
 SOURCE = "backward"
 MODULE = "torch"
+# Of RPC: gradients pass from process to process.
+DISTRIBUTED_MODULE = "torch.distributed.autograd"
 # Who may begin a step at the first backward: no one yet, or those who see no more than that.
 _AUTOMATIC = ("", "optimizer", "dataloader", SOURCE)
 # Backwards without a batch of data or a step of an optimizer, after which each is a step; so many
@@ -67,9 +71,8 @@ class BackwardHook:
             if state.samples or state.tokens:
                 state.count_batches(monitor)
             if not self._phase:
-                self._phase = monitor.phases["backward"].index
-                state.pair_phases(backward=self._phase)
-            clock.push((self._phase, monotonic_ns(), OTHER))
+                self._first(monitor)
+            clock.push((self._phase, monotonic_ns(), state.after_backward))
             state.in_backward = True
             return True
         except Exception as error:
@@ -87,6 +90,16 @@ class BackwardHook:
                 state.end_step(due)
         except Exception as error:
             faults.swallow(error)
+
+    def _first(self, monitor: Monitor) -> None:
+        """Decide what surrounds backward, before anything of the log is settled."""
+        state, phases = self._state, monitor.phases
+        self._phase = phases["backward"].index
+        is_loaded = state.loaded_by == monitor.clock.thread
+        state.pair_phases(self._phase, phases["forward"].index if is_loaded else 0)
+        if state.compiles and not state.updates:
+            # The optimizer may be compiled, too.
+            state.after_backward = phases["optimizer"].index
 
     def _look(self) -> None:
         """Lead, where nothing else can end a step as far as the last backwards show."""
@@ -115,9 +128,20 @@ def _has_optimizer() -> bool:
     return False
 
 
+_hooks: weakref.WeakKeyDictionary[HookState, BackwardHook] = weakref.WeakKeyDictionary()
+
+
 def install(module: ModuleType, state: HookState) -> None:
-    original = module.autograd.backward
-    hook = BackwardHook(state)
+    install_distributed(module.autograd, state)
+
+
+def install_distributed(module: ModuleType, state: HookState) -> None:
+    original = getattr(module, "backward", None)
+    if original is None:
+        return  # of a torch without RPC
+    hook = _hooks.get(state)
+    if hook is None:
+        hook = _hooks[state] = BackwardHook(state)
 
     @wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
@@ -128,4 +152,4 @@ def install(module: ModuleType, state: HookState) -> None:
         finally:
             hook.end()
 
-    module.autograd.backward = backward
+    module.backward = backward  # type: ignore[attr-defined]

@@ -17,29 +17,30 @@ BOUNDARIES = ("cu_seq_lens_q", "cu_seqlens")
 POSITIONS = "position_ids"
 
 
-def measure(batch: Any) -> tuple[int, int]:
+def measure(batch: Any, dimension: int = 0) -> tuple[int, int]:
     """(samples, tokens): the length of the first tensor, and the size of ``input_ids``.
 
-    0 where that is not known. Never raises.
+    ``dimension``: which one of a tensor of several is the batch's, 1 where time comes first. 0
+    where that is not known. Never raises.
     """
     try:
         # What most batches are, in few words.
         first = batch[0] if batch.__class__ is list and batch else batch
         shape = getattr(first, "shape", None)
         if shape:
-            samples = shape[0]
+            samples = shape[dimension if len(shape) > 1 else 0]
             if samples.__class__ is int:
                 return samples, _tokens(first, shape)
-        return _measure(batch, 0) or (0, 0)
+        return _measure(batch, 0, dimension) or (0, 0)
     except Exception as error:
         faults.swallow(error)
         return 0, 0
 
 
-def _measure(batch: Any, depth: int) -> tuple[int, int] | None:
+def _measure(batch: Any, depth: int, dimension: int = 0) -> tuple[int, int] | None:
     shape = getattr(batch, "shape", None)
     if shape is not None:
-        found = _of_shape(shape)
+        found = _of_shape(shape[dimension:] if len(shape) > 1 else shape)
         return found and (found[0], _tokens(batch, shape))
     if isinstance(batch, (tuple, list)):
         items: Any = batch
@@ -55,7 +56,7 @@ def _measure(batch: Any, depth: int) -> tuple[int, int] | None:
         items = fields.values()
     if depth < MAX_DEPTH:
         for item in islice(items, MAX_ITEMS):
-            found = _measure(item, depth + 1)
+            found = _measure(item, depth + 1, dimension)
             if found is not None:
                 return found
     return None

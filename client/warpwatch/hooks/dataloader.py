@@ -39,8 +39,9 @@ class LoaderHook:
     """What surrounds ``__next__`` of a DataLoader's iterator."""
 
     __slots__ = (
-        "_backwards", "_data_wait", "_forward", "_given", "_inside", "_iterator", "_longest_gap",
-        "_progress", "_state", "_updates", "_without_update",
+        "_backwards", "_data_wait", "_dimension", "_forward", "_given", "_given_before", "_inside",
+        "_iterator", "_longest_gap", "_progress", "_sampler", "_size", "_state", "_updates",
+        "_without_update",
     )  # fmt: skip
 
     def __init__(self, state: HookState) -> None:
@@ -48,7 +49,11 @@ class LoaderHook:
         self._data_wait = self._forward = 0  # the phases, once they are known
         self._inside = False
         self._iterator: Callable[[], Any] = _nothing  # a reference to the one asked last
-        self._given = 0  # its batches
+        self._given = self._given_before = 0  # its batches, and of the one before
+        self._sampler: Callable[[], Any] = _nothing  # of the loader asked last
+        # What it says that a batch holds, and the dimension of tensors that has it.
+        self._size: int | None = None
+        self._dimension: int | None = 0
         self._progress = 0  # backwards and optimizer steps when it was asked first
         self._backwards = 0
         self._updates = 0
@@ -96,7 +101,9 @@ class LoaderHook:
                 return
             state = self._state
             state.batches += 1
-            samples, tokens = measure(batch)
+            samples, tokens = measure(batch, self._dimension or 0)
+            if self._dimension is None:
+                samples = self._choose_dimension(batch, samples)
             if self._given > EVALUATION_AFTER and state.evaluating is None:
                 # Nothing was done with what the same loader gave before.
                 state.samples, state.tokens = samples, tokens
@@ -105,7 +112,9 @@ class LoaderHook:
                 state.samples += samples
                 state.tokens += tokens
             monitor = state.monitor
-            if purpose == _TRAINING and monitor is not None:
+            if monitor is None:
+                state.loaded_by = get_ident()
+            elif purpose == _TRAINING:
                 if not self._forward:
                     self._forward = monitor.phases["forward"].index
                     state.pair_phases(forward=self._forward)
@@ -126,10 +135,32 @@ class LoaderHook:
         except Exception as error:
             faults.swallow(error)
 
+    def restart(self, iterator: Any) -> None:
+        """Workers that persist are asked again by the same iterator."""
+        if self._iterator() is iterator:
+            self._iterator = _nothing
+
     def _begin(self, iterator: Any) -> None:
+        state, is_gone = self._state, self._iterator() is None
+        sampler = getattr(iterator, "_index_sampler", None)
+        if sampler is None or self._sampler() is not sampler:
+            self._sampler = _reference(sampler)
+            self._size = getattr(sampler, "batch_size", None)
+            self._dimension = None if self._size else 0
+        elif is_gone and self._given == 1 != self._given_before:
+            # The loop's first batch was looked at: ``next(iter(loader))``.
+            state.samples = state.tokens = 0
         self._iterator = weakref.ref(iterator)
-        self._given = 0
-        self._progress = self._state.backwards + self._state.updates
+        self._given_before, self._given = self._given, 0
+        self._progress = state.backwards + state.updates
+
+    def _choose_dimension(self, batch: Any, samples: int) -> int:
+        """Return the batch's samples. Its loader knows how many a full one has."""
+        if samples == self._size:
+            self._dimension = 0
+        elif measure(batch, 1)[0] == self._size:
+            samples, self._dimension = self._size or 0, 1
+        return samples
 
     def _is_unused(self) -> bool:
         """Whether nothing was learnt since the iterator was asked first. Something must train."""
@@ -162,15 +193,23 @@ def _nothing() -> None:
     return None
 
 
+def _reference(sampler: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(sampler)
+    except TypeError:
+        return _nothing  # a list, or none
+
+
 def install(module: ModuleType, state: HookState) -> None:
     iterators = module._BaseDataLoaderIter
-    iterators.__next__ = _fetching(iterators.__next__, state)
-    module.DataLoader.__iter__ = _starting(module.DataLoader.__iter__, state)
-
-
-def _fetching(original: Callable[[Any], Any], state: HookState) -> Callable[[Any], Any]:
     hook = LoaderHook(state)
+    iterators.__next__ = _fetching(iterators.__next__, hook, state)
+    module.DataLoader.__iter__ = _starting(module.DataLoader.__iter__, hook, state)
 
+
+def _fetching(
+    original: Callable[[Any], Any], hook: LoaderHook, state: HookState
+) -> Callable[[Any], Any]:
     @wraps(original)
     def __next__(iterator: Any) -> Any:
         if state.compiles and state.is_compiling():
@@ -189,16 +228,23 @@ def _fetching(original: Callable[[Any], Any], state: HookState) -> Callable[[Any
     return __next__
 
 
-def _starting(original: Callable[[Any], Any], state: HookState) -> Callable[[Any], Any]:
+def _starting(
+    original: Callable[[Any], Any], hook: LoaderHook, state: HookState
+) -> Callable[[Any], Any]:
     """Starting the workers is waiting for data too."""
 
     @wraps(original)
     def __iter__(loader: Any) -> Any:
+        if state.is_compiling():
+            return original(loader)
         monitor = state.monitor
-        if monitor is None or state.is_compiling():
-            return original(loader)
-        trains = state.is_grad_enabled() and not state.evaluating
-        with monitor.phase("data_wait" if trains else "eval"):
-            return original(loader)
+        if monitor is None:
+            iterator = original(loader)
+        else:
+            trains = state.is_grad_enabled() and not state.evaluating
+            with monitor.phase("data_wait" if trains else "eval"):
+                iterator = original(loader)
+        hook.restart(iterator)
+        return iterator
 
     return __iter__

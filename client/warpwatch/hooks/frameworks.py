@@ -23,6 +23,8 @@ LIGHTNING = "lightning.pytorch.trainer.trainer"
 PYTORCH_LIGHTNING = "pytorch_lightning.trainer.trainer"
 ACCELERATE = "accelerate.accelerator"
 DEEPSPEED = "deepspeed.runtime.engine"
+PYRO = "pyro.infer.svi"
+PYRO_OPTIM = "pyro.optim.optim"
 PIPELINING = "torch.distributed.pipelining.stage"
 
 
@@ -70,6 +72,16 @@ def install_deepspeed(module: ModuleType, state: HookState) -> None:
     _phase(module.DeepSpeedEngine, "save_checkpoint", "checkpoint", state)
     # Optimizers are called there to allocate their state, before there are gradients.
     _unseen(module.DeepSpeedEngine, "__init__", state)
+
+
+def install_pyro(module: ModuleType, state: HookState) -> None:
+    """Model and guide are functions, which no hook sees."""
+    _before(module.SVI, "step", lambda *_, **__: state.switch("forward"))
+
+
+def install_pyro_optim(module: ModuleType, state: HookState) -> None:
+    # It has an optimizer of its own for each parameter.
+    _phase(module.PyroOptim, "__call__", "optimizer", state)
 
 
 def install_pipelining(module: ModuleType, state: HookState) -> None:

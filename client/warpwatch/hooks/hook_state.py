@@ -18,6 +18,7 @@ from types import ModuleType
 
 from warpwatch import faults
 from warpwatch.attach import attach
+from warpwatch.borders import OTHER
 from warpwatch.hooks.compiling import has_compiled, is_compiling_of
 from warpwatch.monitor import Monitor
 
@@ -28,8 +29,10 @@ class HookState:
     ``backwards``, ``updates`` and ``batches`` count calls of backward, steps of any optimizer and
     batches of training data; ``elsewhere``, backwards and updates in other threads than the
     training's.
-    ``samples`` and ``tokens`` are in batches that no backward has used.
+    ``samples`` and ``tokens`` are in batches that no backward has used. loaded_by: the thread that
+    loaded a batch before the process was a rank, 0 if none did.
     compiles: torch.compile is in use; ``is_compiling`` need not be asked before.
+    after_backward: the phase that runs from the end of backward on.
     """
 
     __slots__ = (
@@ -39,6 +42,7 @@ class HookState:
         "_compiling",
         "_forward",
         "_when_compiling",
+        "after_backward",
         "backwards",
         "batches",
         "compiles",
@@ -49,6 +53,7 @@ class HookState:
         "in_backward",
         "is_compiling",
         "is_grad_enabled",
+        "loaded_by",
         "monitor",
         "next_awaited",
         "off",
@@ -67,10 +72,11 @@ class HookState:
         self.is_grad_enabled: Callable[[], bool] = _always
         self.graph_task: Callable[[], int] = _unknown
         self.backwards = self.updates = self.batches = self.elsewhere = 0
-        self.samples = self.tokens = 0
+        self.samples = self.tokens = self.loaded_by = 0
         # None: no one says so, as a framework does. It is to be guessed.
         self.evaluating: bool | None = None
         self.in_backward = False
+        self.after_backward = OTHER
         self._backward = self._forward = 0  # the phases, once they are known
         # Who has ended a step inside of backward; it ends with it.
         self.due: str | None = None

@@ -9,6 +9,8 @@ compiled modules are seen: nothing of ours is in a graph.
 
 from __future__ import annotations
 
+import weakref
+from contextlib import suppress
 from functools import wraps
 from threading import get_ident
 from typing import Any
@@ -44,8 +46,20 @@ class ModuleHook:
     """
 
     __slots__ = (
-        "_called", "_classes", "_every", "_handle", "_inside", "_looked", "_phase", "_round",
-        "_torch", "_unlearned", "_wordless", "forward", "state",
+        "_called",
+        "_classes",
+        "_every",
+        "_handle",
+        "_inside",
+        "_looked",
+        "_orders",
+        "_phase",
+        "_round",
+        "_torch",
+        "_unlearned",
+        "_wordless",
+        "forward",
+        "state",
     )  # fmt: skip
 
     def __init__(self, torch: Any, state: HookState) -> None:
@@ -59,6 +73,7 @@ class ModuleHook:
         self._round = self._looked = self._unlearned = self._wordless = 0
         self._every = LOOK_EVERY
         self.forward = -1
+        self._orders: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def __reduce__(self) -> Any:
         """As of ``_Called``: nothing calls it there."""
@@ -114,8 +129,9 @@ class ModuleHook:
             if len(self._called) < MAX_MODULES and (
                 kind in self._classes or "__call__" not in vars(kind)
             ):
-                self._inside.update(map(id, module.modules()))
                 self._called.add(id(module))
+                with suppress(ValueError):  # a RemoteModule's are in another process
+                    self._inside.update(map(id, module.modules()))
                 if kind not in self._classes:
                     self._classes.append(kind)
         except Exception as error:
@@ -144,10 +160,20 @@ class ModuleHook:
                     # Token ids are a batch of data; of anything else it is not known.
                     samples, tokens = measure(args[0])
                     if tokens:
-                        state.samples, state.tokens = samples, tokens
+                        state.samples = 0 if self._may_take_time_first(module) else samples
+                        state.tokens = tokens
                     self._wordless = 0 if tokens else self._wordless + 1
         except Exception as error:
             faults.swallow(error)
+
+    def _may_take_time_first(self, module: Any) -> bool:
+        """Return whether a part of the module does; rows of its input are then no samples."""
+        found = self._orders.get(module)
+        if found is None:
+            parts = module.modules()
+            found = any(getattr(part, "batch_first", None) is False for part in parts)
+            self._orders[module] = found
+        return found
 
 
 def _hook_calls(kind: Any, called: set[int], hook: ModuleHook) -> None:

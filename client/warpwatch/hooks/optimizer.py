@@ -7,6 +7,7 @@ runs compiled, no hook sees it, and ``zero_grad``, which dynamo never traces, en
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
@@ -16,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch import faults
-from warpwatch.borders import LEAVE, OTHER
+from warpwatch.borders import LEAVE, OTHER, SWITCH
 from warpwatch.hooks.clock_choice import ClockChoice
 from warpwatch.hooks.hook_state import HookState
 from warpwatch.monitor import Monitor
@@ -26,6 +27,14 @@ from warpwatch.steps import StepClock
 SOURCE = "optimizer"
 MODULE = "torch.optim.optimizer"
 SCALER_MODULES = ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
+# Those of other libraries that end with an update of the model: module, class, method.
+OTHERS = {
+    "fastai.optimizer": ("Optimizer", "step"),
+    "keras.src.optimizers.base_optimizer": ("BaseOptimizer", "apply"),
+    "torch.distributed.optim.optimizer": ("DistributedOptimizer", "step"),
+}
+# Keras on other libraries traces its updates.
+_KERAS_ON_TORCH = "keras.src.backend.torch"
 # Steps without a backward or new data after which there is more to training than we can see.
 MAX_SUB_GROUPS = 64
 # zero_grad after a backward without a step that was seen, where steps have been seen before.
@@ -36,9 +45,9 @@ class OptimizerHooks:
     """What runs before and after ``step`` of optimizers and gradient scalers."""
 
     __slots__ = (
-        "_choice", "_clock", "_closure", "_counted", "_ends", "_parameters", "_phase", "_repeats",
-        "_running", "_state", "_timed", "_unseen", "_updates_when_zeroed", "_used_by_others",
-        "_used_when_begun", "_used_when_zeroed", "_zeroed",
+        "_choice", "_clock", "_closure", "_counted", "_ends", "_is_forward", "_parameters",
+        "_phase", "_repeats", "_running", "_state", "_timed", "_unseen", "_updates_when_zeroed",
+        "_used_by_others", "_used_when_begun", "_used_when_zeroed", "_zeroed",
     )  # fmt: skip
 
     def __init__(self, state: HookState) -> None:
@@ -52,39 +61,44 @@ class OptimizerHooks:
         self._phase = 0
         self._ends = self._closure = False
         self._counted = self._repeats = self._used_when_begun = self._used_by_others = 0
+        # Where no optimizer's step is seen: whether forward is what no hook has a name for.
+        self._is_forward: bool | None = None
         self._zeroed: weakref.ref[Any] | None = None
         self._used_when_zeroed = self._updates_when_zeroed = self._unseen = 0
 
-    def before(self, stepper: Any, args: Any, kwargs: Any) -> None:
+    def before(self, stepper: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """The global hook before ``Optimizer.step``, and what a scaler does before its own.
 
-        ``args`` and ``kwargs``: of the call, ``args`` with the optimizer. In a closure forward and
-        backward run inside.
+        ``args`` and ``kwargs``: of the call, ``args`` with the optimizer; returned with another
+        closure where it has one, in which forward and backward run.
         """
         state = self._state
         if state.compiles and state.is_compiling():
-            return
+            return None
         try:
             monitor = state.monitor or state.attach()
             if monitor is None:
-                return
+                return None
             clock = monitor.clock
             is_led = clock.open and monitor.step_clock == SOURCE and get_ident() == clock.thread
             if not is_led and not self._begin_step(clock):
-                return
+                return None
             if self._running and self._has_raised(stepper):
                 self._reset()
             if not self._running:
                 self._used_when_begun = state.backwards + state.batches
+                if not self._phase:
+                    self._phase = monitor.phases["optimizer"].index
                 self._closure = _has_closure(args, kwargs) if len(args) > 1 or kwargs else False
-                if not self._closure:
-                    if not self._phase:
-                        self._phase = monitor.phases["optimizer"].index
-                    clock.push((self._phase, monotonic_ns(), None))
-                    self._timed = True
+                if self._closure:
+                    self._running.append(id(stepper))
+                    return self._with_closure(monitor, args, kwargs)
+                clock.push((self._phase, monotonic_ns(), None))
+                self._timed = True
             self._running.append(id(stepper))
         except Exception as error:
             faults.swallow(error)
+        return None
 
     def after(self, optimizer: Any, args: Any, kwargs: Any, scaler: Any = None) -> None:
         """The global hook after it; ``scaler`` is the one that was to call the optimizer."""
@@ -104,9 +118,12 @@ class OptimizerHooks:
             if running:
                 return
             now = monotonic_ns()
+            state.after_backward = OTHER
             if self._timed:
                 self._timed = False
                 monitor.clock.push((LEAVE, now, OTHER))
+            elif self._closure:
+                monitor.clock.push((SWITCH, now, OTHER))
             state.updates += 1
             ends, self._ends = self._ends, False
             if ends and self._is_new():
@@ -145,6 +162,29 @@ class OptimizerHooks:
         except Exception as error:
             faults.swallow(error)
 
+    def _with_closure(self, monitor: Monitor, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a step: what is not forward or backward in it is ``optimizer``.
+
+        Neither can be a phase around the other: a closure is called again and again.
+        """
+        state, clock, around = self._state, monitor.clock, self._phase
+        forward = monitor.phases["forward"].index
+        closure = args[1] if len(args) > 1 else kwargs["closure"]
+
+        @wraps(closure)
+        def timed(*of_call: Any, **named: Any) -> Any:
+            clock.push((SWITCH, monotonic_ns(), forward))
+            try:
+                return closure(*of_call, **named)
+            finally:
+                clock.push((SWITCH, monotonic_ns(), around))
+
+        state.after_backward = around
+        clock.push((SWITCH, monotonic_ns(), around))
+        if len(args) > 1:
+            return (args[0], timed, *args[2:]), kwargs
+        return args, {**kwargs, "closure": timed}
+
     def _has_raised(self, stepper: Any) -> bool:
         """Whether what was running has ended and nothing saw it, now that ``stepper`` begins.
 
@@ -178,13 +218,21 @@ class OptimizerHooks:
             state.end_step(SOURCE)
 
     def _blind_step(self) -> None:
-        self._state.begin_step(SOURCE)
-        if self._state.leads(SOURCE):
-            self._state.end_step(SOURCE)
+        """Compiled: from here to backward is forward where nothing else says what is."""
+        state, monitor = self._state, self._state.monitor
+        state.begin_step(SOURCE)
+        if monitor is not None and state.leads(SOURCE):
+            state.end_step(SOURCE)
+            state.after_backward = monitor.phases["optimizer"].index
+            if self._is_forward is None:
+                self._is_forward = "forward" not in monitor.clock.phase_names
+            if self._is_forward and not state.batches:
+                state.switch("forward")
 
     def _reset(self) -> None:
         self._running.clear()
         self._ends = False
+        self._state.after_backward = OTHER
         if self._timed and self._state.monitor is not None:
             self._timed = False
             self._state.monitor.clock.push((LEAVE, monotonic_ns(), OTHER))
@@ -280,26 +328,42 @@ def install_zero_grad(module: ModuleType, state: HookState) -> None:
 
 def install_scaler(module: ModuleType, state: HookState) -> None:
     """A scaler that finds an overflow does not call the optimizer: a step all the same."""
-    scaler_class = module.GradScaler
-    original = vars(scaler_class).get("step")
-    if original is not None:
-        scaler_class.step = _scaled(original, hooks_of(state), state)
+    _hook_updates(module.GradScaler, "step", state, _scaled)
 
 
-def _scaled(
-    original: Callable[..., Any], hooks: OptimizerHooks, state: HookState
-) -> Callable[..., Any]:
+def install_other(module: ModuleType, state: HookState) -> None:
+    owner, name = OTHERS[module.__name__]
+    if "keras" not in module.__name__ or _KERAS_ON_TORCH in sys.modules:
+        _hook_updates(getattr(module, owner), name, state, _itself)
+
+
+def _scaled(scaler: Any, optimizer: Any = None, *_: Any, **__: Any) -> Any:
+    return optimizer
+
+
+def _itself(optimizer: Any, *_: Any, **__: Any) -> Any:
+    return optimizer
+
+
+def _hook_updates(
+    owner: Any, name: str, state: HookState, optimizer_of: Callable[..., Any]
+) -> None:
+    """``optimizer_of``: which optimizer a call with these arguments updates the model by."""
+    original, hooks = vars(owner).get(name), hooks_of(state)
+    if original is None:
+        return
+
     @wraps(original)
-    def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(stepper: Any, *args: Any, **kwargs: Any) -> Any:
         if state.is_compiling() or state.off:
-            return original(scaler, optimizer, *args, **kwargs)
-        hooks.before(scaler, (optimizer, *args), kwargs)
+            return original(stepper, *args, **kwargs)
+        hooks.before(stepper, (stepper,), {})
         try:
-            done = original(scaler, optimizer, *args, **kwargs)
+            done = original(stepper, *args, **kwargs)
         except BaseException:
             hooks.abandon()
             raise
-        hooks.after(optimizer, args, kwargs, scaler)
+        hooks.after(optimizer_of(stepper, *args, **kwargs), args, kwargs, stepper)
         return done
 
-    return step
+    setattr(owner, name, step)

@@ -1,0 +1,115 @@
+"""Training loops that do what the training libraries do that have optimizers of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tests.client.loop_base import data, model, spend, state
+from warpwatch import hooks
+
+
+def library(**modules: type) -> None:
+    """Import a library of these classes, each in a module of the name with dots for ``__``."""
+    for name, contents in modules.items():
+        module = ModuleType(name.replace("__", "."))
+        setattr(module, contents.__name__, contents)
+        sys.modules[module.__name__] = module
+        for hook in hooks.HOOKS:
+            if hook.module == module.__name__:
+                hook.install(module, state)
+
+
+class ByHand:
+    """An optimizer that is none of torch's."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = list(parameters)
+
+    def apply(self, gradients: Any, parameters: Any) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter -= 0.01 * gradient
+
+    def step(self, closure: Any = None) -> None:
+        assert closure is None
+        with torch.no_grad():
+            self.apply([one.grad for one in self.parameters], self.parameters)
+
+
+def as_fastai_does() -> None:
+    Optimizer = type("Optimizer", (), {**vars(ByHand)})
+    library(fastai__optimizer=Optimizer)
+    net = model()
+    optimizer: Any = Optimizer(net.parameters())
+    for (batch,) in data(5):
+        net(batch).sum().backward()
+        optimizer.step()
+        net.zero_grad()
+
+
+def as_keras_does() -> None:
+    BaseOptimizer = type("BaseOptimizer", (), {**vars(ByHand)})
+    library(keras__src__backend__torch=ModuleType)
+    library(keras__src__optimizers__base_optimizer=BaseOptimizer)
+    net = model()
+    optimizer: Any = BaseOptimizer(net.parameters())
+    for (batch,) in data(5):
+        net.zero_grad()
+        net(batch).sum().backward()
+        with torch.no_grad():
+            optimizer.apply([one.grad for one in optimizer.parameters], optimizer.parameters)
+
+
+class PyroOptim:
+    """One optimizer a parameter."""
+
+    def __init__(self) -> None:
+        self.optimizers: dict[Any, Any] = {}
+
+    def __call__(self, parameters: Any) -> None:
+        spend()
+        for parameter in parameters:
+            if parameter not in self.optimizers:
+                self.optimizers[parameter] = torch.optim.SGD([parameter], lr=0.01)
+            self.optimizers[parameter].step()
+            parameter.grad = None
+
+
+class SVI:
+    """Model and guide are functions."""
+
+    def step(self, parameters: Any, optim: Any) -> None:
+        spend()
+        sum((parameter - 3).square().sum() for parameter in parameters).backward()
+        optim(parameters)
+
+
+def as_pyro_does() -> None:
+    library(pyro__infer__svi=SVI, pyro__optim__optim=PyroOptim)
+    inference, optim = SVI(), PyroOptim()
+    parameters = [torch.zeros(4, requires_grad=True) for _ in range(2)]
+    for _ in range(5):
+        inference.step(parameters, optim)
+        spend()
+
+
+def by_distributed_autograd() -> None:
+    import torch.distributed.autograd as dist_autograd
+    from torch.distributed import rpc
+    from torch.distributed.optim import DistributedOptimizer
+
+    method = f"file://{os.path.join(sys.argv[1], 'rpc')}"
+    options = rpc.TensorPipeRpcBackendOptions(init_method=method)
+    rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+    net = model()
+    references = [rpc.RRef(parameter) for parameter in net.parameters()]
+    optimizer = DistributedOptimizer(torch.optim.SGD, references, lr=0.01)
+    for _ in range(5):
+        with dist_autograd.context() as context:
+            dist_autograd.backward(context, [net(torch.ones(4, 8)).sum()])
+            optimizer.step(context)
+    rpc.shutdown()
