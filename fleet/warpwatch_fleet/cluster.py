@@ -15,11 +15,12 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_fleet import joining
 from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.memory import SAVE_INTERVAL_S, SavedJob
-from warpwatch_fleet.node import NOT_ASKED, Node
+from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock, DeviceReading, RankSeen, Record
+from warpwatch_telemetry.samples import NOT_ASKED
 
 logger = logging.getLogger(__name__)
 

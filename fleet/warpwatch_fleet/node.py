@@ -18,7 +18,7 @@ from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.newest import put_newest
 from warpwatch_telemetry.records import Clock, DeviceReading, PortReading, RankSeen, Record
 from warpwatch_telemetry.runs import SCHEMA, RunSummary
-from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
+from warpwatch_telemetry.samples import NOT_ASKED, Device, DeviceSample, SourceHealth
 from warpwatch_telemetry.stream import (
     AnomalyLine,
     CaptureLine,
@@ -30,8 +30,6 @@ from warpwatch_telemetry.stream import (
 
 # A node's clock is corrected by what it is ahead or behind; less than this is the network's.
 LEAST_SKEW_S = 0.5
-# Of an agent, until it was asked for the first time.
-NOT_ASKED = "not asked yet"
 # Worth a word to a person.
 TOLD_SKEW_S = TOLD_LAG_S = 5.0
 # What an agent may have at once: as many rings as its own limit, as many anomalies as it keeps.
@@ -291,7 +289,7 @@ class Node:
             reason = f"its clock is {abs(self.skew_s):.0f} s {side}"
         elif self.up and self.lost:
             reason = f"{self.lost} lines were lost: the fleet came too late for them"
-        return SourceHealth(self.name, self.up, reason, lag_s, refused)
+        return SourceHealth(self.name, self.up, reason, errors=refused, lag_s=lag_s)
 
     def forget_ranks(self, job: tuple[object, ...]) -> None:
         """The job has ended there: its ranks no longer count."""

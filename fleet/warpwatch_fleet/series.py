@@ -56,7 +56,7 @@ class Series:
         now = self._wall()
         with self._cluster.lock:
             return {
-                node.name: node.health(now).duration_s
+                node.name: node.health(now).lag_s or 0.0
                 for node in self._cluster.nodes.values()
                 if node.up
             }

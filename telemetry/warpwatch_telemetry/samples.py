@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from warpwatch_telemetry.metric import SeriesKey
 
+# Why a fleet's agent is not up, until it was asked for the first time.
+NOT_ASKED = "not asked yet"
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -68,10 +71,14 @@ class HostSample:
 
 @dataclass(frozen=True, slots=True)
 class SourceHealth:
-    """How a source is doing. ``reason`` says in one line what is missing when it is not up."""
+    """How a source is doing. ``reason`` says in one line what is missing when it is not up.
+
+    lag_s: how far a fleet is behind this agent; None of what an agent reads itself.
+    """
 
     name: str
     up: bool
     reason: str = ""
     duration_s: float = 0.0
     errors: int = 0
+    lag_s: float | None = None

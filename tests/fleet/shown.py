@@ -63,7 +63,7 @@ def node(
             values["device_throttle_active", ("hw_thermal",)] = 1.0
         device = Device(f"GPU-{number:03}-{index}", index, "")
         samples.append(DeviceSample(device, NOW, values, source=name))
-    return SourceHealth(name, up, reason, late_s), samples
+    return SourceHealth(name, up, reason, lag_s=late_s), samples
 
 
 def with_nodes(state: State, *nodes: tuple[SourceHealth, list[DeviceSample]]) -> State:

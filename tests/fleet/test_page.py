@@ -21,8 +21,8 @@ from tests.fleet.shown import (
     with_nodes,
 )
 from warpwatch_fleet.page import heatmap, nodes
-from warpwatch_fleet.page.headline import headline
 from warpwatch_serving.models import PageFilters
+from warpwatch_serving.page.headline import headline
 from warpwatch_serving.page.job_order import ranked
 from warpwatch_serving.page.selection import Selection
 from warpwatch_telemetry.metric import SeriesKey
@@ -102,8 +102,7 @@ def test_of_many_jobs_the_worst_come_first_and_the_page_stays_short(http, fleet)
 )
 def test_the_page_is_searched_by_job_owner_and_node(http, fleet, query, counts, anomalies):
     fleet.now = crowded_state()
-    nodes = [source.name for source in fleet.now.sources]
-    found = Selection(fleet.now, PageFilters(**query), nodes)
+    found = Selection(fleet.now, PageFilters(**query))
     shown = (found.state.jobs, found.state.ranks, found.state.sources)
     assert [len(one) for one in shown] == counts
     assert {one.id for one in found.state.anomalies} == set(anomalies)
@@ -138,7 +137,7 @@ def test_nodes_in_trouble_come_first(fleet: MemoryFleet) -> None:
     order = [health.name for health, _ in found]
     assert order == ["gpu-003", "gpu-002", "gpu-005", "gpu-004", "gpu-001"]
     assert [one.tone for one in found[3][1]][4:6] == ["busy", "hot"]
-    away = SourceHealth("gpu-003", False, "no route", 0.0)
+    away = SourceHealth("gpu-003", False, "no route", lag_s=0.0)
     assert nodes.how(away) == "away: no route"
 
 

@@ -1,7 +1,6 @@
 """The fleet's own page: the parts of the agent's, with jobs and nodes as heat maps.
 
 - endpoint: which templates and modules it has
-- headline: the agents that it does not see, and the worst anomaly
 - heatmap: ranks by node, coloured by what a step takes them and how long they wait
 - nodes: agents with their GPUs, those in trouble first
 """

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 from warpwatch_runtime.quantities import plural, seconds, text
 from warpwatch_serving.page import devices
+from warpwatch_serving.page.agents import is_late
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 from warpwatch_telemetry.state import State
 
 # Rows, unless all are asked for: as many of those in trouble, and of all.
 MAX_NODES, MIN_NODES = 20, 10
 MAX_GPUS = 32
-# What an agent that is well is behind.
-LATE_S = 3.0
 # Whether it is up, how late it is, whether no anomaly is there and no GPU is in trouble.
 Place = tuple[bool, float, bool, bool]
 WELL: Place = (True, 0.0, True, True)
@@ -41,7 +40,7 @@ def listed(state: State) -> list[tuple[SourceHealth, list[Gpu]]]:
 
 def _place(node: tuple[SourceHealth, Sequence[Gpu]], named: Collection[str]) -> Place:
     health, of_node = node
-    late_s = health.duration_s if health.duration_s >= LATE_S else 0.0
+    late_s = health.lag_s or 0.0 if is_late(health) else 0.0
     is_hot = any(gpu.tone in ("down", "hot") for gpu in of_node)
     return health.up, -late_s, health.name not in named, not is_hot
 
@@ -83,10 +82,10 @@ def ranks(state: State) -> Mapping[str, int]:
 def how(health: SourceHealth) -> str:
     if not health.up:
         return f"away: {text(health.reason) or 'no reason known'}"
-    late = f"{seconds(health.duration_s)} behind"
+    late = f"{seconds(health.lag_s)} behind"
     refused = f" · {plural(health.errors, 'line')} not believed" if health.errors else ""
     return " · ".join(filter(None, (late, text(health.reason)))) + refused
 
 
 def tone(health: SourceHealth) -> str:
-    return "down" if not health.up else "late" if health.duration_s >= LATE_S else "up"
+    return "down" if not health.up else "late" if is_late(health) else "up"

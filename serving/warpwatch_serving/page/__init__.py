@@ -4,6 +4,7 @@
 - templates: one file a section, with the style and the script that goes on refreshing; each asks
   the module of its name
 - headline: the one line on top
+- agents: those that a fleet does not see
 - selection: the part of the state that a search selects
 - job_order: jobs, the worst first, each with a sentence
 - findings, jobs, devices, captures, runs: what each section says of a record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,7 +58,7 @@ class PageEndpoint:
 
     def _show(self, caller: Caller, wanted: models.PageFilters) -> Response:
         state, known = self._known(caller)
-        selection = Selection(state, wanted, self.nodes(state))
+        selection = Selection(state, wanted)
         state = selection.state
         return self._answer(
             self.name,
@@ -66,7 +66,7 @@ class PageEndpoint:
             selection=selection,
             wanted=wanted,
             ranked=ranked(state),
-            headline=NOTHING_FOUND if selection.is_empty else self.headline(state),
+            headline=NOTHING_FOUND if selection.is_empty else headline(state),
             files_open=caller.files,
             known=[one for one in known if selection.has_job(one.job_id)],
         )
@@ -84,13 +84,6 @@ class PageEndpoint:
         return visible(state, caller.owner), [
             one for one in known if caller.owner in (None, one.owner)
         ]
-
-    def nodes(self, state: State) -> Collection[str]:
-        """Return the names of the sources that are nodes."""
-        return ()
-
-    def headline(self, state: State) -> Headline:
-        return headline(state)
 
     def _answer(self, name: str, **about: object) -> Response:
         page = self._environment.get_template(name).render(about)
