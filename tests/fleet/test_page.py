@@ -20,6 +20,7 @@ from tests.fleet.shown import (
     url,
     with_nodes,
 )
+from warpwatch_daemon.cli import status
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_serving.models import PageFilters
 from warpwatch_serving.page.headline import headline
@@ -109,6 +110,27 @@ def test_the_page_is_searched_by_job_owner_and_node(http, fleet, query, counts, 
     page = http.get("/", params=query | {"all": "true"}).text
     assert len(re.findall('<li class="(?:up|late|down)">', page)) == counts[2]
     assert ("Nothing matches the search" in page) == (counts[0] == 0)
+
+
+def test_status_begins_with_what_is_wrong_and_lists_the_ranks_of_one_job(url, fleet, capsys):
+    fleet.now = crowded_state()
+
+    def lines(*options: str) -> list[str]:
+        assert status.main(["--url", url, *options], lambda: NOW) == 1
+        out: str = capsys.readouterr().out
+        return out.splitlines()
+
+    said = lines()
+    assert said[0] == "! 3 of 250 agents cannot be reached"
+    assert [line.split()[1] for line in said[2:5]] == ["xid,", "straggler,", "straggler,"]
+    assert said[22:24] == [
+        "  and 13 more anomalies: --json",
+        "2000 of 2000 devices up, 2000 ranks of 189 jobs",
+    ]
+    assert said[24].startswith("  llama-0 of ns/nlp: 256 ranks, step 4180, median step 480 ms, ")
+    assert said[44:] == ["  and 169 more jobs: --job, --owner or --ranks"]
+    assert len([line for line in lines("--job", "llama-4") if line.startswith("    rank ")]) == 32
+    assert "564 ranks of 63 jobs" in "\n".join(lines("--owner", "uid/1004"))
 
 
 def test_the_headline_says_what_the_fleet_does_not_see(golden):

@@ -38,7 +38,7 @@ def test_the_map_fits_and_shows_who_is_slow(browser, url, fleet, scheme, width, 
 
 
 @pytest.mark.parametrize(
-    ("scheme", "width", "tallest"), [("dark", 390, 8400), ("light", 1280, 4000)]
+    ("scheme", "width", "tallest"), [("dark", 390, 9500), ("light", 1280, 4000)]
 )
 def test_250_nodes_and_189_jobs_stay_short_and_are_searched(
     browser, url, fleet, scheme, width, tallest
