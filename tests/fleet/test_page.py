@@ -20,7 +20,10 @@ from tests.fleet.shown import (
     url,
     with_nodes,
 )
+from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import status
+from warpwatch_daemon.cli.top import rows
+from warpwatch_daemon.cli.top.reading import Reader
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_serving.models import PageFilters
 from warpwatch_serving.page.headline import headline
@@ -131,6 +134,21 @@ def test_status_begins_with_what_is_wrong_and_lists_the_ranks_of_one_job(url, fl
     assert said[44:] == ["  and 169 more jobs: --job, --owner or --ranks"]
     assert len([line for line in lines("--job", "llama-4") if line.startswith("    rank ")]) == 32
     assert "564 ranks of 63 jobs" in "\n".join(lines("--owner", "uid/1004"))
+
+
+def test_top_begins_with_ranks_and_gpus_in_trouble_and_is_searched(url, fleet):
+    fleet.now = crowded_state()
+    reading = Reader(lambda: ApiClient(url)).look()
+    assert rows.headline(reading).startswith("3 of 250 agents cannot be reached, 2000 GPUs, ")
+    troubled = [key[1::2] for key, _ in rows.rank_rows(reading, wide=True)][:3]
+    assert troubled == [("llama-0", "128"), ("llama-4", "16"), ("llama-0", "0")]
+    assert [key for key, _ in rows.device_rows(reading, wide=True)][:2] == [
+        "GPU-077-5",
+        "GPU-155-2",
+    ]
+    assert " xid " in rows.finding_lines(reading, 4)[0].plain
+    found = reading.narrowed("GPU-155")
+    assert [len(part) for part in (found.ranks, found.devices, found.anomalies)] == [8, 8, 3]
 
 
 def test_the_headline_says_what_the_fleet_does_not_see(golden):

@@ -17,7 +17,7 @@ from tests.waiting import DEADLINE_S
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.api_socket import socket_path
 from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.reading import Reader, Reading
+from warpwatch_daemon.cli.top.reading import Document, Reader, Reading
 from warpwatch_daemon.cli.top.screen import Top
 
 SMALL, LARGE = (80, 24), (200, 50)
@@ -60,6 +60,10 @@ async def look_capture_and_restart(node: LoopNode) -> None:
         job, rank, *_, state = cells("#ranks")[1]
         assert (job, rank, state) == ("stepping", "1", "running")
         assert app.screen.size == SMALL
+        await pilot.press("slash", *"nobody")
+        await until(lambda: "0 GPUs, 0 ranks" in line("#head") and cells("#ranks") == [])
+        await pilot.press("escape")
+        await until(lambda: len(cells("#ranks")) == 2 and app.query_one("#ranks").has_focus)
         assert app.query_one("#ranks").virtual_size.width <= SMALL[0]
         await pilot.press("c")
         await until(lambda: "no capture" in line("#said") or "capture of step" in line("#said"))
@@ -109,10 +113,12 @@ def test_trouble_is_marked_and_comes_first_and_a_fleets_device_names_its_node():
         "time": 0.0, "values": {}, "up": True, "reason": "",
     }  # fmt: skip
     lost = {**device, "uuid": "GPU-2", "index": 2, "source": "gpu-7", "up": False, "reason": "lost"}
+    hot = {**device, "uuid": "GPU-3", "values": {"throttle_active{reason=hw_thermal}": 1.0}}
     rank = {"device": "GPU-1", "status": "stopped", "job": "llama", "name": "3"}
-    reading = Reading(0.0, "", [device, lost], [rank, {**rank, "name": "4"}], [], [])
-    (first, shown), (second, well) = rows.device_rows(reading, wide=False)
-    assert (first, second) == ("GPU-2", "GPU-1")
+    found: list[Document] = [device, hot, lost]
+    reading = Reading(0.0, "", found, [rank, {**rank, "name": "4"}], [], [])
+    (first, shown), (second, _), (third, well) = rows.device_rows(reading, wide=False)
+    assert (first, second, third) == ("GPU-2", "GPU-3", "GPU-1")
     assert (str(shown[0]), str(shown[-1])) == ("gpu-7 2", "! lost")
     assert (str(well[0]), str(well[-1])) == ("1", "llama 3, llama 4")
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from warpwatch_daemon.api_client import ApiClient
+from warpwatch_telemetry.samples import SourceHealth
 
 Document = Mapping[str, Any]
 RankKey = tuple[str, str, str, str]
@@ -18,6 +21,7 @@ class Reading:
     """Lists as the API has them. time: wall clock in seconds; url: who said it.
 
     phases: of each rank, the share of each phase in its steps since the look before.
+    sources: what an agent reads, or the agents that a fleet follows.
     """
 
     time: float
@@ -27,6 +31,33 @@ class Reading:
     anomalies: list[Document]
     captures: list[Document]
     phases: Mapping[RankKey, Mapping[str, float]] = field(default_factory=dict)
+    sources: Sequence[SourceHealth] = ()
+
+    def narrowed(self, words: str) -> Reading:
+        """Return what has ``words`` in the name of its job, owner or node."""
+        if not words:
+            return self
+        words = words.casefold()
+
+        def has(*names: str | None) -> bool:
+            return any(words in name.casefold() for name in names if name)
+
+        ranks = [one for one in self.ranks if has(one["job"], one["owner"], one["host"])]
+        used, hosts = {one["device"] for one in ranks}, {one["host"] for one in ranks}
+        return replace(
+            self,
+            ranks=ranks,
+            devices=[one for one in self.devices if one["uuid"] in used or has(one["source"])],
+            anomalies=[
+                one
+                for one in self.anomalies
+                if has(one["job"], one["owner"], one["node"])
+                or (one["job"] is None and (one["node"] in hosts or one["device"] in used))
+            ],
+            captures=[
+                one for one in self.captures if has(one["request"]["job"], one["request"]["owner"])
+            ],
+        )
 
 
 def rank_key(rank: Document) -> RankKey:
@@ -50,9 +81,10 @@ class Reader:
         self._api = None
         parts = ("devices", "ranks", "anomalies", "captures")
         said = {part: api.get(f"/api/v1/{part}")[part] for part in parts}
+        sources = msgspec.convert(api.get("/readyz", accepted=503)["sources"], list[SourceHealth])
         self._api = api
         self._follow(said["ranks"])
-        return Reading(time.time(), api.where, **said, phases=dict(self._phases))
+        return Reading(time.time(), api.where, **said, phases=dict(self._phases), sources=sources)
 
     def ask_for_capture(self, rank: Document) -> Document:
         """Of the job that the rank is of."""

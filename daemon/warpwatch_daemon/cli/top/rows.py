@@ -15,6 +15,8 @@ from warpwatch_daemon.cli.capture import outcome_of
 from warpwatch_daemon.cli.top.reading import Document, RankKey, Reading, rank_key
 from warpwatch_runtime.quantities import NO_VALUE, ago, gibibytes, plural, rate, seconds, text
 from warpwatch_serving.page import devices as gpu
+from warpwatch_serving.page.agents import unseen
+from warpwatch_serving.page.headline import SEVERITIES
 from warpwatch_telemetry.metric import DEVICE_PRECEDENCE
 from warpwatch_telemetry.series_text import series_key
 
@@ -46,7 +48,8 @@ def headline(reading: Reading) -> str:
         plural(len(reading.ranks), "rank"),
         plural(len(active), "active anomaly", "active anomalies"),
     )
-    return ", ".join(counts)
+    agents = unseen(reading.sources)
+    return ", ".join((*filter(None, [agents.sentence]), *counts))
 
 
 # --- GPUs ---
@@ -62,15 +65,28 @@ def device_rows(reading: Reading, wide: bool) -> Iterator[tuple[str, Row]]:
     for rank in reading.ranks:
         if rank["device"] and rank["status"] in ("running", "stopped"):
             who.setdefault(rank["device"], []).append(f"{rank['job']} {rank['name']}")
-    for number, device in enumerate(sorted(reading.devices, key=lambda one: bool(one["up"]))):
-        if number >= MAX_ROWS:
-            return
-        yield device["uuid"], _device(device, ", ".join(who.get(device["uuid"], [])), wide)
+    named = {one["device"] for one in reading.anomalies if one["end_time"] is None}
+    found = [(one, _known(one)) for one in reading.devices]
+
+    def place(one: tuple[Document, gpu.Values]) -> tuple[bool, bool]:
+        device, known = one
+        return device["up"], not (device["uuid"] in named or _is_hot(device, known))
+
+    for device, known in sorted(found, key=place)[:MAX_ROWS]:
+        yield device["uuid"], _device(device, known, ", ".join(who.get(device["uuid"], [])), wide)
 
 
-def _device(device: Document, who: str, wide: bool) -> Row:
+def _known(device: Document) -> gpu.Values:
     values = {series_key(name): value for name, value in device["values"].items()}
-    known = {key: value for key, value in values.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _is_hot(device: Document, known: gpu.Values) -> bool:
+    is_held = gpu.temperature(known).hot or gpu.throttling(known).hot
+    return is_held or any(gpu.xids(known, device["time"]))
+
+
+def _device(device: Document, known: gpu.Values, who: str, wide: bool) -> Row:
     # A fleet's source of a device is its node.
     node = "" if device["source"] in DEVICE_PRECEDENCE else device["source"]
     index = " ".join(filter(None, (node, str(device["index"]), device["gpu_instance"])))
@@ -107,10 +123,17 @@ def rank_columns(wide: bool) -> tuple[str, ...]:
 
 
 def rank_rows(reading: Reading, wide: bool) -> Iterator[tuple[RankKey, Row]]:
-    """Those that train, then those that are silent or over."""
+    """Those in trouble, those that train, then those that have ended."""
+    named = {
+        (one["owner"], one["job"], one["run"], one["rank"])
+        for one in reading.anomalies
+        if one["end_time"] is None
+    }
 
-    def place(rank: Document) -> tuple[bool, str, int]:
-        return rank["status"] in ("exited", "died"), rank["job"], rank["rank"]
+    def place(rank: Document) -> tuple[bool, bool, str, int]:
+        key = (rank["owner"], rank["job"], rank["run"], rank["rank"])
+        is_troubled = key in named or rank["status"] in ("stopped", "died")
+        return not is_troubled, rank["status"] == "exited", rank["job"], rank["rank"]
 
     for rank in sorted(reading.ranks, key=place)[:MAX_ROWS]:
         yield rank_key(rank), _rank(rank, reading.phases.get(rank_key(rank), {}), wide)
@@ -151,8 +174,13 @@ def bar(phases: Mapping[str, float], width: int) -> Text:
 
 
 def finding_lines(reading: Reading, limit: int) -> list[Text]:
-    """Active anomalies, then what is over, newest first; the newest capture before them."""
-    order = sorted(reading.anomalies, key=lambda one: (one["end_time"] is not None, -one["time"]))
+    """Active anomalies, the worst first, then what is over; the newest capture before them."""
+
+    def place(one: Document) -> tuple[bool, int, float]:
+        is_over = one["end_time"] is not None
+        return is_over, 0 if is_over else SEVERITIES.index(one["severity"]), -one["time"]
+
+    order = sorted(reading.anomalies, key=place)
     lines = [capture_line(one) for one in reading.captures[-1:]]
     lines += [_anomaly(one, reading.time) for one in order[: limit - len(lines)]]
     return lines or [Text("no anomaly, no capture")]

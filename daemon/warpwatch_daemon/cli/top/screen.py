@@ -10,7 +10,7 @@ from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import DataTable, Footer, Input, Static
 
 from warpwatch_daemon.cli.top import rows
 from warpwatch_daemon.cli.top.reading import Document, Reader, Reading, rank_key
@@ -31,6 +31,8 @@ DataTable > .datatable--cursor {
 #ranks { height: 1fr; min-height: 3; }
 #findings { height: auto; max-height: 8; margin-top: 1; }
 #said { height: 1; }
+#search { display: none; height: 1; border: none; padding: 0; }
+#search.open { display: block; }
 """
 
 
@@ -41,6 +43,8 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "capture", "Capture the rank's job"),
+        Binding("slash", "search", "Search"),
+        Binding("escape", "end_search", "All", show=False),
         Binding("tab", "focus_next", "Next table"),
         Binding("q", "quit", "Quit"),
     ]
@@ -50,6 +54,8 @@ class Top(App[None]):
         super().__init__(ansi_color=True)
         self._reader = reader
         self._interval_s = interval_s
+        # As it was read, and as it is shown.
+        self._whole: Reading | None = None
         self._reading: Reading | None = None
         self._away_since: float | None = None
         self._asked_for = ""
@@ -61,6 +67,7 @@ class Top(App[None]):
         yield DataTable(id="ranks", cursor_type="row", cell_padding=1)
         yield Static("", id="findings", markup=False)
         yield Static("", id="said", markup=False)
+        yield Input(id="search", placeholder="job, owner or node; Esc shows all")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -107,14 +114,33 @@ class Top(App[None]):
         chosen = keys[min(table.cursor_row, len(keys) - 1)]
         return next(one for one in ranks if rank_key(one) == chosen)
 
+    # --- searching ---
+
+    def action_search(self) -> None:
+        self.query_one("#search").add_class("open").focus()
+
+    def action_end_search(self) -> None:
+        search = self.query_one("#search", Input)
+        search.value = ""
+        search.remove_class("open")
+        self.query_one("#ranks").focus()
+
+    def on_input_changed(self) -> None:
+        if self._whole is not None:
+            self._show(self._whole)
+
+    def on_input_submitted(self) -> None:
+        self.query_one("#ranks").focus()
+
     # --- showing ---
 
     def on_resize(self) -> None:
-        if self._reading is not None:
-            self._show(self._reading)
+        if self._whole is not None:
+            self._show(self._whole)
 
     def _show(self, reading: Reading) -> None:
-        self._reading, self._away_since = reading, None
+        self._whole, self._away_since = reading, None
+        self._reading = reading = reading.narrowed(self.query_one("#search", Input).value)
         wide = self.size.width >= rows.WIDE
         self._head(f"{rows.headline(reading)}  {reading.url}", away=False)
         _fill(self.query_one("#gpus", DataTable), rows.device_columns(wide),
