@@ -54,7 +54,8 @@ def _default_recipes() -> dict[str, RecipeConfig | None]:
         "straggler": RecipeConfig(ranks="culprit_and_peer"),
         "gc_pause": RecipeConfig(ranks="culprit"),
         "hang": RecipeConfig(kind="stacks"),
-        "memory_leak": RecipeConfig(kind="memory", ranks="culprit"),
+        # What leaks with every tenth batch is among them, too.
+        "memory_leak": RecipeConfig(kind="memory", ranks="culprit", steps=20),
         "memory_pressure": RecipeConfig(kind="memory", ranks="culprit"),
     }
 

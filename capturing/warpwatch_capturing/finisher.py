@@ -29,7 +29,7 @@ from warpwatch_telemetry.captures import Capture, RankCapture
 logger = logging.getLogger(__name__)
 
 # Kinds whose files the diagnosis reads.
-DIAGNOSED_KINDS = frozenset({"torch", "stacks"})
+DIAGNOSED_KINDS = frozenset({"torch", "stacks", "memory"})
 # Ranks of which stacks are taken at once.
 STACKS_AT_ONCE = 8
 # Captures of one owner that may wait to be finished; beyond it they fail.

@@ -52,10 +52,11 @@ def made_of(kind: str, names: Sequence[str], *, for_fleet: bool = False) -> list
     for_fleet: only what the fleet needs for the one verdict of a capture over nodes.
     """
     traces = [name for name in names if not name.endswith(REDUCTION)]
-    reductions = [] if kind == "stacks" else list(map(reduction_name, traces))
+    reads_traces = kind not in ("stacks", "memory")
+    reductions = list(map(reduction_name, traces)) if reads_traces else []
     if for_fleet:
         return reductions
-    return [_DIAGNOSIS, *reductions] if kind == "stacks" else [_DIAGNOSIS, _REPORT, *reductions]
+    return [_DIAGNOSIS, _REPORT, *reductions] if reads_traces else [_DIAGNOSIS]
 
 
 def asked(request: CaptureRequest) -> dict[str, Any] | None:
@@ -134,6 +135,7 @@ def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine
     # Before it is confined; and the daemon itself has no need of them.
     from warpwatch_diagnosis.diagnosis import diagnose as diagnose_traces
     from warpwatch_diagnosis.measures.reduction import pack
+    from warpwatch_diagnosis.memory.growth import diagnose_memory
     from warpwatch_diagnosis.report.html import render_html
     from warpwatch_diagnosis.stacks.waiting import diagnose_stacks
     from warpwatch_diagnosis.verdict.corroboration import Asked
@@ -147,6 +149,8 @@ def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine
     try:
         if kind == "stacks":
             found = diagnose_stacks(opened, missing, nodes)
+        elif kind == "memory":
+            found = diagnose_memory(opened, nodes)
         else:
             known = json.loads(anomaly)
             asked = Asked(**known) if known else None

@@ -184,11 +184,12 @@ class Captures:
         return safety.refusal(safety.Situation(command, torch, os.environ, self._taken, problem))
 
     def _recorder(self, command: Command) -> Recorder:
-        torch = sys.modules["torch"]
+        torch = sys.modules.get("torch")
+        cuda = safety.cuda_in_use(torch)
         if command.kind == "memory":
-            return MemoryRecorder(torch)
+            return MemoryRecorder(None if cuda is None else cuda.memory, command.steps)
         if command.kind == "nsys":
-            return NsysRecorder(torch.cuda)
+            return NsysRecorder(cuda)
         return TorchRecorder(command.options)
 
     def _step_begins(self, clock: CaptureClock, number: int) -> None:

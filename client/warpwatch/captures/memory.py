@@ -1,7 +1,8 @@
-"""Kind memory: the history of PyTorch's CUDA allocator over some steps, and what it holds then.
+"""Kind memory: what of the process's memory grows over some steps, on the host and on the device.
 
-``.memory.pickle`` is the snapshot for the viewer at https://pytorch.org/memory_viz;
-``.memory.json`` says the same in short, by the Python line that allocated.
+``.memory.json`` is what grows on the host, by line and type, and what PyTorch's CUDA allocator
+holds, by the Python line that allocated; ``.memory.pickle``, of a process that uses CUDA, is the
+allocator's snapshot with its history, for the viewer at https://pytorch.org/memory_viz.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from warpwatch import inbox
+from warpwatch.captures.host_memory import HostGrowth
 
 # Bounds what is kept: an entry takes up to some KB.
 MAX_ENTRIES = 100_000
@@ -25,50 +27,53 @@ UNKNOWN = "?"
 
 
 class MemoryRecorder:
-    """``torch`` has ``cuda.memory._record_memory_history`` and ``_snapshot``."""
+    """``allocator`` has ``_record_memory_history`` and ``_snapshot``; None: no GPU is in use."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, allocator: Any, steps: int) -> None:
         self.events = self.size_bytes = 0
-        self._memory = torch.cuda.memory
+        self._allocator = allocator
+        self._host = HostGrowth(steps)
         self._recording = False
         self._snapshot: dict[str, Any] | None = None
         self._about: dict[str, Any] = {}
 
     def prepare(self) -> None:
-        """Nothing: the allocator needs no lead-in."""
+        """Nothing: neither needs a lead-in."""
 
     def start(self, number: int) -> None:
-        self._recording = True
-        self._memory._record_memory_history("all", stacks="python", max_entries=MAX_ENTRIES)
+        if self._allocator is not None:
+            self._recording = True
+            self._allocator._record_memory_history("all", stacks="python", max_entries=MAX_ENTRIES)
+        self._host.start()
 
     def next_step(self, number: int) -> None:
-        """Nothing: the allocator knows no steps."""
+        self._host.step_ended()
 
     def stop(self, about: dict[str, Any]) -> None:
-        begun = time.monotonic()
-        self._snapshot = self._memory._snapshot()
-        self._about = {**about, "snapshot_s": round(time.monotonic() - begun, 3)}
+        self._host.step_ended()
+        self._host.stop()
+        self._about = about
+        if self._allocator is not None:
+            begun = time.monotonic()
+            self._snapshot = self._allocator._snapshot()
+            self._about = {**about, "snapshot_s": round(time.monotonic() - begun, 3)}
         self.drop()
 
     def export(self, base: str) -> None:
         """Nothing: the helper writes it."""
 
     def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
-        import pickle
-
         snapshot, self._snapshot = self._snapshot, None
-        if snapshot is None:
-            raise RuntimeError("no snapshot")
-        text = json.dumps({**self._about, **summary(snapshot)}, indent=1).encode()
+        said = {**self._about, "host": self._host.report(beat)}
+        if snapshot is not None:
+            said |= summary(snapshot)
+        text = json.dumps(said, indent=1).encode()
         beat()
-
-        def write(fd: int) -> None:
-            with os.fdopen(os.dup(fd), "wb") as file:
-                pickle.dump(snapshot, _Beating(file, beat))
-
         more = inbox.hand_over(base, ".memory.json", lambda fd: inbox.write(fd, text))
+        if snapshot is None:
+            return {"more": more}
         try:
-            token = inbox.hand_over(base, ".memory.pickle", write)
+            token = _hand_over_snapshot(base, snapshot, beat)
         except BaseException:
             # Without an answer no one takes it.
             with suppress(OSError):
@@ -78,12 +83,23 @@ class MemoryRecorder:
         return {"token": token, "more": more, "detail": took}
 
     def drop(self) -> None:
+        self._host.drop()
         if self._recording:
             self._recording = False
-            self._memory._record_memory_history(None)
+            self._allocator._record_memory_history(None)
 
     def discard(self, base: str) -> None:
         self._snapshot = None
+
+
+def _hand_over_snapshot(base: str, snapshot: Any, beat: Callable[[], None]) -> str:
+    import pickle
+
+    def write(fd: int) -> None:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            pickle.dump(snapshot, _Beating(file, beat))
+
+    return inbox.hand_over(base, ".memory.pickle", write)
 
 
 class _Beating:

@@ -40,8 +40,13 @@ class Situation(NamedTuple):
     @property
     def cuda(self) -> Any:
         """torch.cuda once the program uses a GPU, None before."""
-        cuda = getattr(self.torch, "cuda", None)
-        return cuda if cuda is not None and cuda.is_initialized() else None
+        return cuda_in_use(self.torch)
+
+
+def cuda_in_use(torch: Any) -> Any:
+    """Return torch.cuda once the program uses a GPU, None before."""
+    cuda = getattr(torch, "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
 
 
 Check = Callable[[Situation], "str | None"]
@@ -133,6 +138,8 @@ def not_under_nsys(situation: Situation) -> str | None:
 
 def memory_busy(situation: Situation) -> str | None:
     """The program records the allocator's history itself, or this torch cannot say."""
+    if situation.cuda is None:
+        return None
     enabled = getattr(situation.torch._C, "_cuda_isHistoryEnabled", None)
     if enabled is None:
         return "memory_unsupported"
@@ -150,7 +157,7 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
         too_many_captures,
         inbox_unusable,
     ),
-    "memory": (switched_off, no_torch, no_cuda, memory_busy, too_many_captures, inbox_unusable),
+    "memory": (switched_off, memory_busy, too_many_captures, inbox_unusable),
     "nsys": (switched_off, no_torch, not_under_nsys, no_cuda, too_many_captures),
 }
 

@@ -18,6 +18,7 @@ BASELINE_S = 16.0
 QUIET_S = 30.0
 # What the machine's other programs do to the ranks is less.
 LEAST_RISE = 1.5
+RISES = ("step_regression", "step_drift", "straggler")
 # The faults that make steps longer at least double them.
 FAULT_RISE = 1.0
 START_TIMEOUT_S = 300.0
@@ -71,8 +72,14 @@ class Story:
 
     def _quiet(self, fault: Fault) -> Ending:
         deadline = time.monotonic() + QUIET_S
+        told: set[str] = set()
         while time.monotonic() < deadline:
-            found = self._anomalies()
+            lacking = [a for a in self._anomalies() if _lacks_cores(a)]
+            for anomaly in lacking:
+                if anomaly["id"] not in told:
+                    self._say(f"of other programs on this machine: {anomaly['summary']}")
+                told.add(anomaly["id"])
+            found = [a for a in self._anomalies() if a["id"] not in told]
             if found:
                 self._say(f"found although nothing is wrong: {found[0]['summary']}")
                 return Ending(fault.name, anomaly=found[0])
@@ -88,6 +95,7 @@ class Story:
         after_s = anomaly["time"] - self._begun_at
         self._say(f"found after {after_s:.1f} s: {anomaly['kind']}: {anomaly['summary']}")
         capture = self._poll(lambda: self._captured(anomaly), CAPTURE_TIMEOUT_S)
+        capture = capture or self._captured(anomaly, failed=True)
         if capture is None:
             self._say(
                 f"no capture was completed: {self._processes.log_tail(self._processes.watcher)}"
@@ -178,9 +186,11 @@ class Story:
     def _found(self, fault: Fault) -> Any:
         return next((a for a in self._anomalies() if a["kind"] == fault.anomaly), None)
 
-    def _captured(self, anomaly: Any) -> Any:
+    def _captured(self, anomaly: Any, failed: bool = False) -> Any:
+        """Return the capture that the anomaly brought; of one that failed there may be another."""
         captures = self._api.get("/api/v1/captures")["captures"]
-        ended = [capture for capture in captures if capture["outcome"] is not None]
+        without = (None,) if failed else (None, "failed")
+        ended = [capture for capture in captures if capture["outcome"] not in without]
         return next((c for c in ended if c["request"]["anomaly_id"] == anomaly["id"]), None)
 
     def _poll(self, ask: Callable[[], Any], timeout_s: float) -> Any:
@@ -202,7 +212,11 @@ def _has_baseline(rank: Any) -> bool:
     return (rank["step"] or 0) >= BASELINE_STEPS and trained_s >= BASELINE_S
 
 
+def _lacks_cores(anomaly: Any) -> bool:
+    """Whether ranks are slow because other programs have their cores, as the anomaly says."""
+    return anomaly["kind"] in RISES and "of the time for a core" in anomaly["summary"]
+
+
 def _of_the_machine(anomaly: Any) -> bool:
     """Whether it is as small as what other programs on the machine do to the ranks."""
-    is_rise = anomaly["kind"] in ("step_regression", "step_drift", "straggler")
-    return is_rise and anomaly["value"] < LEAST_RISE * anomaly["baseline"]
+    return anomaly["kind"] in RISES and anomaly["value"] < LEAST_RISE * anomaly["baseline"]

@@ -222,7 +222,9 @@ class ShimSession(CaptureSession):
         if kind not in inbox.SUFFIX:
             # Its own tool writes the file: Nsight Systems, to where its command line says.
             return replace(rank, state="written"), ()
-        name = self._take(number, "token", inbox.SUFFIX[kind], folder)
+        # Of the allocator's snapshot, which came first, the answer calls the rest ``more``.
+        field = "more" if kind == "memory" else "token"
+        name = self._take(number, field, inbox.SUFFIX[kind], folder)
         return replace(rank, state="written", file=name), (name, *self._take_more(number, folder))
 
     def _take_from_outside(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
@@ -259,7 +261,7 @@ class ShimSession(CaptureSession):
         if suffix is None:
             return []
         try:
-            return [self._take(number, "more", suffix, folder)]
+            return [self._take(number, "token", suffix, folder)]
         except (FetchError, OSError) as error:
             logger.debug("capture %s: %s", self.capture.id, error)
             return []

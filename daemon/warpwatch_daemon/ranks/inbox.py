@@ -23,9 +23,9 @@ from warpwatch_runtime import files
 from warpwatch_runtime.directory import FOLDER_FLAGS, Directory, open_checked
 
 # What a kind of capture brings, by the end of its name.
-SUFFIX = {"torch": ".pt.trace.json.gz", "stacks": ".stacks.json", "memory": ".memory.pickle"}
+SUFFIX = {"torch": ".pt.trace.json.gz", "stacks": ".stacks.json", "memory": ".memory.json"}
 # And what may come beside it.
-MORE_SUFFIX = {"memory": ".memory.json"}
+MORE_SUFFIX = {"memory": ".memory.pickle"}
 MAX_FILE_BYTES = 8 << 30
 # What a file may not take of the store's file system.
 MIN_FREE_BYTES = 200 << 20

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.rank_file import (
+    dicts,
+    load_json,
+    number_of,
+    rank_in_name,
+    text_of,
+)
 from warpwatch_diagnosis.trace.reader import TraceSource
 
-MAX_BYTES = 16 << 20
 MAX_LINE = 2**31
-# Seconds; what is not less is no time.
-MAX_TIME = 1e12
 STOPPED = "stopped"
 HOLDS_GIL = "holds the GIL"
-_NAMED = re.compile(r"rank[_-]?(\d{1,6})\.")
 _COLLECTIVE = re.compile(
     r"_?(all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|reduce|broadcast|barrier|"
     r"monitored_barrier|gather|scatter|send|recv|isend|irecv|batch_isend_irecv)"
@@ -86,14 +88,14 @@ class RankStack:
 
 def read_stack(path: TraceSource) -> RankStack:
     """Raises TraceError when it is no stacks file."""
-    content = _load(path)
+    content = load_json(path)
     rank = content.get("rank") if isinstance(content, dict) else None
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
         raise TraceError(f"{path}: no stacks file: it has no rank")
     if rank_in_name(path) not in (None, rank):
         raise TraceError(f"{path}: it says that it is another rank's")
     silent = content.get("silent_reason")
-    threads = _dicts(content.get("threads"))
+    threads = dicts(content.get("threads"))
     main = next((t for t in threads if t.get("main") is True), threads[0] if threads else {})
     holder = next((t for t in threads if t.get("gil") is True), main)
     chosen = holder if silent == HOLDS_GIL else main
@@ -105,61 +107,34 @@ def read_stack(path: TraceSource) -> RankStack:
         rank,
         _collective(frames),
         _where(frames),
-        thread="" if chosen is main else _text(chosen.get("name")),
+        thread="" if chosen is main else text_of(chosen.get("name")),
         waits_for="a lock" if _in_lock(chosen) else _waits_for(frames),
         in_backward=any(_AUTOGRAD.search(f.file) and "backward" in f.function for f in frames),
         silent=silent if silent in (STOPPED, HOLDS_GIL) else None,
-        locked=tuple((_text(t.get("name")), _where(found)) for t, found in waiting if found),
+        locked=tuple((text_of(t.get("name")), _where(found)) for t, found in waiting if found),
         recorded=_recorded(content.get("collectives")),
-        time=_number(content.get("time")),
+        time=number_of(content.get("time")),
     )
-
-
-def rank_in_name(path: TraceSource) -> int | None:
-    """The rank whose stacks a file of this name holds, if it is in it."""
-    named = _NAMED.search(path.name)
-    return int(named[1]) if named else None
-
-
-def _load(path: TraceSource) -> Any:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise TraceError(f"{path}: more than {MAX_BYTES:,} bytes of stacks")
-        return json.loads(data)
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
-        raise TraceError(f"{path}: is cut short or not JSON") from None
-
-
-def _dicts(values: Any) -> list[dict[str, Any]]:
-    return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
 
 
 def _frames(thread: dict[str, Any]) -> list[Frame]:
     """Innermost last."""
     found = []
-    for frame in _dicts(thread.get("frames")):
+    for frame in dicts(thread.get("frames")):
         line = frame.get("line")
         if not isinstance(line, int) or not 0 <= line < MAX_LINE:
             line = 0
-        found.append(Frame(_text(frame.get("file")), _text(frame.get("function")), line))
+        found.append(Frame(text_of(frame.get("file")), text_of(frame.get("function")), line))
     return found
-
-
-def _text(value: Any) -> str:
-    return value[:300] if isinstance(value, str) else "?"
 
 
 def _in_lock(thread: dict[str, Any]) -> bool:
     """Whether the innermost frame itself waits for a lock, and no library does so for it."""
-    frames = _dicts(thread.get("frames"))
+    frames = dicts(thread.get("frames"))
     return bool(
         frames
         and frames[-1].get("calls") in _LOCK_CALLS
-        and not _NOT_OWN.search(_text(frames[-1].get("file")))
+        and not _NOT_OWN.search(text_of(frames[-1].get("file")))
     )
 
 
@@ -190,15 +165,11 @@ def _where(frames: list[Frame]) -> str:
 def _recorded(collectives: Any) -> tuple[RecordedCollective, ...]:
     """Collectives of all ranks of a group; what two ranks do between themselves is left out."""
     found = []
-    for entry in _dicts(collectives):
+    for entry in dicts(collectives):
         sequence = entry.get("sequence")
         if isinstance(sequence, int) and entry.get("p2p") is not True:
-            name = _text(entry.get("name")).rpartition(":")[2]
-            group, waits = _text(entry.get("process_group")), entry.get("state") != "completed"
-            time = _number(entry.get("time"))
+            name = text_of(entry.get("name")).rpartition(":")[2]
+            group, waits = text_of(entry.get("process_group")), entry.get("state") != "completed"
+            time = number_of(entry.get("time"))
             found.append(RecordedCollective(group, sequence, name, waits, time))
     return tuple(found)
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < MAX_TIME else None

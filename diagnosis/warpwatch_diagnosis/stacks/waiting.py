@@ -15,10 +15,10 @@ from warpwatch_diagnosis.stacks.stacks_file import (
     HOLDS_GIL,
     STOPPED,
     RankStack,
-    rank_in_name,
     read_stack,
 )
 from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.rank_file import rank_in_name
 from warpwatch_diagnosis.trace.reader import TraceSource
 from warpwatch_diagnosis.verdict.conclusion import SCHEMA
 

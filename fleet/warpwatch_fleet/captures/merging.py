@@ -114,7 +114,7 @@ class Merging:
         self, capture: Capture, rank: RankCapture, part: Part, folder: Path, fetched: _Fetched
     ) -> None:
         file, said = str(rank.file), part.said
-        name = file if capture.request.kind == "stacks" else reduction_name(file)
+        name = reduction_name(file) if capture.request.kind == "torch" else file
         if said is None or Path(name).name != name or f"rank{rank.rank}." not in name:
             fetched.missing[rank.rank] = "its agent names no file of it"
             return

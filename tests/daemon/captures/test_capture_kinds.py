@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,18 +42,24 @@ def deliver_stacks(node: CaptureNode) -> None:
         node.deliver(rank, content.encode(), ".stacks.json")
 
 
-def test_a_memory_capture_brings_snapshots_and_what_lies_beside_them(node):
+def test_a_memory_capture_says_what_grows_and_brings_snapshots_where_there_are_some(node):
     asked = node.coordinator.request(replace(MANUAL, kind="memory"))
     assert (node.command(0)["kind"], node.command(0)["start_step"]) == ("memory", 3)
-    name = f"{node.command(0)['id']}.{node.rings[0].path.stem}.{MORE}.memory.json"
-    (node.folder.inbox / name).write_text("{}")
+    grown = {"type": "torch.Tensor", "bytes_per_step": 6e6, "count_per_step": 1, "line": "a.py:4"}
     for rank in (0, 1):
-        node.deliver(rank, b"pickle", ".memory.pickle")
+        host = {"steps": 4, "types": [grown] * rank}
+        name = f"{node.command(rank)['id']}.{node.rings[rank].path.stem}.{MORE}.memory.json"
+        (node.folder.inbox / name).write_text(json.dumps({"rank": rank, "host": host}))
+    # Rank 0 uses a GPU; in the other process there is no allocator to look at.
+    node.deliver(0, b"pickle", ".memory.pickle")
+    node.answer(1, "capture_finished", more=MORE, first_step=3, last_step=5)
     capture = node.finished(asked)
-    assert capture.outcome == "complete"
-    assert capture.files == ("rank0.memory.pickle", "rank0.memory.json", "rank1.memory.pickle")
-    assert [rank.verified for rank in capture.ranks] == [None, None]
-    assert capture.diagnosis_outcome is None
+    made = ("rank0.memory.json", "rank0.memory.pickle", "rank1.memory.json", "diagnosis.json")
+    assert (capture.outcome, capture.files) == ("complete", made)
+    assert (capture.diagnosis["verdict"], capture.diagnosis_outcome) == ("memory_growth", "ok")
+    assert capture.diagnosis["summary"] == (
+        "rank 1 keeps 6 MB more each step: 1 torch.Tensor, allocated in a.py:4"
+    )
     assert node.counted("complete", kind="memory") == 1
 
 
