@@ -15,6 +15,7 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_fleet import joining
 from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.memory import SAVE_INTERVAL_S, SavedJob
+from warpwatch_fleet.names import NodeNames
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
@@ -57,8 +58,7 @@ class Cluster:
         # By address, as all that names a node here.
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[JobId, FleetJob] = {}
-        # Who has a name, of those that may be followed.
-        self._holders: dict[str, Node] = {}
+        self.node_names = NodeNames()
         self._job_of: dict[tuple[str, JobId], FleetJob] = {}
         # By owner and base name.
         self._by_name: dict[tuple[str, str], list[FleetJob]] = {}
@@ -71,35 +71,33 @@ class Cluster:
     def set_targets(self, targets: Mapping[str, Target]) -> None:
         """Those that are gone are forgotten with what they said; their ranks stay as they were."""
         for address in self.nodes.keys() - targets.keys():
-            gone = self.nodes.pop(address)
-            if self._holders.get(gone.name) is gone:
-                del self._holders[gone.name]
+            self.node_names.release(self.nodes.pop(address))
         for address, target in targets.items():
             node = self.nodes.get(address)
             if node is None or node.target.owner != target.owner:
-                self.nodes[address] = Node(target)
+                if node is not None:
+                    self.node_names.release(node)
+                self.nodes[address] = Node(target, self.node_names)
 
     def names(self) -> dict[str, str]:
         """Of nodes, by address."""
         return {address: node.name for address, node in self.nodes.items()}
 
-    def is_second(self, node: Node) -> bool:
-        """Whether another agent that is followed has this name already."""
-        holder = self._holders.get(node.name)
-        if holder is None or holder is node or not holder.up:
-            self._holders[node.name] = node
-            return False
-        return True
-
     # --- what they say ---
 
     def take(self, address: str, lines: Iterable[bytes], now: float) -> None:
+        """Apply lines of the agent at ``address``. Raises AgentError to stop following it."""
         node = self.nodes.get(address)
         if node is None:
             return
         for line in lines:
             for record in node.take(line, now):
-                self._take(address, record)
+                try:
+                    self._take(address, record)
+                except Exception:
+                    # Whatever is wrong with a record costs that record.
+                    logger.exception("%s: a record is ignored", address)
+                    self.refused["error"] += 1
 
     def _take(self, address: str, record: Record) -> None:
         assert not isinstance(record, Clock | DeviceReading)
@@ -123,7 +121,7 @@ class Cluster:
         name = (seen.owner, seen.job_id.base_name)
         named = self._by_name.get(name, [])
         job = joining.find(seen, address, named)
-        if job is None and len(self.jobs) < MAX_JOBS:
+        if job is None and (len(self.jobs) < MAX_JOBS or self._make_room(seen.owner)):
             saved = self._saved.get(seen.job_id)
             if saved is not None and saved.id in self.jobs:
                 saved = None
@@ -131,6 +129,16 @@ class Cluster:
             job = self.jobs[ident] = FleetJob(ident, seen, self._kinds, self._anomalies, saved)
             self._by_name.setdefault(name, []).append(job)
         return job
+
+    def _make_room(self, owner: str) -> bool:
+        """Forget the newest job of the owner who has most, if that leaves no owner with less."""
+        counts = Counter(job.owner for job in self.jobs)
+        (most, count) = counts.most_common(1)[0]
+        if count <= counts[owner] + 1:
+            return False
+        self.refused["too_many_jobs"] += 1
+        self._remove(next(self.jobs[job] for job in reversed(self.jobs) if job.owner == most))
+        return True
 
     # --- judging ---
 
@@ -232,16 +240,18 @@ class Cluster:
             return
         job.ended_at = now if job.ended_at is None else job.ended_at
         if now - job.ended_at > KEPT_S:
-            del self.jobs[job.id]
-            self.forgotten.append(job.id)
-            name = (job.id.owner, job.id.base_name)
-            self._by_name[name].remove(job)
-            if not self._by_name[name]:
-                del self._by_name[name]
-            for key in [key for key, one in self._job_of.items() if one is job]:
-                del self._job_of[key]
-                if node := self.nodes.get(key[0]):
-                    node.forget_ranks(key[1])
+            self._remove(job)
+
+    def _remove(self, job: FleetJob) -> None:
+        del self.jobs[job.id]
+        self.forgotten.append(job.id)
+        name = (job.id.owner, job.id.base_name)
+        self._by_name[name].remove(job)
+        if not self._by_name[name]:
+            del self._by_name[name]
+        for key in [(address, known) for address, known in job.nodes.items()]:
+            if self._job_of.pop(key, None) and (node := self.nodes.get(key[0])):
+                node.forget_ranks(key[1])
 
     # --- what is known ---
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 
 from warpwatch_fleet.cluster import Cluster
-from warpwatch_fleet.following import AgentError, Agents, again_and_again
+from warpwatch_fleet.following import Agents, again_and_again
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Targets
 
@@ -57,8 +57,6 @@ class Followed:
             now = self._wall()
             with self._cluster.lock:
                 self._cluster.take(address, lines, now)
-                if self._cluster.is_second(node):
-                    raise AgentError(f"another agent says that it is on {node.name}")
                 if not node.up:
                     logger.info("%s: following %s", address, node.name)
                 node.up, node.reason = True, ""

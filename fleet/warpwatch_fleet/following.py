@@ -150,7 +150,9 @@ class Agents:
             ):
                 if answer.status_code != 200:
                     raise AgentError(f"{answer.status_code} for {path}")
-                yield from answer.iter_bytes()
+                unpack = _unpacker(answer)
+                for part in answer.iter_raw():
+                    yield from unpack(part)
         except httpx.HTTPError as error:
             raise AgentError(_in_a_line(error)) from error
 
@@ -182,6 +184,9 @@ async def again_and_again(
             ended()
         except AgentError as error:
             failed(str(error))
+        except Exception as error:
+            logger.exception("following is tried again")
+            failed(f"following failed: {_in_a_line(error)}")
         if monotonic() - begun > SILENCE_S:
             wait_s = RETRY_S[0]
         # Not all agents at once when the network is back.
@@ -189,13 +194,18 @@ async def again_and_again(
         wait_s = min(2 * wait_s, RETRY_S[1])
 
 
-async def _parts(answer: httpx.Response) -> AsyncIterator[bytes]:
-    """What an agent says; a little that is packed may be much, and comes in portions too."""
+def _unpacker(answer: httpx.Response) -> Callable[[bytes], Iterator[bytes]]:
+    """Return what unpacks a raw part of the answer, in portions of at most MAX_LINE_BYTES.
+
+    Every answer of an agent is read through it: a few bytes can be packed to unpack to gigabytes.
+    Raises AgentError for any encoding but one gzip.
+    """
     encoding = answer.headers.get("content-encoding", "identity")
     if encoding not in ("identity", "gzip"):
         raise AgentError(f"content-encoding {encoding[:20]!r} was not asked for")
     unpacker = zlib.decompressobj(wbits=31)
-    async for part in answer.aiter_raw():
+
+    def unpack(part: bytes) -> Iterator[bytes]:
         while encoding == "gzip" and part:
             try:
                 yield unpacker.decompress(part, MAX_LINE_BYTES)
@@ -204,6 +214,15 @@ async def _parts(answer: httpx.Response) -> AsyncIterator[bytes]:
             part = unpacker.unconsumed_tail
         if part:
             yield part
+
+    return unpack
+
+
+async def _parts(answer: httpx.Response) -> AsyncIterator[bytes]:
+    unpack = _unpacker(answer)
+    async for part in answer.aiter_raw():
+        for one in unpack(part):
+            yield one
 
 
 async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:

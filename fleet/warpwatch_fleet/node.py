@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
 
+from warpwatch_fleet.following import AgentError
+from warpwatch_fleet.names import NodeNames
 from warpwatch_fleet.runs import RunPart
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry import capture_id
@@ -25,7 +28,8 @@ from warpwatch_telemetry.stream import (
     CursorLine,
     GapLine,
     RunLine,
-    StreamDecoder,
+    StreamLine,
+    decode_stream_line,
 )
 
 # A node's clock is corrected by what it is ahead or behind; less than this is the network's.
@@ -73,11 +77,13 @@ class Node:
     """``take`` every line in order. name: what the agent calls its node, its address until then.
 
     up, reason: whether it can be followed, and why not. clock: until when, in the fleet's time,
-    everything that happened there is known. refused: lines that were not believed, by why.
+    everything that happened there is known. refused: lines that were not believed, by why; newer:
+    lines of types that only newer versions know.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, names: NodeNames | None = None) -> None:
         self.target = target
+        self._names = names or NodeNames()
         self.name = target.address
         self.cursor: str | None = None
         self.up = False
@@ -85,6 +91,9 @@ class Node:
         self.clock = float("-inf")
         self.lost = 0
         self.refused: Counter[str] = Counter()
+        self.newer = 0
+        # Of the agent, as it says.
+        self.version = ""
         self._anomalies: dict[str, Anomaly] = {}
         # As its agent says them, by id, the one that has changed last at the end.
         self.captures: dict[str, Capture] = {}
@@ -93,7 +102,11 @@ class Node:
         # As JSON; by its own name, and what the fleet calls those that it has joined.
         self._runs: dict[JobId, bytes] = {}
         self._joined: dict[JobId, JobId] = {}
-        self._decoder = StreamDecoder()
+        # Lines that come before the agent's name, which decides whether they are believed.
+        self._unnamed: deque[bytes] = deque()
+        self._unnamed_bytes = 0
+        # A tenant's agent is called by its address: no name of a node is its to take.
+        self._is_named = target.owner is not None
         self._skew_s: float | None = None
         self._ranks: set[tuple[object, ...]] = set()
         self._early: list[Record] = []
@@ -107,20 +120,51 @@ class Node:
         return self._skew_s or 0.0
 
     def begin(self) -> None:
-        """A new connection: a line that was cut is forgotten."""
-        self._decoder = StreamDecoder()
+        """Start a new connection, on which the agent tells its name anew."""
+        self._unnamed, self._unnamed_bytes = deque(), 0
+        self._is_named = self.target.owner is not None
 
     def take(self, line: bytes, now: float) -> Iterator[Record]:
-        """The records that the line completes, in the fleet's time. ``now``: wall clock."""
+        """Yield the records that the line completes, in the fleet's time. ``now``: wall clock.
+
+        Lines wait for the first one that names the agent. Raises AgentError for a name that it
+        may not have.
+        """
         self._since = self._since or now
+        said = self._decoded(line)
+        if self._is_named:
+            yield from self._take(said, len(line), now)
+        elif isinstance(said, CursorLine):
+            self._names.claim(said.node, self)
+            self._is_named, self.name = True, said.node
+            waiting, self._unnamed = self._unnamed, deque()
+            for one in waiting:
+                yield from self._take(self._decoded(one), len(one), now)
+            yield from self._take(said, len(line), now)
+        elif said is not None:
+            self._unnamed_bytes += len(line)
+            self._unnamed.append(line)
+            while self._unnamed_bytes > MAX_EARLY_BYTES:
+                self._unnamed_bytes -= len(self._unnamed.popleft())
+                self.lost += 1
+
+    def _decoded(self, line: bytes) -> Record | StreamLine | None:
+        """Return what the line says, or None, counted, for one that is not to be used."""
         try:
-            said = self._decoder.decode(line)
-        except (ValueError, RecursionError):
+            said = decode_stream_line(line)
+        except Exception:
+            # Whatever is wrong with a line costs that line.
             self.refused["unreadable"] += 1
-            return
+            return None
+        if said is None:
+            self.newer += 1
+        return said
+
+    def _take(self, said: Record | StreamLine | None, size: int, now: float) -> Iterator[Record]:
         if isinstance(said, CursorLine):
-            self.cursor = said.cursor[:64]
-            self.name = said.node[:253] or self.name
+            self.cursor, self.version = said.cursor[:64], said.version[:64]
+            if said.node != self.name and self.target.owner is None:
+                raise AgentError(f"the agent of {self.name} now says that it is on {said.node!r}")
         elif isinstance(said, GapLine):
             self.lost += max(0, said.lost or 0)
         elif isinstance(said, AnomalyLine):
@@ -134,9 +178,12 @@ class Node:
         elif isinstance(said, DeviceReading):
             self._take_device(said)
         elif said is not None:
-            yield from self._take_record(said, len(line), now)
+            yield from self._take_record(said, size, now)
 
     def _take_clock(self, clock: Clock, now: float) -> Iterator[Record]:
+        if not _is_time(clock.time):
+            self.refused["bad_time"] += 1
+            return
         skew_s = now - clock.time
         if self._skew_s is None or abs(skew_s - self._skew_s) > LEAST_SKEW_S:
             self._skew_s = skew_s
@@ -161,12 +208,17 @@ class Node:
             return "other_owner"
         if max(len(record.job), len(record.owner), len(record.run)) > MAX_TEXT:
             return "too_long"
+        if not _is_time(record.time):
+            return "bad_time"
         if not isinstance(record, RankSeen):
             return None
         if not 0 <= record.rank < record.world_size:
             return "no_such_rank"
-        self._ranks.add((*record.job_id, record.rank))
-        return "too_many_ranks" if len(self._ranks) > MAX_RANKS else None
+        key = (*record.job_id, record.rank)
+        if key not in self._ranks and len(self._ranks) >= MAX_RANKS:
+            return "too_many_ranks"
+        self._ranks.add(key)
+        return None
 
     def _in_time(self, record: Record, now: float) -> Record:
         time = min(record.time + self.skew_s, now)
@@ -174,7 +226,12 @@ class Node:
 
     def _take_anomaly(self, anomaly: Anomaly) -> None:
         owner = self.target.owner
-        if anomaly.kind not in KINDS or (owner is not None and anomaly.owner not in ("", owner)):
+        if (
+            anomaly.kind not in KINDS
+            or (owner is not None and anomaly.owner not in ("", owner))
+            or not _is_time(anomaly.time)
+            or not _is_time(anomaly.end_time or 0.0)
+        ):
             self.refused["bad_anomaly"] += 1
             return
         put_newest(self._anomalies, anomaly.id, anomaly, MAX_ANOMALIES)
@@ -190,8 +247,11 @@ class Node:
         )
 
     def anomalies(self) -> Iterator[Anomaly]:
-        """Those that it has raised, with its name and in the fleet's time."""
-        for anomaly in self._anomalies.values():
+        """Yield those that it has opened, with its name, in the fleet's time and not after it.
+
+        None before it has told its time.
+        """
+        for anomaly in self._anomalies.values() if math.isfinite(self.clock) else ():
             end = anomaly.end_time
             yield replace(
                 anomaly,
@@ -201,15 +261,16 @@ class Node:
                 first_summary=anomaly.first_summary[: 2 * MAX_TEXT],
                 effects=tuple(text[:MAX_TEXT] for text in anomaly.effects[:MAX_SENTENCES]),
                 evidence=tuple(text[:MAX_TEXT] for text in anomaly.evidence[:MAX_SENTENCES]),
-                time=anomaly.time + self.skew_s,
-                end_time=None if end is None else end + self.skew_s,
+                time=min(anomaly.time + self.skew_s, self.clock),
+                end_time=None if end is None else min(end + self.skew_s, self.clock),
             )
 
     def take_capture(self, capture: Capture) -> None:
         """One that has begun or changed; of another owner, or with a name that is none, refused."""
         owner = self.target.owner
         foreign = owner is not None and capture.request.owner != owner
-        if foreign or not _CAPTURE_ID.fullmatch(capture.id):
+        timely = _is_time(capture.time) and _is_time(capture.end_time or 0.0)
+        if foreign or not timely or not _CAPTURE_ID.fullmatch(capture.id):
             self.refused["bad_capture"] += 1
             return
         diagnosis = capture.diagnosis or {}
@@ -238,7 +299,8 @@ class Node:
             return
         name, reason = reading.device[:MAX_TEXT], reading.reason[:MAX_TEXT]
         before = self.samples.get(name)
-        if before is None and len(self.samples) >= MAX_DEVICES:
+        if not _is_time(reading.time) or (before is None and len(self.samples) >= MAX_DEVICES):
+            self.refused["bad_device"] += 1
             return
         shown = [one for one in reading.metrics.items() if one[0][0] in _OF_DEVICE]
         # An agent of the version before reports no index.
@@ -294,3 +356,7 @@ class Node:
     def forget_ranks(self, job: tuple[object, ...]) -> None:
         """The job has ended there: its ranks no longer count."""
         self._ranks = {key for key in self._ranks if key[:-1] != job}
+
+
+def _is_time(time: float) -> bool:
+    return 0 <= time <= MAX_TIME

@@ -29,7 +29,7 @@ from warpwatch_telemetry.state import PARALLELISM
 
 # More than any job has ranks.
 MAX_PLACES = 2**20
-_TYPES: dict[str, type[Record]] = {
+TYPES: dict[str, type[Record]] = {
     "rank": RankSeen,
     "step": Step,
     "device": DeviceReading,
@@ -38,7 +38,7 @@ _TYPES: dict[str, type[Record]] = {
     "clock": Clock,
     "end": End,
 }
-_NAMES = {record_type: name for name, record_type in _TYPES.items()}
+_NAMES = {record_type: name for name, record_type in TYPES.items()}
 # Values that are the rule and not worth a word.
 _SILENT = {
     "samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True, "profiled": False,
@@ -141,9 +141,9 @@ class Decoder:
         if not isinstance(encoded, Mapping):
             raise ValueError(f"a JSON object is needed, found {type(encoded).__name__}")
         name = encoded.get("type")
-        kind = _TYPES.get(name) if isinstance(name, str) else None
+        kind = TYPES.get(name) if isinstance(name, str) else None
         if kind is None:
-            raise ValueError(f"type: {name!r} is none of {', '.join(_TYPES)}")
+            raise ValueError(f"type: {name!r} is none of {', '.join(TYPES)}")
         fields = _fields(kind, encoded)
         return self._step(fields) if kind is Step else kind(**fields)
 
@@ -179,9 +179,13 @@ def _is_boundless(value: object) -> bool:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name}: a finite number is needed, not {value!r}")
-    return float(value)
+    try:
+        if not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except (TypeError, OverflowError):
+        # A whole number that no float can hold is as little a measurement as a text.
+        pass
+    raise ValueError(f"{name}: a finite number is needed, not {value!r:.40}")
 
 
 def _integer(value: Any, name: str) -> int:

@@ -13,7 +13,8 @@ import msgspec
 
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
-from warpwatch_telemetry.log import Decoder
+from warpwatch_telemetry.clean_text import clean_line
+from warpwatch_telemetry.log import TYPES, Decoder
 from warpwatch_telemetry.records import Record
 from warpwatch_telemetry.runs import RunSummary
 
@@ -58,27 +59,26 @@ def encode_stream_line(line: StreamLine) -> bytes:
     return _encoder.encode(line) + b"\n"
 
 
-class StreamDecoder:
-    """Decodes the lines of one agent in order."""
+def decode_stream_line(line: bytes) -> Record | StreamLine | None:
+    """Return the line with its texts cleaned, or None for a type that only newer versions know.
 
-    def __init__(self) -> None:
-        self._records = Decoder()
-
-    def decode(self, line: bytes) -> Record | StreamLine | None:
-        """None: of a type that only newer versions know.
-
-        Raises ValueError with one line that says what is wrong.
-        """
-        try:
-            (record,) = self._records.decode_lines(line)
-            return record
-        except ValueError:
-            pass
-        try:
-            encoded: Any = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"not JSON: {str(error)[:80]}") from None
-        kind = encoded.get("type") if isinstance(encoded, dict) else None
-        if kind in _TAGS:
-            return _decoder.decode(line)
-        return self._records.decode(encoded)
+    Lines are independent: a step must have its number and duration, else it only shows the rank.
+    Raises ValueError with one line that names the mistake.
+    """
+    line = clean_line(line)
+    records = Decoder()
+    try:
+        (record,) = records.decode_lines(line)
+        return record
+    except ValueError:
+        pass
+    try:
+        encoded: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {str(error)[:80]}") from None
+    kind = encoded.get("type") if isinstance(encoded, dict) else None
+    if not isinstance(kind, str):
+        raise ValueError("not an object with a type")
+    if kind in _TAGS:
+        return _decoder.decode(line)
+    return records.decode(encoded) if kind in TYPES else None

@@ -76,6 +76,17 @@ def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(t
     for name, owner in (("report.html", None), ("diagnosis.json", None), (traces[3], "ns/other")):
         assert captures.download(capture.id, name, owner) is None
 
+    # A tenant's agent that claims the capture, even as its own, is not asked for its files.
+    tenant = Target("10.0.0.7:9400", {"owner": "ns/tenant"})
+    fleet.cluster.set_targets(
+        {one.address: Target(one.address) for one in fleet.agents} | {tenant.address: tenant}
+    )
+    own = replace(capture.request, owner="ns/tenant")
+    fleet.cluster.nodes[tenant.address].take_capture(replace(capture, request=own))
+    chunks = captures.download(capture.id, traces[3], None)
+    assert chunks is not None
+    assert b"".join(chunks) == theirs.read_bytes()
+
     # Another fleet on the same folder has it still.
     again = PlayedFleet(tmp_path, stack, fleet.agents).run(lambda captures: None).shown()
     assert [(one.id, one.files, one.diagnosis) for one in again] == [

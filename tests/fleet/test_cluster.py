@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
 from tests.manual_clock import ManualClock
 from warpwatch_fleet.config import ShardConfig
+from warpwatch_fleet.following import AgentError
 from warpwatch_fleet.memory import KEPT_S, SAVE_INTERVAL_S, Memory
 from warpwatch_fleet.merging import Merger
 from warpwatch_fleet.series import Series
@@ -20,6 +22,7 @@ from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, DeviceReading
+from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 STEP_S = 0.5
 
@@ -258,7 +261,7 @@ def test_an_agent_of_a_tenant_speaks_for_its_owner_alone():
     cluster.nodes[0].stream.put_anomaly(replace(foreign, id="2", owner="ns/other"))
     cluster.hear()
     assert cluster.job().id.owner == "ns/other"
-    assert [one.id for one in cluster.anomalies()] == ["2@gpu-1"]
+    assert [one.id for one in cluster.anomalies()] == ["2@gpu-1:9400"]
     assert cluster.cluster.count_refused() == {"other_owner": 1, "bad_anomaly": 1}
 
 
@@ -273,15 +276,15 @@ def test_captures_of_a_node_are_bounded_in_the_fleets_time_and_without_their_pag
     foreign = replace(known, id=f"{known.id}-2", request=replace(request, owner="ns/other"))
     more = (replace(known, id=f"20261122T201500-{number:06x}") for number in range(30))
     cluster.nodes[0].stream.put_captures([replace(known, id="../../etc"), foreign, *more])
-    own = found_by_agent("oom", time=NOW + 100, end_time=NOW + 160, owner=OWNER)
+    own = found_by_agent("oom", time=NOW + 40, end_time=NOW + 100, owner=OWNER)
     cluster.nodes[0].stream.put_anomaly(own)
     cluster.hear()
-    assert [(one.time, one.end_time) for one in cluster.anomalies()] == [(NOW, NOW + 60)]
+    assert [(one.time, one.end_time) for one in cluster.anomalies()] == [(NOW - 60, NOW)]
     (node,) = cluster.cluster.nodes.values()
     shown = list(node.shown_captures())
     assert [one.id[-2:] for one in shown] == [f"{number:02x}" for number in range(10, 30)]
     newest = shown[-1]
-    assert (newest.time, newest.ranks[0].node) == (NOW, "gpu-1")
+    assert (newest.time, newest.ranks[0].node) == (NOW, "gpu-1:9400")
     assert (newest.folder, newest.files) == (None, ("rank0.gz",))
     assert newest.diagnosis == {"verdict": "x" * 500}
     assert cluster.cluster.count_refused() == {"bad_capture": 2}
@@ -290,7 +293,10 @@ def test_captures_of_a_node_are_bounded_in_the_fleets_time_and_without_their_pag
 GARBAGE = (
     b"", b"\xff\xfe", b"[]", b"{", b"[" * 100_000, b'{"type":"anomaly","anomaly":{"id":1}}',
     b'{"type":"cursor"}', b'{"type":"step","time":1e999}',
-    b'{"type":"rank","time":1,"job":"x","rank":5,"world_size":2}',
+    b'{"type":"rank","time":1,"job":"x","rank":5,"world_size":2}', b'{"type":[[]]}',
+    b'{"type":"step","job":"x","duration_s":1,"step":1,"time":1%s}' % (b"0" * 400),
+    b'{"type":"clock","time":1e300}', b'{"type":"rank","time":1e300,"job":"x","world_size":2}',
+    b'{"type":"device","time":-1,"device":"GPU-1"}',
     json.dumps({"type": "rank", "time": 1, "job": "x" * 1000, "rank": 0}).encode(),
 )  # fmt: skip
 
@@ -322,19 +328,47 @@ def test_what_comes_before_an_agent_has_told_its_time_is_bounded(monkeypatch):
     cluster.cluster.take("gpu-1:9400", lines, cluster.now)
     assert cluster.cluster.jobs == {}
     cluster.hear()
-    assert sorted(cluster.job().members) == [10, 11, 12, 13]
+    assert sorted(cluster.job().members) == [97, 98]
+    assert cluster.cluster.nodes["gpu-1:9400"].lost == len(lines) - 2
 
 
 def test_a_name_belongs_to_the_first_agent_that_has_it_until_it_is_away():
-    second = TestNode("gpu-1")
+    first, second = TestNode("gpu-1"), TestNode("gpu-1")
     second.address = "gpu-9:9400"
-    cluster = TestCluster(TestNode("gpu-1"), second).cluster
+    cluster = TestCluster(first, second).cluster
     one, other = cluster.nodes.values()
-    one.name = other.name = "gpu-1"
+    other.begin()
+    second.say(seen(0))
+    cluster.take("gpu-1:9400", first.lines(NOW), NOW)
     one.up = True
-    assert [cluster.is_second(node) for node in (one, other, one)] == [False, True, False]
+    with pytest.raises(AgentError, match="another agent says that it is on gpu-1"):
+        cluster.take("gpu-9:9400", second.lines(NOW), NOW)
+    # Nothing of what it said before is believed.
+    assert (cluster.jobs, other.name) == ({}, "gpu-9:9400")
+    with pytest.raises(AgentError, match="now says that it is on 'gpu-2'"):
+        cluster.take("gpu-1:9400", [encode_stream_line(CursorLine("1-1", "gpu-2"))], NOW)
     one.up = False
-    assert not cluster.is_second(other)
+    other.begin()
+    cluster.take("gpu-9:9400", second.lines(NOW), NOW)
+    assert other.name == "gpu-1"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "victim?x=", "../nodes", "-x", "", "n" * 254])
+def test_a_name_that_no_node_can_have_is_refused(name):
+    node = TestNode(name)
+    node.address = "gpu-9:9400"
+    cluster = TestCluster(node)
+    with pytest.raises(AgentError, match="is not a node's name"):
+        cluster.hear()
+
+
+def test_a_tenants_agent_takes_no_name_of_a_node():
+    tenant = TestNode("gpu-1")
+    tenant.address = "10.0.0.7:9400"
+    cluster = TestCluster(tenant, owner=OWNER)
+    cluster.hear()
+    assert cluster.cluster.names() == {"10.0.0.7:9400": "10.0.0.7:9400"}
+    assert not cluster.cluster.node_names.has("gpu-1")
 
 
 def test_records_of_several_nodes_come_in_order_and_late_ones_as_of_now():
@@ -463,3 +497,47 @@ def test_what_an_agent_found_of_its_network_is_evidence_of_slow_communication(tw
     assert found.summary.endswith(said)
     named = [any(port in text for text in found.evidence) for port, *_ in ports]
     assert named == [False, True, True]
+
+
+def test_text_of_an_agent_is_one_line_that_utf_8_can_hold():
+    node = TestNode("gpu-1")
+    cluster = TestCluster(node)
+    job = "j\ud800\x1b[2J\n\u202e"
+    line = json.dumps({"type": "rank", "time": NOW, "job": job, "rank": 0, "world_size": 1})
+    node.stream.put_anomaly(found_by_agent("xid", summary="a\x9bb\nc", evidence=("\x07",)))
+    cluster.cluster.take(node.address, [line.encode()], NOW)
+    cluster.hear()
+    assert cluster.job().id.name == "j  [2J  "
+    (anomaly,) = cluster.anomalies()
+    assert (anomaly.summary, anomaly.evidence) == ("a b c", (" ",))
+
+
+def test_a_line_that_a_newer_agent_alone_knows_is_ignored_and_counted():
+    cluster = TestCluster(TestNode("gpu-1"))
+    cluster.hear()
+    cluster.cluster.take("gpu-1:9400", [b'{"type":"tomorrow","time":1}'], NOW)
+    node = cluster.cluster.nodes["gpu-1:9400"]
+    assert (node.newer, node.version, sum(node.refused.values())) == (1, "0.1.0", 0)
+
+
+def test_what_an_agent_makes_up_grows_nothing_without_end(monkeypatch):
+    monkeypatch.setattr("warpwatch_fleet.node.MAX_RANKS", 10)
+    cluster = TestCluster(TestNode("gpu-1"))
+    cluster.hear()
+    node = cluster.cluster.nodes["gpu-1:9400"]
+    for number in range(100):
+        made_up = seen(0, job=f"job-{number}"), step(0, number, NOW, run=f"run-{number}")
+        lines = [encode_line(one) or b"" for one in made_up]
+        cluster.cluster.take("gpu-1:9400", lines, NOW)
+    assert (len(node._ranks), len(cluster.cluster.jobs)) == (10, 10)
+
+
+def test_an_owner_with_many_jobs_gives_way_to_one_with_few(monkeypatch):
+    monkeypatch.setattr("warpwatch_fleet.cluster.MAX_JOBS", 4)
+    cluster = TestCluster(TestNode("gpu-1"))
+    flood = [seen(0, 1, job=f"flood-{n}", owner="ns/flood") for n in range(6)]
+    honest = [seen(0, 1, job=f"honest-{n}", owner="ns/honest") for n in range(3)]
+    cluster.nodes[0].say(*flood, *honest)
+    cluster.hear()
+    assert Counter(job.owner for job in cluster.cluster.jobs) == {"ns/flood": 2, "ns/honest": 2}
+    assert cluster.cluster.jobs.keys() >= {seen(0, job="flood-0", owner="ns/flood").job_id}

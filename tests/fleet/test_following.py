@@ -28,7 +28,7 @@ from warpwatch_serving.server import Server
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Step
-from warpwatch_telemetry.stream import CursorLine, StreamDecoder
+from warpwatch_telemetry.stream import CursorLine, decode_stream_line
 
 JOB = JobId("ns/team", "llama", "41")
 
@@ -104,11 +104,11 @@ def test_an_agent_that_was_found_by_a_name_is_verified_for_it(serve, tmp_path):
 
 
 def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(agent, config, to):
-    decoder, seen, cursors = StreamDecoder(), [], []
+    seen, cursors = [], []
 
     def take(lines: list[bytes]) -> None:
         for line in lines:
-            said = decoder.decode(line)
+            said = decode_stream_line(line)
             if isinstance(said, CursorLine):
                 cursors.append(said.cursor)
                 number = len(cursors)
@@ -262,13 +262,37 @@ def test_an_answer_that_is_none_is_named_in_one_line(monkeypatch, body, said):
         asked(AgentsConfig(), to, "captures")
 
 
+@pytest.mark.parametrize(
+    ("encoding", "content"),
+    [("gzip, gzip", gzip.compress(gzip.compress(b"0" * 2**24))), ("br", b"packed")],
+)
+def test_an_answer_that_is_packed_otherwise_is_refused(encoding, content):
+    body = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\n\r\n".encode() + content
+    with answering(body) as to, pytest.raises(AgentError, match="was not asked for"):
+        asked(AgentsConfig(), to, "captures")
+    with answering(body) as to, pytest.raises(AgentError, match="was not asked for"):
+        with_agents(AgentsConfig(), lambda agents: downloaded(agents, to))
+
+
+def test_a_file_is_unpacked_in_portions():
+    packed = gzip.compress(b"0" * 2**24)
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
+    with answering(head.encode() + packed) as to:
+        parts = with_agents(AgentsConfig(), lambda agents: downloaded(agents, to))
+    assert (sum(map(len, parts)), max(map(len, parts))) == (2**24, following.MAX_LINE_BYTES)
+
+
+async def downloaded(agents: Agents, to: Target) -> list[bytes]:
+    return await asyncio.to_thread(lambda: list(agents.download(to, "captures/1/trace")))
+
+
 # --- again and again ---
 
 
 def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_long(monkeypatch):
     monkeypatch.setattr(following, "SILENCE_S", 10.0)
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
-    clock, said = ManualClock(), []
+    clock, said = ManualClock(), list[str]()
     # How long each connection lasts; 0: it is refused.
     lasts = iter([0.0] * 6 + [10.0, 10.1, 0.0])
 
@@ -277,7 +301,7 @@ def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_lo
         if after_s is None:
             raise asyncio.CancelledError
         if after_s == 0.0:
-            raise AgentError("refused")
+            raise AgentError("refused") if len(said) % 2 else RuntimeError("a fault of ours")
         clock.advance(after_s)
 
     async def sleep(seconds: float) -> None:
@@ -290,7 +314,8 @@ def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_lo
         asyncio.run(following.again_and_again(follow, said.append, ended, clock.monotonic, sleep))
     longest = RETRY_S[1]
     assert clock.slept == [1.0, 2.0, 4.0, 8.0, 16.0, longest, longest, 1.0, 2.0]
-    assert said == ["refused"] * 6 + ["ended"] * 2 + ["refused"]
+    ours = "following failed: RuntimeError: a fault of ours"
+    assert said == [ours, "refused"] * 3 + ["ended"] * 2 + [ours]
 
 
 def test_agents_are_followed_while_they_are_targets_and_of_two_with_one_name_the_first():
@@ -328,5 +353,5 @@ def test_agents_are_followed_while_they_are_targets_and_of_two_with_one_name_the
         assert (list(followed.tasks), cluster.nodes) == ([], {})
 
     asyncio.run(follow())
-    # It goes on where it had ended.
-    assert cursors[:3] == [None, None, second.cursor]
+    # Nothing of the second is believed, so it is read from the start again.
+    assert cursors[:3] == [None, None, None]

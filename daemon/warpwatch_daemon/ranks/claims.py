@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from warpwatch.protocol import MAX_PHASES, RECORD_MAX_PAYLOAD, ProtocolError
+from warpwatch_telemetry import clean_text
 from warpwatch_telemetry.log import read_places
 
 MAX_TEXT = 128
@@ -37,7 +38,6 @@ STEP_CLOCKS = (
     "backward",
 )
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,47}")
 
 
@@ -160,5 +160,5 @@ def with_phase(phases: list[str], payload: bytes) -> list[str]:
 
 
 def clean(text: str) -> str:
-    """One line of at most MAX_TEXT characters."""
-    return _CONTROL.sub(" ", text)[:MAX_TEXT].strip()
+    """Return one line of at most MAX_TEXT characters."""
+    return clean_text.clean(text, MAX_TEXT)

@@ -209,6 +209,8 @@ class Captures:
         own = self._register.get(capture_id)
         if name.endswith(".html") or (own and name not in [rank.file for rank in own.ranks]):
             return None
+        on_nodes = {rank.node for rank in own.ranks if rank.file == name} if own else None
+        owner = own.request.owner if own and owner is None else owner
         with self._cluster.lock:
             having = [
                 (node, one.id)
@@ -217,10 +219,12 @@ class Captures:
                 if ids.base(one.id) == capture_id
                 and name in one.files
                 and owner in (None, one.request.owner)
+                and (on_nodes is None or node.name in on_nodes)
             ]
         if not having:
             return None
-        node, own_id = having[-1]
+        # An agent of a node is believed before a tenant's, which can claim any id for its owner.
+        node, own_id = min(having, key=lambda one: one[0].target.owner is not None)
         chunks = self._agents.download(node.target, f"captures/{own_id}/{name}")
         try:
             return itertools.chain([next(chunks, b"")], chunks)

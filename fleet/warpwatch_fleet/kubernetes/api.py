@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -28,6 +29,11 @@ class ApiError(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
+
+    @property
+    def is_of_one_object(self) -> bool:
+        """Whether the server refused this object, and can take others."""
+        return self.status in (400, 403, 404, 409, 422)
 
 
 class Api:
@@ -118,6 +124,11 @@ def _said(status: int, content: bytes) -> Object:
         text = " ".join(str(said.get("message", "")).split())[:200]
         raise ApiError(status, f"{status}: {text}")
     return said
+
+
+def node_path(name: str, *more: str) -> str:
+    """Return the path of a node, or of what is below it."""
+    return "/".join(("/api/v1/nodes", *(quote(part, safe="") for part in (name, *more))))
 
 
 def timestamp(time: float) -> str:

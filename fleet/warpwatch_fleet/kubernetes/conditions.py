@@ -8,7 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from warpwatch_fleet.cluster import Cluster
-from warpwatch_fleet.kubernetes.api import STRATEGIC, Api, ApiError, Object, seconds, timestamp
+from warpwatch_fleet.kubernetes.api import (
+    STRATEGIC,
+    Api,
+    ApiError,
+    Object,
+    node_path,
+    seconds,
+    timestamp,
+)
 from warpwatch_fleet.node import Node
 from warpwatch_telemetry.anomalies import DEVICE_KINDS
 from warpwatch_telemetry.sentence import sentence
@@ -68,8 +76,8 @@ class Conditions:
             return {node.name: _condition(node, now) for node in nodes}
 
     async def advance(self) -> None:
-        """Raises ApiError."""
-        now, left = self._wall(), MAX_PER_ROUND
+        """Raises ApiError; at the end, of a node whose condition was refused."""
+        now, left, refused = self._wall(), MAX_PER_ROUND, None
         wanted = self.wanted()
         self.known = {name: one for name, one in self.known.items() if name in wanted}
         for name, condition in wanted.items():
@@ -78,15 +86,22 @@ class Conditions:
             if left > 0 and is_old:
                 known, left = await self._read(name, now), left - 1
             if known and left > 0 and known.condition not in (condition, None):
-                await self._write(name, condition, known, now)
                 left -= 1
+                try:
+                    await self._write(name, condition, known, now)
+                except ApiError as error:
+                    if not error.is_of_one_object:
+                        raise
+                    refused = error
+        if refused is not None:
+            raise refused
 
     async def _read(self, name: str, now: float) -> KnownNode:
         """A node that the cluster does not have is left alone until it is read again."""
         try:
-            known = _known(await self._api.ask("GET", f"/api/v1/nodes/{name}"), now)
+            known = _known(await self._api.ask("GET", node_path(name)), now)
         except ApiError as error:
-            if error.status not in (403, 404):
+            if not error.is_of_one_object:
                 raise
             logger.warning("no condition of node %s: %s", name, error)
             known = KnownNode(None, now, now)
@@ -103,7 +118,8 @@ class Conditions:
             "lastHeartbeatTime": timestamp(now),
             "lastTransitionTime": timestamp(known.since if same else now),
         }
-        path, body = f"/api/v1/nodes/{name}/status", {"status": {"conditions": [condition]}}
+        body = {"status": {"conditions": [condition]}}
+        path = node_path(name, "status")
         node = await self._api.ask("PATCH", path, body, form=STRATEGIC)
         self.known[name] = _known(node, now)
         logger.info("node %s: %s is %s: %s", name, TYPE, wanted.status, wanted.message)

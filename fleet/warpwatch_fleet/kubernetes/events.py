@@ -6,7 +6,8 @@ import math
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from warpwatch_exporters import links
 from warpwatch_fleet.cluster import Cluster
@@ -55,6 +56,8 @@ class Events:
         # By folder and name: of nodes what is to be told besides, and all as they were last told.
         self._more: dict[str, Object] = {}
         self._told: dict[str, Object] = {}
+        # When an Event of each source was last written.
+        self._served: dict[str, float] = {}
 
     def put(self, node: str, reason: str, note: str, *, warns: bool) -> None:
         """What was done with a node."""
@@ -68,20 +71,37 @@ class Events:
         """
         now, refused = self._wall(), None
         with self._cluster.lock:
-            wanted = {_path(event): event for event in self._of_anomalies(now)} | self._more
+            found = list(self._of_anomalies(now))
+        wanted = {_path(event): event for _, event in found} | self._more
+        sources = {_path(event): source for source, event in found}
         self._told = {path: event for path, event in self._told.items() if path in wanted}
         waiting = [path for path, event in wanted.items() if self._told.get(path) != event]
-        for path in waiting[:MAX_PER_ROUND]:
+        for path in self._in_turn(waiting, sources)[:MAX_PER_ROUND]:
+            self._served[sources.get(path, "")] = now
             try:
                 await self._write(path, wanted[path])
             except ApiError as error:
-                if error.status not in (403, 404, 422):
+                if not error.is_of_one_object:
                     raise
                 # Of a namespace that is gone, or where the fleet has no right: not again and again.
                 refused = error
             self._told[path] = wanted[path]
         if refused is not None:
             raise refused
+
+    def _in_turn(self, waiting: Sequence[str], sources: Mapping[str, str]) -> list[str]:
+        """Order by source in turn, so that one agent's flood delays no other agent.
+
+        The source that was served longest ago comes first.
+        """
+        turns: Counter[str] = Counter()
+        order = []
+        for path in waiting:
+            source = sources.get(path, "")
+            turns[source] += 1
+            order.append((turns[source], self._served.get(source, 0.0), path))
+        self._served = {name: at for name, at in self._served.items() if name in turns}
+        return [path for *_, path in sorted(order)]
 
     async def _write(self, path: str, event: Object) -> None:
         """The one that is there is changed; else it is made, also where it was there once."""
@@ -100,17 +120,20 @@ class Events:
                 raise
             await self._api.ask("PATCH", path, changes, form=MERGE)
 
-    def _of_anomalies(self, now: float) -> Iterator[Object]:
+    def _of_anomalies(self, now: float) -> Iterator[tuple[str, Object]]:
+        """Yield each with its source: the agent that found it, or the owner of the job."""
         for anomaly in self._cluster.anomalies():
             about = self._about(anomaly)
             if about and not (anomaly.end_time and anomaly.end_time < self._since):
-                yield _of(anomaly, about, now, links.of_anomaly(self._url, anomaly.id))
+                source = anomaly.owner if anomaly.judged_by == "fleet" else anomaly.node
+                yield source, _of(anomaly, about, now, links.of_anomaly(self._url, anomaly.id))
 
     def _about(self, anomaly: Anomaly) -> dict[str, str] | None:
         """None: neither a pod nor a node of the cluster is known for it, or another fleet tells."""
         index, of = self._shard
         if anomaly.kind in DEVICE_KINDS:
-            return about_node(anomaly.node) if anomaly.node and index == 0 else None
+            is_node = self._cluster.node_names.has(anomaly.node)
+            return about_node(anomaly.node) if is_node and index == 0 else None
         job, owner = anomaly.job_id, _NAMESPACE.fullmatch(anomaly.owner)
         if job is None or owner is None or shard_key(job) % of != index:
             return None

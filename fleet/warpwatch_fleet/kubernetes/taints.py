@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from warpwatch_fleet.config import KubernetesConfig
-from warpwatch_fleet.kubernetes.api import MERGE, Api, Object
+from warpwatch_fleet.kubernetes.api import MERGE, Api, Object, node_path
 from warpwatch_fleet.kubernetes.conditions import Condition, Conditions
 from warpwatch_fleet.kubernetes.events import Events
 
@@ -82,7 +82,7 @@ class Taints:
         if self._config.dry_run:
             self._say(name, "WouldTaint", f"{condition.reason}: {KEY} (fleet.kubernetes.dry_run)")
             return True
-        node = await self._api.ask("GET", f"/api/v1/nodes/{name}")
+        node = await self._api.ask("GET", node_path(name))
         await self._change(node, condition.reason)
         self._say(name, "Tainted", f"{condition.reason}: {KEY}:{EFFECT}")
         return True
@@ -96,7 +96,7 @@ class Taints:
             "metadata": {"resourceVersion": about["resourceVersion"], "labels": {KEY: reason}},
             "spec": {"taints": [*others, *own]},
         }
-        await self._api.ask("PATCH", f"/api/v1/nodes/{about['name']}", body, form=MERGE)
+        await self._api.ask("PATCH", node_path(about["name"]), body, form=MERGE)
 
     def _say(self, name: str, reason: str, note: str) -> None:
         """Once, until something else is to be said of the node."""

@@ -16,7 +16,7 @@ from tests.waiting import eventually
 from warpwatch_daemon.for_fleet import records
 from warpwatch_serving.metrics import Format, MetricsPages
 from warpwatch_telemetry.records import Step
-from warpwatch_telemetry.stream import CursorLine, StreamDecoder
+from warpwatch_telemetry.stream import CursorLine, decode_stream_line
 
 PLAIN = Format(openmetrics=False, gzip=False)
 
@@ -120,8 +120,7 @@ def test_a_batch_ends_with_the_clock_and_a_cursor_that_goes_on(client, agent):
     agent.stream.put([step(1)])
     answer = client.get(PATH, params={"after": cursor["cursor"]})
     assert [line["type"] for line in lines_of(answer)] == ["step", "clock", "cursor"]
-    decoder = StreamDecoder()
-    decoded = [decoder.decode(line) for line in answer.content.splitlines()]
+    decoded = [decode_stream_line(line) for line in answer.content.splitlines()]
     assert decoded[0] == step(1)
     assert isinstance(decoded[-1], CursorLine)
 

@@ -112,6 +112,12 @@ def test_of_several_fleets_one_tells(told: Told) -> None:
     assert set(by) == {"Xid", "Straggler"}
 
 
+def test_one_agents_flood_delays_no_other_agent(told: Told) -> None:
+    told.find(*(fault(number) for number in range(5 * MAX_PER_ROUND)))
+    told.find(fault(99), node=1)
+    assert told.nodes[1].name in {one["involvedObject"]["name"] for one in told.rounds()}
+
+
 def test_a_flood_is_told_a_few_at_a_time_and_a_long_text_is_cut(told: Told) -> None:
     told.find(*(fault(number, summary="x" * 3000) for number in range(MAX_PER_ROUND + 5)))
     assert len(told.rounds()) == MAX_PER_ROUND
