@@ -170,7 +170,7 @@ class Detection:
             rank = self._ranks.find(record.job_id, record.rank)
             if rank is None:
                 return changes
-        rank.step_time = record.time
+        rank.step_time, rank.step = record.time, record.step
         changes += self._runner.show(record)
         joined = self._job_steps.observe(record)
         if joined is not None:

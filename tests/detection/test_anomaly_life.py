@@ -35,6 +35,26 @@ def test_what_is_active_is_what_lasts(name: str) -> None:
         assert life.register.state.suppressed == {}
 
 
+@pytest.mark.parametrize(
+    ("begin_step", "values", "raised_after"),
+    [(499, (0.3, 0.2, 0.1, 0.05), None), (499, (0.3, 0.2, 0.3, 0.4), 4), (501, (0.3,), 1)],
+)
+def test_spikes_that_began_before_a_cause_was_over_are_its_effect_unless_they_go_on(
+    begin_step: int, values: tuple[float, ...], raised_after: int | None
+) -> None:
+    life = Life()
+    life.rank_devices.jobs[LLAMA][3].step = 500
+    life.tell("0 straggler 3; 60 fine straggler")
+    looks = [
+        life.found("step_spikes", 80 + 40 * look, begin_step=begin_step, value=value)
+        for look, value in enumerate(values)
+    ]
+    raised = [look for look, changes in enumerate(looks, 1) if changes]
+    assert raised == ([] if raised_after is None else [raised_after])
+    life.fine("step_spikes", 300)
+    assert life.register.state.suppressed == {}
+
+
 def test_without_a_grace_nothing_is_continued() -> None:
     life = Life(reopen_s=0)
     life.tell("0 hang; 1 fine hang; 2 hang")

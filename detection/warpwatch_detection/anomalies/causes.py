@@ -54,5 +54,8 @@ JOB_CAUSES: Mapping[str, tuple[str, ...]] = {
     "device_idle": ("hang", "crash", "data_stall"),
 }
 
+# Their evidence is of hundreds of steps: what began before such a cause ended is its effect, too.
+LONG_EVIDENCE = frozenset({"step_spikes"})
+
 # Found once, however long they last: not again when their cause is over.
 FOUND_ONCE = frozenset({"hang", "crash", "oom", "memory_leak", "memory_pressure"})

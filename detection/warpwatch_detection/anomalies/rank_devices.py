@@ -22,10 +22,14 @@ F = TypeVar("F", bound=Found)
 
 @dataclass(slots=True)
 class LiveRank:
-    """seen_time, step_time: of the newest RankSeen and Step; older ones were read before."""
+    """seen_time, step_time: of the newest RankSeen and Step; older ones were read before.
+
+    step: the number of the newest.
+    """
 
     device: str | None = None
     world_size: int = 1
+    step: int = -1
     seen_time: float = float("-inf")
     step_time: float = float("-inf")
 
@@ -96,6 +100,11 @@ class RankDevices:
             return live.device
         device, _ = self.departed.get((job, rank), (None, 0.0))
         return device
+
+    def newest_step(self, job: JobId | None) -> int:
+        """Return the newest step of any rank, -1 without one."""
+        ranks = self.jobs.get(job, {}) if job is not None else {}
+        return max((rank.step for rank in ranks.values()), default=-1)
 
     def devices(self, job: JobId) -> set[str]:
         ranks = self.jobs.get(job, {})

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Literal
 
+from warpwatch_detection.anomalies.causes import EXPLAINED_BY, LONG_EVIDENCE
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.core_contention import NONE, evidence
 from warpwatch_detection.anomalies.explanation import cause_of
@@ -125,7 +126,9 @@ class AnomalyRegister:
         tracked = self.state.active.get(key)
         if tracked is not None and not tracked.is_of_another_rank(found):
             self._update("updated", key, tracked, found)
-        elif tracked is not None or self.suppressed.outlives_cause(key):
+        elif tracked is None and (over := self._ended_cause(key, found)):
+            self.suppressed.add(key, found, over)
+        elif tracked is not None or self.suppressed.outlives_cause(key, found):
             ended = self._recently_ended(key, found)
             if tracked is not None:
                 self._replace_culprit(key, tracked, ended, found)
@@ -216,6 +219,7 @@ class AnomalyRegister:
             return
         if key[0] in EVENT_KINDS:
             self._schedule()
+        tracked.end_step = self.ranks.newest_step(key[1])
         end_time = max(time, tracked.anomaly.time)
         tracked.end(end_time, explained_by, why)
         closed = tracked.anomaly
@@ -265,6 +269,16 @@ class AnomalyRegister:
 
     def _cause(self, key: Key, found: Found) -> TrackedAnomaly | None:
         return cause_of(key, found.rank, found.severity, self.state.active, self.ranks)
+
+    def _ended_cause(self, key: Key, found: Found) -> Anomaly | None:
+        """The cause that was over when this was first found, but not when it began."""
+        if key[0] not in LONG_EVIDENCE or key in self.suppressed.known or found.begin_step is None:
+            return None
+        for (kind, job, _, _), tracked in reversed(self.state.ended.items()):
+            explains = job == key[1] and kind in EXPLAINED_BY[key[0]]
+            if explains and tracked.end_step >= found.begin_step:
+                return tracked.anomaly
+        return None
 
     def _explain(self, key: Key, found: Found, cause: TrackedAnomaly) -> None:
         """``cause`` is active: what is found is its effect and no anomaly of its own."""

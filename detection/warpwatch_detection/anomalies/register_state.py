@@ -23,7 +23,8 @@ class TrackedAnomaly:
     at its worst, by kind and job.
     named: the rank that was blamed last; shared: the blame went to and fro, so no rank has it.
     evidence: the weightiest so far of what was seen beside it.
-    held_until: when an event is over, if it does not happen again.
+    held_until: when an event is over, if it does not happen again. end_step: of its job, when it
+    was over.
     """
 
     anomaly: Anomaly
@@ -34,6 +35,7 @@ class TrackedAnomaly:
     shared: bool = False
     evidence: Evidence = NONE
     held_until: float = float("inf")
+    end_step: int = -1
 
     def update(self, found: Found) -> None:
         """The detector has found it again."""

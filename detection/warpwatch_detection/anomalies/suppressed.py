@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from warpwatch_detection.anomalies.causes import FOUND_ONCE
+from warpwatch_detection.anomalies.causes import FOUND_ONCE, LONG_EVIDENCE
 from warpwatch_detection.anomalies.register_state import Key, Suppressed
+from warpwatch_detection.anomalies.worst import recovers
 from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly, Found
 from warpwatch_telemetry.jobs import JobId
 
@@ -35,11 +36,16 @@ class SuppressedFindings:
         if len(self.known) > MAX_SUPPRESSED:
             del self.known[next(iter(self.known))]
 
-    def outlives_cause(self, key: Key) -> bool:
-        """Whether what is found, with no cause active, is an anomaly of its own."""
+    def outlives_cause(self, key: Key, found: Found) -> bool:
+        """Whether what is found, with no cause active, is an anomaly of its own.
+
+        Long evidence that fades is of the time of the cause and does not count.
+        """
         suppressed = self.known.get(key)
         if suppressed is None:
             return True
+        if key[0] in LONG_EVIDENCE and recovers(key[0], found, suppressed.found):
+            return False
         suppressed.again += 1
         if suppressed.again < FOUND_AFTER_CAUSE:
             return False

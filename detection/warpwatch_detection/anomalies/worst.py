@@ -62,10 +62,15 @@ def worse(kind: str, before: Worst | None, found: Found, summary: str = "") -> W
     return Worst(found.time, said, found.step, found.value, found.baseline)
 
 
+def recovers(kind: str, found: Found, worst: Found | Worst) -> bool:
+    """Return whether what is found is far below the worst."""
+    now, then = _badness(kind, found), _badness(kind, worst)
+    return now < then and (now[0] != then[0] or now[1] <= RECOVERING_SHARE * then[1])
+
+
 def sentence(kind: str, found: Found, worst: Worst) -> str:
     """What is said of an active anomaly: what was found last, or that it recovers."""
-    now, then = _badness(kind, found), _badness(kind, worst)
-    if now >= then or (now[0] == then[0] and now[1] > RECOVERING_SHARE * then[1]):
+    if not recovers(kind, found, worst):
         return found.summary
     at = "" if worst.step is None else f" (step {worst.step})"
     return f"recovering: now {_short(kind, found)}; at its worst{at} {worst.summary}"
