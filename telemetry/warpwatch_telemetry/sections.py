@@ -93,7 +93,9 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), REAL]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), REAL]
 Count = Annotated[int, Field(ge=0), WHOLE]
 AtLeastOne = Annotated[int, Field(ge=1), WHOLE]
-AnomalyKind = Annotated[str, BeforeValidator(_kind)]
+AnomalyKind = Annotated[
+    str, BeforeValidator(_kind), WithJsonSchema({"type": "string", "enum": list(KINDS)})
+]
 Url = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+")]
 
 

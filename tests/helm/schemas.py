@@ -21,6 +21,12 @@ def _definitions(version: str) -> Registry[Any]:
     return Resource.from_contents(contents) @ Registry()
 
 
+def fields(name: str, version: str) -> set[str]:
+    """Return the fields of an object of the core API, such as Toleration."""
+    contents = json.loads((_FOLDER / f"v{version}.0-local-strict/_definitions.json").read_text())
+    return set(contents["$defs"][f"io.k8s.api.core.v1.{name}"]["properties"])
+
+
 @functools.cache
 def _validator(version: str, file: str) -> Draft202012Validator:
     schema = json.loads((_FOLDER / f"v{version}.0-local-strict/{file}").read_text())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm import chart
+from tests.helm import chart, config_schema, schemas
 
 SCHEMA = json.loads((chart.CHART / "values.schema.json").read_text())
 # What Helm itself hands to a chart that another one depends on.
@@ -45,8 +45,26 @@ def test_the_schema_and_the_defaults_have_the_same_keys() -> None:
     assert keys_of(SCHEMA) - HELMS_OWN == written(defaults, SCHEMA)
 
 
+def test_the_schema_of_config_is_the_daemons_and_the_fleets(request):
+    path = chart.CHART / "values.schema.json"
+    now = config_schema.spliced(path.read_text())
+    if request.config.getoption("--update-golden"):
+        path.write_text(now)
+    assert path.read_text() == now
+
+
+@pytest.mark.parametrize(
+    ("value", "of_kubernetes"),
+    [("tolerations", "Toleration"), ("claims", "ResourceClaim")],
+)
+def test_what_pods_take_has_the_fields_of_kubernetes(value: str, of_kubernetes: str) -> None:
+    definitions = SCHEMA["definitions"]
+    ours = definitions.get(value) or definitions["resources"]["properties"][value]
+    assert set(ours["items"]["properties"]) == schemas.fields(of_kubernetes, chart.VERSIONS[1])
+
+
 def test_every_section_is_closed_or_free_on_purpose() -> None:
-    free = {"config", "updateStrategy", "affinity", "dnsConfig", "global"}
+    free = {"updateStrategy", "affinity", "dnsConfig", "global"}
     for key, value in SCHEMA["properties"].items():
         node = resolved(value)
         if node.get("type") == "object" and "properties" in node:
@@ -65,7 +83,7 @@ def keys_of(node: dict[str, Any], prefix: str = "") -> set[str]:
     keys = set()
     for key, value in resolved(node).get("properties", {}).items():
         keys.add(prefix + key)
-        if not value.get("$ref", "").endswith("/resources"):
+        if not value.get("$ref", "").endswith(("/resources", "/Config")):
             keys |= keys_of(value, f"{prefix}{key}.")
     return {key for key in keys if not key.startswith("imagePullSecrets.")}
 
@@ -77,7 +95,7 @@ def written(values: dict[str, Any], node: dict[str, Any], prefix: str = "") -> s
         keys.add(prefix + key)
         below = resolved(node)["properties"].get(key, {})
         closed = "properties" in resolved(below) and not below.get("$ref", "").endswith(
-            "/resources"
+            ("/resources", "/Config")
         )
         if closed:
             keys |= written(value, below, f"{prefix}{key}.")

@@ -49,6 +49,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.serviceAccount.name | default $made }}
 {{- end }}
 
+{{- define "warpwatch.priorityClassName" -}}
+{{- ternary (include "warpwatch.fullname" .) .Values.priorityClassName .Values.priorityClass.create -}}
+{{- end }}
+
 {{- define "warpwatch.configMapName" -}}
 {{- .Values.existingConfigMap | default (include "warpwatch.fullname" .) }}
 {{- end }}
