@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,9 +47,26 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], None]:
     def compare(name: str, actual: bytes) -> None:
         path = GOLDEN / name
         if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(actual)
         expected = path.read_bytes() if path.exists() else b""
         assert actual.decode().splitlines() == expected.decode().splitlines()
+
+    return compare
+
+
+@pytest.fixture
+def golden_case(
+    request: pytest.FixtureRequest, golden: Callable[[str, bytes], None]
+) -> Callable[..., None]:
+    """Compare a text with the golden file of this case, or of the case with the given name."""
+    folder = request.path.relative_to(GOLDEN.parent).parts[0]
+    spec = getattr(request.node, "callspec", None)
+    case = spec.id if spec else request.node.name.removeprefix("test_")
+
+    def compare(text: str, name: str = case) -> None:
+        file = re.sub(r"\W+", "_", name, flags=re.ASCII)
+        golden(f"{folder}/{request.path.stem.removeprefix('test_')}/{file}.txt", text.encode())
 
     return compare
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 
 import msgspec
@@ -16,21 +15,14 @@ Reported = Callable[..., None]
 
 
 @pytest.fixture
-def golden_report(request: pytest.FixtureRequest, golden: Callable[[str, bytes], None]) -> Reported:
-    """Compare all anomalies, and how each detector sees its jobs and devices, with a file.
+def golden_report(golden_case: Callable[..., None]) -> Reported:
+    """Compare all anomalies, and how each detector sees its jobs and devices, with a file."""
 
-    It is named like the case, unless ``name`` is given.
-    """
-    module = request.path.stem.removeprefix("test_")
-
-    def compare(engine: Detection, name: str = "") -> None:
-        spec = getattr(request.node, "callspec", None)
-        name = name or (spec.id if spec else request.node.name.removeprefix("test_"))
-        file = re.sub(r"\W+", "_", name, flags=re.ASCII)
+    def compare(engine: Detection, *name: str) -> None:
         lines = [_line("anomaly", one) for one in (*engine.history, *engine.active)]
         for kind, statuses in engine.statuses().items():
             lines += [_line(kind, status) for status in statuses]
-        golden(f"detection/{module}/{file}.txt", "".join(lines).encode())
+        golden_case("".join(lines), *name)
 
     return compare
 

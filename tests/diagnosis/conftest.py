@@ -1,7 +1,8 @@
-"""Simulated jobs, each simulated and diagnosed once."""
+"""Simulated jobs, each simulated and diagnosed once, and golden texts of diagnoses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.diagnosis.faults import job
 from tests.diagnosis.workloads import simulate
 from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 
@@ -35,3 +37,9 @@ class Simulations:
 @pytest.fixture(scope="session")
 def simulations(tmp_path_factory: pytest.TempPathFactory) -> Simulations:
     return Simulations(tmp_path_factory)
+
+
+@pytest.fixture
+def golden_text(golden_case: Callable[..., None]) -> Callable[[Diagnosis], None]:
+    """Compare all that a diagnosis says on a terminal with the golden file of the case."""
+    return lambda found: golden_case(render_text(found))

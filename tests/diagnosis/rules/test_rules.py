@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.diagnosis.captures import Part, diagnosed, event, kernel, loading, op
 from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile, cpu_rank
 from warpwatch_diagnosis import rules
 from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 WORKERS = "MultiProcessing"
 COMPILING = "entire_frame_compile (dynamo_timed)"
@@ -188,8 +190,10 @@ def test_the_fault_is_the_only_finding(
     share: float,
     confidence: str,
     said: tuple[str, ...],
+    golden_text: Callable[[Diagnosis], None],
 ) -> None:
     found = diagnosed(tmp_path, stepped(*parts))
+    golden_text(found)
     (finding,) = found.findings
     assert (found.verdict, finding.kind, finding.confidence) == (kind, kind, confidence)
     assert finding.share == pytest.approx(share, abs=0.001)
@@ -212,8 +216,11 @@ HEALTHY: dict[str, list[Part]] = {
 
 
 @pytest.mark.parametrize("parts", HEALTHY.values(), ids=HEALTHY)
-def test_what_does_not_delay_the_step_is_healthy(tmp_path: Path, parts: list[Part]) -> None:
+def test_what_does_not_delay_the_step_is_healthy(
+    tmp_path: Path, parts: list[Part], golden_text: Callable[[Diagnosis], None]
+) -> None:
     found = diagnosed(tmp_path, stepped(*parts))
+    golden_text(found)
     assert (found.verdict, found.findings) == ("healthy", ())
 
 
@@ -328,9 +335,16 @@ def test_findings_come_with_the_most_time_to_win_back_first(tmp_path: Path) -> N
     ],
 )  # fmt: skip
 def test_of_ranks_on_the_cpu_the_fault_is_one_finding_of_the_worst(
-    tmp_path: Path, ranks: list[dict[str, int]], kind: str, rank: int, share: float, said: str
+    tmp_path: Path,
+    ranks: list[dict[str, int]],
+    kind: str,
+    rank: int,
+    share: float,
+    said: str,
+    golden_text: Callable[[Diagnosis], None],
 ) -> None:
     found = diagnosed(tmp_path, *(cpu_rank(k, **times) for k, times in enumerate(ranks)))
+    golden_text(found)
     (finding,) = found.findings
     assert (finding.kind, finding.rank) == (kind, rank)
     assert finding.share == pytest.approx(share, abs=0.001)
