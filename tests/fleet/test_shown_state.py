@@ -1,0 +1,73 @@
+"""All that a fleet knows of a job over two nodes, one with a clock of its own, as a golden file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from prometheus_client import generate_latest
+
+from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, run, seen, step
+from tests.golden_lines import line
+from warpwatch_fleet.config import ShardConfig
+from warpwatch_fleet.series import Series
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.records import DeviceReading, RankEvent
+
+
+def test_all_that_is_known_of_two_nodes_is_golden(golden_case):
+    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2", ahead_s=40.0), TestNode("gpu-3"))
+    metrics = AgentMetrics()
+    Series(metrics, cluster.cluster, ShardConfig(index=1, of=2), lambda: cluster.now)
+    first, second, _ = cluster.nodes
+    for number, node in enumerate((first, second)):
+        places: Any = {
+            "device": f"GPU-{number}",
+            "pod_uid": f"pod-{number}",
+            "time": NOW + node.ahead_s,
+        }
+        node.say(*(seen(2 * number + rank, **places) for rank in range(2)))
+    cluster.hear()
+    for number in range(1, 451):
+        cluster.now += 0.5 if number <= 300 else 0.7
+        for rank in range(4):
+            node = cluster.nodes[rank // 2]
+            # From step 301 on rank 3 computes longer, and the others wait for it.
+            waits_s = 0.2 if number > 300 and rank != 3 else 0.0
+            took_s = 0.5 + 0.2 * (number > 300)
+            work: Any = {"samples": 8 + rank, "tokens": 100, "memory_allocated_bytes": rank << 30}
+            work["phases_s"] = {"comm": 0.05 + waits_s, "forward": 0.1}
+            node.say(step(rank, number, cluster.now + node.ahead_s, took_s, **work))
+        if number % 10 == 0:
+            cluster.hear()
+    late = cluster.now + second.ahead_s
+    second.say(RankEvent(late, "llama", 2, "stopped", {"silent_reason": "stopped"}, OWNER, "41"))
+    values = {("device_utilization_ratio", ()): 0.5, ("device_fan_ratio", ("0",)): 1.0}
+    second.say(
+        DeviceReading(late, "GPU-1", values), DeviceReading(late, "GPU-9", {}, False, "lost")
+    )
+    lost = Anomaly(late, "critical", "GPU 1 is lost", "llama", 2, "GPU-1", id="6", kind="xid",
+                   owner=OWNER, run="41", end_time=late)  # fmt: skip
+    second.stream.put_anomaly(lost)
+    second.stream.put_runs([run(2, 3, time=late, first_time=NOW + 40)])
+    first.say(end(0, cluster.now))
+    cluster.hear(first, second)
+    state = cluster.cluster
+    job = cluster.job()
+    ranks = [replace(rank, recent_s=rank.recent_s[-3:]) for rank in job.ranks(state.names())]
+    statuses, suppressed = state.detector_statuses()
+    known = {
+        "job": [job.state()],
+        "rank": ranks,
+        "node": [node.health(cluster.now + 3) for node in state.nodes.values()],
+        "device": [{"is": str(one)} for n in state.nodes.values() for one in n.samples.values()],
+        "anomaly": cluster.anomalies(),
+        **statuses,
+        "suppressed": suppressed,
+        "run": [json.loads(part.encoded) for node in state.nodes.values() for part in node.runs()],
+    }
+    lines = [line(name, one) for name, some in known.items() for one in some]
+    lines += [f"{lease}\n" for lease in state.leases_due(cluster.now, ())]
+    golden_case("".join(lines) + generate_latest(metrics.registry).decode())
