@@ -14,15 +14,34 @@ from warpwatch_dashboards.job_queries import (
 )
 from warpwatch_dashboards.page import Row
 from warpwatch_dashboards.panels import graph, heat_map
-from warpwatch_dashboards.queries import JOB, RANK_KEY, RANK_LEGEND, Query, rate, series, total
+from warpwatch_dashboards.queries import (
+    JOB,
+    PLACE,
+    RANK_KEY,
+    RANK_LEGEND,
+    Query,
+    rate,
+    series,
+    total,
+)
 from warpwatch_dashboards.tables import Column, table
+
+_NODE = f"{PLACE}, owner, training_job"
+_FIRST_RANKS = series("rank_info", 'cluster=~"$cluster",training_job=~"$job"', 'rank="0"')
 
 
 def _by_run(name: str) -> str:
-    """A counter's rate over the ranks of each run; a rank is of one run at a time."""
-    run = f"max by ({RANK_KEY}, run) ({series('rank_info', JOB)})"
-    rates = total(RANK_KEY, rate(series(name, JOB)))
-    return total(f"{BY_JOB}, run", f"{run} * on ({RANK_KEY}) group_left () {rates}")
+    """Return a counter's rate over the ranks of each run.
+
+    Without an id of its own a run is called otherwise on each node. All nodes of a job that have
+    no rank 0 are of the run of the one that has it; each that has one runs by itself.
+    """
+    run = f"max by ({_NODE}, run) ({_FIRST_RANKS})"
+    rates = total(_NODE, rate(series(name, JOB)))
+    own = total(f"{BY_JOB}, run", f"{run} * on ({_NODE}) group_left () {rates}")
+    others = total(BY_JOB, f"({rates} unless on ({_NODE}) {run})")
+    elsewhere = f"max by ({BY_JOB}, run) ({run}) * on ({BY_JOB}) group_left () {others}"
+    return f"({own} + on ({BY_JOB}) group_left () {others} or {own} or {elsewhere})"
 
 
 def _over_time(expression: str) -> str:

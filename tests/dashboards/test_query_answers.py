@@ -44,6 +44,8 @@ EXPRESSIONS = {
     "own time": f"round({own_s()}, 1e-6)",
     "mean step": f"round({shown('training-job', 'Step time A')}, 0.001)",
     "steps a second": STEPS_PER_SECOND,
+    "step of a run": f"round({shown('training-job', 'Runs A')}, 0.001)",
+    "tokens of a run": f"round({shown('training-job', 'Runs B')})",
     "order of ranks": in_order("up"),
     "pods of ranks": shown("training-job", "Where ranks run B"),
     "nodes": next(one.promql for one in FLEET if one.where.endswith("Nodes A")),
