@@ -53,6 +53,14 @@ def test_options_are_recorded_and_only_when_asked_for(trained: Training) -> None
     assert any("<string>" in name and "inside" in name for name in names(more))
 
 
+def test_a_capture_does_not_collect_the_programs_garbage(trained: Training) -> None:
+    """It would look at every object of the program."""
+    trained.steps(1, "import gc; gc.disable(); seen = []; see = lambda *_: seen.append(1)")
+    trained.steps(1, "gc.callbacks.append(see)")
+    trained.works()
+    trained.steps(1, "gc.callbacks.remove(see); gc.enable(); assert not seen")
+
+
 def test_the_estimate_of_events_is_corrected_by_a_capture(trained: Training) -> None:
     def estimate() -> int:
         return int(trained.folder.ring().metadata.get("events_per_step", 0))
