@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,13 @@ def browser():
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS.split())
         yield browser
         browser.close()
+
+
+def picture(page: Any, name: str, height: int) -> None:
+    """Renew a picture of docs/images, of the page's top, if PICTURES names that folder."""
+    if folder := os.environ.get("PICTURES"):
+        clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height}
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True, clip=clip)
 
 
 def open_page(browser: Any, url: str, complaints: list[str], **options: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.browser import NEEDS_BROWSER, browser, open_page
+from tests.browser import NEEDS_BROWSER, browser, open_page, picture
 from tests.fleet.shown import crowded_state, fleet, fleet_state, url
 from tests.waiting import DEADLINE_S
 
@@ -15,7 +15,8 @@ __all__ = ["browser", "fleet", "url"]
 # The texts of a cell that overlap, or take more than one line.
 CROWDED_CELLS = """[...document.querySelectorAll('.large .cells i')].filter(cell => {
     const [rank, own, wait] = [...cell.children].map(part => part.getBoundingClientRect());
-    return rank.right > own.left || rank.top !== own.top || Math.max(own.height, wait.height) > 24;
+    const tallest = Math.max(own.height, wait.height);
+    return own.left - rank.right < 4 || rank.top !== own.top || tallest > 24;
 }).length"""
 
 
@@ -32,16 +33,19 @@ def test_the_map_fits_and_shows_who_is_slow(browser, url, fleet, scheme, width, 
     assert len(backgrounds) == ranks
     assert page.evaluate(CROWDED_CELLS) == 0
     assert [at for at, one in enumerate(backgrounds) if one != backgrounds[0]] == [4]
+    if scheme == "dark":
+        picture(page, "fleet-dark", 1320)
     fleet.now = replace(fleet_state(ranks, 8, None), anomalies=())
     page.get_by_text("All alike").wait_for(timeout=1000 * DEADLINE_S)
     assert complaints == []
 
 
 @pytest.mark.parametrize(
-    ("scheme", "width", "tallest"), [("dark", 390, 9500), ("light", 1280, 4000)]
+    ("scheme", "width", "tallest", "name"),
+    [("dark", 390, 9500, "fleet-phone"), ("light", 1280, 4000, "fleet-light")],
 )
 def test_250_nodes_and_189_jobs_stay_short_and_are_searched(
-    browser, url, fleet, scheme, width, tallest
+    browser, url, fleet, scheme, width, tallest, name
 ):
     complaints: list[str] = []
     fleet.now = crowded_state()
@@ -50,6 +54,7 @@ def test_250_nodes_and_189_jobs_stay_short_and_are_searched(
     root = "document.documentElement"
     assert page.evaluate(f"{root}.scrollWidth") == width
     assert page.evaluate(f"{root}.scrollHeight") < tallest
+    picture(page, name, 1900)
     search = page.get_by_role("searchbox")
     search.press_sequentially("gpu-155")
     page.get_by_text("2 of 189 jobs").wait_for(timeout=1000 * DEADLINE_S)

@@ -6,22 +6,30 @@ from dataclasses import replace
 
 import pytest
 
-from tests.browser import NEEDS_BROWSER, browser, open_page
+from tests.browser import NEEDS_BROWSER, browser, open_page, picture
 from tests.daemon.http.conftest import TIMEOUT_S
 
 pytestmark = NEEDS_BROWSER
 __all__ = ["browser"]
+OVERFLOWING = (
+    "[...document.querySelectorAll('.card')].filter(c => c.scrollWidth > c.clientWidth).length"
+)
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 400), ("dark", 1280)])
-def test_the_page_fits_and_nothing_complains(browser, url, agent, scheme, width):
+@pytest.mark.parametrize(
+    ("scheme", "width", "name"), [("dark", 390, "page-phone"), ("light", 1280, "page-light")]
+)
+def test_the_page_fits_and_nothing_complains(browser, url, agent, scheme, width, name):
     complaints: list[str] = []
+    viewport = {"width": width, "height": 900}
+    page = open_page(browser, url, complaints, viewport=viewport, color_scheme=scheme)
+    picture(page, name, 1900)
+    assert page.evaluate(OVERFLOWING) == 0
     long_name = "a-job-with-one-very-long-name-" * 4
     job = replace(agent.now.jobs[0], name=long_name)
     ranks = tuple(replace(rank, job=long_name) for rank in agent.now.ranks)
     agent.now = replace(agent.now, jobs=(job,), ranks=ranks)
-    viewport = {"width": width, "height": 900}
-    page = open_page(browser, url, complaints, viewport=viewport, color_scheme=scheme)
+    page.reload()
     assert page.evaluate("document.documentElement.scrollWidth") == width
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == {"light": "rgb(245, 246, 248)", "dark": "rgb(14, 17, 22)"}[scheme]
