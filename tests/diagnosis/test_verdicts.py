@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,59 @@ def test_of_eight_ranks_the_late_one_is_named(tmp_path: Path, culprit: int, on_g
     assert (found.verdict, found.findings[0].rank) == ("straggler", culprit)
     assert found.findings[0].confidence == ("medium" if on_gpu else "low")
     assert found.findings[0].evidence[-1] == "only 1 step was recorded"
+
+
+# Waits of the ranks of a recommender in its collectives, by how large their embedding tables are.
+SHARES = (0.48, 0.31, 0.14, 0.25, 0.40, 0.22, 0.35, 0.05)
+EXCHANGES = ("all_to_all", "all_to_all", "all_reduce") * 2
+
+
+def recommender(rank: int, waits: Sequence[float], on_gpu: bool, annotated: bool) -> TraceFile:
+    """One step of 60 ms: work before each exchange, for whose last rank the others wait.
+
+    Of an all-to-all on the GPU the trace has the kernel of its sends and receives alone.
+    """
+    backend = "nccl" if on_gpu else "gloo"
+    trace = TraceFile(steps=0, distributedInfo={"backend": backend, "rank": rank, "world_size": 8})
+    trace.annotation("ProfilerStep#12", 0, 60_000)
+    for number, (name, wait) in enumerate(zip(EXCHANGES, waits, strict=True)):
+        begin, end = 10_000 * number, 10_000 * (number + 1)
+        at = end - 10_000 * wait
+        if on_gpu:
+            trace.kernel(begin, at - begin, begin, name="gemm")
+            kernel = "AllReduce_RING_LL_Sum_float" if name == "all_reduce" else "SendRecv_RING"
+            # Tables of uneven size end the exchange at uneven times.
+            took = end - at + (0 if name == "all_reduce" else 100 * rank * annotated)
+            if annotated:
+                trace.annotation(f"nccl:{name}", begin + 100, 50)
+            trace.kernel(at, took, begin + 110, name=f"ncclKernel_{kernel}(ncclWorkElem)")
+        else:
+            trace.operator(begin, at - begin)
+            trace.annotation(f"gloo:{name}", at, end - at, tid=99)
+    return trace
+
+
+@pytest.mark.parametrize(("on_gpu", "annotated"), [(True, True), (True, False), (False, False)])
+def test_of_one_step_the_rank_is_named_that_is_last_to_every_collective(
+    tmp_path: Path, on_gpu: bool, annotated: bool
+) -> None:
+    ranks = [
+        recommender(rank, [share] * len(EXCHANGES), on_gpu, annotated)
+        for rank, share in enumerate(SHARES)
+    ]
+    found = diagnosed(tmp_path, *ranks)
+    (finding,) = [finding for finding in found.findings if finding.kind == "straggler"]
+    assert (finding.rank, finding.confidence, found.verdict) == (7, "medium", "straggler")
+    assert ("6 of 6" in " ".join(finding.evidence), finding.share > 0.2) == (True, True)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_ranks_that_are_last_by_turns_are_not_named(tmp_path: Path, on_gpu: bool) -> None:
+    ranks = [
+        recommender(rank, [SHARES[(rank + turn) % 8] for turn in range(6)], on_gpu, annotated=True)
+        for rank in range(8)
+    ]
+    assert [f for f in diagnosed(tmp_path, *ranks).findings if f.kind == "straggler"] == []
 
 
 def slower_rank(folder: Path, waiting_us: int) -> list[Path]:

@@ -9,6 +9,8 @@ waiting for it.
 The same collective has the same process group and sequence number. Where the trace does not have
 them, it is the n-th call of its name in its group and step, if the step has as many calls of it on
 every rank. Sends and receives between two ranks are left out: they end when both partners are done.
+A kernel of sends and receives of which the trace says no more is an all-to-all where all ranks of a
+capture of several leave it together.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from warpwatch_diagnosis.measures.collectives import Collective
+from warpwatch_diagnosis.measures.collectives import ALL_TO_ALL, Collective
 from warpwatch_diagnosis.measures.intervals import (
     Interval,
     Intervals,
@@ -36,13 +38,17 @@ from warpwatch_diagnosis.measures.measures import Measures
 # Ends of one collective further apart than this and half of its shortest kernel: not the same one.
 MAX_END_SPREAD_US = 500.0
 MAX_END_SPREAD_SHARE = 0.5
+# An unnamed kernel of sends and receives is an all-to-all of at least so many ranks if their ends
+# are no further apart than this and this share of its shortest kernel.
+MIN_EXCHANGING = 4
+MAX_EXCHANGE_SPREAD_US = 50.0
+MAX_EXCHANGE_SPREAD_SHARE = 0.05
 # With fewer agreeing collectives than this share, ranks were not matched rightly.
 MIN_AGREEING_SHARE = 0.5
 SHOWN = 20
 _POINT_TO_POINT = re.compile(
     r"^(nccl:)?(send|recv|isend|irecv|coalesced)\b|SendRecv", re.IGNORECASE
 )
-_ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
 # How much of the bytes crosses each link (nccl-tests, doc/PERFORMANCE.md), by the number of ranks.
 _BUS_FACTORS = {"allreduce": 2.0, "allgather": 1.0, "reducescatter": 1.0, "alltoall": 1.0}
 
@@ -167,8 +173,9 @@ def align(capture: Sequence[Measures]) -> Alignment | None:
     for rank, measures in enumerate(capture):
         for key, collective in _keyed(measures):
             common[key][rank] = collective
-    shared = [found for found in common.values() if _is_shared(found)]
+    shared = [found for found in common.values() if _is_shared(found, len(capture))]
     offsets = _offsets(shared, len(capture))
+    shared = [found for found in shared if _is_named(found) or _is_exchange(found, offsets)]
     agreeing = [found for found in shared if _agree(found, offsets)]
     if not agreeing or len(agreeing) < MIN_AGREEING_SHARE * len(shared):
         return None
@@ -187,7 +194,7 @@ def exposed_transfer_us(measures: Measures, rank: int, alignment: Alignment) -> 
 def _keyed(measures: Measures) -> list[tuple[Key, Collective]]:
     groups: dict[Key, list[Collective]] = defaultdict(list)
     for collective in measures.gpu.collectives if measures.gpu else ():
-        if not _between_two(collective):
+        if not collective.is_named or not _between_two(collective):
             groups[_group(collective, measures)].append(collective)
     return [
         ((*group, nth) if group[0] == "sequence" else (*group, len(found), nth), collective)
@@ -198,7 +205,7 @@ def _keyed(measures: Measures) -> list[tuple[Key, Collective]]:
 
 def _between_two(collective: Collective) -> bool:
     name = collective.name
-    return _POINT_TO_POINT.search(name) is not None and not _ALL_TO_ALL.search(name)
+    return _POINT_TO_POINT.search(name) is not None and not ALL_TO_ALL.search(name)
 
 
 def _group(collective: Collective, measures: Measures) -> Key:
@@ -212,8 +219,14 @@ def _group(collective: Collective, measures: Measures) -> Key:
     return ("step", group, step, name)
 
 
-def _is_shared(found: Mapping[int, Collective]) -> bool:
+def _is_named(found: Mapping[int, Collective]) -> bool:
+    return all(collective.is_named for collective in found.values())
+
+
+def _is_shared(found: Mapping[int, Collective], ranks: int) -> bool:
     """By at least two ranks, and not by groups of the same name on different ranks."""
+    if not _is_named(found):
+        return len(found) == ranks >= MIN_EXCHANGING
     sizes = {c.group_size for c in found.values()} - {None}
     return len(found) > 1 and all(size is None or len(found) <= size for size in sizes)
 
@@ -236,9 +249,19 @@ def _offsets(shared: Sequence[Mapping[int, Collective]], ranks: int) -> list[flo
 
 
 def _agree(found: Mapping[int, Collective], offsets: Sequence[float]) -> bool:
+    spread_us, shortest_us = _spread_us(found, offsets)
+    return spread_us <= MAX_END_SPREAD_US + MAX_END_SPREAD_SHARE * shortest_us
+
+
+def _is_exchange(found: Mapping[int, Collective], offsets: Sequence[float]) -> bool:
+    spread_us, shortest_us = _spread_us(found, offsets)
+    return spread_us <= MAX_EXCHANGE_SPREAD_US + MAX_EXCHANGE_SPREAD_SHARE * shortest_us
+
+
+def _spread_us(found: Mapping[int, Collective], offsets: Sequence[float]) -> tuple[float, float]:
+    """How far its ends are apart, and its shortest kernel."""
     ends = [c.end_us - offsets[rank] for rank, c in found.items()]
-    shortest = min(c.end_us - c.begin_us for c in found.values())
-    return max(ends) - min(ends) <= MAX_END_SPREAD_US + MAX_END_SPREAD_SHARE * shortest
+    return max(ends) - min(ends), min(c.end_us - c.begin_us for c in found.values())
 
 
 def _matched(found: Mapping[int, Collective], offsets: Sequence[float]) -> MatchedCollective:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from warpwatch_diagnosis.measures.intervals import Interval
 from warpwatch_diagnosis.trace.events import Event
@@ -11,6 +14,11 @@ from warpwatch_diagnosis.trace.events import Event
 # More than any capture of some steps holds; bounds what is kept of a hostile trace.
 MAX_COLLECTIVES = 50_000
 _MAX_NAME = 200
+ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
+# NCCL's kernel of sends and receives, of which an all-to-all consists, too.
+_SEND_RECEIVE = re.compile("SendRecv", re.IGNORECASE)
+# Host events of all-to-alls that lie around one launch, and of other threads besides.
+MAX_NESTED = 16
 # As process groups and operators name them, without "c10::" and in lower case.
 _ITEM_BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "float16": 2, "int": 4, "long": 8,
@@ -23,7 +31,8 @@ _ITEM_BYTES = {
 class Collective:
     """One collective kernel that began or was launched in the window; µs of this rank's clock.
 
-    name: of the collective (``allreduce``), else of the kernel. process_group, sequence, bytes
+    name: of the collective (``allreduce``), else of the kernel. is_named: the trace says of which
+    collective the kernel is, or its own name does. process_group, sequence, bytes
     (the larger of what goes in and out of this rank) and group_size: None where the trace does not
     say. launched_us: begin of the launch call.
     """
@@ -36,12 +45,30 @@ class Collective:
     sequence: int | None
     bytes: int | None
     group_size: int | None
+    is_named: bool = True
+
+
+def exchanges(events: Iterable[Event]) -> list[Event]:
+    """Return what of the host's operators and annotations is an all-to-all, by begin."""
+    known: dict[str, bool] = {}
+    found = []
+    for event in events:
+        if event.name not in known:
+            known[event.name] = ALL_TO_ALL.search(event.name) is not None
+        if known[event.name]:
+            found.append(event)
+    return sorted(found, key=attrgetter("begin_us"))
 
 
 def collectives(
-    kernels: Sequence[Event], calls: Mapping[int | None, Event], window: Interval
+    kernels: Sequence[Event],
+    calls: Mapping[int | None, Event],
+    window: Interval,
+    exchanges: Sequence[Event] = (),
 ) -> tuple[Collective, ...]:
     """``kernels``: all collective kernels; ``calls``: runtime calls by correlation. In order.
+
+    exchanges: the host's all-to-alls, which give their name to the kernels that they launch.
 
     A host that is ahead launches in the window what its device begins later; a peer that is less
     late may have begun it in time, so these count as well.
@@ -54,14 +81,19 @@ def collectives(
         if low <= kernel.begin_us < high or (call is not None and low <= call.begin_us < high)
     ]
     mine.sort(key=lambda pair: (pair[0].begin_us, pair[0].end_us, pair[0].thread))
-    return tuple(_collective(kernel, call) for kernel, call in mine[:MAX_COLLECTIVES])
+    return tuple(_collective(kernel, call, exchanges) for kernel, call in mine[:MAX_COLLECTIVES])
 
 
-def _collective(kernel: Event, call: Event | None) -> Collective:
+def _collective(kernel: Event, call: Event | None, exchanges: Sequence[Event]) -> Collective:
     given = kernel.arguments or {}
     name, group = given.get("Collective name"), given.get("Process Group Name")
+    if not isinstance(name, str) or not name:
+        sends = _SEND_RECEIVE.search(kernel.name) is not None
+        name = "all_to_all" if sends and _is_within(call, exchanges) else ""
+    is_named = bool(name) or _SEND_RECEIVE.search(kernel.name) is None
     return Collective(
-        name=(name if isinstance(name, str) and name else kernel.name)[:_MAX_NAME],
+        is_named=is_named,
+        name=(name or kernel.name)[:_MAX_NAME],
         begin_us=kernel.begin_us,
         end_us=kernel.end_us,
         launched_us=call.begin_us if call is not None else None,
@@ -69,6 +101,18 @@ def _collective(kernel: Event, call: Event | None) -> Collective:
         sequence=kernel.whole("Seq"),
         bytes=_bytes(kernel),
         group_size=kernel.whole("Group size"),
+    )
+
+
+def _is_within(call: Event | None, exchanges: Sequence[Event]) -> bool:
+    """Whether one of the host's all-to-alls launches it, in the same thread."""
+    if call is None:
+        return False
+    last = bisect_right(exchanges, call.begin_us, key=attrgetter("begin_us"))
+    # Annotation, operator and its parts lie inside of each other.
+    return any(
+        event.thread == call.thread and call.begin_us < event.end_us
+        for event in exchanges[max(0, last - MAX_NESTED) : last]
     )
 
 

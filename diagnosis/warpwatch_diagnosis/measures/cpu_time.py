@@ -10,10 +10,17 @@ calling them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from warpwatch_diagnosis.measures.host_events import COLLECTIVE, HostTime
+from warpwatch_diagnosis.measures.collectives import MAX_COLLECTIVES
+from warpwatch_diagnosis.measures.host_events import (
+    BACKGROUND_COLLECTIVE,
+    COLLECTIVE,
+    HostTime,
+)
 from warpwatch_diagnosis.measures.host_patterns import (
     reading_loops,
     real_operators,
@@ -37,6 +44,7 @@ class CpuTime:
     saving: part of host, probably the writing of a checkpoint. reading: what loops
     that read one value after the other spend on it. Both are patterns of host_patterns.
     operators_count, dispatch_count: operators at the top level, and the short ones of them.
+    calls: collectives that a thread of their own runs, (name, the step by its place, µs), in order.
     """
 
     operators: Intervals
@@ -51,10 +59,16 @@ class CpuTime:
     operators_count: int
     dispatch_count: int
     collectives: tuple[str, ...]
+    calls: tuple[tuple[str, int, float], ...] = ()
 
 
 def cpu_time(
-    trace: Trace, window: Interval, loading: Intervals, threads: set[str], host: HostTime
+    trace: Trace,
+    window: Interval,
+    loading: Intervals,
+    threads: set[str],
+    host: HostTime,
+    steps: Sequence[Interval],
 ) -> CpuTime:
     """``loading``: what the DataLoader takes; ``threads``: those that train."""
     annotations = trace.events["annotation"]
@@ -89,6 +103,7 @@ def cpu_time(
         operators_count=len(top),
         dispatch_count=len(short),
         collectives=_most_waited(collectives),
+        calls=_calls(collectives, steps),
     )
 
 
@@ -104,6 +119,17 @@ def _top_level(events: list[Event], threads: set[str], window: Interval) -> list
             top.append(event)
             reached[event.thread] = event.end_us
     return top
+
+
+def _calls(
+    collectives: list[Event], steps: Sequence[Interval]
+) -> tuple[tuple[str, int, float], ...]:
+    """By their ends: who comes late begins late, and all leave together."""
+    begins = [begin for begin, _ in steps]
+    mine = [e for e in collectives if BACKGROUND_COLLECTIVE.match(e.name)]
+    mine.sort(key=lambda e: (e.end_us, e.name))
+    found = ((e.name, bisect_right(begins, e.end_us), e.end_us - e.begin_us) for e in mine)
+    return tuple(found)[:MAX_COLLECTIVES]
 
 
 def _most_waited(collectives: list[Event]) -> tuple[str, ...]:

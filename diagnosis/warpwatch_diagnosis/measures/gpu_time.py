@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from warpwatch_diagnosis.measures.clocks import Size, SizeTime, size_times
-from warpwatch_diagnosis.measures.collectives import Collective, collectives
+from warpwatch_diagnosis.measures.collectives import Collective, collectives, exchanges
 from warpwatch_diagnosis.measures.copies import CopyTime, copy_kind, copy_times
 from warpwatch_diagnosis.measures.host_events import HostTime
 from warpwatch_diagnosis.measures.idle import IdleTime, idle_time
@@ -52,13 +52,14 @@ MIN_BUSY_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class GpuEvents:
-    """A trace's kernels and copies by their begin, together in ``events``, and the runtime calls by
-    correlation."""
+    """A trace's kernels and copies by their begin, together in ``events``, the runtime calls by
+    correlation, and the host's all-to-alls."""
 
     kernels: Sequence[Event]
     copies: Sequence[Event]
     events: Sequence[Event]
     calls: Mapping[int | None, Event]
+    exchanges: Sequence[Event]
 
     @classmethod
     def of(cls, trace: Trace) -> GpuEvents:
@@ -68,6 +69,7 @@ class GpuEvents:
             copies=by_begin(copies, _order),
             events=by_begin(kernels + copies, _order),
             calls=by_correlation(trace.events["runtime"]),
+            exchanges=exchanges(trace.events["annotation"] + trace.events["operator"]),
         )
 
     @property
@@ -205,7 +207,9 @@ def gpu_time(
         class_times=by_class,
         copy_times=copy_times(copies, union(compute + communication), window),
         sizes=size_times(work.kernels, calls, window),
-        collectives=collectives([k for k in work.kernels if k.name in collective], calls, window),
+        collectives=collectives(
+            [k for k in work.kernels if k.name in collective], calls, window, work.exchanges
+        ),
         streams=_streams(events, window),
     )
 

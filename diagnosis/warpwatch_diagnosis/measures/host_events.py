@@ -76,7 +76,7 @@ BLOCKING_COLLECTIVE_US = 1_000.0
 HANDOVER_US = 2_000.0
 _NAMES = 5
 _REGION = re.compile(r"Torch-Compiled Region(?:: \S*?(\d+)/(\d+))?")
-_BACKGROUND_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):")
+BACKGROUND_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):")
 
 _ANNOTATED: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("loading", LOADING),
@@ -188,7 +188,7 @@ def _sort(
 
 def _keeps_thread(event: Event, threads: set[str]) -> bool:
     """Whether a collective keeps a thread that matters: NCCL's calls only enqueue."""
-    if _BACKGROUND_COLLECTIVE.match(event.name):
+    if BACKGROUND_COLLECTIVE.match(event.name):
         return True
     return event.thread in threads and event.end_us - event.begin_us >= BLOCKING_COLLECTIVE_US
 

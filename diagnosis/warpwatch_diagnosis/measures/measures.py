@@ -151,7 +151,7 @@ def measure(trace: Trace) -> Measures:
     found = _operators(trace, work, window, waited)
     running = union(span for thread in threads for span in found.running.get(thread, []))
     gpu = gpu_time(work, window, host, waited, running)
-    cpu = None if gpu else cpu_time(trace, window, loading, training, host)
+    cpu = None if gpu else cpu_time(trace, window, loading, training, host, steps)
     per_step = step_times([_number(e) for e in step_events], steps, loading, gpu)
     return Measures(
         file=trace.file,

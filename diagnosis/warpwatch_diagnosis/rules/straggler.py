@@ -1,7 +1,8 @@
 """One rank keeps the others waiting.
 
 On GPUs the ranks' collectives show who came last (alignment.py); on the CPU the training thread's
-wait is in the trace, and the straggler's steps are longer without it.
+wait is in the trace, and the straggler's steps are longer without it, or it is the last in nearly
+all collectives (arrivals.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from statistics import median
 
 from warpwatch_diagnosis.comparison.alignment import Alignment, exposed_transfer_us
+from warpwatch_diagnosis.comparison.arrivals import last_rank
 from warpwatch_diagnosis.comparison.before_after import kernel_changes, phases_ms
 from warpwatch_diagnosis.comparison.links import slow_links
 from warpwatch_diagnosis.comparison.rank_steps import CPU_PARTS, OPERATORS, RankSteps, lags
@@ -24,6 +26,10 @@ from warpwatch_diagnosis.rules.base import Confidence, Finding, Rule, millisecon
 # it is named with low confidence.
 MIN_OPERATOR_RATIO = 2.0
 HIGH_RATIO = 1.5
+# On the CPU: of the window that the others wait for one rank, which is last in nearly all
+# collectives; cores that are shared make ranks late by some per cent (own values).
+MIN_CPU_WAIT = 0.10
+HIGH_CPU_WAIT = 0.20
 # On GPUs: of the window that the others wait (reference of this project) and how much of it at
 # least no compute hides; how much of all lateness one rank must bring to be the one (own values).
 MIN_GPU_WAIT = 0.05
@@ -81,7 +87,7 @@ class StragglerRule(Rule):
         part = max(usual, key=lambda name: culprit.parts_us[name] - usual[name])
         own, typical = median(culprit.local_us), median(median(r.local_us) for r in others)
         if not lags(culprit, others, is_suspect=suspect is not None):
-            return []
+            return self._last_on_cpu(capture, ranks, suspect)
         shared_cores = part == OPERATORS and own < MIN_OPERATOR_RATIO * typical
         sure: Confidence = "high" if own > HIGH_RATIO * typical else "medium"
         measures = culprit.measures
@@ -106,6 +112,40 @@ class StragglerRule(Rule):
                     "throttling."
                 ),
                 yields_to=CPU_PARTS[part],
+            )
+        ]
+
+    def _last_on_cpu(
+        self, capture: Sequence[Measures], ranks: Sequence[RankSteps], suspect: int | None
+    ) -> list[Finding]:
+        """Whom the others wait for in nearly all collectives, if they wait long."""
+        last = last_rank(capture)
+        if last is None or suspect not in (None, capture[last.rank].rank):
+            return []
+        measures = capture[last.rank]
+        waits = [r.wait_share for r in ranks if r.measures is not measures]
+        share = measures.share_of_us(last.lateness_us)
+        if share <= MIN_CPU_WAIT or median(waits) <= ranks[last.rank].wait_share:
+            return []
+        sure: Confidence = "high" if share > HIGH_CPU_WAIT else "medium"
+        return [
+            self.finding(
+                measures,
+                share=min(1.0, share),
+                recoverable_us=last.lateness_us,
+                confidence=sure,
+                evidence=(
+                    f"{measures.label} comes last to {last.count} of {last.calls} collectives, "
+                    f"for which the others wait {percent(min(waits))} to {percent(max(waits))} of "
+                    "the step",
+                    f"by chance one rank would be the last that often in {last.chance:.2g} of the "
+                    "captures",
+                ),
+                advice=(
+                    f"Look at what {measures.label} alone does before its collectives (larger "
+                    "embedding tables or shards, rank-dependent code) and at its machine: load, "
+                    "cores."
+                ),
             )
         ]
 
