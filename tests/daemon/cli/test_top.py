@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
@@ -17,7 +19,7 @@ from tests.waiting import DEADLINE_S
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.api_socket import socket_path
 from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.reading import Document, Reader, Reading
+from warpwatch_daemon.cli.top.reading import Reader, Reading, rank_key
 from warpwatch_daemon.cli.top.screen import Top
 
 SMALL, LARGE = (80, 24), (200, 50)
@@ -121,6 +123,22 @@ def test_trouble_is_marked_and_comes_first_and_a_fleets_device_names_its_node():
     assert (first, second, third) == ("GPU-2", "GPU-3", "GPU-1")
     assert (str(shown[0]), str(shown[-1])) == ("gpu-7 2", "! lost")
     assert (str(well[0]), str(well[-1])) == ("1", "llama 3, llama 4")
+
+
+def test_rows_of_all_that_the_api_answers_are_golden(golden_case):
+    api = json.loads((Path(__file__).parents[2] / "golden/http/api.json").read_bytes())
+    names = ("devices", "ranks", "anomalies", "captures")
+    devices, ranks, anomalies, captures = (api[f"get /api/v1/{name}"][name] for name in names)
+    phases = {rank_key(ranks[0]): {"forward": 0.25, "backward": 0.5, "comm": 0.125}}
+    reading = Reading(1.79e9, "http://gpu-17:9400", devices, ranks, anomalies, captures, phases)
+    lines = [rows.headline(reading), *map(str, rows.finding_lines(reading, 3))]
+    lines += [str(rows.capture_line(capture)) for capture in captures]
+    for wide in (False, True):
+        lines += [str(rows.device_columns(wide)), str(rows.rank_columns(wide))]
+        for key, row in (*rows.device_rows(reading, wide), *rows.rank_rows(reading, wide)):
+            cells = (cell if isinstance(cell, str) else f"{cell}|{cell.style}" for cell in row)
+            lines.append(f"{key}: {'  '.join(cells)}")
+    golden_case("".join(f"{line}\n" for line in lines))
 
 
 @pytest.mark.parametrize(

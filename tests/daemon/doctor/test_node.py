@@ -9,7 +9,7 @@ import pytest
 from tests.daemon.doctor.conftest import surveyed
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.doctor import host, kernel_log, nccl, schedulers
+from warpwatch_daemon.doctor import host, kernel_log, nccl, schedulers, text
 from warpwatch_daemon.doctor.check import Check
 from warpwatch_daemon.doctor.facts import DeviceFacts, MemoryUse
 from warpwatch_devices.config import AttributionConfig
@@ -71,9 +71,10 @@ def test_suspicious_variables_of_training_processes_are_explained_once(inputs):
         ("CUDA_LAUNCH_BLOCKING", "0", "harmless"),
     ],
 )
-def test_a_variable_of_this_shell_is_judged(inputs, name, value, ok):
+def test_a_variable_of_this_shell_is_judged(inputs, name, value, ok, golden_case):
     given = inputs(files={"/proc/self/net/dev": INTERFACES}, environ={name: value})
     (check,) = nccl.checks(given)
+    golden_case("\n".join(text.lines([check])))
     if ok == "harmless":
         assert check == Check("environment", True, "nothing suspicious in this shell")
         return

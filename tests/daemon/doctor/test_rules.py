@@ -8,7 +8,7 @@ import pytest
 
 from tests.daemon.doctor.conftest import surveyed
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.doctor import devices, driver, topology
+from warpwatch_daemon.doctor import devices, driver, text, topology
 from warpwatch_daemon.doctor.check import Check, CheckInputs, merged
 from warpwatch_daemon.doctor.device_rules import RULES
 from warpwatch_daemon.doctor.facts import (
@@ -90,6 +90,7 @@ def test_a_gpu_is_judged_by_its_facts(rule, facts, ok, detail):
     check = next(one.check(device) for one in RULES if one.name == rule)
     assert check is not None
     assert (check.ok, check.detail) == (ok, detail)
+    assert bool(check.advice) == (ok is not True)
 
 
 @pytest.mark.parametrize("action", range(1, 9))
@@ -236,8 +237,12 @@ CONTROL = {"/dev/nvidiactl": ""}
          "nothing, if a virtual machine has it"),
     ],
 )  # fmt: skip
-def test_what_is_found_and_what_to_do_is_said(inputs, survey, files, name, ok, detail, advice):
-    check = named(inputs(survey, files), name)
+def test_what_is_found_and_what_to_do_is_said(
+    inputs, survey, files, name, ok, detail, advice, golden_case
+):
+    given = inputs(survey, files)
+    golden_case("\n".join(text.lines([*driver.checks(given), *devices.checks(given)])))
+    check = named(given, name)
     assert check.ok is ok
     assert detail in check.detail
     assert advice in check.advice
