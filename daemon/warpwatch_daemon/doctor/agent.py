@@ -14,6 +14,7 @@ from warpwatch import rendezvous
 from warpwatch_capturing.children import confinement
 from warpwatch_capturing.store import store_path
 from warpwatch_daemon.doctor.check import Check, CheckInputs
+from warpwatch_daemon.participants.stacks import py_spy
 from warpwatch_daemon.ranks.folder import resolve
 
 _LEAST_FREE_BYTES = 200 << 20
@@ -32,6 +33,7 @@ def checks(inputs: CheckInputs) -> Iterator[Check]:
         detail = f"inbox and capture store are those of the daemon of uid {other}: not examined"
         yield Check("folders", None, detail, f"sudo -u '#{other}' warpwatch doctor")
     yield trace_reader()
+    yield _stacks()
 
 
 def _platform() -> Check:
@@ -78,6 +80,13 @@ def trace_reader() -> Check:
         "a kernel with seccomp filters, on x86_64 or aarch64; else capture no one's but your own"
     )
     return Check("trace reader", None, f"less protected: {'; '.join(missing)}", advice)
+
+
+def _stacks() -> Check:
+    if py_spy.find() is not None:
+        return Check("stacks", True, "py-spy reads those of stopped processes, too")
+    detail = "none of stopped processes, and of those that hold the GIL only what they write"
+    return Check("stacks", None, detail, "pip install 'warpwatch[pyspy]'")
 
 
 def _writable(name: str, folder: Path, key: str) -> Check:

@@ -44,7 +44,7 @@ def silent(**changes: Any) -> Silent:
 
 
 def without_py_spy(pid: int, timeout_s: float) -> list[dict[str, Any]]:
-    raise py_spy.PySpyError("py-spy is not installed")
+    raise py_spy.PySpyError(py_spy.MISSING)
 
 
 @pytest.fixture
@@ -160,11 +160,11 @@ def test_py_spys_answer_becomes_threads():
 
 
 def test_where_there_are_none_the_reason_is_said(tmp_path):
+    needed = "py-spy is not installed beside the daemon: pip install 'warpwatch[pyspy]'"
     for reason, said in (
-        (STOPPED, "the process is stopped: no stacks (py-spy is not installed)"),
-        (HOLDS_GIL, "a C call holds the GIL: no stacks (py-spy is not installed; "
-        "faulthandler wrote none)"),
-    ):  # fmt: skip
+        (STOPPED, f"the process is stopped: no stacks ({needed})"),
+        (HOLDS_GIL, f"a C call holds the GIL: no stacks ({needed}; faulthandler wrote none)"),
+    ):
         with pytest.raises(NoStacks) as raised:
             take(silent(reason=reason), tmp_path)
         assert str(raised.value) == said

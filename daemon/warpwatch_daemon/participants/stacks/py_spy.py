@@ -21,6 +21,7 @@ TIMEOUT_S = 5.0
 MAX_BYTES = 16 << 20
 MAX_THREADS = 256
 MAX_FRAMES = 128
+MISSING = "py-spy is not installed beside the daemon: pip install 'warpwatch[pyspy]'"
 
 
 class PySpyError(WarpwatchError):
@@ -37,7 +38,7 @@ def dump(pid: int, timeout_s: float = TIMEOUT_S) -> list[dict[str, Any]]:
     """The threads of a process as in a stacks file; it is not stopped for it. Raises PySpyError."""
     program = find()
     if program is None:
-        raise PySpyError("py-spy is not installed")
+        raise PySpyError(MISSING)
     command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     with tempfile.TemporaryFile() as out:
         try:
