@@ -5,6 +5,7 @@ Which source is believed is declared in the catalogue (``Metric.precedence``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -36,6 +37,7 @@ class DeviceTable:
 
     def put(self, sample: DeviceSample, at: float) -> DeviceSample | None:
         """Keep it, published ``at``; returns what of it is believed, None for nothing."""
+        sample = _read(sample)
         by_source = self._devices.setdefault(sample.device.uuid, {})
         known = sample.source in by_source
         by_source[sample.source] = _Published(at, sample)
@@ -85,6 +87,15 @@ class DeviceTable:
         if not sample.up or now - published.at <= limit_s:
             return sample
         return replace(sample, values={}, up=False, reason="stale", processes=())
+
+
+def _read(sample: DeviceSample) -> DeviceSample:
+    """Return the sample without what is no number: an unknown value is absent."""
+    values = sample.values
+    if all(map(math.isfinite, values.values())):
+        return sample
+    finite = {key: value for key, value in values.items() if math.isfinite(value)}
+    return replace(sample, values=finite)
 
 
 def _rank(source: str, precedence: tuple[str, ...] = DEVICE_PRECEDENCE) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -83,7 +84,11 @@ def test_values_that_were_not_read_again_are_gone_and_the_device_is_down():
 
 
 def test_a_published_sample_is_also_a_record_for_the_pipeline(hub):
-    hub.publish_device(sample(1.0, 5.0))
+    read = sample(1.0, 5.0)
+    nothing = {("device_power_watts", ()): float("nan"), ("device_clock_hertz", ("sm",)): math.inf}
+    hub.publish_device(replace(read, values={**read.values, **nothing}))
+    # What is no number is unknown, and so absent.
+    assert hub.state().devices[0].values == {ENERGY: 5.0}
     hub.publish_host(HostSample(2.0, {}, ports={"mlx5_0:1": {}}))
     assert hub.take_records() == [
         DeviceReading(1.0, "GPU-1", {ENERGY: 5.0}, index=0),
