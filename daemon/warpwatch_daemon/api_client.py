@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from warpwatch_daemon import api_socket
+from warpwatch_telemetry import clean_text
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
 TIMEOUT_S = 10.0
@@ -41,6 +43,8 @@ class ApiClient:
         self._token = _read_token(token_file)
         self._trust = _trust(ca_file, server_name) if url.startswith("https://") else None
         self._socket_path = socket_path
+        if token_file is not None and self._trust is None and socket_path is None:
+            _check_listener(url, token_file)
         if socket_path is not None:
             self.where = str(socket_path)
             self.shown_url = f"curl --unix-socket {socket_path} http://localhost"
@@ -75,7 +79,7 @@ class ApiClient:
                 connection.close()
             if not 200 <= answer.status < 300 and answer.status != accepted:
                 raise _refusal(answer.status, content)
-            return json.loads(content)
+            return clean_text.load(content)
         except (OSError, ValueError, http.client.HTTPException) as error:
             # A certificate that is refused is a ValueError as well.
             if not isinstance(error, OSError) or isinstance(error, http.client.HTTPException):
@@ -156,10 +160,48 @@ def _trust(ca_file: Path | None, server_name: str) -> ssl.SSLContext:
 
 def _refusal(code: int, content: bytes) -> WarpwatchError:
     try:
-        error = json.loads(content)["error"]
+        error = clean_text.load(content)["error"]
         return Refused(str(error["reason"]), str(error["detail"]))
     except (ValueError, KeyError, TypeError):
         return WarpwatchError(f"the daemon answered {code}")
+
+
+def _check_listener(url: str, token_file: Path) -> None:
+    """Raise UsageError if a token would go to a stranger, or over a network in plain text.
+
+    Any user may have taken a port that is not privileged. Trusted are root, the user of this
+    process, as with `ssh -L` and `kubectl port-forward`, and the owner of the file, who has the
+    token anyway.
+    """
+    address = urlsplit(url)
+    port = address.port or 80
+    if not _is_here(address.hostname or ""):
+        raise UsageError(
+            f"a token goes to {address.hostname} only over TLS: use https:// (with --ca-file), "
+            "or a port that `ssh -L` or `kubectl port-forward` opens on this machine"
+        )
+    strangers = listeners(port) - {0, os.geteuid(), token_file.stat().st_uid}
+    if strangers:
+        raise UsageError(
+            f"uid {min(strangers)} listens on port {port}, not root, you or the owner of "
+            f"{token_file}: the token was not sent; use https:// with --ca-file"
+        )
+
+
+def listeners(port: int) -> set[int]:
+    """Return the UIDs of those who listen on this TCP port of this machine.
+
+    Of proc_net_tcp(5): the second column is the local address, the fourth the state, 0A is
+    LISTEN, the eighth the UID.
+    """
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    found.add(int(fields[7]))
+    return found
 
 
 def _read_token(path: Path | None) -> str:

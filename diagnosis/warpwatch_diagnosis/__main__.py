@@ -63,6 +63,10 @@ def main(
 
 def _print(diagnosis: Diagnosis, as_json: bool) -> None:
     output = json.dumps(diagnosis.to_json(), indent=1) + "\n" if as_json else render_text(diagnosis)
+    # Names in traces are strangers' text, and could drive a terminal.
+    output = "".join(
+        c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in output
+    )
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     sys.stdout.write(output.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()

@@ -1,10 +1,14 @@
-"""What the commands' parsers have in common."""
+"""Options and output that all commands share."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
+from typing import TextIO
+
+from warpwatch_runtime.log_output import escaped
 
 
 def parser(name: str, description: str, example: str) -> argparse.ArgumentParser:
@@ -28,3 +32,16 @@ def add_config(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="YAML file; without it (or WARPWATCH_CONFIG) the defaults hold",
     )
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print the text for a person. All output of commands goes through here.
+
+    Names of jobs, devices and files come from strangers: what could drive a terminal is printed as
+    an escape. Line breaks stay, so each line of a list must be made of one stranger's text at most.
+    """
+    file = sys.stdout if file is None else file
+    safe = "\n".join(escaped(line, None) for line in text.split("\n"))
+    encoding = file.encoding or "utf-8"
+    file.write(safe.encode(encoding, "replace").decode(encoding) + "\n")
+    file.flush()

@@ -25,10 +25,13 @@ REPORT_INTERVAL_S = 10.0
 _Kind = tuple[str, str]
 
 
-def escaped(text: str) -> str:
-    """One line: line breaks, control characters and marks of text direction as escapes; cut."""
-    if len(text) > MAX_LINE:
-        text = text[:MAX_LINE] + "…"
+def escaped(text: str, limit: int | None = MAX_LINE) -> str:
+    """Return one line: line breaks, control characters and marks of text direction as escapes.
+
+    It is cut after ``limit`` characters.
+    """
+    if limit is not None and len(text) > limit:
+        text = text[:limit] + "…"
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -13,8 +13,8 @@ from typing import Any
 # C0 and C1 controls, line and paragraph separators, marks that reverse the direction of text, and
 # surrogates, which UTF-8 cannot hold.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# Deeper than any line of ours.
-MAX_DEPTH = 16
+# Deeper than any document of ours.
+MAX_DEPTH = 32
 
 
 def clean(text: str, limit: int | None = None) -> str:
@@ -30,11 +30,15 @@ def clean_line(line: bytes) -> bytes:
     # In ASCII without an escape there is no character to clean.
     if line.isascii() and b"\\" not in line and b"\x7f" not in line:
         return line
+    return json.dumps(load(line)).encode()
+
+
+def load(text: bytes) -> Any:
+    """Return the value of a JSON text with all of its texts cleaned. Raises ValueError."""
     try:
-        value = json.loads(line)
+        return _cleaned(json.loads(text), 0)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    return json.dumps(_cleaned(value, 0)).encode()
 
 
 def _cleaned(value: Any, depth: int) -> Any:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
 
+from warpwatch_runtime.command_line import say
 from warpwatch_telemetry.errors import WarpwatchError
 
 GROUP = "warpwatch.commands"
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(commands[name].load()(rest))
     except WarpwatchError as error:
-        print(f"warpwatch {name}: {error}", file=sys.stderr)
+        say(f"warpwatch {name}: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -12,6 +12,7 @@ from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.cli.progress import progress
 from warpwatch_runtime import command_line
+from warpwatch_runtime.command_line import say
 from warpwatch_telemetry.captures import CAPTURE_KINDS, CAPTURE_OPTIONS, RANK_STATES
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     capture = api.post("/api/v1/captures", body)
     if arguments.wait:
         capture = wait(api, capture["id"], arguments.timeout)
-    print(json.dumps(capture, indent=1) if arguments.json else describe(capture, api.shown_url))
+    say(json.dumps(capture, indent=1) if arguments.json else describe(capture, api.shown_url))
     if str(capture["outcome"]).startswith("refused_"):
         return Refused.exit_code
     return 1 if capture["outcome"] in ("partial", "failed") else 0

@@ -12,6 +12,7 @@ import yaml
 
 from warpwatch_daemon.config.sections import Config
 from warpwatch_runtime import command_line
+from warpwatch_runtime.command_line import say
 from warpwatch_runtime.config import loading
 from warpwatch_telemetry.errors import UsageError
 
@@ -31,12 +32,12 @@ def main(argv: Sequence[str]) -> int:
     if arguments.action == "check":
         return _check(arguments.file, arguments.json)
     if arguments.action == "schema":
-        print(json.dumps(schema(), indent=1))
+        say(json.dumps(schema(), indent=1))
         return 0
     named = os.environ.get("WARPWATCH_CONFIG")
     file = arguments.file or (Path(named) if named else None)
     tree = loading.as_tree(loading.load(Config, file))
-    print(json.dumps(tree, indent=1) if arguments.json else yaml.safe_dump(tree, sort_keys=False))
+    say(json.dumps(tree, indent=1) if arguments.json else yaml.safe_dump(tree, sort_keys=False))
     return 0
 
 
@@ -49,9 +50,9 @@ def _check(file: Path | None, as_json: bool) -> int:
         loading.load(Config, file)
     except UsageError as error:
         lines = error.lines if isinstance(error, loading.ConfigError) else [str(error)]
-        print(json.dumps({"valid": False, "errors": lines}) if as_json else "\n".join(lines))
+        say(json.dumps({"valid": False, "errors": lines}) if as_json else "\n".join(lines))
         return 1
-    print(json.dumps({"valid": True}) if as_json else f"{file}: valid")
+    say(json.dumps({"valid": True}) if as_json else f"{file}: valid")
     return 0
 
 

@@ -15,6 +15,7 @@ from warpwatch_daemon.demo.nodes import MAX_NODES, DemoNodes
 from warpwatch_daemon.demo.processes import DemoProcesses
 from warpwatch_daemon.demo.story import Ending, Say, Story
 from warpwatch_runtime import command_line
+from warpwatch_runtime.command_line import say
 from warpwatch_telemetry.errors import WarpwatchError
 
 
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     ) as processes:
         endings = _run(processes, faults)
         if arguments.json:
-            print(json.dumps(_json(endings)), flush=True)
+            say(json.dumps(_json(endings)))
         if not arguments.once:
             _stay(processes)
     return 0 if all(ending.closed for ending in endings) else 1
@@ -69,27 +70,27 @@ def main(argv: Sequence[str]) -> int:
 def _run(processes: DemoProcesses, faults: list[Fault]) -> list[Ending]:
     begun = time.monotonic()
 
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun:6.1f} s] {text}", file=sys.stderr, flush=True)
+    def progress(text: str) -> None:
+        say(f"[{time.monotonic() - begun:6.1f} s] {text}", sys.stderr)
 
     processes.start_daemon()
-    say(f"{processes.watcher} with simulated GPUs: {processes.url}/")
+    progress(f"{processes.watcher} with simulated GPUs: {processes.url}/")
     endings = []
     for fault in faults:
         processes.start_training()
-        endings.append(_one(Story(processes, say), fault, say))
+        endings.append(_one(Story(processes, progress), fault, progress))
         if fault is not faults[-1]:
             processes.stop_training()
     if processes.has_captured:
-        say(f"the captures stay in {processes.store}")
+        progress(f"the captures stay in {processes.store}")
     return endings
 
 
-def _one(story: Story, fault: Fault, say: Say) -> Ending:
+def _one(story: Story, fault: Fault, progress: Say) -> Ending:
     try:
         return story.run(fault)
     except WarpwatchError as error:
-        say(str(error))
+        progress(str(error))
         return Ending(fault.name)
 
 
@@ -99,7 +100,7 @@ def _json(endings: list[Ending]) -> object:
 
 
 def _stay(processes: DemoProcesses) -> None:
-    print(f"the page stays open at {processes.url}/ until Ctrl-C", file=sys.stderr)
+    say(f"the page stays open at {processes.url}/ until Ctrl-C", sys.stderr)
     while True:
         processes.check_training()
         time.sleep(1)

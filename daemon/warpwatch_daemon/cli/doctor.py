@@ -20,6 +20,7 @@ from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.registry import examine
 from warpwatch_daemon.ranks.folder import resolve
 from warpwatch_runtime import command_line
+from warpwatch_runtime.command_line import say
 from warpwatch_runtime.config import loading
 
 _NARROWEST, _WIDEST = 60, 120
@@ -54,12 +55,12 @@ def main(argv: Sequence[str]) -> int:
         answers = survey.ask_driver(arguments.patience)
     checks = examine(CheckInputs(config, api, Machine(), answers, here))
     if arguments.json:
-        print(json.dumps([asdict(check) for check in checks], indent=1))
+        say(json.dumps([asdict(check) for check in checks], indent=1))
     else:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A terminal without Unicode shows a question mark rather than nothing.
             sys.stdout.reconfigure(errors="replace")
         width = min(max(shutil.get_terminal_size((80, 24)).columns, _NARROWEST), _WIDEST)
-        print(f"warpwatch {__version__}\n")
-        print("\n".join(text.lines(checks, width)))
+        say(f"warpwatch {__version__}\n")
+        say("\n".join(text.lines(checks, width)))
     return 1 if any(check.ok is False for check in checks) else 0

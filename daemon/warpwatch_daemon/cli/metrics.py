@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from warpwatch_runtime import command_line
+from warpwatch_runtime.command_line import say
 from warpwatch_telemetry.catalogue import CATALOGUE
 
 
@@ -19,9 +20,9 @@ def main(argv: Sequence[str]) -> int:
     arguments = command.parse_args(argv)
     rows = [row for row in CATALOGUE.values() if arguments.pattern in row.full_name]
     if arguments.json:
-        print(json.dumps([asdict(row) | {"name": row.full_name} for row in rows], indent=1))
+        say(json.dumps([asdict(row) | {"name": row.full_name} for row in rows], indent=1))
         return 0
     for row in rows:
         labels = f"{{{','.join(row.all_labels)}}}" if row.all_labels else ""
-        print(f"{row.full_name}{labels}\n    {row.kind}: {row.help}")
+        say(f"{row.full_name}{labels}\n    {row.kind}: {row.help}")
     return 0

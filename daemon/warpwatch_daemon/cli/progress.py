@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from warpwatch_runtime.command_line import say
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
@@ -36,7 +38,7 @@ class Progress:
         share = f"{min(1.0, done / total):.0%}" if total > 0 else ""
         line = " ".join(filter(None, (f"{name}:", share, note)))
         if now - self._said_at >= self._interval_s and line != self._said:
-            print(line, file=sys.stderr, flush=True)
+            say(line, sys.stderr)
             self._said_at, self._said = now, line
 
     def done(self) -> None:

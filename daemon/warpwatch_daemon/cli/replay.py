@@ -16,6 +16,7 @@ from warpwatch_daemon.config.sections import Config
 from warpwatch_detection.budget import SHARES
 from warpwatch_detection.replay import Replay
 from warpwatch_runtime import command_line
+from warpwatch_runtime.command_line import say
 from warpwatch_runtime.config import loading
 from warpwatch_runtime.config.loading import parse_value
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
@@ -40,13 +41,13 @@ def main(argv: Sequence[str]) -> int:
         for anomaly in replay.run(reader.records(lines), arguments.at):
             if shown(anomaly.kind, anomaly.job):
                 found += 1
-                print(_line(anomaly, arguments.json), flush=True)
+                say(_line(anomaly, arguments.json))
     if complaint := reader.complaint():
-        sys.stderr.write(f"warpwatch: {complaint}\n")
+        say(f"warpwatch: {complaint}", sys.stderr)
     if arguments.explain:
         per_job_day = config.detection.false_alarms_per_job_day
         for line in _explanation(replay, shown, arguments.json, per_job_day):
-            print(line)
+            say(line)
     return 1 if found else 0
 
 

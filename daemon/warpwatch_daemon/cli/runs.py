@@ -14,6 +14,7 @@ import msgspec
 from warpwatch_daemon.cli import parsing
 from warpwatch_detection.runs.comparison import RunComparison, compare
 from warpwatch_runtime import command_line
+from warpwatch_runtime.command_line import say
 from warpwatch_runtime.quantities import rate, seconds, text
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.runs import RunSummary
@@ -60,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print(as_json: bool, document: dict[str, Any], lines: Iterator[str]) -> None:
-    print(json.dumps(document, indent=1) if as_json else "\n".join(lines))
+    say(json.dumps(document, indent=1) if as_json else "\n".join(lines))
 
 
 def _find(runs: Sequence[RunSummary], name: str) -> RunSummary:

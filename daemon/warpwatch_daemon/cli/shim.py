@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from warpwatch_runtime import command_line
+from warpwatch_runtime.command_line import say
 from warpwatch_telemetry.errors import UsageError
 
 PACKAGE = "warpwatch"
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         shutil.copytree(_source(), target, ignore=ignored, dirs_exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot copy the shim to {target}: {_reason(error)}") from error
-    print(target / "bootstrap")
+    say(str(target / "bootstrap"))
     return 0
 
 

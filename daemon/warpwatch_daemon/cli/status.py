@@ -13,6 +13,7 @@ import msgspec
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.cli.job_lines import job_lines
 from warpwatch_runtime import command_line
+from warpwatch_runtime.command_line import say
 from warpwatch_runtime.quantities import ago, plural
 from warpwatch_serving.page.agents import unseen
 from warpwatch_serving.page.headline import SEVERITIES
@@ -47,10 +48,10 @@ def main(argv: Sequence[str], wall: Callable[[], float] = time.time) -> int:
     active.sort(key=lambda one: (SEVERITIES.index(one["severity"]), -one["time"]))
     serious = [anomaly for anomaly in active if anomaly["severity"] != "info"]
     if arguments.json:
-        print(json.dumps(status, indent=1))
+        say(json.dumps(status, indent=1))
     else:
         all_ranks = arguments.ranks or arguments.job is not None
-        print("\n".join(_lines(status, active, wall(), all_ranks)))
+        say("\n".join(_lines(status, active, wall(), all_ranks)))
     return 1 if serious else 0
 
 

@@ -26,6 +26,7 @@ from tests.daemon.http.conftest import (
     http_client,
     node_in_trouble,
 )
+from warpwatch_daemon import api_client
 from warpwatch_daemon.cli import main
 from warpwatch_serving.access import NO_OWNER, visible
 from warpwatch_serving.config import HttpConfig
@@ -168,6 +169,28 @@ def test_commands_in_the_daemons_environment_know_its_token(
     monkeypatch.setenv("WARPWATCH_HTTP__TOKEN_FILE", str(token_file))
     assert main(command) == 0
     assert [asked.job for asked in agent.asked] == ["llama-7b"]
+
+
+def test_a_command_sends_its_token_to_no_stranger(secured, agent, token_file, monkeypatch, capsys):
+    url = str(secured().base_url)
+    port = int(url.rpartition(":")[2])
+    assert api_client.listeners(port) == {os.geteuid()}
+    monkeypatch.setattr(api_client, "listeners", lambda port: {0, os.geteuid(), 4242})
+    command = ["capture", "--job", "llama-7b", "--token-file", str(token_file), "--url"]
+    assert main([*command, url]) == 2
+    assert f"uid 4242 listens on port {port}" in capsys.readouterr().err
+    assert main([*command, "http://gpu-1.invalid:9400"]) == 2
+    assert "a token goes to gpu-1.invalid only over TLS" in capsys.readouterr().err
+    assert agent.asked == []
+
+
+def test_what_a_daemon_says_reaches_no_terminal_as_it_is(serve, agent, capsys):
+    hostile = (replace(one, job="\x1b[2J\u202e") for one in agent.now.ranks)
+    agent.now = replace(agent.now, ranks=tuple(hostile))
+    url = serve().url
+    main(["status", "--url", url])
+    assert all(c == "\n" or c.isprintable() for c in capsys.readouterr().out)
+    assert "\x1b" not in str(api_client.ApiClient(url).get("/api/v1/ranks"))
 
 
 def test_only_the_token_in_the_file_is_the_token(secured, token_file):

@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
         "top",
         "GPUs, ranks with their phases, anomalies and captures, live. Key c captures the selected "
         "rank's job. Without colours where NO_COLOR is set.",
-        "warpwatch top --url http://gpu-1:9400 --token-file token",
+        "warpwatch top --url https://gpu-1:9400 --token-file token --ca-file ca.crt",
     )
     parsing.add_daemon(command)
     command.add_argument(
