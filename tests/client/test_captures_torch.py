@@ -409,6 +409,16 @@ def test_what_leaks_in_a_process_without_a_gpu_is_named_with_its_line(
     assert re.search(advises, diagnosis["findings"][0]["advice"])
 
 
+def test_a_child_that_is_forked_meanwhile_is_not_traced(
+    folder: Folder, with_torch: ForkServer
+) -> None:
+    with training(folder, with_torch) as found:
+        found.record(kind="memory")
+        fork = "import tracemalloc\nchild = os.fork()\n"
+        fork += "if not child: os._exit(tracemalloc.is_tracing())\n"
+        found.steps(1, f"{fork}assert tracemalloc.is_tracing() and not os.waitpid(child, 0)[1]")
+
+
 def test_nsight_must_be_there(folder: Folder, with_torch: ForkServer) -> None:
     with training(folder, with_torch) as found:
         found.capture(kind="nsys")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from warpwatch import commands, faults, inbox
 from warpwatch.captures import program_profiler, safety
 from warpwatch.captures.event_budget import EventBudget
-from warpwatch.captures.memory import MemoryRecorder
 from warpwatch.captures.nsys import NsysRecorder
 from warpwatch.captures.recording import Recorder, RecordingSession
 from warpwatch.captures.torch_profiler import TorchRecorder
@@ -187,6 +186,9 @@ class Captures:
         torch = sys.modules.get("torch")
         cuda = safety.cuda_in_use(torch)
         if command.kind == "memory":
+            # With what it needs of the standard library it takes longer to import than the rest.
+            from warpwatch.captures.memory import MemoryRecorder
+
             return MemoryRecorder(None if cuda is None else cuda.memory, command.steps)
         if command.kind == "nsys":
             return NsysRecorder(cuda)

@@ -23,8 +23,8 @@ FRAMES = 8
 # Tracing ends early when it has lasted so long, or takes so much memory itself.
 MAX_TRACE_S = 30.0
 MAX_TRACE_BYTES = 256 << 20
-# A mark that took longer is the last one: a process of many millions of objects.
-MAX_MARK_S = 1.0
+# Objects are counted no more where that took longer: there are many millions of them.
+MAX_COUNT_S = 0.5
 # The lines and types that grow most, and the objects of each type that are looked at.
 MAX_LINES = 20
 MAX_TYPES = 8
@@ -59,6 +59,7 @@ class HostGrowth:
         self._due = {1, (1 + steps) // 2, steps}
         self._monotonic = monotonic
         self._traces = self._ended = False
+        self._counts = True
         self._begun = 0.0
         self._steps = 0
         self._first_number = 0
@@ -73,25 +74,25 @@ class HostGrowth:
         self._first_number = _sequence_number() or 0
         if not tracemalloc.is_tracing():
             self._traces = True
+            _tracing.add(self)
             tracemalloc.start(FRAMES)
 
     def step_ended(self) -> None:
         """Take a mark if one is due, and end early what takes too long or too much."""
         self._steps += 1
-        began = self._monotonic()
-        long = began - self._begun > MAX_TRACE_S
+        long = self._monotonic() - self._begun > MAX_TRACE_S
         large = self._traces and tracemalloc.get_tracemalloc_memory() > MAX_TRACE_BYTES
         if self._ended or not (long or large or self._steps in self._due):
             return
         self._mark()
-        if long or large or self._monotonic() - began > MAX_MARK_S:
+        if long or large:
             self.stop()
 
     def stop(self) -> None:
         """Look at what grew while its allocations are known, and end tracing."""
         if not self._ended:
             self._ended = True
-            if len(self._marks) > 1:
+            if len(self._marks) > 1 and self._counts:
                 self._look_at_growth()
         self.drop()
 
@@ -99,6 +100,7 @@ class HostGrowth:
         self._ended = True
         if self._traces:
             self._traces = False
+            _tracing.discard(self)
             tracemalloc.stop()
 
     def report(self, beat: Callable[[], None]) -> dict[str, Any] | None:
@@ -124,7 +126,7 @@ class HostGrowth:
     def _mark(self) -> None:
         before = _anonymous_bytes()
         traced = tracemalloc.get_tracemalloc_memory() if self._traces else 0
-        types = _count_types()
+        types = self._count()
         traces = tracemalloc.take_snapshot().traces if self._traces else ()
         after = _anonymous_bytes()
         if before is None or after is None:
@@ -133,6 +135,14 @@ class HostGrowth:
             used = before - traced - self._own_bytes
             self._own_bytes += after - before
         self._marks.append(Mark(self._steps, used, types, traces))
+
+    def _count(self) -> Counter[type]:
+        if not self._counts:
+            return Counter()
+        began = self._monotonic()
+        types = _count_types()
+        self._counts = self._monotonic() - began <= MAX_COUNT_S
+        return types
 
     def _lines(self, beat: Callable[[], None]) -> list[dict[str, Any]]:
         """Return the lines whose allocations grow from mark to mark, the fastest first.
@@ -204,6 +214,20 @@ class HostGrowth:
             seen.update(new)
             left += new
         return False
+
+
+# Who traces now, at most one.
+_tracing: set[HostGrowth] = set()
+
+
+def _in_child() -> None:
+    """A data loader's worker inherits the tracing, and would pay for it for ever."""
+    if _tracing:
+        _tracing.clear()
+        tracemalloc.stop()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _count_types() -> Counter[type]:
