@@ -63,6 +63,21 @@ def test_autocorrelated_noise_raises_nothing():
         assert shifts(values) == []
 
 
+@pytest.mark.parametrize("begin", [150, 250])
+def test_a_slow_rise_does_not_teach_its_own_limit(begin: int) -> None:
+    """By a tenth in 200 samples: soon after the start little is known of the noise."""
+    late = []
+    for seed in range(10):
+        source, values, noise = random.Random(seed), [], 0.0
+        for n in range(begin + 230):
+            noise = 0.5 * noise + source.gauss(0, 0.008)
+            values.append(noise + 0.1 * min(max((n - begin) / 200, 0.0), 1.0))
+        rises = [n for n, shift in shifts(values) if shift.difference > 0]
+        assert not rises or rises[0] > begin
+        late += [seed] * (not rises)
+    assert len(late) <= 1
+
+
 def test_one_slow_step_in_five_is_no_level():
     source = random.Random(3)
     values = [source.gauss(0, 0.01) + 0.4 * (source.random() < 0.1) for _ in range(5000)]

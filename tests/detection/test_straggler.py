@@ -206,6 +206,8 @@ BY_CONSTRUCTION: dict[str, tuple[list[RankSeen], Of, Of | None]] = {
         [*placed(8, 1, expert=lambda r: (r % 4, 4))], lambda s, r: busiest(1)(s, r % 4), None),
     "work that is counted": (copies(8), lambda s, r: 1.25 if r == 5 else 1.0,
                              lambda s, r: 8192 * (1.35 if r == 5 else 1.0)),
+    "work of two sizes": (copies(8), lambda s, r: 1 + 0.25 * (r % 2),
+                          lambda s, r: 8192 * (1 + 0.35 * (r % 2))),
     "rank 0 logs": (copies(8), lambda s, r: 1 + (r == 0) * (0.08 + 2 * (s % 10 == 0)), None),
     "GPUs that differ by five percent":
         (copies(8), lambda s, r: 1 + 0.05 * (-1.4, 0.3, 1.5, -0.6, 0.1, -0.9, 0.9, 0.2)[r], None),
@@ -220,6 +222,7 @@ def test_ranks_that_differ_by_construction_are_no_stragglers(name: str) -> None:
     opened(engine, seen)
     time_s: Of = lambda s, r: 0.4 * NOISE(s, r) * factor(s, r)  # noqa: E731
     assert opened(engine, uneven(400, time_s, tokens, 8, 0)) == []
+    assert engine.take_failure() is None
 
 
 @pytest.mark.parametrize("begin", [0, 300])
@@ -240,6 +243,7 @@ def test_a_job_with_one_rank_a_stage_is_not_compared_and_says_so() -> None:
     assert opened(engine, uneven(600, time_s, None, 4, 0)) == []
     (sight,) = engine.sights()
     assert sight.blind and sight.text.startswith("ranks 0, 1, 2, 3 of a job in stages")
+    assert engine.take_failure() is None
 
 
 def test_ranks_with_the_same_experts_are_alike_only_where_each_has_such_a_like() -> None:

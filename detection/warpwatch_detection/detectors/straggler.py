@@ -81,7 +81,8 @@ class Straggler(JobDetector[JobLevels]):
         if seen.index == WARMUP_STEPS:
             job.begin_baseline()
         tick_s = job.add(peers.compare(seen, job.scaling, job.groups), seen.duration_s)
-        return self._judge_tick(job, seen, tick_s) if tick_s > 0 else ()
+        # Where each rank has its own stage, none is compared.
+        return self._judge_tick(job, seen, tick_s) if tick_s > 0 and job.ranks else ()
 
     def _judge_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> Iterable[Verdict]:
         if seen.duration_s > 0:
@@ -143,7 +144,7 @@ class Straggler(JobDetector[JobLevels]):
 
         A job starts once a day; until its ranks have a past, a level is new every window.
         """
-        if seen.alike is False:
+        if seen.alike is False or not levels:
             return NEVER
         factor = deviations(self._rate_per_s, DAY_S / READY_BLOCKS, len(levels))
         groups, error = job.groups or job.stages, error_of(job.full.values())

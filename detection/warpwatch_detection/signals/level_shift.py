@@ -34,6 +34,11 @@ LEAST_COST = 1.0
 MIN_LEARNED = 3
 # Differences, one every half window, wait until no shift has followed.
 WAITING = 2
+# ... and until the difference has changed its sign since: one that has not is a slow rise, which
+# would teach its own limit. Not while fewer than so many are known, which a settling job would
+# never get, and for no longer than the rise stays in what windows are compared with.
+MIN_SURE = 12
+MAX_WAIT = REFERENCE
 # No difference is learned as more than so many deviations.
 LEARNED_DEVIATIONS = 4.0
 # A window's noise is learned from as many differences as lie in so many samples, within counts.
@@ -109,11 +114,18 @@ class WindowNoise:
             self._learn(self.waiting.pop(0), samples)
 
     def _is_decided(self) -> bool:
-        """Whether a shift would have been found by now; a large one in the first clear window."""
+        """Whether the oldest difference was noise, which went away, and no shift or slow rise.
+
+        A shift would have been found by now; a large one in the first clear window.
+        """
         if len(self.waiting) <= WAITING:
             return False
         waited = (len(self.waiting) - 1) * (self.window // 2)
-        return abs(self.waiting[0]) < CLEAR_EFFECT or waited >= CLEAR_WINDOW + self.window
+        first, *later = self.waiting
+        if abs(first) >= CLEAR_EFFECT and waited < CLEAR_WINDOW + self.window:
+            return False
+        is_gone = any((each > 0) != (first > 0) for each in later)
+        return is_gone or self.ever.count < MIN_SURE or waited >= MAX_WAIT
 
     def _learn(self, healthy: float, samples: int) -> None:
         least, most = MEMORY_COUNTS
