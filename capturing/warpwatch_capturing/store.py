@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlparse
 import msgspec
 
 from warpwatch.rendezvous import take_lock
+from warpwatch_capturing.children.documents import read_diagnosis
 from warpwatch_capturing.config import StoreConfig
 from warpwatch_runtime import files
 from warpwatch_runtime.directory import PRIVATE, make_parents
@@ -141,14 +142,6 @@ def store_path(config: StoreConfig) -> Path:
 def diagnosis_of(capture: Capture) -> Mapping[str, Any] | None:
     """Return the verdict to show; of a node's part of a capture over nodes the fleet has it."""
     return None if capture.of_fleet else read_diagnosis(Path(str(capture.folder)))
-
-
-def read_diagnosis(folder: Path) -> Mapping[str, Any] | None:
-    try:
-        content = json.loads((folder / "diagnosis.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def parse(record: bytes) -> Capture:

@@ -36,9 +36,13 @@ def clean_line(line: bytes) -> bytes:
 def load(text: bytes) -> Any:
     """Return the value of a JSON text with all of its texts cleaned. Raises ValueError."""
     try:
-        return _cleaned(json.loads(text), 0)
+        return _cleaned(json.loads(text, parse_constant=_not_a_number), 0)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _not_a_number(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _cleaned(value: Any, depth: int) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from warpwatch_capturing.children import documents
 from warpwatch_capturing.children.confinement import (
     TIMEOUT_S,
     OpenedFile,
@@ -89,13 +90,13 @@ def verify(
 def _verify_file(path: Path, expectation: Expectation, timeout_s: float, run: Run) -> TraceVerdict:
     try:
         ended = run(__name__, [str(path), json.dumps(asdict(expectation))], timeout_s, ())
-        events, lacks = json.loads(ended.lines[-1])
+        events, lacks = documents.verified(ended.lines[-1])
     except OSError as error:
         return TraceVerdict(None, (f"{UNREADABLE}: {error.strerror}",))
     except (ValueError, IndexError):
         reason = ended.killed_by or f"exit status {ended.status}"
         return TraceVerdict(None, (f"{UNREADABLE}: {reason}",))
-    return TraceVerdict(events, tuple(lacks))
+    return TraceVerdict(events, lacks)
 
 
 def problems(found: TraceInventory, expected: Expectation) -> list[str]:

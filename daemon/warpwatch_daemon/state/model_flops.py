@@ -33,7 +33,8 @@ def ideal_steps(captures: Iterable[Capture]) -> dict[JobId, float]:
 
 def _ideal_step(trace: Mapping[str, Any]) -> float | None:
     ratio = (trace.get("roofline") or {}).get("mfu_ratio")
-    return ratio * trace["window_s"] / trace["steps"] if ratio and trace.get("steps") else None
+    steps, window_s = trace.get("steps"), trace.get("window_s")
+    return ratio * window_s / steps if ratio and window_s and steps else None
 
 
 def ratios(

@@ -17,8 +17,8 @@ from typing import Any
 from warpwatch_capturing import usable
 from warpwatch_capturing.children import child
 from warpwatch_capturing.children.confinement import Run, run
+from warpwatch_capturing.children.documents import read_diagnosis
 from warpwatch_capturing.children.verification import UNREADABLE
-from warpwatch_capturing.store import read_diagnosis
 from warpwatch_diagnosis.trace.file_names import reduction_name
 from warpwatch_fleet.captures.part import Part
 from warpwatch_fleet.following import AgentError, Agents
