@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
+from warpwatch_capturing import budget
 from warpwatch_capturing.board import Board
 from warpwatch_capturing.children.confinement import Run, run
 from warpwatch_capturing.cost import CostWatch
@@ -33,8 +34,6 @@ from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 logger = logging.getLogger(__name__)
 
-# Of one rank's trace: more steps than bring so many are not recorded.
-MAX_EVENTS = 1_000_000
 # The job has paid for what it brought.
 _RECORDED = frozenset({"recording", "exported", "written"})
 
@@ -117,12 +116,14 @@ class Coordinator:
             capture = self._begun(session, at)
         self._hurry(True)
         logger.info(
-            "capture %s: %s of %s, %d ranks, from step %s (%s)",
+            "capture %s: %s of %s, %d ranks, %s steps from %s, expected to cost %s s (%s)",
             capture.id,
             request.kind,
             request.job,
             len(numbers),
+            capture.steps,
             capture.start_step,
+            "?" if capture.expected_cost_s is None else f"{capture.expected_cost_s:.1f}",
             request.reason or request.trigger,
         )
         return capture
@@ -137,7 +138,7 @@ class Coordinator:
                 if request.kind not in STEP_KINDS:
                     return Prepared(tuple(numbers))
                 pace = self._backend.pace(request.job_id, numbers)
-                return Prepared(tuple(numbers), self._steps(request), *pace)
+                return Prepared(tuple(numbers), self._plan(request, pace.step_s).steps, *pace)
             except Refused as error:
                 self._count_refusal(request, error.reason, error, at)
                 raise
@@ -175,9 +176,12 @@ class Coordinator:
     def _begin(self, capture: Capture, numbers: list[int], at: float) -> CaptureSession:
         """Ask the ranks. Raises Refused."""
         request = capture.request
-        steps = self._steps(request) if request.kind in STEP_KINDS else None
         folder = str(self._store.folder(capture.id, capture.time))
-        capture = replace(capture, steps=steps, folder=folder)
+        capture = replace(capture, folder=folder)
+        if request.kind in STEP_KINDS:
+            step_s = self._backend.pace(request.job_id, numbers).step_s
+            request, steps, cost_s = self._plan(request, step_s)
+            capture = replace(capture, request=request, steps=steps, expected_cost_s=cost_s)
         try:
             self._end_superseded(request, numbers)
             return self._backend.begin(capture, numbers, at)
@@ -223,13 +227,13 @@ class Coordinator:
             count(request.kind, request.trigger, reason, request.owner)
             logger.info("no %s capture of %s: %s", request.kind, request.job, detail)
 
-    def _steps(self, request: CaptureRequest) -> int:
-        """The steps asked for, fewer where they would bring more events than the budget has."""
-        known = self.register.events_per_step(request)
-        events = known or self._backend.events_per_step(request.job_id)
-        if not events:
-            return request.steps
-        return max(1, min(request.steps, MAX_EVENTS // events))
+    def _plan(self, request: CaptureRequest, step_s: float) -> budget.Plan:
+        """Return what is captured of what was asked for."""
+        known = self.register.known_events(request)
+        events = self._backend.events_per_step(request.job_id) if known is None else None
+        if events:
+            known = budget.Known(events)
+        return budget.plan(request, known, step_s)
 
     def _end_superseded(self, request: CaptureRequest, numbers: Collection[int]) -> None:
         """Stacks of a hang do not wait for steps that do not come."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch_capturing.board import Board
+from warpwatch_capturing.budget import Known
 from warpwatch_capturing.store import Store
 from warpwatch_telemetry.captures import (
     INTERRUPTED,
@@ -113,7 +114,7 @@ class CaptureRegister:
         with self._saving:
             self._store.create(self._captures[capture_id])
 
-    def events_per_step(self, request: CaptureRequest) -> int | None:
+    def known_events(self, request: CaptureRequest) -> Known | None:
         """What a step brought in the newest verified capture of the same job and options."""
         for capture in reversed(self.all()):
             asked = capture.request
@@ -123,7 +124,8 @@ class CaptureRegister:
                 continue
             events = [rank.events for rank in capture.ranks if rank.verified and rank.events]
             if events:
-                return -(-max(events) // capture.steps)
+                event_s = max(0.0, capture.cost_s or 0.0) / max(events)
+                return Known(-(-max(events) // capture.steps), event_s or None)
         return None
 
     def baselines(self, job: JobId, now: float) -> list[Capture]:

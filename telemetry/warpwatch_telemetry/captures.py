@@ -151,8 +151,8 @@ class Capture:
     """A capture from request to diagnosis. Times are wall clock in seconds.
 
     outcome: one of OUTCOMES, None while it runs.
-    steps: how many each rank is to record; fewer than asked for where the budget of events cut
-    them.
+    steps: how many each rank is to record; fewer than asked for where they would cost too much.
+    expected_cost_s: what ``cost_s`` was expected to be; None where nothing was known.
     step_s: median step seconds of the job ``before``, ``during`` and ``after``. cost_s: what the
     job lost by starting, recording, stopping and export. Both None or empty until it is known.
     diagnosis: the JSON of the diagnosis (docs/diagnosis.md), None until there is one.
@@ -176,6 +176,7 @@ class Capture:
     files: tuple[str, ...] = ()
     step_s: Mapping[str, float] = field(default_factory=dict)
     cost_s: float | None = None
+    expected_cost_s: float | None = None
     residual: Residual | None = None
     diagnosis: Mapping[str, Any] | None = None
     diagnosis_outcome: str | None = None

@@ -117,7 +117,7 @@ def describe(capture: Any, url: str) -> str:
         lines.append(f"  rank {rank['rank']}{where}: {rank['state']}{f' ({why})' if why else ''}")
     asked, steps = capture["request"]["steps"], capture["steps"]
     if steps is not None and steps < asked:
-        lines.append(f"  {steps} of {asked} steps: more make a trace too long")
+        lines.append(f"  {steps} of {asked} steps: more cost too much")
     lines += [f"  {line}" for line in _price(capture)]
     diagnosis = capture["diagnosis"]
     if diagnosis:
@@ -142,8 +142,12 @@ def outcome_of(capture: Any) -> str:
 def _price(capture: Any) -> list[str]:
     """What it cost and what stayed; known some steps after the capture only."""
     said = []
-    if capture["cost_s"] is not None:
-        said.append(f"cost: {capture['cost_s']:.2f} s of training")
+    cost_s, expected_s = capture["cost_s"], capture.get("expected_cost_s")
+    expected = "" if expected_s is None else f"{expected_s:.2f} s expected"
+    if cost_s is not None:
+        said.append(f"cost: {cost_s:.2f} s of training{', ' if expected else ''}{expected}")
+    elif expected:
+        said.append(f"cost: {expected}")
     residual = capture["residual"]
     if residual is not None:
         slower = "the job is slower since" if residual["slower"] else "no more than its noise"

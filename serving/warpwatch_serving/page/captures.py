@@ -39,6 +39,8 @@ def newest(state: State, show: str | None) -> list[Capture]:
 def facts(capture: Capture) -> Iterator[tuple[str, str]]:
     """By name, as far as they are known."""
     cost = f"{seconds(max(0.0, capture.cost_s))} of training" if capture.cost_s else ""
+    if not cost and capture.expected_cost_s:
+        cost = f"{seconds(capture.expected_cost_s)} expected"
     known = {
         "steps": steps(capture),
         "traces": verified(capture),
@@ -90,7 +92,7 @@ def steps(capture: Capture) -> str:
     which = plural(count, "step")
     if first is not None:
         which = f"{first} to {first + count - 1}" if count > 1 else str(first)
-    cut = f", {count} of {asked} asked for: more make a trace too long" if count < asked else ""
+    cut = f", {count} of {asked} asked for: more cost too much" if count < asked else ""
     return which + cut
 
 

@@ -16,7 +16,7 @@ from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
 from tests.waiting import eventually
 from warpwatch import protocol
-from warpwatch_capturing import coordinator
+from warpwatch_capturing import budget
 from warpwatch_capturing.config import StoreConfig
 from warpwatch_capturing.cost import Baselines, StepCost, rank_sum_z
 from warpwatch_capturing.register import CaptureRegister
@@ -368,18 +368,49 @@ def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path):
 
 
 def test_events_a_step_bound_the_steps_of_all_ranks(node, monkeypatch):
-    monkeypatch.setattr(coordinator, "MAX_EVENTS", 1000)
+    monkeypatch.setattr(budget, "MAX_EVENTS", 1000)
     third = RingFile(node.folder.ranks, rank=2, world_size=3, run=TRAIN.run, events_per_step=450)
     with third.held():
         third.step()
         node.poll()
         asked = node.coordinator.request(replace(MANUAL, steps=5))
         assert (asked.steps, asked.request.steps) == (2, 5)
+        assert asked.expected_cost_s == pytest.approx(2 * 450 * 8e-6)
         assert node.command(0)["steps"] == node.command(1)["steps"] == 2
 
 
+AUTOMATIC = replace(MANUAL, trigger="anomaly")
+STACKED, BOTH = ("stacks",), ("stacks", "shapes")
+
+
+@pytest.mark.parametrize(
+    ("request_", "options", "events", "event_s", "step_s", "expected"),
+    [
+        # Steps that take as long as what they cost, 0.8 s, and shorter ones: 1 s in any case.
+        (MANUAL, (), 100_000, None, 0.8, (5, (), 4.0)),
+        (MANUAL, (), 100_000, None, 0.7, (1, (), 0.8)),
+        (MANUAL, (), 25_000, None, 0.1, (5, (), 1.0)),
+        # As measured before: 4.5 s for 5 steps of 0.1 s.
+        (MANUAL, (), 10_000, 90e-6, 0.1, (1, (), 0.9)),
+        (MANUAL, STACKED, 25_000, None, 0.1, (2, STACKED, 0.8)),
+        (MANUAL, BOTH, 100_000, None, 0.1, (1, BOTH, 2.4)),
+        # Nobody asked for the options.
+        (AUTOMATIC, BOTH, 100_000, None, 0.1, (1, (), 0.8)),
+        (AUTOMATIC, BOTH, 10_000, None, 0.1, (4, BOTH, 0.96)),
+        (replace(MANUAL, kind="memory"), (), 100_000, None, 0.1, (5, (), None)),
+    ],
+)
+def test_what_a_capture_costs_is_bounded_beforehand(
+    request_, options, events, event_s, step_s, expected
+):
+    asked = replace(request_, steps=5, options=options)
+    planned = budget.plan(asked, budget.Known(events, event_s), step_s)
+    assert (planned.steps, planned.request.options) == expected[:2]
+    assert planned.cost_s == (expected[2] and pytest.approx(expected[2]))
+
+
 def test_what_a_capture_brought_bounds_the_steps_of_the_next_one(node, monkeypatch):
-    monkeypatch.setattr(coordinator, "MAX_EVENTS", 6)
+    monkeypatch.setattr(budget, "MAX_EVENTS", 6)
     larger = trace()
     larger["traceEvents"].append(larger["traceEvents"][-1])
     first = node.captured(MANUAL, larger)
@@ -388,7 +419,7 @@ def test_what_a_capture_brought_bounds_the_steps_of_the_next_one(node, monkeypat
     # Other options have events of their own; of these a step brings up to three, and one step is
     # always recorded.
     for options, most, steps in ((("stacks",), 6, 3), ((), 6, 2), ((), 2, 1)):
-        monkeypatch.setattr(coordinator, "MAX_EVENTS", most)
+        monkeypatch.setattr(budget, "MAX_EVENTS", most)
         other = node.coordinator.request(replace(MANUAL, options=options))
         assert other.steps == steps
         node.answer_all("capture_failed", detail="no")
