@@ -77,7 +77,7 @@ class Kubernetes:
         if self._objects is not None:
             works.append(self._objects.follow())
         if self._server is not None:
-            works.append(self._server.run_here())
+            works.append(self._server.run_beside())
         try:
             await asyncio.gather(*works)
         finally:

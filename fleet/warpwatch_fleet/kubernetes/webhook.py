@@ -5,11 +5,14 @@ Whoever reaches the port may ask: the answer follows from the question and the c
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import logging
 import ssl
+import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -35,7 +38,10 @@ CERTIFICATE_INTERVAL_S = 10
 
 
 class InjectionServer(uvicorn.Server):
-    """``run`` in the loop of who makes it. Raises UsageError."""
+    """Serves in a thread of its own, so that no client delays the loop that follows the agents.
+
+    Raises UsageError.
+    """
 
     def __init__(self, config: InjectionConfig) -> None:
         self._parts = injection.load(config)
@@ -64,9 +70,16 @@ class InjectionServer(uvicorn.Server):
         self.config.load()
         self.config.ssl = self._tls.context
 
-    async def run_here(self) -> None:
-        """Until cancelled."""
-        await self.serve(sockets=[self.listener])
+    async def run_beside(self) -> None:
+        """Serve in a thread until cancelled."""
+        serve = partial(self.serve, sockets=[self.listener])
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), name="injection")
+        thread.start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.should_exit = True
+            thread.join()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import copy
 import json
 import ssl
@@ -35,7 +36,9 @@ class Served:
         )
         self.server = InjectionServer(config)
         self.port = self.server.listener.getsockname()[1]
-        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.run_here()))
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(self.server.run_beside())
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
         self.http = httpx.Client(
             base_url=f"https://127.0.0.1:{self.port}",
@@ -43,10 +46,15 @@ class Served:
             timeout=DEADLINE_S,
         )
 
+    def _run(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._task)
+
     def close(self) -> None:
         self.http.close()
-        self.server.should_exit = True
+        self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
+        self._loop.close()
 
     def review(self, pod: Any, namespace: str = "team") -> Any:
         asked = {"uid": "r1", "namespace": namespace, "object": pod}
