@@ -107,8 +107,10 @@ def is_url_of(path: Path, url: str) -> bool:
     """
     try:
         address = urlsplit(url)
-        port = ApiClient(socket_path=path).get("/healthz").get("port")
-        return port == address.port is not None and _is_here(address.hostname or "")
+        if address.port is None or not _is_here(address.hostname or ""):
+            return False
+        found: bool = ApiClient(socket_path=path).get("/healthz").get("port") == address.port
+        return found
     except (WarpwatchError, ValueError):
         return False
 

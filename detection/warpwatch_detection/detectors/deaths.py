@@ -285,4 +285,6 @@ def what(detail: Mapping[str, Any]) -> str:
     """A client's words on one line, bounded, without control characters."""
     said = ": ".join(str(detail[key]) for key in EXCEPTION_FIELDS if detail.get(key))
     line = " ".join(said.split())
+    # After the first "; " of a summary the cause is over.
+    line = line.replace("; ", ", ")
     return "".join(letter for letter in line if letter.isprintable())[:MAX_DETAIL]
