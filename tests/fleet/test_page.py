@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 import httpx
 import pytest
+from textual.widgets import DataTable
 
 from tests.daemon.http.conftest import http_client
 from tests.fleet.nodes import NOW, TestCluster, TestNode, run
@@ -24,6 +26,7 @@ from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import status
 from warpwatch_daemon.cli.top import rows
 from warpwatch_daemon.cli.top.reading import Reader
+from warpwatch_daemon.cli.top.screen import Top
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_serving.models import PageFilters
 from warpwatch_serving.page.headline import headline
@@ -149,6 +152,15 @@ def test_top_begins_with_ranks_and_gpus_in_trouble_and_is_searched(url, fleet):
     assert " xid " in rows.finding_lines(reading, 4)[0].plain
     found = reading.narrowed("GPU-155")
     assert [len(part) for part in (found.ranks, found.devices, found.anomalies)] == [8, 8, 3]
+    asyncio.run(fits_80_columns(Top(Reader(lambda: ApiClient(url)), interval_s=3600.0)))
+
+
+async def fits_80_columns(app: Top) -> None:
+    async with app.run_test(size=(80, 24)) as pilot:
+        while not app.query_one("#ranks", DataTable).row_count:
+            await pilot.pause(0.05)
+        await pilot.pause()
+        assert app.screen.virtual_size == (80, 24)
 
 
 def test_the_headline_says_what_the_fleet_does_not_see(golden):

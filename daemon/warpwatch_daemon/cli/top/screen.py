@@ -36,6 +36,10 @@ DataTable > .datatable--cursor {
 """
 
 
+# Longer ones are rare.
+MAX_WORD = 16
+
+
 class Top(App[None]):
     """interval_s: between two looks. What cannot be reached is said and asked again."""
 
@@ -147,8 +151,10 @@ class Top(App[None]):
               rows.device_rows(reading, wide))  # fmt: skip
         _fill(self.query_one("#ranks", DataTable), rows.rank_columns(wide),
               rows.rank_rows(reading, wide))  # fmt: skip
-        limit = 4 if self.size.height < 40 else 8
-        lines = [_cut(line, 2 * self.size.width) for line in rows.finding_lines(reading, limit)]
+        limit = 3 if self.size.height < 40 else 8
+        # Two lines each, where words are not divided.
+        width = 2 * self.size.width - MAX_WORD
+        lines = [_cut(line, width) for line in rows.finding_lines(reading, limit)]
         self.query_one("#findings", Static).update(Text("\n").join(lines))
         own = [one for one in reading.captures if one["id"] == self._asked_for]
         if own:
