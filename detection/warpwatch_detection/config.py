@@ -71,6 +71,7 @@ class DetectionConfig(Section):
     memory_pressure: DetectorConfig = DetectorConfig()
     oom: DetectorConfig = DetectorConfig()
     crash: DetectorConfig = DetectorConfig()
+    device_needs_service: DetectorConfig = DetectorConfig()
     device_lost: DetectorConfig = DetectorConfig()
     device_stuck: DetectorConfig = DetectorConfig()
     xid: XidConfig = XidConfig()

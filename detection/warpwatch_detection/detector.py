@@ -133,11 +133,13 @@ class Detector(ABC):
     dicts, sets and such dataclasses, fully annotated, so that it outlives a restart of the daemon.
     A state with a ``deadline`` is that of a detector to which silence says something.
     ``reads``: the only types that it is shown.
+    versioned: whether another version of the program learns from the start.
     """
 
     kind: str
     state: Any
     reads: tuple[type, ...]
+    versioned: bool = True
 
     @abstractmethod
     def observe(self, seen: Any) -> Iterable[Verdict]: ...
@@ -148,6 +150,10 @@ class Detector(ABC):
 
     def forget(self, job: JobId) -> None:  # noqa: B027
         """The job is over: what is known of it can go."""
+
+    def resolve(self, device: str, now: float) -> Fine | None:
+        """End what was found about a device by hand; None where it ends by itself."""
+        return None
 
     @abstractmethod
     def statuses(self) -> Iterable[DetectorStatus]:

@@ -21,6 +21,7 @@ from warpwatch_detection.detector_runner import DetectorRunner
 from warpwatch_detection.detectors import build
 from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Record, Step
 from warpwatch_telemetry.state import DetectorSight
@@ -238,7 +239,7 @@ class Detection:
             ENGINE: SnapshotPart(self, versioned=False),
             "job_steps": SnapshotPart(self._job_steps),
             **{
-                one.kind: SnapshotPart(one, getattr(self._kinds, one.kind))
+                one.kind: SnapshotPart(one, getattr(self._kinds, one.kind), one.versioned)
                 for one in self._runner.detectors
             },
         }
@@ -273,6 +274,20 @@ class Detection:
         else:
             self._resumption.skip(now, self._time)
         self._runner.look_up_dues()
+
+    def resolve(self, ident: str, now: float, who: str) -> list[Change]:
+        """End an anomaly that only service ends. ``who`` did it: for the summary.
+
+        Raises Refused if there is no such anomaly, or if it ends by itself.
+        """
+        anomaly = next((one for one in self.active if one.id == ident), None)
+        if anomaly is None:
+            raise Refused("not_found", "there is no such active anomaly")
+        detector = next(one for one in self._runner.detectors if one.kind == anomaly.kind)
+        fine = detector.resolve(anomaly.device, now) if anomaly.device else None
+        if fine is None:
+            raise Refused("ends_by_itself", f"{anomaly.kind} ends when it is over, not by hand")
+        return self._register.take(anomaly.kind, [fine], f", resolved by {who}")
 
     def _settle(self, time: float, resumption: Resumption) -> list[Change]:
         """Ranks that have not shown up since the restart ended while the daemon was away."""

@@ -2,6 +2,8 @@
 
 A GPU that falls off the bus (XID 79) often takes its event with it. Reading /dev/kmsg wants
 CAP_SYSLOG on most systems, so this source is optional: where it may not read, it says so once.
+What was written in this boot before the source started is not counted; of XIDs after which a GPU
+needs service the time is known, unless the driver was loaded since.
 
 SXIDs, the errors of NVSwitches, are left out: a switch is no device of ours, there is no GPU whose
 counter they would belong to, and GPUs that suffer from one report XIDs of their own.
@@ -22,6 +24,7 @@ from warpwatch_devices.source import Sink
 from warpwatch_devices.xid_ledger import XidLedger
 from warpwatch_runtime.loops import Supervisor
 from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.xids import explain
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ MAX_RECORD_BYTES = 64 * 1024
 
 # "6,339,5140900,-;text": priority and facility, sequence number, µs since boot, flags
 # (Documentation/ABI/testing/dev-kmsg).
-_HEADER = re.compile(r"(\d+),\d+,\d+,[^;]*;")
+_HEADER = re.compile(r"(\d+),\d+,(\d+),[^;]*;")
 # "NVRM: Xid (PCI:0000:1a:00): 79, …", "… (0000:1a:00): …" of old drivers, "… (PCI:0000:1a:00.0
 # GPU-I:05): …" on MIG: what follows the address within the brackets does not matter.
 _XID = re.compile(
@@ -47,21 +50,27 @@ _XID = re.compile(
 )
 
 
+_DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
+
+
 def parse_record(line: str) -> list[tuple[str, int]]:
     """PCI address and number of every XID that a record of the kernel log tells of.
 
     A line that begins with a space continues a record with its dictionary and tells nothing. Nor
     does what a program wrote into the log: only the kernel has facility 0.
     """
+    return [(match[1], int(match[2])) for match in _XID.finditer(_kernel_text(line))]
+
+
+def _kernel_text(line: str) -> str:
     header = _HEADER.match(line)
     if line.startswith(" ") or (header is not None and int(header[1]) >> 3 != 0):
-        return []
-    text = line[header.end() :] if header else line
-    return [(match[1], int(match[2])) for match in _XID.finditer(text)]
+        return ""
+    return line[header.end() :] if header else line
 
 
 class KernelLogSource:
-    """Hands the XIDs written from its start on to the ledger. Never blocks."""
+    """Hands XIDs on to the ledger: those written before its start as history. Never blocks."""
 
     name = "kernel_log"
 
@@ -70,8 +79,9 @@ class KernelLogSource:
         ledger: XidLedger,
         path: Path = PATH,
         monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        self._monotonic = monotonic
+        self._monotonic, self._wall = monotonic, wall
         self._path = path
         self._ledger = ledger
         self._log: int | None = None
@@ -81,6 +91,8 @@ class KernelLogSource:
         self._errors = 0
         self._lines: deque[bytes] = deque()
         self._rest = b""
+        # Whether the log has been read to where it ended when it was opened.
+        self._caught_up = False
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
         supervisor.every(self.name, INTERVAL_S, lambda: self._round(sink))
@@ -97,8 +109,11 @@ class KernelLogSource:
             if self._log is None and not self._open(begun):
                 return
             for line in self._records():
-                for address, xid in parse_record(line):
-                    self._ledger.observe(address, xid, ORIGIN)
+                if self._caught_up:
+                    for address, xid in parse_record(line):
+                        self._ledger.observe(address, xid, ORIGIN)
+                else:
+                    self._recall(line)
         except OSError as error:
             reason = self._lost(error)
         if self._worked:
@@ -107,23 +122,29 @@ class KernelLogSource:
             sink.publish_health(health)
 
     def _open(self, now: float) -> bool:
-        """Open the log at its end. Raises OSError where it may not be read."""
+        """Open the log at its oldest record. Raises OSError where it may not be read."""
         if now < self._open_at:
             return False
         self._open_at = now + REOPEN_INTERVAL_S
-        log = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            os.lseek(log, 0, os.SEEK_END)
-        except OSError as error:
-            if error.errno != errno.ESPIPE:
-                os.close(log)
-                raise
+        self._log = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._lines.clear()
         self._rest = b""
-        self._log = log
+        self._caught_up = False
         self._worked = True
         self._ledger.watched(ORIGIN)
         return True
+
+    def _recall(self, line: str) -> None:
+        """Take a record from before the start, by its time since boot."""
+        header = _HEADER.match(line)
+        if header is None:
+            return
+        ago_s = max(0.0, self._monotonic() - int(header[2]) / 1e6)
+        for address, xid in parse_record(line):
+            if explain(xid).needs:
+                self._ledger.recall(address, xid, self._wall() - ago_s)
+        if _DRIVER_LOADED in _kernel_text(line):
+            self._ledger.forget_recalled()
 
     def _lost(self, error: OSError) -> str:
         """The log cannot be read, now or any more; why, in one line."""
@@ -144,6 +165,7 @@ class KernelLogSource:
         """As many records as a round may take; the others wait for the next one."""
         for _ in range(MAX_RECORDS_PER_ROUND):
             if not self._lines and not self._fill():
+                self._caught_up = True
                 return
             if self._lines:
                 yield self._lines.popleft().decode("utf-8", "replace")

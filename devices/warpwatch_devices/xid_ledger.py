@@ -119,6 +119,20 @@ class XidLedger:
             logger.warning("device %s (%s): XID %d, %s", uuid, address, xid, known.name)
         return True
 
+    def recall(self, pci_bus_id: str, xid: int, time: float) -> None:
+        """Note when (wall clock) an XID was written before the origin worked; it is not counted."""
+        with self._lock:
+            entry = self._entry(normalised_address(pci_bus_id), xid)
+            if entry is not None and not entry.total:
+                entry.last_time = max(time, entry.last_time or time)
+
+    def forget_recalled(self) -> None:
+        """Forget the times of what was recalled: the driver was loaded since."""
+        with self._lock:
+            for xids in self._xids.values():
+                for entry in xids.values():
+                    entry.last_time = entry.last_time if entry.total else None
+
     def observe_health(self, uuid: str, event: str) -> None:
         """Count what the driver reported besides XIDs; ``event`` is from a closed set."""
         with self._lock:

@@ -27,7 +27,7 @@ drained() { grep -F "|$PREFIX" <<<"$1" | sort -t '|' -k 3,3 -k 1,1 | cut -d '|' 
 fault() {
   timeout 15 warpwatch status --json | python3 -c '
 import json, re, sys
-KINDS = """device_lost device_stuck xid ecc_uncorrectable row_remap thermal_throttle power_brake clock_drop
+KINDS = """device_needs_service device_lost device_stuck xid ecc_uncorrectable row_remap thermal_throttle power_brake clock_drop
     pcie_degraded nvlink_error network_link_down network_errors device_idle overheating""".split()
 for one in json.load(sys.stdin)["anomalies"]:
     if one["kind"] in KINDS and one["severity"] == "critical" and one["end_time"] is None:

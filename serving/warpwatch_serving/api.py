@@ -24,7 +24,7 @@ from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 # The status of a refusal by its reason; what is not here is a conflict with what goes on.
-_REFUSED_STATUS = {"refused_no_rank": 404, "refused_disk": 503, "no_memory": 503}
+_REFUSED_STATUS = {"not_found": 404, "refused_no_rank": 404, "refused_disk": 503, "no_memory": 503}
 _CONFLICT = 409
 
 

@@ -28,6 +28,7 @@ JOB_KINDS = (
     "crash",
 )
 DEVICE_KINDS = (
+    "device_needs_service",
     "device_lost",
     "device_stuck",
     "xid",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -43,6 +44,7 @@ _NAMES = {record_type: name for name, record_type in TYPES.items()}
 _SILENT = {
     "samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True, "profiled": False,
     "owner": "", "run": "", "master": "", "pod": "", "pod_uid": "", "parallel": {},
+    "driver_load": "", "slot": "",
 }  # fmt: skip
 # An event's own fields. What its detail calls by the same name is written with a prefix.
 _EVENT_FIELDS = ("type", "time", "job", "rank", "event", "owner", "run")
@@ -85,8 +87,11 @@ class _DeviceLine(msgspec.Struct, tag_field="type", tag="device"):
     up: bool = True
     reason: str = ""
     index: Count | None = None
+    driver_load: str = ""
+    slot: str = ""
 
 
+_ABOUT = attrgetter("up", "reason", "index", "driver_load", "slot")
 # Of the lines that make up a log.
 _usual = msgspec.json.Decoder(Step | _DeviceLine)
 
@@ -168,7 +173,7 @@ def _record(line: Step | _DeviceLine) -> Step | DeviceReading:
     if isinstance(line, Step):
         return line
     metrics = {series_key(key): value for key, value in line.metrics.items()}
-    return DeviceReading(line.time, line.device, metrics, line.up, line.reason, line.index)
+    return DeviceReading(line.time, line.device, metrics, *_ABOUT(line))
 
 
 def _is_boundless(value: object) -> bool:
@@ -237,7 +242,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("rank", "world_size", "step", "samples", "tokens", "index"), _integer),
     "memory_allocated_bytes": _integer,
     **dict.fromkeys(("job", "owner", "run", "device", "master", "reason", "event"), _text),
-    **dict.fromkeys(("pod", "pod_uid"), _text),
+    **dict.fromkeys(("pod", "pod_uid", "driver_load", "slot"), _text),
     "phases_s": _numbers,
     "metrics": _metrics,
     "parallel": read_places,

@@ -78,7 +78,11 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="step"):
 
 
 class DeviceReading(msgspec.Struct, frozen=True, gc=False):
-    """The values of one device at one time. ``index``: as the driver counts the GPUs."""
+    """The values of one device at one time. ``index``: as the driver counts the GPUs.
+
+    driver_load: another one after a reboot, and after the driver was loaded again; empty: unknown.
+    slot: PCI address; empty: unknown.
+    """
 
     time: float
     device: str
@@ -86,6 +90,8 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     up: bool = True
     reason: str = ""
     index: Count | None = None
+    driver_load: str = ""
+    slot: str = ""
 
 
 class PortReading(DeviceReading, frozen=True, gc=False):

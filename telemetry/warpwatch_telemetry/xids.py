@@ -18,6 +18,7 @@ import msgspec
 
 Blame = Literal["application", "driver", "hardware", "system", "thermal_power", "unknown"]
 Severity = Literal["info", "warning", "critical"]
+Need = Literal["", "reset", "reboot", "replacement"]
 SEVERITIES: tuple[str, ...] = get_args(Severity)
 TABLE = Path(__file__).with_name("xids.csv")
 
@@ -30,12 +31,16 @@ class Xid:
         firmware, the GPU and its links, the machine around it, its power and cooling.
     severity: info needs no one, warning ends work or foretells trouble, critical means that
         someone must act on the GPU.
+    needs: what the GPU is unfit for work without; empty where it goes on, or where other values
+        decide: of links (74, 136, 144 to 150) the driver's recovery action, as the other end may be
+        at fault, and of a contained memory error (94) that, or rows that wait for a reset.
     """
 
     number: int
     name: str
     blame: Blame
     severity: Severity
+    needs: Need
     meaning: str
     action: str
 
@@ -65,7 +70,11 @@ An XID is the number under which the NVIDIA driver reports an error of a GPU, in
 (`NVRM: Xid (PCI:0000:1a:00): 79, …`) and as an event of NVML. Warpwatch counts each once, from
 whichever tells first, in `warpwatch_device_xid_errors_total{xid}`, with the time of the last in
 `warpwatch_device_xid_last_timestamp_seconds{xid}`. The counters of those marked * are there from
-the start, at 0; the others appear with their first occurrence.
+the start, at 0; the others appear with their first occurrence. Where the kernel log can be read,
+the time is also that of an XID from before Warpwatch started, since the driver was loaded.
+
+After an XID that *needs* something the GPU stays a `device_needs_service` until it is seen healthy
+after that ([detection](detection.md#devices)).
 
 A number has more than one possible cause. "Look at" names the likeliest: *application* (the program
 that ran), *driver* (with its firmware), *hardware* (the GPU and its links), *system* (the machine
@@ -81,6 +90,7 @@ def explain(number: int) -> Xid:
         "not in the catalogue",
         "unknown",
         "warning",
+        "",
         "Not in this catalogue: the number is new, unused, or of no concern to computing.",
         "Read the driver's own text in the kernel log, and NVIDIA's list of XIDs for its version.",
     )
@@ -92,12 +102,12 @@ def markdown() -> str:
 
 
 def _table(xids: Iterable[Xid]) -> Iterable[str]:
-    yield "| XID | name | what it says | look at | severity | what to do |\n"
-    yield "|---|---|---|---|---|---|\n"
+    yield "| XID | name | what it says | look at | severity | needs | what to do |\n"
+    yield "|---|---|---|---|---|---|---|\n"
     for xid in xids:
         star = "*" if xid.number in COUNTED_FROM_START else ""
-        cells = (f"{xid.number}{star}", xid.name, xid.meaning, xid.blame, xid.severity, xid.action)
-        yield f"| {' | '.join(cells)} |\n"
+        cells = (xid.name, xid.meaning, xid.blame, xid.severity, xid.needs, xid.action)
+        yield f"| {xid.number}{star} | {' | '.join(cells)} |\n"
 
 
 if __name__ == "__main__":

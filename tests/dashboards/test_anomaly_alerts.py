@@ -22,7 +22,7 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 SPLIT = {"xid", "row_remap", "thermal_throttle", "nvlink_error"}
 # How long alerts wait, where it is not a minute.
 AT_ONCE = {"hang", "oom", "crash", "xid", "ecc_uncorrectable", "row_remap", "nvlink_error"}
-AT_ONCE |= {"network_link_down"}
+AT_ONCE |= {"network_link_down", "device_needs_service"}
 WAITS_S = dict.fromkeys(AT_ONCE, 0) | {"device_idle": 300}
 WAITS_S |= dict.fromkeys(("device_lost", "clock_drop", "pcie_degraded"), 120)
 XID = "a critical xid: GPU 3 on gpu-1, rank 3 of xid-critical (ns/ml), since 01:46 UTC on 09 Sep"

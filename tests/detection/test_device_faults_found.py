@@ -69,7 +69,8 @@ FAULTS: dict[str, Fault] = {
         ("thermal_throttle", throttled("hw_thermal", 1.0), 5, "critical", "hardware cut clocks"),
         ("power_brake", throttled("hw_power_brake", 0.5), 8, "warning", "power brake"),
         ("power_brake", after(0, "throttle_active", "hw_slowdown"), 8, "warning", "hw_slowdown"),
-        ("xid", after(5, "xid_errors_total", "79"), 6, "critical", "XID 79"),
+        ("xid", after(5, "xid_errors_total", "94"), 6, "critical", "XID 94"),
+        ("device_needs_service", after(5, "recovery_action", to=2), 6, "critical", "a reboot of"),
         ("ecc_uncorrectable", after(5, "ecc_errors_total", "uncorrected"), 6, "critical", "1 new"),
         ("row_remap", after(5, "row_remap_pending"), 6, "warning", "next reset"),
         ("row_remap", after(5, "row_remap_failure"), 6, "critical", "must be replaced"),
@@ -122,7 +123,7 @@ def test_a_fault_raises_its_kind_alone_and_ends_with_it(
     ],
 )
 def test_a_device_that_is_down_for_a_reason_of_its_own(kind, reason, within_s, says, golden_report):
-    node, engine = Node(), detection()
+    node, engine = Node(), detection(device_needs_service={"enabled": False})
     assert opened(engine, [*node.seen(), *node.readings(60)]) == []
     anomaly = only(opened(engine, node.down(within_s, reason)))
     assert (anomaly.kind, anomaly.severity, anomaly.device) == (kind, "critical", node.uuid)
@@ -214,7 +215,7 @@ def test_a_gpu_that_was_replaced_and_a_mig_device_that_was_removed_are_not_lost(
 
 
 def test_of_several_xids_the_first_of_the_worst_is_found() -> None:
-    node, engine = Node(), detection()
+    node, engine = Node(), alone("xid")
 
     def fault(since_s: float, values: Metrics) -> Metrics:
         xids = {31: 5, 74: 10, 79: 15, 13: 20}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.devices.nvml_by_hand import Stepper
 from tests.manual_clock import ManualClock
 from warpwatch_devices.nvml.batch import GrowthRate
 from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.facts import driver_load
 from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
 from warpwatch_devices.nvml.pcie_bytes import PATIENCE_ROUNDS, PcieBytes
 from warpwatch_devices.nvml.processes import ProcessUse
@@ -37,6 +39,21 @@ SLOW = 10
 EVERYTHING = 60
 
 
+def test_a_boot_and_a_load_of_the_driver_have_names_of_their_own(tmp_path: Path) -> None:
+    boot_id, module = tmp_path / "boot_id", tmp_path / "nvidia"
+    assert driver_load(boot_id, module) == ""
+    boot_id.write_text("894ac121\n")
+    assert driver_load(boot_id, module) == "894ac121"
+    module.mkdir()
+    loaded = driver_load(boot_id, module)
+    assert loaded == f"894ac121/{module.stat().st_ino}"
+    # As the kernel does it, with another inode.
+    (tmp_path / "again").mkdir()
+    module.rmdir()
+    (tmp_path / "again").rename(module)
+    assert driver_load(boot_id, module) != loaded
+
+
 # No two values are the same, as far as the driver can tell them apart.
 EVERY_VALUE = json.loads(Path(__file__).with_name("every_value.json").read_text())
 
@@ -49,7 +66,8 @@ def test_each_gpu_tells_what_it_supports(process: Stepper, profile: str, golden:
     before = Counter(process.nvml.driver.calls()[0])
     values = process.step(EVERYTHING)
     calls = Counter(process.nvml.driver.calls()[0]) - before
-    lines = [str(process.gpu.device), *map(str, process.gpu.processes)]
+    facts = {k: text for k, text in process.gpu.device.info.items() if k != "driver_load"}
+    lines = [str(replace(process.gpu.device, info=facts)), *map(str, process.gpu.processes)]
     lines += [f"{name} {values[name]}" for name in sorted(values)]
     lines += [f"{name} {calls[name]}" for name in sorted(calls)]
     golden(f"nvml_{profile}.txt", "".join(f"{line}\n" for line in lines).encode())

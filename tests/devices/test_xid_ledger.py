@@ -205,7 +205,7 @@ class Node:
         self.loops = HandLoops(self.clock)
         self.ledger = XidLedger(self.clock.wall)
         self.ledger.register(GPU, "00000000:1A:00.0")
-        self.source = KernelLogSource(self.ledger, path, self.clock.monotonic)
+        self.source = KernelLogSource(self.ledger, path, self.clock.monotonic, self.clock.wall)
         self.source.start(self.loops, self.sink)
 
     def read(self, written: str = "") -> None:
@@ -241,12 +241,29 @@ def begin() -> Iterator[Callable[[Path], Node]]:
 Begin = Callable[[Path], Node]
 
 
-def test_only_what_is_written_after_the_start_counts(tmp_path: Path, begin: Begin) -> None:
+LOADED = "4,9,5140900124,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  575.57.08\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "seen_s_ago"),
+    [
+        ("", None),
+        (FALLEN, 100.0),
+        (FALLEN.replace("79", "31"), None),
+        (FALLEN + "\n" + LOADED, None),
+    ],
+)
+def test_only_what_is_written_after_the_start_counts_but_grave_xids_before_it_are_known(
+    tmp_path: Path, begin: Begin, before: str, seen_s_ago: float | None
+) -> None:
     log = tmp_path / "kmsg"
-    log.write_text(FALLEN + "\n")
+    log.write_text(before + "\n")
     node = begin(log)
+    node.clock.advance(5140.900123 + 99 - node.clock.monotonic())
     node.read()
-    assert node.total(79) == 0
+    last_time = node.ledger.values(GPU).get(("device_xid_last_timestamp_seconds", ("79",)))
+    assert (node.total(79), node.total(31)) == (0, None)
+    assert last_time == (seen_s_ago and pytest.approx(node.clock.wall() - seen_s_ago))
     node.read("4,9,9,-;NVRM: Xid (PCI:0000:1a:00): 31, pid=1, MMU Fault\n")
     assert (node.total(31), node.total(79)) == (1, 0)
     assert node.healths == [("kernel_log", True, "")] * 2

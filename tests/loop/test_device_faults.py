@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.loops
 # The kinds in the order of the GPUs that suffer from them: found in seconds, and in minutes.
 QUICK = (
     *("device_lost", "device_stuck", "xid", "ecc_uncorrectable", "row_remap", "thermal_throttle"),
-    *("power_brake", "nvlink_error", "device_idle"),
+    *("power_brake", "nvlink_error", "device_idle", "device_needs_service"),
 )
 ALL = (*QUICK, "clock_drop", "pcie_degraded", "overheating")
 # Shares of half a minute, which take as long to fall.
@@ -54,6 +57,7 @@ def break_all(driver: FakeDriver, kinds: tuple[str, ...]) -> None:
         "pcie_degraded": lambda gpu: driver.set(gpu, pcie_width=4),
         "nvlink_error": lambda gpu: driver.set(gpu, nvlinks_down=0b100),
         "device_idle": lambda gpu: driver.set(gpu, load=0),
+        "device_needs_service": lambda gpu: driver.set(gpu, recovery_action=1),
         "overheating": lambda gpu: driver.set(gpu, temperature_c=88),
     }
     for gpu, kind in enumerate(kinds):
@@ -128,3 +132,41 @@ def test_each_fault_of_a_gpu_is_found_with_its_rank_and_ends_with_it(
         poll(lambda: {kind for kind, _ in active(node)} <= left, "they are over")
         again = [a for a in node.get("anomalies") if (a["kind"], a["device"]) not in wanted]
         assert again == []
+
+
+def test_what_needs_service_outlives_the_daemon_until_it_is_served_or_root_resolves_it(
+    fake_nvml: Path, tmp_path: Path
+) -> None:
+    driver = FakeDriver(fake_nvml, tmp_path, gpus=2)
+    kind = "device_needs_service"
+
+    def ids(*gpus: int) -> dict[int, str]:
+        found = {device: a["id"] for (name, device), a in active(node).items() if name == kind}
+        known = {gpu: found[uuids[gpu]] for gpu in range(2) if uuids[gpu] in found}
+        return known if known.keys() == set(gpus) else {}
+
+    with device_node(tmp_path, driver, **CONFIG) as node:
+        wait_all_up(node, 2)
+        uuids = [device["uuid"] for _, device in sorted(devices(node).items())]
+        poll(lambda: node.metric("warpwatch_device_xid_errors_total", xid="79") == 0, "watched")
+        driver.xid(0, 79)
+        driver.set(1, recovery_action=2)
+        found = poll(lambda: ids(0, 1), "both need service")
+        # The XID itself is over by now.
+        poll(lambda: not any(name == "xid" for name, _ in active(node)), "the XID is over")
+        node.kill_daemon()
+        node.start_daemon(wait=True, **driver.environment)
+        wait_all_up(node, 2)
+        assert ids(0, 1) == found
+        driver.set(1, recovery_action=0)
+        poll(lambda: ids(0) == {0: found[0]}, "the driver asks no more")
+        command = [sys.executable, "-m", "warpwatch_daemon", "anomalies"]
+        environment = {**os.environ, "WARPWATCH_DIR": str(node.run_dir)}
+        listed = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert listed.stdout.startswith(
+            f"{found[0]}  critical  XID 79 (GPU has fallen off the bus)"
+        )
+        done = subprocess.run([*command, "resolve", found[0]], env=environment, timeout=60)
+        assert done.returncode == 0, node.log("daemon")
+        poll(lambda: not active(node), "it is resolved")
+        assert f"({found[0]}) was resolved by uid {os.getuid()}" in node.log("daemon")

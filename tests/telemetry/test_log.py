@@ -19,7 +19,7 @@ RECORDS: list[Record] = [
     Step(2.0, "llama", 3, 17, 0.5, 0.4, {"comm": 0.1}, 2**34, 32, 65536),
     Step(2.0, "llama", 3, 17, 0.5),
     DeviceReading(3.0, "GPU-a", {("device_clock_hertz", ("sm",)): 1e9}),
-    DeviceReading(3.0, "GPU-a", {}, up=False, reason="lost"),
+    DeviceReading(3.0, "GPU-a", {}, up=False, reason="lost", driver_load="b/7", slot="0:1a:0"),
     RankEvent(4.0, "llama", 3, "exception", {"exception": "ValueError", "line": 3}),
     RankEvent(4.5, "llama", 3, "exception", {"type": "ValueError", "detail": "of range"}),
     Clock(5.0),

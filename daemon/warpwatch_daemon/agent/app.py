@@ -283,6 +283,9 @@ class Daemon:
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return self.archive.find(anomaly_id)
 
+    def resolve_anomaly(self, anomaly_id: str, who: str) -> Anomaly:
+        return self.pipeline.resolve(anomaly_id, who)
+
     def run_summaries(self) -> Sequence[RunSummary]:
         return self.runs.all()
 

@@ -78,6 +78,8 @@ class Pipeline:
         self._changes = [Change("opened", anomaly) for anomaly in active]
         for anomaly in active:
             stream.put_anomaly(anomaly)
+        # What people have resolved since the last round.
+        self._resolved: list[Change] = []
         # By how much the wall clock is ahead of the monotonic one.
         self._ahead_s = wall() - monotonic()
         # What went wrong first in this round.
@@ -105,6 +107,8 @@ class Pipeline:
         self._try(self._stream.put, records)
         with self._owner:
             self._notice_leap(now, at)
+            resolved, self._resolved = self._resolved, []
+            self._raise(resolved)
             for record in (*records, Clock(now)):
                 self._feed(record)
             self._failure = self._failure or self._detection.take_failure()
@@ -177,6 +181,20 @@ class Pipeline:
         """
         with self._owner:
             return self._detection.statuses(), self._detection.suppressed
+
+    def resolve(self, anomaly_id: str, who: str) -> Anomaly:
+        """End an anomaly that only service ends, as ``who`` says. Raises Refused.
+
+        From any thread; waits for the round that runs.
+        """
+        with self._owner:
+            changes = self._detection.resolve(anomaly_id, self._wall(), who)
+            self._resolved += changes
+        anomaly = changes[0].anomaly
+        logger.warning(
+            "%s of %s (%s) was resolved by %s", anomaly.kind, anomaly.device, anomaly.id, who
+        )
+        return anomaly
 
     def close(self) -> None:
         """When the loop has ended: what is known is kept for the next daemon."""

@@ -1,4 +1,4 @@
-"""What the daemon of a node has besides: what it tells a fleet, and does for one."""
+"""What the daemon of a node has besides: its own GPUs, what it tells a fleet, and does for one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from typing import Protocol
 
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_serving.watcher import Watcher
+from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.jobs import JobId
 
 
 class Agent(Watcher, Protocol):
-    """What only the daemon of a node has: what it tells a fleet, and does for one."""
+    """What only the daemon of a node has: what it tells a fleet, and does for one.
+
+    Beside that, the anomalies of its own GPUs.
+    """
+
+    def resolve_anomaly(self, anomaly_id: str, who: str) -> Anomaly:
+        """End an anomaly that only service ends. Raises Refused.
+
+        May wait for the detectors: not from the thread that serves.
+        """
 
     def records(self) -> RecordStream: ...
 

@@ -1,4 +1,4 @@
-"""What only the agent of a node answers: the part that it takes in what a fleet does."""
+"""What only the agent of a node answers: its part in what a fleet does, and for its own GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.responses import Response
 from warpwatch_daemon.for_fleet import documents
 from warpwatch_daemon.for_fleet.agent import Agent
 from warpwatch_serving import bodies, models
-from warpwatch_serving.access import Access
+from warpwatch_serving.access import Access, caller_of
 from warpwatch_serving.answers import ApiError, json_answer
 from warpwatch_serving.api import Api, refusals
 from warpwatch_serving.request_data import json_body
@@ -47,6 +47,15 @@ class AgentApi(Api):
         if capture is None:
             raise ApiError(404, "not_found", "there is no such capture")
         return json_answer(models.OneCapture(capture))
+
+    async def resolve_anomaly(self, request: Request) -> Response:
+        """End an anomaly that only service ends: the GPU is well, or has left the node."""
+        self._access.check_all_jobs(request, "resolving anomalies")
+        uid, ident = caller_of(request).uid, request.path_params["id"]
+        who = "the holder of the token" if uid is None else f"uid {uid}"
+        with refusals():
+            anomaly = await run_in_threadpool(self._agent.resolve_anomaly, ident, who)
+        return json_answer(documents.ResolvedAnomaly(id=ident, summary=anomaly.summary))
 
     def _begin(self, body: bodies.CaptureBody, owner: str | None) -> Capture:
         return self._agent.request_capture(body.request(owner), body.id or "", body.start_step)

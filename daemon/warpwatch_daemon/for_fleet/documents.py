@@ -39,6 +39,13 @@ class PreparedCapture(RootModel[Prepared]):
     pass
 
 
+class ResolvedAnomaly(BaseModel):
+    """``summary``: what it says of itself now that it is over."""
+
+    id: str
+    summary: str
+
+
 class LeaseBody(BaseModel):
     """What ``POST /api/v1/leases`` asks for: that a fleet judges the job, not this node."""
 

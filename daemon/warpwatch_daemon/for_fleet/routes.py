@@ -29,4 +29,6 @@ def agent_routes(
            guarded=True, body=bodies.CaptureBody, errors=refused),
         of(f"{v1}/captures/{{id}}/cancel", api.cancel_capture, models.OneCapture, method="POST",
            guarded=True, errors=(404,)),
+        of(f"{v1}/anomalies/{{id}}/resolve", api.resolve_anomaly, documents.ResolvedAnomaly,
+           method="POST", guarded=True, errors=(404, 409)),
     ]  # fmt: skip

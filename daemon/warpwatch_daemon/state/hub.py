@@ -69,9 +69,10 @@ class Hub:
             if believed is None:
                 return
             self._energy.add(believed)
-        device, values, up = sample.device, believed.values, believed.up
+        device, values, up, reason = sample.device, believed.values, believed.up, believed.reason
+        load, slot = device.info.get("driver_load", ""), device.info.get("pci_bus_id", "")
         self._records.put(
-            DeviceReading(sample.time, device.uuid, values, up, believed.reason, device.index)
+            DeviceReading(sample.time, device.uuid, values, up, reason, device.index, load, slot)
         )
 
     def forget_device(self, uuid: str, source: str = "nvml") -> None:

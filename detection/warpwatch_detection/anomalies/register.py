@@ -76,11 +76,11 @@ class AnomalyRegister:
 
     # --- what may change an anomaly ---
 
-    def take(self, kind: str, verdicts: Iterable[Verdict]) -> list[Change]:
-        """What a detector has said."""
+    def take(self, kind: str, verdicts: Iterable[Verdict], why: str = "") -> list[Change]:
+        """What a detector has said. ``why`` something is over: for the summary."""
         for verdict in verdicts:
             if isinstance(verdict, Fine):
-                self._fine(kind, verdict)
+                self._fine(kind, verdict, why)
             else:
                 self._found(kind, verdict)
         return self._take_changes()
@@ -137,10 +137,10 @@ class AnomalyRegister:
             else:
                 self._update("reopened", key, ended, found)
 
-    def _fine(self, kind: str, fine: Fine) -> None:
+    def _fine(self, kind: str, fine: Fine, why: str = "") -> None:
         key = (kind, fine.job_id, fine.device)
         self.suppressed.forget(key)
-        self._close(key, fine.time)
+        self._close(key, fine.time, why=why)
         if fine.for_good:
             for ended in self._ended_like(key, rank=None):
                 del self.state.ended[ended]

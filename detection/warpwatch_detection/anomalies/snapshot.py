@@ -1,8 +1,8 @@
 """What the engine and its detectors remember, as bytes, so that a restart is no new beginning.
 
-Every part stands by itself: with the digest of the form of its state, of the detector's
-configuration and of the version that wrote it. A part that does not fit any more is left out, and
-only its detector learns from the start.
+Every part stands by itself. That of a detector that judges noise has the digest of the form of its
+state, of its configuration and of the version that wrote it; if that does not fit any more, the
+part is left out, and only its detector learns from the start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ class Stateful(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Whose state it is, and the configuration that it depends on, if any."""
+    """Whose state it is, and the configuration that it depends on, if any.
+
+    versioned: only the version that wrote it reads it. Any other state is read by its types, so
+    that an upgrade closes no anomaly: new fields need a default.
+    """
 
     owner: Stateful
     config: Section | None = None
@@ -75,7 +79,8 @@ def give_back(snapshot: Snapshot, parts: dict[str, SnapshotPart], version: str =
     fresh: set[str] = set()
     for name, part in parts.items():
         saved = snapshot.parts.get(name)
-        if ENGINE in fresh or saved is None or saved.digest != digest(part, version):
+        fits = saved and (not part.versioned or saved.digest == digest(part, version))
+        if ENGINE in fresh or saved is None or not fits:
             fresh.add(name)
             continue
         try:

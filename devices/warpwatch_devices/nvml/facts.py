@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pynvml
 
+from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.library import judge
 
@@ -31,6 +33,8 @@ _FACTS: dict[str, Callable[[Any], str]] = {
     "architecture": lambda handle: _ARCHITECTURES.get(pynvml.nvmlDeviceGetArchitecture(handle), ""),
 }
 _ACCOUNT = "facts"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MODULE = Path("/sys/module/nvidia")
 
 
 def identify(handle: Any, costs: CallCosts) -> tuple[str, str]:
@@ -40,12 +44,24 @@ def identify(handle: Any, costs: CallCosts) -> tuple[str, str]:
     return uuid, name
 
 
+def driver_load(boot_id: Path = _BOOT_ID, module: Path = _MODULE) -> str:
+    """Return what differs after a reboot and after the driver was loaded again, "" if unknown.
+
+    The kernel gives the folder of a module a new inode number whenever the module is loaded.
+    """
+    boot = read_text(boot_id).strip()
+    try:
+        return f"{boot}/{module.stat().st_ino}" if boot else ""
+    except OSError:
+        return boot
+
+
 def read_facts(handle: Any, costs: CallCosts) -> dict[str, str]:
     """What the device says of itself; what it does not say is left out.
 
     Raises LibraryGone, DeviceGone.
     """
-    facts: dict[str, str] = {}
+    facts = {"driver_load": load} if (load := driver_load()) else {}
     for name, read in _FACTS.items():
         try:
             text = str(costs.measure(_ACCOUNT, read, handle))

@@ -26,6 +26,7 @@ from warpwatch_detection.engine import Detection
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.records import Clock, Record
+from warpwatch_telemetry.samples import Device, DeviceSample
 
 
 @pytest.fixture
@@ -193,3 +194,20 @@ def test_records_wait_in_memory_only_as_long_as_there_is_a_bound(hub, tmp_path, 
     log.write()
     assert counted(hub, "jsonl_errors_total") == 2
     assert (tmp_path / "log").read_text().count("\n") == 3
+
+
+def test_what_is_resolved_is_over_for_everybody(node, hub, clock, stream, caplog):
+    asks = DeviceSample(
+        Device("GPU-1", 0, "H100"), clock.wall(), {("device_recovery_action", ()): 2}
+    )
+    hub.publish_device(asks)
+    stream.step()
+    (anomaly,) = reported(hub, "device_needs_service")
+    clock.advance(5)
+    assert stream.resolve(anomaly.id, "uid 0").end_time == clock.wall()
+    stream.step()
+    (closed,) = reported(hub, "device_needs_service")
+    assert (closed.id, closed.end_time) == (anomaly.id, clock.wall())
+    assert caplog.messages[-1] == (
+        f"device_needs_service of GPU-1 ({anomaly.id}) was resolved by uid 0"
+    )

@@ -62,7 +62,7 @@ def test_an_unknown_command_is_a_usage_error(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["demon"])
     assert ended.value.code == 2
-    assert "no command 'demon'; there are capture, config," in printed(capsys)[1]
+    assert "no command 'demon'; there are anomalies, capture," in printed(capsys)[1]
 
 
 @pytest.mark.parametrize(

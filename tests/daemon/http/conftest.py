@@ -146,6 +146,12 @@ class MemoryAgent:
         self._refuse()
         return Prepared((0, 1), request.steps, 412, 0.212)
 
+    def resolve_anomaly(self, anomaly_id: str, who: str) -> Anomaly:
+        found = next((one for one in self.now.anomalies if one.id == anomaly_id), None)
+        if found is None:
+            raise Refused("not_found", "there is no such active anomaly")
+        return replace(found, summary=f"{found.summary}, resolved by {who}")
+
     def cancel_capture(self, name: str) -> Capture | None:
         return next((one for one in self.now.captures if one.id == name), None)
 

@@ -19,6 +19,7 @@ from warpwatch_daemon.cli import main
 from warpwatch_telemetry.errors import Refused
 
 CAPTURES = "/api/v1/captures"
+RESOLVE = "/api/v1/anomalies/a7/resolve"
 CANCEL = f"{CAPTURES}/{CAPTURE.id}/cancel"
 ASK: dict[str, Any] = {"job": "llama-7b", "owner": "uid/1000", "run": "r1"}
 NAME = "20261122T201500-0a1b2c"
@@ -145,12 +146,20 @@ def test_what_would_be_captured_and_an_end(client: Any) -> None:
     assert client.post(f"{CAPTURES}/none/cancel").status_code == 404
 
 
+def test_root_resolves_an_anomaly_through_the_socket(client: Any, shared_server: Any) -> None:
+    status, text = request(os.getuid(), socket_of(shared_server), RESOLVE, {})
+    assert (status, json.loads(text)["id"]) == (200, "a7")
+    assert json.loads(text)["summary"].endswith(f", resolved by uid {os.getuid()}")
+    assert client.post("/api/v1/anomalies/none/resolve").status_code == 404
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_may_capture_but_not_speak_for_a_fleet(client, agent, shared_server):
     fleets: list[dict[str, Any]] = [{"id": NAME}, {"start_step": 40}, {"anomaly_seen": {"rank": 1}}]
     fleets += [{"anomaly_id": "a", "anomaly_kind": "hang"}]
     asked = [(CAPTURES, ASK | about, "not_yours") for about in fleets]
     asked += [(f"{CAPTURES}/prepare", ASK, "not_yours"), (CANCEL, ASK, "not_yours")]
+    asked += [(RESOLVE, {}, "not_yours")]
     asked += [(WEBHOOK, notification(), "not_root")]
     for path, body, reason in asked:
         status, text = request(STRANGER, socket_of(shared_server), path, body)

@@ -24,7 +24,7 @@ from warpwatch_telemetry.records import DeviceReading, PortReading
 from warpwatch_telemetry.samples import Device, DeviceSample, HostSample
 from warpwatch_telemetry.state import RankState
 
-GPU = Device("GPU-1", 0, "H100")
+GPU = Device("GPU-1", 0, "H100", info={"driver_load": "boot/7", "pci_bus_id": "0:1a:0.0"})
 ENERGY = ("device_energy_joules_total", ())
 TOTAL = ("device_memory_total_bytes", ())
 
@@ -91,7 +91,7 @@ def test_a_published_sample_is_also_a_record_for_the_pipeline(hub):
     assert hub.state().devices[0].values == {ENERGY: 5.0}
     hub.publish_host(HostSample(2.0, {}, ports={"mlx5_0:1": {}}))
     assert hub.take_records() == [
-        DeviceReading(1.0, "GPU-1", {ENERGY: 5.0}, index=0),
+        DeviceReading(1.0, "GPU-1", {ENERGY: 5.0}, index=0, driver_load="boot/7", slot="0:1a:0.0"),
         PortReading(2.0, "mlx5_0:1", {}),
     ]
     assert hub.take_records() == []

@@ -14,6 +14,7 @@ from warpwatch_detection.detector import Detector
 from warpwatch_detection.detectors.devices.clock_drop import ClockDrop
 from warpwatch_detection.detectors.devices.device_idle import DeviceIdle
 from warpwatch_detection.detectors.devices.device_lost import DeviceLost
+from warpwatch_detection.detectors.devices.device_needs_service import DeviceNeedsService
 from warpwatch_detection.detectors.devices.device_stuck import DeviceStuck
 from warpwatch_detection.detectors.devices.ecc_uncorrectable import EccUncorrectable
 from warpwatch_detection.detectors.devices.network import NetworkErrors, NetworkLinkDown
@@ -26,6 +27,7 @@ from warpwatch_detection.detectors.devices.xid import XidErrors
 
 # In the order in which they judge a reading: a cause comes before what it explains.
 DEVICE_DETECTORS: Mapping[str, Callable[[DetectionConfig, AnomaliesConfig], Detector]] = {
+    "device_needs_service": lambda *_: DeviceNeedsService(),
     "device_lost": lambda *_: DeviceLost(),
     "device_stuck": lambda *_: DeviceStuck(),
     "xid": lambda kinds, anomalies: XidErrors(kinds.xid, anomalies.hold_s),

@@ -1,0 +1,182 @@
+"""A GPU that needs service stays so until it is seen healthy after it, or is resolved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tests.detection.gpus import Metrics, Node, key
+from tests.detection.streams import alone, fed, opened, restarted
+from warpwatch_detection.anomalies import snapshot
+from warpwatch_detection.detectors import DETECTORS
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.records import DeviceReading
+
+ACTION = key("recovery_action")
+FELL, FELL_AT = key("xid_errors_total", "79"), key("xid_last_timestamp_seconds", "79")
+ERRORS = key("ecc_errors_total", "uncorrected")
+OTHERS = {kind: {"enabled": False} for kind in DETECTORS if kind != "device_needs_service"}
+FALLEN = "XID 79 (GPU has fallen off the bus), needs a reboot"
+
+
+class Gpus(Node):
+    """Two GPUs; what is said of the broken one stays said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.load, self.slot, self.broken_uuid = "boot-1/4711", "0000:1a:00.0", self.uuid
+        self.values: dict[tuple[str, tuple[str, ...]], float] = {}
+        self.reason = ""
+
+    def changed(self, **changes: str) -> Gpus:
+        for name, value in changes.items():
+            setattr(self, name, value)
+        return self
+
+    def read(self, seconds: float = 60.0) -> Iterator[DeviceReading]:
+        for one in self.readings(seconds, lambda *_: self.values, interval_s=10.0):
+            known = {} if self.reason else one.metrics
+            if one.device == self.uuid:
+                yield DeviceReading(
+                    one.time, self.broken_uuid, known, not self.reason, self.reason,
+                    driver_load=self.load, slot=self.slot,
+                )  # fmt: skip
+            else:
+                yield msgspec.structs.replace(one, driver_load=self.load, slot="0000:1b:00.0")
+
+    def shows(self, values: Metrics) -> None:
+        self.values.update(values)
+
+
+def begun() -> tuple[Gpus, Detection]:
+    gpus, engine = Gpus(), alone("device_needs_service")
+    assert opened(engine, [*gpus.seen(), *gpus.read()]) == []
+    return gpus, engine
+
+
+def active(engine: Detection) -> list[str]:
+    return [one.summary for one in engine.active]
+
+
+def falls(gpus: Gpus, engine: Detection) -> Anomaly:
+    gpus.shows({FELL: 1.0})
+    (anomaly,) = opened(engine, gpus.read())
+    assert (anomaly.kind, anomaly.severity, anomaly.rank) == ("device_needs_service", "critical", 1)
+    assert active(engine) == [FALLEN]
+    return anomaly
+
+
+@pytest.mark.parametrize(
+    ("service", "values"),
+    [
+        ({"load": "boot-2/4711"}, {}),
+        ({"load": "boot-1/5000"}, {}),
+        ({}, {ERRORS: 0.0}),
+        ({"broken_uuid": "GPU-new"}, {}),
+    ],
+    ids=["rebooted", "driver loaded again", "reset", "replaced"],
+)
+def test_an_xid_that_needs_service_lasts_over_restarts_until_the_gpu_is_healthy_after_it(
+    service: dict[str, str], values: Metrics
+) -> None:
+    gpus, engine = begun()
+    gpus.shows({ERRORS: 2.0})
+    opened(engine, gpus.read())
+    anomaly = falls(gpus, engine)
+    # Well again by itself, for hours; the daemon is upgraded; the node is up and the GPU is not.
+    fed(engine, gpus.read(9000))
+    engine, closed = restarted(engine, gpus.time, "2.0.0", **OTHERS)
+    assert closed == []
+    gpus.shows({FELL: 0.0, **values})
+    fed(engine, gpus.changed(reason="lost", load=service.get("load", gpus.load)).read())
+    assert [one.id for one in engine.active] == [anomaly.id]
+    fed(engine, gpus.changed(reason="", **service).read())
+    assert active(engine) == []
+    assert opened(engine, gpus.read(3600)) == []
+    # What falls again needs service again.
+    gpus.shows({FELL: 1.0})
+    assert [one.id == anomaly.id for one in opened(engine, gpus.read())] == [False]
+
+
+def test_what_the_driver_asks_for_is_needed_until_it_asks_no_more() -> None:
+    gpus, engine = begun()
+    gpus.shows({ACTION: 1.0})
+    fed(engine, gpus.read())
+    assert active(engine) == ["the driver asks for a reset"]
+    gpus.shows({ACTION: 2.0, FELL: 1.0})
+    fed(engine, gpus.read(1200))
+    assert active(engine) == [f"{FALLEN}; the driver asks for a reboot of the node"]
+    # A reboot alone is not enough while it asks.
+    fed(engine, gpus.changed(load="boot-2/4711").read())
+    assert len(engine.active) == 1
+    gpus.shows({ACTION: 0.0})
+    fed(engine, gpus.read())
+    assert active(engine) == []
+    fed(engine, gpus.changed(reason="reset_required").read())
+    assert "without which it does not use the GPU" in active(engine)[0]
+    fed(engine, gpus.changed(reason="").read())
+    assert active(engine) == []
+
+
+def test_a_person_resolves_it_and_what_is_asked_for_anew_is_another_one() -> None:
+    gpus, engine = begun()
+    anomaly = falls(gpus, engine)
+    gpus.shows({ACTION: 2.0})
+    fed(engine, gpus.read())
+    (change,) = engine.resolve(anomaly.id, gpus.time, "uid 0")
+    assert (change.what, change.anomaly.end_time) == ("closed", gpus.time)
+    assert change.anomaly.summary.endswith("reboot of the node, resolved by uid 0")
+    engine, _ = restarted(engine, gpus.time, "2.0.0", **OTHERS)
+    assert opened(engine, gpus.read(3600)) == []
+    gpus.shows({ACTION: 1.0})
+    (another,) = opened(engine, gpus.read())
+    assert another.id != anomaly.id
+    with pytest.raises(Refused, match="no such active anomaly"):
+        engine.resolve(anomaly.id, gpus.time, "uid 0")
+
+
+@pytest.mark.parametrize(
+    ("action", "found"), [(None, [FALLEN]), (0.0, []), (2.0, [f"{FALLEN}; the driver asks for"])]
+)
+def test_a_new_daemon_finds_it_in_the_kernel_log_unless_the_driver_asks_for_nothing(
+    action: float | None, found: list[str]
+) -> None:
+    gpus, engine = Gpus(), alone("device_needs_service")
+    gpus.shows(
+        {FELL: 0.0, FELL_AT: gpus.time - 7200, **({} if action is None else {ACTION: action})}
+    )
+    for one in gpus.read():
+        hidden = dict(one.metrics)
+        if action is None:
+            hidden.pop(ACTION, None)
+        engine.feed(msgspec.structs.replace(one, metrics=hidden))
+    assert [one[: len(some)] for one, some in zip(active(engine), found, strict=True)] == found
+
+
+def test_a_state_that_an_older_version_saved_is_read() -> None:
+    gpus, engine = begun()
+    anomaly = falls(gpus, engine)
+    body = snapshot.take(engine.parts(), "0.1.0")
+    saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
+    state = msgspec.msgpack.decode(saved.parts["engine"].state)
+    # What came later.
+    del state["ranks"]["indices"]
+    for tracked in state["register"]["active"].values():
+        del tracked["anomaly"]["gpu"], tracked["anomaly"]["first_summary"]
+    older = msgspec.Raw(msgspec.msgpack.encode(state))
+    saved.parts["engine"] = snapshot.SavedState("of another form", older)
+    engine = alone("device_needs_service")
+    assert snapshot.give_back(saved, engine.parts(), "0.2.0") == {"job_steps"}
+    assert engine.resume(gpus.time, set()) == []
+    assert [one.id for one in engine.active] == [anomaly.id]
+
+
+def test_other_kinds_end_by_themselves() -> None:
+    gpus, engine = Gpus(), alone("device_lost")
+    fed(engine, [*gpus.read(), *gpus.changed(reason="lost").read()])
+    with pytest.raises(Refused, match="device_lost ends when it is over"):
+        engine.resolve(engine.active[0].id, gpus.time, "uid 0")
