@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -74,11 +74,11 @@ def _lines(status: dict[str, Any], active: list[Any], now: float, all_ranks: boo
     yield from _sources(status["sources"])
     ended = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is not None]
     for anomaly in active[:MAX_ACTIVE]:
-        yield _anomaly(anomaly, now)
+        yield anomaly_line(anomaly, now)
     if active[MAX_ACTIVE:]:
         yield f"  and {plural(len(active) - MAX_ACTIVE, 'more anomaly', 'more anomalies')}: --json"
     for anomaly in sorted(ended, key=lambda one: -one["end_time"])[:MAX_ENDED]:
-        yield _anomaly(anomaly, now)
+        yield anomaly_line(anomaly, now)
     for one in status["blind"][:MAX_ACTIVE]:
         yield f"  {one['kind']} of {one['job']} is blind to what it is to find: {one['text']}"
     devices, ranks, jobs = status["devices"], status["ranks"], status["jobs"]
@@ -107,7 +107,7 @@ def _sources(documents: list[dict[str, Any]]) -> Iterator[str]:
             yield f"  {source.name} cannot be read: {source.reason or 'no reason known'}"
 
 
-def _anomaly(anomaly: dict[str, Any], now: float) -> str:
+def anomaly_line(anomaly: Mapping[str, Any], now: float) -> str:
     """``!``: it is active, and more than information. ``now``: wall clock, seconds."""
     end_time = anomaly["end_time"]
     mark = "!" if end_time is None and anomaly["severity"] != "info" else " "

@@ -12,8 +12,9 @@ from typing import Any
 from rich.text import Text
 
 from warpwatch_daemon.cli.capture import outcome_of
+from warpwatch_daemon.cli.status import anomaly_line
 from warpwatch_daemon.cli.top.reading import Document, RankKey, Reading, rank_key
-from warpwatch_runtime.quantities import NO_VALUE, ago, gibibytes, plural, rate, seconds, text
+from warpwatch_runtime.quantities import NO_VALUE, gibibytes, plural, rate, seconds, text
 from warpwatch_serving.page import devices as gpu
 from warpwatch_serving.page.agents import unseen
 from warpwatch_serving.page.headline import SEVERITIES
@@ -187,13 +188,8 @@ def finding_lines(reading: Reading, limit: int) -> list[Text]:
 
 
 def _anomaly(anomaly: Document, now: float) -> Text:
-    over = anomaly["end_time"] is not None
-    serious = not over and anomaly["severity"] != "info"
-    when = f"over {ago(anomaly['end_time'], now)}" if over else ago(anomaly["time"], now)
-    # A daemon of the version before has no sentence.
-    said = anomaly.get("sentence", anomaly["summary"])
-    line = f"{'!' if serious else ' '} {anomaly['kind']} {when}: {said}"
-    return Text(text(line, 400), "dim" if over else _SEVERITY[anomaly["severity"]])
+    tone = _SEVERITY[anomaly["severity"]] if anomaly["end_time"] is None else "dim"
+    return Text(text(anomaly_line(anomaly, now), 400), tone)
 
 
 def capture_line(capture: Document) -> Text:
