@@ -280,7 +280,7 @@ def test_a_rank_that_ends_while_a_capture_begins_is_missing(node, monkeypatch):
 
 
 def test_refusals_are_told_apart_and_counted(node):
-    node.coordinator.request(AUTOMATIC)
+    asked = node.coordinator.request(AUTOMATIC)
     for request, reason, text in (
         (MANUAL, "refused_busy", "rank 0, 1 of train is being captured"),
         (ANOTHER, "refused_cooldown", "triggers.cooldown_s leaves"),
@@ -296,7 +296,14 @@ def test_refusals_are_told_apart_and_counted(node):
         assert refused.value.reason == reason
     counts = {reason: node.counted(reason) for reason in ("refused_busy", "refused_no_rank")}
     assert counts == {"refused_busy": 1, "refused_no_rank": 2}
-    assert node.counted("refused_cooldown", "anomaly") == 1
+    # The same refusal counts again once there was a capture in between.
+    for counted in (1, 2):
+        with pytest.raises(Refused):
+            node.coordinator.request(ANOTHER)
+        assert node.counted("refused_cooldown", "anomaly") == counted
+        for request in (ANOTHER, AUTOMATIC):
+            node.coordinator.cancel(asked.id, CANCELLED)
+            asked = node.coordinator.request(request)
 
 
 def test_a_name_of_jobs_of_two_owners_needs_the_owner():
