@@ -13,6 +13,7 @@ import httpx
 from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.http.conftest import MemoryAgent
 from tests.daemon.state.counted import counted
+from tests.manual_clock import ManualClock
 from warpwatch_capturing.alerts.alert_requests import AlertRequests
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.alerts import Alert, AlertAnswer
@@ -30,6 +31,7 @@ class AlertNode(MemoryAgent):
     def begin(self, path: Path, stack: ExitStack, **triggers: Any) -> None:
         """From nothing, though a server that knows this object runs on."""
         self.reset(path)
+        self.clock = ManualClock()
         self.node = CaptureNode(path, stack, ranks=(0, 1, 2, 3), **triggers)
         self._open()
 
@@ -49,6 +51,7 @@ class AlertNode(MemoryAgent):
             coordinator.policy.config.recipes,
             self.node.source.targets,
             "node-17",
+            self.clock.wall,
         )
 
     def restart(self) -> None:

@@ -121,6 +121,11 @@ def test_the_same_firing_is_captured_once_however_often_it_is_sent(site):
     assert [one["outcome"] for one in (second, third)] == ["duplicate", "duplicate"]
     assert second["capture_id"] == third["capture_id"] == first["capture_id"]
     assert len(node.captures()) == 1
+    # It is remembered for five days after it was sent last.
+    for later_s, is_known in ((4 * 86400, True), (5 * 86400, True), (5 * 86400 + 1, False)):
+        node.clock.advance(later_s)
+        (answer,) = send(client, again)
+        assert (answer["outcome"] == "duplicate") == is_known
     # It was over, and fires again.
     (fourth,) = send(client, {**again, "startsAt": "2026-11-21T23:00:00Z"})
     assert fourth["outcome"] in ("captured", "refused_busy")
