@@ -160,7 +160,7 @@ def test_what_grafana_refuses_for_good_is_not_asked_again(site, caplog):
     # What a person removed stays removed.
     site.grafana.annotations.clear()
     for _ in range(2):
-        site.see(replace(SLOW, end_time=NOW + 9))
+        site.see(replace(SLOW, end_time=NOW + 9), after_s=300)
     assert site.grafana.annotations == {}
     assert site.counted == {"refused": 2, "written": 1}
 

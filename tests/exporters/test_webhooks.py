@@ -142,6 +142,9 @@ def test_a_secret_address_and_a_token_are_read_from_files_each_time(server, tmp_
     assert "exporters.webhooks[0]" in caplog.text and "secret" not in caplog.text
     address.write_text(f"{server.url}/services/T0/B0/other\n")
     site.wait()
+    address.write_text("hooks.example/T0/B0/secret\n")
+    site.see(SLOW, OTHER)
+    assert site.counted == {"failed": 2, "sent": 1}
     ((path, sent, _),) = server.requests
     assert path == "/services/T0/B0/other"
     assert sent["Authorization"] == "Bearer right"
