@@ -298,10 +298,13 @@ def test_the_newest_captures_stay(new, limits, after_s, last, kept):
     assert (size > 0) == bool(kept)
 
 
-def test_what_has_a_copy_goes_before_what_has_none(new):
+@pytest.mark.parametrize(
+    ("number", "changes"), [(1, {"remote": "s3://ours/elsewhere/"}), (0, {"outcome": None})]
+)
+def test_what_has_a_copy_goes_first_and_what_runs_never(new, number, changes):
     store = new(max_captures=2)
     captures = [capture(store, f"c{number}", (3 - number) * DAY) for number in range(3)]
-    captures[1] = replace(captures[1], remote="s3://ours/elsewhere/")
+    captures[number] = replace(captures[number], **changes)
     assert [one.id for one in store.retain(captures, NOW)[0]] == ["c0", "c2"]
 
 
