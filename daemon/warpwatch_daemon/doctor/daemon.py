@@ -23,5 +23,5 @@ def checks(inputs: CheckInputs) -> Iterator[Check]:
             yield Check(name, False, f"the daemon cannot read it: {reason or missing}")
     if not inputs.here:
         advice = "on its node, as its user: `warpwatch doctor` without --url and WARPWATCH_URL"
-        detail = f"not examined: {api.url} is not the daemon of this machine"
+        detail = f"not examined: no daemon with a socket here is the one at {api.url}"
         yield Check("this machine", None, detail, advice)
