@@ -22,7 +22,7 @@ RISES = ("step_regression", "step_drift", "straggler")
 # The faults that make steps longer at least double them.
 FAULT_RISE = 1.0
 START_TIMEOUT_S = 300.0
-LEARN_TIMEOUT_S = 300.0
+LEARN_TIMEOUT_S = 120.0
 FOUND_TIMEOUT_S = 180.0
 CAPTURE_TIMEOUT_S = 240.0
 POLL_S = 0.25
