@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import pickle
@@ -17,6 +18,7 @@ from tests.client.daemon_side import Folder
 from tests.client.fork_server import ForkServer
 from tests.client.training import Training, names, training
 from tests.waiting import eventually
+from warpwatch.captures.host_memory import HostGrowth
 from warpwatch.captures.memory import MemoryRecorder, summary
 from warpwatch_diagnosis.memory.growth import diagnose_memory
 from warpwatch_diagnosis.trace.reader import read_trace
@@ -417,6 +419,21 @@ def test_a_child_that_is_forked_meanwhile_is_not_traced(
         fork = "import tracemalloc\nchild = os.fork()\n"
         fork += "if not child: os._exit(tracemalloc.is_tracing())\n"
         found.steps(1, f"{fork}assert tracemalloc.is_tracing() and not os.waitpid(child, 0)[1]")
+
+
+def test_of_objects_that_take_too_long_to_count_the_lines_are_left() -> None:
+    core = itertools.count()
+    growth = HostGrowth(9, core=lambda: next(core))
+    growth.start()
+    kept = []
+    for _ in range(9):
+        kept.append(bytes(50_000))
+        growth.step_ended()
+    growth.stop()
+    report = growth.report(lambda: None) or {}
+    assert (report["types"], next(core)) == (None, 2)
+    here = (one["bytes_per_step"] for one in report["lines"] if __file__ in one["line"])
+    assert next(here) > 49_000
 
 
 def test_nsight_must_be_there(folder: Folder, with_torch: ForkServer) -> None:

@@ -23,7 +23,7 @@ FRAMES = 8
 # Tracing ends early when it has lasted so long, or takes so much memory itself.
 MAX_TRACE_S = 30.0
 MAX_TRACE_BYTES = 256 << 20
-# Objects are counted no more where that took longer: there are many millions of them.
+# Objects are counted no more where that took more of a core's time: there are millions of them.
 MAX_COUNT_S = 0.5
 # The lines and types that grow most, and the objects of each type that are looked at.
 MAX_LINES = 20
@@ -55,9 +55,14 @@ class Mark(NamedTuple):
 class HostGrowth:
     """``mark`` and ``stop`` run in the training thread, ``report`` in the helper thread."""
 
-    def __init__(self, steps: int, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        steps: int,
+        monotonic: Callable[[], float] = time.monotonic,
+        core: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._due = {1, (1 + steps) // 2, steps}
-        self._monotonic = monotonic
+        self._monotonic, self._core = monotonic, core
         self._traces = self._ended = False
         self._counts = True
         self._begun = 0.0
@@ -118,7 +123,7 @@ class HostGrowth:
             "steps": steps,
             "bytes_per_step": grown,
             "lines": lines,
-            "types": self._types,
+            "types": self._types if self._counts else None,
             "graph": self._graph,
             "collects": gc.isenabled(),
         }
@@ -139,9 +144,9 @@ class HostGrowth:
     def _count(self) -> Counter[type]:
         if not self._counts:
             return Counter()
-        began = self._monotonic()
+        began = self._core()
         types = _count_types()
-        self._counts = self._monotonic() - began <= MAX_COUNT_S
+        self._counts = self._core() - began <= MAX_COUNT_S
         return types
 
     def _lines(self, beat: Callable[[], None]) -> list[dict[str, Any]]:

@@ -118,6 +118,8 @@ def _growth(rank: int | None, host: dict[str, Any], held: tuple[str, ...]) -> Ra
         return RankGrowth(rank, max(process, 1.0), f"{said} steps", more, _GRAPH, "high")
     if process >= MIN_PROCESS_BYTES:
         said = f"{who} takes {size(process)} more each step, and no object of Python grows as fast"
+        if host.get("types") is None:
+            said = f"{who} takes {size(process)} more each step: its objects were too many to count"
         return RankGrowth(rank, process, said, evidence, _NATIVE, "medium")
     said = f"{who}: nothing grew in the {steps:.0f} steps that were recorded"
     return RankGrowth(rank, 0.0, said, (*evidence, *held), _NOTHING, "low")
