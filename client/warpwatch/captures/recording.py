@@ -16,9 +16,9 @@ from warpwatch.commands import Command
 if TYPE_CHECKING:
     from warpwatch.ring import RingWriter
 
-# A recording may take twice what is expected, and at least this long; an evaluation or a
-# checkpoint inside it takes longer.
-MIN_RECORDING_S = 10.0
+# A recording may take twice what is expected, and at least this long: beside many other programs
+# five steps of 0.2 s took over 10 s.
+MIN_RECORDING_S = 30.0
 # Twice the expectation, which is that steps take twice as long while they are recorded.
 _PATIENCE = 4.0
 

@@ -15,7 +15,10 @@ CULPRIT = 0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``anomaly`` None: nothing may be found. ``rank`` None: any rank or none may be named."""
+    """``anomaly`` None: nothing may be found. ``rank`` None: any rank or none may be named.
+
+    rise: what its detector must be able to see, in the unit of its status.
+    """
 
     name: str
     story: str
@@ -23,6 +26,7 @@ class Fault:
     rank: int | None = None
     capture: str = "torch"
     verdicts: tuple[str, ...] = ()
+    rise: float = 1.0
 
 
 FAULTS = {
@@ -30,9 +34,10 @@ FAULTS = {
     for fault in (
         Fault(
             "data_stall",
-            "every sample now takes 5 ms to read, as from a slow disk",
+            "every sample now takes 5 ms or more to read, as from a slow disk",
             "data_stall",
             verdicts=("data_loading",),
+            rise=0.3,
         ),
         Fault(
             "slow_rank",

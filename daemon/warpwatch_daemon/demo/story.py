@@ -19,8 +19,6 @@ QUIET_S = 30.0
 # What the machine's other programs do to the ranks is less.
 LEAST_RISE = 1.5
 RISES = ("step_regression", "step_drift", "straggler")
-# The faults that make steps longer at least double them.
-FAULT_RISE = 1.0
 START_TIMEOUT_S = 300.0
 LEARN_TIMEOUT_S = 120.0
 FOUND_TIMEOUT_S = 180.0
@@ -153,7 +151,7 @@ class Story:
         answers = [one["answer"] for one in readings]
         needed = self._processes.ranks if fault.anomaly == "straggler" else 1
         is_known = len(answers) >= needed and "learning" not in answers
-        sees = all((one["sees"] or 0.0) <= FAULT_RISE for one in readings)
+        sees = all((one["sees"] or 0.0) <= fault.rise for one in readings)
         return (is_known and sees and not self._open()) or None
 
     def _seen(self, fault: Fault) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -17,12 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import warpwatch
-from warpwatch_daemon.demo.faults import CULPRIT, Switch, python_work
+from warpwatch_daemon.demo.faults import CULPRIT, NONE, Switch, python_work
 
 BATCH = 16
 FEATURES = 512
 LAYERS = 6
+# At least, and twice a step a batch: on a busy machine the rest of the step takes longer, too.
 SLOW_SAMPLE_S = 0.005
+SLOW_STEPS = 2.0
 # A rank of the job: they share the cores of one machine, and steps take longer with more.
 SLOW_FORWARD_S = 0.040
 # A core's time: on a busy machine the rest of the step takes longer, too.
@@ -31,10 +35,14 @@ CHECK_PARAMETER_S = 0.0005
 
 
 class RandomVectors(Dataset):  # type: ignore[misc]
-    """Random vectors; under ``data_stall`` each takes as long as a read from a slow disk."""
+    """Random vectors; under ``data_stall`` each takes as long as a read from a slow disk.
+
+    steps_s: what the last healthy steps took.
+    """
 
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
+        self.steps_s: deque[float] = deque(maxlen=9)
         self._data = torch.randn(4096, FEATURES)
 
     def __len__(self) -> int:
@@ -42,7 +50,8 @@ class RandomVectors(Dataset):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self._switch.get() == "data_stall":
-            time.sleep(SLOW_SAMPLE_S)
+            step_s = median(self.steps_s) if self.steps_s else 0.0
+            time.sleep(max(SLOW_SAMPLE_S, SLOW_STEPS * step_s / BATCH))
         return self._data[index]
 
 
@@ -57,13 +66,17 @@ def make_model() -> torch.nn.Module:
 def train(switch: Switch, rank: int, steps: int, stop: Path) -> None:
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    loader = DataLoader(RandomVectors(switch), batch_size=BATCH)
+    data = RandomVectors(switch)
+    loader = DataLoader(data, batch_size=BATCH)
     monitor = warpwatch.attach(job=os.environ.get("WARPWATCH_JOB", "demo"))
     done = 0
     while done < steps:
         for batch in monitor.wrap(loader):
+            fault, begun = switch.get(), time.monotonic()
             with monitor.step(samples=len(batch)):
-                one_step(monitor, model, optimizer, batch, switch.get(), rank)
+                one_step(monitor, model, optimizer, batch, fault, rank)
+            if fault == NONE:
+                data.steps_s.append(time.monotonic() - begun)
             done += 1
             # All ranks leave after the same step: one that went alone would leave the rest hanging.
             if done >= steps or (done % 10 == 0 and together(stop.exists())):
