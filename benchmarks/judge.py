@@ -3,8 +3,9 @@
     make judge ARGS="--seeds 24 --baselines"
 
 Runs the judge of the evaluation folder (WARPWATCH_EVALUATION) on ``warpwatch replay`` and, with
-``--baselines``, on the detectors of ``baselines.py``; keeps the figures in ``results/judge.json``
-and writes the table of DOCUMENT from them. Exit 2: there is no judge.
+``--baselines``, on the detectors of ``baselines.py``; then our detectors on the jobs of
+``from_start.py``, two a seed. Keeps the figures in ``results/judge.json`` and writes the table of
+DOCUMENT from them. Exit 2: there is no judge.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import from_start
 from benchmarks.judge_table import into_document
 from benchmarks.processes import CannotMeasure, last_line
 
@@ -57,6 +59,7 @@ def measure(seeds: int, first_seed: int, with_baselines: bool) -> dict[str, Any]
     """By detector. Raises CannotMeasure when there is no judge or it fails."""
     ours = judged("warpwatch", OURS, seeds, first_seed)
     results: dict[str, Any] = {"warpwatch": ours}
+    results["from_start"] = from_start.measure(2 * seeds, 2 * first_seed)
     if with_baselines:
         for name in ("robust_z", "ewma_cusum"):
             results[name] = judged(name, BASELINE.format(name=name), seeds, first_seed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import baselines, judge
+from benchmarks import baselines, from_start, judge
 from benchmarks.judge_table import BEGIN, END, into_document, poisson_upper, table, wilson
 
 
@@ -54,7 +54,7 @@ def test_the_table_has_a_row_for_each_kind_and_for_doing_nothing() -> None:
 
 def test_a_table_is_written_between_its_markers_alone() -> None:
     document = into_document(f"before\n{BEGIN}\nold\n{END}\nafter\n", results())
-    assert document.startswith(f"before\n{BEGIN}\nSeeds 0 to 23 of each simulated kind.\n")
+    assert document.startswith(f"before\n{BEGIN}\nSeeds 0 to 23 of each simulated kind,")
     assert document.endswith(f"|\n{END}\nafter\n")
     assert "old" not in document
     with pytest.raises(ValueError, match="judge:begin"):
@@ -86,7 +86,9 @@ def test_figures_are_kept_and_written_into_the_documentation(monkeypatch, tmp_pa
     (tmp_path / "detection.md").write_text(f"{BEGIN}\n{END}\n")
     monkeypatch.setattr(judge, "RESULTS", tmp_path / "results/judge.json")
     monkeypatch.setattr(judge, "DOCUMENT", tmp_path / "detection.md")
-    monkeypatch.setattr("sys.argv", ["judge", "--seeds", "6", "--baselines"])
+    monkeypatch.setattr(from_start, "RANKS", (8,))
+    monkeypatch.setattr(from_start, "UNEVEN", {"stages": from_start.stages})
+    monkeypatch.setattr("sys.argv", ["judge", "--seeds", "1", "--baselines"])
     assert judge.main() == 2
     assert capsys.readouterr().err == (
         "judge: WARPWATCH_EVALUATION must name the evaluation folder, in which steps.py is\n"
@@ -95,11 +97,13 @@ def test_figures_are_kept_and_written_into_the_documentation(monkeypatch, tmp_pa
     assert judge.main() == 0
     asked = (tmp_path / "asked").read_text().splitlines()
     assert [" chance {log}" in line for line in asked] == [False, False, False, True]
-    assert all("--seeds 6 --first-seed 0 --jobs 2" in line for line in asked)
+    assert all("--seeds 1 --first-seed 0 --jobs 2" in line for line in asked)
     document = (tmp_path / "detection.md").read_text()
     assert document.count("| random alarms at Warpwatch's rate (baseline) |") == 2
+    assert "| start/slow20% | 2 | 1.00 (0.34 to 1.00) | 27 | 27 | 0 | 0 |" in document
+    assert "| start/stages/none | 2 | - | - | - | 0 | 0 |" in document
     # Baselines of other runs are not shown beside ours.
-    monkeypatch.setattr("sys.argv", ["judge", "--seeds", "7"])
+    monkeypatch.setattr("sys.argv", ["judge", "--seeds", "2"])
     assert judge.main() == 0
     assert "random alarms" not in (tmp_path / "detection.md").read_text()
     assert {"chance", "robust_z"} <= json.loads(judge.RESULTS.read_text()).keys()

@@ -191,6 +191,14 @@ def test_a_rank_that_is_slow_before_anything_is_known_is_found_within_30_steps(
     assert [anomaly.severity for anomaly in engine.active] == ["warning"]
 
 
+def test_copies_of_a_model_that_are_reported_late_delay_nothing() -> None:
+    engine = alone("straggler")
+    time_s: Of = lambda s, r: 0.4 * NOISE(s, r) * slower(1.3, 2, 0)(s, r)  # noqa: E731
+    assert opened(engine, [*uneven(20, time_s, None, 8, 0), *copies(8)]) == []
+    (found,) = opened(engine, uneven(11, time_s, None, 8, 20))
+    assert (found.rank, found.severity) == (2, "warning")
+
+
 def busiest(rank: int) -> Of:
     return lambda step, own: 1.25 if own == rank else 1.0
 

@@ -74,6 +74,9 @@ class Straggler(JobDetector[JobLevels]):
     def judge(self, job: JobLevels, seen: JobStep) -> Iterable[Verdict]:
         if seen.index < START_STEPS or len(seen.compute_s) < 2:
             return ()
+        if not (job.stages or job.groups or len(set(seen.stages.values())) > 1):
+            # That all ranks do the same work changes nothing in what they were compared with.
+            job.stages = dict(seen.stages)
         if seen.stages != job.stages:
             job = self.state.jobs[seen.job_id] = JobLevels(
                 index=seen.index, stages=dict(seen.stages), on=job.on
