@@ -2,7 +2,8 @@
 
     python -m benchmarks.program_loops PROGRAM WAY
 
-prints what a step takes and what the shim adds, as a line of JSON. WAY is `calls`, or `run` where
+prints what a step takes, what the shim adds, and which share of a step it has names for, as a line
+of JSON. WAY is `calls`, or `run` where
 `warpwatch run` has started the process: its hooks are taken off and put back.
 """
 
@@ -182,7 +183,7 @@ def calls(program: Program, optimizer: Any) -> Step:
 
 
 def train(name: str, way: str) -> dict[str, float]:
-    """In a process of its own: microseconds of a step, and what the shim adds."""
+    """In a process of its own: microseconds of a step, what the shim adds, and what it names."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
@@ -207,7 +208,22 @@ def train(name: str, way: str) -> dict[str, float]:
         row[figure] = statistics.median(without)
         # Of neighbouring turns: what drifts, as the clock of a processor does, hits both.
         row[f"added_{figure}"] = statistics.median(map(operator.sub, with_shim, without))
-    return {figure: round(value, 1) for figure, value in row.items()}
+    rounded = {figure: round(value, 1) for figure, value in row.items()}
+    return rounded | {"named": round(_named(observed, program.batches), 3)}
+
+
+def _named(step: Step, batches: Iterator[Any]) -> float:
+    """Return the share of the steps' time that is in a phase."""
+    import warpwatch
+    from warpwatch.ring import DURATION, FIRST_PHASE
+
+    clock = warpwatch.attach().clock
+    # The first step began before what was not observed.
+    _turn(step, batches)
+    before = list(clock.totals)
+    _turn(step, batches)
+    spent_ns = [after - start for after, start in zip(clock.totals, before, strict=True)]
+    return sum(spent_ns[FIRST_PHASE:]) / spent_ns[DURATION]
 
 
 def _turn(step: Step, batches: Iterator[Any]) -> tuple[float, float]:

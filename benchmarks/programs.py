@@ -13,11 +13,13 @@ import sys
 import tempfile
 from typing import Any
 
-from benchmarks.limits import at_most
+from benchmarks.limits import at_least, at_most
 from benchmarks.processes import answer_of, clean_environment, is_quick
 
 PROGRAMS = ("dqn", "vae", "gpt")
 MAX_US = {"calls": 10.0, "run": 20.0}
+# Of a step's time, in phases.
+MIN_NAMED = 0.85
 # Where a process lies in memory moves a figure by several µs.
 ROUNDS = 5
 TIMEOUT_S = 600.0
@@ -37,6 +39,9 @@ def measure() -> dict[str, Any]:
         rows[f"{way}_{name}"] = row | {"added_cpu_us_range": [min(added_us), max(added_us)]}
         what = f"{way}, {name}: µs of the processor added to a step"
         limits.append(at_most(what, row["added_cpu_us"], MAX_US[way]))
+        limits.append(
+            at_least(f"{way}, {name}: share of a step in phases", row["named"], MIN_NAMED)
+        )
     return {"programs": rows, "limits": limits}
 
 

@@ -78,7 +78,7 @@ def _hooked_inside(step: Any, wrapper: CodeType) -> bool:
 def _stepping(original: Callable[..., Any], hooks: OptimizerHooks) -> Callable[..., Any]:
     @wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        hooks.before(args[0], args, kwargs)
+        args, kwargs = hooks.before(args[0], args, kwargs) or (args, kwargs)
         done = original(*args, **kwargs)
         hooks.after(args[0], args, kwargs)
         return done
