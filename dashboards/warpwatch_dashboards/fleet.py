@@ -117,6 +117,7 @@ _NOW_ROW = Row(
 
 
 _OF_HARDWARE = 'scope="hardware"'
+_TO_SERVE = 'kind="device_needs_service"'
 _BY_KIND = total("kind", series("anomaly_active"))
 _XIDS = total(f"{PLACE}, gpu, xid", grown(series("device_xid_errors_total"), "$__range"))
 # Every ten minutes, for which an event stays active: all scrapes of a month are too many to count.
@@ -144,6 +145,15 @@ _WRONG_ROW = Row(
             Query(f"{_BY_KIND} > 0", "{{kind}}"),
             stacked=True,
             width=8,
+        ),
+        table(
+            "GPUs that need service",
+            "GPUs that need a reset, a reboot or a replacement by the driver or an XID, until they "
+            f"are healthy after it. {EMPTY_WHEN_HEALTHY}",
+            [Column(f"{series('anomaly_info', AGENT, _TO_SERVE)} == 1")],
+            hidden=["__name__", "job", "kind", "scope", "severity", "link"],
+            width=24,
+            links=[links.node_of_row()],
         ),
         table(
             "GPUs lost",

@@ -168,7 +168,8 @@ class SiteNode:
             yield Anomaly(
                 now, "warning", "late", JOB, 1, device=uuid, owner=owner, id="s", kind="straggler"
             )
-            yield Anomaly(now, "critical", "lost", device="GPU-lost", id="l", kind="device_lost")
+            for kind in ("device_lost", "device_needs_service"):
+                yield Anomaly(now, "critical", "lost", device="GPU-lost", id=kind, kind=kind)
 
     def _others(self, known: set[str], minute: int, ill: bool) -> Iterator[str]:
         """What a State has not, of hosts and daemons."""

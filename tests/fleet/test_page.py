@@ -35,6 +35,7 @@ from warpwatch_serving.page.selection import Selection
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 __all__ = ["fleet", "url"]
@@ -191,6 +192,25 @@ def test_nodes_in_trouble_come_first(fleet: MemoryFleet) -> None:
     assert [one.tone for one in found[3][1]][4:6] == ["busy", "hot"]
     away = SourceHealth("gpu-003", False, "no route", lag_s=0.0)
     assert nodes.how(away) == "away: no route"
+
+
+def test_gpus_that_need_service_are_listed_oldest_first(
+    http: httpx.Client, fleet: MemoryFleet
+) -> None:
+    one = replace(fleet.now.anomalies[0], kind="device_needs_service", job=None, rank=None, gpu=2)
+    active = [
+        replace(one, id=f"s{n}", node=f"gpu-{n}", time=NOW - n, end_time=None) for n in (1, 2)
+    ]
+    over = replace(one, id="s3", node="gpu-3", end_time=NOW)
+    assert nodes.needing_service(replace(fleet.now, anomalies=(*active, over))) == [
+        sentence(active[1]),
+        sentence(active[0]),
+    ]
+    assert "GPUs that need service" not in http.get("/").text
+    fleet.now = replace(fleet.now, anomalies=(*active, over))
+    page = http.get("/").text
+    (listed,) = re.findall(r'<ul class="service">(.*?)</ul>', page)
+    assert re.findall(r"GPU 2 on (gpu-\d)", listed) == ["gpu-2", "gpu-1"]
 
 
 def test_a_run_has_a_page_that_compares_it_with_the_one_before(http, fleet):

@@ -140,7 +140,8 @@ def _condition(node: Node, now: float) -> Condition:
     # Hardware must leave service for what is critical, and for nothing else.
     critical = [one for one in node.anomalies() if one.severity == "critical"]
     active = [one for one in critical if one.kind in DEVICE_KINDS and one.end_time is None]
-    found = sorted(active, key=lambda one: one.time)
+    # What lasts until it is served comes before what shows that it must be.
+    found = sorted(active, key=lambda one: (one.kind != "device_needs_service", one.time))
     if not found:
         return Condition("True", "NoFault", "no fault of a GPU that needs service")
     reason = "".join(part.title() for part in found[0].kind.split("_"))

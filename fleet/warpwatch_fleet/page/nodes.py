@@ -10,6 +10,7 @@ from warpwatch_runtime.quantities import plural, seconds, text
 from warpwatch_serving.page import devices
 from warpwatch_serving.page.agents import is_late
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
+from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 # Rows, unless all are asked for: as many of those in trouble, and of all.
@@ -53,6 +54,13 @@ def shown(nodes: Sequence[tuple[SourceHealth, list[Gpu]]], named: Collection[str
 
 def troubled(state: State) -> set[str]:
     return {one.node for one in state.anomalies if one.end_time is None and one.node}
+
+
+def needing_service(state: State) -> list[str]:
+    """Return a sentence for each GPU that needs a reset, reboot or replacement, oldest first."""
+    active = (one for one in state.anomalies if one.end_time is None)
+    found = [one for one in active if one.kind == "device_needs_service"]
+    return [sentence(one) for one in sorted(found, key=lambda one: one.time)]
 
 
 def gpus(samples: Sequence[DeviceSample], now: float) -> list[Gpu]:

@@ -49,6 +49,11 @@ def test_the_condition_says_which_fault_needs_service_and_since_when(told: Told)
     assert "; rows are out: GPU 2 on" in more["message"]
     assert more["lastHeartbeatTime"] == timestamp(NOW + 2)
     assert more["lastTransitionTime"] == ill["lastTransitionTime"]
+    told.find(fault(5, kind="device_needs_service", summary="XID 79, needs a reboot"))
+    told.rounds(after_s=1)
+    lasting = told.condition()
+    assert lasting["reason"] == "DeviceNeedsService"
+    assert lasting["message"].startswith("XID 79, needs a reboot: GPU")
     kept = {one["type"] for one in told.server.node()["status"]["conditions"]}
     assert kept == {"Ready", "GpuHealthy"}
 
