@@ -101,6 +101,8 @@ def _sentence(ranks: Sequence[RankState], own_s: Mapping[int, float]) -> tuple[s
     median_s = statistics.median(own_s.values()) if own_s else 0.0
     if not median_s:
         return "", False
+    if len(ranks) == 1:
+        return f"{seconds(median_s)} per step", False
     slowest = max(own_s, key=lambda rank: own_s[rank])
     ratio = own_s[slowest] / median_s
     if ratio < SLOW:

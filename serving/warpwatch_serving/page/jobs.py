@@ -19,9 +19,9 @@ from warpwatch_serving.page.charts import phase_shares
 from warpwatch_serving.page.job_order import RankedJob
 from warpwatch_telemetry.state import JobState, RankState
 
-# With more ranks, drawings would fill the page; the others are rows.
-MAX_DRAWN = 16
-MAX_RANK_ROWS = 48
+# As many as a node has GPUs; the others are rows.
+MAX_DRAWN = 8
+MAX_RANK_ROWS = 24
 # Rows, unless all are asked for; and then.
 MAX_JOBS = 20
 MAX_ALL = 4096
