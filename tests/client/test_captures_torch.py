@@ -126,15 +126,19 @@ def test_there_is_an_end_to_the_captures_of_a_process(trained: Training) -> None
     assert trained.detail("one-more") == "too_many_captures"
 
 
-def test_a_thread_that_ends_costs_that_trace_alone(folder: Folder, with_torch: ForkServer) -> None:
+@pytest.mark.parametrize("kind", ["torch", "memory"])
+def test_a_thread_that_ends_costs_that_trace_alone(
+    folder: Folder, with_torch: ForkServer, kind: str
+) -> None:
     threads = "for _ in range(2):\n  t = threading.Thread(target=serve); t.start(); t.join()"
     with training(folder, with_torch, main=threads) as found:
-        found.record()
+        found.record(kind=kind)
         assert found.process.stdin is not None
         found.process.stdin.write("null\n")
         found._read()
         found.steps(1)
         assert found.detail() == "the training thread ended"
+        found.steps(1, "import tracemalloc; assert not tracemalloc.is_tracing()")
         found.works()
 
 

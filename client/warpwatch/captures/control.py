@@ -251,9 +251,8 @@ class Captures:
         """Stop what runs. The flags of the step and ``capturing`` fall at its end."""
         session.dropped = True
         if session.prepared and not session.here:
-            # In another thread than the one that started it nothing can be stopped.
             session.fail("the training thread ended")
-        elif session.prepared:
+        if session.prepared and (session.here or session.recorder.stops_anywhere):
             try:
                 session.recorder.drop()
             except Exception as error:

@@ -29,6 +29,8 @@ UNKNOWN = "?"
 class MemoryRecorder:
     """``allocator`` has ``_record_memory_history`` and ``_snapshot``; None: no GPU is in use."""
 
+    stops_anywhere = True
+
     def __init__(self, allocator: Any, steps: int) -> None:
         self.events = self.size_bytes = 0
         self._allocator = allocator

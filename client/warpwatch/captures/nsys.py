@@ -13,6 +13,8 @@ from typing import Any
 class NsysRecorder:
     """``cuda`` is torch.cuda, whose ``profiler`` raises what the CUDA runtime answers."""
 
+    stops_anywhere = False
+
     def __init__(self, cuda: Any) -> None:
         self.events = self.size_bytes = 0
         self._profiler = cuda.profiler

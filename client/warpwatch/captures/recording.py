@@ -33,6 +33,8 @@ class Recorder(Protocol):
 
     events: int
     size_bytes: int
+    # Whether another thread than the one that started it may drop it.
+    stops_anywhere: bool
 
     def prepare(self) -> None:
         """The lead-in step begins."""

@@ -31,6 +31,8 @@ class TorchRecorder:
     kernels of those after it. ``TEARDOWN_CUPTI`` is left as it is.
     """
 
+    stops_anywhere = False
+
     def __init__(self, options: tuple[str, ...]) -> None:
         self.events = self.size_bytes = 0
         self._options = options
