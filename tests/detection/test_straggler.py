@@ -11,9 +11,11 @@ from msgspec.structs import replace
 
 from tests.detection.jobs import joined
 from tests.detection.streams import EPOCH_S, Job, alone, detection, fed, kinds_of, lived, on, opened
+from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors.straggler import Straggler
-from warpwatch_detection.signals.peers import stages
+from warpwatch_detection.signals.peers import compare, stages
 from warpwatch_detection.signals.work_scaling import WorkScaling
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.log import Decoder, encode_line
 from warpwatch_telemetry.records import RankSeen, Step
 
@@ -305,3 +307,9 @@ def test_the_exponent_of_work_is_learned_as_work_grows_and_as_it_shrinks(exponen
     # A pause of one rank teaches next to nothing.
     scaling.explained(times | {0: times[0] + 5.0}, work | {0: work[0] + 1})
     assert scaling.exponent == pytest.approx(exponent, abs=0.01)
+
+
+def test_a_rank_that_computes_nothing_counts_as_one_percent_of_the_step() -> None:
+    step = JobStep(EPOCH_S, JobId("", "llama", ""), 1, 1, 0.5, 0.5, {0: 0.0, 1: 0.4}, {})
+    ratio = math.log(0.4 / 0.005)
+    assert compare(step, WorkScaling(), {}).ratios == pytest.approx({0: -ratio, 1: ratio})
