@@ -150,7 +150,7 @@ def test_top_begins_with_ranks_and_gpus_in_trouble_and_is_searched(url, fleet):
         "GPU-077-5",
         "GPU-155-2",
     ]
-    assert " xid " in rows.finding_lines(reading, 4)[0].plain
+    assert "! xid, " in rows.finding_lines(reading, 4)[0].plain
     found = reading.narrowed("GPU-155")
     assert [len(part) for part in (found.ranks, found.devices, found.anomalies)] == [8, 8, 3]
     asyncio.run(fits_80_columns(Top(Reader(lambda: ApiClient(url)), interval_s=3600.0)))
