@@ -192,6 +192,8 @@ def test_nodes_in_trouble_come_first(fleet: MemoryFleet) -> None:
     assert [one.tone for one in found[3][1]][4:6] == ["busy", "hot"]
     away = SourceHealth("gpu-003", False, "no route", lag_s=0.0)
     assert nodes.how(away) == "away: no route"
+    late = SourceHealth("gpu-002", True, "it is 9 s behind", lag_s=9.0)
+    assert nodes.how(late) == "9 s behind"
 
 
 def test_gpus_that_need_service_are_listed_oldest_first(

@@ -92,7 +92,9 @@ def how(health: SourceHealth) -> str:
         return f"away: {text(health.reason) or 'no reason known'}"
     late = f"{seconds(health.lag_s)} behind"
     refused = f" · {plural(health.errors, 'line')} not believed" if health.errors else ""
-    return " · ".join(filter(None, (late, text(health.reason)))) + refused
+    # The reason of an agent that is late is that it is.
+    reason = "" if is_late(health) else text(health.reason)
+    return " · ".join(filter(None, (late, reason))) + refused
 
 
 def tone(health: SourceHealth) -> str:
