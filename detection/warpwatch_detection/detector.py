@@ -131,15 +131,15 @@ class Detector(ABC):
 
     ``state`` is everything that it remembers: a dataclass of numbers, texts, None, lists, tuples,
     dicts, sets and such dataclasses, fully annotated, so that it outlives a restart of the daemon.
-    A state with a ``deadline`` is that of a detector to which silence says something.
+    ``state_version`` grows when the state's form or meaning changes, so that an older one is not
+    read. A state with a ``deadline`` is that of a detector to which silence says something.
     ``reads``: the only types that it is shown.
-    versioned: whether another version of the program learns from the start.
     """
 
     kind: str
     state: Any
+    state_version = 1
     reads: tuple[type, ...]
-    versioned: bool = True
 
     @abstractmethod
     def observe(self, seen: Any) -> Iterable[Verdict]: ...

@@ -236,12 +236,9 @@ class Detection:
     def parts(self) -> dict[str, SnapshotPart]:
         """All that remembers something, the engine first; detectors by their kind."""
         return {
-            ENGINE: SnapshotPart(self, versioned=False),
+            ENGINE: SnapshotPart(self),
             "job_steps": SnapshotPart(self._job_steps),
-            **{
-                one.kind: SnapshotPart(one, getattr(self._kinds, one.kind), one.versioned)
-                for one in self._runner.detectors
-            },
+            **{one.kind: SnapshotPart(one, one.state_version) for one in self._runner.detectors},
         }
 
     @property

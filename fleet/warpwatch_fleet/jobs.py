@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import msgspec
 
-from warpwatch._version import __version__
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, NETWORK_CAUSES
 from warpwatch_detection.anomalies.changes import Change
@@ -187,7 +186,7 @@ class FleetJob:
         self, detection: Detection, saved: SavedJob, records: Iterable[Record], until: float
     ) -> list[Change]:
         """Go on as the fleet before this one. Time that no records tell of has not passed."""
-        fresh = snapshot.give_back(saved.detectors, detection.parts(), __version__)
+        fresh = snapshot.give_back(saved.detectors, detection.parts())
         detection.history.extend(saved.history)
         if snapshot.ENGINE in fresh:
             return []
@@ -200,7 +199,7 @@ class FleetJob:
         detection = self.detection
         if detection is None or self._saved is not None:
             return None
-        detectors = snapshot.take(detection.parts(), __version__)
+        detectors = snapshot.take(detection.parts())
         return SavedJob(
             self.id,
             tuple(self.nodes.values()),

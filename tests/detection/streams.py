@@ -167,14 +167,12 @@ def with_events(steps: Iterable[Step], tell: Extra) -> Iterator[Record]:
 REWIND = 200
 
 
-def restarted(
-    engine: Detection, now: float, version: str = "", **sections: Any
-) -> tuple[Detection, list[Anomaly]]:
-    """The next daemon's engine, and what the restart closed. ``version``: of the next daemon."""
+def restarted(engine: Detection, now: float, **sections: Any) -> tuple[Detection, list[Anomaly]]:
+    """The next daemon's engine, and what the restart closed."""
     body = snapshot.take(engine.parts())
     fresh = detection(**sections)
     saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
-    kinds = snapshot.give_back(saved, fresh.parts(), version)
+    kinds = snapshot.give_back(saved, fresh.parts())
     return fresh, [change.anomaly for change in fresh.resume(now, kinds)]
 
 

@@ -89,7 +89,7 @@ def test_an_xid_that_needs_service_lasts_over_restarts_until_the_gpu_is_healthy_
     anomaly = falls(gpus, engine)
     # Well again by itself, for hours; the daemon is upgraded; the node is up and the GPU is not.
     fed(engine, gpus.read(9000))
-    engine, closed = restarted(engine, gpus.time, "2.0.0", **OTHERS)
+    engine, closed = restarted(engine, gpus.time, **OTHERS)
     assert closed == []
     gpus.shows({FELL: 0.0, **values})
     fed(engine, gpus.changed(reason="lost", load=service.get("load", gpus.load)).read())
@@ -130,7 +130,7 @@ def test_a_person_resolves_it_and_what_is_asked_for_anew_is_another_one() -> Non
     (change,) = engine.resolve(anomaly.id, gpus.time, "uid 0")
     assert (change.what, change.anomaly.end_time) == ("closed", gpus.time)
     assert change.anomaly.summary.endswith("reboot of the node, resolved by uid 0")
-    engine, _ = restarted(engine, gpus.time, "2.0.0", **OTHERS)
+    engine, _ = restarted(engine, gpus.time, **OTHERS)
     assert opened(engine, gpus.read(3600)) == []
     gpus.shows({ACTION: 1.0})
     (another,) = opened(engine, gpus.read())
@@ -160,7 +160,7 @@ def test_a_new_daemon_finds_it_in_the_kernel_log_unless_the_driver_asks_for_noth
 def test_a_state_that_an_older_version_saved_is_read() -> None:
     gpus, engine = begun()
     anomaly = falls(gpus, engine)
-    body = snapshot.take(engine.parts(), "0.1.0")
+    body = snapshot.take(engine.parts())
     saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
     state = msgspec.msgpack.decode(saved.parts["engine"].state)
     # What came later.
@@ -168,9 +168,9 @@ def test_a_state_that_an_older_version_saved_is_read() -> None:
     for tracked in state["register"]["active"].values():
         del tracked["anomaly"]["gpu"], tracked["anomaly"]["first_summary"]
     older = msgspec.Raw(msgspec.msgpack.encode(state))
-    saved.parts["engine"] = snapshot.SavedState("of another form", older)
+    saved.parts["engine"] = snapshot.SavedState(older)
     engine = alone("device_needs_service")
-    assert snapshot.give_back(saved, engine.parts(), "0.2.0") == {"job_steps"}
+    assert snapshot.give_back(saved, engine.parts()) == set()
     assert engine.resume(gpus.time, set()) == []
     assert [one.id for one in engine.active] == [anomaly.id]
 

@@ -71,7 +71,7 @@ class Pipeline:
         self._runs = runs
         # Who holds it owns the detectors: this loop, and for a moment whoever asks for statuses.
         self._owner = threading.Lock()
-        archive.parts["leases"] = SnapshotPart(self.leases, versioned=False)
+        archive.parts["leases"] = SnapshotPart(self.leases)
         archive.restore(wall())
         # What triggers have not heard of yet: at first, the anomalies that outlived a restart.
         active = self.leases.shown(detection.active)

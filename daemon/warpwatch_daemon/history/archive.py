@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from warpwatch._version import __version__
 from warpwatch_daemon.history.context import AFTER_S, Context, joined
 from warpwatch_daemon.history.store import HistoryStore
 from warpwatch_detection.anomalies import snapshot
@@ -102,7 +101,7 @@ class Archive:
         detection = self._detection
         saved = load_state(self._state_path)
         if saved is not None:
-            fresh = snapshot.give_back(saved, self.parts, __version__)
+            fresh = snapshot.give_back(saved, self.parts)
             if fresh:
                 logger.info("detectors that learn from the start: %s", ", ".join(sorted(fresh)))
             if snapshot.ENGINE not in fresh:
@@ -196,7 +195,7 @@ class Archive:
         self._wake()
 
     def _take_snapshot(self, at: float) -> None:
-        body = snapshot.take(self.parts, __version__)
+        body = snapshot.take(self.parts)
         with self._lock:
             self._body = body
         took_s = self._monotonic() - at

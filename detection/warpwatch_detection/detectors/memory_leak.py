@@ -52,6 +52,7 @@ class MemoryLeak(Detector):
     """One anomaly a job; the rank is named if only one leaks."""
 
     kind = "memory_leak"
+    state_version = 2
     state: MemoryLeakState
     reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 

@@ -69,6 +69,7 @@ FORGET_BLOCKS = 5
 
 class Straggler(JobDetector[JobLevels]):
     kind = "straggler"
+    state_version = 2
     job_type = JobLevels
 
     def judge(self, job: JobLevels, seen: JobStep) -> Iterable[Verdict]:

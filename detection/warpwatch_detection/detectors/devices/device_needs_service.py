@@ -73,8 +73,6 @@ class ServedDevice(Watched):
 class DeviceNeedsService(DeviceDetector[ServedDevice]):
     kind = "device_needs_service"
     device_type = ServedDevice
-    # A GPU does not become healthy by an upgrade of the daemon.
-    versioned = False
 
     def observe(self, seen: Any) -> Iterable[Verdict]:
         if seen.device.startswith(NO_GPUS):

@@ -159,6 +159,7 @@ class Throttle(DeviceWatch[ThrottledDevice]):
 
 class ThermalThrottle(Throttle):
     kind = "thermal_throttle"
+    state_version = 2
     timed: ClassVar = {
         reason: series("throttle_seconds_total", reason) for reason in ("hw_thermal", "sw_thermal")
     }
@@ -186,6 +187,7 @@ class PowerBrake(Throttle):
     reason of, which has no counter: too much power drawn too quickly."""
 
     kind = "power_brake"
+    state_version = 2
     timed: ClassVar = {"hw_power_brake": series("throttle_seconds_total", "hw_power_brake")}
     words: ClassVar = {
         "hw_power_brake": "the power brake held clocks down (hw_power_brake) during",
