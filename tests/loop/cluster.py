@@ -46,7 +46,7 @@ class LoopCluster:
             },
             **{
                 key: config[key]
-                for key in ("detection", "remote_store", "exporters")
+                for key in ("detection", "anomalies", "triggers", "remote_store", "exporters")
                 if key in config
             },
         }

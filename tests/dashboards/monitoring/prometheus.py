@@ -62,9 +62,6 @@ def prometheus(
 
     What lies in the folder ``tsdb`` it knows already.
     """
-    binary = shutil.which("prometheus")
-    if binary is None:
-        pytest.skip("prometheus is not installed")
     scraped = {
         "job_name": "warpwatch",
         "honor_labels": True,
@@ -85,6 +82,15 @@ def prometheus(
     if alertmanager is not None:
         managers = [{"targets": [f"127.0.0.1:{alertmanager}"]}]
         config["alerting"] = {"alertmanagers": [{"static_configs": managers}]}
+    with configured(folder, config) as server:
+        yield server
+
+
+@contextmanager
+def configured(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
+    binary = shutil.which("prometheus")
+    if binary is None:
+        pytest.skip("prometheus is not installed")
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()
     arguments = [f"--config.file={folder / 'prometheus.yml'}"]

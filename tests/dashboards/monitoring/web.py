@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +12,7 @@ from typing import Any
 
 
 class Web:
-    """Serves pages by path, made when they are asked for, and keeps what is posted by path."""
+    """Serves pages by path, made when they are asked for, and keeps what is posted, and when."""
 
     def __init__(self, pages: Mapping[str, Callable[[], bytes]]) -> None:
         self.posted: dict[str, list[Any]] = {}
@@ -23,7 +24,8 @@ class Web:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                web.posted.setdefault(self.path, []).append(json.loads(body))
+                note = json.loads(body) | {"received": time.time()}
+                web.posted.setdefault(self.path, []).append(note)
                 self.answer(b"")
 
             def answer(self, body: bytes) -> None:

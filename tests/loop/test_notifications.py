@@ -1,0 +1,290 @@
+"""Acceptance: exactly who is told of what by three agents and a fleet, as they are shipped.
+
+The table in docs/alerts.md says what is expected; its times are what this test prints.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loop.node import ROOT, poll
+from tests.loop.notifying import SCALE, Site, site
+from tests.loop.other_users import open_folder
+
+pytestmark = [
+    pytest.mark.alerts,
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can start jobs of other users"),
+]
+
+ANN, BOB = 1001, 1002
+# (receiver, alert), and labels that the alert has.
+Told = tuple[str, str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``about``: for each thing that alerts are about, the labels that tell it from others."""
+
+    name: str
+    begin: Callable[[Site], object]
+    end: Callable[[Site], object] = lambda site: None
+    about: tuple[Mapping[str, str], ...] = ({},)
+
+
+def gpu(node: int, index: int) -> dict[str, str]:
+    return {"node": f"gpu-{node + 1}", "gpu": str(index)}
+
+
+def lose(
+    site: Site, *gpus: tuple[int, int], lost: bool = True, faults: tuple[str, ...] | None = None
+) -> None:
+    """And tell the job what its ranks suffer from."""
+    for node, index in gpus:
+        site.drivers[node].set(index, lost=lost or None)
+    if faults is not None:
+        site.tell("llama", *faults)
+
+
+def interrupt(site: Site) -> None:
+    site.signal_job("bert", signal.SIGINT)
+
+    def is_known() -> bool:
+        found = [one for one in site.cluster.get("anomalies") if one["kind"] == "crash"]
+        return [(one["job"], one["severity"]) for one in found] == [("bert", "info")]
+
+    poll(is_known, "the fleet knows of the end")
+
+
+def restart_agent(site: Site, node: int, token: str) -> None:
+    own = site.cluster.nodes[node]
+    (site.folder / "other").write_text("another token")
+    old = own.config.read_text()
+    own.config.write_text(re.sub(r"token_file: .*", f"token_file: {site.folder / token}", old))
+    own.terminate_daemon()
+    site.start_agent(node)
+
+
+def refuse_configuration(site: Site) -> None:
+    node = site.cluster.nodes[0]
+    text = node.config.read_text()
+    node.config.write_text(f"{text}\nnonsense: 1\n")
+    assert node.daemon is not None
+    node.daemon.send_signal(signal.SIGHUP)
+    poll(lambda: node.metric("warpwatch_config_reloads_total", result="failed"), "refused")
+    node.config.write_text(text)
+
+
+JOB, BERT = {"training_job": "llama"}, {"training_job": "bert"}
+# Those of a group are there at once, and over before the next group's begin.
+GROUPS = (
+    (
+        Fault(
+            "a rank computes 80 % longer than its peers on other nodes",
+            lambda site: site.tell("llama", "slow 3"),
+            lambda site: site.tell("llama"),
+            (JOB | {"rank": "3"} | gpu(1, 1),),
+        ),
+        Fault(
+            "XID 31, a program's error, on the GPU of a rank",
+            lambda site: site.drivers[1].xid(2, 31),
+            about=(BERT | {"rank": "0"} | gpu(1, 2),),
+        ),
+        Fault(
+            "heat slows an idle GPU down",
+            lambda site: site.drivers[2].set(4, throttle_reasons=0x20),
+            lambda site: site.drivers[2].set(4, throttle_reasons=None),
+            (gpu(2, 4),),
+        ),
+        Fault(
+            "an agent refuses its new configuration",
+            refuse_configuration,
+            about=({"node": "gpu-1"},),
+        ),
+    ),
+    (
+        Fault(
+            "a rank of a job on three nodes stops in a step",
+            lambda site: site.tell("llama", "hang 0"),
+            lambda site: site.tell("llama"),
+            (JOB,),
+        ),
+        Fault(
+            "both ranks of a job wait for their data",
+            lambda site: site.tell("bert", "data 0", "data 1"),
+            lambda site: site.tell("bert"),
+            (BERT | {"node": "gpu-2"},),
+        ),
+        Fault(
+            "two idle GPUs of two nodes fall off the bus (XID 79)",
+            lambda site: lose(site, (0, 5), (2, 5)),
+            lambda site: lose(site, (0, 5), (2, 5), lost=False),
+            (gpu(0, 5), gpu(2, 5)),
+        ),
+    ),
+    (
+        Fault(
+            "the GPU of a rank falls off the bus, and its job stands still",
+            lambda site: lose(site, (2, 0), faults=("hang 4",)),
+            lambda site: lose(site, (2, 0), faults=(), lost=False),
+            (JOB | {"rank": "4"} | gpu(2, 0),),
+        ),
+        Fault(
+            "Ctrl-C ends a job",
+            interrupt,
+        ),
+    ),
+    (
+        Fault(
+            "a rank raises an exception, and the launcher ends the others",
+            lambda site: site.tell("llama", "crash 5"),
+            lambda site: site.signal_job("llama", signal.SIGTERM),
+            (JOB | {"rank": "5"} | gpu(2, 1),),
+        ),
+        Fault(
+            "a rank runs out of memory",
+            lambda site: site.tell("gpt", "oom 1"),
+            lambda site: site.signal_job("gpt", signal.SIGTERM),
+            ({"training_job": "gpt", "rank": "1"} | gpu(0, 3),),
+        ),
+    ),
+    (
+        Fault(
+            "an agent ends",
+            lambda site: site.cluster.nodes[2].kill_daemon(),
+            lambda site: site.start_agent(2),
+            ({"node": "gpu-3"},),
+        ),
+        Fault(
+            "an agent does not accept the fleet's token any more",
+            lambda site: restart_agent(site, 1, "other"),
+            lambda site: restart_agent(site, 1, "token"),
+            ({"node": "gpu-2"},),
+        ),
+    ),
+    (
+        Fault(
+            "the only process of the fleet ends",
+            lambda site: site.cluster.kill_fleet(),
+            lambda site: site.cluster.start_fleet(),
+        ),
+    ),
+)
+
+
+def documented() -> Iterator[tuple[str, str, list[str]]]:
+    """Fault, alert and receivers of each line of the table; without an alert both are empty."""
+    text = (ROOT / "docs/alerts.md").read_text().split("<!-- told:begin -->")[1]
+    for line in text.split("<!-- told:end -->")[0].strip().splitlines()[2:]:
+        fault, alert, people, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+        yield fault, alert.strip("`"), [one.strip() for one in people.split(",") if one.strip()]
+
+
+def expected(fault: Fault) -> set[Told]:
+    return {
+        (receiver, alert, tuple(sorted(about.items())))
+        for name, alert, people in documented()
+        for receiver in people
+        for about in fault.about
+        if name == fault.name and receiver != "nobody"
+    }
+
+
+def notified(site: Site) -> Iterator[tuple[str, dict[str, Any], float]]:
+    """Each alert in each notification, with its receiver and when it came."""
+    for path, notes in list(site.inbox.posted.items()):
+        for note in list(notes):
+            yield from ((path[1:], alert, note["received"]) for alert in note["alerts"])
+
+
+def has(told: Told, receiver: str, alert: dict[str, Any]) -> bool:
+    labels = alert["labels"]
+    name, about = labels["alertname"], told[2]
+    return told[:2] == (receiver, name) and all(labels.get(key) == text for key, text in about)
+
+
+def first(site: Site, told: Told, status: str, since: float) -> float | None:
+    times = [at for who, alert, at in notified(site)
+             if alert["status"] == status and has(told, who, alert) and at > since]  # fmt: skip
+    return min(times, default=None)
+
+
+def test_exactly_the_documented_people_are_told_of_each_fault(fake_nvml: Path) -> None:
+    faults = [fault for group in GROUPS for fault in group]
+    assert [fault.name for fault in faults] == list(dict.fromkeys(row[0] for row in documented()))
+    with open_folder() as folder, site(folder, fake_nvml) as (found, server):
+        found.start_job("llama", ANN, (0, 1, 2))
+        found.start_job("bert", BOB, (1,), gpu=2)
+        found.start_job("gpt", ANN, (0,), gpu=2)
+        learned = "min(warpwatch_steps_total) > 150 and count(warpwatch_steps_total) == 10"
+        poll(lambda: server.query(learned), "the ranks train")
+        assert list(notified(found)) == []
+        for group in GROUPS:
+            last(found, group)
+        once_each(found, {told for fault in faults for told in expected(fault)})
+
+
+def last(found: Site, group: tuple[Fault, ...]) -> None:
+    """Let the faults begin, wait until all are told, end them, and wait until that is told."""
+    wanted = {told: fault for fault in group for told in expected(fault)}
+    begun = {}
+    for fault in group:
+        begun[fault.name] = found.now()
+        fault.begin(found)
+    times: dict[Told, list[float]] = {told: [] for told in wanted}
+    for status in ("firing", "resolved"):
+        for told, fault in wanted.items():
+            times[told].append(await_note(found, told, status, begun[fault.name]))
+        if status == "firing":
+            detected = {told: found_after(found, told, begun[wanted[told].name]) for told in wanted}
+            for fault in group:
+                begun[fault.name] = found.now()
+                fault.end(found)
+    for told, (after_s, over_s) in times.items():
+        found_s = detected[told]
+        told_s = found_s + SCALE * (after_s - found_s)
+        print(f"{told[1]} to {told[0]}: {wanted[told].name}")
+        print(
+            f"  found after {found_s:.0f} s, told after {told_s:.0f} s, over after {over_s:.0f} s"
+        )
+
+
+def found_after(found: Site, told: Told, since: float) -> float:
+    """Return when the anomaly began; 0 for what Prometheus itself finds."""
+    alerts = [alert["labels"] for who, alert, _ in notified(found) if has(told, who, alert)]
+    kinds = {labels["kind"] for labels in alerts if "kind" in labels}
+    about = dict(told[2])
+    times = [
+        one["time"] - since
+        for one in (found.cluster.get("anomalies") if kinds else ())
+        if one["kind"] in kinds and one["time"] > since
+        if about.get("training_job", one["job"]) == one["job"]
+        if about.get("node", one["node"]) == one["node"]
+    ]
+    return float(min(times, default=0.0))
+
+
+def await_note(found: Site, told: Told, status: str, since: float) -> float:
+    """Return how long it took until this was told."""
+
+    def known() -> str:
+        return f"{told} is {status}: {[alert['labels'] for _, alert, _ in notified(found)]}"
+
+    at: float = poll(lambda: first(found, told, status, since), known)
+    return at - since
+
+
+def once_each(found: Site, wanted: set[Told]) -> None:
+    """Nobody is told of anything else, and of one fault with one alert, whatever its labels."""
+    alerts: dict[Told | str, set[str]] = {}
+    for who, alert, _ in notified(found):
+        meant = next((told for told in wanted if has(told, who, alert)), None)
+        alerts.setdefault(meant or f"{who}: {alert['labels']}", set()).add(alert["fingerprint"])
+    assert {told: len(found) for told, found in alerts.items()} == dict.fromkeys(wanted, 1)
