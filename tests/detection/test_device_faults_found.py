@@ -109,7 +109,7 @@ def test_a_fault_raises_its_kind_alone_and_ends_with_it(
     assert opened(engine, node.readings(longest_s, lambda *_: kept, interval_s=6.0)) == []
     assert not engine.active
     ended = only(engine.history)
-    assert ended.id == anomaly.id
+    assert (ended.id, ended.severity) == (anomaly.id, severity)
     assert ended.end_time is not None
 
 

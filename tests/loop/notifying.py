@@ -86,10 +86,13 @@ class Site:
         self._jobs: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        for node, driver in zip(self.cluster.nodes, self.drivers, strict=True):
-            node.start_daemon(wait=True, **driver.environment)
+        for number in range(len(self.drivers)):
+            self.start_agent(number)
         self.cluster.start_fleet()
         self.uuids = [self._uuids(node) for node in self.cluster.nodes]
+
+    def start_agent(self, number: int) -> None:
+        self.cluster.nodes[number].start_daemon(wait=True, **self.drivers[number].environment)
 
     @staticmethod
     def _uuids(node: LoopNode) -> list[str]:
@@ -152,9 +155,8 @@ class Site:
         for number, node in enumerate(self.cluster.nodes, 1):
             text = text.replace(f"gpu-{number}:9400", f"127.0.0.1:{node.port}")
         text = text.replace("fleet:9401", f"127.0.0.1:{self.cluster.port}")
-        config: dict[str, Any] = yaml.safe_load(
-            text.replace("alertmanager:9093", f"127.0.0.1:{port}")
-        )
+        text = text.replace("alertmanager:9093", f"127.0.0.1:{port}")
+        config: dict[str, Any] = yaml.safe_load(text)
         spans = {"scrape_interval": "15s", "scrape_timeout": "15s", "evaluation_interval": "30s"}
         config["global"] = {key: shorter(value) for key, value in spans.items()}
         config["rule_files"] = hurried_rules(self.folder / "rules")

@@ -283,8 +283,13 @@ def await_note(found: Site, told: Told, status: str, since: float) -> float:
 
 def once_each(found: Site, wanted: set[Told]) -> None:
     """Nobody is told of anything else, and of one fault with one alert, whatever its labels."""
-    alerts: dict[Told | str, set[str]] = {}
+    alerts: dict[Told, set[str]] = {told: set() for told in wanted}
+    unexpected = []
     for who, alert, _ in notified(found):
-        meant = next((told for told in wanted if has(told, who, alert)), None)
-        alerts.setdefault(meant or f"{who}: {alert['labels']}", set()).add(alert["fingerprint"])
+        meant = [told for told in wanted if has(told, who, alert)]
+        for told in meant:
+            alerts[told].add(alert["fingerprint"])
+        if not meant:
+            unexpected.append((who, alert["labels"]["alertname"], alert["labels"].get("summary")))
+    assert unexpected == []
     assert {told: len(found) for told, found in alerts.items()} == dict.fromkeys(wanted, 1)

@@ -125,8 +125,10 @@ class Throttle(DeviceWatch[ThrottledDevice]):
                 symptoms[name] = reason.symptom
         if not symptoms:
             return None
-        device.worst = max(symptoms, key=lambda name: symptoms[name].excess)
-        worst = symptoms[device.worst]
+        name = max(symptoms, key=lambda name: symptoms[name].excess)
+        worst = symptoms[name]
+        if worst.value or not device.worst:
+            device.worst = name
         if worst.value:
             device.temperature_c = seen.metrics.get(TEMPERATURE)
             device.clock_hz = seen.metrics.get(CLOCK)
