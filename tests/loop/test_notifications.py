@@ -227,11 +227,11 @@ def test_exactly_the_documented_people_are_told_of_each_fault(fake_nvml: Path) -
         poll(lambda: server.query(learned), "the ranks train")
         assert list(notified(found)) == []
         for group in GROUPS:
-            last(found, group)
+            play(found, group)
         once_each(found, {told for fault in faults for told in expected(fault)})
 
 
-def last(found: Site, group: tuple[Fault, ...]) -> None:
+def play(found: Site, group: tuple[Fault, ...]) -> None:
     """Let the faults begin, wait until all are told, end them, and wait until that is told."""
     wanted = {told: fault for fault in group for told in expected(fault)}
     begun = {}
