@@ -10,12 +10,13 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.loop.node import ROOT, poll
+from tests.loop.node import ROOT, LoopNode, poll
 from tests.loop.notifying import SCALE, Site, site
 from tests.loop.other_users import open_folder
 
@@ -43,14 +44,40 @@ def gpu(node: int, index: int) -> dict[str, str]:
     return {"node": f"gpu-{node + 1}", "gpu": str(index)}
 
 
-def lose(
-    site: Site, *gpus: tuple[int, int], lost: bool = True, faults: tuple[str, ...] | None = None
-) -> None:
-    """And tell the job what its ranks suffer from."""
+def lose(site: Site, *gpus: tuple[int, int]) -> None:
     for node, index in gpus:
-        site.drivers[node].set(index, lost=lost or None)
-    if faults is not None:
-        site.tell("llama", *faults)
+        site.drivers[node].set(index, lost=True)
+
+
+def serve(site: Site, *gpus: tuple[int, int]) -> None:
+    """Bring them back, and resolve what is latched once nothing else of them is active."""
+    for node, index in gpus:
+        site.drivers[node].set(index, lost=None)
+        own = site.cluster.nodes[node]
+        latched = poll(partial(only_latched, own), "nothing else of it is left")
+        for one in latched:
+            own.http.post(f"/api/v1/anomalies/{one['id']}/resolve").raise_for_status()
+
+
+def only_latched(node: LoopNode) -> list[dict[str, Any]]:
+    active = [one for one in node.get("anomalies") if one["end_time"] is None]
+    return active if {one["kind"] for one in active} == {"device_needs_service"} else []
+
+
+def lose_under_a_job(site: Site) -> None:
+    lose(site, (2, 0))
+    site.tell("llama", "hang 4")
+
+    def hangs() -> bool:
+        found = site.cluster.get("anomalies")
+        return any(one["kind"] == "hang" and one["end_time"] is None for one in found)
+
+    poll(hangs, "the fleet knows that the job hangs")
+
+
+def serve_under_a_job(site: Site) -> None:
+    site.tell("llama")
+    serve(site, (2, 0))
 
 
 def interrupt(site: Site) -> None:
@@ -125,15 +152,15 @@ GROUPS = (
         Fault(
             "two idle GPUs of two nodes fall off the bus (XID 79)",
             lambda site: lose(site, (0, 5), (2, 5)),
-            lambda site: lose(site, (0, 5), (2, 5), lost=False),
+            lambda site: serve(site, (0, 5), (2, 5)),
             (gpu(0, 5), gpu(2, 5)),
         ),
     ),
     (
         Fault(
             "the GPU of a rank falls off the bus, and its job stands still",
-            lambda site: lose(site, (2, 0), faults=("hang 4",)),
-            lambda site: lose(site, (2, 0), faults=(), lost=False),
+            lose_under_a_job,
+            serve_under_a_job,
             (JOB | {"rank": "4"} | gpu(2, 0),),
         ),
         Fault(
