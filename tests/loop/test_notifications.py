@@ -313,6 +313,9 @@ def once_each(found: Site, wanted: set[Told]) -> None:
     alerts: dict[Told, set[str]] = {told: set() for told in wanted}
     unexpected = []
     for who, alert, _ in notified(found):
+        # What was muted until its end is in the message about the end.
+        if alert["status"] == "resolved":
+            continue
         meant = [told for told in wanted if has(told, who, alert)]
         for told in meant:
             alerts[told].add(alert["fingerprint"])
