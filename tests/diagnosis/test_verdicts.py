@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -240,15 +241,19 @@ def test_a_baseline_that_is_of_no_use_is_reported(tmp_path: Path) -> None:
     assert found.summary.endswith("; the baseline cannot be compared: only 1 step was recorded")
 
 
-def test_transfers_are_compared_with_transfers(tmp_path: Path) -> None:
+def test_transfers_are_compared_with_transfers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # One rank is late: the kernels of the others are transfer and waiting.
     late = (rank_trace(k, transfer_us=500, late_us=2900 * (k == 0)) for k in range(4))
     before = written(tmp_path, *late, name="before")
     now = (rank_trace(k, transfer_us=4000, late_us=3000) for k in range(4))
-    found = diagnosed(tmp_path, *now, baseline=before)
-    finding = next(f for f in found.findings if f.kind == "communication_bound")
-    assert finding.confidence == "high"
-    assert finding.evidence[-1] == "the baseline has 6.0 %"
+    paths = written(tmp_path, *now)
+    assert main(["--json", *map(str, paths), "--baseline", *map(str, before)]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    finding = next(one for one in found if one["kind"] == "communication_bound")
+    assert finding["confidence"] == "high"
+    assert finding["evidence"][-1] == "the baseline has 6.0 %"
 
 
 def unexplained(*parts: Part) -> TraceFile:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import pytest
 import yaml
 
 from warpwatch_capturing.config import RecipeConfig, TriggersConfig
-from warpwatch_daemon.agent.reloading import ConfigWatch
+from warpwatch_capturing.disk import Disk
+from warpwatch_capturing.policy import Policy
+from warpwatch_daemon.agent.reloading import ConfigWatch, Reloading
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config.sections import Config
+from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.config import loading
 from warpwatch_telemetry.errors import UsageError
 
@@ -33,6 +37,24 @@ def test_an_empty_file_and_no_file_are_the_defaults_that_are_documented(tmp_path
     assert load(tmp_path, "") == loading.load(Config, None, {}) == Config()
     block = DOCS.read_text().split("```yaml\n")[1].split("```")[0]
     assert yaml.safe_load(block) == loading.as_tree(Config())
+
+
+def test_a_reload_swaps_the_triggers_and_says_each_time_what_needs_a_restart(tmp_path, caplog):
+    config, metrics = load(tmp_path, ""), AgentMetrics()
+    policy = Policy(config.triggers, Disk(tmp_path))
+    reloading = Reloading(config, tmp_path / "c.yaml", {}, policy, metrics)
+    changed = "triggers: {dry_run: true}\nhttp: {listen: '127.0.0.1:1'}\n"
+    for text in (changed, changed, "triggers: 5"):
+        (tmp_path / "c.yaml").write_text(text)
+        reloading.advance()
+        reloading.ask()
+        reloading.advance()
+        assert policy.config.dry_run
+    told, again, wrong = (one for one in caplog.messages if "reloaded" not in one)
+    assert told == again == "changes of http need a restart"
+    assert wrong.startswith("the configuration stays as it was: ")
+    value = partial(metrics.registry.get_sample_value, "warpwatch_config_reloads_total")
+    assert [value({"result": result}) for result in ("ok", "failed")] == [2, 1]
 
 
 def test_a_removed_key_is_ignored_with_a_warning(tmp_path, caplog):
