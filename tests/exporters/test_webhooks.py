@@ -174,7 +174,7 @@ def test_a_mistake_in_the_configuration_is_named(webhook: Any, said: str) -> Non
         loading.parse(Config, {"exporters": {"webhooks": [webhook]}}, "the test")
 
 
-def test_nothing_is_loaded_or_counted_where_nothing_is_configured(golden) -> None:
+def test_nothing_is_loaded_or_counted_where_nothing_is_configured(golden):
     golden("exporters/defaults.json", ExportersConfig().model_dump_json(indent=1).encode())
     metrics = AgentMetrics()
     ways = WaysOut(ExportersConfig(), "n", "warpwatch", "", metrics, state_of, state_of)

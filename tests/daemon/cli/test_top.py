@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from textual.pilot import Pilot
@@ -102,6 +104,26 @@ def test_shares_of_phases_are_of_the_steps_since_the_look_before():
     assert shares(14.0, forward=6.0, comm=5.0) == {"forward": 0.25, "comm": 0.0}
     assert shares(14.0, forward=6.0, comm=5.0) == {"forward": 0.25, "comm": 0.0}
     assert shares(2.0, forward=1.0) == {"forward": 0.5}
+
+
+def test_a_connection_is_kept_until_an_answer_fails():
+    answers = {f"/api/v1/{part}": {part: []} for part in ("devices", "ranks", "anomalies")}
+    answers |= {"/api/v1/captures": {"captures": []}, "/readyz": {"sources": []}}
+    connected: list[object] = []
+
+    def connect() -> ApiClient:
+        connected.append(SimpleNamespace(where="there", get=lambda path, **_: answers[path]))
+        return cast(ApiClient, connected[-1])
+
+    reader = Reader(connect)
+    assert [reader.look().url, reader.look().url] == ["there", "there"]
+    assert len(connected) == 1
+    answered = answers.pop("/readyz")
+    with pytest.raises(KeyError):
+        reader.look()
+    answers["/readyz"] = answered
+    reader.look()
+    assert len(connected) == 2
 
 
 def test_a_bar_is_letters_so_that_it_needs_no_colour():
