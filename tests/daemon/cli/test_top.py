@@ -107,8 +107,9 @@ def test_shares_of_phases_are_of_the_steps_since_the_look_before():
 
 
 def test_a_connection_is_kept_until_an_answer_fails():
-    answers = {f"/api/v1/{part}": {part: []} for part in ("devices", "ranks", "anomalies")}
-    answers |= {"/api/v1/captures": {"captures": []}, "/readyz": {"sources": []}}
+    parts = ("devices", "ranks", "anomalies", "captures")
+    answers: dict[str, object] = {f"/api/v1/{part}": {part: ()} for part in parts}
+    answers["/readyz"] = {"sources": ()}
     connected: list[object] = []
 
     def connect() -> ApiClient:
