@@ -16,6 +16,7 @@ import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from statistics import median
 from typing import Any, NamedTuple
 
 # Frames of each allocation: as deep as libraries hide the user's line. Each costs time.
@@ -279,7 +280,8 @@ def _growth_of(kind: type, rate: float, newest: list[Any], tensor: Any) -> dict[
     return {
         "type": f"{module}{kind.__qualname__}",
         "count_per_step": round(rate, 2),
-        "bytes_per_step": round(rate * sum(sizes) / len(sizes)) if sizes else 0,
+        # Among the newest are some that live for a step only, such as the batch.
+        "bytes_per_step": round(rate * median(sizes)) if sizes else 0,
         "line": lines.most_common(1)[0][0] if lines else None,
         "sizes": [kind.__basicsize__ + header for header in _HEADERS],
     }
