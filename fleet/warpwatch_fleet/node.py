@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
+from warpwatch._version import __version__
 from warpwatch_fleet.following import AgentError
 from warpwatch_fleet.names import NodeNames
 from warpwatch_fleet.runs import RunPart
@@ -350,6 +351,11 @@ class Node:
         elif self.up and refused:
             ((why, _),) = self.refused.most_common(1)
             reason = f"{refused} lines were not believed, most of them: {why}"
+        elif self.up and self.newer:
+            reason = (
+                f"its agent is {self.version or 'newer'}, this fleet {__version__}: "
+                f"{self.newer} lines of unknown types were ignored; upgrade the fleet"
+            )
         elif self.up and abs(self.skew_s) > TOLD_SKEW_S:
             side = "behind" if self.skew_s > 0 else "ahead"
             reason = f"its clock is {abs(self.skew_s):.0f} s {side}"

@@ -30,6 +30,8 @@ class Series:
         metrics.read("fleet_partitions", lambda: {(): shard.of})
         metrics.read("fleet_partition_judged", self._judged)
         metrics.read("fleet_refused_total", self._refused)
+        metrics.read("fleet_newer_total", self._newer)
+        metrics.read("fleet_agent_info", self._versions)
         metrics.read("fleet_job_ranks", lambda: self._of_jobs(lambda job: len(job.members)))
         metrics.read("fleet_job_nodes", lambda: self._of_jobs(lambda job: len(job.live_nodes())))
         metrics.read("fleet_job_step_seconds", lambda: self._of_jobs(FleetJob.step_s))
@@ -64,6 +66,14 @@ class Series:
     def _refused(self) -> Mapping[str, float]:
         with self._cluster.lock:
             return self._cluster.count_refused()
+
+    def _newer(self) -> Mapping[str, float]:
+        with self._cluster.lock:
+            return {n.name: n.newer for n in self._cluster.nodes.values() if n.newer}
+
+    def _versions(self) -> Mapping[tuple[str, str], float]:
+        with self._cluster.lock:
+            return {(n.name, n.version): 1 for n in self._cluster.nodes.values() if n.version}
 
     def _of_jobs(
         self, value: Callable[[FleetJob], float | None]

@@ -183,6 +183,18 @@ _FLEET = (
         origin="fleet",
     ),
     _row(
+        "fleet_newer_total",
+        "Lines of agents of a type that this version does not know: they were ignored.",
+        "node",
+        origin="fleet",
+    ),
+    _row(
+        "fleet_agent_info",
+        "Always 1: the version of an agent, as it says.",
+        *("node", "version"),
+        origin="fleet",
+    ),
+    _row(
         "fleet_kubernetes_errors_total",
         "Rounds of a fleet in its cluster in which the API server refused something or did not "
         "answer: events, conditions, taints, captures.",

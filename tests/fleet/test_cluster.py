@@ -12,6 +12,7 @@ import pytest
 
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
 from tests.manual_clock import ManualClock
+from warpwatch._version import __version__
 from warpwatch_fleet.config import ShardConfig
 from warpwatch_fleet.following import AgentError
 from warpwatch_fleet.memory import KEPT_S, SAVE_INTERVAL_S, Memory
@@ -518,6 +519,14 @@ def test_a_line_that_a_newer_agent_alone_knows_is_ignored_and_counted():
     cluster.cluster.take("gpu-1:9400", [b'{"type":"tomorrow","time":1}'], NOW)
     node = cluster.cluster.nodes["gpu-1:9400"]
     assert (node.newer, node.version, sum(node.refused.values())) == (1, "0.1.0", 0)
+    said = f"its agent is 0.1.0, this fleet {__version__}: 1 lines of unknown types were ignored"
+    assert node.health(NOW).reason.startswith(said)
+    metrics = AgentMetrics()
+    Series(metrics, cluster.cluster, ShardConfig())
+    value = metrics.registry.get_sample_value
+    assert value("warpwatch_fleet_newer_total", {"node": "gpu-1"}) == 1
+    about = {"node": "gpu-1", "version": "0.1.0"}
+    assert value("warpwatch_fleet_agent_info", about) == 1
 
 
 def test_what_an_agent_makes_up_grows_nothing_without_end(monkeypatch):
