@@ -13,55 +13,56 @@ from tests.client.loop_base import data, model, spend, state
 from warpwatch import hooks
 
 
-def library(**modules: type) -> None:
-    """Import a library of these classes, each in a module of the name with dots for ``__``."""
-    for name, contents in modules.items():
-        module = ModuleType(name.replace("__", "."))
-        setattr(module, contents.__name__, contents)
-        sys.modules[module.__name__] = module
-        for hook in hooks.HOOKS:
-            if hook.module == module.__name__:
-                hook.install(module, state)
+def library(module: str, *contents: type) -> None:
+    """Import a module of these classes that is not installed."""
+    sys.modules[module] = found = ModuleType(module)
+    vars(found).update({one.__name__: one for one in contents})
+    for hook in hooks.HOOKS:
+        if hook.module == module:
+            hook.install(found, state)
 
 
-class ByHand:
-    """An optimizer that is none of torch's."""
+class BaseOptimizer:
+    """Keras'."""
 
     def __init__(self, parameters: Any) -> None:
         self.parameters = list(parameters)
 
-    def apply(self, gradients: Any, parameters: Any) -> None:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+    def apply(self, gradients: Any) -> None:
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter -= 0.01 * gradient
+
+
+class Optimizer(BaseOptimizer):
+    """fastai's."""
 
     def step(self, closure: Any = None) -> None:
         assert closure is None
+        self.apply([one.grad for one in self.parameters])
+
+
+def train(kind: Any) -> None:
+    net = model()
+    optimizer = kind(net.parameters())
+    for (batch,) in data(5):
+        net.zero_grad()
+        net(batch).sum().backward()
         with torch.no_grad():
-            self.apply([one.grad for one in self.parameters], self.parameters)
+            if kind is Optimizer:
+                optimizer.step()
+            else:
+                optimizer.apply([one.grad for one in optimizer.parameters])
 
 
 def as_fastai_does() -> None:
-    Optimizer = type("Optimizer", (), {**vars(ByHand)})
-    library(fastai__optimizer=Optimizer)
-    net = model()
-    optimizer: Any = Optimizer(net.parameters())
-    for (batch,) in data(5):
-        net(batch).sum().backward()
-        optimizer.step()
-        net.zero_grad()
+    library("fastai.optimizer", Optimizer)
+    train(Optimizer)
 
 
 def as_keras_does() -> None:
-    BaseOptimizer = type("BaseOptimizer", (), {**vars(ByHand)})
-    library(keras__src__backend__torch=ModuleType)
-    library(keras__src__optimizers__base_optimizer=BaseOptimizer)
-    net = model()
-    optimizer: Any = BaseOptimizer(net.parameters())
-    for (batch,) in data(5):
-        net.zero_grad()
-        net(batch).sum().backward()
-        with torch.no_grad():
-            optimizer.apply([one.grad for one in optimizer.parameters], optimizer.parameters)
+    library("keras.src.backend.torch")
+    library("keras.src.optimizers.base_optimizer", BaseOptimizer)
+    train(BaseOptimizer)
 
 
 class PyroOptim:
@@ -89,7 +90,8 @@ class SVI:
 
 
 def as_pyro_does() -> None:
-    library(pyro__infer__svi=SVI, pyro__optim__optim=PyroOptim)
+    library("pyro.infer.svi", SVI)
+    library("pyro.optim.optim", PyroOptim)
     inference, optim = SVI(), PyroOptim()
     parameters = [torch.zeros(4, requires_grad=True) for _ in range(2)]
     for _ in range(5):

@@ -134,7 +134,8 @@ def test_no_inbox_is_a_refusal(folder: Folder, with_torch: ForkServer) -> None:
 
 
 def test_stacks_are_served_while_the_training_is_stuck(plain: Training) -> None:
-    plain.request(1, "def stuck(): sys.stdin.readline()\nstuck()")
+    plain.request(1, "def stuck():\n  print(number, flush=True)\n  sys.stdin.readline()\nstuck()")
+    plain._read()
     plain.capture("s-1", kind="stacks", start=1, steps=1)
     token = plain.event("capture_finished", "s-1")["token"]
     name = f"s-1.{plain.folder.ring().name}.{token}.stacks.json"
