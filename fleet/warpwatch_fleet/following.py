@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 
 from warpwatch_fleet.config import AgentsConfig, ShardConfig
 from warpwatch_fleet.targets import Target
+from warpwatch_telemetry import clean_text
 from warpwatch_telemetry.captures import OUTCOMES
 from warpwatch_telemetry.errors import Refused, UsageError
 from warpwatch_telemetry.jobs import JobId
@@ -128,8 +128,8 @@ class Agents:
         except httpx.HTTPError as error:
             raise AgentError(_in_a_line(error)) from error
         try:
-            said = msgspec.json.decode(content)
-        except msgspec.DecodeError as error:
+            said = clean_text.load(content)
+        except ValueError as error:
             raise AgentError(f"{answer.status_code}: no JSON: {error}") from error
         if answer.status_code in (200, 202):
             return said
@@ -257,8 +257,8 @@ async def _paced(
 async def _refusal(answer: httpx.Response) -> str:
     content = await _content(answer)
     try:
-        _, detail = _refused(msgspec.json.decode(content))
-    except msgspec.DecodeError:
+        _, detail = _refused(clean_text.load(content))
+    except ValueError:
         detail = " ".join(content.decode(errors="replace").split())[:200]
     return f"{answer.status_code}: {detail}"
 

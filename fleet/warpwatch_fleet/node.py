@@ -70,7 +70,7 @@ _OF_DEVICE = frozenset(
     )
 )
 _OF_DIAGNOSIS = ("verdict", "summary")
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._#-]{0,199}(?<!\.html)")
+FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._#-]{0,199}(?<!\.html)")
 _CAPTURE_ID = re.compile(capture_id.PATTERN)
 
 
@@ -291,7 +291,7 @@ class Node:
                 end_time=None if end is None else end + self.skew_s,
                 ranks=tuple(replace(rank, node=self.name) for rank in capture.ranks[:MAX_RANKS]),
                 folder=None,
-                files=tuple(filter(_FILE.fullmatch, capture.files[:MAX_RANKS])),
+                files=tuple(filter(FILE.fullmatch, capture.files[:MAX_RANKS])),
             )
 
     def _take_device(self, reading: DeviceReading) -> None:

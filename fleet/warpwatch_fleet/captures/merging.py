@@ -22,6 +22,7 @@ from warpwatch_capturing.children.verification import UNREADABLE
 from warpwatch_diagnosis.trace.file_names import reduction_name
 from warpwatch_fleet.captures.part import Part
 from warpwatch_fleet.following import AgentError, Agents
+from warpwatch_fleet.node import FILE
 from warpwatch_runtime import files
 from warpwatch_telemetry import capture_id as ids
 from warpwatch_telemetry.captures import Capture, RankCapture
@@ -115,7 +116,7 @@ class Merging:
     ) -> None:
         file, said = str(rank.file), part.said
         name = reduction_name(file) if capture.request.kind == "torch" else file
-        if said is None or Path(name).name != name or f"rank{rank.rank}." not in name:
+        if said is None or not FILE.fullmatch(name) or f"rank{rank.rank}." not in name:
             fetched.missing[rank.rank] = "its agent names no file of it"
             return
         try:
