@@ -193,18 +193,6 @@ def test_a_leaking_process_is_named_with_when_memory_runs_out(golden_report):
     assert re.fullmatch(rf"{said} about 5\d min", found.summary)
 
 
-def test_readings_say_how_near_it_was():
-    engine = alone("memory_leak")
-    opened(engine, training(leak_of(1, 1200, 5 * MB), last=100))
-    (detector,) = engine._runner.detectors
-    assert {status.answer for status in detector.statuses()} == {"learning"}
-    opened(engine, training(leak_of(1, 1200, 5 * MB), first=100, last=2000))
-    answers = {status.rank: status for status in detector.statuses()}
-    assert (answers[0].answer, answers[1].answer) == ("fine", "found")
-    assert "device memory of rank 1 moves by 5 MB a step, limit" in answers[1].text
-    assert (answers[1].nearest or 0) > 1 > (answers[0].nearest or 0)
-
-
 def test_the_slope_is_the_median_of_all_pairs():
     blocks = [GrowthPoint(step, 0.0, 2.0 * step) for step in range(10)]
     blocks[4].value = 1e9

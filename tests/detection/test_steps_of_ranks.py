@@ -8,11 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.detection.conftest import Reported
-from tests.detection.jobs import joined
-from tests.detection.streams import Extra, Job, alone, detection, lived, on, opened, stories
-from warpwatch_detection.detectors.data_stall import DataStall
-from warpwatch_detection.detectors.straggler import Straggler
-from warpwatch_detection.job_steps import JobSteps
+from tests.detection.streams import Extra, Job, alone, detection, lived, opened, stories
 from warpwatch_telemetry.records import RankEvent
 
 
@@ -204,21 +200,3 @@ def test_steps_without_phases_wait_for_nothing() -> None:
     engine = alone("data_stall", "straggler", "gc_pause")
     steps = Job(1, 0.5, 0.02).steps(1_000, compute=bursts(0, 0.3, 0.4))
     assert opened(engine, (replace(step, phases_s={}) for step in steps)) == []
-
-
-@pytest.mark.parametrize(
-    ("make", "phase", "few", "value", "limit"),
-    [(Straggler, "compute", 60, 1.1, 1.13), (DataStall, "wait", 30, 0.07, 0.14)],
-)
-def test_readings_say_what_was_seen_and_how_near_it_came(make, phase, few, value, limit):
-    detector, steps, ranks = make(), JobSteps(), Job(4, 0.5, 0.02)
-    for step in joined(ranks.steps(few), steps):
-        detector.observe(step)
-    assert {status.answer for status in detector.statuses()} == {"learning"}
-    for step in joined(ranks.steps(400, **{phase: on(1, 0.03)}), steps):
-        detector.observe(step)
-    second = list(detector.statuses())[1]
-    assert (second.answer, second.job, second.rank) == ("fine", "llama", 1)
-    assert second.value == pytest.approx(value, abs=0.05)
-    assert second.limit == pytest.approx(limit, abs=0.09)
-    assert 0 < (second.nearest or 0) < 1

@@ -83,36 +83,28 @@ def filled(free_us: int, *parts: Part) -> list[Part]:
     return [*parts, operator(free_us, STEP_US - free_us)]
 
 
-# Parts of each step; then kind, share of the step and confidence of the only finding; texts of
-# its evidence and advice.
-FAULTS: dict[str, tuple[list[Part], str, float, str, tuple[str, ...]]] = {
+# Parts of each step; then kind, share of the step and confidence of the only finding.
+FAULTS: dict[str, tuple[list[Part], str, float, str]] = {
     "idle time under the loader is data loading": (
         [loading(4000), kernel(4100, 5900, 4050)],
         "data_loading", 0.4, "high",
-        ("num_workers=4", "GPU stood idle during 16.0 ms"),
     ),
     "waiting for workers is data loading": (
-        filled(800, loading(800, kind=WORKERS)), "data_loading", 0.08, "medium", (),
+        filled(800, loading(800, kind=WORKERS)), "data_loading", 0.08, "medium",
     ),
     "long kernels with late launches are host bound": (
-        kernels(50, 100), "host_bound", 0.5, "high", (),
+        kernels(50, 100), "host_bound", 0.5, "high",
     ),
     "short kernels with longer launches are launch bound": (
         kernels(500, 4, launch_us=12), "launch_bound", 0.8, "high",
-        ("2,000 kernels are shorter than 10 µs",),
     ),
     "collectives that run alone are communication bound": (
         [kernel(0, 7000, -50), kernel(6000, 4000, -50, "ncclDevKernel_AllReduce")],
-        "communication_bound", 0.3, "high", (),
+        "communication_bound", 0.3, "high",
     ),
     "copies from the host that nothing hides are transfer bound": (
         [kernel(0, 8000, -50), event("gpu_memcpy", COPY, 8000, 2000, 7, bytes=8_000_000)],
         "transfer_bound", 0.2, "low",
-        (
-            "HtoD from pageable memory ran 4 times for 8.0 ms, 8.0 ms of it alone: 32.0 MB at "
-            "4.0 GB/s",
-            "pin_memory=True",
-        ),
     ),
     # Its own event is not in the trace, nor that it is pageable.
     "a copy that keeps the host while the GPU is idle is transfer bound": (
@@ -121,75 +113,63 @@ FAULTS: dict[str, tuple[list[Part], str, float, str, tuple[str, ...]]] = {
             event("cuda_runtime", "cudaMemcpyAsync", 10, 7000),
             kernel(7200, 2800, 7150),
         ],
-        "transfer_bound", 0.7, "high", (),
+        "transfer_bound", 0.7, "high",
     ),
     "idle time after reading values is sync bound": (
         waits(wait_us=1500, restart_us=400), "sync_bound", 0.2, "high",
-        ("cudaStreamSynchronize under aten::item waited 20 times",),
     ),
     "a loop that reads values is sync bound": (
         filled(2000, *reads(200, 10)), "sync_bound", 0.199, "medium",
-        ("200 values are read a step",),
     ),
     "a device that moves memory is memory bound": (
-        classes(7500), "memory_bound", 0.75, "high", ("torch.compile",),
+        classes(7500), "memory_bound", 0.75, "high",
     ),
     "memory from the driver in every step is allocator thrash": (
         [event("cuda_runtime", "cudaMalloc", 10, 2000), kernel(2020, 7980, 2015)],
         "allocator_thrash", 0.2, "high",
-        ("cudaMalloc ran 4 times for 8.0 ms, 2.0 ms at most", "in 4 of 4 steps"),
     ),
     "a gap after state_dict is a checkpoint": (
         filled(3000, *(operator(5 * k, 5, "aten::detach") for k in range(10))),
         "checkpoint", 0.295, "medium",
-        ("saving every 42 steps would cost 1 % of the time",),
     ),
     "a checkpoint that fills the window is one": (
         [event("user_annotation", "save_checkpoint", 0, STEP_US), operator(0, STEP_US)],
         "checkpoint", 1.0, "high",
-        ("4 of 4 captured steps save and do nothing else",),
     ),
     "the collector at work is a GC pause": (
         filled(500, event("python_function", "Python GC", 0, 500)), "gc_pause", 0.05, "medium",
-        ("Call gc.freeze() once everything is built",),
     ),
     "a collection while the loader runs is not the loader's": (
         filled(2000, loading(2000), event("python_function", "Python GC", 500, 1500)),
-        "gc_pause", 0.15, "high", (),
+        "gc_pause", 0.15, "high",
     ),
     "compiling in every step is recompilation": (
         filled(2000, operator(0, 2000, COMPILING)), "recompilation", 0.2, "high",
-        ("mark_dynamic",),
     ),
     "Python between pieces of compiled code is graph breaks": (
         compiled(frames=4, between_us=100), "recompilation", 0.2, "medium",
-        ("a step calls 20 compiled regions of 4 functions", "graph_breaks"),
     ),
     "very many tiny operators are host bound on the CPU": (
         [operator(5 * k, 4, "aten::add") for k in range(2000)], "host_bound", 1.0, "high",
-        ("8,000 of 8,000 operators are shorter than 10 µs",),
     ),
     # The training thread waits for what a thread of the loader does.
     "a prefetcher's loading that the training waits for is data loading": (
-        [loading(4000, tid=99), operator(4000, STEP_US - 4000)], "data_loading", 0.4, "high", (),
+        [loading(4000, tid=99), operator(4000, STEP_US - 4000)], "data_loading", 0.4, "high",
     ),
     "a prefetcher's loading that nothing waits for is not": (
         [loading(4000, at=3000, tid=99), operator(4000, STEP_US - 4000)],
-        "host_bound", 0.4, "high", (),
+        "host_bound", 0.4, "high",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("parts", "kind", "share", "confidence", "said"), FAULTS.values(), ids=FAULTS
-)
+@pytest.mark.parametrize(("parts", "kind", "share", "confidence"), FAULTS.values(), ids=FAULTS)
 def test_the_fault_is_the_only_finding(
     tmp_path: Path,
     parts: list[Part],
     kind: str,
     share: float,
     confidence: str,
-    said: tuple[str, ...],
     golden_text: Callable[[Diagnosis], None],
 ) -> None:
     found = diagnosed(tmp_path, stepped(*parts))
@@ -197,8 +177,6 @@ def test_the_fault_is_the_only_finding(
     (finding,) = found.findings
     assert (found.verdict, finding.kind, finding.confidence) == (kind, kind, confidence)
     assert finding.share == pytest.approx(share, abs=0.001)
-    text = "\n".join((*finding.evidence, finding.advice))
-    assert [part for part in said if part not in text] == []
 
 
 OPERATORS = "operators run for 100 % of the step and nothing stands out"
