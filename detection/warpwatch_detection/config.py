@@ -1,7 +1,7 @@
-"""The sections `detection` (one a kind, and what they share) and `anomalies`.
+"""The sections `detection` and `anomalies` of the configuration.
 
-Only what an operator can understand of a kind is a key; what tunes a detector is a constant beside
-its algorithm.
+A key is something that an operator can decide; the constants that tune a detector are beside its
+algorithm.
 """
 
 from __future__ import annotations
@@ -11,18 +11,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY
-from warpwatch_telemetry.sections import (
-    REAL,
-    DetectorConfig,
-    NotNegative,
-    Positive,
-    Section,
-)
+from warpwatch_telemetry.sections import REAL, AnomalyKind, NotNegative, Positive, Section
 
 Budget = Annotated[float, Field(gt=0, le=100), REAL]
 
 
-class HangConfig(DetectorConfig):
+class HangConfig(Section):
     """No step for longer than anything that the job has shown.
 
     timeout_s: a first checkpoint may take two minutes. warmup_timeout_s: the same for a rank's
@@ -35,7 +29,7 @@ class HangConfig(DetectorConfig):
     stopped_after_s: Positive = 10.0
 
 
-class XidConfig(DetectorConfig):
+class XidConfig(Section):
     """``min_severity``: XIDs of severity info, as of a program that was killed, need no one.
 
     ``ignored``: numbers that are never raised.
@@ -45,46 +39,23 @@ class XidConfig(DetectorConfig):
     ignored: tuple[int, ...] = ()
 
 
-class DeviceIdleConfig(DetectorConfig):
+class DeviceIdleConfig(Section):
     """``after_s``: in use and idle; longer than checkpoints and evaluations on the CPU take."""
 
     after_s: Positive = 600.0
 
 
 class DetectionConfig(Section):
-    """What holds for all kinds, then one section a kind.
+    """Settings of all kinds, then a section for each kind that has more.
 
-    false_alarms_per_job_day: what the limits of those that judge noise follow from (budget.py).
+    ``false_alarms_per_job_day``: the limits of the kinds that evaluate noise follow from it
+    (budget.py). ``disabled``: the kinds that are switched off.
     """
 
     false_alarms_per_job_day: Budget = FALSE_ALARMS_PER_JOB_DAY
-    step_regression: DetectorConfig = DetectorConfig()
-    step_drift: DetectorConfig = DetectorConfig()
-    run_regression: DetectorConfig = DetectorConfig()
-    step_spikes: DetectorConfig = DetectorConfig()
-    comm_slow: DetectorConfig = DetectorConfig()
-    data_stall: DetectorConfig = DetectorConfig()
-    straggler: DetectorConfig = DetectorConfig()
-    gc_pause: DetectorConfig = DetectorConfig()
+    disabled: tuple[AnomalyKind, ...] = ()
     hang: HangConfig = HangConfig()
-    memory_leak: DetectorConfig = DetectorConfig()
-    memory_pressure: DetectorConfig = DetectorConfig()
-    oom: DetectorConfig = DetectorConfig()
-    crash: DetectorConfig = DetectorConfig()
-    device_needs_service: DetectorConfig = DetectorConfig()
-    device_lost: DetectorConfig = DetectorConfig()
-    device_stuck: DetectorConfig = DetectorConfig()
     xid: XidConfig = XidConfig()
-    ecc_uncorrectable: DetectorConfig = DetectorConfig()
-    row_remap: DetectorConfig = DetectorConfig()
-    thermal_throttle: DetectorConfig = DetectorConfig()
-    power_brake: DetectorConfig = DetectorConfig()
-    overheating: DetectorConfig = DetectorConfig()
-    clock_drop: DetectorConfig = DetectorConfig()
-    pcie_degraded: DetectorConfig = DetectorConfig()
-    nvlink_error: DetectorConfig = DetectorConfig()
-    network_link_down: DetectorConfig = DetectorConfig()
-    network_errors: DetectorConfig = DetectorConfig()
     device_idle: DeviceIdleConfig = DeviceIdleConfig()
 
 

@@ -103,7 +103,3 @@ class Section(BaseModel):
     """A frozen part of the configuration; a key that it does not know is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DetectorConfig(Section):
-    enabled: Boolean = True

@@ -94,8 +94,7 @@ def detection(**sections: Any) -> Detection:
 
 def alone(*kinds: str, **sections: Any) -> Detection:
     """The detectors of ``kinds`` with their defaults and what ``sections`` change."""
-    others = {kind: {"enabled": False} for kind in DETECTORS.keys() - set(kinds)}
-    return detection(**others, **sections)
+    return detection(disabled=DETECTORS.keys() - set(kinds), **sections)
 
 
 def fed(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:

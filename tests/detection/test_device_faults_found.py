@@ -123,7 +123,7 @@ def test_a_fault_raises_its_kind_alone_and_ends_with_it(
     ],
 )
 def test_a_device_that_is_down_for_a_reason_of_its_own(kind, reason, within_s, says, golden_report):
-    node, engine = Node(), detection(device_needs_service={"enabled": False})
+    node, engine = Node(), detection(disabled=["device_needs_service"])
     assert opened(engine, [*node.seen(), *node.readings(60)]) == []
     anomaly = only(opened(engine, node.down(within_s, reason)))
     assert (anomaly.kind, anomaly.severity, anomaly.device) == (kind, "critical", node.uuid)

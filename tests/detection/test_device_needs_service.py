@@ -10,16 +10,15 @@ import pytest
 from tests.detection.gpus import Metrics, Node, key
 from tests.detection.streams import alone, fed, opened, restarted
 from warpwatch_detection.anomalies import snapshot
-from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.records import DeviceReading
 
 ACTION = key("recovery_action")
 FELL, FELL_AT = key("xid_errors_total", "79"), key("xid_last_timestamp_seconds", "79")
 ERRORS = key("ecc_errors_total", "uncorrected")
-OTHERS = {kind: {"enabled": False} for kind in DETECTORS if kind != "device_needs_service"}
+OTHERS = set(KINDS) - {"device_needs_service"}
 FALLEN = "XID 79 (GPU has fallen off the bus), needs a reboot"
 
 
@@ -89,7 +88,7 @@ def test_an_xid_that_needs_service_lasts_over_restarts_until_the_gpu_is_healthy_
     anomaly = falls(gpus, engine)
     # Well again by itself, for hours; the daemon is upgraded; the node is up and the GPU is not.
     fed(engine, gpus.read(9000))
-    engine, closed = restarted(engine, gpus.time, **OTHERS)
+    engine, closed = restarted(engine, gpus.time, disabled=OTHERS)
     assert closed == []
     gpus.shows({FELL: 0.0, **values})
     fed(engine, gpus.changed(reason="lost", load=service.get("load", gpus.load)).read())
@@ -130,7 +129,7 @@ def test_a_person_resolves_it_and_what_is_asked_for_anew_is_another_one() -> Non
     (change,) = engine.resolve(anomaly.id, gpus.time, "uid 0")
     assert (change.what, change.anomaly.end_time) == ("closed", gpus.time)
     assert change.anomaly.summary.endswith("reboot of the node, resolved by uid 0")
-    engine, _ = restarted(engine, gpus.time, **OTHERS)
+    engine, _ = restarted(engine, gpus.time, disabled=OTHERS)
     assert opened(engine, gpus.read(3600)) == []
     gpus.shows({ACTION: 1.0})
     (another,) = opened(engine, gpus.read())

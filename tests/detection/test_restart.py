@@ -73,7 +73,7 @@ def test_every_detector_keeps_all_it_remembers_in_a_state_that_can_be_saved():
     ("version", "changed", "says"),
     [
         (9, {}, ", judged from the start since the daemon was restarted"),
-        (1, {"hang": {"enabled": False}}, ""),
+        (1, {"disabled": ["hang"]}, ""),
     ],
 )
 def test_a_detector_with_another_state_learns_again_and_one_that_is_off_ends_its_own(
@@ -93,7 +93,7 @@ def test_an_event_is_held_whatever_becomes_of_its_detector():
     engine = detection()
     engine.feed(Step(EPOCH_S, "llama", 0, 0, 0.5))
     engine.feed(RankEvent(EPOCH_S + 1, "llama", 0, "exception"))
-    fresh, closed = restarted(engine, EPOCH_S + 5, crash={"enabled": False})
+    fresh, closed = restarted(engine, EPOCH_S + 5, disabled=["crash"])
     assert closed == []
     assert [(one.kind, one.end_time) for one in fed(fresh, [Clock(EPOCH_S + 700)])] == [
         ("crash", EPOCH_S + 601)

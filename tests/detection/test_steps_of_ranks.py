@@ -192,7 +192,7 @@ def test_steps_of_a_capture_are_not_judged() -> None:
 
 
 def test_a_disabled_detector_says_nothing() -> None:
-    engine = detection(step_regression={"enabled": False})
+    engine = detection(disabled=["step_regression"])
     lived(Job(2, 0.5, 0.02), engine, "300; 100 compute all 0.2")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from warpwatch_daemon.cli.config import schema
 from warpwatch_fleet.config import FleetFile
-from warpwatch_runtime.config.loading import REMOVED
+from warpwatch_runtime.config.loading import REMOVED, SWITCHES
 
 _FOR_PEOPLE = ("title", "description", "default", "$schema")
 # Pydantic reads these texts as numbers.
@@ -33,8 +33,8 @@ def definitions() -> dict[str, Any]:
             definition.pop("required", None)
     for reference in sections:
         found[_name(reference)]["type"] = ["object", "null"]
-    for section, key in REMOVED:
-        found[_name(str(of_agent["properties"][section]["$ref"]))]["properties"][key] = {}
+    for key in (*REMOVED, *SWITCHES):
+        _admit(found, of_agent["properties"], key.split("."))
     of_agent["type"] = ["object", "null"]
     return {name: _plain(found[name]) for name in sorted(found)}
 
@@ -44,6 +44,14 @@ def spliced(text: str) -> str:
     written = _GENERATED.sub("", text).rstrip().removesuffix("}\n}").rstrip()
     lines = [f'    "{name}": {json.dumps(value)}' for name, value in definitions().items()]
     return f"{written.rstrip(',').rstrip()},\n" + ",\n".join(lines) + "\n  }\n}\n"
+
+
+def _admit(found: dict[str, Any], properties: dict[str, Any], key: list[str]) -> None:
+    """Accept a key that was removed, for the daemon to translate or ignore."""
+    first, *rest = key
+    below = properties.setdefault(first, {})
+    if rest and "$ref" in below:
+        _admit(found, found[_name(below["$ref"])]["properties"], rest)
 
 
 def _name(reference: str) -> str:

@@ -28,7 +28,7 @@ ALL = (*QUICK, "clock_drop", "pcie_degraded", "overheating")
 # Shares of half a minute, which take as long to fall.
 SLOW_TO_END = {"thermal_throttle", "power_brake"}
 CONFIG = {
-    "detection": {kind: {"enabled": False} for kind in JOB_KINDS} | {"device_idle": {"after_s": 2}},
+    "detection": {"disabled": list(JOB_KINDS), "device_idle": {"after_s": 2}},
     "anomalies": {"hold_s": 4, "reopen_s": 0},
 }
 HW_SLOWDOWN, HW_THERMAL, POWER_BRAKE = 0x8, 0x40, 0x80

@@ -71,8 +71,7 @@ class Ranks:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[LoopNode]:
     triggers = {"cooldown_s": 0, "arm_timeout_s": 20}
-    hang = {"enabled": False, "stopped_after_s": 2}
-    detectors = {"hang": hang}
+    detectors = {"disabled": ["hang"], "hang": {"stopped_after_s": 2}}
     with loop_node(tmp_path, triggers=triggers, detection=detectors) as node:
         node.start_daemon()
         yield node

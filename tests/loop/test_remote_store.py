@@ -105,7 +105,7 @@ def test_while_the_bucket_is_away_the_local_store_keeps_its_limits(
     tmp_path: Path, s3: Bucket
 ) -> None:
     store = {"url": (tmp_path / "captures").as_uri(), "max_captures": 2}
-    quiet = {"step_spikes": {"enabled": False}}
+    quiet = {"disabled": ["step_spikes"]}
     with loop_node(tmp_path, remote_store={"url": URL}, store=store, detection=quiet) as node:
         s3.set(503)
         node.start_daemon(wait=True, **s3.environment)

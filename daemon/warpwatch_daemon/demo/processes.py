@@ -116,7 +116,7 @@ class DemoProcesses:
                 "false_alarms_per_job_day": 1e-6,
                 "hang": {"timeout_s": HANG_TIMEOUT_S},
                 # Nor how its runs of a minute compare, each with a fault of its own.
-                "run_regression": {"enabled": False},
+                "disabled": ["run_regression"],
             },
             # The same fault again is reported again.
             "anomalies": {"reopen_s": 0},

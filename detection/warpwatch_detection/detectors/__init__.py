@@ -50,7 +50,7 @@ DETECTORS: dict[str, Callable[[DetectionConfig, AnomaliesConfig], Detector]] = {
 
 
 def build(kinds: DetectionConfig, anomalies: AnomaliesConfig) -> list[Detector]:
-    """The enabled detectors."""
+    """Return the detectors that are not disabled."""
     return [
-        make(kinds, anomalies) for kind, make in DETECTORS.items() if getattr(kinds, kind).enabled
+        make(kinds, anomalies) for kind, make in DETECTORS.items() if kind not in kinds.disabled
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Mapping
@@ -12,14 +13,17 @@ import yaml
 from pydantic import ValidationError
 
 from warpwatch_runtime.config.mistakes import mistakes
+from warpwatch_telemetry.anomalies import KINDS
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.sections import Section
 
 logger = logging.getLogger(__name__)
 
 ENV_PREFIX = "WARPWATCH_"
-# (section, key) of the minor version before, each with the reason that a warning gives.
-REMOVED = {("rendezvous", "kineto"): "captures without the shim were removed, use `warpwatch run`"}
+# Keys of the minor version before, each with the reason that a warning gives.
+REMOVED = {"rendezvous.kineto": "captures without the shim were removed, use `warpwatch run`"}
+# Each kind of anomaly had a switch of its own; ``false`` is translated to ``detection.disabled``.
+SWITCHES = {f"detection.{kind}.enabled": kind for kind in KINDS}
 
 C = TypeVar("C", bound=Section)
 
@@ -53,7 +57,7 @@ def parse(model: type[C], tree: dict[str, Any], origin: str) -> C:
     # A section whose keys are all commented out is as if it were not there.
     known = model.model_fields
     tree = {key: value for key, value in tree.items() if value is not None or key not in known}
-    tree = _without_removed(tree, origin)
+    tree = _without_switches(_without_removed(tree, origin), origin)
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -63,13 +67,45 @@ def parse(model: type[C], tree: dict[str, Any], origin: str) -> C:
 
 def _without_removed(tree: dict[str, Any], origin: str) -> dict[str, Any]:
     """Return the tree without keys that no longer exist, and log a warning for each."""
-    tree = {name: dict(s) if isinstance(s, dict) else s for name, s in tree.items()}
-    for (section, key), why in REMOVED.items():
-        keys = tree.get(section)
-        if isinstance(keys, dict) and key in keys:
-            del keys[key]
-            logger.warning("%s: %s.%s is ignored: %s", origin, section, key, why)
+    tree = copy.deepcopy(tree)
+    for key, why in REMOVED.items():
+        if _remove(tree, key) is not None:
+            logger.warning("%s: %s is ignored: %s", origin, key, why)
     return tree
+
+
+def _without_switches(tree: dict[str, Any], origin: str) -> dict[str, Any]:
+    """Return the tree with ``detection.disabled`` instead of switches, and log a warning."""
+    removed = {key: is_on for key in SWITCHES if (is_on := _remove(tree, key, bool)) is not None}
+    if not removed:
+        return tree
+    off = [SWITCHES[key] for key, is_on in removed.items() if not is_on]
+    logger.warning(
+        "%s: %s: removed keys, use detection.disabled: [%s]",
+        origin,
+        ", ".join(removed),
+        ", ".join(off),
+    )
+    if off:
+        section = tree.setdefault("detection", {})
+        known = section.setdefault("disabled", [])
+        section["disabled"] = [*known, *off] if isinstance(known, list) else known
+    return tree
+
+
+def _remove(tree: dict[str, Any], key: str, of: type = object) -> Any:
+    """Remove the dotted key and sections that are empty without it; return its value or None.
+
+    A value of another type than ``of`` stays, and is refused as that of an unknown key.
+    """
+    first, _, rest = key.partition(".")
+    below = tree.get(first)
+    if not rest:
+        return tree.pop(first, None) if isinstance(below, of) else None
+    value = _remove(below, rest, of) if isinstance(below, dict) else None
+    if value is not None and not below:
+        del tree[first]
+    return value
 
 
 def as_tree(config: Section) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def test_it_finds_what_a_daemon_would_have_found_also_in_a_packed_log_on_standar
     (anomaly,) = map(json.loads, printed(capsys))
     assert (anomaly["kind"], anomaly["job"], anomaly["rank"]) == ("straggler", "llama", 1)
     assert 500 <= anomaly["step"] <= 530
-    switched_off = "detection.straggler.enabled=false"
+    switched_off = "detection.disabled=[straggler]"
     assert main(["replay", str(slow_log), "--json", "--set", switched_off]) == 0
     assert printed(capsys) == []
 

@@ -62,6 +62,16 @@ def test_a_removed_key_is_ignored_with_a_warning(tmp_path, caplog):
     assert "rendezvous.kineto is ignored: captures without the shim were removed" in caplog.text
 
 
+def test_switches_of_kinds_are_read_as_a_list_of_disabled_kinds(tmp_path, caplog):
+    switches = "straggler: {enabled: false}, hang: {enabled: true, timeout_s: 5}"
+    text = f"detection: {{disabled: [xid], {switches}}}"
+    config = load(tmp_path, text, WARPWATCH_DETECTION__CRASH__ENABLED="false")
+    assert config.detection.disabled == ("xid", "straggler", "crash")
+    assert config.detection.hang.timeout_s == 5
+    keys = "detection.straggler.enabled, detection.hang.enabled, detection.crash.enabled"
+    assert f"{keys}: removed keys, use detection.disabled: [straggler, crash]" in caplog.text
+
+
 QUIET = (
     "triggers.quiet_hours: expected two times of day such as 22:00-06:00 or "
     "22:00-06:00 UTC, not ['22:00-06:00', '25:00-06:00']"
@@ -72,7 +82,7 @@ BY_SCHEMA = [
     ("sources: {host: {interval_s: 0}}", "expected a number >= 0.1, not 0"),
     ("sources: {simulated: {devices: 65}}", "sources.simulated.devices: "),
     ("store: {max_bytes: 5 parsecs}", "unit 'parsecs' is none of B, KiB"),
-    ("detection: {hang: {enabled: 'yes'}}", "hang.enabled: expected true or false, not 'yes'"),
+    ("detection: {hang: {enabled: 'yes'}}", "detection.hang.enabled: unknown key"),
 ]
 
 
@@ -93,6 +103,9 @@ BY_SCHEMA = [
         ("remote_store: {url: 's3://bucket?secret=x'}", "remote_store.url: "),
         ("remote_store: {url: 'https://bucket'}", "remote_store.url: "),
         ("detection: {hang: {timeout_s: -1}}", "detection.hang.timeout_s: "),
+        ("detection: {disabled: [stragler]}", "such as 'straggler', not 'stragler'"),
+        ("detection: {disabled: hang}", "detection.disabled: expected a list, not 'hang'"),
+        ("detection: {straggler: {}}", "detection.straggler: unknown key"),
         ("detection: {false_alarms_per_job_day: 0}", "false_alarms_per_job_day: expected a number"),
         ("- a\n- b", "a mapping of sections is needed, found list"),
         ("a: [", "not YAML"),
