@@ -39,7 +39,8 @@ def page() -> Page:
         variables=[
             *variables.of_agents(),
             variables.namespace(),
-            variables.price(),
+            variables.holder(),
+            *variables.prices(),
         ],
         annotations=marks.of_agents(),
         rows=[_NOW_ROW, _WRONG_ROW, _NODES_ROW, *USE_ROWS],

@@ -32,7 +32,16 @@ def _hours(gpus: str) -> str:
     return f"sum_over_time(({gpus})[$__range:$__interval]) * $__interval_ms / 3.6e6"
 
 
-_OWNER = "cluster, namespace"
+_OWNER, _HOLDER = "cluster, namespace", "cluster, $holder"
+_UP, _UNUSED = series("device_up"), f"1 - {BUSY}"
+# Without the node, which an anomaly has on bare hosts too, where the device's series lack it.
+_BY_UUID = "cluster, instance, uuid"
+_CRITICAL = series("anomaly_info", AGENT, 'scope="hardware",severity="critical",uuid!=""')
+_BROKEN = f"group by ({_BY_UUID}) ({_CRITICAL} or {_UP} == 0)"
+_IDLE = f"{_UNUSED} unless on ({_BY_UUID}) {_BROKEN}"
+# A device that cannot be read has no counter of busy time.
+_LOST = f"({_UNUSED} and on ({_BY_UUID}) {_BROKEN}) or {_UP} == bool 0"
+_WASTED = f"{_UNUSED} or {_UP} == bool 0"
 _IDLE_GPUS = total(_OWNER, of_allocations(f"1 - {BUSY}"))
 _WASTE_ROW = Row(
     "Use and waste",
@@ -54,11 +63,17 @@ _WASTE_ROW = Row(
         ),
         table(
             "GPU hours",
-            "GPU hours that a namespace (of Slurm: a user) held in the time shown, and those of "
-            "them in which kernels ran; (free): that nobody held.",
+            "GPU hours that a namespace (of Slurm: a user), or a Slurm account or partition as "
+            "chosen above, held in the time shown; (free): nobody held them. Used: kernels ran. "
+            "Lost: none ran, and the GPU could not be read or had a critical fault. Idle: none ran "
+            "on a healthy GPU. Cost: of idle and lost hours, by the price of a GPU hour that is "
+            "set above. MIG instances have no counter of busy time: only held and lost.",
             [
-                Column(_hours(total(_OWNER, allocations())), "Held", "h"),
-                Column(_hours(total(_OWNER, of_allocations(BUSY))), "Used", "h"),
+                Column(_hours(total(_HOLDER, allocations())), "Held", "h"),
+                Column(_hours(total(_HOLDER, of_allocations(BUSY))), "Used", "h"),
+                Column(_hours(total(_HOLDER, of_allocations(_IDLE))), "Idle", "h"),
+                Column(_hours(total(_HOLDER, of_allocations(_LOST))), "Lost", "h"),
+                Column(f"{_hours(total(_HOLDER, of_allocations(_WASTED)))} * $gpu_price", "Cost"),
             ],
         ),
         graph(
@@ -76,6 +91,32 @@ _WASTE_ROW = Row(
         ),
     ],
     width=12,
+)
+
+
+_RANKS = f"last_over_time({series('rank_up')}[$__range])"
+_FLOPS = f"avg_over_time({series('job_model_flops_ratio')}[$__range])"
+_GOODPUT = "avg_over_time(warpwatch:job:goodput:ratio_rate10m[$__range])"
+_JOBS_ROW = Row(
+    "Jobs by MFU and goodput",
+    [
+        table(
+            "Jobs by MFU and goodput",
+            "Jobs of the time shown, the lowest goodput first; a click on a column's head ranks by "
+            "it. Goodput: mean share of the ranks' time in finished steps, without waiting for "
+            "data, checkpoints and evaluation (docs/alerts.md; needs the recording rules). MFU: "
+            "mean FLOPs that the model needs by what the GPUs could do, of jobs of which it is "
+            "known; methods do not compare with each other.",
+            [
+                Column(f"count by ({BY_JOB}) ({_RANKS})", "Ranks"),
+                Column(f"{_GOODPUT} and on ({BY_JOB}) {_RANKS}", "Goodput", "percentunit"),
+                Column(f"avg by ({BY_JOB}, method) ({_FLOPS})", "MFU", "percentunit"),
+            ],
+            width=24,
+            sorted_by="Goodput",
+            links=[links.job_of_row()],
+        )
+    ],
 )
 
 
@@ -120,4 +161,4 @@ _ENERGY_ROW = Row(
 )
 
 
-USE_ROWS = [_WASTE_ROW, _ENERGY_ROW]
+USE_ROWS = [_WASTE_ROW, _JOBS_ROW, _ENERGY_ROW]

@@ -15,7 +15,12 @@ from warpwatch_dashboards import links
 
 COLUMNS = 24
 REFRESH = "30s"
-Variable = builders.QueryVariable | builders.DatasourceVariable | builders.TextBoxVariable
+Variable = (
+    builders.QueryVariable
+    | builders.DatasourceVariable
+    | builders.CustomVariable
+    | builders.TextBoxVariable
+)
 
 
 @dataclass(frozen=True, slots=True)

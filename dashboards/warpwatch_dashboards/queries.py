@@ -107,7 +107,10 @@ def allocations() -> str:
     instances = series("device_up", AGENT, 'gpu_instance!=""')
     # A MIG GPU is no device beside its instances.
     whole = f"{series('device_up')} unless on ({PLACE}, gpu) {instances}"
-    free = f'label_replace(({whole} or {instances}), "namespace", "(free)", "", "")'
+    # One that cannot be read, which has 0 there, is a device, too.
+    free = f"(({whole} or {instances}) >= bool 0)"
+    for holder in ("namespace", "account", "partition"):
+        free = f'label_replace({free}, "{holder}", "(free)", "", "")'
     taken = f"({series('device_workload_info')} or {series('device_slurm_job_info')})"
     return f"({workloads()} or ({free} unless on ({_ALLOCATED}) {taken}))"
 

@@ -10,7 +10,7 @@ from typing import Unpack
 from grafana_foundation_sdk.builders import prometheus
 from grafana_foundation_sdk.builders import table as builders
 from grafana_foundation_sdk.models import dashboard as models
-from grafana_foundation_sdk.models.common import TableAutoCellOptions
+from grafana_foundation_sdk.models.common import TableAutoCellOptions, TableSortByFieldState
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.table import Options as TableOptions
 
@@ -43,12 +43,15 @@ _TITLES = {
     "pod": "Pod",
     "container": "Container",
     "slurm_job": "Slurm job",
+    "account": "Account",
+    "partition": "Partition",
     "host": "Host",
     "local_rank": "Local rank",
     "name": "Model",
     "driver_version": "Driver",
     "framework": "PyTorch",
     "step_clock": "Step clock",
+    "method": "MFU by",
     "device": "Device",
     "uuid": "UUID",
 }
@@ -73,14 +76,17 @@ def table(
     columns: Sequence[Column],
     *,
     hidden: Sequence[str] = (),
+    sorted_by: str = "",
     **look: Unpack[Look],
 ) -> models.Panel:
-    """``look["links"]`` are on every value of a line."""
+    """``look["links"]`` are on every value of a line; ``sorted_by``: a column, lowest first."""
     targets = [_target(column) for column in columns]
     empty = builders.Panel().cell_options(TableAutoCellOptions()).min_width(60).build()
     assert isinstance(empty.options, TableOptions)
     # The builder's footer is that of Grafana before 12.
     empty.options.footer = None
+    if sorted_by:
+        empty.options.sort_by = [TableSortByFieldState(sorted_by, desc=False)]
     panel = complete(empty, title, description, targets, look)
     panel.transformations = [
         models.DataTransformerConfig(id_val="merge", options={}),

@@ -75,8 +75,18 @@ def job() -> builders.QueryVariable:
     return _of_result("training_job", "Job", query, "job")
 
 
-def price() -> builders.TextBoxVariable:
-    return builders.TextBoxVariable("price").label("Price of 1 kWh").default_value("0.15")
+def holder() -> builders.CustomVariable:
+    """The label by which GPU hours are added up; account and partition are those of Slurm jobs."""
+    shown = models.VariableOption(text="Namespace", value="namespace")
+    by = "Namespace : namespace, Account : account, Partition : partition"
+    return builders.CustomVariable("holder").label("GPU hours by").values(by).current(shown)
+
+
+def prices() -> list[builders.TextBoxVariable]:
+    return [
+        builders.TextBoxVariable("price").label("Price of 1 kWh").default_value("0.15"),
+        builders.TextBoxVariable("gpu_price").label("Price of 1 GPU hour").default_value("2"),
+    ]
 
 
 def _values(name: str, where: str, label: str) -> str:

@@ -28,6 +28,8 @@ TIMES = {
     "__range_s": "60",
     "__interval_ms": "5000",
     "price": "0.15",
+    "gpu_price": "2",
+    "holder": "namespace",
 }
 
 

@@ -20,7 +20,9 @@ from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample
 from warpwatch_telemetry.state import State
 
 CHOSEN = dict.fromkeys(("cluster", "node", "instance", "namespace", "job"), ALL)
-CHOSEN |= {"__rate_interval": "5m", "__interval": "1m", "__range": "30m"}
+CHOSEN |= {"__rate_interval": "5m", "__interval": "1m", "__interval_ms": "60000", "__range": "30m"}
+# Between two samples: a range that begins with a sample has it in some versions of Prometheus only.
+SECONDS = "30s"
 Series = Mapping[str, Any]
 
 
@@ -34,31 +36,41 @@ def shown(name: str, where: str, **values: str) -> str:
 FLEET = tuple(expressions(dashboards()["fleet"], CHOSEN))
 XIDS = 'warpwatch_device_xid_errors_total{instance="a"}'
 BUSY = 'rate(warpwatch_device_busy_seconds_total{instance="a"}[10m])'
-EXPRESSIONS = {
-    "rare events": f"sum by (instance) ({grown(XIDS, '5m')})",
-    "rank's busy": f"count({of_ranks(BUSY)})",
-    "pod's busy": f"count({of_workloads(BUSY)})",
-    "holder's busy": f"count({of_allocations(BUSY)})",
-    "GPUs by namespace": f"sum by (namespace) ({allocations()})",
-    "unused GPUs by pod": f"sum by (namespace, pod) ({of_workloads(f'{BUSY} < bool 0.05')})",
-    "own time": f"round({own_s()}, 1e-6)",
-    "mean step": f"round({shown('training-job', 'Step time A')}, 0.001)",
-    "steps a second": STEPS_PER_SECOND,
-    "step of a run": f"round({shown('training-job', 'Runs A')}, 0.001)",
-    "tokens of a run": f"round({shown('training-job', 'Runs B')})",
-    "order of ranks": in_order("up"),
-    "pods of ranks": shown("training-job", "Where ranks run B"),
-    "nodes": next(one.promql for one in FLEET if one.where.endswith("Nodes A")),
-    "anomalies of nodes": shown("fleet", "Nodes G"),
-} | {
-    f"jobs of {namespace}": shown("training-job", "variable job", namespace=namespace)
-    for namespace in ("ml", "web", "other", "ann", "bob")
-}
+EXPRESSIONS = (
+    {
+        "rare events": f"sum by (instance) ({grown(XIDS, '5m')})",
+        "rank's busy": f"count({of_ranks(BUSY)})",
+        "pod's busy": f"count({of_workloads(BUSY)})",
+        "holder's busy": f"count({of_allocations(BUSY)})",
+        "GPUs by namespace": f"sum by (namespace) ({allocations()})",
+        "unused GPUs by pod": f"sum by (namespace, pod) ({of_workloads(f'{BUSY} < bool 0.05')})",
+        "own time": f"round({own_s()}, 1e-6)",
+        "mean step": f"round({shown('training-job', 'Step time A')}, 0.001)",
+        "steps a second": STEPS_PER_SECOND,
+        "step of a run": f"round({shown('training-job', 'Runs A')}, 0.001)",
+        "tokens of a run": f"round({shown('training-job', 'Runs B')})",
+        "order of ranks": in_order("up"),
+        "pods of ranks": shown("training-job", "Where ranks run B"),
+        "held hours by account": shown("fleet", "GPU hours A", holder="account"),
+        "nodes": next(one.promql for one in FLEET if one.where.endswith("Nodes A")),
+        "goodput": f"round({shown('fleet', 'Jobs by MFU and goodput B')}, 0.001)",
+        "MFU": shown("fleet", "Jobs by MFU and goodput C"),
+        "anomalies of nodes": shown("fleet", "Nodes G"),
+    }
+    | {
+        f"{what} hours": f"round({shown('fleet', f'GPU hours {letter}')}, 0.001)"
+        for letter, what in zip("ABCDE", ("held", "used", "idle", "lost", "paid"), strict=True)
+    }
+    | {
+        f"jobs of {namespace}": shown("training-job", "variable job", namespace=namespace)
+        for namespace in ("ml", "web", "other", "ann", "bob")
+    }
+)
 
 
 def of_promtool(name: str, promql: str, minute: int, series: Series, answers: Series) -> Any:
     samples = [{"labels": labels, "value": value} for labels, value in answers.items()]
-    check = {"expr": substituted(promql, CHOSEN), "eval_time": f"{minute}m"}
+    check = {"expr": substituted(promql, CHOSEN), "eval_time": f"{minute}m{SECONDS}"}
     return {
         "name": name,
         "interval": "1m",

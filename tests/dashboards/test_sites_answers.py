@@ -18,7 +18,12 @@ from warpwatch_dashboards import rule_files
 TIMES = {"__rate_interval": "5m", "__interval": "1m", "__interval_ms": "60000", "__range": "30m"}
 # What is of jobs, of who holds a GPU and of processes on it.
 NONE_WHILE_IDLE = {
-    "fleet": {"Energy by job A", "Stragglers across nodes A", "variable namespace"},
+    "fleet": {
+        "Energy by job A",
+        "Stragglers across nodes A",
+        "variable namespace",
+        *(f"Jobs by MFU and goodput {letter}" for letter in "ABC"),
+    },
     "node": {
         "GPUs and MIG instances B",
         "GPU use by pod A",

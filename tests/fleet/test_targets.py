@@ -20,15 +20,16 @@ SLURM = Path(__file__).resolve().parents[2] / "examples" / "slurm"
 # As `sinfo --noheader --Node --format='%n %T'` prints it: a line for each node and partition, with
 # the flags of states (* no answer, ~ powered down, $ reserved, @ about to reboot).
 NODES = """\
-gpu-001 mixed
-gpu-001 mixed
-gpu-002 allocated
-gpu-010 down*
-gpu-011 drained$
-gpu-012 idle~
-gpu-013 future
-gpu-014 idle@
-login-1 idle
+gpu-001 mixed gpu:h100:8(S:0-1)
+gpu-001 mixed gpu:h100:8(S:0-1)
+gpu-002 allocated nvme:1,gpu:8
+gpu-010 down* gpu:h100:8(S:0-1)
+gpu-011 drained$ gpu:h100:8(S:0-1)
+gpu-012 idle~ gpu:h100:8(S:0-1)
+gpu-013 future gpu:h100:8(S:0-1)
+gpu-014 idle@ gpu:h100:8(S:0-1)
+cpu-001 idle (null)
+cpu-002 idle nogpu:4
 """
 
 
@@ -106,28 +107,32 @@ def test_a_mistake_in_the_section_is_named(section, said):
 # --- examples/slurm ---
 
 
-def ask_slurm(folder: Path, sinfo: str) -> subprocess.CompletedProcess[str]:
+def ask_slurm(folder: Path, sinfo: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the example's script under a ``sinfo`` that says what Slurm's does."""
     command = folder / "sinfo"
     command.write_text("#!/bin/bash\n" + sinfo)
     command.chmod(0o755)
     return subprocess.run(
         [SLURM / "fleet-targets.sh", folder / "slurm.json", "9500"],
-        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"},
+        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"} | env,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
     )
 
 
-def test_every_powered_node_of_slurm_is_a_target_once_and_stays_without_an_answer(tmp_path):
+def test_every_powered_node_of_slurm_with_gpus_is_a_target_once_and_stays(
+    tmp_path,
+):
     (tmp_path / "said").write_text(NODES)
     asked, written = tmp_path / "asked", tmp_path / "slurm.json"
     ended = ask_slurm(tmp_path, f'echo "$@" > {asked}\ncat {tmp_path / "said"}\n')
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert asked.read_text() == "--noheader --Node --format=%n %T\n"
-    hosts = ["gpu-001", "gpu-002", "gpu-010", "gpu-011", "gpu-014", "login-1"]
+    assert asked.read_text() == "--noheader --Node --format=%n %T %G\n"
+    hosts = ["gpu-001", "gpu-002", "gpu-010", "gpu-011", "gpu-014"]
     assert [*targets_of(written).read()] == [f"{host}:9500" for host in hosts]
+    assert ask_slurm(tmp_path, f"cat {tmp_path / 'said'}\n", GRES="").returncode == 0
+    assert len(targets_of(written).read()) == len(hosts) + 2
     before = written.read_text()
     for sinfo in ("exit 1\n", "echo slurmctld is away >&2\nexit 1\n", "exit 0\n"):
         assert ask_slurm(tmp_path, sinfo).returncode != 0

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,8 +114,65 @@ def test_a_node_is_drained_only_where_slurm_and_the_operator_allow_it(slurm, age
 
 
 def test_the_kinds_that_drain_are_those_of_hardware() -> None:
-    (listed,) = re.findall(r'KINDS = """(.*?)"""', (EXAMPLES / "health-check.sh").read_text(), re.S)
-    assert tuple(listed.split()) == DEVICE_KINDS
+    for script in ("health-check.sh", "prolog.sh"):
+        (listed,) = re.findall(r'KINDS = """(.*?)"""', (EXAMPLES / script).read_text(), re.S)
+        assert tuple(listed.split()) == DEVICE_KINDS
+
+
+BROKEN = replace(LOST, kind="device_needs_service", gpu=3)
+ASK_REALLY = f'exec "{Path(sys.executable).parent}/warpwatch" "$@"\n'
+OTHERS = "".join(f"gpu-{number}|warpwatch: xid: GPU 0\n" for number in (7, 8, 9))
+
+
+@pytest.fixture
+def prolog(slurm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``prolog(gpus, **files)``: its status, and how often it drained; commands ask the agent."""
+    (tmp_path / "bin" / "warpwatch").write_text("#!/bin/bash\n" + ASK_REALLY)
+
+    def run(gpus: str, **files: str) -> tuple[int, list[str]]:
+        monkeypatch.setenv("SLURM_JOB_GPUS", gpus)
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        done = subprocess.run(
+            EXAMPLES / "prolog.sh", capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+        asked = tmp_path / "asked"
+        return done.returncode, asked.read_text().splitlines() if asked.exists() else []
+
+    return run
+
+
+REFUSING = {"conf": "REFUSE=1\n", "sinfo": "gpu-1|none\n"}
+
+
+def test_a_job_on_a_gpu_with_a_critical_fault_is_refused_with_the_reason(prolog, agent):
+    agent.now = replace(agent.now, anomalies=(STRAGGLER, BROKEN))
+    reason = "device_needs_service: GPU 3  fell off  the bus   (reboot) 1"
+    expected = [f"update NodeName=gpu-1 State=DRAIN Reason=warpwatch: {reason}"]
+    assert prolog("2,3", **REFUSING) == (1, expected)
+
+
+@pytest.mark.parametrize(
+    ("found", "gpus", "files"),
+    [
+        pytest.param({}, "2,3", REFUSING | {"conf": ""}, id="dry run"),
+        pytest.param({}, "", REFUSING, id="a job without GPUs"),
+        pytest.param({}, "0,30", REFUSING, id="other GPUs"),
+        pytest.param({"severity": "warning"}, "3", REFUSING, id="no critical fault"),
+        pytest.param({"end_time": LOST.time + 1}, "3", REFUSING, id="a fault that is over"),
+        pytest.param({"kind": "crash"}, "3", REFUSING, id="a job's fault"),
+        pytest.param({}, "3", REFUSING | {"sinfo": OTHERS}, id="many are drained"),
+        pytest.param({}, "3", {"conf": "REFUSE=1\n"}, id="no sinfo"),
+    ],
+)
+def test_any_other_job_starts(prolog, agent, found, gpus, files):
+    agent.now = replace(agent.now, anomalies=(replace(BROKEN, **found),))
+    assert prolog(gpus, **files) == (0, [])
+
+
+def test_a_job_starts_where_no_daemon_answers(prolog, tmp_path, monkeypatch):
+    monkeypatch.setenv("WARPWATCH_DIR", str(tmp_path / "nothing"))
+    assert prolog("3", **REFUSING) == (0, [])
 
 
 def captured(owner: str, run: str) -> Capture:
