@@ -123,6 +123,20 @@ def test_noise_of_one_rank_that_its_peers_do_not_share_hides_no_fault_of_it(
     lived(steps, engine, f"50; 300 {phase} -> {kind} 1")
 
 
+@pytest.mark.parametrize(
+    ("seed", "share", "wait_s", "begin"),
+    [(2, 0.03, 0.2, 230), (4, 0.03, 0.2, 220), (8, 0.01, 0.3, 210)],
+)
+def test_a_stall_that_starts_after_few_and_noisy_blocks_is_found(
+    seed: int, share: float, wait_s: float, begin: int
+) -> None:
+    chance = random.Random(seed * 1000 + begin)
+    noise = [wait_s * chance.random() if chance.random() < share else 0.0 for _ in range(begin)]
+    story = f"{begin + 150} -> data_stall job"
+    wait = {"wait": lambda step, rank: noise[step] if step < begin else 0.4}
+    lived(Job(1, 0.0205, 0.02), alone("data_stall"), story, **wait)
+
+
 @pytest.mark.parametrize(("step_s", "noise"), [(0.02, 0.3), (0.04, 0.2), (0.5, 0.01)])
 def test_6000_healthy_steps_with_noise_raise_nothing(step_s: float, noise: float) -> None:
     lived(Job(2, step_s, noise), detection(), "6000")

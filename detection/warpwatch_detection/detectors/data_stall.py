@@ -154,10 +154,13 @@ class DataStall(JobDetector[JobWaits]):
 
     def _judge_rank(self, job: JobWaits, rank: RankWaits, seen: JobStep) -> None:
         baseline, block = rank.baseline, job.share(rank, 1)
-        if len(baseline.blocks) < READY_BLOCKS:
+        count = len(baseline.blocks)
+        noise = self._noise(job, rank) if count >= READY_BLOCKS else 0.0
+        # A stall that starts within the first blocks makes them noisy. A baseline that would not
+        # see a stall goes on learning, so that it starts again at the stall's level.
+        if count < READY_BLOCKS or (count < BASELINE_BLOCKS and noise >= START_SHARE):
             self._learn(rank, block)
             return
-        noise = self._noise(job, rank)
         least, short = self._least_rise(rank, noise), max(SHORT_RISE, SHORT_FACTOR * noise)
         rank.excess = max(
             (job.share(rank, LONG_BLOCKS) - baseline.center) / least,
