@@ -237,7 +237,7 @@ def test_only_the_standard_library_is_imported_at_the_top(package: str) -> None:
         # The shim may use torch inside functions: only where the program has it already.
         names = {name.split(".")[0] for name in imported_at_the_top(path)}
         # A diagnosis decodes hundreds of megabytes of JSON, and what it keeps of them.
-        msgspec = path.name in ("raw_events.py", "reduction.py")
+        msgspec = path.name in ("events.py", "reduction.py")
         known = {package, "msgspec"} if msgspec else {package}
         assert names - sys.stdlib_module_names <= known, path
 

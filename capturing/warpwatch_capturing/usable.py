@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warpwatch_capturing.children.verification import UNREADABLE
-from warpwatch_diagnosis.trace.file_names import reduction_name
+from warpwatch_diagnosis.trace.files import reduction_name
 from warpwatch_telemetry.captures import Capture, RankCapture
 
 # How the names of reductions begin that a capture over nodes was compared with.

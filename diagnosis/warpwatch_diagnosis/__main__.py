@@ -14,9 +14,9 @@ from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.report.trace_out import write_trace
-from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.verdict.conclusion import HEALTHY, Diagnosis
-from warpwatch_diagnosis.verdict.corroboration import Asked
+from warpwatch_diagnosis.verdict.findings import Asked
 
 EXIT_HEALTHY, EXIT_PROBLEM, EXIT_UNUSABLE = 0, 1, 2
 PROGRAM = "python -m warpwatch_diagnosis"

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from warpwatch_diagnosis.comparison.completeness import check_one_capture
 from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.measures.reduction import read_reduction
-from warpwatch_diagnosis.trace.file_names import REDUCTION
-from warpwatch_diagnosis.trace.reader import TraceSource, read_trace, without_collection
+from warpwatch_diagnosis.trace.files import REDUCTION, TraceSource
+from warpwatch_diagnosis.trace.reader import read_trace, without_collection
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis, conclude
-from warpwatch_diagnosis.verdict.corroboration import Asked
+from warpwatch_diagnosis.verdict.doubts import check_one_capture
+from warpwatch_diagnosis.verdict.findings import Asked
 
 
 def diagnose(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from warpwatch_diagnosis.trace.kinds import KINDS
+from warpwatch_diagnosis.trace.events import KINDS
 
 WARM_STEPS = 3
 ACTIVE_STEPS = 4

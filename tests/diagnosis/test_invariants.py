@@ -11,7 +11,7 @@ import pytest
 
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.trace.odd_traces import ratios
-from warpwatch_diagnosis.measures.idle_causes import CAUSES
+from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.intervals import total, union
 from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.measures.measures_json import trace_json

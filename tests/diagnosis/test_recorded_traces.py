@@ -21,7 +21,7 @@ from warpwatch_diagnosis.measures.intervals import total
 from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.trace.reader import Trace, read_trace, without_collection
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis, conclude
-from warpwatch_diagnosis.verdict.corroboration import Asked
+from warpwatch_diagnosis.verdict.findings import Asked
 
 FIXTURES = Path(__file__).with_name("fixtures")
 DOCS = Path(__file__).parents[2] / "docs" / "diagnosis.md"

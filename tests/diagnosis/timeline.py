@@ -6,8 +6,7 @@ from typing import Any
 
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.measures import Measures, measure
-from warpwatch_diagnosis.trace.events import Event
-from warpwatch_diagnosis.trace.kinds import Kind
+from warpwatch_diagnosis.trace.events import Event, Kind
 from warpwatch_diagnosis.trace.reader import Trace
 
 MAIN = "77/77"

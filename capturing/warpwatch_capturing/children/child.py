@@ -30,8 +30,7 @@ from warpwatch_capturing.children.confinement import (
     run,
 )
 from warpwatch_devices.memory_groups import group_room, host_room, memory_groups
-from warpwatch_diagnosis.trace.errors import TraceError
-from warpwatch_diagnosis.trace.file_names import REDUCTION, reduction_name
+from warpwatch_diagnosis.trace.files import REDUCTION, TraceError, reduction_name
 from warpwatch_runtime import files
 from warpwatch_telemetry.captures import CaptureRequest
 
@@ -135,10 +134,10 @@ def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine
     # Before it is confined; and the daemon itself has no need of them.
     from warpwatch_diagnosis.diagnosis import diagnose as diagnose_traces
     from warpwatch_diagnosis.measures.reduction import pack
-    from warpwatch_diagnosis.memory.growth import diagnose_memory
+    from warpwatch_diagnosis.memory_growth import diagnose_memory
     from warpwatch_diagnosis.report.html import render_html
-    from warpwatch_diagnosis.stacks.waiting import diagnose_stacks
-    from warpwatch_diagnosis.verdict.corroboration import Asked
+    from warpwatch_diagnosis.stacks import diagnose_stacks
+    from warpwatch_diagnosis.verdict.findings import Asked
 
     limit, kind, lost, where, anomaly, well, outputs, *names = arguments
     missing, nodes = _by_rank(lost), _by_rank(where)

@@ -22,7 +22,7 @@ from warpwatch_capturing.children.confinement import (
     cpu_limit_s,
     run,
 )
-from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.inventory import TraceInventory, take_inventory
 
 # One value of a trace may be 16 MiB of text; everything else is forgotten at once.

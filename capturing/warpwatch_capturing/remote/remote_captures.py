@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from warpwatch_capturing import store, usable
 from warpwatch_capturing.children import child
 from warpwatch_capturing.remote.remote_store import RemoteStore, RemoteStoreError
-from warpwatch_diagnosis.verdict.corroboration import Asked
+from warpwatch_diagnosis.verdict.findings import Asked
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
 

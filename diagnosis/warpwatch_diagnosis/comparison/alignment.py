@@ -281,3 +281,52 @@ def _matched(found: Mapping[int, Collective], offsets: Sequence[float]) -> Match
         skew_us=max(arrivals) - min(arrivals),
         group_size=max((c.group_size or 0 for c in found.values()), default=0) or None,
     )
+
+
+# Groups to tell what is usual, and by how much one must be slower than it (our own values).
+MIN_GROUPS = 3
+MIN_COUNT = 3
+MIN_RATIO = 1.5
+_SHOWN_RANKS = 8
+
+
+def slow_links(
+    capture: Sequence[Measures], alignment: Alignment | None, ranks: Sequence[int] = ()
+) -> list[str]:
+    """A sentence on the slowest group, if it is slow and has one of ``ranks``; empty: of any."""
+    alike: dict[tuple[object, ...], dict[tuple[int, ...], list[float]]]
+    alike = defaultdict(lambda: defaultdict(list))
+    for one in alignment.matched if alignment else ():
+        if one.group_size in (None, len(one.ranks)):
+            key = (one.name, one.bytes, len(one.ranks))
+            alike[key][one.ranks].append(one.transfer_us)
+    found = [worst for groups in alike.values() if (worst := _slowest(groups))]
+    if not found:
+        return []
+    ratio, members, mine_us, usual_us = max(found)
+    if ranks and not set(ranks) & set(members):
+        return []
+    named = ", ".join(capture[rank].label for rank in members[:_SHOWN_RANKS])
+    more = f" and {len(members) - _SHOWN_RANKS} more" if len(members) > _SHOWN_RANKS else ""
+    nodes = {capture[rank].node for rank in members}
+    where = "on this node" if len(nodes) == 1 and None not in nodes else "between them"
+    return [
+        f"the same transfer takes {ratio:.1f} times as long among {named}{more} as in the other "
+        f"groups ({mine_us / 1e3:,.2f} ms against {usual_us / 1e3:,.2f} ms): look for a slow link "
+        f"{where}"
+    ]
+
+
+def _slowest(
+    groups: dict[tuple[int, ...], list[float]],
+) -> tuple[float, tuple[int, ...], float, float] | None:
+    """How many times slower it is, its ranks, its typical transfer and the others'."""
+    typical = sorted(
+        (median(times), ranks) for ranks, times in groups.items() if len(times) >= MIN_COUNT
+    )
+    if len(typical) < MIN_GROUPS:
+        return None
+    (slowest_us, ranks), usual_us = typical[-1], median(us for us, _ in typical[:-1])
+    if not usual_us or slowest_us < MIN_RATIO * usual_us:
+        return None
+    return slowest_us / usual_us, ranks, slowest_us, usual_us

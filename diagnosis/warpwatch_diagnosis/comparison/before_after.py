@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from warpwatch_diagnosis.measures.clocks import MAX_SPREAD, slowdown
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
-from warpwatch_diagnosis.measures.idle_causes import CAUSES
+from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.intervals import Intervals, total
-from warpwatch_diagnosis.measures.kernels import TOP, KernelClass, KernelTime
+from warpwatch_diagnosis.measures.kernels import MAX_SPREAD, TOP, KernelClass, KernelTime, slowdown
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.measures_json import plain
 from warpwatch_diagnosis.measures.operators import TOP as OPERATORS

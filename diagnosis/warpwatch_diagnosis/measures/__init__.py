@@ -2,9 +2,8 @@
 
 - intervals: unions of time, of which every share is made
 - measures: all numbers of a trace; measures_json: as they are written
-- gpu_time: kernels, copies, collectives, launches, clocks; idle, idle_causes, gap_splitter: why it
-  is idle
-- cpu_time, host_events, host_patterns, synchronization: what the host did
-- operators, operator_sweep, flops; roofline; memory_use; code_lines: lines of the user's code
-- steps, step_timeline: each step, and the longest one to be drawn
+- gpu_time: kernels, copies, collectives; idle: why the device is idle; replay: what faults cost
+- cpu_time, host_events, runtime_calls: what the host did
+- operators, flops; roofline; code_lines: lines of the user's code
+- steps: each step, and the longest one to be drawn; reduction: a rank's measures as a file
 """

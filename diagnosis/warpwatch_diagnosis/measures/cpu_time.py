@@ -10,10 +10,11 @@ calling them.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from warpwatch_diagnosis.measures.collectives import MAX_COLLECTIVES
 from warpwatch_diagnosis.measures.host_events import (
@@ -21,16 +22,134 @@ from warpwatch_diagnosis.measures.host_events import (
     COLLECTIVE,
     HostTime,
 )
-from warpwatch_diagnosis.measures.host_patterns import (
-    reading_loops,
-    real_operators,
-    saving_gaps,
-    spent_on_reads,
-)
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, clip, difference, union
-from warpwatch_diagnosis.measures.synchronization import reads
+from warpwatch_diagnosis.measures.runtime_calls import reads
 from warpwatch_diagnosis.trace.events import Event, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
+
+# Own values. Under the profiler one pass of a loop that reads a value takes at most this long; a
+# step that logs a handful of values has no such loop.
+READ_PACE_US = 500.0
+# A busy machine may take the core away for a few time slices: if operators hardly run in between,
+# it is still the same loop.
+MAX_PAUSE_US = 20_000.0
+MIN_READS_IN_A_ROW = 10
+# state_dict() detaches one tensor after the other, and models have more than a few. Shorter gaps
+# wrote nothing worth reporting.
+MIN_DETACHED = 4
+MIN_SAVING_US = 1_000.0
+
+# The Python between picking a value and reading it, under the profiler and on a slow core.
+MAX_PICK_US = 100.0
+
+_OPTIMIZER = "Optimizer.step#"
+_NEXT = frozenset({"aten::select", "aten::unbind"})
+_PICKS = _NEXT | frozenset(
+    f"aten::{name}" for name in ("slice", "index", "squeeze", "view", "detach", "to", "narrow")
+)
+_DETACH = frozenset({"aten::detach", "detach"})
+_REGION = "Torch-Compiled Region"
+_OVERHEAD = ("TorchDynamo Cache Lookup", "Pregraph bytecode")
+
+
+def reading_loops(
+    reads: Sequence[Interval],
+    operators: Sequence[Event],
+    annotations: Sequence[Event],
+    window: Interval,
+) -> Intervals:
+    """Loops that read one value after the other, from the first to the last one in a row.
+
+    ``reads``, ``operators`` of the top level: in order. Optimizers on the CPU read their step
+    counters: these do not count.
+    """
+    stepping = union((e.begin_us, e.end_us) for e in annotations if e.name.startswith(_OPTIMIZER))
+    begins = [event.begin_us for event in operators]
+    ran_us = list(accumulate((event.end_us - event.begin_us for event in operators), initial=0.0))
+    loops: Intervals = []
+    for begin, end in _rows(_outside(reads, stepping)):
+        if loops and begin - loops[-1][1] <= MAX_PAUSE_US:
+            since, until = bisect_left(begins, loops[-1][1]), bisect_left(begins, begin)
+            if ran_us[until] - ran_us[since] <= READ_PACE_US:
+                loops[-1] = (loops[-1][0], end)
+                continue
+        loops.append((begin, end))
+    return union(clip(loops, window))
+
+
+def spent_on_reads(
+    loops: Intervals, reads: Sequence[Interval], operators: Sequence[Event]
+) -> Intervals:
+    """What of the loops would not be there without the reads: these, what picks the value, and the
+    Python before each. What the loop computes or waits for otherwise is its own work."""
+    begins = [begin for begin, _ in loops]
+    read_at = [begin for begin, _ in reads]
+    spent: Intervals = []
+    before_us = 0.0
+    for event in operators:
+        index = bisect_right(begins, event.end_us) - 1
+        inside = index >= 0 and event.begin_us < loops[index][1]
+        reading = bisect_left(read_at, event.begin_us) < bisect_right(read_at, event.end_us)
+        if inside and (reading or event.name in _PICKS):
+            # From read to read the loop does nothing else, however long a busy core takes for it.
+            follows = bool(spent) and spent[-1][1] == before_us and (reading or event.name in _NEXT)
+            pause_us = MAX_PAUSE_US if follows else MAX_PICK_US
+            low = max(before_us, event.begin_us - pause_us, loops[index][0])
+            spent.append((min(low, event.begin_us), event.end_us))
+        before_us = event.end_us
+    return union(spent)
+
+
+def _rows(reads: Intervals) -> Intervals:
+    """Spans of reads that follow each other at the pace of a loop."""
+    rows: list[tuple[float, float, int]] = []
+    for begin, end in reads:
+        if rows and begin - rows[-1][1] <= READ_PACE_US:
+            rows[-1] = (rows[-1][0], end, rows[-1][2] + 1)
+        else:
+            rows.append((begin, end, 1))
+    return [(begin, end) for begin, end, count in rows if count >= MIN_READS_IN_A_ROW]
+
+
+def _outside(reads: Sequence[Interval], taken: Intervals) -> Intervals:
+    ends = [end for _, end in taken]
+    return [
+        (begin, end)
+        for begin, end in sorted(reads)
+        if (index := bisect_right(ends, begin)) == len(taken) or end <= taken[index][0]
+    ]
+
+
+def saving_gaps(operators: Sequence[Event], host: Intervals) -> Intervals:
+    """Gaps of ``host`` right after what ``state_dict()`` does; ``operators``: of one thread's top
+    level, in order."""
+    ends: set[float] = set()
+    detached = 0
+    for event in operators:
+        detached = detached + 1 if event.name in _DETACH else 0
+        if detached >= MIN_DETACHED:
+            ends.add(event.end_us)
+    return [(begin, end) for begin, end in host if begin in ends and end - begin >= MIN_SAVING_US]
+
+
+def real_operators(operators: Sequence[Event]) -> list[Event]:
+    """Operators in order of begin without those that torch.compile puts around its own calls.
+
+    Their own time is the host's. A region that contains nothing else stays: what it computes has
+    no event of its own.
+    """
+    kept: list[Event] = []
+    next_us: dict[str, float] = {}
+    for event in reversed(operators):
+        if event.name.startswith(_OVERHEAD):
+            continue
+        wraps = event.name.startswith(_REGION)
+        if not wraps or next_us.get(event.thread, event.end_us) >= event.end_us:
+            kept.append(event)
+        if not wraps:
+            next_us[event.thread] = event.begin_us
+    return kept[::-1]
+
 
 # The CPU's counterpart of a short kernel: an eager operator costs a few µs before any arithmetic.
 DISPATCH_US = 10.0

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from warpwatch_diagnosis.measures.clocks import Size, SizeTime, size_times
 from warpwatch_diagnosis.measures.collectives import Collective, collectives, exchanges
 from warpwatch_diagnosis.measures.copies import CopyTime, copy_kind, copy_times
 from warpwatch_diagnosis.measures.host_events import HostTime
@@ -35,11 +34,18 @@ from warpwatch_diagnosis.measures.kernels import (
     SHORT_KERNEL_US,
     ClassTime,
     KernelTime,
+    Size,
+    SizeTime,
     classify,
     kernel_times,
+    size_times,
 )
-from warpwatch_diagnosis.measures.launches import Launches, by_correlation, launches
-from warpwatch_diagnosis.measures.synchronization import BlockingCall
+from warpwatch_diagnosis.measures.runtime_calls import (
+    BlockingCall,
+    Launches,
+    by_correlation,
+    launches,
+)
 from warpwatch_diagnosis.trace.events import Event, by_begin, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 

@@ -13,9 +13,8 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from warpwatch_diagnosis.measures.host_patterns import compiled_spans
-from warpwatch_diagnosis.measures.idle_causes import Cause
 from warpwatch_diagnosis.measures.intervals import (
     Interval,
     Intervals,
@@ -27,6 +26,13 @@ from warpwatch_diagnosis.measures.intervals import (
 )
 from warpwatch_diagnosis.trace.events import Event, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
+
+Cause = Literal[
+    "compile", "gc", "checkpoint", "data_loading", "allocator", "communication",
+    "synchronization", "copy", "launch", "dispatch", "host", "kernel_gap", "unexplained",
+]  # fmt: skip
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+
 
 LOADING = re.compile(r"enumerate\(DataLoader\).*__next__")
 # torch >= 2.9 with record_python_gc_info and stacks: "Python GC"; with stacks a call of
@@ -75,6 +81,8 @@ BLOCKING_COLLECTIVE_US = 1_000.0
 # a queue, by a thread that first gets the interpreter's lock.
 HANDOVER_US = 2_000.0
 _NAMES = 5
+# Guards, the cache lookup and entering the next region take 50 to 300 µs.
+BORDER_US = 1_000.0
 _REGION = re.compile(r"Torch-Compiled Region(?:: \S*?(\d+)/(\d+))?")
 BACKGROUND_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):")
 
@@ -228,3 +236,12 @@ def _activity(
         intervals = union(clip(spans(events), window))
     times = total(intervals), longest_us(intervals)
     return HostActivity(count, *times, tuple(names[:_NAMES]), intervals)
+
+
+def compiled_spans(regions: Sequence[Event], window: Interval) -> Intervals:
+    """Calls of compiled code with the Python between one and the next."""
+    spans: Intervals = []
+    for begin, end in sorted((e.begin_us, e.end_us) for e in regions):
+        near = spans and begin - spans[-1][1] <= BORDER_US
+        spans.append((spans[-1][1] if near else begin, end))
+    return union(clip(spans, window))

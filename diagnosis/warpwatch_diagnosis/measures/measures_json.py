@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from warpwatch_diagnosis.measures.host_events import ACTIVITIES
-from warpwatch_diagnosis.measures.idle_causes import CAUSES
+from warpwatch_diagnosis.measures.host_events import ACTIVITIES, CAUSES
 from warpwatch_diagnosis.measures.intervals import Intervals
 from warpwatch_diagnosis.measures.measures import Measures
 

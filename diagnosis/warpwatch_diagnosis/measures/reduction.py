@@ -18,9 +18,7 @@ import msgspec
 
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.trace.errors import TraceError
-from warpwatch_diagnosis.trace.file_names import reduction_name
-from warpwatch_diagnosis.trace.reader import TraceSource
+from warpwatch_diagnosis.trace.files import TraceError, TraceSource, reduction_name
 
 SCHEMA = 1
 MAX_BYTES = 2**20

@@ -3,6 +3,5 @@
 - words: what kinds, parts and causes are called
 - parts: a stretch of time as disjoint parts, which add up to it
 - drawing: rows of coloured spans as SVG, few enough to stay small
-- timeline: the longest step; bars: where time went; tables: the details; style: the sheet
-- excerpt: which events of a trace a smaller one keeps
+- timeline: the longest step; tables: the details
 """

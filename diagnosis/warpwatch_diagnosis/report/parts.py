@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from warpwatch_diagnosis.comparison.before_after import cpu_phases
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
-from warpwatch_diagnosis.measures.idle_causes import CAUSES
+from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.intervals import (
     Interval,
     Intervals,

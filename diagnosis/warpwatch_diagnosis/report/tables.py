@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from warpwatch_diagnosis.comparison.before_after import BaselineComparison
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.measures.operator_sweep import OperatorTime
+from warpwatch_diagnosis.measures.operators import OperatorTime
 from warpwatch_diagnosis.report.words import duration, safe, size
 from warpwatch_diagnosis.rules.base import short
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis

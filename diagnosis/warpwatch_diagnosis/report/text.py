@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.measures_json import cpu_ratios, gpu_ratios
 from warpwatch_diagnosis.report import handover
-from warpwatch_diagnosis.report.bars import MAX_RANKS, MIN_SHARE, largest_parts
+from warpwatch_diagnosis.report.drawing import MAX_RANKS, MIN_SHARE, largest_parts
 from warpwatch_diagnosis.report.parts import Breakdown, sums_us
 from warpwatch_diagnosis.report.words import COLUMN_HEADS, PARTS, duration, origin, printable
 from warpwatch_diagnosis.rules.base import Finding, percent

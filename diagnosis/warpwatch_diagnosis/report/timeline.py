@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from warpwatch_diagnosis.measures.intervals import within
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.measures.step_timeline import Lane
-from warpwatch_diagnosis.measures.steps import StepTime
+from warpwatch_diagnosis.measures.steps import Lane, StepTime
 from warpwatch_diagnosis.report.drawing import (
     MAX_RECTANGLES,
     DrawnSpan,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from warpwatch_diagnosis.comparison.alignment import Alignment
-from warpwatch_diagnosis.measures.idle_causes import Cause
+from warpwatch_diagnosis.measures.host_events import Cause
 from warpwatch_diagnosis.measures.intervals import Intervals, difference, total, union
 from warpwatch_diagnosis.measures.measures import Measures
 

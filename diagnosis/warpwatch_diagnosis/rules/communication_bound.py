@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from warpwatch_diagnosis.comparison.alignment import Alignment, align, exposed_transfer_us
-from warpwatch_diagnosis.comparison.links import slow_links
+from warpwatch_diagnosis.comparison.alignment import (
+    Alignment,
+    align,
+    exposed_transfer_us,
+    slow_links,
+)
 from warpwatch_diagnosis.measures.intervals import Intervals, total, union
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import Finding, Rule, idle, milliseconds, percent, times

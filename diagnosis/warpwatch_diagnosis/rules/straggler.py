@@ -12,13 +12,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from warpwatch_diagnosis.comparison.alignment import Alignment, exposed_transfer_us
-from warpwatch_diagnosis.comparison.arrivals import last_rank
+from warpwatch_diagnosis.comparison.alignment import Alignment, exposed_transfer_us, slow_links
 from warpwatch_diagnosis.comparison.before_after import kernel_changes, phases_ms
-from warpwatch_diagnosis.comparison.links import slow_links
-from warpwatch_diagnosis.comparison.rank_steps import CPU_PARTS, OPERATORS, RankSteps, lags
-from warpwatch_diagnosis.measures.clocks import slowdown
+from warpwatch_diagnosis.comparison.cpu_ranks import (
+    CPU_PARTS,
+    OPERATORS,
+    RankSteps,
+    lags,
+    last_rank,
+)
 from warpwatch_diagnosis.measures.intervals import total
+from warpwatch_diagnosis.measures.kernels import slowdown
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import Confidence, Finding, Rule, milliseconds, percent
 

@@ -10,26 +10,111 @@ import marshal
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 from operator import eq, itemgetter
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
-from warpwatch_diagnosis.trace.errors import TraceError
-from warpwatch_diagnosis.trace.kinds import (
-    ARGUMENTS,
-    CONCRETE,
-    KINDS,
-    MEMORY_NAME,
-    ONE_GRADIENT,
-    Kind,
+import msgspec
+
+from warpwatch_diagnosis.trace.files import TraceError
+from warpwatch_diagnosis.trace.json_stream import decode_json
+
+Kind = Literal[
+    "operator", "annotation", "runtime", "kernel", "copy", "synchronization", "python", "memory"
+]
+
+_COLLECTIVE_ARGUMENTS = (
+    "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size",
+    "Process Group Name", "Process Group Ranks", "Seq",
+)  # fmt: skip
+
+# As written from 2022 on (lower case) and before (capitalised).
+_CATEGORIES: dict[Kind, tuple[str, ...]] = {
+    "operator": ("cpu_op", "Operator"),
+    "annotation": ("user_annotation",),
+    "runtime": (
+        "cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime",
+        "privateuse1_runtime", "privateuse1_driver", "Runtime",
+    ),
+    "kernel": ("kernel", "Kernel"),
+    "copy": ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"),
+    "synchronization": ("cuda_sync",),
+    "python": ("python_function",),
+}  # fmt: skip
+KINDS = {category: kind for kind, names in _CATEGORIES.items() for category in names}
+# An instant; PyTorch before 1.12 gives it no category.
+MEMORY_NAME = "[memory]"
+CONCRETE = "Concrete Inputs"
+# Of it only this is kept: a convolution's backward call that makes the gradient of its input or of
+# its weight alone.
+ONE_GRADIENT = "One gradient"
+# What diagnosis reads of an event's ``args``; the rest is forgotten.
+ARGUMENTS: dict[Kind, tuple[str, ...]] = {
+    "operator": ("Input Dims", "Input type", "Call stack", CONCRETE, *_COLLECTIVE_ARGUMENTS),
+    "kernel": (
+        "device", "stream", "grid", "block", "blocks per SM", "warps per SM",
+        "est. achieved occupancy %", "graph id", *_COLLECTIVE_ARGUMENTS,
+    ),
+    "copy": ("device", "stream", "bytes", "memory bandwidth (GB/s)"),
+    "synchronization": ("device", "stream", "wait_on_stream"),
+    "memory": ("Device Type", "Device Id", "Bytes", "Total Allocated", "Total Reserved"),
+}  # fmt: skip
+
+
+_REFUSALS = (msgspec.MsgspecError, UnicodeError, RecursionError)
+# Of a time that an element does not have.
+ABSENT_US = -1.0
+
+# ``args``: the correlation, and as JSON what diagnosis may read beside it. That is mostly the same
+# for many events, so it is decoded once.
+_NAMES = {f"argument_{n}": key for n, key in enumerate(dict.fromkeys(chain(*ARGUMENTS.values())))}
+_ABSENT = msgspec.Raw()
+RawArguments: Any = msgspec.defstruct(
+    "RawArguments",
+    [("correlation", Any, None), *((name, msgspec.Raw, _ABSENT) for name in _NAMES)],
+    rename=_NAMES,
+    gc=False,
+    omit_defaults=True,
 )
-from warpwatch_diagnosis.trace.raw_events import (
-    ABSENT_US,
-    RawArguments,
-    RawEvent,
-    arguments_json,
-    decode_value,
-)
+arguments_json = msgspec.json.Encoder().encode
+
+
+class RawEvent(msgspec.Struct, gc=False):
+    """Members of an element; ``ts`` and ``dur`` are in µs."""
+
+    ph: Any = None
+    cat: str | None = None
+    name: Any = None
+    ts: float = ABSENT_US
+    dur: float = ABSENT_US
+    pid: Any = None
+    tid: Any = None
+    args: RawArguments | None = None
+
+
+_ELEMENTS = msgspec.json.Decoder(list[RawEvent])
+
+
+def decode_elements(text: str) -> list[Any]:
+    """A list's RawEvents, or its elements as the standard library reads them. Raises ValueError."""
+    try:
+        return _ELEMENTS.decode(text)
+    except _REFUSALS:
+        elements: list[Any] = decode_json(text)
+        return elements
+
+
+def decode_value(text: bytes) -> Any:
+    """None for what is beyond the decoders' limits."""
+    try:
+        return msgspec.json.decode(text)
+    except _REFUSALS:
+        pass
+    try:
+        return decode_json(str(text, "utf-8"))
+    except (ValueError, RecursionError):
+        return None
+
 
 # Names of templates reach 6,000 characters; the part that shows a kernel's class comes first.
 # Patterns take up to the square of it.

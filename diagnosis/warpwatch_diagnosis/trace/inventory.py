@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_diagnosis.trace.events import is_time
-from warpwatch_diagnosis.trace.kinds import KINDS, Kind
-from warpwatch_diagnosis.trace.reader import EVENTS, HEAD, TraceSource, members
+from warpwatch_diagnosis.trace.events import KINDS, Kind, is_time
+from warpwatch_diagnosis.trace.files import TraceSource
+from warpwatch_diagnosis.trace.reader import EVENTS, HEAD, members
 
 # Further steps are not listed; no capture has that many.
 MAX_STEPS = 1000

@@ -18,13 +18,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, BinaryIO, Literal, Protocol, get_args
+from typing import Any, get_args
 
-from warpwatch_diagnosis.trace.errors import TraceError
-from warpwatch_diagnosis.trace.events import MAX_NUMBER, Collector, Event, is_bounded, is_time
+from warpwatch_diagnosis.trace.events import (
+    MAX_NUMBER,
+    Collector,
+    Event,
+    Kind,
+    decode_elements,
+    is_bounded,
+    is_time,
+)
+from warpwatch_diagnosis.trace.files import TraceError, TraceSource
 from warpwatch_diagnosis.trace.json_stream import JsonStream, Malformed, decode_json
-from warpwatch_diagnosis.trace.kinds import Kind
-from warpwatch_diagnosis.trace.raw_events import decode_elements
 
 EVENTS = "traceEvents"
 MAX_BYTES = 4 << 30
@@ -43,15 +49,6 @@ _BEGIN, _END = attrgetter("begin_us"), attrgetter("end_us")
 MAX_STAGES = 4096
 HEAD = frozenset({"deviceProperties", "distributedInfo", "warpwatch", "baseTimeNanoseconds"})
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})\.", re.IGNORECASE)
-
-
-class TraceSource(Protocol):
-    """A Path, or what stands for one whose file was opened before."""
-
-    @property
-    def name(self) -> str: ...
-
-    def open(self, mode: Literal["rb"], /) -> BinaryIO: ...
 
 
 @dataclass(slots=True)

@@ -13,9 +13,8 @@ from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.measures_json import trace_json
 from warpwatch_diagnosis.rules.base import Finding, percent
 from warpwatch_diagnosis.rules.communication_bound import CommunicationBoundRule
-from warpwatch_diagnosis.verdict.corroboration import Asked
 from warpwatch_diagnosis.verdict.doubts import doubts, waits_for_missing
-from warpwatch_diagnosis.verdict.findings import find
+from warpwatch_diagnosis.verdict.findings import Asked, find
 from warpwatch_diagnosis.verdict.likeliest import (
     MAX_UNEXPLAINED_SHARE,
     likeliest,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from warpwatch_diagnosis.measures.intervals import Intervals, total
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.measures.synchronization import waits_by_name
+from warpwatch_diagnosis.measures.runtime_calls import waits_by_name
 from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.rules.base import Finding, RankRule, idle, percent, short
 from warpwatch_diagnosis.rules.communication_bound import exposed

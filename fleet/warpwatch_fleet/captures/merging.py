@@ -19,7 +19,7 @@ from warpwatch_capturing.children import child
 from warpwatch_capturing.children.confinement import Run, run
 from warpwatch_capturing.children.documents import read_diagnosis
 from warpwatch_capturing.children.verification import UNREADABLE
-from warpwatch_diagnosis.trace.file_names import reduction_name
+from warpwatch_diagnosis.trace.files import reduction_name
 from warpwatch_fleet.captures.part import Part
 from warpwatch_fleet.following import AgentError, Agents
 from warpwatch_fleet.node import FILE

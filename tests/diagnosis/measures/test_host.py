@@ -11,7 +11,7 @@ import pytest
 from tests.diagnosis.timeline import Timeline
 from warpwatch_diagnosis.measures.host_events import HostTime
 from warpwatch_diagnosis.measures.measures_json import cpu_ratios
-from warpwatch_diagnosis.trace.kinds import Kind
+from warpwatch_diagnosis.trace.events import Kind
 
 
 def host(*added: tuple[Kind, str, float, float]) -> HostTime:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.diagnosis.timeline import MAIN, Timeline
 from tests.diagnosis.traces import LOADER
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
-from warpwatch_diagnosis.measures.idle_causes import CAUSES
+from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.intervals import intersection, total, union
 from warpwatch_diagnosis.measures.measures import measure
-from warpwatch_diagnosis.trace.kinds import Kind
+from warpwatch_diagnosis.trace.events import Kind
 
 # Kind, name, start and duration in µs, thread.
 Added = tuple[Kind, str, float, float, str] | tuple[Kind, str, float, float]

@@ -15,7 +15,7 @@ from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures import reduction
 from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.measures.reduction import MAX_BYTES, pack, read_reduction
-from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.reader import read_trace
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.measures.clocks import SizeTime, size_times, slowdown
+from warpwatch_diagnosis.measures.kernels import SizeTime, size_times, slowdown
 from warpwatch_diagnosis.measures.roofline import ClassRoofline, Roofline, peaks_of
 from warpwatch_diagnosis.trace.events import Event
 

@@ -14,7 +14,7 @@ from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile
 from warpwatch_diagnosis.measures.intervals import difference, intersection, total, union
 from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.measures.measures_json import trace_json
-from warpwatch_diagnosis.measures.step_timeline import RESOLUTION, Lane
+from warpwatch_diagnosis.measures.steps import RESOLUTION, Lane
 from warpwatch_diagnosis.trace.reader import read_trace
 
 PINNED = "Memcpy HtoD (Pinned -> Device)"

@@ -12,9 +12,8 @@ from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, DrawnSpan, thin
-from warpwatch_diagnosis.report.html import render_html
+from warpwatch_diagnosis.report.html import COLOURS, render_html
 from warpwatch_diagnosis.report.parts import Breakdown, sums_us
-from warpwatch_diagnosis.report.style import COLOURS
 from warpwatch_diagnosis.report.words import COLUMN_HEADS, LANES, PARTS, VERDICTS
 from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis

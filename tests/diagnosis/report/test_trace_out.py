@@ -16,7 +16,7 @@ from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.measures_json import trace_json
 from warpwatch_diagnosis.report import trace_out
 from warpwatch_diagnosis.report.trace_out import write_trace
-from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.files import TraceError
 
 
 @pytest.mark.parametrize(

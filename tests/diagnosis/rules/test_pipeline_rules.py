@@ -10,7 +10,7 @@ import pytest
 from tests.diagnosis.captures import diagnosed, event, kernel, operator, stepped
 from tests.diagnosis.traces import STEP_US, TraceFile
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
-from warpwatch_diagnosis.verdict.corroboration import Asked
+from warpwatch_diagnosis.verdict.findings import Asked
 
 
 def stage(number: int, of: int, waits_us: int, on_gpu: bool, **place: object) -> TraceFile:

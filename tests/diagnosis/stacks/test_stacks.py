@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from warpwatch_diagnosis.stacks.waiting import diagnose_stacks
-from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.stacks import diagnose_stacks
+from warpwatch_diagnosis.trace.files import TraceError
 
 TORCH = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 LIBRARY = "/usr/lib/python3.12/"

@@ -13,7 +13,7 @@ from tests.diagnosis.traces import LOADER, ORIGIN_US
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
-from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.files import TraceError
 
 NAMES = [
     "ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#x", LOADER, "aten::mm", "aten::item", "gemm",

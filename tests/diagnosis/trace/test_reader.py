@@ -14,8 +14,8 @@ from tests.diagnosis.captures import kernel, operator, stepped
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.trace import events, json_stream, reader
-from warpwatch_diagnosis.trace.errors import TraceError
-from warpwatch_diagnosis.trace.kinds import Kind
+from warpwatch_diagnosis.trace.events import Kind
+from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.reader import Trace, read_trace
 
 GOOD = json.dumps({"traceEvents": cpu_rank(0).events}).encode()

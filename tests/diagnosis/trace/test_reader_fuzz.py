@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.diagnosis.captures import event, operator, stepped
 from tests.diagnosis.trace.odd_traces import ANY_JSON, ELEMENTS, verdict
 from warpwatch_diagnosis.trace import json_stream, reader
-from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.reader import EVENTS, members, read_trace
 
 

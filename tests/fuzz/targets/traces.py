@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from tests.fuzz.watch import Target
 from warpwatch_diagnosis.trace import json_stream
-from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.reader import read_trace
 
 PACKED = 128

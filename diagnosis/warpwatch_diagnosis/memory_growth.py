@@ -6,9 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from warpwatch_diagnosis.trace.errors import TraceError
-from warpwatch_diagnosis.trace.rank_file import dicts, load_json, number_of, text_of
-from warpwatch_diagnosis.trace.reader import TraceSource
+from warpwatch_diagnosis.trace.files import (
+    TraceError,
+    TraceSource,
+    dicts,
+    load_json,
+    number_of,
+    text_of,
+)
 from warpwatch_diagnosis.verdict.conclusion import SCHEMA
 
 GROWS = "memory_growth"

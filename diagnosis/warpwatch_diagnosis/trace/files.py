@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, BinaryIO, Literal, Protocol
 
-from warpwatch_diagnosis.trace.errors import TraceError
-from warpwatch_diagnosis.trace.reader import TraceSource
+
+class TraceError(Exception):
+    """A file that cannot be diagnosed. The text is one line: the file and what is wrong with it."""
+
+
+REDUCTION = ".reduction.gz"
+
+
+def reduction_name(trace: str) -> str:
+    """``rank3.pt.trace.json.gz`` becomes ``rank3.reduction.gz``."""
+    return trace.partition(".")[0] + REDUCTION
+
 
 MAX_BYTES = 16 << 20
 # What is not less is no number of seconds or bytes.
 MAX_NUMBER = 1e15
 _NAMED = re.compile(r"rank[_-]?(\d{1,6})\.")
+
+
+class TraceSource(Protocol):
+    """A Path, or what stands for one whose file was opened before."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self, mode: Literal["rb"], /) -> BinaryIO: ...
 
 
 def rank_in_name(path: TraceSource) -> int | None:

@@ -1,1 +1,0 @@
-"""What of a process's memory grows: which type of object, which line, how much a step."""

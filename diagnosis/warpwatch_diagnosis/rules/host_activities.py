@@ -1,0 +1,324 @@
+"""torch.compile costs more than it brings: it compiles again, or graph breaks cut its code up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from warpwatch_diagnosis.measures.intervals import (
+    Intervals,
+    clip,
+    difference,
+    longest_us,
+    total,
+    union,
+    within,
+)
+from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.rules.base import (
+    RankRule,
+    idle,
+    in_lines,
+    milliseconds,
+    percent,
+    times,
+    worst_gaps,
+)
+from warpwatch_diagnosis.rules.host_bound import graph_breaks, saving
+
+# Without a GPU the work of a loader without workers is work like any other up to TraceML's warning
+# level; with workers the training process only waits.
+MIN_CPU_SHARE = 0.10
+
+
+class DataLoadingRule(RankRule):
+    kind = "data_loading"
+    # PyTorch's TensorBoard plugin warns above it; with a GPU only its idle time counts.
+    min_share = 0.05
+    # TraceML's critical level.
+    high_share = 0.20
+
+    def lost(self, measures: Measures) -> Intervals:
+        """All of the loader's time, or where there is a GPU, its idle time under it."""
+        if measures.gpu is None:
+            return difference(measures.loading, measures.host.gc.intervals)
+        return idle(measures, "data_loading")
+
+    def share(self, measures: Measures, lost: Intervals) -> float:
+        return measures.share(measures.loading)
+
+    def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
+        works = measures.gpu is None and _single_process(measures)
+        limit = MIN_CPU_SHARE if works else self.min_share
+        return bool(measures.loader) and measures.share(lost) > limit
+
+    def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
+        loader, loading = measures.loader, measures.loading
+        longest = sorted((e.end_us - e.begin_us for e in loader), reverse=True)[:3]
+        yield f"{percent(measures.share(loading))} of the step is spent fetching the next batch"
+        yield (
+            f"{loader[0].name} ran {times(len(loader))} for {milliseconds(total(loading))}; "
+            f"the longest took {', '.join(milliseconds(us) for us in longest)}"
+        )
+        if measures.gpu:
+            yield f"the GPU stood idle during {milliseconds(total(lost))} of it"
+        if _single_process(measures):
+            yield "the batches are made in the training process itself (num_workers=0)"
+        yield from in_lines(measures, "loading")
+
+    def advice(self, measures: Measures) -> str:
+        if _single_process(measures):
+            return (
+                "Set DataLoader(num_workers=4, persistent_workers=True, pin_memory=True) so that "
+                "batches are made beside the training; then look at what Dataset.__getitem__ waits "
+                "for."
+            )
+        return (
+            "Raise num_workers or prefetch_factor; if the workers are at their limit, make "
+            "Dataset.__getitem__ cheaper: cache decoded samples or keep the data on a local disk."
+        )
+
+
+def _single_process(measures: Measures) -> bool:
+    return any("SingleProcess" in e.name for e in measures.loader)
+
+
+# A pause this long counts where other ranks wait for it, however seldom. Unsynchronised collections
+# are a known cause of slow jobs of many ranks (Understanding Stragglers in Large Model Training,
+# OSDI 2025); the limits are reference values of this project.
+MIN_PAUSE_US = 50_000.0
+
+
+class GcPauseRule(RankRule):
+    kind = "gc_pause"
+    min_share = 0.01
+    high_share = 0.05
+
+    def lost(self, measures: Measures) -> Intervals:
+        """The pauses; where there is a GPU, its idle time under them."""
+        return measures.host.gc.intervals if measures.gpu is None else idle(measures, "gc")
+
+    def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
+        held_up = several and longest_us(lost) > MIN_PAUSE_US
+        return held_up or super().applies(measures, lost, several)
+
+    def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
+        pauses = measures.host.gc
+        who = "the step" if measures.gpu is None else "the GPU's time"
+        yield f"{percent(measures.share(lost))} of {who} passes while Python collects garbage"
+        yield (
+            f"{', '.join(pauses.names[:2])}: {times(pauses.count)}, "
+            f"{milliseconds(pauses.total_us)} together, {milliseconds(pauses.longest_us)} at most"
+        )
+        yield from in_lines(measures, "gc")
+
+    def advice(self, measures: Measures) -> str:
+        called = any("collect" in name for name in measures.host.gc.names)
+        first = "Take gc.collect() out of the step; c" if called else "C"
+        return (
+            f"{first}all gc.freeze() once everything is built, so that old objects are not looked "
+            "at again, or gc.disable() and gc.collect() every 500 steps on all ranks at the same "
+            "step; keep fewer Python objects (lists of dicts) alive, arrays and tensors are not "
+            "looked at."
+        )
+
+
+class CheckpointRule(RankRule):
+    kind = "checkpoint"
+    # Of the captured steps (own value, that of copies). Saving seldom costs the job less than that.
+    min_share = 0.05
+
+    def lost(self, measures: Measures) -> Intervals:
+        """The writing; where there is a GPU, its idle time under it."""
+        if measures.gpu is not None:
+            return idle(measures, "checkpoint")
+        return union(measures.host.checkpoint.intervals + saving(measures))
+
+    def is_sure(self, measures: Measures, lost: Intervals) -> bool:
+        return measures.host.checkpoint.count > 1
+
+    def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
+        written, share = measures.host.checkpoint, percent(measures.share(lost))
+        if measures.gpu is not None:
+            yield f"the GPU is idle for {share} of the steps while a checkpoint is written"
+        else:
+            yield f"{share} of the steps is the writing of a checkpoint"
+        seen = ", ".join(written.names[:2]) or (
+            "gaps right after aten::detach of every parameter, as state_dict() makes before a save"
+        )
+        yield (
+            f"{seen}: {times(written.count or len(saving(measures)))}, {milliseconds(total(lost))} "
+            f"together, {milliseconds(longest_us(lost))} at most"
+        )
+        yield from _frequency(measures, lost)
+        yield from in_lines(measures, "checkpoint")
+
+    def advice(self, measures: Measures) -> str:
+        return (
+            "Save less often, or beside the training: torch.distributed.checkpoint.async_save "
+            "copies the state and writes it in the background, every rank its own part. With "
+            "torch.save: copy the state to the host first and write it in a thread, to a "
+            "local disk."
+        )
+
+
+def _frequency(measures: Measures, lost: Intervals) -> Iterator[str]:
+    """What the same costs if it is done less often."""
+    steps = measures.steps
+    saving_steps = sum(1 for step in steps if total(clip(lost, step)))
+    if not saving_steps:
+        return
+    each_us = total(lost) / saving_steps
+    step_us = (measures.window_us - total(lost)) / len(steps)
+    if step_us <= 0:
+        yield f"{saving_steps} of {len(steps)} captured steps save and do nothing else"
+        return
+    every = max(1, round(each_us / step_us / 0.01))
+    yield (
+        f"{saving_steps} of {len(steps)} captured steps save; saving every {every:,} steps would "
+        "cost 1 % of the time"
+    )
+
+
+# Growth happens once; thrash comes back.
+MIN_STEPS = 2
+_GB = 1e9
+
+
+class AllocatorThrashRule(RankRule):
+    kind = "allocator_thrash"
+    # Of the step that the device idles under the calls, as for other idle time (TensorBoard).
+    min_share = 0.05
+    high_share = 0.15
+    needs_gpu = True
+
+    def lost(self, measures: Measures) -> Intervals:
+        return idle(measures, "allocator")
+
+    def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
+        enough = not measures.steps or _steps_with_calls(measures) >= MIN_STEPS
+        return enough and super().applies(measures, lost, several)
+
+    def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
+        calls = measures.host.allocator
+        yield (
+            f"the GPU is idle for {percent(measures.share(lost))} of the step because memory is "
+            "asked of the driver or given back"
+        )
+        yield (
+            f"{', '.join(calls.names[:3])} ran {times(calls.count)} for "
+            f"{milliseconds(calls.total_us)}, {milliseconds(calls.longest_us)} at most"
+        )
+        if measures.steps:
+            yield f"in {_steps_with_calls(measures)} of {len(measures.steps)} steps"
+        for memory in measures.memory:
+            allocated, reserved = memory.allocated_peak_bytes, memory.reserved_peak_bytes
+            if memory.device != "cpu" and reserved and allocated:
+                yield (
+                    f"at most {allocated / _GB:.1f} GB were allocated of "
+                    f"{reserved / _GB:.1f} GB reserved"
+                )
+        yield from worst_gaps(measures, "allocator")
+
+    def advice(self, measures: Measures) -> str:
+        return (
+            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, drop torch.cuda.empty_cache() "
+            "from the loop, keep shapes fixed (pad or bucket sequence lengths); if memory is "
+            "short, use a smaller batch or activation checkpointing."
+        )
+
+
+def _steps_with_calls(measures: Measures) -> int:
+    return sum(us > 0 for us in within(measures.host.allocator.intervals, measures.steps))
+
+
+# Of the step; compilations end with the first steps (own value, as for other rare work).
+MIN_COMPILE_SHARE = 0.05
+
+
+class RecompilationRule(RankRule):
+    kind = "recompilation"
+    # What is lost counts only where each of its parts is worth a finding.
+    min_share = 0.0
+
+    def lost(self, measures: Measures) -> Intervals:
+        return union(_compiling(measures) + graph_breaks(measures))
+
+    def is_sure(self, measures: Measures, lost: Intervals) -> bool:
+        return bool(_compiling(measures)) and _compiles_again(measures)
+
+    def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
+        yield from _compilations(measures, _compiling(measures))
+        yield from _breaks(measures, graph_breaks(measures))
+
+    def advice(self, measures: Measures) -> str:
+        logs = "TORCH_LOGS=recompiles,graph_breaks names each reason"
+        if not _compiling(measures):
+            return (
+                f"{logs}: take .item(), prints and checks of values out of the compiled code, "
+                "torch.compile(fullgraph=True) shows the first one; or compile only the parts "
+                "without."
+            )
+        if _compiles_again(measures):
+            return (
+                f"{logs}: call torch._dynamo.mark_dynamic(tensor, dim) or "
+                "torch.compile(dynamic=True) for sizes that change, pad batches to a few lengths, "
+                "use drop_last=True; raise torch._dynamo.config.recompile_limit only if the "
+                "variants are few."
+            )
+        return (
+            f"If these were the first steps, capture later ones. Else {logs}; a cache on disk "
+            "(TORCHINDUCTOR_CACHE_DIR) makes the next start faster."
+        )
+
+
+def _compiling(measures: Measures) -> Intervals:
+    """The compiling, with a GPU its idle time meanwhile, if it is worth a finding."""
+    lost = idle(measures, "compile") if measures.gpu else measures.host.compile.intervals
+    return lost if measures.share(lost) > MIN_COMPILE_SHARE else []
+
+
+def _compiles_again(measures: Measures) -> bool:
+    return _steps_that_compile(measures) > 1 or bool(measures.host.recompiled_regions)
+
+
+def _steps_that_compile(measures: Measures) -> int:
+    spent = measures.host.compile.intervals
+    return sum(total(clip(spent, step)) > 0 for step in measures.steps)
+
+
+def _compilations(measures: Measures, lost: Intervals) -> Iterator[str]:
+    if not lost:
+        return
+    compiling, share = measures.host.compile, percent(measures.share(lost))
+    who = (
+        f"the GPU is idle for {share} of the step while"
+        if measures.gpu
+        else f"in {share} of the step"
+    )
+    yield f"{who} torch.compile compiles"
+    yield (
+        f"{', '.join(compiling.names[:2])}: {times(compiling.count)} in "
+        f"{_steps_that_compile(measures)} of {len(measures.steps)} steps, "
+        f"{milliseconds(compiling.total_us)} together, {milliseconds(compiling.longest_us)} at most"
+    )
+    if measures.host.recompiled_regions:
+        yield (
+            f"{measures.host.recompiled_regions:,} compiled regions in use (Torch-Compiled Region: "
+            "frame/number above 0) were compiled because an earlier compilation did not fit"
+        )
+    yield from in_lines(measures, "compile")
+
+
+def _breaks(measures: Measures, lost: Intervals) -> Iterator[str]:
+    if not lost:
+        return
+    host = measures.host
+    what = "the GPU's time is lost" if measures.gpu else "the step is lost"
+    calls = host.compiled_regions / measures.step_count
+    yield f"{percent(measures.share(lost))} of {what} between pieces of compiled code"
+    yield (
+        f"{'a step' if measures.steps else 'the trace'} calls {calls:,.0f} compiled regions of "
+        f"{host.compiled_frames:,} functions; guards and Python in between take "
+        f"{milliseconds(total(lost))} together"
+    )
+    yield from in_lines(measures, "host")
