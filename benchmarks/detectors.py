@@ -28,7 +28,7 @@ from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
-from warpwatch_detection.replay import Replay
+from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.log import encode
 from warpwatch_telemetry.metric import SeriesKey
@@ -143,8 +143,8 @@ def measure_replay(count: int, turns: int) -> Figures:
 
         variants = {
             "decode": lambda: deque(records(), maxlen=0),
-            "no_detectors": lambda: deque(Replay(config()).run(records()), maxlen=0),
-            "all": lambda: deque(Replay().run(records()), maxlen=0),
+            "no_detectors": lambda: deque(LogReplay(config()).run(records()), maxlen=0),
+            "all": lambda: deque(LogReplay().run(records()), maxlen=0),
         }
         taken = in_turns(variants, turns)
     return {name: round(RANKS[0] * count / seconds) for name, seconds in taken.items()}

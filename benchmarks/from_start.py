@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from warpwatch_detection.replay import Replay
+from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.records import RankSeen, Record, Step
 
 # Until the ranks have a past of their own, and a while longer.
@@ -140,7 +140,7 @@ def raised(chance: Random, job: Job) -> Iterator[tuple[int, str, int | None]]:
                 newest[0] = record.step
             yield record
 
-    for anomaly in Replay().run(followed()):
+    for anomaly in LogReplay().run(followed()):
         yield newest[0], anomaly.kind, anomaly.rank
 
 

@@ -21,7 +21,7 @@ from benchmarks.judge import ROOT, evaluation_script
 from benchmarks.processes import CannotMeasure
 from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_detection.config import DetectionConfig
-from warpwatch_detection.replay import Replay
+from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.records import Record
 
 RESULTS = Path(__file__).with_name("results") / "frontier.json"
@@ -114,7 +114,7 @@ def measure(steps: Any) -> dict[str, Any]:
 
 
 def anomalies(records: list[Record], budget: float) -> list[dict[str, Any]]:
-    found = Replay(DetectionConfig(false_alarms_per_job_day=budget)).run(records)
+    found = LogReplay(DetectionConfig(false_alarms_per_job_day=budget)).run(records)
     return [{"time": one.time, "kind": one.kind, "rank": one.rank} for one in found]
 
 

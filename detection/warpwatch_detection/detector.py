@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY, rate_per_s
-from warpwatch_telemetry.anomalies import Found, Severity
+from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Record
 
@@ -52,17 +52,17 @@ class JobStep(msgspec.Struct, frozen=True):
     stages: Mapping[int, int] = {}
     alike: bool | None = None
 
-    def found(self, severity: Severity = "warning", **said: Any) -> Found:
+    def found(self, severity: Severity = "warning", **said: Any) -> Detected:
         """Return a finding about the job at this step; ``said``: the fields that the step lacks."""
         fields = self.job_id.fields()
-        return Found(time=self.time, severity=severity, step=self.step, **fields, **said)
+        return Detected(time=self.time, severity=severity, step=self.step, **fields, **said)
 
 
 Observation = Record | JobStep
 
 
 @dataclass(frozen=True, slots=True)
-class Fine:
+class Cleared:
     """What was found about the job or device is over.
 
     for_good: what is found next is another anomaly, however soon that is.
@@ -75,7 +75,8 @@ class Fine:
 
 
 # What lasts is found again and again. No verdict means: nothing new, or not enough data.
-Verdict = Found | Fine
+DetectorResult = Detected | Cleared
+Results = Iterable[DetectorResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +143,16 @@ class Detector(ABC):
     reads: tuple[type, ...]
 
     @abstractmethod
-    def observe(self, seen: Any) -> Iterable[Verdict]: ...
+    def observe(self, seen: Any) -> Results: ...
 
-    def expire(self, now: float) -> Iterable[Verdict]:
+    def expire(self, now: float) -> Results:
         """Called with ``now`` equal to the deadline; a later one must follow."""
         return ()
 
     def forget(self, job: JobId) -> None:  # noqa: B027
         """The job is over: what is known of it can go."""
 
-    def resolve(self, device: str, now: float) -> Fine | None:
+    def resolve(self, device: str, now: float) -> Cleared | None:
         """End what was found about a device by hand; None where it ends by itself."""
         return None
 
@@ -177,7 +178,7 @@ def state_of(name: str, key: type, each: type, **numbers: float) -> Callable[[],
     return make_dataclass(f"{each.__name__}s", [known, *more], slots=True)
 
 
-class JobState(Protocol):
+class DetectorJobState(Protocol):
     """What a detector remembers of one job. index: of its newest step; on: something is found."""
 
     index: int
@@ -186,7 +187,7 @@ class JobState(Protocol):
     def on(self) -> object: ...
 
 
-J = TypeVar("J", bound=JobState)
+J = TypeVar("J", bound=DetectorJobState)
 
 
 class JobDetector(Detector, Generic[J]):
@@ -203,9 +204,9 @@ class JobDetector(Detector, Generic[J]):
         self.state = state_of("jobs", JobId, self.job_type)()
 
     @abstractmethod
-    def judge(self, job: J, seen: JobStep) -> Iterable[Verdict]: ...
+    def judge(self, job: J, seen: JobStep) -> Results: ...
 
-    def observe(self, seen: Any) -> Iterable[Verdict]:
+    def observe(self, seen: Any) -> Results:
         """Of a JobStep; a detector that reads more handles the rest."""
         jobs: dict[JobId, J] = self.state.jobs
         job, index = jobs.get(seen.job_id), seen.index
@@ -216,7 +217,9 @@ class JobDetector(Detector, Generic[J]):
         restarted = jobs[seen.job_id] = self.job_type()
         restarted.index = seen.index
         verdicts = self.judge(restarted, seen)
-        return (Fine(seen.time, seen.job_id), *verdicts) if job is not None and job.on else verdicts
+        return (
+            (Cleared(seen.time, seen.job_id), *verdicts) if job is not None and job.on else verdicts
+        )
 
     def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)

@@ -7,16 +7,16 @@ same deadline again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register import AnomalyRegister
-from warpwatch_detection.detector import NEVER, Detector, Observation, Verdict, is_waiting
+from warpwatch_detection.detector import NEVER, Detector, Observation, Results, is_waiting
 from warpwatch_telemetry.jobs import JobId
 
 # A kind, what shows its detector an observation, and its place in the dues (-1 without deadlines).
-Reader = tuple[str, Callable[[Observation], Iterable[Verdict]], int]
+Reader = tuple[str, Callable[[Observation], Results], int]
 
 
 class DetectorRunner:
@@ -65,7 +65,7 @@ class DetectorRunner:
                 self._fail(detector.kind, error)
         self.look_up_dues()
 
-    def take_failure(self) -> Exception | None:
+    def pop_failure(self) -> Exception | None:
         """What a detector raised since the last call, the first of it."""
         failure, self._failure = self._failure, None
         return failure

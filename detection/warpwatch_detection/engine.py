@@ -24,7 +24,7 @@ from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Record, Step
-from warpwatch_telemetry.state import DetectorSight
+from warpwatch_telemetry.state import Sensitivity
 
 MAX_JOBS = 256
 # If there are too many jobs, one that was silent for so long makes room for another.
@@ -96,9 +96,9 @@ class Detection:
         """How every detector sees what it judges, by kind."""
         return {detector.kind: list(detector.statuses()) for detector in self._runner.detectors}
 
-    def sights(self) -> tuple[DetectorSight, ...]:
+    def sensitivities(self) -> tuple[Sensitivity, ...]:
         """Of each kind and job of which it is known; a rank that is hidden hides the job."""
-        found: dict[tuple[str, str, str], DetectorSight] = {}
+        found: dict[tuple[str, str, str], Sensitivity] = {}
         for kind, some in self.statuses().items():
             for one in some:
                 if one.job is None or (one.sees is None and not one.blind):
@@ -106,12 +106,12 @@ class Detection:
                 key = (kind, one.job, one.owner)
                 known = found.get(key)
                 if known is None or (one.blind and not known.blind):
-                    found[key] = DetectorSight(*key, one.blind, one.text)
+                    found[key] = Sensitivity(*key, one.blind, one.text)
         return tuple(found.values())
 
-    def take_failure(self) -> Exception | None:
+    def pop_failure(self) -> Exception | None:
         """What a detector raised since the last call, the first of it."""
-        return self._runner.take_failure()
+        return self._runner.pop_failure()
 
     # --- records ---
 

@@ -17,7 +17,7 @@ from warpwatch_telemetry.records import End, RankEvent, Record, Step
 FIRST_TIME_S = 1e9
 
 
-class Replay:
+class LogReplay:
     """One run of the engine: its anomalies and, to ``explain``, all that led to them.
 
     anomalies: all of them by id, as they were last; with their end_time if they are over.
@@ -52,7 +52,7 @@ class Replay:
                 self.anomalies[change.anomaly.id] = change.anomaly
                 if change.what == "opened":
                     yield change.anomaly
-        if failure := self._engine.take_failure():
+        if failure := self._engine.pop_failure():
             raise failure
 
     def statuses(self) -> list[tuple[str, DetectorStatus]]:

@@ -271,7 +271,7 @@ def _agent(state: State, pods: Mapping[str, Pod]) -> Values:
         values["source_duration_seconds", (source.name,)] = round(source.duration_s, 6)
         values["source_errors_total", (source.name,)] = source.errors
     values["ranks_unexported", ()] = len(state.ranks) - len(list(exported_ranks(state)))
-    for sight in state.sights:
+    for sight in state.sensitivities:
         values["detector_blind", (sight.kind, sight.job, sight.owner)] = int(sight.blind)
     return {**values, **_anomalies(state, pods)}
 

@@ -220,7 +220,7 @@ def visible(state: State, owner: str | None) -> State:
         anomalies=anomalies,
         contexts={ident: one for ident, one in state.contexts.items() if ident in shown},
         captures=tuple(one for one in state.captures if one.request.owner == owner),
-        sights=tuple(sight for sight in state.sights if sight.owner == owner),
+        sensitivities=tuple(sight for sight in state.sensitivities if sight.owner == owner),
         decisions=tuple(one for one in state.decisions if one.anomaly_id in shown),
     )
 

@@ -17,7 +17,7 @@ from warpwatch_serving.access import Access, caller_of, may_see, visible
 from warpwatch_serving.answers import ApiError, json_answer
 from warpwatch_serving.request_data import filters, json_body
 from warpwatch_serving.watcher import Watcher
-from warpwatch_telemetry.anomalies import Anomaly, Found, scope_of
+from warpwatch_telemetry.anomalies import Anomaly, Detected, scope_of
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.sentence import sentence
@@ -107,7 +107,7 @@ class Api:
         statuses, suppressed = await run_in_threadpool(self._watcher.detector_statuses)
         caller = caller_of(request)
 
-        def seen(one: DetectorStatus | Found) -> bool:
+        def seen(one: DetectorStatus | Detected) -> bool:
             mine = caller.owner is None or one.job is None or one.owner == caller.owner
             return mine and wanted.admits(job=one.job, owner=one.owner)
 
@@ -229,6 +229,6 @@ def _told(anomaly: Anomaly, node: str) -> dict[str, Any]:
     return _fields(anomaly) | said
 
 
-def _fields(found: Found) -> dict[str, Any]:
+def _fields(found: Detected) -> dict[str, Any]:
     """Of the finding itself: what they hold stays what it is, for the models."""
     return {field.name: getattr(found, field.name) for field in fields(found)}

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator
 
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.alerts import AlertAnswer
-from warpwatch_telemetry.anomalies import KINDS, Anomaly, AnomalyContext, Found, Scope
+from warpwatch_telemetry.anomalies import KINDS, Anomaly, AnomalyContext, Detected, Scope
 from warpwatch_telemetry.captures import (
     CAPTURE_KINDS,
     Capture,
@@ -195,7 +195,7 @@ class DetectorReport(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuppressedReport(Found):
+class SuppressedReport(Detected):
     """What is found and explained by another anomaly. ``again``: since its cause was over."""
 
     kind: str

@@ -60,7 +60,7 @@ def scope_of(kind: str) -> Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Detected:
     """Something is wrong with a device, a rank or a job, in a detector's words.
 
     time: wall clock, seconds. step: the newest one then; begin_step: where it began.
@@ -90,7 +90,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """What was found when an anomaly was at its worst; fields as in ``Found``."""
+    """What was found when an anomaly was at its worst; fields as in ``Detected``."""
 
     time: float
     summary: str
@@ -100,7 +100,7 @@ class Worst:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anomaly(Found):
+class Anomaly(Detected):
     """What was found, from when it was raised (``time``, ``step``) to its end.
 
     ``value``, ``baseline`` and ``summary`` are the newest while it is active, then its worst.

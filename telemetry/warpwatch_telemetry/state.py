@@ -152,7 +152,7 @@ class JobState:
 
 
 @dataclass(frozen=True, slots=True)
-class DetectorSight:
+class Sensitivity:
     """Whether the detector of a kind sees what it is to find in a job; text: what it says of it."""
 
     kind: str
@@ -182,6 +182,6 @@ class State:
     contexts: Mapping[str, AnomalyContext] = field(default_factory=dict)
     captures: tuple[Capture, ...] = ()
     decisions: tuple[Decision, ...] = ()
-    sights: tuple[DetectorSight, ...] = ()
+    sensitivities: tuple[Sensitivity, ...] = ()
     attributions: tuple[Attribution, ...] = ()
     public_url: str = ""

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Iterable
 
 from tests.detection.streams import EPOCH_S
-from warpwatch_detection.detector import Detector, Fine, JobStep
+from warpwatch_detection.detector import Cleared, Detector, JobStep
 from warpwatch_detection.job_steps import JobSteps
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Record
 
@@ -60,13 +60,13 @@ def joined(records: Iterable[Record], steps: JobSteps | None = None) -> list[Job
     return [step for step in found if step is not None]
 
 
-def begun(detector: Detector, steps: Iterable[JobStep]) -> list[Found]:
+def begun(detector: Detector, steps: Iterable[JobStep]) -> list[Detected]:
     """What a detector finds, without the repetitions of what lasts."""
-    found: list[Found] = []
+    found: list[Detected] = []
     lasts = False
     for step in steps:
         for verdict in detector.observe(step):
-            if isinstance(verdict, Fine):
+            if isinstance(verdict, Cleared):
                 lasts = False
             elif not lasts:
                 lasts = True

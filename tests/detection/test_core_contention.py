@@ -11,7 +11,7 @@ import pytest
 from tests.detection.streams import Extra, Job, detection, fed, on, stories
 from warpwatch_detection.anomalies.core_contention import users_text
 from warpwatch_detection.anomalies.snapshot import Snapshot, give_back, take
-from warpwatch_detection.replay import Replay
+from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.log import decode, encode
 from warpwatch_telemetry.records import RankEvent, Record
@@ -49,7 +49,7 @@ def slow(ranks: int | None, *looks: Details, steps: int = 100) -> Iterator[Recor
 
 
 def found(records: Iterable[Record]) -> Anomaly:
-    replay = Replay()
+    replay = LogReplay()
     list(replay.run(records))
     (anomaly,) = replay.anomalies.values()
     return anomaly

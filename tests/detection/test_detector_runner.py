@@ -12,9 +12,9 @@ from tests.detection.streams import EPOCH_S
 from warpwatch_detection.anomalies.rank_devices import RankDevices
 from warpwatch_detection.anomalies.register import AnomalyRegister
 from warpwatch_detection.config import AnomaliesConfig
-from warpwatch_detection.detector import Detector, DetectorStatus, Verdict, is_waiting
+from warpwatch_detection.detector import Detector, DetectorResult, DetectorStatus, is_waiting
 from warpwatch_detection.detector_runner import DetectorRunner
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock
 
@@ -35,15 +35,15 @@ class Watching(Detector):
         self._fails = fails
         self.asked = 0
 
-    def observe(self, seen: Any) -> Iterable[Verdict]:
+    def observe(self, seen: Any) -> Iterable[DetectorResult]:
         self._fail("observe")
-        return (Found(seen.time, "warning", "seen", job="llama"),)
+        return (Detected(seen.time, "warning", "seen", job="llama"),)
 
-    def expire(self, now: float) -> Iterable[Verdict]:
+    def expire(self, now: float) -> Iterable[DetectorResult]:
         self.asked += 1
         self._fail("expire")
         self.state.deadline = float("inf")
-        return (Found(now, "warning", "expired", job="llama"),)
+        return (Detected(now, "warning", "expired", job="llama"),)
 
     def forget(self, job: JobId) -> None:
         self._fail("forget")
@@ -78,8 +78,8 @@ def test_a_detector_that_fails_blinds_no_other(method: str) -> None:
     assert "expired" in expired
     both.forget(JobId("", "llama", ""))
     assert both.failures == {"hang": 1}
-    assert isinstance(both.take_failure(), ZeroDivisionError)
-    assert both.take_failure() is None
+    assert isinstance(both.pop_failure(), ZeroDivisionError)
+    assert both.pop_failure() is None
 
 
 def test_a_detector_that_failed_at_a_deadline_is_not_asked_for_it_again() -> None:

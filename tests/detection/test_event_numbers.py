@@ -25,7 +25,7 @@ def test_no_number_of_an_event_stops_a_detector() -> None:
     for value in (10**400, -(10**400), float("nan"), float("inf"), -5, True):
         for event in ("gc_pause", "process", "memory"):
             engine.feed(RankEvent(job.time, "llama", 0, event, dict.fromkeys(names, value)))
-    assert engine.take_failure() is None
+    assert engine.pop_failure() is None
 
 
 def test_rank_numbers_that_churn_are_not_remembered_for_ever(monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.detection.streams import EPOCH_S, Job
 from warpwatch_daemon.cli.log_file import LogReader, read_lines
-from warpwatch_detection.replay import Replay
+from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.records import End, Record
 
 
@@ -22,20 +22,20 @@ def slow_rank(steps: int = 200) -> Iterator[Record]:
 
 def test_a_replay_stops_before_a_step_or_a_time() -> None:
     log = slow_rank()
-    assert [(a.kind, a.rank) for a in Replay().run(log)] == [("straggler", 1)]
-    assert list(Replay().run(log, until=300)) == []
-    assert list(Replay().run(log, until=EPOCH_S + 50)) == []
+    assert [(a.kind, a.rank) for a in LogReplay().run(log)] == [("straggler", 1)]
+    assert list(LogReplay().run(log, until=300)) == []
+    assert list(LogReplay().run(log, until=EPOCH_S + 50)) == []
 
 
 def test_what_a_replay_found_is_kept_with_its_end() -> None:
-    replay = Replay()
+    replay = LogReplay()
     (found,) = list(replay.run(slow_rank()))
     assert replay.anomalies[found.id].end_time is not None
     assert found.end_time is None
 
 
 def test_the_status_of_an_ended_job_is_that_at_its_end() -> None:
-    replay = Replay(explain=True)
+    replay = LogReplay(explain=True)
     list(replay.run(slow_rank()))
     found = {kind: status for kind, status in replay.statuses() if status.answer == "found"}
     assert found.keys() == {"straggler"}
@@ -46,7 +46,7 @@ def test_what_a_cause_explains_is_found_as_suppressed() -> None:
     job = Job(ranks=2, step_s=0.5, noise=0.02)
     records = [*job.steps(300), *job.steps(100, wait=lambda *_: 0.3)]
     records += job.steps(100, wait=lambda *_: 0.3, compute=lambda *_: 0.2)
-    replay = Replay(explain=True)
+    replay = LogReplay(explain=True)
     assert [anomaly.kind for anomaly in replay.run(records)] == ["data_stall"]
     reported = {(one.kind, one.cause) for one in replay.suppressed()}
     assert ("step_regression", "data_stall") in reported
@@ -57,7 +57,7 @@ LOGS = Path(__file__).with_name("logs")
 
 def found(log: str) -> list[tuple[str, int | None]]:
     records = LogReader().records(read_lines(LOGS / log))
-    return [(anomaly.kind, anomaly.rank) for anomaly in Replay().run(records)]
+    return [(anomaly.kind, anomaly.rank) for anomaly in LogReplay().run(records)]
 
 
 def test_faults_one_after_the_other_are_found_once_each() -> None:
@@ -81,7 +81,7 @@ def test_of_minutes_of_healthy_training_on_a_busy_machine_nothing_is_found() -> 
 
 
 def test_what_ended_says_what_it_was_at_its_worst() -> None:
-    replay = Replay()
+    replay = LogReplay()
     assert (
         len(list(replay.run(LogReader().records(read_lines(LOGS / "seven_faults.jsonl.gz"))))) == 6
     )

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from tests.detection.jobs import Extra, Steps, begun
-from warpwatch_detection.detector import Detector, Fine
+from warpwatch_detection.detector import Cleared, Detector
 from warpwatch_detection.detectors.comm_slow import CommSlow
 from warpwatch_detection.detectors.step_drift import StepDrift
 from warpwatch_detection.detectors.step_regression import StepRegression
 from warpwatch_detection.detectors.step_spikes import StepSpikes
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 
 
 def ramp(begin: int, length: int, rise: float) -> Extra:
@@ -147,9 +147,9 @@ def test_a_second_rise_on_top_of_the_first_is_another_anomaly() -> None:
     detector = StepRegression()
     steps = Steps().next(1200, compute=lambda n: 0.2 * (n >= 500) + 0.2 * (n >= 900))
     verdicts = [verdict for step in steps for verdict in detector.observe(step)]
-    (over,) = [verdict for verdict in verdicts if isinstance(verdict, Fine) and verdict.for_good]
+    (over,) = [verdict for verdict in verdicts if isinstance(verdict, Cleared) and verdict.for_good]
     second = verdicts[verdicts.index(over) + 1]
-    assert isinstance(second, Found)
+    assert isinstance(second, Detected)
     assert second.baseline == pytest.approx(1.2, abs=0.02)
 
 

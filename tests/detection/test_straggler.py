@@ -232,7 +232,7 @@ def test_ranks_that_differ_by_construction_are_no_stragglers(name: str) -> None:
     opened(engine, seen)
     time_s: Of = lambda s, r: 0.4 * NOISE(s, r) * factor(s, r)  # noqa: E731
     assert opened(engine, uneven(400, time_s, tokens, 8, 0)) == []
-    assert engine.take_failure() is None
+    assert engine.pop_failure() is None
 
 
 @pytest.mark.parametrize("begin", [0, 300])
@@ -251,9 +251,9 @@ def test_a_job_with_one_rank_a_stage_is_not_compared_and_says_so() -> None:
     opened(engine, placed(4, 4))
     time_s: Of = lambda s, r: (0.6 if r == 2 and s >= 300 else 0.4) * NOISE(s, r)  # noqa: E731
     assert opened(engine, uneven(600, time_s, None, 4, 0)) == []
-    (sight,) = engine.sights()
+    (sight,) = engine.sensitivities()
     assert sight.blind and sight.text.startswith("ranks 0, 1, 2, 3 of a job in stages")
-    assert engine.take_failure() is None
+    assert engine.pop_failure() is None
 
 
 def test_ranks_with_the_same_experts_are_alike_only_where_each_has_such_a_like() -> None:
@@ -291,7 +291,7 @@ def test_a_detector_whose_limit_is_above_what_it_is_to_find_says_that_it_is_blin
     for noise, blind in ((0.02, False), (0.6, True)):
         engine = detection()
         opened(engine, Job(ranks=2, step_s=0.1, noise=noise).steps(700))
-        sights = {sight.kind: sight for sight in engine.sights()}
+        sights = {sight.kind: sight for sight in engine.sensitivities()}
         assert (sights["straggler"].blind, sights["step_regression"].blind) == (blind, blind)
         assert ("blind to 20%" in sights["straggler"].text) is blind
 

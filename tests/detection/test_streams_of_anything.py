@@ -19,7 +19,7 @@ from warpwatch_daemon.cli.log_file import LogReader
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors import build
 from warpwatch_detection.engine import Detection
-from warpwatch_detection.replay import Replay
+from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.log import encode
@@ -151,7 +151,7 @@ def is_loggable(record: Record) -> bool:
 @given(STREAMS)
 def test_a_replay_says_what_the_engine_says(pieces: list[Any]) -> None:
     records = [record for record in stream(pieces) if is_loggable(record)]
-    replay, changes = Replay(), fed(Detection(), records)
+    replay, changes = LogReplay(), fed(Detection(), records)
     log = [json.dumps(encode(record)) + "\n" for record in records]
     raised = list(replay.run(LogReader().records(log))) if log else []
     assert repr(list(replay.anomalies.values())) == repr(list({a.id: a for a in changes}.values()))

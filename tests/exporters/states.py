@@ -16,9 +16,9 @@ from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Device, DeviceSample, HostSample, SourceHealth
 from warpwatch_telemetry.state import (
-    DetectorSight,
     JobState,
     RankState,
+    Sensitivity,
     State,
 )
 
@@ -132,9 +132,9 @@ def odd_state() -> State:
             Attribution("kubelet", TIME, held),
             Attribution("pod_logs", TIME, pods={"p-1": Pod("team", "llama-0")}),
         ),
-        sights=(
-            DetectorSight("straggler", "llama", "ns/team", True, "limit 1.9"),
-            DetectorSight("straggler", "other", "ns/team", False, "limit 1.9"),
+        sensitivities=(
+            Sensitivity("straggler", "llama", "ns/team", True, "limit 1.9"),
+            Sensitivity("straggler", "other", "ns/team", False, "limit 1.9"),
         ),
     )
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.trainings import NOT_CAPTURED, ON_A_BUSY_MACHINE, Job
-from warpwatch_detection.replay import Replay
+from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.log import Decoder
 
 pytestmark = [pytest.mark.loops, pytest.mark.torch]
@@ -114,7 +114,7 @@ def names_who(straggler: Any, core: int, pids: set[int]) -> None:
 
 def replayed(node: LoopNode) -> Any:
     """The straggler as the telemetry log has it at its end."""
-    decoder, replay = Decoder(), Replay()
+    decoder, replay = Decoder(), LogReplay()
     with (node.folder / "telemetry.jsonl").open("rb") as log:
         for _ in replay.run(decoder.decode_line(line) for line in log):
             pass

@@ -111,7 +111,7 @@ class Pipeline:
             self._raise(resolved)
             for record in (*records, Clock(now)):
                 self._feed(record)
-            self._failure = self._failure or self._detection.take_failure()
+            self._failure = self._failure or self._detection.pop_failure()
             self._raise(self.leases.expire(self._detection.active))
             self._try(self._archive.advance, now)
             self._try(self._look_at_sights, at)
@@ -165,7 +165,7 @@ class Pipeline:
     def _look_at_sights(self, at: float) -> None:
         if at >= self._sights_due:
             self._sights_due = at + SIGHTS_INTERVAL_S
-            self._hub.publish(sights=self._detection.sights())
+            self._hub.publish(sensitivities=self._detection.sensitivities())
 
     def _publish(self) -> None:
         detection = self._detection

@@ -10,7 +10,7 @@ from typing import Any
 
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_telemetry.anomalies import Anomaly, Found, scope_of
+from warpwatch_telemetry.anomalies import Anomaly, Detected, scope_of
 
 WIDTH = 100
 _WHERE_WIDTH = 22
@@ -29,7 +29,7 @@ def anomaly_to_json(anomaly: Anomaly) -> dict[str, Any]:
     return {**known, "scope": scope_of(anomaly.kind), **_whose(anomaly)}
 
 
-def _whose(found: Found) -> dict[str, Any]:
+def _whose(found: Detected) -> dict[str, Any]:
     return {"owner": found.owner or None, "run": found.run or None}
 
 

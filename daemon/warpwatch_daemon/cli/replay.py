@@ -14,7 +14,7 @@ from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_daemon.cli.progress import progress
 from warpwatch_daemon.config.sections import Config
 from warpwatch_detection.budget import SHARES
-from warpwatch_detection.replay import Replay
+from warpwatch_detection.replay import LogReplay
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
 from warpwatch_runtime.config import loading
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     shown = _filter(arguments.job, arguments.kind)
     config = _configured(arguments.config, arguments.settings)
-    replay = Replay(config.detection, config.anomalies, explain=arguments.explain)
+    replay = LogReplay(config.detection, config.anomalies, explain=arguments.explain)
     reader = LogReader()
     found = 0
     with progress() as bar:
@@ -94,7 +94,9 @@ def _filter(job: str | None, kind: str | None) -> Shown:
     return shown
 
 
-def _explanation(replay: Replay, shown: Shown, as_json: bool, per_job_day: float) -> Iterator[str]:
+def _explanation(
+    replay: LogReplay, shown: Shown, as_json: bool, per_job_day: float
+) -> Iterator[str]:
     suppressed = [one for one in replay.suppressed() if shown(one.kind, one.found.job)]
     statuses = [one for one in replay.statuses() if shown(one[0], one[1].job)]
     judged = {kind for kind, _ in statuses}

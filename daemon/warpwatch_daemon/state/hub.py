@@ -116,7 +116,7 @@ class Hub:
             self._energy.follow(devices)
 
     def publish(self, **parts: Any) -> None:
-        """Fields of State: anomalies with contexts, sights, captures, decisions."""
+        """Fields of State: anomalies with contexts, sensitivities, captures, decisions."""
         with self._lock:
             self._known = replace(self._known, **parts)
             if "captures" in parts:

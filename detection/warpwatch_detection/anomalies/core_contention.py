@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from warpwatch_detection.detectors.event_numbers import detail_number
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent
 
@@ -100,7 +100,7 @@ def observe(cores: Cores, seen: RankEvent) -> None:
         cores.setdefault(seen.job_id, {}).setdefault(seen.rank, RankCores()).take(seen)
 
 
-def evidence(cores: Cores, kind: str, found: Found) -> Evidence:
+def evidence(cores: Cores, kind: str, found: Detected) -> Evidence:
     """NONE where nothing stands out, or where it is another kind."""
     job = found.job_id
     if kind not in KINDS or job is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.newest import put_newest
 from warpwatch_telemetry.records import DeviceReading
@@ -17,7 +17,7 @@ MAX_DEPARTED = 4096
 MAX_INDICES = 1024
 
 RankId = tuple[JobId, int]
-F = TypeVar("F", bound=Found)
+F = TypeVar("F", bound=Detected)
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class RankDevices:
             there[0][1] if len(there) == 1 else None,
         )
 
-    def located(self, found: Found) -> Found:
+    def located(self, found: Detected) -> Detected:
         """With the job and rank on the device, or the device of the rank, and its index."""
         job, rank, device = found.job_id, found.rank, found.device
         if job is None and device is not None:

@@ -6,7 +6,6 @@ Pure and without a clock, as the detectors: times are those of the verdicts.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Literal
 
@@ -24,8 +23,8 @@ from warpwatch_detection.anomalies.register_state import (
 from warpwatch_detection.anomalies.suppressed import SuppressedFindings
 from warpwatch_detection.anomalies.worst import worse
 from warpwatch_detection.config import AnomaliesConfig
-from warpwatch_detection.detector import NEVER, Fine, Verdict
-from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Found
+from warpwatch_detection.detector import NEVER, Cleared, Results
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.xids import SEVERITIES
 
@@ -76,10 +75,10 @@ class AnomalyRegister:
 
     # --- what may change an anomaly ---
 
-    def take(self, kind: str, verdicts: Iterable[Verdict], why: str = "") -> list[Change]:
+    def take(self, kind: str, verdicts: Results, why: str = "") -> list[Change]:
         """What a detector has said. ``why`` something is over: for the summary."""
         for verdict in verdicts:
-            if isinstance(verdict, Fine):
+            if isinstance(verdict, Cleared):
                 self._fine(kind, verdict, why)
             else:
                 self._found(kind, verdict)
@@ -118,7 +117,7 @@ class AnomalyRegister:
 
     # --- verdicts ---
 
-    def _found(self, kind: str, found: Found) -> None:
+    def _found(self, kind: str, found: Detected) -> None:
         key = (kind, found.job_id, found.device)
         if cause := self._cause(key, found):
             self._explain(key, found, cause)
@@ -137,7 +136,7 @@ class AnomalyRegister:
             else:
                 self._update("reopened", key, ended, found)
 
-    def _fine(self, kind: str, fine: Fine, why: str = "") -> None:
+    def _fine(self, kind: str, fine: Cleared, why: str = "") -> None:
         key = (kind, fine.job_id, fine.device)
         self.suppressed.forget(key)
         self._close(key, fine.time, why=why)
@@ -147,7 +146,7 @@ class AnomalyRegister:
 
     # --- opening and updating ---
 
-    def _open(self, key: Key, found: Found) -> None:
+    def _open(self, key: Key, found: Detected) -> None:
         if not self._has_room(key[1]):
             self.refused += 1
             return
@@ -172,7 +171,7 @@ class AnomalyRegister:
         what: Literal["reopened", "updated"],
         key: Key,
         tracked: TrackedAnomaly,
-        found: Found,
+        found: Detected,
     ) -> None:
         located = self.ranks.located(found)
         before = with_job(tracked.anomaly, located.job_id)
@@ -197,7 +196,7 @@ class AnomalyRegister:
         what: Literal["opened", "reopened", "updated"],
         key: Key,
         tracked: TrackedAnomaly,
-        found: Found,
+        found: Detected,
     ) -> None:
         if found.rank is not None:
             tracked.named = found.rank
@@ -234,7 +233,7 @@ class AnomalyRegister:
         for released, found in self.suppressed.release(closed, end_time, self._config.hold_s):
             self._found(released[0], found)
 
-    def _recently_ended(self, key: Key, found: Found) -> TrackedAnomaly | None:
+    def _recently_ended(self, key: Key, found: Detected) -> TrackedAnomaly | None:
         """The anomaly that was over a moment ago and now goes on, without its end."""
         for ended in self._ended_like(key, found.rank):
             tracked = self.state.ended.pop(ended)
@@ -256,7 +255,7 @@ class AnomalyRegister:
         return [ended for ended in ((*key, rank), (*key, None)) if ended in self.state.ended]
 
     def _replace_culprit(
-        self, key: Key, tracked: TrackedAnomaly, ended: TrackedAnomaly | None, found: Found
+        self, key: Key, tracked: TrackedAnomaly, ended: TrackedAnomaly | None, found: Detected
     ) -> None:
         """Another rank is another anomaly; a rank that was it before makes it one of the job."""
         tracked.anomaly = replace(tracked.anomaly, rank=tracked.named)
@@ -267,10 +266,10 @@ class AnomalyRegister:
 
     # --- explaining ---
 
-    def _cause(self, key: Key, found: Found) -> TrackedAnomaly | None:
+    def _cause(self, key: Key, found: Detected) -> TrackedAnomaly | None:
         return cause_of(key, found.rank, found.severity, self.state.active, self.ranks)
 
-    def _ended_cause(self, key: Key, found: Found) -> Anomaly | None:
+    def _ended_cause(self, key: Key, found: Detected) -> Anomaly | None:
         """The cause that was over when this was first found, but not when it began."""
         if key[0] not in LONG_EVIDENCE or key in self.suppressed.known or found.begin_step is None:
             return None
@@ -280,7 +279,7 @@ class AnomalyRegister:
                 return tracked.anomaly
         return None
 
-    def _explain(self, key: Key, found: Found, cause: TrackedAnomaly) -> None:
+    def _explain(self, key: Key, found: Detected, cause: TrackedAnomaly) -> None:
         """``cause`` is active: what is found is its effect and no anomaly of its own."""
         about = cause.anomaly
         self._close(key, found.time, about.id)
@@ -288,7 +287,7 @@ class AnomalyRegister:
         if about.kind in DEVICE_KINDS:
             self._add_effect(cause, key, found)
 
-    def _add_effect(self, cause: TrackedAnomaly, key: Key, found: Found) -> None:
+    def _add_effect(self, cause: TrackedAnomaly, key: Key, found: Detected) -> None:
         if key[1] is None and key[0] in EVENT_KINDS:
             # As long as the error shows in either way.
             cause.held_until = max(cause.held_until, found.time + self._config.hold_s)

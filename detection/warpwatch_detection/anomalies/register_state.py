@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from warpwatch_detection.anomalies.core_contention import NONE, Cores, Evidence
 from warpwatch_detection.anomalies.worst import sentence, worse
-from warpwatch_telemetry.anomalies import Anomaly, Found, Worst
+from warpwatch_telemetry.anomalies import Anomaly, Detected, Worst
 from warpwatch_telemetry.jobs import JobId
 
 # What an anomaly is about: kind, job, device. Several ranks of one cause are one anomaly.
@@ -28,7 +28,7 @@ class TrackedAnomaly:
     """
 
     anomaly: Anomaly
-    newest: Found
+    newest: Detected
     worst: Worst
     effects: dict[str, Worst] = field(default_factory=dict)
     named: int | None = None
@@ -37,7 +37,7 @@ class TrackedAnomaly:
     held_until: float = float("inf")
     end_step: int = -1
 
-    def update(self, found: Found) -> None:
+    def update(self, found: Detected) -> None:
         """The detector has found it again."""
         self.newest, self.worst = found, worse(self.anomaly.kind, self.worst, found)
 
@@ -52,7 +52,7 @@ class TrackedAnomaly:
         self.anomaly = replace(self.anomaly, end_time=time, explained_by=explained_by)
         self._say(self.worst.summary + why, self.worst)
 
-    def _say(self, said: str, about: Found | Worst) -> None:
+    def _say(self, said: str, about: Detected | Worst) -> None:
         effects = tuple(effect.summary for effect in self.effects.values())
         evidence = (self.evidence.sentence,) if self.evidence.sentence else ()
         self.anomaly = replace(
@@ -65,12 +65,12 @@ class TrackedAnomaly:
             worst=self.worst,
         )
 
-    def found(self) -> Found:
+    def found(self) -> Detected:
         """What the detector found last, with the rank and device that the anomaly has."""
-        about = {name: getattr(self.anomaly, name) for name in Found.__dataclass_fields__}
-        return Found(**about | {"summary": self.newest.summary})
+        about = {name: getattr(self.anomaly, name) for name in Detected.__dataclass_fields__}
+        return Detected(**about | {"summary": self.newest.summary})
 
-    def is_of_another_rank(self, found: Found) -> bool:
+    def is_of_another_rank(self, found: Detected) -> bool:
         """Whether a finding of the same kind and job names another rank."""
         if self.shared or None in (self.named, found.rank):
             return False
@@ -86,7 +86,7 @@ class Suppressed:
     """
 
     kind: str
-    found: Found
+    found: Detected
     cause: str
     cause_id: str
     since: float

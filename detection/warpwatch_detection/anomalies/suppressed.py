@@ -8,7 +8,7 @@ from dataclasses import replace
 from warpwatch_detection.anomalies.causes import FOUND_ONCE, LONG_EVIDENCE
 from warpwatch_detection.anomalies.register_state import Key, Suppressed
 from warpwatch_detection.anomalies.worst import recovers
-from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly, Found
+from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly, Detected
 from warpwatch_telemetry.jobs import JobId
 
 MAX_SUPPRESSED = 1000
@@ -27,7 +27,7 @@ class SuppressedFindings:
         self.known = known
         self.counts: Counter[tuple[str, str]] = Counter()
 
-    def add(self, key: Key, found: Found, cause: Anomaly) -> None:
+    def add(self, key: Key, found: Detected, cause: Anomaly) -> None:
         before = self.known.pop(key, None)
         if before is None or before.cause_id != cause.id:
             self.counts[key[0], cause.kind] += 1
@@ -36,7 +36,7 @@ class SuppressedFindings:
         if len(self.known) > MAX_SUPPRESSED:
             del self.known[next(iter(self.known))]
 
-    def outlives_cause(self, key: Key, found: Found) -> bool:
+    def outlives_cause(self, key: Key, found: Detected) -> bool:
         """Whether what is found, with no cause active, is an anomaly of its own.
 
         Long evidence that fades is of the time of the cause and does not count.
@@ -52,7 +52,7 @@ class SuppressedFindings:
         del self.known[key]
         return True
 
-    def release(self, cause: Anomaly, time: float, hold_s: float) -> list[tuple[Key, Found]]:
+    def release(self, cause: Anomaly, time: float, hold_s: float) -> list[tuple[Key, Detected]]:
         """Take out what goes on although its cause is over, and will not be found a second time.
 
         hold_s: how long an event lasts. An event that another event explained was part of it, and

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from warpwatch_telemetry.anomalies import EVENT_KINDS, Found, Worst
+from warpwatch_telemetry.anomalies import EVENT_KINDS, Detected, Worst
 
 # Below this part of its worst it recovers: far enough that noise does not say so.
 RECOVERING_SHARE = 0.5
@@ -47,14 +47,14 @@ _BADNESS: Mapping[str, _Of] = {
 }
 
 
-def _badness(kind: str, found: Found | Worst) -> Badness:
+def _badness(kind: str, found: Detected | Worst) -> Badness:
     """Events add up, so that the newest word is the worst; so is one without a value."""
     if kind in EVENT_KINDS or found.value is None:
         return 0, math.inf
     return _BADNESS.get(kind, _value)(found.value, found.baseline)
 
 
-def worse(kind: str, before: Worst | None, found: Found, summary: str = "") -> Worst:
+def worse(kind: str, before: Worst | None, found: Detected, summary: str = "") -> Worst:
     """The worse of the two, of equals the newer one. ``summary``: in place of the detector's."""
     if before is not None and _badness(kind, found) < _badness(kind, before):
         return before
@@ -62,13 +62,13 @@ def worse(kind: str, before: Worst | None, found: Found, summary: str = "") -> W
     return Worst(found.time, said, found.step, found.value, found.baseline)
 
 
-def recovers(kind: str, found: Found, worst: Found | Worst) -> bool:
+def recovers(kind: str, found: Detected, worst: Detected | Worst) -> bool:
     """Return whether what is found is far below the worst."""
     now, then = _badness(kind, found), _badness(kind, worst)
     return now < then and (now[0] != then[0] or now[1] <= RECOVERING_SHARE * then[1])
 
 
-def sentence(kind: str, found: Found, worst: Worst) -> str:
+def sentence(kind: str, found: Detected, worst: Worst) -> str:
     """What is said of an active anomaly: what was found last, or that it recovers."""
     if not recovers(kind, found, worst):
         return found.summary
@@ -76,7 +76,7 @@ def sentence(kind: str, found: Found, worst: Worst) -> str:
     return f"recovering: now {_short(kind, found)}; at its worst{at} {worst.summary}"
 
 
-def _short(kind: str, found: Found) -> str:
+def _short(kind: str, found: Detected) -> str:
     """The present state in a few words, where the kind has some."""
     value, baseline = found.value, found.baseline
     if value is not None and baseline and _BADNESS.get(kind) is _longer:

@@ -9,7 +9,7 @@ from warpwatch_detection.detectors.shift_detector import ShiftDetector, ShiftJob
 from warpwatch_detection.signals.level_shift import LEAST_EFFECT, Shift
 from warpwatch_detection.signals.rise import Rise
 from warpwatch_detection.signals.signal_history import REFERENCE, level
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 
 # Networks that others use too wander by 10 %.
 MIN_RISE = 0.2
@@ -51,7 +51,7 @@ class CommSlow(ShiftDetector):
         compute_rise = level(newer) - level(older)
         return rise >= MIN_RISE and compute_rise < MAX_COMPUTE * math.log1p(rise)
 
-    def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
+    def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Detected:
         value_s, baseline_s = level * job.typical_s, rise.baseline * job.typical_s
         return seen.found(
             begin_step=rise.begin_step,

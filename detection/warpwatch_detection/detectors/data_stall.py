@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from warpwatch_detection.budget import deviations
 from warpwatch_detection.detector import (
     WARMUP_STEPS,
+    Cleared,
     DetectorStatus,
-    Fine,
     JobDetector,
     JobStep,
-    Verdict,
+    Results,
 )
 from warpwatch_detection.signals.frozen_baseline import PEER_FACTOR, FrozenBaseline
 from warpwatch_detection.signals.medians import median_of_others
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 
 # A block lasts so many steps and so long, but ends at MAX_BLOCK_STEPS whatever time it spans.
@@ -130,7 +130,7 @@ class DataStall(JobDetector[JobWaits]):
     kind = "data_stall"
     job_type = JobWaits
 
-    def judge(self, job: JobWaits, seen: JobStep) -> Iterable[Verdict]:
+    def judge(self, job: JobWaits, seen: JobStep) -> Results:
         if seen.index < WARMUP_STEPS:
             return ()
         job.add(seen)
@@ -140,7 +140,7 @@ class DataStall(JobDetector[JobWaits]):
         job.end_block()
         return self._judge_block(job, seen)
 
-    def _judge_block(self, job: JobWaits, seen: JobStep) -> Iterable[Verdict]:
+    def _judge_block(self, job: JobWaits, seen: JobStep) -> Results:
         known = (rank.baseline for rank in job.ranks.values() if rank.baseline.blocks)
         job.spreads = sorted(baseline.spread for baseline in known)
         for rank in job.ranks.values():
@@ -148,7 +148,7 @@ class DataStall(JobDetector[JobWaits]):
         stalled = {number: rank for number, rank in job.ranks.items() if rank.on}
         was_on, job.on = job.on, bool(stalled)
         if not stalled:
-            return (Fine(seen.time, seen.job_id),) if was_on else ()
+            return (Cleared(seen.time, seen.job_id),) if was_on else ()
         stalled.update((n, r) for n, r in job.ranks.items() if r.excess >= JOINT_EXCESS)
         return (self._found(job, stalled, seen),)
 
@@ -215,7 +215,7 @@ class DataStall(JobDetector[JobWaits]):
         return begin
 
     @staticmethod
-    def _found(job: JobWaits, stalled: Mapping[int, RankWaits], seen: JobStep) -> Found:
+    def _found(job: JobWaits, stalled: Mapping[int, RankWaits], seen: JobStep) -> Detected:
         worst = max(stalled, key=lambda number: stalled[number].excess)
         rank, blocks = stalled[worst], SHORT_BLOCKS
         level = sum(rank.waits[-blocks:]) / max(sum(job.spans[-blocks:]), 1e-9)

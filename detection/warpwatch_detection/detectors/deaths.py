@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Observation, state_of
-from warpwatch_telemetry.anomalies import Found, Severity
+from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 
@@ -89,7 +89,7 @@ class DeathDetector(Detector):
     def __init__(self) -> None:
         self.state = state_of("jobs", JobId, JobDeaths, deadline=NEVER)()
 
-    def observe(self, seen: Observation) -> Iterable[Found]:
+    def observe(self, seen: Observation) -> Iterable[Detected]:
         if isinstance(seen, Step):
             self._step(seen)
         elif isinstance(seen, RankSeen):
@@ -100,8 +100,8 @@ class DeathDetector(Detector):
             return self._event(seen, self._job(seen.job_id))
         return ()
 
-    def expire(self, now: float) -> Iterable[Found]:
-        found: list[Found] = []
+    def expire(self, now: float) -> Iterable[Detected]:
+        found: list[Detected] = []
         for name, job in list(self.state.jobs.items()):
             if self._due(job) <= now:
                 found += self._judge(name, job, now)
@@ -152,8 +152,8 @@ class DeathDetector(Detector):
         if job.lost_peer and job.lost_peer.pop(seen.rank, None) is not None:
             self._schedule()
 
-    def _rank_seen(self, seen: RankSeen) -> Iterable[Found]:
-        found: Iterable[Found] = ()
+    def _rank_seen(self, seen: RankSeen) -> Iterable[Detected]:
+        found: Iterable[Detected] = ()
         job = self.state.jobs.get(seen.job_id)
         if job is None or seen.rank in job.gone:
             left: set[int] = set()
@@ -172,7 +172,7 @@ class DeathDetector(Detector):
         if job is not None and seen.rank is not None:
             job.leave(seen.rank, seen.time)
 
-    def _event(self, seen: RankEvent, job: JobDeaths) -> Iterable[Found]:
+    def _event(self, seen: RankEvent, job: JobDeaths) -> Iterable[Detected]:
         rank, text = seen.rank, what(seen.detail)
         if seen.event == "died":
             if rank in job.left:
@@ -200,7 +200,7 @@ class DeathDetector(Detector):
         self._schedule()
         return ()
 
-    def _follow(self, seen: RankEvent, job: JobDeaths) -> Iterable[Found]:
+    def _follow(self, seen: RankEvent, job: JobDeaths) -> Iterable[Detected]:
         if job.cause is None or job.cause.rank == seen.rank or seen.rank in job.followers:
             return ()
         job.followers.add(seen.rank)
@@ -208,7 +208,7 @@ class DeathDetector(Detector):
 
     # --- what it means ---
 
-    def _judge(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Found]:
+    def _judge(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Detected]:
         """The grace is over. Who died without a record comes before those who lost a peer."""
         silent = {rank: time for rank, time in job.died.items() if rank not in job.lost_peer}
         after = "" if job.step is None else f" after step {job.step}"
@@ -234,19 +234,19 @@ class DeathDetector(Detector):
         rank: int,
         said: str,
         severity: Severity = "warning",
-    ) -> Iterable[Found]:
+    ) -> Iterable[Detected]:
         job.followers |= (job.died.keys() | job.lost_peer.keys()) - {rank}
         cause = Cause(kind, rank, f"rank {rank} {said}", job.step, severity)
         return self._decided(name, job, now, cause)
 
-    def _ended(self, name: JobId, job: JobDeaths, now: float, said: str) -> Iterable[Found]:
+    def _ended(self, name: JobId, job: JobDeaths, now: float, said: str) -> Iterable[Detected]:
         count, rank = len(job.died), min(job.died)
         who = f"all {count} local ranks were" if count > 1 else f"rank {rank} was"
         text = f"{who} {said}: ended from outside"
         cause = Cause("crash", rank if count == 1 else None, text, job.step, "info")
         return self._decided(name, job, now, cause)
 
-    def _decided(self, name: JobId, job: JobDeaths, now: float, cause: Cause) -> Iterable[Found]:
+    def _decided(self, name: JobId, job: JobDeaths, now: float, cause: Cause) -> Iterable[Detected]:
         job.cause = cause
         job.died.clear()
         job.lost_peer.clear()
@@ -255,13 +255,15 @@ class DeathDetector(Detector):
         self._schedule()
         return self._found(name, job, now)
 
-    def _found(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Found]:
+    def _found(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Detected]:
         cause = job.cause
         if cause is None or cause.kind != self.kind:
             return ()
         more = f"; {len(job.followers)} more followed" if job.followers else ""
         text = cause.text + more
-        found = Found(now, cause.severity, text, **name.fields(), rank=cause.rank, step=cause.step)
+        found = Detected(
+            now, cause.severity, text, **name.fields(), rank=cause.rank, step=cause.step
+        )
         return (found,)
 
     @staticmethod

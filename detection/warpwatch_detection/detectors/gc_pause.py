@@ -13,11 +13,11 @@ from typing import Any
 from warpwatch_detection.detector import (
     NEVER,
     WARMUP_STEPS,
+    Cleared,
     DetectorStatus,
-    Fine,
     JobDetector,
     JobStep,
-    Verdict,
+    Results,
 )
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_detection.signals import peers
@@ -29,7 +29,7 @@ from warpwatch_detection.signals.reported_pauses import (
     ReportedPauses,
 )
 from warpwatch_detection.signals.work_scaling import WorkScaling
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent
 
@@ -102,12 +102,12 @@ class GcPause(JobDetector[JobPauses]):
     reads = (JobStep, RankEvent)
     job_type = JobPauses
 
-    def observe(self, seen: Any) -> Iterable[Verdict]:
+    def observe(self, seen: Any) -> Results:
         if isinstance(seen, RankEvent):
             return self._event(seen) if seen.event == "gc_pause" else ()
         return super().observe(seen)
 
-    def judge(self, job: JobPauses, seen: JobStep) -> Iterable[Verdict]:
+    def judge(self, job: JobPauses, seen: JobStep) -> Results:
         if seen.index < WARMUP_STEPS:
             return ()
         job.learn_step(seen)
@@ -118,7 +118,7 @@ class GcPause(JobDetector[JobPauses]):
             return ()
         return self._verdicts(job, seen.job_id, seen.time, seen.step, news)
 
-    def _event(self, seen: RankEvent) -> Iterable[Verdict]:
+    def _event(self, seen: RankEvent) -> Results:
         job = self.state.jobs.get(seen.job_id)
         duration_s, step = detail_number(seen, "duration_s"), detail_number(seen, "step")
         if job is None or job.begin_time == 0.0 or duration_s is None or duration_s < 0:
@@ -158,22 +158,20 @@ class GcPause(JobDetector[JobPauses]):
             del job.ranks[number]
         return bool(reported or gone)
 
-    def _verdicts(
-        self, job: JobPauses, name: JobId, time: float, step: int, news: bool
-    ) -> Iterable[Verdict]:
+    def _verdicts(self, job: JobPauses, name: JobId, time: float, step: int, news: bool) -> Results:
         """``news``: a pause that belongs to what is found."""
         joint = any(rank.reported.on for rank in job.ranks.values())
         least = JOINT_EXCESS if joint else NEVER
         on = tuple(n for n, rank in job.ranks.items() if rank.on or rank.reported.excess >= least)
         was_on, job.on = job.on, on
         if not on:
-            return (Fine(time, name),) if was_on else ()
+            return (Cleared(time, name),) if was_on else ()
         if not news and on == was_on:
             return ()
         return (self._found(job, name, time, step),)
 
     @staticmethod
-    def _found(job: JobPauses, name: JobId, time: float, step: int) -> Found:
+    def _found(job: JobPauses, name: JobId, time: float, step: int) -> Detected:
         worst = max(job.on, key=lambda number: job.cost(job.ranks[number]))
         rank, alone = job.ranks[worst], len(job.on) == 1
         cost = job.cost(rank)
@@ -187,7 +185,7 @@ class GcPause(JobDetector[JobPauses]):
                 f"{who} pauses {1000 * pause_s:.0f} ms every {rank.regular.period} steps, as "
                 f"garbage collection does"
             )
-        return Found(
+        return Detected(
             time=time,
             severity="warning",
             **name.fields(),

@@ -12,10 +12,17 @@ from statistics import median
 
 from warpwatch_detection.capture_windows import CaptureWindows
 from warpwatch_detection.config import HangConfig
-from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Fine, Observation, Verdict
+from warpwatch_detection.detector import (
+    NEVER,
+    Cleared,
+    Detector,
+    DetectorStatus,
+    Observation,
+    Results,
+)
 from warpwatch_detection.detectors.idleness import DeviceActivity, read_device
 from warpwatch_detection.detectors.step_progress import JobProgress, RankProgress
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
@@ -64,7 +71,7 @@ class Hang(Detector):
                 job.limit_may_fall = True
         self._schedule()
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
+    def observe(self, seen: Observation) -> Results:
         if isinstance(seen, Step):
             return self._step(seen)
         if isinstance(seen, RankEvent):
@@ -77,7 +84,7 @@ class Hang(Detector):
             self._rank_seen(seen)
         return ()
 
-    def expire(self, now: float) -> Iterable[Verdict]:
+    def expire(self, now: float) -> Results:
         due = [(name, job) for name, job in self._jobs.items() if job.check_time <= now]
         hung = [self._hang(*one, now) for one in due if self._due(*one, now) <= now]
         for name, job in due:
@@ -126,7 +133,7 @@ class Hang(Detector):
         if known is not None or seen.device in self._used():
             self.state.devices[seen.device] = read_device(known, seen)
 
-    def _step(self, seen: Step) -> Iterable[Verdict]:
+    def _step(self, seen: Step) -> Results:
         name, now = seen.job_id, seen.time
         job = self._jobs.get(name) or self._jobs.setdefault(name, JobProgress())
         rank = job.ranks.get(seen.rank)
@@ -147,7 +154,7 @@ class Hang(Detector):
             return ()
         return self._over(name, job, now) if job.resume(seen.rank) else ()
 
-    def _event(self, seen: RankEvent) -> Iterable[Verdict]:
+    def _event(self, seen: RankEvent) -> Results:
         ended = self.state.captures.observe(seen)
         job = self._jobs.get(seen.job_id)
         if job is None:
@@ -171,7 +178,7 @@ class Hang(Detector):
             return self._goes_on(seen, job, rank)
         return ()
 
-    def _goes_on(self, seen: RankEvent, job: JobProgress, rank: RankProgress) -> Iterable[Verdict]:
+    def _goes_on(self, seen: RankEvent, job: JobProgress, rank: RankProgress) -> Results:
         if seen.event == "training":
             rank.time = max(rank.time, seen.time)
         elif rank.silent_since is None:
@@ -182,24 +189,24 @@ class Hang(Detector):
                 peer.time = seen.time
         return self._over(seen.job_id, job, seen.time) if job.resume(seen.rank) else ()
 
-    def _stopped(self, seen: RankEvent, job: JobProgress, rank: RankProgress) -> Iterable[Verdict]:
+    def _stopped(self, seen: RankEvent, job: JobProgress, rank: RankProgress) -> Results:
         rank.silent_since = seen.time
         rank.holds_gil = seen.detail.get("silent_reason") == HOLDS_GIL
         if job.hung:
-            # Found by its silence alone; now it has a name.
+            # It was found by its silence alone; now it has a name.
             return (self._hang(seen.job_id, job, seen.time),)
         self._recheck(seen.job_id, job, seen.time)
         return ()
 
-    def _gone(self, seen: End | RankEvent) -> Iterable[Verdict]:
+    def _gone(self, seen: End | RankEvent) -> Results:
         job = self._jobs.get(seen.job_id)
         if job is None or seen.rank is None or not job.forget(seen.rank):
             return ()
         return self._over(seen.job_id, job, seen.time)
 
-    def _over(self, name: JobId, job: JobProgress, now: float) -> Iterable[Verdict]:
+    def _over(self, name: JobId, job: JobProgress, now: float) -> Results:
         self._recheck(name, job, now)
-        return (Fine(now, name),)
+        return (Cleared(now, name),)
 
     # --- when it is due ---
 
@@ -242,7 +249,7 @@ class Hang(Detector):
             due = min(due, max(unresponsive))
         return max(due, self.state.captures.runs_until(name, now) or due)
 
-    def _process(self, name: JobId, job: JobProgress, now: float) -> Iterable[Verdict]:
+    def _process(self, name: JobId, job: JobProgress, now: float) -> Results:
         """Processes and devices have been read: does nothing of the job move?"""
         if job.hung or not job.ranks or job.warms_up or now < job.quiet_until:
             return ()
@@ -269,7 +276,7 @@ class Hang(Detector):
 
     # --- what is said ---
 
-    def _hang(self, name: JobId, job: JobProgress, now: float) -> Found:
+    def _hang(self, name: JobId, job: JobProgress, now: float) -> Detected:
         culprit = job.culprit()
         if culprit is None and not job.silent:
             culprit = job.activity.idle_rank(job.ranks.keys(), self.state.devices, now)
@@ -278,7 +285,7 @@ class Hang(Detector):
         step, who = max(rank.step for rank in job.ranks.values()), "no rank has finished a step"
         if culprit is not None:
             who = f"rank {culprit} has finished no step"
-        return Found(
+        return Detected(
             time=now,
             severity="warning",
             **name.fields(),

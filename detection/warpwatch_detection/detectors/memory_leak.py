@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import Detector, DetectorStatus, Fine, Observation, Verdict
+from warpwatch_detection.detector import (
+    Cleared,
+    Detector,
+    DetectorStatus,
+    Observation,
+    Results,
+)
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_detection.signals.exhaustion import MIN_SHARE
 from warpwatch_detection.signals.memory_growth import WINDOW_BLOCKS, MemoryGrowth
 from warpwatch_detection.signals.trend import Trend
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
@@ -59,7 +65,7 @@ class MemoryLeak(Detector):
     def __init__(self) -> None:
         self.state = MemoryLeakState()
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
+    def observe(self, seen: Observation) -> Results:
         if isinstance(seen, Step):
             return self._step(seen)
         elif isinstance(seen, DeviceReading):
@@ -91,7 +97,7 @@ class MemoryLeak(Detector):
     def _job(self, name: JobId) -> LeakingJob:
         return self.state.jobs.get(name) or self.state.jobs.setdefault(name, LeakingJob())
 
-    def _step(self, seen: Step) -> Iterable[Verdict]:
+    def _step(self, seen: Step) -> Results:
         name, number = seen.job_id, seen.step
         job = self._job(name)
         rank = job.ranks.get(seen.rank)
@@ -112,7 +118,7 @@ class MemoryLeak(Detector):
         if free is not None and self.state.jobs:
             self.state.device_left_bytes[seen.device] = free
 
-    def _event(self, seen: RankEvent) -> Iterable[Verdict]:
+    def _event(self, seen: RankEvent) -> Results:
         if seen.event == "died":
             return self._gone(seen.job_id, seen.rank, seen.time)
         job = self.state.jobs.get(seen.job_id)
@@ -143,14 +149,14 @@ class MemoryLeak(Detector):
         now: float,
         used: float,
         left: float | None,
-    ) -> Iterable[Verdict]:
+    ) -> Results:
         is_judged = growth.add(rank.step, now, used, left, len(job.ranks))
         # While none grows, only the level that has got a block has to be asked.
         if is_judged and (job.found or growth.found is not None):
             return self._judge(name, job, now)
         return ()
 
-    def _gone(self, name: JobId, rank: int, now: float) -> Iterable[Verdict]:
+    def _gone(self, name: JobId, rank: int, now: float) -> Results:
         job = self.state.jobs.get(name)
         if job is None:
             return ()
@@ -161,7 +167,7 @@ class MemoryLeak(Detector):
 
     # --- what it means ---
 
-    def _judge(self, name: JobId, job: LeakingJob, now: float) -> Iterable[Verdict]:
+    def _judge(self, name: JobId, job: LeakingJob, now: float) -> Results:
         device = {r: m.device_growth for r, m in job.ranks.items() if m.device_growth is not None}
         host = {r: m.host_growth for r, m in job.ranks.items() if m.host_growth is not None}
         for growths, on_device in ((device, True), (host, False)):
@@ -172,7 +178,7 @@ class MemoryLeak(Detector):
                 return (self._found(name, job, leaking, on_device, now),)
         if job.found:
             job.found = False
-            return (Fine(now, name),)
+            return (Cleared(now, name),)
         return ()
 
     def _found(
@@ -182,7 +188,7 @@ class MemoryLeak(Detector):
         leaking: dict[int, MemoryGrowth],
         on_device: bool,
         now: float,
-    ) -> Found:
+    ) -> Detected:
         trends = {rank: growth.window.trend() for rank, growth in leaking.items()}
         worst = max(trends, key=lambda rank: trends[rank].slope)
         window, slope = leaking[worst].window, trends[worst].slope
@@ -190,7 +196,7 @@ class MemoryLeak(Detector):
         lasts_s = min((seconds for seconds in left if seconds is not None), default=None)
         begin = window.points[0].step if window.begin_step is None else window.begin_step
         end = "" if lasts_s is None else f": out of memory in about {duration(lasts_s)}"
-        return Found(
+        return Detected(
             time=now,
             severity="warning",
             **name.fields(),

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from warpwatch_detection.detector import (
     NEVER,
     WARMUP_STEPS,
+    Cleared,
     Detector,
+    DetectorResult,
     DetectorStatus,
-    Fine,
     Observation,
-    Verdict,
+    Results,
 )
 from warpwatch_detection.detectors.event_numbers import detail_number
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
@@ -103,7 +104,7 @@ class MemoryPressure(Detector):
     def __init__(self) -> None:
         self.state = MemoryPressureState()
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
+    def observe(self, seen: Observation) -> Results:
         if isinstance(seen, Step):
             rank = self._rank(seen.job_id, seen.rank)
             rank.steps += 1
@@ -118,8 +119,8 @@ class MemoryPressure(Detector):
             return self._gone(seen.job_id, seen.rank, seen.time)
         return ()
 
-    def expire(self, now: float) -> Iterable[Verdict]:
-        verdicts: list[Verdict] = []
+    def expire(self, now: float) -> Results:
+        verdicts: list[DetectorResult] = []
         for name, job in self.state.jobs.items():
             for rank in job.ranks.values():
                 if rank.retried_time is not None and _past_at(rank) <= now:
@@ -158,7 +159,7 @@ class MemoryPressure(Detector):
         ranks = self.state.jobs.setdefault(name, JobPressure()).ranks
         return ranks.get(number) or ranks.setdefault(number, RankPressure())
 
-    def _device(self, seen: DeviceReading) -> Iterable[Verdict]:
+    def _device(self, seen: DeviceReading) -> Results:
         used, total = seen.metrics.get(_USED), seen.metrics.get(_TOTAL)
         names = [
             name
@@ -172,7 +173,7 @@ class MemoryPressure(Detector):
         full.update(used / usable, DEVICE_SHARE, seen.time)
         return [v for name in names for v in self._judge(name, self.state.jobs[name], seen.time)]
 
-    def _event(self, seen: RankEvent) -> Iterable[Verdict]:
+    def _event(self, seen: RankEvent) -> Results:
         if seen.event == "died":
             return self._gone(seen.job_id, seen.rank, seen.time)
         if seen.event not in ("memory", "process") or seen.job_id not in self.state.jobs:
@@ -201,7 +202,7 @@ class MemoryPressure(Detector):
             rank.retried_time = seen.time
             self._schedule()
 
-    def _gone(self, name: JobId, rank_number: int, now: float) -> Iterable[Verdict]:
+    def _gone(self, name: JobId, rank_number: int, now: float) -> Results:
         job = self.state.jobs.get(name)
         if job is None or job.ranks.pop(rank_number, None) is None:
             return ()
@@ -215,15 +216,15 @@ class MemoryPressure(Detector):
         times = (_past_at(rank) for job in jobs for rank in job.ranks.values())
         self.state.deadline = min(times, default=NEVER)
 
-    def _judge(self, name: JobId, job: JobPressure, now: float) -> Iterable[Verdict]:
+    def _judge(self, name: JobId, job: JobPressure, now: float) -> Results:
         shortages = [r for n, rank in job.ranks.items() for r in self._shortages(n, rank)]
         if not shortages:
             was, job.found = job.found, False
-            return (Fine(now, name),) if was else ()
+            return (Cleared(now, name),) if was else ()
         job.found = True
         first, ranks = shortages[0], {shortage.rank for shortage in shortages}
         more = f"; {len(ranks) - 1} more ranks alike" if len(ranks) > 1 else ""
-        found = Found(
+        found = Detected(
             time=now,
             severity="warning",
             **name.fields(),

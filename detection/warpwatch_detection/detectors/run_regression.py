@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from warpwatch_detection.detector import Detector, DetectorStatus, Fine, Verdict, state_of
+from warpwatch_detection.detector import Cleared, Detector, DetectorStatus, Results, state_of
 from warpwatch_detection.detectors.event_numbers import MAX_NUMBER, detail_number
 from warpwatch_detection.signals.medians import SIGMA_PER_MAD
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent
 
@@ -61,7 +61,7 @@ class RunRegression(Detector):
     def __init__(self) -> None:
         self.state = state_of("jobs", JobId, RunLevel)()
 
-    def observe(self, seen: Any) -> Iterable[Verdict]:
+    def observe(self, seen: Any) -> Results:
         if seen.event != EVENT:
             return ()
         step_s, steps = detail_number(seen, "step_s"), detail_number(seen, "steps")
@@ -73,7 +73,7 @@ class RunRegression(Detector):
         level.on = level.excess > (RELEASE if was_on else 1.0)
         if level.on:
             return (self._found(seen, level),)
-        return (Fine(seen.time, seen.job_id),) if was_on else ()
+        return (Cleared(seen.time, seen.job_id),) if was_on else ()
 
     def _level(self, seen: RankEvent, step_s: float, earlier: list[float]) -> RunLevel:
         """The job's level with these figures."""
@@ -89,10 +89,10 @@ class RunRegression(Detector):
         return level
 
     @staticmethod
-    def _found(seen: RankEvent, level: RunLevel) -> Found:
+    def _found(seen: RankEvent, level: RunLevel) -> Detected:
         which = "the run" if level.runs == 1 else f"the {level.runs} runs"
         grown_most = f", most of it in {level.phase}" if level.phase else ""
-        return Found(
+        return Detected(
             time=seen.time,
             severity="warning",
             **seen.job_id.fields(),

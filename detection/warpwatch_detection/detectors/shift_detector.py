@@ -6,11 +6,17 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
+from warpwatch_detection.detector import (
+    Cleared,
+    DetectorStatus,
+    JobDetector,
+    JobStep,
+    Results,
+)
 from warpwatch_detection.signals.level_shift import LevelShift, Shift
 from warpwatch_detection.signals.rise import CLOSING_SAMPLES, Rise
 from warpwatch_detection.signals.step_signal import StepSignal
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 
 # The shortest span that is judged: less is a hiccup of the machine.
@@ -63,14 +69,14 @@ class ShiftDetector(JobDetector[ShiftJob]):
         return True
 
     @abstractmethod
-    def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
+    def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Detected:
         """What to say of a rise; ``level`` is the signal's present one."""
 
     def share(self, difference: float) -> float:
         """Return a difference of the signal as a share of the step."""
         return difference
 
-    def judge(self, job: ShiftJob, seen: JobStep) -> Iterable[Verdict]:
+    def judge(self, job: ShiftJob, seen: JobStep) -> Results:
         sample = self.sample(job, seen)
         if sample is None:
             return ()
@@ -80,7 +86,7 @@ class ShiftDetector(JobDetector[ShiftJob]):
         shift = job.shifts.judge(self._rate_per_s * job.signal.sample_s)
         if job.shifts.nearest > job.nearest:
             job.nearest, job.nearest_step = job.shifts.nearest, seen.step
-        verdicts: Iterable[Verdict] = ()
+        verdicts: Results = ()
         if shift is not None and shift.difference > 0 and self.confirms(job, shift):
             verdicts = self._begin(job, shift, seen)
         elif job.rise is not None:
@@ -88,7 +94,7 @@ class ShiftDetector(JobDetector[ShiftJob]):
         del job.beside[: -len(job.shifts.samples.values)]
         return verdicts
 
-    def _begin(self, job: ShiftJob, shift: Shift, seen: JobStep) -> Iterable[Verdict]:
+    def _begin(self, job: ShiftJob, shift: Shift, seen: JobStep) -> Results:
         steps = (shift.window - 1) * job.signal.group
         begin_step = max(0, job.signal.first_step - steps)
         last, lasts = job.last_rise, job.rise is not None
@@ -98,17 +104,17 @@ class ShiftDetector(JobDetector[ShiftJob]):
         # From where the last rise has led to: a second one, not the first again.
         is_second = last is not None and shift.before >= last.baseline + last.size / 2
         if lasts or is_second:
-            return (Fine(seen.time, seen.job_id, for_good=is_second), found)
+            return (Cleared(seen.time, seen.job_id, for_good=is_second), found)
         return (found,)
 
-    def _go_on(self, job: ShiftJob, rise: Rise, seen: JobStep) -> Iterable[Verdict]:
+    def _go_on(self, job: ShiftJob, rise: Rise, seen: JobStep) -> Results:
         rise.samples += 1
         if rise.samples % UPDATE_SAMPLES:
             return ()
         level = job.shifts.recent(CLOSING_SAMPLES)
         if rise.is_accepted(seen.time, ACCEPT_AFTER_S) or rise.is_over(level):
             job.rise = None
-            return (Fine(seen.time, seen.job_id),)
+            return (Cleared(seen.time, seen.job_id),)
         return (self.found(job, rise, level, seen),)
 
     def statuses(self) -> Iterable[DetectorStatus]:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.signals import peers
 from warpwatch_detection.signals.rank_levels import MIN_RISE, JobLevels, RankLevel
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 
 
-def finding(job: JobLevels, slow: Mapping[int, RankLevel], seen: JobStep) -> Found:
+def finding(job: JobLevels, slow: Mapping[int, RankLevel], seen: JobStep) -> Detected:
     """Return the finding about the ranks ``slow``, one or more.
 
     It is info if all that is known is that one rank takes longer than ranks whose place in the job

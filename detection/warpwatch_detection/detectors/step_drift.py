@@ -7,13 +7,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY, rate_per_s
-from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
+from warpwatch_detection.detector import (
+    Cleared,
+    DetectorStatus,
+    JobDetector,
+    JobStep,
+    Results,
+)
 from warpwatch_detection.detectors.shift_detector import ACCEPT_AFTER_S, EFFECT
 from warpwatch_detection.signals.level_shift import LevelShift
 from warpwatch_detection.signals.rise import Rise
 from warpwatch_detection.signals.signal_history import level
 from warpwatch_detection.signals.step_signal import StepSignal
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 
 # Jobs settle by 5 % in their first 400 steps.
 DRIFT_EFFECT = 0.06
@@ -84,7 +90,7 @@ class StepDrift(JobDetector[DriftJob]):
         # What is a shift there is no drift here.
         self._shifts_per_s = rate_per_s("step_regression", false_alarms_per_job_day)
 
-    def judge(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
+    def judge(self, job: DriftJob, seen: JobStep) -> Results:
         value = job.signal.add(seen, seen.common_s)
         if value is None:
             return ()
@@ -100,15 +106,15 @@ class StepDrift(JobDetector[DriftJob]):
         return self._end_block(job, seen) if len(job.block) == BLOCK else ()
 
     @staticmethod
-    def _restart(job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
+    def _restart(job: DriftJob, seen: JobStep) -> Results:
         was_on = job.on
         job.rise, job.anchor, job.anchored = None, 0.0, 0
         job.block.clear()
         job.blocks.clear()
         job.first_steps.clear()
-        return (Fine(seen.time, seen.job_id),) if was_on else ()
+        return (Cleared(seen.time, seen.job_id),) if was_on else ()
 
-    def _end_block(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
+    def _end_block(self, job: DriftJob, seen: JobStep) -> Results:
         job.add_block()
         if job.rise is not None:
             return self._go_on(job, job.rise, seen)
@@ -137,7 +143,7 @@ class StepDrift(JobDetector[DriftJob]):
             return None
         return Rise(seen.time, begin, before, job.difference)
 
-    def _go_on(self, job: DriftJob, rise: Rise, seen: JobStep) -> Iterable[Verdict]:
+    def _go_on(self, job: DriftJob, rise: Rise, seen: JobStep) -> Results:
         rise.samples += BLOCK
         is_accepted = rise.is_accepted(seen.time, ACCEPT_AFTER_S)
         if is_accepted or rise.is_over(mean(job.blocks[-NOW:])):
@@ -145,7 +151,7 @@ class StepDrift(JobDetector[DriftJob]):
         return (self._found(job, rise, seen),)
 
     @staticmethod
-    def _found(job: DriftJob, rise: Rise, seen: JobStep) -> Found:
+    def _found(job: DriftJob, rise: Rise, seen: JobStep) -> Detected:
         value_s, baseline_s = math.exp(mean(job.blocks[-NOW:])), math.exp(rise.baseline)
         return seen.found(
             begin_step=rise.begin_step,

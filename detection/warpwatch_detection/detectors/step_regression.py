@@ -7,7 +7,7 @@ import math
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors.shift_detector import ShiftDetector, ShiftJob
 from warpwatch_detection.signals.rise import Rise
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 
 
 class StepRegression(ShiftDetector):
@@ -23,7 +23,7 @@ class StepRegression(ShiftDetector):
     def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
         return job.signal.add(seen, seen.common_s)
 
-    def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
+    def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Detected:
         value_s, baseline_s = math.exp(level), math.exp(rise.baseline)
         return seen.found(
             begin_step=rise.begin_step,

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 from warpwatch_detection.detector import (
     WARMUP_STEPS,
+    Cleared,
     DetectorStatus,
-    Fine,
     JobDetector,
     JobStep,
-    Verdict,
+    Results,
 )
 from warpwatch_detection.signals.step_work import StepWork
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 
 # A slow step is 15 % and 20 ms longer than normal, beyond what scheduling of the operating system
 # does, and 3.5 deviations, 1 in 4,000 steps of normal noise.
@@ -95,7 +95,7 @@ class StepSpikes(JobDetector[SpikesJob]):
     kind = "step_spikes"
     job_type = SpikesJob
 
-    def judge(self, job: SpikesJob, seen: JobStep) -> Iterable[Verdict]:
+    def judge(self, job: SpikesJob, seen: JobStep) -> Results:
         if seen.index < WARMUP_STEPS or seen.common_s <= 0:
             return ()
         value = math.log(seen.common_s) - job.work.explained(seen, seen.common_s)
@@ -193,7 +193,7 @@ class StepSpikes(JobDetector[SpikesJob]):
             return False
         return max(gaps) - min(gaps) <= 2 * PERIOD_TOLERANCE * max(gaps)
 
-    def _decide(self, job: SpikesJob, seen: JobStep) -> Iterable[Verdict]:
+    def _decide(self, job: SpikesJob, seen: JobStep) -> Results:
         needed = self._needed(job)
         excess = job.evidence / needed
         if excess > job.nearest:
@@ -201,7 +201,7 @@ class StepSpikes(JobDetector[SpikesJob]):
         if job.on:
             if job.recent < CLOSING_SHARE * ALARM_SHARE:
                 job.on, job.evidence = False, 0.0
-                return (Fine(seen.time, seen.job_id),)
+                return (Cleared(seen.time, seen.job_id),)
             return (self._found(job, seen),) if job.count % UPDATE_STEPS == 0 else ()
         steps = job.count - job.since + 1
         if job.evidence < needed or steps < MIN_STEPS:
@@ -213,7 +213,7 @@ class StepSpikes(JobDetector[SpikesJob]):
         job.on, job.recent = True, share
         return (self._found(job, seen),)
 
-    def _found(self, job: SpikesJob, seen: JobStep) -> Found:
+    def _found(self, job: SpikesJob, seen: JobStep) -> Detected:
         slower = 100 * math.expm1(job.excess)
         return seen.found(
             begin_step=job.began,

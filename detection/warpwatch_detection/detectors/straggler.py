@@ -17,11 +17,11 @@ from warpwatch_detection.budget import DAY_S, deviations
 from warpwatch_detection.detector import (
     NEVER,
     WARMUP_STEPS,
+    Cleared,
     DetectorStatus,
-    Fine,
     JobDetector,
     JobStep,
-    Verdict,
+    Results,
 )
 from warpwatch_detection.detectors.slow_ranks import finding, some
 from warpwatch_detection.signals import peers
@@ -72,7 +72,7 @@ class Straggler(JobDetector[JobLevels]):
     state_version = 2
     job_type = JobLevels
 
-    def judge(self, job: JobLevels, seen: JobStep) -> Iterable[Verdict]:
+    def judge(self, job: JobLevels, seen: JobStep) -> Results:
         if seen.index < START_STEPS or len(seen.compute_s) < 2:
             return ()
         if not (job.stages or job.groups or len(set(seen.stages.values())) > 1):
@@ -88,7 +88,7 @@ class Straggler(JobDetector[JobLevels]):
         # Where each rank has its own stage, none is compared.
         return self._judge_tick(job, seen, tick_s) if tick_s > 0 and job.ranks else ()
 
-    def _judge_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> Iterable[Verdict]:
+    def _judge_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> Results:
         if seen.duration_s > 0:
             middle = sorted(seen.compute_s.values())[len(seen.compute_s) // 2]
             share = min(middle / seen.duration_s, 1)
@@ -263,11 +263,11 @@ class Straggler(JobDetector[JobLevels]):
 
     # --- what is found ---
 
-    def _verdicts(self, job: JobLevels, seen: JobStep, repeat: bool) -> Iterable[Verdict]:
+    def _verdicts(self, job: JobLevels, seen: JobStep, repeat: bool) -> Results:
         slow = {number: rank for number, rank in job.ranks.items() if rank.on}
         was_on, job.on = job.on, bool(slow)
         if not slow:
-            return (Fine(seen.time, seen.job_id),) if was_on else ()
+            return (Cleared(seen.time, seen.job_id),) if was_on else ()
         if was_on and not repeat:
             return ()
         # Others that are about to be found, and not just above the limit.

@@ -19,7 +19,7 @@ SAME_WORK = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseChange:
+class RunPhaseChange:
     """Mean seconds a step, 0 where a run has no such phase."""
 
     phase: str
@@ -42,7 +42,7 @@ class RunComparison:
     before: RunSummary
     after: RunSummary
     step_ratio: float | None
-    phases: tuple[PhaseChange, ...]
+    phases: tuple[RunPhaseChange, ...]
     grown: str | None
     differs: tuple[str, ...]
 
@@ -59,9 +59,9 @@ def compare(before: RunSummary, after: RunSummary) -> RunComparison:
 
 def phase_changes(
     before: Mapping[str, float], after: Mapping[str, float]
-) -> tuple[PhaseChange, ...]:
+) -> tuple[RunPhaseChange, ...]:
     names = sorted(before.keys() | after.keys())
-    changes = [PhaseChange(name, before.get(name, 0.0), after.get(name, 0.0)) for name in names]
+    changes = [RunPhaseChange(name, before.get(name, 0.0), after.get(name, 0.0)) for name in names]
     return tuple(sorted(changes, key=lambda change: -abs(change.grown_s)))
 
 

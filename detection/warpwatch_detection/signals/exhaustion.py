@@ -17,7 +17,7 @@ from warpwatch_detection.signals.trend import (
     trend,
 )
 
-# Found when so much is gone of what was left at its begin: well below a half, and more than what a
+# Found if so much is gone of what was left at its begin: well below a half, and more than what a
 # process loads, caches and warms up with on a host of its size.
 MIN_SHARE = 0.25
 # Points of a growth: with the least of them each sixth has two; with the most, every other goes.

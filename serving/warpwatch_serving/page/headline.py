@@ -46,7 +46,7 @@ def _notes(state: State) -> Iterator[str]:
     for source in state.sources:
         if not source.up and source.lag_s is None:
             yield f"{text(source.name)} cannot be read: {text(source.reason) or 'no reason known'}"
-    blind = [sight for sight in state.sights if sight.blind]
+    blind = [sight for sight in state.sensitivities if sight.blind]
     for sight in blind[:MAX_BLIND]:
         yield f"{text(sight.job)}: {sight.kind} is blind to what it is to find: {text(sight.text)}"
 

@@ -104,7 +104,9 @@ class Selection:
             ranks=tuple(one for one in before.ranks if one.job_id in self._jobs),
             anomalies=tuple(filter(self._has_anomaly, before.anomalies)),
             captures=tuple(one for one in before.captures if self.has_job(one.request.job_id)),
-            sights=tuple(one for one in before.sights if (one.owner, one.job) in names),
+            sensitivities=tuple(
+                one for one in before.sensitivities if (one.owner, one.job) in names
+            ),
             sources=tuple(one for one in before.sources if self._has_source(one.name)),
             devices=tuple(one for one in before.devices if self._has_source(one.source)),
         )

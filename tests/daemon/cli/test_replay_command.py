@@ -17,7 +17,7 @@ from warpwatch_daemon.cli import explanation, main
 from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_telemetry.anomalies import Anomaly, Found
+from warpwatch_telemetry.anomalies import Anomaly, Detected
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.log import encode
 from warpwatch_telemetry.records import End, Record
@@ -95,7 +95,7 @@ def test_an_explanation_is_a_table_that_fits_its_width():
             device=device, end_time=2e9,
         ),
     ]  # fmt: skip
-    found = Found(EPOCH_S, "warning", "slower", job="llama")
+    found = Detected(EPOCH_S, "warning", "slower", job="llama")
     suppressed = [Suppressed("step_regression", found, "straggler", "1", EPOCH_S)]
     long = DetectorStatus("fine", "so " * 60, name, 7, None, 1 / 3, -1e-10, 4e10, 0.31, 1234567)
     few = DetectorStatus("learning", "3 of 5 steps seen", "llama")

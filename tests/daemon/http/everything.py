@@ -11,19 +11,19 @@ import msgspec
 from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.attribution import Attribution, Workload
 from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import DeviceProcess
-from warpwatch_telemetry.state import DetectorSight, State
+from warpwatch_telemetry.state import Sensitivity, State
 
 # Steps that were too many and slowed the job down for good; a trace that lacks something, where
 # chance explains what steps take since; no memory for the diagnosis; and a capture that has begun.
 _PARTS = msgspec.json.decode(Path(__file__).with_name("everything.json").read_bytes())
 _CAPTURES = msgspec.convert(_PARTS["captures"], tuple[Capture, ...])
-_SIGHTS = msgspec.convert(_PARTS["sights"], tuple[DetectorSight, ...])
+_SENSITIVITIES = msgspec.convert(_PARTS["sensitivities"], tuple[Sensitivity, ...])
 _DECISIONS = msgspec.convert(_PARTS["decisions"], tuple[Decision, ...])
 
 
@@ -72,7 +72,7 @@ def everything(now: State) -> State:
         attributions=(
             Attribution("kubelet", NOW, {gpus[2].device.uuid: (Workload("ml", "llama-0", "c"),)}),
         ),
-        sights=_SIGHTS,
+        sensitivities=_SENSITIVITIES,
         decisions=_DECISIONS,
     )
 
@@ -83,7 +83,7 @@ def fill(agent: MemoryAgent) -> None:
     agent.lacks = ("nvml: library not found",)
     blind = DetectorStatus("fine", "limit 1.9", job="llama-7b", rank=1, sees=0.9, effect=0.2)
     fine = DetectorStatus("fine", "12 % of 30 %", job="llama-7b", rank=1, value=0.12, limit=0.3)
-    found = Found(NOW, "warning", "25 % slower", job="llama-7b")
+    found = Detected(NOW, "warning", "25 % slower", job="llama-7b")
     suppressed = Suppressed("step_regression", found, "straggler", "a7", since=NOW)
     agent.seen = ({"data_stall": [fine], "straggler": [blind], "hang": []}, (suppressed,))
     about: dict[str, Any] = {

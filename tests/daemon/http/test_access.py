@@ -35,7 +35,7 @@ from warpwatch_serving.server import Server
 from warpwatch_serving.socket_owner import owner
 from warpwatch_telemetry.captures import Decision
 from warpwatch_telemetry.errors import UsageError
-from warpwatch_telemetry.state import DetectorSight
+from warpwatch_telemetry.state import Sensitivity
 
 ASK = {"job": "llama-7b"}
 CAPTURES = "/api/v1/captures"
@@ -226,7 +226,7 @@ def test_a_token_file_without_a_token_is_a_usage_error(tmp_path, agent, content)
 def test_a_user_sees_what_is_of_devices_and_of_their_own_jobs():
     now = node_in_trouble()
     theirs: dict[str, Any] = {"owner": "uid/7"}
-    capture, sight = now.captures[0], DetectorSight("hang", "llama-7b", "uid/1000", False, "")
+    capture, sight = now.captures[0], Sensitivity("hang", "llama-7b", "uid/1000", False, "")
     capture = replace(capture, request=replace(capture.request, owner="uid/1000"))
     ours = replace(STRAGGLER, owner="uid/1000")
     state = replace(
@@ -234,13 +234,13 @@ def test_a_user_sees_what_is_of_devices_and_of_their_own_jobs():
         ranks=(now.ranks[0], replace(now.ranks[0], **theirs)),
         jobs=(now.jobs[0], replace(now.jobs[0], **theirs)),
         captures=(capture, replace(capture, request=replace(capture.request, **theirs))),
-        sights=(sight, replace(sight, **theirs)),
+        sensitivities=(sight, replace(sight, **theirs)),
         anomalies=(ours, replace(ours, id="xid", kind="xid"), replace(ours, id="b", **theirs)),
         contexts={"a7": around_straggler(), "b": around_straggler()},
         decisions=(Decision(1.0, "a7", "captured", ""), Decision(1.0, "b", "captured", "")),
     )
     seen = visible(state, "uid/1000")
-    for part in ("ranks", "jobs", "captures", "sights", "decisions"):
+    for part in ("ranks", "jobs", "captures", "sensitivities", "decisions"):
         assert getattr(seen, part) == getattr(state, part)[:1], part
     assert ([one.id for one in seen.anomalies], list(seen.contexts)) == (["a7", "xid"], ["a7"])
     assert visible(state, None) == state

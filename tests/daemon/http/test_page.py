@@ -23,7 +23,7 @@ from warpwatch_serving.page.minutes import plots
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.samples import SourceHealth
-from warpwatch_telemetry.state import DetectorSight, State
+from warpwatch_telemetry.state import Sensitivity, State
 
 Golden = Callable[[str, bytes], None]
 
@@ -55,9 +55,9 @@ def test_the_headline_is_the_worst_of_what_is_known(agent, golden):
 
 
 def test_the_blind_detectors_are_named_up_to_a_few(agent):
-    sight = DetectorSight("straggler", "llama-7b", "uid/1000", True, "limit 1.9")
+    sight = Sensitivity("straggler", "llama-7b", "uid/1000", True, "limit 1.9")
     sees = replace(sight, blind=False)
-    notes = headline(replace(agent.now, sights=(sees, *9 * [sight]))).notes
+    notes = headline(replace(agent.now, sensitivities=(sees, *9 * [sight]))).notes
     assert len([note for note in notes if "is blind" in note]) == MAX_BLIND
 
 

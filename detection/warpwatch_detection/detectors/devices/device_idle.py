@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config import DeviceIdleConfig
-from warpwatch_detection.detector import NEVER, Observation, Verdict
+from warpwatch_detection.detector import NEVER, Observation, Results
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import series, utilization
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
@@ -56,7 +56,7 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         self.state = IdleState()
         self.hold_s = config.after_s
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
+    def observe(self, seen: Observation) -> Results:
         if isinstance(seen, RankSeen):
             self._join(seen)
         elif isinstance(seen, End):

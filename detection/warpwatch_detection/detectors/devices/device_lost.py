@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from warpwatch_detection.detector import NEVER, Fine, Verdict
+from warpwatch_detection.detector import NEVER, Cleared, DetectorResult, Results
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
 from warpwatch_telemetry.records import DeviceReading
@@ -69,10 +69,10 @@ class DeviceLost(DeviceWatch[LostDevice]):
         super().__init__()
         self._looked = -NEVER
 
-    def observe(self, seen: Any) -> Iterable[Verdict]:
+    def observe(self, seen: Any) -> Results:
         device = self.device(seen.device)
         symptom = self.examine(device, seen)
-        verdicts: list[Verdict] = []
+        verdicts: list[DetectorResult] = []
         if symptom is not None:
             hold_s = self.hold_s if device.reason in LOST else SILENT_S
             verdicts.extend(self.follow(seen.device, device, symptom, seen.time, hold_s))
@@ -111,7 +111,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
         devices: Iterable[LostDevice] = self.state.devices.values()
         return (d for d in devices if d.up and 0 <= now - d.seen <= d.pause_s)
 
-    def _look_for_silent(self, now: float) -> Iterator[Verdict]:
+    def _look_for_silent(self, now: float) -> Iterator[DetectorResult]:
         devices: dict[str, LostDevice] = self.state.devices
         for uuid, device in list(devices.items()):
             limit_s = max(SILENT_S, PAUSE_READINGS * device.interval_s)
@@ -121,7 +121,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
             if is_forgotten or uuid.startswith(MAY_GO) or self._is_replaced(device):
                 del devices[uuid]
                 if device.hysteresis.found:
-                    yield Fine(now, device=uuid)
+                    yield Cleared(now, device=uuid)
             elif any(now - other.since >= limit_s for other in self._read_well(now)):
                 device.reason, device.up = SILENT, False
                 device.missed = min(device.missed, now)

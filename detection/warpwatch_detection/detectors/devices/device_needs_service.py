@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_detection.detector import NEVER, DetectorStatus, Fine, Verdict
+from warpwatch_detection.detector import NEVER, Cleared, DetectorResult, DetectorStatus, Results
 from warpwatch_detection.detectors.devices.series import series
 from warpwatch_detection.detectors.devices.watch import DeviceDetector, Watched
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.xids import XIDS, explain
 
@@ -74,7 +74,7 @@ class DeviceNeedsService(DeviceDetector[ServedDevice]):
     kind = "device_needs_service"
     device_type = ServedDevice
 
-    def observe(self, seen: Any) -> Iterable[Verdict]:
+    def observe(self, seen: Any) -> Results:
         if seen.device.startswith(NO_GPUS):
             return ()
         device = self.device(seen.device)
@@ -93,19 +93,19 @@ class DeviceNeedsService(DeviceDetector[ServedDevice]):
         elif device.xid is not None or device.asks:
             device.hysteresis.found = True
             if device.sentence != before:
-                found = Found(seen.time, "critical", device.sentence, device=seen.device)
+                found = Detected(seen.time, "critical", device.sentence, device=seen.device)
                 verdicts.append(found)
         return verdicts
 
-    def resolve(self, device: str, now: float) -> Fine:
+    def resolve(self, device: str, now: float) -> Cleared:
         """Forget why the device needs service; what is asked for again later is another fault."""
         known = self.device(device)
         known.xid, known.waived, known.served = None, known.ask, False
         known.settled = max(now, known.settled)
         known.hysteresis.found = False
-        return Fine(now, device=device, for_good=True)
+        return Cleared(now, device=device, for_good=True)
 
-    def _end_replaced(self, seen: DeviceReading) -> Iterator[Verdict]:
+    def _end_replaced(self, seen: DeviceReading) -> Iterator[DetectorResult]:
         """Resolve what another device in the same slot needed."""
         devices: dict[str, ServedDevice] = self.state.devices
         for uuid, other in devices.items():

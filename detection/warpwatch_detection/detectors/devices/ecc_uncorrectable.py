@@ -8,7 +8,7 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth
 from warpwatch_detection.detectors.devices.series import series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.records import DeviceReading
 
 SINCE_LOADED = series("ecc_errors_total", "uncorrected")
@@ -38,7 +38,7 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
     device_type = EccDevice
     unknown = "the GPU does not count memory errors (no ECC, or switched off)"
 
-    def examine(self, device: EccDevice, seen: DeviceReading) -> Found | None:
+    def examine(self, device: EccDevice, seen: DeviceReading) -> Detected | None:
         if (total := seen.metrics.get(SINCE_LOADED)) is not None:
             grown = device.since_loaded.take(total)
         elif device.since_loaded.last is None and (total := seen.metrics.get(OF_LIFE)) is not None:
@@ -46,7 +46,7 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
         if total is None or not grown:
             return None
         device.fresh = grown + (device.fresh if self.lasts(device, seen.time) else 0.0)
-        return Found(
+        return Detected(
             time=seen.time,
             severity="critical",
             summary=_sentence(device),

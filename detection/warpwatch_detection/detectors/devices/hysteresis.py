@@ -19,7 +19,7 @@ MOST_WINDOWS = 10
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One judgement. ``excess``: how far it is, 1 at the limit; the rest as in a Found."""
+    """One judgement. ``excess``: how far it is, 1 at the limit; the rest as in a Detected."""
 
     excess: float
     value: float | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
-from warpwatch_telemetry.anomalies import Found, Severity
+from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.records import DeviceReading
 
 FAILURE, PENDING = series("row_remap_failure"), series("row_remap_pending")
@@ -42,7 +42,7 @@ class RowRemap(DeviceEvents[RemapDevice]):
         super().__init__(hold_s)
         self._repeat_s = min(REPEAT_S, hold_s / 2)
 
-    def examine(self, device: RemapDevice, seen: DeviceReading) -> Found | None:
+    def examine(self, device: RemapDevice, seen: DeviceReading) -> Detected | None:
         metrics = seen.metrics
         pending = _any_of(metrics, PENDING, PAGES_PENDING)
         failure = metrics.get(FAILURE)
@@ -62,7 +62,7 @@ class RowRemap(DeviceEvents[RemapDevice]):
         if again and not grown and text == device.text:
             return None
         device.text = text
-        return Found(seen.time, severity, text, device=seen.device, value=device.rows)
+        return Detected(seen.time, severity, text, device=seen.device, value=device.rows)
 
     def _grown(self, device: RemapDevice, metrics: Metrics) -> float:
         counts = [count for key in ROWS if (count := metrics.get(key)) is not None]

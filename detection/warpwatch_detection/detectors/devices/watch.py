@@ -9,14 +9,15 @@ from typing import Any, Generic, TypeVar
 
 from warpwatch_detection.detector import (
     NEVER,
+    Cleared,
     Detector,
+    DetectorResult,
     DetectorStatus,
-    Fine,
-    Verdict,
+    Results,
     state_of,
 )
 from warpwatch_detection.detectors.devices.hysteresis import Hysteresis, Symptom
-from warpwatch_telemetry.anomalies import Found, Severity
+from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.records import DeviceReading
 
 # Devices that are remembered; MIG devices get a new UUID whenever they are made.
@@ -87,7 +88,7 @@ class DeviceWatch(DeviceDetector[D]):
     def severity(self, device: D) -> Severity:
         return self.usual_severity
 
-    def observe(self, seen: Any) -> Iterable[Verdict]:
+    def observe(self, seen: Any) -> Results:
         device = self.device(seen.device)
         symptom = self.examine(device, seen)
         device.seen = seen.time
@@ -97,19 +98,19 @@ class DeviceWatch(DeviceDetector[D]):
 
     def follow(
         self, uuid: str, device: D, symptom: Symptom, now: float, hold_s: float
-    ) -> tuple[Verdict, ...]:
+    ) -> tuple[DetectorResult, ...]:
         hysteresis = device.hysteresis
         before = hysteresis.found
         if not hysteresis.follow(now, symptom, hold_s, self.clear_s):
-            return (Fine(now, device=uuid),) if before else ()
+            return (Cleared(now, device=uuid),) if before else ()
         if before and 0 <= now - device.found_time < REPEAT_S:
             return ()
         device.found_time = now
         self.state.deadline = min(self.state.deadline, now + self.stale_s)
         return (self._found(uuid, device, now),)
 
-    def _found(self, uuid: str, device: D, now: float) -> Found:
-        return Found(
+    def _found(self, uuid: str, device: D, now: float) -> Detected:
+        return Detected(
             time=now,
             severity=self.severity(device),
             summary=self.describe(device),
@@ -118,7 +119,7 @@ class DeviceWatch(DeviceDetector[D]):
             baseline=device.hysteresis.baseline,
         )
 
-    def expire(self, now: float) -> Iterable[Verdict]:
+    def expire(self, now: float) -> Results:
         known = {uuid: device.hysteresis for uuid, device in self.state.devices.items()}
         found = {uuid: one for uuid, one in known.items() if one.found}
         stale = [uuid for uuid, one in found.items() if one.judged + self.stale_s <= now]
@@ -126,7 +127,7 @@ class DeviceWatch(DeviceDetector[D]):
             found.pop(uuid).end()
         dues = (one.judged + self.stale_s for one in found.values())
         self.state.deadline = min(dues, default=NEVER)
-        return [Fine(now, device=uuid) for uuid in stale]
+        return [Cleared(now, device=uuid) for uuid in stale]
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for uuid, device in self.state.devices.items():
@@ -157,14 +158,14 @@ class DeviceEvents(DeviceDetector[D]):
         return 0 <= now - device.found_time <= self._hold_s
 
     @abstractmethod
-    def examine(self, device: D, seen: DeviceReading) -> Found | None:
+    def examine(self, device: D, seen: DeviceReading) -> Detected | None:
         """What has happened since the reading before."""
 
     @abstractmethod
     def explain(self, uuid: str, device: D) -> DetectorStatus | None:
         """How the device is; None where that is not known."""
 
-    def observe(self, seen: Any) -> Iterable[Verdict]:
+    def observe(self, seen: Any) -> Results:
         device = self.device(seen.device)
         found = self.examine(device, seen)
         device.seen = seen.time

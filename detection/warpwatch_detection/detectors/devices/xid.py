@@ -8,7 +8,7 @@ from warpwatch_detection.config import XidConfig
 from warpwatch_detection.detector import NEVER, DetectorStatus
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
-from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.xids import SEVERITIES, Xid, explain
 
@@ -56,7 +56,7 @@ class XidErrors(DeviceEvents[XidDevice]):
         self._least = SEVERITIES.index(config.min_severity)
         self._ignored = frozenset(config.ignored)
 
-    def examine(self, device: XidDevice, seen: DeviceReading) -> Found | None:
+    def examine(self, device: XidDevice, seen: DeviceReading) -> Detected | None:
         metrics, first = seen.metrics, device.seen == -NEVER
         numbers = [key[1][0] for key in metrics if key[0] == COUNTS]
         risen = [int(n) for n in numbers if self._has_risen(device, n, metrics, first)]
@@ -96,10 +96,10 @@ class XidErrors(DeviceEvents[XidDevice]):
         if number != device.leading and number not in device.others:
             device.others = [*device.others, number][-MAX_NAMED:]
 
-    def _found(self, device: XidDevice, seen: DeviceReading) -> Found:
+    def _found(self, device: XidDevice, seen: DeviceReading) -> Detected:
         assert device.leading is not None
         xid = explain(device.leading)
-        return Found(
+        return Detected(
             time=seen.time,
             severity=xid.severity,
             summary=_sentence(device, xid),
