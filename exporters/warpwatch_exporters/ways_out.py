@@ -111,7 +111,7 @@ def _otlp(
         if not (error.name or "").startswith("opentelemetry"):
             raise
         raise UsageError(
-            "exporters.otlp needs the OpenTelemetry SDK: pip install 'warpwatch[otlp]'"
+            "exporters.otlp needs the OpenTelemetry SDK: install the extra warpwatch[otlp]"
         ) from error
     counter = metrics.counter("otlp_exports_total")
     for signal, result in itertools.product(("metrics", "logs"), otlp.RESULTS):

@@ -31,6 +31,6 @@ def main(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name != "httpx":
             raise
-        raise UsageError("warpwatch fleet needs httpx: pip install 'warpwatch[fleet]'") from error
+        raise UsageError("warpwatch fleet needs the extra warpwatch[fleet]") from error
     Fleet(loading.load(FleetFile, arguments.config)).run()
     return 0

@@ -87,7 +87,7 @@ def _import_bcrypt() -> ModuleType:
         return importlib.import_module("bcrypt")
     except ImportError as error:
         raise UsageError(
-            "http.web_config: basic_auth_users needs bcrypt: pip install 'warpwatch[auth]'"
+            "http.web_config: basic_auth_users needs bcrypt: install the extra warpwatch[auth]"
         ) from error
 
 

@@ -54,7 +54,7 @@ class RemoteStore:
             from obstore.store import from_url
         except ImportError as error:
             raise UsageError(
-                f"{url} needs obstore: pip install 'warpwatch[remote]' ({error})"
+                f"{url} needs obstore: install the extra warpwatch[remote] ({error})"
             ) from error
         self.url = url.rstrip("/")
         self._obstore: Any = obstore

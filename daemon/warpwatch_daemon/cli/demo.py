@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     command_line.add_json(command)
     arguments = command.parse_args(argv)
     if importlib.util.find_spec("torch") is None:
-        raise WarpwatchError("the demo trains with torch: pip install 'warpwatch[demo]'")
+        raise WarpwatchError("the demo trains with torch: install the extra warpwatch[demo]")
     # Ended from outside, it stops what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     over_nodes = arguments.nodes > 1

@@ -86,7 +86,7 @@ def _stacks() -> Check:
     if py_spy.find() is not None:
         return Check("stacks", True, "py-spy reads those of stopped processes, too")
     detail = "none of stopped processes, and of those that hold the GIL only what they write"
-    return Check("stacks", None, detail, "pip install 'warpwatch[pyspy]'")
+    return Check("stacks", None, detail, "install the extra warpwatch[pyspy]")
 
 
 def _writable(name: str, folder: Path, key: str) -> Check:

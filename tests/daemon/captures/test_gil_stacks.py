@@ -160,7 +160,7 @@ def test_py_spys_answer_becomes_threads():
 
 
 def test_where_there_are_none_the_reason_is_said(tmp_path):
-    needed = "py-spy is not installed beside the daemon: pip install 'warpwatch[pyspy]'"
+    needed = "py-spy is not installed beside the daemon: install the extra warpwatch[pyspy]"
     for reason, said in (
         (STOPPED, f"the process is stopped: no stacks ({needed})"),
         (HOLDS_GIL, f"a C call holds the GIL: no stacks ({needed}; faulthandler wrote none)"),

@@ -165,7 +165,7 @@ def test_rows_of_all_that_the_api_answers_are_golden(golden_case):
 
 
 @pytest.mark.parametrize(
-    ("hidden", "said"), [("", "needs a terminal"), ("textual", "pip install 'warpwatch[top]'")]
+    ("hidden", "said"), [("", "needs a terminal"), ("textual", "install the extra warpwatch[top]")]
 )
 def test_without_a_terminal_or_textual_one_line_says_what_to_do(hidden, said):
     program = (

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("textual", "rich"):
             raise
-        raise UsageError("warpwatch top needs textual: pip install 'warpwatch[top]'") from error
+        raise UsageError("warpwatch top needs textual: install the extra warpwatch[top]") from error
     reader = Reader(lambda: parsing.api(arguments))
     # A wrong address or token is said at once; what goes away later comes back.
     reader.look()

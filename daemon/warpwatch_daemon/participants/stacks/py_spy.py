@@ -21,7 +21,7 @@ TIMEOUT_S = 5.0
 MAX_BYTES = 16 << 20
 MAX_THREADS = 256
 MAX_FRAMES = 128
-MISSING = "py-spy is not installed beside the daemon: pip install 'warpwatch[pyspy]'"
+MISSING = "py-spy is not installed beside the daemon: install the extra warpwatch[pyspy]"
 
 
 class PySpyError(WarpwatchError):
