@@ -11,6 +11,7 @@ counter they would belong to, and GPUs that suffer from one report XIDs of their
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -37,6 +38,8 @@ MAX_RECORDS_PER_ROUND = 1000
 # The kernel refuses (EINVAL) a buffer that the record does not fit in; records end below 8 KiB.
 READ_BYTES = 16 * 1024
 MAX_RECORD_BYTES = 64 * 1024
+# Of /dev/kmsg a read is one record; logs hold fewer.
+_MAX_READS = 1 << 18
 
 # "6,339,5140900,-;text": priority and facility, sequence number, µs since boot, flags
 # (Documentation/ABI/testing/dev-kmsg).
@@ -67,6 +70,30 @@ def _kernel_text(line: str) -> str:
     if line.startswith(" ") or (header is not None and int(header[1]) >> 3 != 0):
         return ""
     return line[header.end() :] if header else line
+
+
+def time_of(line: str) -> float:
+    """Return when a record was written, in seconds since boot; a line without a header: 0."""
+    header = _HEADER.match(line)
+    return int(header[2]) / 1e6 if header else 0.0
+
+
+def read_all(path: Path = PATH) -> list[str]:
+    """Return all records that the log holds now. Raises OSError if it may not be read."""
+    log = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    chunks = []
+    try:
+        for _ in range(_MAX_READS):
+            # Records were overwritten before they were read.
+            with contextlib.suppress(BrokenPipeError):
+                chunks.append(os.read(log, READ_BYTES))
+                if not chunks[-1]:
+                    break
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(log)
+    return b"".join(chunks).decode(errors="replace").splitlines()
 
 
 class KernelLogSource:
@@ -136,10 +163,9 @@ class KernelLogSource:
 
     def _recall(self, line: str) -> None:
         """Take a record from before the start, by its time since boot."""
-        header = _HEADER.match(line)
-        if header is None:
+        if _HEADER.match(line) is None:
             return
-        ago_s = max(0.0, self._monotonic() - int(header[2]) / 1e6)
+        ago_s = max(0.0, self._monotonic() - time_of(line))
         for address, xid in parse_record(line):
             if explain(xid).needs:
                 self._ledger.recall(address, xid, self._wall() - ago_s)

@@ -13,12 +13,11 @@ from dataclasses import asdict
 from warpwatch._version import __version__
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.doctor import survey, text
+from warpwatch_daemon.doctor import report
 from warpwatch_daemon.doctor.check import CheckInputs
-from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.machine import Machine
-from warpwatch_daemon.doctor.registry import examine
 from warpwatch_daemon.ranks.folder import resolve
+from warpwatch_devices.nvml import survey
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
 from warpwatch_runtime.config import loading
@@ -50,10 +49,10 @@ def main(argv: Sequence[str]) -> int:
     own = {"WARPWATCH_DIR": str(folder)}
     api = parsing.api(arguments, own, default_url=f"http://{config.http.listen}")
     here = api.is_local or not arguments.url
-    answers = Survey(arguments.patience, asked=False)
+    answers = survey.Survey(asked=False)
     if here and config.sources.nvml.enabled:
-        answers = survey.ask_driver(arguments.patience)
-    checks = examine(CheckInputs(config, api, Machine(), answers, here))
+        answers = survey.survey(arguments.patience)
+    checks = report.examine(CheckInputs(config, api, Machine(), answers, here))
     if arguments.json:
         say(json.dumps([asdict(check) for check in checks], indent=1))
     else:
@@ -62,5 +61,5 @@ def main(argv: Sequence[str]) -> int:
             sys.stdout.reconfigure(errors="replace")
         width = min(max(shutil.get_terminal_size((80, 24)).columns, _NARROWEST), _WIDEST)
         say(f"warpwatch {__version__}\n")
-        say("\n".join(text.lines(checks, width)))
+        say("\n".join(report.lines(checks, width)))
     return 1 if any(check.ok is False for check in checks) else 0

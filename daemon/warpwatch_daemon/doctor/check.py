@@ -1,4 +1,4 @@
-"""One finding of `warpwatch doctor`, and how findings of several GPUs become one."""
+"""Provides findings, which several GPUs may share, and the inputs of the checks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from itertools import pairwise
 
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_devices.nvml.survey import Survey
+
+# The values of Check.ok.
+OK, NOTE, BAD = True, None, False
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``ok`` None: no fault, but worth knowing. ``advice``: the command or setting that helps."""
+    """A finding. ``ok`` None: no fault, but worth knowing. ``advice``: a command or setting."""
 
     name: str
     ok: bool | None
@@ -23,42 +26,9 @@ class Check:
     group: str = ""
 
 
-def gpu_set(indices: Iterable[int]) -> str:
-    """``0,1,2,5`` as ``GPU 0-2,5``."""
-    ordered = sorted(indices)
-    starts = [ordered[0], *(b for a, b in pairwise(ordered) if b != a + 1)]
-    ends = [*(a for a, b in pairwise(ordered) if b != a + 1), ordered[-1]]
-    runs = zip(starts, ends, strict=True)
-    return "GPU " + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def listed(names: list[str], most: int) -> str:
-    """The first ``most`` of them, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def merged(found: Iterable[tuple[int, Check]]) -> Iterator[Check]:
-    """What several GPUs have in common is said once; ``{gpus}`` in the advice names them.
-
-    Faults come first, so that the first line of a subject is its worst.
-    """
-    same: dict[Check, list[int]] = {}
-    for index, check in found:
-        same.setdefault(check, []).append(index)
-    for check in sorted(same, key=lambda check: (check.ok is not False, check.ok is True)):
-        indices = same[check]
-        listed = ",".join(str(index) for index in sorted(indices))
-        yield replace(
-            check,
-            detail=f"{gpu_set(indices)}: {check.detail}",
-            advice=check.advice.replace("{gpus}", listed),
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class CheckInputs:
-    """here: whether this machine is asked for, not a daemon elsewhere."""
+    """The subjects of the checks. ``here``: this machine is examined, not a daemon elsewhere."""
 
     config: Config
     api: ApiClient
@@ -68,3 +38,36 @@ class CheckInputs:
 
 
 Group = Callable[[CheckInputs], Iterator[Check]]
+
+
+def gpu_set(indices: Iterable[int]) -> str:
+    """Return ``0,1,2,5`` as ``GPU 0-2,5``."""
+    ordered = sorted(indices)
+    starts = [ordered[0], *(b for a, b in pairwise(ordered) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(ordered) if b != a + 1), ordered[-1]]
+    runs = zip(starts, ends, strict=True)
+    return "GPU " + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def listed(names: list[str], limit: int) -> str:
+    """Return the first ``limit`` names and the number of the others."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def merged(found: Iterable[tuple[int, Check | None]]) -> Iterator[Check]:
+    """Yield each finding once with all its GPUs, faults first; ``{gpus}`` in advice is their list.
+
+    A GPU without a finding has None.
+    """
+    same: dict[Check, list[int]] = {}
+    for index, check in found:
+        if check is not None:
+            same.setdefault(check, []).append(index)
+    for check in sorted(same, key=lambda check: (check.ok is not BAD, check.ok is OK)):
+        numbers = ",".join(str(index) for index in sorted(same[check]))
+        yield replace(
+            check,
+            detail=f"{gpu_set(same[check])}: {check.detail}",
+            advice=check.advice.replace("{gpus}", numbers),
+        )

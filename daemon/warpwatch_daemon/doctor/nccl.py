@@ -1,97 +1,136 @@
-"""NCCL's environment: of this shell, of /etc/nccl.conf, and of the processes on the GPUs.
+"""Checks NCCL's variables in this shell, in /etc/nccl.conf and in the processes on the GPUs.
 
-Of other people's processes only variables of `nccl_variables` are looked at, and only those that
-are suspicious are shown.
+Only variables of nccl.csv are read, and only suspicious ones are shown. Their meanings are those of
+NVIDIA's NCCL user guide and of PyTorch's ProcessGroupNCCL environment variables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
-from warpwatch_daemon.doctor.check import Check, CheckInputs, listed
-from warpwatch_daemon.doctor.facts import Survey
+from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, listed
 from warpwatch_daemon.doctor.machine import Machine
-from warpwatch_daemon.doctor.nccl_variables import NAMES, VARIABLES, NodeNetwork, Variable
+from warpwatch_devices.attribution.device_processes import MAX_PROCESSES
+from warpwatch_devices.nvml.survey import Survey
+from warpwatch_devices.process_tree import list_pids, sees_host_processes
 
 _CONFIGURATION = "/etc/nccl.conf"
-# The inode of the first PID namespace (PROC_PID_INIT_INO): only there are NVML's PIDs ours.
-_HOST_PIDS = "pid:[4026531836]"
-_MOST_PROCESSES = 1024
-_LONGEST_VALUE = 60
-_MOST_OWNERS = 3
+_MAX_VALUE = 60
+_MAX_OWNERS = 3
+_OFF = ("0", "false", "n", "no", "off")
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """Whose, and those of its variables that we know."""
+class Network(NamedTuple):
+    """The names that values refer to. ``interfaces`` None: not known."""
 
-    owner: str
-    values: Mapping[str, str]
-    network: NodeNetwork
+    interfaces: frozenset[str] | None
+    adapters: frozenset[str]
+
+
+# An owner, its known variables and what their values refer to.
+Environment = tuple[str, Mapping[str, str], Network]
+
+
+class Variable(NamedTuple):
+    """A row of the table. ``names``: synonyms. ``test``: a key of _TESTS or =A|B."""
+
+    names: str
+    test: str
+    is_a: str
+    meaning: str
+    advice: str
+
+    def suspects(self, value: str, network: Network) -> bool:
+        value = value.strip()
+        if self.test.startswith("="):
+            return value.upper() in self.test[1:].split("|")
+        return _TESTS[self.test](value, network)
+
+
+def _is_on(value: str) -> bool:
+    return value.lower() not in ("", *_OFF)
+
+
+def _names_nothing(value: str, names: frozenset[str] | None) -> bool:
+    """Return whether a list matches no name.
+
+    ``eth,ib`` are prefixes, ``=eth0`` is exact, ``^docker`` excludes, ``mlx5_0:1`` has a port.
+    """
+    if names is None or value.startswith("^"):
+        return False
+    wanted = [each.partition(":")[0] for each in value.removeprefix("=").split(",")]
+    if value.startswith("="):
+        return not names & set(wanted)
+    return not any(each and name.startswith(each) for name in names for each in wanted)
+
+
+_TESTS: dict[str, Callable[[str, Network], bool]] = {
+    "on": lambda value, _: _is_on(value),
+    "off": lambda value, _: value.lower() in _OFF,
+    "set": lambda value, _: bool(value),
+    "on_with_adapters": lambda value, network: bool(network.adapters) and _is_on(value),
+    "on_without_adapters": lambda value, network: not network.adapters and _is_on(value),
+    "no_interface": lambda value, network: _names_nothing(value, network.interfaces),
+    "no_adapter": lambda value, network: _names_nothing(value, network.adapters or None),
+    "loopback": lambda value, _: value.lstrip("=") == "lo",
+}
+with Path(__file__).with_suffix(".csv").open(newline="") as _file:
+    VARIABLES = tuple(Variable(*row) for row in list(csv.reader(_file))[1:])
+NAMES = frozenset(name for variable in VARIABLES for name in variable.names.split())
 
 
 def checks(inputs: CheckInputs) -> Iterator[Check]:
     environments, unreadable = _environments(inputs.machine, inputs.survey)
     owners: dict[tuple[Variable, str, str], list[str]] = {}
-    for environment in environments:
-        for key in _suspicious(environment):
-            owners.setdefault(key, []).append(environment.owner)
-    for (variable, name, value), whose in owners.items():
-        detail = f"set to {_shown(value)} ({listed(whose, _MOST_OWNERS)}): {variable.meaning}"
-        yield Check(name, variable.ok, detail, variable.advice)
-    looked = ["this shell"]
-    processes = sum(1 for each in environments if each.owner.startswith("pid "))
-    if processes:
-        looked.append(f"{processes} processes on GPUs" if processes > 1 else "1 process on a GPU")
+    for owner, values, network in environments:
+        for variable in VARIABLES:
+            for name in values.keys() & set(variable.names.split()):
+                if variable.suspects(values[name], network):
+                    owners.setdefault((variable, name, values[name]), []).append(owner)
+    for (variable, name, value), setters in owners.items():
+        shown = "".join(c if c.isprintable() else "?" for c in value)[:_MAX_VALUE]
+        detail = f"set to {shown} ({listed(setters, _MAX_OWNERS)}): {variable.meaning}"
+        yield Check(name, BAD if variable.is_a == "fault" else NOTE, detail, variable.advice)
+    processes = sum(1 for owner, *_ in environments if owner.startswith("pid "))
     if not owners:
-        yield Check("environment", True, f"nothing suspicious in {' and '.join(looked)}")
+        on_gpus = f"{processes} processes on GPUs" if processes > 1 else "1 process on a GPU"
+        where = f"this shell and {on_gpus}" if processes else "this shell"
+        yield Check("environment", OK, f"nothing suspicious in {where}")
     if unreadable:
+        advice = "sudo warpwatch doctor, in the host's PID namespace"
         detail = f"of {unreadable} processes on GPUs it cannot be read"
-        yield Check(
-            "environment", None, detail, "sudo warpwatch doctor, in the host's PID namespace"
-        )
-
-
-def _shown(value: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in value)[:_LONGEST_VALUE]
-
-
-def _suspicious(environment: Environment) -> Iterator[tuple[Variable, str, str]]:
-    for variable in VARIABLES:
-        for name in variable.names:
-            value = environment.values.get(name)
-            if value is not None and variable.suspicious(value, environment.network):
-                yield variable, name, value
+        yield Check("environment", NOTE, detail, advice)
 
 
 def _environments(machine: Machine, survey: Survey) -> tuple[list[Environment], int]:
-    """All that can be read, and how many processes cannot."""
+    """Return all readable environments, and the number of processes without one."""
     adapters = frozenset(machine.names("/sys/class/infiniband"))
-    here = NodeNetwork(_interfaces(machine, "self"), adapters)
-    own = {name: machine.environ[name] for name in NAMES & machine.environ.keys()}
-    found = [Environment("this shell", own, here)]
+    here = Network(_interfaces(machine, "self"), adapters)
+    own = (f"{name}={value}" for name, value in machine.environ.items())
+    found: list[Environment] = [("this shell", _known(own), here)]
     settings = machine.text(_CONFIGURATION)
     if settings is not None:
-        found.append(Environment(_CONFIGURATION, _known(settings.splitlines()), here))
+        found.append((_CONFIGURATION, _known(settings.splitlines()), here))
     unreadable = 0
-    for pid in _gpu_processes(machine, survey)[:_MOST_PROCESSES]:
+    for pid in _gpu_processes(machine, survey)[:MAX_PROCESSES]:
         text = machine.text(f"/proc/{pid}/environ")
         if text is None:
             unreadable += machine.path(f"/proc/{pid}").exists()
             continue
-        network = NodeNetwork(_interfaces(machine, str(pid)), adapters)
-        found.append(Environment(f"pid {pid}", _known(text.split("\0")), network))
+        network = Network(_interfaces(machine, str(pid)), adapters)
+        found.append((f"pid {pid}", _known(text.split("\0")), network))
     return found, unreadable
 
 
-def _known(assignments: list[str]) -> dict[str, str]:
+def _known(assignments: Iterable[str]) -> dict[str, str]:
     pairs = (assignment.strip().partition("=") for assignment in assignments)
     return {name.strip(): value.strip() for name, _, value in pairs if name.strip() in NAMES}
 
 
 def _interfaces(machine: Machine, process: str) -> frozenset[str] | None:
-    """The network interfaces that a process sees."""
     text = machine.text(f"/proc/{process}/net/dev")
     if text is None:
         return None
@@ -99,15 +138,12 @@ def _interfaces(machine: Machine, process: str) -> frozenset[str] | None:
 
 
 def _gpu_processes(machine: Machine, survey: Survey) -> list[int]:
-    """PIDs in our namespace; the driver knows those of the host only."""
-    if machine.link("/proc/self/ns/pid") == _HOST_PIDS:
-        pids = {pid for device in survey.up for pid in device.processes or ()}
-        return sorted(pids)
-    return [pid for pid in _pids(machine) if _has_gpu_open(machine, pid)]
-
-
-def _pids(machine: Machine) -> list[int]:
-    return sorted(int(name) for name in machine.names("/proc") if name.isdigit())
+    """Return PIDs of this namespace; the driver has only those of the host's."""
+    proc = machine.path("/proc")
+    if sees_host_processes(proc):
+        return sorted({pid for gpu in survey.up for pid in gpu.processes})
+    pids = sorted(list_pids(proc)) if proc.exists() else []
+    return [pid for pid in pids if _has_gpu_open(machine, pid)]
 
 
 def _has_gpu_open(machine: Machine, pid: int) -> bool:

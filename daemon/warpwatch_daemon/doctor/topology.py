@@ -1,4 +1,4 @@
-"""How the GPUs reach each other and the host: NVLink, fabric, PCIe paths, NUMA nodes."""
+"""Checks how the GPUs reach each other and the host: NVLink, fabric, PCIe paths, NUMA nodes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import pynvml
 
-from warpwatch_daemon.doctor.check import Check, CheckInputs, gpu_set, listed, merged
-from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
-from warpwatch_daemon.doctor.machine import Machine, sysfs_bus_id
+from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, gpu_set, listed, merged
+from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_devices.nvml.facts import PCI_DEVICES
+from warpwatch_devices.nvml.survey import GpuReading, Survey
 
-# NVML_TOPOLOGY_* in words, beside the abbreviation of `nvidia-smi topo -m`.
+# NVML_TOPOLOGY_* in words, with the abbreviation of `nvidia-smi topo -m`.
 _PATHS = {
     pynvml.NVML_TOPOLOGY_INTERNAL: "the same board",
     pynvml.NVML_TOPOLOGY_SINGLE: "one PCIe switch (PIX)",
@@ -28,14 +29,14 @@ _PEER_ACCESS = {
     5: "it is not supported",
 }
 _FABRIC_STATES = {1: "not started", 2: "in progress"}
-# Shifts in the health mask; of each two bits 1 says that it is so.
+# Shifts in the health mask; the two bits are 1 if it is so.
 _FABRIC_TROUBLES = {
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW: "bandwidth is degraded",
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY: "routes are being recovered",
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY: "a route is unhealthy",
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY: "accesses timed out",
 }
-_MOST_PAIRS = 6
+_MAX_PAIRS = 6
 _MANAGER = (
     "`systemctl status nvidia-fabricmanager`: it must run, in the driver's very version; then "
     "restart it and the GPU's users (`nvidia-smi -q | grep -A4 Fabric`)"
@@ -44,149 +45,116 @@ _MANAGER = (
 
 def checks(inputs: CheckInputs) -> Iterator[Check]:
     machine, survey = inputs.machine, inputs.survey
-    if not survey.up:
-        return
-    most = _most_links(survey)
-    links = ((device.index, _nvlink(device, most)) for device in survey.up)
-    yield from merged((index, check) for index, check in links if check)
-    fabric = ((device.index, _fabric(device)) for device in survey.up)
-    yield from merged((index, check) for index, check in fabric if check)
+    # The largest number of active links by model.
+    best: Counter[str] = Counter()
+    for gpu in survey.up:
+        best[gpu.name] = max(best[gpu.name], sum(gpu.links.values()))
+    yield from merged((gpu.index, _nvlink(gpu, best[gpu.name])) for gpu in survey.up)
+    yield from merged((gpu.index, _fabric(gpu)) for gpu in survey.up)
     yield from _paths(survey)
     yield from _peer_access(survey)
     yield from _numa(machine, survey)
     yield from _iommu(machine, survey)
 
 
-def _active(device: DeviceFacts) -> int:
-    return sum(1 for link in device.nvlinks or () if link.active)
-
-
-def _most_links(survey: Survey) -> dict[str | None, int]:
-    """The most active links of any GPU of each model."""
-    most: dict[str | None, int] = {}
-    for device in survey.up:
-        most[device.name] = max(most.get(device.name, 0), _active(device))
-    return most
-
-
-def _nvlink(device: DeviceFacts, most: dict[str | None, int]) -> Check | None:
-    if not device.nvlinks:
+def _nvlink(gpu: GpuReading, expected: int) -> Check | None:
+    links = gpu.links
+    if not links:
         return None
-    active, expected = _active(device), most[device.name]
     if not expected:
-        detail = f"none of {len(device.nvlinks)} links is active"
+        detail = f"none of {len(links)} links is active"
         advice = "bridges are fitted? On an NVSwitch system: nvidia-fabricmanager runs?"
-        return Check("NVLink", None, detail, advice)
-    if active == expected:
-        return Check("NVLink", True, f"{active} of {len(device.nvlinks)} links active")
-    down = [str(n) for n, link in enumerate(device.nvlinks) if link.active is False]
-    detail = f"{active} of {len(device.nvlinks)} links active, peers have {expected}; inactive: "
-    detail += ", ".join(down)
+        return Check("NVLink", NOTE, detail, advice)
+    down = [str(link) for link, is_up in links.items() if not is_up]
+    detail = f"{len(links) - len(down)} of {len(links)} links active"
+    if len(links) - len(down) == expected:
+        return Check("NVLink", OK, detail)
     advice = (
         "`nvidia-smi nvlink -s -i {gpus}`, `dmesg -T | grep -i -e nvlink -e Xid` (XID 74); reset "
         "all GPUs and nvidia-fabricmanager; if it stays: reseat or replace the GPU"
     )
-    return Check("NVLink", False, detail, advice)
+    return Check("NVLink", BAD, f"{detail}, peers have {expected}; inactive: {', '.join(down)}",
+                 advice)  # fmt: skip
 
 
-def _fabric(device: DeviceFacts) -> Check | None:
-    fabric = device.fabric
+def _fabric(gpu: GpuReading) -> Check | None:
+    fabric = gpu.fabric
     if fabric is None or fabric.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
         return None
+    advice = _MANAGER
+    troubles = [text for shift, text in _FABRIC_TROUBLES.items() if fabric.health >> shift & 3 == 1]
     if fabric.state != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
         state = _FABRIC_STATES.get(fabric.state, f"in state {fabric.state}")
         detail = f"registration {state}: CUDA programs fail (error 802)"
-        return Check("NVLink fabric", False, detail, _MANAGER)
-    if fabric.status != pynvml.NVML_SUCCESS:
-        error = pynvml.NVMLError(fabric.status)
-        return Check("NVLink fabric", False, f"registration failed: {error}", _MANAGER)
-    troubles = [text for shift, text in _FABRIC_TROUBLES.items() if fabric.health >> shift & 3 == 1]
-    if troubles:
+    elif fabric.status != pynvml.NVML_SUCCESS:
+        detail = f"registration failed: {pynvml.NVMLError(fabric.status)}"
+    elif troubles:
+        detail = f"registered, but {', '.join(troubles)}"
         advice = "`nvidia-smi nvlink -s`, nvidia-fabricmanager's log, XIDs and SXids in dmesg"
-        return Check("NVLink fabric", False, f"registered, but {', '.join(troubles)}", advice)
-    return Check("NVLink fabric", True, "registered")
-
-
-def _joined(first: DeviceFacts, second: DeviceFacts) -> str | None:
-    """How NVLink joins two GPUs; None: it does not."""
-    both = [link for device in (first, second) for link in device.nvlinks or () if link.active]
-    switched = [link for link in both if link.remote_type == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH]
-    if switched and _active(second) and _active(first):
-        return "NVLink and NVSwitch"
-    buses = {link.remote_bus_id for link in first.nvlinks or () if link.active}
-    return "NVLink" if second.bus_id in buses else None
+    else:
+        return Check("NVLink fabric", OK, "registered")
+    return Check("NVLink fabric", BAD, detail, advice)
 
 
 def _paths(survey: Survey) -> Iterator[Check]:
-    """All pairs, counted by how they reach each other."""
-    up = {device.index: device for device in survey.up}
+    """Yield all pairs, grouped by how they reach each other."""
+    up = {gpu.index: gpu for gpu in survey.up}
     kinds: dict[str, list[str]] = {}
-    for (first, second), ancestor in sorted(survey.ancestors.items()):
-        if first in up and second in up:
-            path = _PATHS.get(ancestor, f"level {ancestor}")
-            kind = _joined(up[first], up[second]) or path
+    for pair in sorted(survey.pairs, key=lambda pair: pair.gpus):
+        first, second = pair.gpus
+        if first in up and second in up and pair.ancestor is not None:
+            path = _PATHS.get(pair.ancestor, f"level {pair.ancestor}")
+            kind = up[first].joined(up[second]) or path
             kinds.setdefault(kind, []).append(f"{first}-{second}")
-    if not kinds:
-        return
     if len(kinds) == 1:
         ((kind, pairs),) = kinds.items()
         which = f"all {len(pairs)}" if len(pairs) > 1 else pairs[0]
-        yield Check("GPU pairs", True, f"{which} through {kind}")
-        return
-    shown = (f"{kind}: {listed(pairs, _MOST_PAIRS)}" for kind, pairs in kinds.items())
-    yield Check("GPU pairs", True, "; ".join(shown))
+        yield Check("GPU pairs", OK, f"{which} through {kind}")
+    elif kinds:
+        shown = (f"{kind}: {listed(pairs, _MAX_PAIRS)}" for kind, pairs in kinds.items())
+        yield Check("GPU pairs", OK, "; ".join(shown))
 
 
 def _peer_access(survey: Survey) -> Iterator[Check]:
-    refused = Counter(status for status in survey.peer_access.values() if status)
+    answers = [pair.peer_access for pair in survey.pairs if pair.peer_access is not None]
+    refused = Counter(filter(None, answers))
     if not refused:
         return
     status, pairs = refused.most_common(1)[0]
     why = _PEER_ACCESS.get(status, f"status {status}")
     some = f"{pairs} of them: " if len(refused) > 1 else ""
-    detail = f"{sum(refused.values())} of {len(survey.peer_access)} pairs copy through host "
-    detail += f"memory ({some}{why})"
+    detail = f"{sum(refused.values())} of {len(answers)} pairs copy through host memory "
     advice = "expect slower all-reduce between them; `nvidia-smi topo -p2p r` shows which"
-    yield Check("peer access", None, detail, advice)
+    yield Check("peer access", NOTE, f"{detail}({some}{why})", advice)
 
 
 def _numa(machine: Machine, survey: Survey) -> Iterator[Check]:
     nodes: dict[int, list[int]] = {}
-    for device in survey.up:
-        node = _number(machine, device, "numa_node")
-        if node is not None and node >= 0:
-            nodes.setdefault(node, []).append(device.index)
-    if not nodes:
-        return
+    for gpu in survey.up:
+        node = machine.text(f"{PCI_DEVICES}/{gpu.address}/numa_node") if gpu.address else None
+        # -1: the machine has no such nodes.
+        if node and node.isdigit():
+            nodes.setdefault(int(node), []).append(gpu.index)
     placed = []
-    for node, gpus in sorted(nodes.items()):
-        cpus = machine.text(f"/sys/devices/system/node/node{node}/cpulist") or "?"
-        placed.append(f"{gpu_set(gpus)} on node {node} (CPUs {cpus})")
-    detail = "; ".join(placed)
+    for number, gpus in sorted(nodes.items()):
+        cpus = machine.text(f"/sys/devices/system/node/node{number}/cpulist") or "?"
+        placed.append(f"{gpu_set(gpus)} on node {number} (CPUs {cpus})")
     if len(nodes) == 1:
-        yield Check("NUMA", True, detail)
-        return
-    advice = "bind each rank and its data loaders to its GPU's node: `numactl --cpunodebind=N`"
-    yield Check("NUMA", None, detail, advice)
-
-
-def _number(machine: Machine, device: DeviceFacts, name: str) -> int | None:
-    return machine.number(f"{_sysfs(device)}/{name}") if device.bus_id else None
-
-
-def _sysfs(device: DeviceFacts) -> str:
-    return f"/sys/bus/pci/devices/{sysfs_bus_id(device.bus_id or '')}"
+        yield Check("NUMA", OK, placed[0])
+    elif nodes:
+        advice = "bind each rank and its data loaders to its GPU's node: `numactl --cpunodebind=N`"
+        yield Check("NUMA", NOTE, "; ".join(placed), advice)
 
 
 def _iommu(machine: Machine, survey: Survey) -> Iterator[Check]:
-    """Peer traffic over PCIe goes through an IOMMU that translates; NVLink does not."""
-    translated = [
-        device.index
-        for device in survey.up
-        if device.bus_id
-        and (machine.text(f"{_sysfs(device)}/iommu_group/type") or "").startswith("DMA")
-    ]
+    """Yield GPUs behind a translating IOMMU, which slows peer traffic over PCIe, not NVLink."""
+    types = {
+        gpu.index: machine.text(f"{PCI_DEVICES}/{gpu.address}/iommu_group/type") or ""
+        for gpu in survey.up
+        if gpu.address
+    }
+    translated = [index for index, kind in types.items() if kind.startswith("DMA")]
     if translated and len(survey.up) > 1:
         detail = f"{gpu_set(translated)} behind a translating IOMMU: slower peer copies and RDMA"
         advice = "kernel command line `iommu=pt` (and ACS off in the BIOS), on bare metal"
-        yield Check("IOMMU", None, detail, advice)
+        yield Check("IOMMU", NOTE, detail, advice)

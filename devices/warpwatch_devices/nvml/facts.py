@@ -1,10 +1,10 @@
-"""What describes a device and is read once, when its handle is opened."""
+"""Describes devices: what NVML says once, when a handle is opened, and the GPUs on the PCI bus."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -35,6 +35,11 @@ _FACTS: dict[str, Callable[[Any], str]] = {
 _ACCOUNT = "facts"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MODULE = Path("/sys/module/nvidia")
+PCI_DEVICES = "/sys/bus/pci/devices"
+_NVIDIA = "0x10de"
+# PCI class codes: VGA controller and 3D controller.
+_GPU_CLASSES = ("0x0300", "0x0302")
+_CONFIG_BYTES = 4
 
 
 def identify(handle: Any, costs: CallCosts) -> tuple[str, str]:
@@ -82,3 +87,38 @@ def count_fans(handle: Any, costs: CallCosts) -> int:
     except pynvml.NVMLError as error:
         judge(error)
         return 0
+
+
+class PciGpu(NamedTuple):
+    """A GPU on the bus. ``driver``: its kernel driver, if any. ``lost``: fallen off the bus."""
+
+    bus_id: str
+    driver: str | None
+    lost: bool
+
+
+def pci_gpus(root: Path = Path("/")) -> tuple[PciGpu, ...]:
+    """Return NVIDIA's GPUs on the PCI bus, whatever driver they have."""
+    folders = sorted((root / PCI_DEVICES.lstrip("/")).glob("*"))
+    return tuple(
+        PciGpu(folder.name, _link(folder / "driver"), _is_lost(folder / "config"))
+        for folder in folders
+        if read_text(folder / "vendor").strip() == _NVIDIA
+        and read_text(folder / "class").startswith(_GPU_CLASSES)
+    )
+
+
+def _link(path: Path) -> str | None:
+    try:
+        return path.readlink().name
+    except OSError:
+        return None
+
+
+def _is_lost(config: Path) -> bool:
+    """Return whether a device reads as all ones, as it does once it is gone from the bus."""
+    try:
+        with config.open("rb") as file:
+            return file.read(_CONFIG_BYTES) == b"\xff" * _CONFIG_BYTES
+    except OSError:
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,8 @@ from tests.devices.fakenvml.driver import FakeDriver
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.doctor.check import CheckInputs
-from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
 from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_devices.nvml.survey import GpuReading, Survey
 
 
 @pytest.fixture
@@ -29,9 +30,9 @@ def driver(fake_nvml, tmp_path, monkeypatch):
 
 @pytest.fixture
 def inputs(tmp_path):
-    """What a group of checks gets: by default of a node without anything.
+    """Make the inputs of a group of checks, by default those of an empty node.
 
-    files: those of the node; ``-> name`` makes a link.
+    files: the node's files; ``-> name`` makes a link.
     """
 
     def make(
@@ -51,20 +52,29 @@ def inputs(tmp_path):
                 path.write_text(text)
         machine = Machine(root, environ or {}, uid=1000)
         api = ApiClient("http://127.0.0.1:9")
-        return CheckInputs(config or Config(), api, machine, survey or Survey(1.0, asked=False))
+        return CheckInputs(config or Config(), api, machine, survey or Survey(asked=False))
 
     return make
 
 
-def surveyed(*devices: DeviceFacts) -> Survey:
-    """A driver that works and has answered this."""
+def reading(index: int = 0, name: str = "", bus_id: str = "", **more: Any) -> GpuReading:
+    """Return the reading of a GPU of 80 GiB."""
+    labels = {"name": name, "pci_bus_id": bus_id}
+    values = {"memory_used_bytes": 0, "memory_total_bytes": 80 << 30, **more.pop("values", {})}
+    info = {label: text for label, text in labels.items() if text}
+    return GpuReading(index=index, info=info, values=values, **more)
+
+
+def surveyed(*gpus: GpuReading, **more: Any) -> Survey:
+    """Return the survey of a driver that works."""
     return Survey(
-        1.0,
+        patience_s=1.0,
         code=0,
         library="/lib/libnvidia-ml.so.580.65.06",
         driver_version="580.65.06",
         nvml_version="13.580.65.06",
         cuda_version=13000,
-        count=len(devices),
-        devices=devices,
+        count=len(gpus),
+        gpus=gpus,
+        **more,
     )

@@ -6,20 +6,20 @@ import socket
 
 import pytest
 
-from tests.daemon.doctor.conftest import surveyed
+from tests.daemon.doctor.conftest import reading, surveyed
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.doctor import host, kernel_log, nccl, schedulers, text
+from warpwatch_daemon.doctor import host, kernel_log, nccl, report
 from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.facts import DeviceFacts, MemoryUse
 from warpwatch_devices.config import AttributionConfig
+from warpwatch_devices.nvml.survey import GpuReading
 
 INTERFACES = "Inter-| Receive\n face |bytes\n    lo: 0 0\n  eth0: 1 1\n"
 HOST_PIDS = {"/proc/self/ns/pid": "-> pid:[4026531836]"}
 
 
-def training(*pids: int) -> DeviceFacts:
-    return DeviceFacts(index=0, bus_id="00000000:1A:00.0", memory=MemoryUse(0, 1), processes=pids)
+def training(*pids: int) -> GpuReading:
+    return reading(bus_id="00000000:1A:00.0", processes=pids)
 
 
 def environment(pid: int, **values: str) -> dict[str, str]:
@@ -74,7 +74,7 @@ def test_suspicious_variables_of_training_processes_are_explained_once(inputs):
 def test_a_variable_of_this_shell_is_judged(inputs, name, value, ok, golden_case):
     given = inputs(files={"/proc/self/net/dev": INTERFACES}, environ={name: value})
     (check,) = nccl.checks(given)
-    golden_case("\n".join(text.lines([check])))
+    golden_case("\n".join(report.lines([check])))
     if ok == "harmless":
         assert check == Check("environment", True, "nothing suspicious in this shell")
         return
@@ -137,9 +137,9 @@ def test_a_kernel_log_that_is_not_there_says_what_is_needed(inputs):
 def test_the_kubelet_is_asked_for_where_there_is_kubernetes_and_one_that_is_silent_is_a_fault(
     inputs,
 ):
-    assert [check.name for check in schedulers.checks(inputs())] == ["cgroup"]
+    assert [check.name for check in host.scheduler_checks(inputs())] == ["cgroup"]
     in_pod = inputs(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
-    check = next(schedulers.checks(in_pod))
+    check = next(host.scheduler_checks(in_pod))
     assert (check.name, check.ok) == ("kubelet", None)
     assert "hostPath" in check.advice
     config = Config(attribution=AttributionConfig(kubelet_socket="/k.sock"))
@@ -147,9 +147,9 @@ def test_the_kubelet_is_asked_for_where_there_is_kubernetes_and_one_that_is_sile
     path = given.machine.path("/k.sock")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
-        assert next(schedulers.checks(given)).ok is False
+        assert next(host.scheduler_checks(given)).ok is False
         server.listen()
-        check = next(schedulers.checks(given))
+        check = next(host.scheduler_checks(given))
         assert (check.ok, check.detail) == (True, "/k.sock answers")
 
 

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
-from tests.daemon.doctor.conftest import surveyed
+from tests.daemon.doctor.conftest import reading, surveyed
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.doctor import devices, driver, text, topology
+from warpwatch_daemon.doctor import driver, gpus, report, topology
 from warpwatch_daemon.doctor.check import Check, CheckInputs, merged
-from warpwatch_daemon.doctor.device_rules import RULES
-from warpwatch_daemon.doctor.facts import (
-    DeviceFacts,
-    Fabric,
-    MemoryUse,
-    Modes,
-    NvLink,
-    Pcie,
-    RemappedRows,
-    Survey,
-)
+from warpwatch_daemon.doctor.gpus import RULES, evaluate
 from warpwatch_daemon.doctor.machine import CAP_SYS_ADMIN
 from warpwatch_devices.config import NvmlConfig, SourcesConfig
+from warpwatch_devices.nvml.survey import Fabric, GpuPair, GpuReading, NvLinkPeer, Survey
+from warpwatch_telemetry.device_metrics import THROTTLE_REASONS
 
 TESLA, GEFORCE = "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090"
-DOWN, UP = NvLink(False, None, None), NvLink(True, 2, None)
+DOWN, UP = None, NvLinkPeer(2, None)
 
 
 def test_equal_findings_become_one_that_names_gpus_in_runs_and_faults_come_first():
@@ -37,22 +30,44 @@ def test_equal_findings_become_one_that_names_gpus_in_runs_and_faults_come_first
     ]
 
 
-def test_what_a_gpu_did_not_tell_is_not_judged():
-    silent = DeviceFacts(index=0)
-    assert [rule.check(silent) for rule in RULES] == [None] * len(RULES)
+def test_a_gpu_without_answers_has_no_findings():
+    silent = GpuReading(index=0)
+    assert [evaluate(rule, silent) for rule in RULES] == [None] * len(RULES)
 
 
-def ecc(name: str, now: int, next_start: int) -> dict[str, object]:
-    return {"name": name, "ecc_mode": Modes(now, next_start)}
+def ecc(name: str, now: int, next_start: int) -> dict[str, Any]:
+    return {"name": name, "values": {"ecc_mode": now}, "pending": {"ECC": next_start}}
 
 
-def pcie(generation: int, width: int, busy_percent: int) -> dict[str, object]:
-    now = Pcie(generation, width)
-    return {"pcie": now, "max_pcie": Pcie(4, 16), "busy_percent": busy_percent}
+def pcie(generation: int, width: int, busy_ratio: float) -> dict[str, Any]:
+    values = {
+        "pcie_link_generation": generation,
+        "pcie_link_width_lanes": width,
+        "pcie_link_generation_max": 4,
+        "pcie_link_width_max_lanes": 16,
+        "utilization_ratio": busy_ratio,
+    }
+    return {"values": values}
 
 
-def rows(*counts: int) -> dict[str, object]:
-    return {"remapped_rows": RemappedRows(*counts)}
+def rows(correctable: int, uncorrectable: int, pending: int, failed: int) -> dict[str, Any]:
+    values = {
+        "remapped_rows correctable": correctable,
+        "remapped_rows uncorrectable": uncorrectable,
+        "row_remap_pending": pending,
+        "row_remap_failure": failed,
+    }
+    return {"values": values}
+
+
+def throttled(*reasons: str) -> dict[str, Any]:
+    values = dict.fromkeys((f"throttle_active {reason}" for reason in THROTTLE_REASONS), 0)
+    return {"values": values | {f"throttle_active {reason}": 1 for reason in reasons}}
+
+
+def errors(volatile: int, ever: int) -> dict[str, Any]:
+    names = ("ecc_errors_total uncorrected", "ecc_aggregate_errors_total uncorrected")
+    return {"values": dict(zip(names, (volatile, ever), strict=True))}
 
 
 @pytest.mark.parametrize(
@@ -65,29 +80,28 @@ def rows(*counts: int) -> dict[str, object]:
         ("ECC", ecc(GEFORCE, 0, 0), True, "off, as desktop GPUs are delivered"),
         # The width counts always, the generation under load.
         ("PCIe", pcie(1, 16, 0), True, "generation 1 x16 of 4 x16 (idle links slow down)"),
-        ("PCIe", pcie(1, 16, 90), False,
+        ("PCIe", pcie(1, 16, 0.9), False,
          "generation 1 x16 of 4 x16 under load: the link is slow"),
         ("PCIe", pcie(4, 8, 0), False, "generation 4 x8 of 4 x16: lanes are missing"),
-        ("PCIe", pcie(4, 16, 90), True, "generation 4 x16 of 4 x16"),
-        ("throttling", {"clock_event_reasons": 0}, True, "none now"),
-        ("throttling", {"clock_event_reasons": 0x1}, True, "none now"),
-        ("throttling", {"clock_event_reasons": 0x4}, True,
+        ("PCIe", pcie(4, 16, 0.9), True, "generation 4 x16 of 4 x16"),
+        ("throttling", throttled(), True, "none now"),
+        ("throttling", throttled("idle"), True, "none now"),
+        ("throttling", throttled("sw_power_cap"), True,
          "at the power limit, which is usual under full load"),
-        ("throttling", {"clock_event_reasons": 0x84}, False,
+        ("throttling", throttled("sw_power_cap", "hw_power_brake"), False,
          "slowed down now: power brake from outside"),
-        ("throttling", {"clock_event_reasons": 0x2}, None, "clocks are held down by a setting"),
+        ("throttling", throttled("application_clocks"), None, "clocks are held down by a setting"),
         ("row remapping", rows(0, 0, 0, 0), True, "no rows remapped"),
         ("row remapping", rows(1, 2, 0, 0), True,
          "1 rows after correctable errors, 2 after others; spares are left"),
         ("row remapping", rows(0, 1, 1, 0), False,
          "waits for a reset; remapped so far: 0 rows after correctable errors, 1 after others"),
-        ("uncorrected ECC", {"uncorrected_volatile": 0, "uncorrected_aggregate": 4}, None,
+        ("uncorrected ECC", errors(0, 4), None,
          "none since the driver was loaded, 4 ever"),
     ],
 )  # fmt: skip
 def test_a_gpu_is_judged_by_its_facts(rule, facts, ok, detail):
-    device = DeviceFacts(index=0, **facts)
-    check = next(one.check(device) for one in RULES if one.name == rule)
+    check = evaluate(rule, reading(**facts))
     assert check is not None
     assert (check.ok, check.detail) == (ok, detail)
     assert bool(check.advice) == (ok is not True)
@@ -95,17 +109,20 @@ def test_a_gpu_is_judged_by_its_facts(rule, facts, ok, detail):
 
 @pytest.mark.parametrize("action", range(1, 9))
 def test_every_recovery_action_has_advice(action):
-    device = DeviceFacts(index=0, recovery_action=action)
-    check = next(one.check(device) for one in RULES if one.name == "recovery")
+    check = evaluate("recovery", reading(values={"recovery_action": action}))
     assert check is not None
     assert check.ok is False
     assert check.advice
 
 
-def linked(index: int, *links: NvLink) -> DeviceFacts:
-    bus_id = f"00000000:{index + 16:02X}:00.0"
-    memory = MemoryUse(0, 1)
-    return DeviceFacts(index=index, name=TESLA, bus_id=bus_id, memory=memory, nvlinks=links)
+def linked(index: int, *links: NvLinkPeer | None) -> GpuReading:
+    return reading(
+        index,
+        TESLA,
+        f"00000000:{index + 16:02X}:00.0",
+        values={f"nvlink_link_up {number}": peer is not None for number, peer in enumerate(links)},
+        nvlinks={number: peer for number, peer in enumerate(links) if peer},
+    )
 
 
 def found(given: CheckInputs, name: str) -> list[tuple[bool | None, str]]:
@@ -136,18 +153,13 @@ def test_inactive_links_count_where_peers_have_them(inputs):
     ],
 )
 def test_the_fabric_is_judged_by_registration_and_health(inputs, fabric, expected):
-    device = DeviceFacts(index=0, memory=MemoryUse(0, 1), fabric=fabric)
-    assert found(inputs(surveyed(device)), "NVLink fabric") == expected
+    assert found(inputs(surveyed(reading(fabric=fabric))), "NVLink fabric") == expected
 
 
 def test_pairs_are_grouped_by_their_path(inputs):
-    direct = NvLink(True, 0, "00000000:11:00.0")
-    gpus = (linked(0, direct), linked(1, NvLink(True, 0, "00000000:10:00.0")), linked(2))
-    survey = Survey(
-        1.0, code=0, count=3, devices=gpus,
-        ancestors={(0, 1): 50, (0, 2): 30, (1, 2): 50},
-        peer_access={(0, 1): 0, (0, 2): 1, (1, 2): 1},
-    )  # fmt: skip
+    there, back = NvLinkPeer(0, "00000000:11:00.0"), NvLinkPeer(0, "00000000:10:00.0")
+    pairs_read = (GpuPair((0, 1), 50, 0), GpuPair((0, 2), 30, 1), GpuPair((1, 2), 50, 1))
+    survey = surveyed(linked(0, there), linked(1, back), linked(2), pairs=pairs_read)
     ((_, pairs),) = found(inputs(survey), "GPU pairs")
     assert pairs == (
         "NVLink: 0-1; the PCIe host bridge (PHB): 0-2; the link between NUMA nodes (SYS): 1-2"
@@ -177,11 +189,7 @@ OPEN_MODULE = (
     "GCC version:  gcc version 11.4.0\n"
 )
 MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Fri Jul  4 00:22:12 UTC 2025\n"
-NO_LIBRARY = Survey(1.0, code=12, error="libnvidia-ml.so.1 not found")
-
-
-def gpu(index: int, bus_id: str) -> DeviceFacts:
-    return DeviceFacts(index=index, bus_id=bus_id, memory=MemoryUse(0, 80 << 30))
+NO_LIBRARY = Survey(code=12, error="libnvidia-ml.so.1 not found")
 
 
 def pci(address: str, module: str | None = "nvidia", gpu_class: str = "0x030200") -> dict[str, str]:
@@ -193,12 +201,12 @@ def pci(address: str, module: str | None = "nvidia", gpu_class: str = "0x030200"
 
 
 def named(given: CheckInputs, name: str) -> Check:
-    found = [*driver.checks(given), *devices.checks(given)]
+    found = [*driver.checks(given), *gpus.checks(given)]
     return next(check for check in found if check.name == name)
 
 
-ONE = surveyed(gpu(0, "00000000:1B:00.0"))
-LOST = surveyed(gpu(0, "00000000:1B:00.0"), DeviceFacts(index=1, codes={"handle": 15}))
+ONE = surveyed(reading(bus_id="00000000:1B:00.0"))
+LOST = surveyed(reading(bus_id="00000000:1B:00.0"), GpuReading(index=1, code=15))
 TWO = {**pci("0000:1b:00.0"), **pci("0000:3b:00.0"), **pci("0000:00:02.0", gpu_class="0x06")}
 CONTROL = {"/dev/nvidiactl": ""}
 DEVICE_FILES = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-uvm")
@@ -228,7 +236,7 @@ NODES = {
 @pytest.mark.parametrize(("survey", "files"), NODES.values(), ids=NODES)
 def test_what_is_found_and_what_to_do_is_said(inputs, survey, files, golden_case):
     given = inputs(survey, files)
-    golden_case("\n".join(text.lines([*driver.checks(given), *devices.checks(given)])))
+    golden_case("\n".join(report.lines([*driver.checks(given), *gpus.checks(given)])))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +259,7 @@ def test_nvml_that_is_switched_off_is_a_note(inputs):
     checks = list(driver.checks(inputs()))
     assert checks == [Check("NVML", None, "switched off (sources.nvml.enabled)")]
     off = Config(sources=SourcesConfig(nvml=NvmlConfig(enabled=False)))
-    assert list(devices.checks(inputs(config=off))) == []
+    assert list(gpus.checks(inputs(config=off))) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")

@@ -1,4 +1,4 @@
-"""What the doctor learns from a driver in a child, whatever that does, and how it prints it."""
+"""The doctor's survey of a driver in a child process, and its printed findings."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ import pytest
 
 from tests.waiting import DEADLINE_S, eventually
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.doctor import devices, text, topology
 from warpwatch_daemon.doctor import driver as driver_checks
-from warpwatch_daemon.doctor import survey as survey_module
+from warpwatch_daemon.doctor import gpus, report, topology
 from warpwatch_daemon.doctor.check import Check, CheckInputs
-from warpwatch_daemon.doctor.facts import Survey
-from warpwatch_daemon.doctor.registry import GROUPS
-from warpwatch_daemon.doctor.survey import ask_driver
+from warpwatch_daemon.doctor.report import GROUPS
+from warpwatch_devices.nvml import survey as survey_module
+from warpwatch_devices.nvml.survey import Survey
 
 
 def worth_a_word(survey: Survey, inputs: Callable[..., CheckInputs]) -> dict[str, Check]:
-    """What is not well, by name."""
+    """Return the findings that are not ok, by name."""
     given = inputs(survey)
-    groups = (driver_checks.checks, devices.checks, topology.checks)
+    groups = (driver_checks.checks, gpus.checks, topology.checks)
     found = [check for group in groups for check in group(given)]
     return {check.name: check for check in found if check.ok is not True}
 
@@ -43,7 +42,7 @@ def worth_a_word(survey: Survey, inputs: Callable[..., CheckInputs]) -> dict[str
 )
 def test_a_healthy_gpu_of_any_model_gives_no_problem(driver, inputs, profile, notes):
     driver(profile)
-    found = worth_a_word(ask_driver(DEADLINE_S), inputs)
+    found = worth_a_word(survey_module.survey(DEADLINE_S), inputs)
     assert set(found) == notes
     assert all(check.ok is None for check in found.values())
     if profile == "v100":
@@ -53,20 +52,19 @@ def test_a_healthy_gpu_of_any_model_gives_no_problem(driver, inputs, profile, no
         )
 
 
-def test_facts_of_an_h100_are_read(driver):
+def test_an_h100_is_read(driver):
     driver("h100", gpus=2)
-    survey = ask_driver(DEADLINE_S)
-    first = survey.devices[0]
+    survey = survey_module.survey(DEADLINE_S)
+    first = survey.gpus[0]
     assert (survey.code, survey.count, survey.crashed_by) == (0, 2, None)
     assert survey.library is not None and survey.library.endswith("/libnvidia-ml.so.1")
     assert first.name == "NVIDIA H100 80GB HBM3"
-    assert first.power_limit_mw == 700_000
-    assert first.max_pcie == (5, 16)
-    assert first.gpm_sample is True
-    assert first.nvlinks is not None
-    assert sum(1 for link in first.nvlinks if link.active) == 18
-    assert set(survey.ancestors) == {(0, 1)}
-    assert first.codes == {"retired_pages_pending": 3}
+    assert first.value("power_limit_watts") == 700
+    assert first.value("pcie_link_generation_max") == 5
+    assert first.value("pcie_link_width_max_lanes") == 16
+    assert first.gpm == 0
+    assert sum(first.links.values()) == len(first.nvlinks) == 18
+    assert [pair.gpus for pair in survey.pairs] == [(0, 1)]
 
 
 def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(
@@ -86,24 +84,24 @@ def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(
 
         def stuck() -> bool:
             asked = fake.calls().get(4, {})
-            return b"".join(said).count(b'"done"') == 6 and STUCK_AT in asked
+            return b"".join(said).count(b'"waiting_for":null') == 6 and STUCK_AT in asked
 
         eventually(lambda: select.select([fd], [], [], 0.0)[0] or stuck())
         said.append(survey_module.read(fd, 0.0) or b"")
         return said[-1] or None
 
-    survey = ask_driver(read=read_until_stuck)
-    assert [device.index for device in survey.up] == [0, 7]
-    assert survey.devices[4].waiting_for == "persistence_mode"
-    assert survey.devices[4].name == "NVIDIA H100 80GB HBM3"
+    survey = survey_module.survey(read=read_until_stuck)
+    assert [gpu.index for gpu in survey.up] == [0, 7]
+    assert survey.gpus[4].waiting_for == "persistence_mode"
+    assert survey.gpus[4].name == "NVIDIA H100 80GB HBM3"
     found = worth_a_word(survey, inputs)
-    golden_case("\n".join(text.lines(found.values())))
+    golden_case("\n".join(report.lines(found.values())))
 
 
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
 def test_a_driver_that_does_not_answer_at_all_is_said_to_hang(driver, inputs, function):
     driver().hang(function)
-    found = worth_a_word(ask_driver(1.0), inputs)
+    found = worth_a_word(survey_module.survey(1.0), inputs)
     assert found["NVML"].detail == "the driver has not answered for 1 s: the kernel module hangs"
 
 
@@ -121,7 +119,7 @@ def test_a_driver_that_does_not_work_in_a_container_says_what_to_do(
     driver, inputs, fault, detail, advice
 ):
     driver().set(**fault)
-    in_container = inputs(ask_driver(DEADLINE_S), {"/.dockerenv": ""})
+    in_container = inputs(survey_module.survey(DEADLINE_S), {"/.dockerenv": ""})
     (check,) = (c for c in driver_checks.checks(in_container) if c.name == "NVML")
     assert check.ok is False
     assert detail in check.detail
@@ -137,15 +135,15 @@ def test_settings_and_faults_of_single_gpus_are_kept_apart(driver, inputs, golde
     fake.set(4, power_limit_w=500)
     fake.set(5, pcie_width=8)
     fake.set(7, fabric_state=1, compute_mode=2)
-    found = worth_a_word(ask_driver(DEADLINE_S), inputs)
-    golden_case("\n".join(text.lines(found.values())))
+    found = worth_a_word(survey_module.survey(DEADLINE_S), inputs)
+    golden_case("\n".join(report.lines(found.values())))
 
 
 def test_mig_instances_are_listed_and_their_absence_too(driver, inputs):
     fake = driver("a100", gpus=2)
     fake.mig(0, "0=1g.10gb/7/0", "1=1g.10gb/8/0", "2=3g.40gb/2/0")
     fake.mig(1)
-    mig = [c for c in devices.checks(inputs(ask_driver(DEADLINE_S))) if c.name == "MIG"]
+    mig = [c for c in gpus.checks(inputs(survey_module.survey(DEADLINE_S))) if c.name == "MIG"]
     assert [(check.ok, check.detail) for check in mig] == [
         (None, "GPU 1: on, but no instance: nothing can run"),
         (True, "GPU 0: on, 2 x 1g.10gb, 1 x 3g.40gb"),
@@ -154,17 +152,20 @@ def test_mig_instances_are_listed_and_their_absence_too(driver, inputs):
 
 def test_numbers_that_nvml_does_not_have_are_not_taken_for_values(driver, inputs):
     driver("h100", gpus=1).set(sentinels=1)
-    survey = ask_driver(DEADLINE_S)
-    assert survey.devices[0].power_mw is None
-    assert worth_a_word(survey, inputs) == {}
+    survey = survey_module.survey(DEADLINE_S)
+    assert survey.gpus[0].value("power_watts") is None
+    (check,) = worth_a_word(survey, inputs).values()
+    assert (check.name, check.ok) == ("not offered", None)
+    assert check.detail.startswith("GPU 0: power, ECC, row remapping")
 
 
 def test_gpm_that_is_refused_is_reported_with_the_setting(driver, inputs):
     driver("h100", gpus=2).fail("nvmlGpmSampleGet", 4)
     given = inputs(
-        ask_driver(DEADLINE_S), {"/proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"}
+        survey_module.survey(DEADLINE_S),
+        {"/proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"},
     )
-    (check,) = (c for c in devices.checks(given) if c.name == "GPM")
+    (check,) = (c for c in gpus.checks(given) if c.name == "GPM")
     assert check.ok is None
     assert check.detail == (
         "GPU 0-1: uid 1000 may take no samples (the driver reserves profiling for CAP_SYS_ADMIN)"
@@ -181,8 +182,8 @@ def test_a_library_that_crashes_costs_the_child_alone(tmp_path, inputs, monkeypa
     command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
     subprocess.run(command, check=True)
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(library))
-    monkeypatch.setattr(survey_module, "_GOODBYE_S", DEADLINE_S)
-    survey = ask_driver(DEADLINE_S)
+    monkeypatch.setattr(survey_module, "_EXIT_TIMEOUT_S", DEADLINE_S)
+    survey = survey_module.survey(DEADLINE_S)
     assert survey.crashed_by == signal.SIGILL
     found = worth_a_word(survey, inputs)
     assert found["NVML"].detail == "the library crashed while it was asked (SIGILL)"
@@ -190,8 +191,8 @@ def test_a_library_that_crashes_costs_the_child_alone(tmp_path, inputs, monkeypa
 
 def test_no_library_is_no_crash(inputs, monkeypatch):
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", "/nowhere/libnvidia-ml.so.1")
-    survey = ask_driver(DEADLINE_S)
-    assert (survey.code, survey.library, survey.devices) == (12, None, ())
+    survey = survey_module.survey(DEADLINE_S)
+    assert (survey.code, survey.library, survey.gpus) == (12, None, ())
     (check,) = worth_a_word(survey, inputs).values()
     assert "no NVIDIA GPU on the PCI bus" in check.detail
 
@@ -206,7 +207,7 @@ def test_findings_are_grouped_aligned_and_wrapped():
         Check("ECC", False, "GPU 3: off: memory errors corrupt results", "turn it on", "devices"),
         Check("GPM", None, "no samples", group="devices"),
     ]
-    assert list(text.lines(checks, width=50)) == [
+    assert list(report.lines(checks, width=50)) == [
         "driver",
         "  ok   NVML             8 GPUs",
         "",
@@ -220,12 +221,12 @@ def test_findings_are_grouped_aligned_and_wrapped():
         "1 problem, 1 note",
     ]
     long = Check("x" * 16, False, "word " * 100, "advice " * 100, "devices")
-    assert max(len(line) for line in text.lines([long], width=80)) <= 80
+    assert max(len(line) for line in report.lines([long], width=80)) <= 80
 
 
 @pytest.fixture
 def no_daemon(monkeypatch, tmp_path):
-    """Whatever runs on this machine, the doctor finds none."""
+    """Hide a daemon of this machine from the doctor."""
     monkeypatch.setenv("WARPWATCH_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("WARPWATCH_HTTP__LISTEN", "127.0.0.1:9")
 
@@ -254,7 +255,7 @@ def test_json_has_every_finding_with_group_and_advice_and_the_text_a_summary(dri
 @pytest.mark.usefixtures("no_daemon")
 def test_without_nvml_wanted_no_driver_is_asked(monkeypatch, capsys):
     monkeypatch.setenv("WARPWATCH_SOURCES__NVML__ENABLED", "false")
-    monkeypatch.setattr("warpwatch_daemon.doctor.survey.ask_driver", pytest.fail)
+    monkeypatch.setattr("warpwatch_devices.nvml.survey.survey", pytest.fail)
     code = main(["doctor", "--json", *ARGUMENTS])
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
     assert checks["NVML"]["ok"] is None

@@ -277,7 +277,7 @@ def test_the_daemon_of_this_machine_is_asked_through_its_socket_also_by_its_url(
     monkeypatch.setenv("WARPWATCH_URL", serve().url)
     assert main(["capture", "--job", "llama-7b"]) == 3
     assert "without --url and WARPWATCH_URL" in capsys.readouterr().err
-    monkeypatch.setattr("warpwatch_daemon.doctor.survey.ask_driver", pytest.fail)
+    monkeypatch.setattr("warpwatch_devices.nvml.survey.survey", pytest.fail)
     assert main(["doctor", "--json"]) == 1
     found = [(one["name"], one["ok"]) for one in json.loads(capsys.readouterr().out)]
     assert found == [("daemon", True), ("nvml", False), ("this machine", None)]

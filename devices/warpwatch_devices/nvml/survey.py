@@ -1,0 +1,436 @@
+"""Reads every GPU once in a child process, which alone suffers if the driver hangs or crashes.
+
+The child (``python -m warpwatch_devices.nvml.survey``) writes lines of JSON as answers come. A line
+updates the reading of the GPU that it names, of a pair of GPUs, or of the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pynvml
+
+from warpwatch_devices.nvml import library
+from warpwatch_devices.nvml.batch import FieldBatch
+from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.facts import identify, read_facts
+from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
+from warpwatch_devices.nvml.processes import COMPUTE, ProcessList
+from warpwatch_devices.nvml.readers import fast_readers, slow_readers, static_readers
+from warpwatch_devices.nvml.substitutes import field_substitutes, supports
+from warpwatch_devices.nvml.tiers import Reader, Schedule
+from warpwatch_runtime.call_guard import MAX_THREADS, run_all
+from warpwatch_telemetry.errors import WarpwatchError
+from warpwatch_telemetry.metric import Values
+
+DEFAULT_PATIENCE_S = 10.0
+# A killed child needs a moment to exit.
+_EXIT_TIMEOUT_S = 2.0
+# A GPU has at most 7 MIG devices today.
+_MAX_MIG_DEVICES = 64
+# Parallel GPM calls have crashed drivers.
+_GPM = threading.Lock()
+_GPM_TIMEOUT_S = 2.0
+# pynvml defines NVML_P2P_CAPS_INDEX_READ as a tuple.
+_P2P_READ = 0
+_OUTPUT = threading.Lock()
+_ANSWERED = threading.Lock()
+
+
+class Fabric(NamedTuple):
+    """``state``: NVML_GPU_FABRIC_STATE_*; ``status``: NVML return code of the registration.
+
+    ``health``: bits of NVML_GPU_FABRIC_HEALTH_MASK_*, 0 from old drivers.
+    """
+
+    state: int
+    status: int
+    health: int = 0
+
+
+class NvLinkPeer(NamedTuple):
+    """The other end of a link. ``kind``: NVML_NVLINK_DEVICE_TYPE_*."""
+
+    kind: int | None
+    bus_id: str | None
+
+
+class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of one GPU; what it did not answer is absent.
+
+    waiting_for: the unanswered request of a GPU that hangs.
+    code: the NVML return code of a GPU that cannot be read.
+    info: uuid, name and the labels of warpwatch_device_info.
+    values: by metric without its prefix and labels, "nvlink_link_up 3".
+    pending: the settings MIG and ECC as they will be after a reset.
+    gpm: NVML return code of taking a sample; None without GPM.
+    """
+
+    index: int
+    waiting_for: str | None = None
+    code: int | None = None
+    info: dict[str, str] = {}
+    values: dict[str, float] = {}
+    pending: dict[str, int] = {}
+    mig_devices: tuple[str, ...] = ()
+    processes: tuple[int, ...] = ()
+    nvlinks: dict[int, NvLinkPeer] = {}
+    fabric: Fabric | None = None
+    gpm: int | None = None
+
+    @property
+    def up(self) -> bool:
+        return self.waiting_for is None and self.code is None
+
+    @property
+    def name(self) -> str:
+        return self.info.get("name", "")
+
+    @property
+    def address(self) -> str:
+        """The PCI address as sysfs spells it, ``0000:1b:00.0``; empty if unknown."""
+        domain, _, rest = self.info.get("pci_bus_id", "").partition(":")
+        return f"{int(domain, 16):04x}:{rest.lower()}" if rest else ""
+
+    def value(self, *key: str) -> float | None:
+        return self.values.get(" ".join(key))
+
+    @property
+    def links(self) -> dict[int, bool]:
+        """Whether each NVLink is up."""
+        keys = (key.partition(" ") for key in self.values if key.startswith("nvlink_link_up "))
+        return {int(link): bool(self.value(name, link)) for name, _, link in keys}
+
+    def joined(self, other: GpuReading) -> str:
+        """Return how NVLink joins this GPU with another one; empty if it does not."""
+        switch = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+        peers = [*self.nvlinks.values(), *other.nvlinks.values()]
+        if self.nvlinks and other.nvlinks and any(peer.kind == switch for peer in peers):
+            return "NVLink and NVSwitch"
+        buses = {peer.bus_id for peer in self.nvlinks.values()}
+        return "NVLink" if other.info.get("pci_bus_id") in buses else ""
+
+
+class GpuPair(msgspec.Struct, frozen=True):
+    """Two GPUs, the lower index first. NVML_TOPOLOGY_* and NVML_P2P_STATUS_*, if answered."""
+
+    gpus: tuple[int, int]
+    ancestor: int | None = None
+    peer_access: int | None = None
+
+
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers of the driver.
+
+    code: NVML return code of the initialization, None while it is outstanding; error: its text.
+    count_code: NVML return code of counting the GPUs if that failed.
+    crashed_by: the signal that ended the child.
+    patience_s: how long the child may be silent.
+    """
+
+    patience_s: float = DEFAULT_PATIENCE_S
+    asked: bool = True
+    code: int | None = None
+    error: str = ""
+    crashed_by: int | None = None
+    library: str | None = None
+    driver_version: str | None = None
+    nvml_version: str | None = None
+    cuda_version: int | None = None
+    count: int | None = None
+    count_code: int | None = None
+    gpus: tuple[GpuReading, ...] = ()
+    pairs: tuple[GpuPair, ...] = ()
+
+    @property
+    def started(self) -> bool:
+        return self.code == int(pynvml.NVML_SUCCESS)
+
+    @property
+    def up(self) -> tuple[GpuReading, ...]:
+        return tuple(gpu for gpu in self.gpus if gpu.up)
+
+
+def read(fd: int, timeout_s: float | None) -> bytes | None:
+    """Return what the child has written, b"" at its end, or None after a silence of this time."""
+    ready = select.poll()
+    ready.register(fd, select.POLLIN)
+    return os.read(fd, 1 << 16) if ready.poll(timeout_s and 1000 * timeout_s) else None
+
+
+def survey(
+    patience_s: float = DEFAULT_PATIENCE_S,
+    read: Callable[[int, float | None], bytes | None] = read,
+) -> Survey:
+    """Read all GPUs; a call counts as stuck once the child was silent for ``patience_s``.
+
+    Raises WarpwatchError if no child can be started.
+    """
+    command = [sys.executable, "-P", "-m", "warpwatch_devices.nvml.survey"]
+    nothing = subprocess.DEVNULL
+    try:
+        child = subprocess.Popen(command, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing)
+    except OSError as error:
+        raise WarpwatchError(f"cannot start {sys.executable}: {error.strerror}") from error
+    assert child.stdout is not None
+    with child.stdout as output:
+        lines, is_silent = _listen(partial(read, output.fileno()), patience_s)
+        if is_silent:
+            child.kill()
+        # A child that hangs inside the kernel survives even this; it is left behind.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_EXIT_TIMEOUT_S)
+    code = child.returncode
+    is_crash = not is_silent and code is not None and code < 0
+    return _assemble(lines, patience_s, -code if is_crash else None)
+
+
+def _listen(
+    read: Callable[[float | None], bytes | None], patience_s: float
+) -> tuple[list[Any], bool]:
+    """Return the child's lines, and whether it fell silent before its end."""
+    lines: list[Any] = []
+    # The first line comes before the child calls the driver, however slowly it starts.
+    timeout_s = None
+    rest = b""
+    while (data := read(timeout_s)) is not None:
+        if not data:
+            return lines, False
+        *complete, rest = (rest + data).split(b"\n")
+        lines += map(msgspec.json.decode, complete)
+        timeout_s = patience_s
+    return lines, True
+
+
+def _assemble(lines: list[Any], patience_s: float, crashed_by: int | None) -> Survey:
+    answers: dict[str, Any] = {}
+    gpus: dict[int, dict[str, Any]] = {}
+    pairs = []
+    for line in lines:
+        if "gpus" in line:
+            pairs.append(line)
+        elif "index" in line:
+            gpus.setdefault(line["index"], {}).update(line)
+        else:
+            answers |= line
+    unasked = {i: {"index": i, "waiting_for": "handle"} for i in range(answers.get("count") or 0)}
+    ordered = [gpu for _, gpu in sorted((unasked | gpus).items())]
+    facts = {"patience_s": patience_s, "crashed_by": crashed_by, "gpus": ordered, "pairs": pairs}
+    return msgspec.convert(answers | facts, Survey, strict=False, str_keys=True)
+
+
+def _report(**facts: Any) -> None:
+    line = msgspec.json.encode(facts) + b"\n"
+    with _OUTPUT:
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+
+
+class _Interview:
+    """Reads one GPU, then each pair of it and a GPU in ``answered``, which has their handles."""
+
+    def __init__(self, index: int, answered: dict[int, Any]) -> None:
+        self._index = index
+        self._answered = answered
+        self._costs = CallCosts()
+
+    def run(self) -> None:
+        try:
+            handle = self._ask("handle", pynvml.nvmlDeviceGetHandleByIndex, self._index)
+            self._read(handle)
+            self._read_pairs(handle)
+        except (pynvml.NVMLError, library.DeviceGone, library.LibraryGone) as error:
+            _report(index=self._index, code=_return_code(error))
+        _report(index=self._index, waiting_for=None)
+
+    def _ask(self, subject: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        _report(index=self._index, waiting_for=subject)
+        return call(*arguments)
+
+    def _read(self, handle: Any) -> None:
+        uuid, name = self._ask("name", identify, handle, self._costs)
+        info = {"uuid": uuid, "name": name}
+        _report(index=self._index, info=info)
+        info |= self._ask("facts", read_facts, handle, self._costs)
+        _report(index=self._index, info=info)
+        values = self._read_values(handle, info.get("driver_version", ""))
+        named = {" ".join((metric.removeprefix("device_"), *own)): value
+                 for (metric, own), value in values.items()}  # fmt: skip
+        _report(index=self._index, values=named)
+        links = [int(key.split()[1]) for key, up in named.items() if "nvlink_link_up" in key and up]
+        for subject, call in _MORE.items():
+            self._report_answer(subject, call, handle)
+        self._report_answer("nvlinks", lambda handle: dict(_nvlink_peers(handle, links)), handle)
+
+    def _read_values(self, handle: Any, driver_version: str) -> Values:
+        """Return what the agent's own readers give."""
+        fast = FieldBatch("fields", fast_fields(driver_version))
+        slow, rare = FieldBatch("slow_fields", SLOW_FIELDS), FieldBatch("rare_fields", RARE_FIELDS)
+        readers = (
+            *(fast.reader, slow.reader, rare.reader),
+            *fast_readers(_no_samples),
+            *slow_readers(fans=0),
+            *static_readers(),
+            *field_substitutes(_no_samples),
+        )
+        reported = (self._reported(reader) for reader in readers)
+        known = supports((fast, slow, rare))
+        return Schedule(reported, 0, self._costs, known, set(), interval_s=1.0).read(handle)
+
+    def _reported(self, reader: Reader) -> Reader:
+        reader.read = partial(self._ask, reader.name, reader.read)
+        return reader
+
+    def _report_answer(self, subject: str, call: Callable[[Any], Any], handle: Any) -> None:
+        try:
+            _report(index=self._index, **{subject: self._ask(subject, call, handle)})
+        except pynvml.NVMLError as error:
+            library.judge(error)
+
+    def _read_pairs(self, handle: Any) -> None:
+        with _ANSWERED:
+            earlier = list(self._answered.items())
+            self._answered[self._index] = handle
+        for peer, other in earlier:
+            pair = partial(self._ask, "a pair of GPUs")
+            ancestor = _or_none(pair, pynvml.nvmlDeviceGetTopologyCommonAncestor, handle, other)
+            access = _or_none(pair, pynvml.nvmlDeviceGetP2PStatus, handle, other, _P2P_READ)
+            _report(gpus=sorted((self._index, peer)), ancestor=ancestor, peer_access=access)
+
+
+def _return_code(error: Exception) -> int:
+    if str(error) == "no_permission":
+        return int(pynvml.NVML_ERROR_NO_PERMISSION)
+    return library.code_of(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+
+
+def _no_samples(handle: Any) -> Values:
+    """Replace the readers of sample buffers: one reading integrates nothing."""
+    return {}
+
+
+def _or_none(call: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError as error:
+        library.judge(error)
+        return None
+
+
+def _pending(handle: Any) -> dict[str, int]:
+    settings = {"MIG": pynvml.nvmlDeviceGetMigMode, "ECC": pynvml.nvmlDeviceGetEccMode}
+    modes = {name: _or_none(call, handle) for name, call in settings.items()}
+    return {name: mode[1] for name, mode in modes.items() if mode}
+
+
+def _mig_devices(handle: Any) -> list[str]:
+    names = []
+    for slot in range(min(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle), _MAX_MIG_DEVICES)):
+        # Slots are sparse.
+        with contextlib.suppress(pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+            device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+            names.append(str(pynvml.nvmlDeviceGetName(device)))
+    return names
+
+
+def _processes(handle: Any) -> list[int]:
+    return [process.pid for process in ProcessList(COMPUTE).read(handle)]
+
+
+def _nvlink_peers(handle: Any, links: list[int]) -> Iterator[tuple[int, NvLinkPeer]]:
+    for link in links:
+        kind = _or_none(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        remote = _or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        yield link, NvLinkPeer(kind, remote.busId if remote else None)
+
+
+def _fabric(handle: Any) -> Fabric:
+    info = pynvml.c_nvmlGpuFabricInfoV_t()
+    try:
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    except pynvml.NVMLError_FunctionNotFound:
+        info = pynvml.c_nvmlGpuFabricInfo_t()
+        pynvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
+    return Fabric(info.state, info.status, getattr(info, "healthMask", 0))
+
+
+def _gpm(handle: Any) -> int | None:
+    """Take a sample: the only sure way to learn whether this user may."""
+    if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+        return None
+    if not _GPM.acquire(timeout=_GPM_TIMEOUT_S):
+        return int(pynvml.NVML_ERROR_TIMEOUT)
+    try:
+        sample = pynvml.nvmlGpmSampleAlloc()
+        try:
+            pynvml.nvmlGpmSampleGet(handle, sample)
+        finally:
+            pynvml.nvmlGpmSampleFree(sample)
+    except pynvml.NVMLError as error:
+        return library.code_of(error)
+    finally:
+        _GPM.release()
+    return int(pynvml.NVML_SUCCESS)
+
+
+# Facts that no sample has.
+_MORE: dict[str, Callable[[Any], Any]] = {
+    "pending": _pending,
+    "mig_devices": _mig_devices,
+    "processes": _processes,
+    "fabric": _fabric,
+    "gpm": _gpm,
+}
+
+
+def _library_file() -> str | None:
+    """Return the file from which NVML was loaded, as the kernel names it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[5:]
+        if path and "libnvidia-ml" in path[0]:
+            return path[0]
+    return None
+
+
+def main() -> None:
+    _report()
+    try:
+        library.initialise()
+    except library.NvmlUnavailable as error:
+        code = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        if isinstance(error.__cause__, pynvml.NVMLError):
+            code = library.code_of(error.__cause__)
+        _report(library=_library_file(), code=code, error=str(error))
+        return
+    _report(library=_library_file(), code=pynvml.NVML_SUCCESS)
+    _report(
+        driver_version=_or_none(pynvml.nvmlSystemGetDriverVersion),
+        nvml_version=_or_none(pynvml.nvmlSystemGetNVMLVersion),
+        cuda_version=_or_none(pynvml.nvmlSystemGetCudaDriverVersion),
+    )
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError as error:
+        _report(count_code=library.code_of(error))
+        return
+    _report(count=count)
+    answered: dict[int, Any] = {}
+    gpus = range(min(count, MAX_THREADS))
+    run_all({f"gpu-{index}": _Interview(index, answered).run for index in gpus})
+
+
+if __name__ == "__main__":
+    main()
+    # A driver whose shutdown hangs must not delay the exit.
+    os._exit(0)
