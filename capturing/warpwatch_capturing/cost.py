@@ -111,9 +111,13 @@ class StepCost:
 
 @dataclass(slots=True)
 class _Watched:
-    """The cost of one capture, while its steps are waited for. since: the end, monotonic."""
+    """The cost of one capture, while its steps are awaited.
+
+    rank: the one whose steps are compared. since: when the capture ended, monotonic.
+    """
 
     session: CaptureSession
+    rank: int
     cost: StepCost
     timeout_s: float
     since: float | None = None
@@ -135,7 +139,7 @@ class CostWatch:
         # Twice what the steps after it should take.
         wait_s = 2 * AFTER_STEPS * max(before_s, default=0.0)
         timeout_s = min(max(MIN_COST_TIMEOUT_S, wait_s), MAX_COST_TIMEOUT_S)
-        self._watched[capture.id] = _Watched(session, StepCost(before_s), timeout_s)
+        self._watched[capture.id] = _Watched(session, rank, StepCost(before_s), timeout_s)
 
     def observe(self, step: Step) -> None:
         if not any(
@@ -144,8 +148,8 @@ class CostWatch:
         ):
             self._baselines.add(step)
         for watched in self._watched.values():
-            capture, ranks = watched.session.capture, watched.session.ranks
-            if (step.job_id, step.rank) == (capture.request.job_id, min(ranks)):
+            capture = watched.session.capture
+            if (step.job_id, step.rank) == (capture.request.job_id, watched.rank):
                 first = capture.start_step or 0
                 watched.cost.add(step, first, first + (capture.steps or 0) - 1)
 

@@ -1,16 +1,16 @@
-"""What of a capture touches a disk or waits for a child, in loops of their own.
+"""Finishes captures: collects files, verifies and diagnoses them, writes down the cost.
 
-Its folder, its files into the store, their verification, the diagnosis, the price. Folders and
-stacks are urgent: they do not wait until traces are read.
+All of it waits for a disk, a network or a child process, in loops of its own. Folders and stacks
+are urgent: they do not wait until traces are read.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from warpwatch_capturing import usable
 from warpwatch_capturing.board import Board
 from warpwatch_capturing.children import child, verification
 from warpwatch_capturing.children.confinement import Run, run
-from warpwatch_capturing.children.verification import UNREADABLE, TraceVerdict
 from warpwatch_capturing.cost import StepCost
 from warpwatch_capturing.fair_queue import FairQueue
+from warpwatch_capturing.participant import Collected, Participant
 from warpwatch_capturing.register import RUN_REGRESSION, CaptureRegister
 from warpwatch_capturing.session import CaptureSession
 from warpwatch_capturing.store import diagnosis_of
@@ -30,14 +30,30 @@ logger = logging.getLogger(__name__)
 
 # Kinds whose files the diagnosis reads.
 DIAGNOSED_KINDS = frozenset({"torch", "stacks", "memory"})
-# Ranks of which stacks are taken at once.
-STACKS_AT_ONCE = 8
 # Captures of one owner that may wait to be finished; beyond it they fail.
 MAX_WAITING = 64
 
 
+@dataclass(slots=True)
+class _Brought:
+    """What the ranks of a capture brought.
+
+    read, baseline: files that the diagnosis reads, by rank. elsewhere: ranks whose traces stay on
+    their nodes, whether they can be read here or not. tries: how many unreadable files may be left
+    out; large ones of this node take minutes each.
+    """
+
+    ranks: dict[int, RankCapture]
+    files: tuple[str, ...] = ()
+    read: dict[int, str] = field(default_factory=dict)
+    baseline: list[Path] = field(default_factory=list)
+    baseline_id: str | None = None
+    elsewhere: frozenset[int] = frozenset()
+    tries: int = 1
+
+
 class Finisher:
-    """``create`` and what puts may be called from any thread, the others from their loops."""
+    """Any thread may call ``create`` and what puts; the rest belongs to the finisher's loops."""
 
     def __init__(
         self,
@@ -52,22 +68,22 @@ class Finisher:
         self._wake = wake
         self._wall = wall
         self._run = run
-        # One owner's slow traces hold up no other's.
+        # One owner's slow traces do not delay another's.
         self._urgent, self._work = FairQueue(MAX_WAITING), FairQueue(MAX_WAITING)
-        # By the id of a capture that has no folder yet: who is to know when there can be none.
+        # By the id of a capture without a folder: the function to call if none can be made.
         self._uncreated: dict[str, Callable[[OSError], None]] = {}
-        # Ids of captures whose price waits to be written.
+        # Ids of captures whose cost waits to be written.
         self._pricing: set[str] = set()
 
     def create(self, capture: Capture, refuse: Callable[[OSError], None]) -> None:
-        """The capture was begun: make its folder, or say from a loop's thread why there is none."""
+        """Make the folder of a started capture; ``refuse`` is called from a loop's thread."""
         self._uncreated[capture.id] = refuse
-        # Finishing it makes the folder too, where there is no room for this.
+        # If the queue is full, the folder is made when the capture is finished.
         self._urgent.put(capture.request.owner, partial(self._create, capture.id))
         self._wake()
 
     def put(self, session: CaptureSession) -> None:
-        """The session is over: finish its capture."""
+        """Finish the capture of a session that is over."""
         capture = session.capture
         work = self._urgent if capture.request.kind == "stacks" else self._work
         if not work.put(capture.request.owner, partial(self._finish, session)):
@@ -77,25 +93,28 @@ class Finisher:
         self._wake()
 
     def put_cost(self, capture: Capture, cost: StepCost) -> None:
-        """The steps after the capture are known: write down what it cost."""
+        """Write down what a capture cost: the steps after it are known."""
         self._pricing.add(capture.id)
         if not self._work.put(capture.request.owner, partial(self._price, capture, cost)):
             self._pricing.discard(capture.id)
         self._wake()
 
     def is_pricing(self, capture_id: str) -> bool:
+        """Return whether the capture's cost waits to be written."""
         return capture_id in self._pricing
 
     def finish(self) -> None:
+        """Do all work that waits."""
         while self._urgent.do_next() or self._work.do_next():
             pass
 
     def finish_urgent(self) -> None:
+        """Do the urgent work that waits."""
         while self._urgent.do_next():
             pass
 
     def _create(self, capture_id: str) -> bool:
-        """Whether the capture has a folder. Both loops may come here for the same one."""
+        """Return whether the capture goes on. Both loops may call this for the same one."""
         if capture_id not in self._uncreated:
             return self._register.is_running(capture_id)
         try:
@@ -127,107 +146,152 @@ class Finisher:
         count = self._board.metrics.count_capture
         count(request.kind, request.trigger, outcome, request.owner)
 
+    # --- one capture ---
+
     def _conclude(self, session: CaptureSession) -> str:
-        """The outcome; the capture is complete when every rank's file is there and readable."""
+        """Return the outcome."""
         capture = session.capture
+        if capture.folder is None:
+            try:
+                capture = self._register.create(capture.id)
+            except OSError as error:
+                return self._leave(session, error)
         folder = Path(str(capture.folder))
-        ranks, files = _collect(session, folder)
-        now = self._wall()
-        self._register.update(capture.id, ranks=ranks, end_time=now, files=files)
-        ranks = self._verified(session, ranks, folder)
-        self._register.update(capture.id, ranks=ranks, detail=_shortcomings(ranks))
-        result, baseline_id = self._diagnose(capture, folder, ranks)
-        blamed = self._without_unread(ranks, result)
-        if blamed != ranks:
-            # Whose trace cannot be read costs the others no diagnosis, but is tried only once.
-            ranks = blamed
-            result, baseline_id = self._diagnose(capture, folder, ranks)
-        outcome = _outcome(ranks, result)
-        detail = _shortcomings(ranks) or ("" if outcome == "complete" else str(result))
-        brought = [rank.file for rank in ranks if rank.file]
-        names = child.made_of(capture.request.kind, brought, for_fleet=capture.of_fleet)
+        brought = _collect(session, capture, folder)
+        self._show(session, brought, end_time=self._wall())
+        self._verify(session, brought, folder)
+        self._show(session, brought)
+        result = self._diagnose(capture, brought, folder)
+        outcome = _outcome(brought, result)
+        names = child.made_of(
+            capture.request.kind, list(brought.read.values()), for_fleet=capture.of_fleet
+        )
         made = tuple(name for name in names if (folder / name).is_file())
-        self._register.update(
-            capture.id,
-            ranks=ranks,
+        brought.files = tuple(dict.fromkeys((*brought.files, *made)))
+        detail = _shortcomings(session, brought) or ("" if outcome == "complete" else str(result))
+        self._show(
+            session,
+            brought,
             outcome=outcome,
             detail=detail,
-            files=files + made,
-            diagnosis=diagnosis_of(capture),
+            diagnosis=diagnosis_of(replace(capture, ranks=tuple(brought.ranks.values()))),
             diagnosis_outcome=result,
-            baseline_id=baseline_id,
+            baseline_id=brought.baseline_id,
         )
-        count = f"{sum(map(usable.is_usable, ranks))}/{len(ranks)}"
+        count = f"{sum(map(usable.is_usable, brought.ranks.values()))}/{len(brought.ranks)}"
         more = f" ({detail})" if detail else ""
         logger.info("capture %s: %s %s%s; diagnosis: %s", capture.id, outcome, count, more, result)
         return outcome
 
-    def _verified(
-        self, session: CaptureSession, ranks: Sequence[RankCapture], folder: Path
-    ) -> tuple[RankCapture, ...]:
-        """The ranks with what the traces that they brought lack; every problem is counted."""
+    def _leave(self, session: CaptureSession, error: OSError) -> str:
+        """End a capture over nodes that finds no space here: its traces are on the nodes."""
+        logger.error("capture %s is not diagnosed: %s", session.capture.id, error)
+        brought = _Brought(session.ranks)
+        outcome = _outcome(brought, None)
+        details = (_shortcomings(session, brought), f"not diagnosed: {error.strerror}")
+        detail = "; ".join(filter(None, details))
+        ended = replace(session.shown(), outcome=outcome, detail=detail, end_time=self._wall())
+        self._register.keep(ended)
+        return outcome
+
+    def _show(self, session: CaptureSession, brought: _Brought, **changes: object) -> None:
+        shown = {"detail": _shortcomings(session, brought), "files": brought.files, **changes}
+        self._register.update(session.capture.id, ranks=tuple(brought.ranks.values()), **shown)
+
+    def _verify(self, session: CaptureSession, brought: _Brought, folder: Path) -> None:
+        """Note what the traces lack; every problem is counted."""
         expected = {
-            rank.file: expectation
-            for rank in ranks
-            if rank.file and (expectation := session.expectation(rank.rank)) is not None
+            name: expectation
+            for one in session.participants
+            for number in one.ranks
+            if (name := brought.read.get(number))
+            and (expectation := one.expectation(number)) is not None
         }
         verdicts = verification.verify(folder, expected, run=self._run) if expected else {}
-        self._count_problems(p for verdict in verdicts.values() for p in verdict.problems)
-        return tuple(_with_verdict(rank, verdicts) for rank in ranks)
-
-    def _without_unread(
-        self, ranks: tuple[RankCapture, ...], result: str | None
-    ) -> tuple[RankCapture, ...]:
-        """The rank whose trace the diagnosis could not read is marked so, and counted."""
-        for index, rank in enumerate(ranks):
-            about = f"{child.UNREADABLE}{rank.file}: "
-            if rank.file and usable.is_usable(rank) and result and result.startswith(about):
-                problem = f"{UNREADABLE}: {result.removeprefix(about)}"
-                self._count_problems([problem])
-                unread = replace(rank, verified=False, problems=(*rank.problems, problem))
-                return (*ranks[:index], unread, *ranks[index + 1 :])
-        return ranks
+        for number, name in list(brought.read.items()):
+            verdict = verdicts.get(name)
+            if verdict is None:
+                continue
+            self._count_problems(verdict.problems)
+            brought.ranks[number] = rank = replace(
+                brought.ranks[number],
+                verified=verdict.verified,
+                problems=verdict.problems,
+                events=verdict.events,
+            )
+            if not usable.is_usable(rank):
+                del brought.read[number]
 
     def _count_problems(self, problems: Iterable[str]) -> None:
         counter = self._board.metrics.counter("capture_problems_total")
         for problem in problems:
             counter.labels(problem.partition(":")[0]).inc()
 
-    def _diagnose(
-        self, capture: Capture, folder: Path, ranks: Sequence[RankCapture]
-    ) -> tuple[str | None, str | None]:
-        """What became of the diagnosis, as ``child.diagnose`` says it; None: there is none.
+    def _diagnose(self, capture: Capture, brought: _Brought, folder: Path) -> str | None:
+        """Return the result as ``child.diagnose``, None for a kind without diagnosis.
 
-        And the id of the capture that it compares with.
+        A file that cannot be read is left out, and the rest is read again: the large files of
+        this node once, small ones of other nodes as often as it takes.
         """
         kind = capture.request.kind
         if kind not in DIAGNOSED_KINDS:
-            return None, None
-        files = usable.files(ranks)
-        if not files:
-            unreadable = [rank.problems[-1] for rank in ranks if rank.file]
-            return unreadable[0] if unreadable else "no files", None
-        missing = usable.missing(ranks)
-        baseline, asked = self._baseline(capture), child.asked(capture.request)
-        diagnose = partial(child.diagnose, run=self._run)
-        if baseline is not None:
-            of_baseline = usable.verified_files(baseline.ranks)
-            traces = [Path(str(baseline.folder)) / name for name in of_baseline]
-            if traces and diagnose(kind, folder, files, missing, traces, asked=asked) == "ok":
-                return "ok", baseline.id
-        # With a baseline that has gone, or is too much to read, it is still a diagnosis.
-        return diagnose(kind, folder, files, missing, asked=asked), None
-
-    def _baseline(self, capture: Capture) -> Capture | None:
-        request = capture.request
-        if request.kind != "torch" or request.trigger == "baseline":
             return None
-        if request.anomaly_kind == RUN_REGRESSION:
-            return self._register.earlier_baseline(request.job_id, capture.time)
-        last = self._register.baseline(request.job_id, capture.time)
-        if last is None and request.trigger == "schedule":
-            return self._register.earlier_baseline(request.job_id, capture.time)
-        return last
+        if brought.read:
+            self._choose_baseline(capture, brought)
+        while brought.read:
+            ranks = list(brought.ranks.values())
+            result = child.diagnose(
+                kind, folder, list(brought.read.values()), usable.missing(ranks),
+                brought.baseline, usable.nodes(ranks), child.asked(capture.request), self._run,
+            )  # fmt: skip
+            if result == "ok" or not self._is_reduced(brought, result):
+                return result
+        unreadable = [rank.problems[-1] for rank in brought.ranks.values() if rank.problems]
+        return unreadable[0] if unreadable and not brought.elsewhere else "no files"
+
+    def _is_reduced(self, brought: _Brought, result: str) -> bool:
+        """Leave out the file that the result names, else the baseline. Return whether one is left.
+
+        Files of this node's baseline have the same names as those of the capture.
+        """
+        named = [path for path in brought.baseline if result.startswith(_about(path.name))]
+        is_of_rank = any(map(result.startswith, map(_about, brought.read.values())))
+        if brought.elsewhere and named:
+            brought.baseline = [path for path in brought.baseline if path not in named]
+        elif brought.baseline and not (brought.elsewhere and is_of_rank):
+            # With a baseline that has gone, or is too much to read, it is still a diagnosis.
+            brought.baseline, brought.baseline_id = [], None
+        else:
+            return self._is_dropped(brought, result)
+        return True
+
+    def _is_dropped(self, brought: _Brought, result: str) -> bool:
+        """Leave out the rank whose file the result names, if it names one."""
+        for number, name in brought.read.items() if brought.tries else ():
+            if result.startswith(_about(name)):
+                why = result.removeprefix(_about(name))
+                brought.ranks[number] = rank = usable.unread(brought.ranks[number], why)
+                self._count_problems(rank.problems[-1:])
+                del brought.read[number]
+                brought.tries -= 1
+                return True
+        return False
+
+    def _choose_baseline(self, capture: Capture, brought: _Brought) -> None:
+        """Compare with the traces of the job's own baseline, in the store."""
+        request = capture.request
+        if request.kind != "torch" or request.trigger == "baseline" or brought.elsewhere:
+            return
+        is_slow_run = request.anomaly_kind == RUN_REGRESSION
+        found = None if is_slow_run else self._register.baseline(request.job_id, capture.time)
+        if is_slow_run or (found is None and request.trigger == "schedule"):
+            found = self._register.earlier_baseline(request.job_id, capture.time)
+        if found is not None:
+            names = usable.verified_files(found.ranks)
+            brought.baseline = [Path(str(found.folder)) / name for name in names]
+            brought.baseline_id = found.id if names else None
+
+    # --- its cost ---
 
     def _price(self, capture: Capture, cost: StepCost) -> None:
         try:
@@ -254,55 +318,59 @@ class Finisher:
             )
 
 
-def _collect(
-    session: CaptureSession, folder: Path
-) -> tuple[tuple[RankCapture, ...], tuple[str, ...]]:
-    at_once = STACKS_AT_ONCE if session.capture.request.kind == "stacks" else 1
-    with ThreadPoolExecutor(at_once, "ww-collect") as pool:
-        collected = list(pool.map(partial(_collect_one, session, folder), session.ranks))
-    ranks = tuple(rank for rank, _ in collected)
-    return ranks, tuple(name for _, names in collected for name in names)
-
-
-def _collect_one(
-    session: CaptureSession, folder: Path, number: int
-) -> tuple[RankCapture, tuple[str, ...]]:
-    """A fault with one rank's files costs the others nothing."""
-    try:
-        return session.collect(number, folder)
-    except Exception as error:
-        logger.exception("capture %s: rank %d", session.capture.id, number)
-        detail = f"{type(error).__name__}: {error}"
-        return replace(session.ranks[number], state="failed", detail=detail), ()
-
-
-def _with_verdict(rank: RankCapture, verdicts: Mapping[str, TraceVerdict]) -> RankCapture:
-    verdict = verdicts.get(rank.file or "")
-    if verdict is None:
-        return rank
-    return replace(
-        rank, verified=verdict.verified, problems=verdict.problems, events=verdict.events
+def _collect(session: CaptureSession, capture: Capture, folder: Path) -> _Brought:
+    """Fetch the files of all ranks, of several at once."""
+    work = [(one, number) for one in session.participants for number in one.ranks]
+    fetches = max(one.fetches for one in session.participants)
+    with ThreadPoolExecutor(fetches, "ww-collect") as pool:
+        found = list(pool.map(lambda one: _collect_rank(capture, one[0], one[1], folder), work))
+    found.sort(key=lambda one: one.rank.rank)
+    elsewhere = [n for one, n in work if one.node and usable.is_usable(one.ranks[n])]
+    return _Brought(
+        {one.rank.rank: one.rank for one in found},
+        tuple(name for one in found for name in one.files),
+        {one.rank.rank: one.read for one in found if one.read is not None},
+        [folder / one.baseline for one in found if one.baseline is not None],
+        elsewhere=frozenset(elsewhere),
+        tries=max(1, len(elsewhere)),
     )
 
 
-def _outcome(ranks: Sequence[RankCapture], diagnosis: str | None) -> str:
-    """The capture is complete when every rank's file is there and could be read.
+def _collect_rank(capture: Capture, one: Participant, number: int, folder: Path) -> Collected:
+    try:
+        return one.collect(number, folder)
+    except Exception as error:
+        # A fault with one rank's files does not affect the others.
+        logger.exception("capture %s: rank %d", capture.id, number)
+        detail = f"{type(error).__name__}: {error}"
+        return Collected(replace(one.ranks[number], state="failed", detail=detail))
 
-    ``diagnosis``: what became of it.
+
+def _about(name: str) -> str:
+    """Return how a result about this file begins."""
+    return f"{child.UNREADABLE}{name}: "
+
+
+def _outcome(brought: _Brought, diagnosis: str | None) -> str:
+    """Return ``complete`` if every rank's file is there and could be read.
+
+    ``diagnosis``: the result of the diagnosis.
     """
-    brought = sum(map(usable.is_usable, ranks))
+    whole = sum(map(usable.is_usable, brought.ranks.values()))
+    if brought.elsewhere:
+        is_complete = whole == len(brought.ranks) and diagnosis in (None, "ok")
+        return "complete" if is_complete else "partial"
     if diagnosis == "no_memory":
         return diagnosis
-    if not brought or (diagnosis or "").startswith(child.UNREADABLE):
+    if not whole or (diagnosis or "").startswith(child.UNREADABLE):
         return "failed"
-    return "complete" if brought == len(ranks) and diagnosis in (None, "ok") else "partial"
+    return "complete" if whole == len(brought.ranks) and diagnosis in (None, "ok") else "partial"
 
 
-def _shortcomings(ranks: Sequence[RankCapture]) -> str:
-    return "; ".join(filter(None, map(_shortcoming, ranks)))
-
-
-def _shortcoming(rank: RankCapture) -> str:
-    if rank.state != "written":
-        return f"rank {rank.rank}: {rank.detail or rank.state}"
-    return f"rank {rank.rank} is not verified ({'; '.join(rank.problems)})" if rank.problems else ""
+def _shortcomings(session: CaptureSession, brought: _Brought) -> str:
+    found: Sequence[str] = [
+        text
+        for one in session.participants
+        for text in one.shortcomings([brought.ranks[number] for number in one.ranks])
+    ]
+    return "; ".join(found)

@@ -35,7 +35,7 @@ class CaptureRegister:
     """Every method may be called from any thread."""
 
     def __init__(self, store: Store, board: Board) -> None:
-        self._store = store
+        self.store = store
         self._board = board
         self._lock = threading.RLock()
         self._saving = threading.Lock()
@@ -103,16 +103,28 @@ class CaptureRegister:
             if capture is None:
                 return
             self.keep(replace(capture, **changes))
+        if capture.folder is None:
+            return
         with self._saving:
             try:
-                self._store.save(self._captures[capture_id])
+                self.store.save(self._captures[capture_id])
             except (OSError, KeyError) as error:
                 logger.error("cannot write capture %s: %s", capture_id, error)
 
-    def create(self, capture_id: str) -> None:
-        """Make the capture's folder, with what is known of it now. Raises OSError."""
+    def with_folder(self, capture: Capture) -> Capture:
+        """Return the capture with its folder, which need not exist yet."""
+        return replace(capture, folder=str(self.store.folder(capture.id, capture.time)))
+
+    def create(self, capture_id: str) -> Capture:
+        """Make the capture's folder, with its record as it is now. Raises OSError."""
         with self._saving:
-            self._store.create(self._captures[capture_id])
+            capture = self._captures[capture_id]
+            if capture.folder is None:
+                capture = self.with_folder(capture)
+            self.store.create(capture)
+        with self._lock:
+            self.keep(replace(self._captures[capture_id], folder=capture.folder))
+        return capture
 
     def known_events(self, request: CaptureRequest) -> Known | None:
         """What a step brought in the newest verified capture of the same job and options."""
@@ -164,11 +176,11 @@ class CaptureRegister:
     def retain(self, now: float) -> None:
         """Retention of the store."""
         # In this order: a folder is made of a capture that is known.
-        folders = self._store.folders()
+        folders = self.store.folders()
         captures = self.all()
         baselines = [self.baseline(job, now) for job in self._began()]
         last = {capture.id for capture in baselines if capture is not None}
-        kept, size = self._store.retain(captures, now, last, folders)
+        kept, size = self.store.retain(captures, now, last, folders)
         gone = {capture.id for capture in captures} - {capture.id for capture in kept}
         with self._lock:
             for capture_id in gone:

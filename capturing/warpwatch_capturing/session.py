@@ -1,229 +1,202 @@
-"""What the coordinator needs of whoever records: a backend, which begins sessions.
-
-A session is one capture. The backend says whom it can capture and begins; everything else is the
-session's: what it says to the processes and what it hears of them.
-
-A session's life, all of it under the coordinator's lock but ``collect``:
-
-1. ``begin`` has asked the processes; ``ranks`` are ``asked``.
-2. ``observe`` brings the events of ranks, ``advance`` the time. They move ``ranks`` on
-   (telemetry.captures.RANK_STATES) and set ``capture.start_step`` and ``capture.recording_time``.
-3. ``advance`` answers True once every rank is in RANK_ENDS or ``exported``; or ``cancel`` ends it
-   early. After that the session hears nothing more.
-4. ``collect`` takes over each rank's files, in the finisher's thread, whatever its state is.
-"""
+"""One capture while it runs: prepared and armed at all participants, tried again, followed."""
 
 from __future__ import annotations
 
 import logging
+import random
 import statistics
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple, Protocol
 
-from warpwatch_capturing.board import LiveRank
-from warpwatch_capturing.children.verification import Expectation
-from warpwatch_telemetry.captures import (
-    RANK_ENDS,
-    Capture,
-    CaptureRequest,
-    RankCapture,
-)
-from warpwatch_telemetry.errors import Refused, WarpwatchError
-from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import End, RankEvent
+from warpwatch_capturing.budget import Plan
+from warpwatch_capturing.participant import Participant, fastest, steps_ahead
+from warpwatch_telemetry.captures import STEP_KINDS, Capture, CaptureRequest, Prepared, RankCapture
+from warpwatch_telemetry.errors import Refused
 
 logger = logging.getLogger(__name__)
 
-# A wrong name is answered with so many right ones.
-MAX_NAMED = 20
+# If not all ranks arm in time, so many start steps are tried in all.
+ATTEMPTS = 3
+# Answers to ``arm`` that another start step can avoid.
+_AVOIDABLE = frozenset({"refused_over", "refused_busy"})
+# Ranks that have recorded: another attempt would discard it.
+_EXPORTED = frozenset({"exported", "written"})
 
 
-class FetchError(WarpwatchError):
-    """A file of a rank that cannot be taken over."""
+class CaptureSession:
+    """A capture that runs. Not thread-safe; ``at`` is monotonic.
 
-
-class CaptureSession(ABC):
-    """One capture while it runs. ``at`` is monotonic.
-
-    capture: as it was begun; its ``ranks`` are not kept up to date, ``ranks`` are.
+    ``plan`` returns what is recorded of a request, given the job's step seconds. A capture that
+    has a ``start_step`` keeps it: other nodes have the same.
     """
 
-    def __init__(self, capture: Capture, numbers: Iterable[int]) -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        participants: Sequence[Participant],
+        plan: Callable[[CaptureRequest, float], Plan],
+        at: float,
+    ) -> None:
         self.capture = capture
-        self.ranks = {number: RankCapture(number) for number in numbers}
+        self.participants = participants
+        self.begun_at = at
+        self._plan = plan
+        self._is_fixed = capture.start_step is not None
+        self._attempt = 0
+        self._phase = "new"
+        self._asked_at = at
+        self._resume_at = at
+        self._refusals = ""
 
-    @abstractmethod
-    def observe(self, event: RankEvent | End, at: float) -> None: ...
+    @property
+    def ranks(self) -> dict[int, RankCapture]:
+        """All ranks by number, as they are now."""
+        found = {number: rank for one in self.participants for number, rank in one.ranks.items()}
+        return dict(sorted(found.items()))
 
-    @abstractmethod
+    def shown(self) -> Capture:
+        """Return the capture as it is now."""
+        times = [one.recording_time for one in self.participants if one.recording_time is not None]
+        ranks = tuple(self.ranks.values())
+        return replace(self.capture, ranks=ranks, recording_time=min(times, default=None))
+
+    def begin(self, at: float) -> None:
+        """Send the first requests. Raises Refused if a participant refuses at once."""
+        if self.capture.request.kind in STEP_KINDS:
+            self._prepare(at)
+        else:
+            self._arm(at)
+        self._go_on(at)
+
     def advance(self, at: float) -> bool:
-        """Whether every rank has ended or left its files."""
+        """Return whether the capture is over. Raises Refused if it was refused meanwhile."""
+        for one in self.participants:
+            one.advance(at)
+        if self._phase == "paused" and at >= self._resume_at:
+            self._prepare(at)
+        self._go_on(at)
+        if self._phase == "following" and self._must_try_again(at):
+            self._try_again(at)
+        return self._phase == "following" and all(one.is_over for one in self.participants)
 
     def cancel(self, detail: str = "") -> None:
-        """Say to every rank that brought nothing that it is no longer waited for.
+        """Stop waiting for all ranks, and make those ``missing`` that have not ended."""
+        for one in self.participants:
+            try:
+                one.cancel(detail)
+            except Exception:
+                logger.exception("capture %s", self.capture.id)
 
-        With ``detail`` those that have not ended yet are ``missing`` for that reason.
-        """
-        for number, rank in self.ranks.items():
-            if detail and not is_over(rank):
-                self.ranks[number] = rank = replace(rank, state="missing", detail=detail)
-            self._withdraw(rank)
+    # --- the phases ---
 
-    @abstractmethod
-    def _withdraw(self, rank: RankCapture) -> None:
-        """Take back what was asked of it, where it has not begun."""
+    def _present(self) -> Iterator[Participant]:
+        return (one for one in self.participants if not one.lost)
 
-    def collect(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
-        """Put what the rank brought into ``folder``: the rank as it is now, and the files' names.
+    def _prepare(self, at: float) -> None:
+        self._attempt += 1
+        self._asked_at = at
+        self._phase = "preparing"
+        for one in self._present():
+            one.prepare(self.capture.request, at)
 
-        ``written`` with ``file`` when its main file is there, else an end with its ``detail``.
-        Raises nothing for what a process did.
-        """
-        rank = self.ranks[number]
-        try:
-            return self._taken(rank, folder)
-        except FetchError as error:
-            return replace(rank, state="failed", detail=str(error)), ()
-        except OSError as error:
-            return replace(rank, state="failed", detail=f"the store: {error.strerror}"), ()
+    def _go_on(self, at: float) -> None:
+        """Start the next phase once all participants have answered. Raises Refused."""
+        if self._phase == "preparing" and not self._is_awaited():
+            self._choose_start(at)
+            self._arm(at)
+        if self._phase == "arming" and not self._is_awaited():
+            self._phase = "following"
+            self._refusals = self._refused_to_arm()
+            if self._refusals and self._attempt >= ATTEMPTS:
+                self._give_up("failed", f"not armed in {ATTEMPTS} tries: {self._refusals}")
 
-    @abstractmethod
-    def _taken(self, rank: RankCapture, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
-        """As ``collect``. Raises FetchError for a bad file, OSError for the store."""
+    def _is_awaited(self) -> bool:
+        return any(one.is_awaited for one in self.participants)
 
-    @abstractmethod
-    def expectation(self, number: int) -> Expectation | None:
-        """What the rank's trace must hold; None: it is no trace."""
-
-
-class CaptureBackend(Protocol):
-    """Starts captures of the ranks it reaches."""
-
-    def jobs(self) -> Collection[JobId]:
-        """The jobs that have a live rank."""
-        ...
-
-    def ranks(self, job: JobId) -> Mapping[int, int]:
-        """The job's live ranks that this backend reaches, each with its world size."""
-        ...
-
-    def events_per_step(self, job: JobId) -> int | None:
-        """The most that a rank says a recorded step of its brings; None: not known."""
-        ...
-
-    def pace(self, job: JobId, numbers: Collection[int]) -> Pace:
-        """How far these ranks are."""
-        ...
-
-    def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> CaptureSession:
-        """Ask these ranks. ``capture.steps`` are to be recorded. Raises Refused.
-
-        A ``capture.start_step`` that is there already is kept, however late a rank is.
-        """
-        ...
-
-
-def is_over(rank: RankCapture) -> bool:
-    """Whether nothing more is expected of the rank, but perhaps its files."""
-    return rank.state in RANK_ENDS or rank.state == "exported"
-
-
-def choose(
-    backend: CaptureBackend, request: CaptureRequest
-) -> tuple[CaptureRequest, list[int], int]:
-    """(the request with its job's owner and run, which ranks, of how many). Raises Refused."""
-    job = _find(backend, request)
-    ranks = backend.ranks(job)
-    unknown = sorted(set(request.ranks or ()) - set(ranks))
-    if unknown:
-        names, known = ", ".join(map(str, unknown)), ", ".join(map(str, sorted(ranks)))
-        raise Refused(
-            "refused_no_rank", f"{request.job} has no running rank {names} here, only {known}"
+    def _choose_start(self, at: float) -> None:
+        """Set the steps and the start step of this attempt. Raises Refused."""
+        ready = []
+        for one in self._present():
+            if isinstance(one.answer, Refused):
+                self._give_up(one.answer.reason, _said(one, one.answer))
+            if isinstance(one.answer, Prepared):
+                ready.append(one.answer)
+            else:
+                one.lost = str(one.answer)
+        if not ready:
+            lost = "; ".join(f"{one.node}: {one.lost}" for one in self.participants)
+            self._give_up("failed", lost)
+        step_s = statistics.median(one.step_s or 0.0 for one in ready)
+        begun = fastest(one.begun or 0 for one in ready)
+        start = self.capture.start_step
+        if start is None or not self._is_fixed:
+            reach = self.participants[0].reach
+            start = begun + steps_ahead(reach, self._attempt, at - self._asked_at, step_s)
+        elif begun >= start - 1:
+            # The step before it starts the profiler.
+            detail = f"step {start} is too early: step {begun} has begun"
+            self._give_up("refused_over", detail)
+        plan = self._plan(self.capture.request, step_s)
+        steps = min([plan.steps, *(one.steps or plan.steps for one in ready)])
+        self.capture = replace(
+            self.capture,
+            request=plan.request,
+            steps=steps,
+            start_step=start,
+            expected_cost_s=plan.cost_s,
         )
-    numbers = sorted(ranks if request.ranks is None else set(request.ranks))
-    world_size = max(ranks[number] for number in numbers)
-    return replace(request, **job.fields()), numbers, world_size
 
+    def _arm(self, at: float) -> None:
+        self._phase = "arming"
+        for one in self._present():
+            one.arm(self.capture, max(1, self._attempt), at)
 
-def _find(backend: CaptureBackend, request: CaptureRequest) -> JobId:
-    """The one job that is meant. Raises Refused."""
-    jobs = sorted(job for job in backend.jobs() if _is_meant(job, request))
-    if len(jobs) > 1:
-        owners = ", ".join(job.owner for job in jobs)
-        raise Refused(
-            "refused_no_rank", f"{request.job} is a job of each of {owners}; name the owner"
-        )
-    if jobs and backend.ranks(jobs[0]):
-        return jobs[0]
-    found = {job.name for job in backend.jobs() if request.owner in ("", job.owner)}
-    names = ", ".join(sorted(found)[:MAX_NAMED]) or "none"
-    raise Refused(
-        "refused_no_rank",
-        f"no running rank of job {request.job!r} is known; running jobs: {names}",
-    )
+    def _refused_to_arm(self) -> str:
+        """Return which participants another start step may convince. Raises Refused."""
+        refusals = []
+        for one in self._present():
+            if not isinstance(one.answer, Exception):
+                continue
+            if self.capture.request.kind not in STEP_KINDS:
+                one.lost = str(one.answer)
+            elif isinstance(one.answer, Refused) and one.answer.reason not in _AVOIDABLE:
+                self._give_up(one.answer.reason, _said(one, one.answer))
+            else:
+                refusals.append(_said(one, one.answer))
+        return "; ".join(refusals)
 
-
-def _is_meant(job: JobId, request: CaptureRequest) -> bool:
-    """What the request leaves open may be anything."""
-    asked = request.job_id
-    return all(said in ("", known) for said, known in zip(asked, job, strict=True))
-
-
-def check_start(
-    backend: CaptureBackend, request: CaptureRequest, numbers: Sequence[int], start_step: int
-) -> None:
-    """Raises Refused where the step before it, the lead-in, has begun."""
-    begun = backend.pace(request.job_id, numbers).begun
-    if begun >= start_step - 1:
-        raise Refused("refused_over", f"step {start_step} is too early: step {begun} has begun")
-
-
-def has_ended(session: CaptureSession, at: float) -> bool:
-    """Whether it has ended, and its ranks know. A session with a fault is over too."""
-    try:
-        if not session.advance(at):
+    def _must_try_again(self, at: float) -> bool:
+        """Return whether a rank cannot record the start step, and none has a trace yet."""
+        start = self.capture.start_step
+        if self._refusals:
+            return True
+        if start is None or self._is_fixed or self._attempt >= ATTEMPTS:
             return False
-        session.cancel()
-    except Exception:
-        logger.exception("capture %s is given up", session.capture.id)
-    return True
+        states = {rank.state for one in self._present() for rank in one.ranks.values()}
+        if states & _EXPORTED:
+            return False
+        return "late" in states or any(
+            rank.state == "asked" and one.has_passed(rank.rank, start, at)
+            for one in self._present()
+            for rank in one.ranks.values()
+        )
+
+    def _try_again(self, at: float) -> None:
+        for one in self._present():
+            one.withdraw()
+        self._refusals = ""
+        self._phase = "paused"
+        self._resume_at = at + random.uniform(*self.participants[0].reach.pause_s)
+        if at >= self._resume_at:
+            self._prepare(at)
+            self._go_on(at)
+
+    def _give_up(self, reason: str, detail: str) -> None:
+        """Raises Refused."""
+        for one in self._present():
+            one.withdraw()
+        raise Refused(reason, detail)
 
 
-def cancel_safely(session: CaptureSession, detail: str) -> None:
-    """Also one with a fault."""
-    try:
-        session.cancel(detail)
-    except Exception:
-        logger.exception("capture %s", session.capture.id)
-
-
-def shown(session: CaptureSession) -> Capture:
-    """The capture with its ranks as they are now."""
-    return replace(session.capture, ranks=tuple(session.ranks.values()))
-
-
-# No rank is further ahead of its peers than this, whatever it says.
-MAX_AHEAD_STEPS = 1000
-
-
-class Pace(NamedTuple):
-    """begun: the newest step that the fastest rank has begun. step_s: its median; 0: not known."""
-
-    begun: int
-    step_s: float
-
-
-def fastest(begun: Iterable[int]) -> int:
-    """Ranks step together: one far from the median is no measure for the others."""
-    known = sorted(begun)
-    middle = known[(len(known) - 1) // 2]
-    return max(step for step in known if step <= middle + MAX_AHEAD_STEPS)
-
-
-def median_step_s(ranks: Iterable[LiveRank], choose: Callable[[list[float]], float]) -> float:
-    """The median step seconds of the fastest (min) or slowest (max) rank; 0: not known."""
-    recent = [list(rank.recent) for rank in ranks]
-    return choose([statistics.median(steps_s) for steps_s in recent if steps_s] or [0.0])
+def _said(one: Participant, answer: Exception) -> str:
+    return str(answer) if one.node is None else f"{one.node}: {answer}"

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlparse
 import msgspec
 
 from warpwatch.rendezvous import take_lock
+from warpwatch_capturing import usable
 from warpwatch_capturing.children.documents import read_diagnosis
 from warpwatch_capturing.config import StoreConfig
 from warpwatch_runtime import files
@@ -139,9 +140,18 @@ def store_path(config: StoreConfig) -> Path:
     return Path(unquote(urlparse(config.url).path))
 
 
+# What is shown of the diagnosis of a capture over nodes: it does not grow with the ranks.
+_SHOWN = ("schema", "verdict", "summary", "findings", "collectives")
+
+
 def diagnosis_of(capture: Capture) -> Mapping[str, Any] | None:
-    """Return the verdict to show; of a node's part of a capture over nodes the fleet has it."""
-    return None if capture.of_fleet else read_diagnosis(Path(str(capture.folder)))
+    """Return the diagnosis to show. The fleet has that of a node's part of a capture over nodes."""
+    if capture.of_fleet:
+        return None
+    found = read_diagnosis(Path(str(capture.folder)))
+    if found is None or not usable.nodes(capture.ranks):
+        return found
+    return {key: found[key] for key in _SHOWN if key in found}
 
 
 def parse(record: bytes) -> Capture:

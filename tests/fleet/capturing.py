@@ -62,20 +62,20 @@ class PlayedAgent(MemoryAgent):
     def request_capture(
         self, request: CaptureRequest, name: str = "", start_step: int | None = None
     ) -> Capture:
-        return self.node.coordinator.request(self._own(request), name, start_step)
+        return self.node.service.request(self._own(request), name, start_step)
 
     def prepare_capture(self, request: CaptureRequest) -> Prepared:
-        return self.node.coordinator.prepare(self._own(request))
+        return self.node.service.prepare(self._own(request))
 
     def _own(self, request: CaptureRequest) -> CaptureRequest:
         """For the fleet its ranks may be another owner's than that of the test's files."""
         return replace(request, owner=TRAIN.owner)
 
     def cancel_capture(self, name: str) -> Capture | None:
-        return self.node.coordinator.cancel(name, "cancelled by the fleet")
+        return self.node.service.cancel(name, "cancelled by the fleet")
 
     def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
-        return self.node.coordinator.register.file(capture_id, name, owner)
+        return self.node.service.register.file(capture_id, name, owner)
 
     def captures(self) -> list[Capture]:
         return list(self.node.hub.state().captures)
@@ -90,7 +90,7 @@ class PlayedAgent(MemoryAgent):
                 if (command["op"], command["kind"]) == ("capture", "torch"):
                     self._obey(index, rank, command["id"], answers, records)
         self.node.poll()
-        self.node.coordinator.finish()
+        self.node.service.finish()
 
     def _obey(self, index: int, rank: int, name: str, answers: Answers, records: Records) -> None:
         before = self.obeyed.get(rank)

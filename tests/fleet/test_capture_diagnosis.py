@@ -138,7 +138,7 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(tmp_pat
     pytest.importorskip("obstore")
     # Only gpu-2 has taken one of the job in health.
     node = fleet.agents[1].node
-    healthy = node.coordinator.request(replace(MANUAL, trigger="baseline"))
+    healthy = node.service.request(replace(MANUAL, trigger="baseline"))
     node.deliver(0)
     node.deliver(1)
     assert node.finished(healthy).outcome == "complete"
@@ -156,9 +156,9 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(tmp_pat
         node = agent.node
         for _ in range(3):
             node.poll(after_s=120)
-            node.coordinator.finish()
-        about = (node.coordinator.is_settled, node.hub.metrics, agent.name)
-        Uploads(remote, node.store.path, node.coordinator.register, *about).advance()
+            node.service.finish()
+        about = (node.service.is_settled, node.hub.metrics, agent.name)
+        Uploads(remote, node.store.path, node.service.register, *about).advance()
     fleet.hear()
     own.advance()
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -124,7 +124,7 @@ def test_a_rank_that_never_arms_is_missing_after_three_tries(fleet, monkeypatch)
 
 
 def test_what_one_agent_refuses_is_begun_on_none(fleet: PlayedFleet) -> None:
-    fleet.agents[1].node.coordinator.request(MANUAL)
+    fleet.agents[1].node.service.request(MANUAL)
     captures = fleet.run(by_hand, lambda *_: None)
     capture = next(one for one in captures.shown() if one.outcome == "refused_busy")
     assert capture.detail == "gpu-2: rank 2, 3 of train is being captured"
@@ -285,7 +285,7 @@ def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
 
 
 def test_a_schedules_capture_that_was_refused_is_asked_for_again_after_ten_minutes(fleet):
-    fleet.agents[1].node.coordinator.request(MANUAL)
+    fleet.agents[1].node.service.request(MANUAL)
 
     async def poll(captures: Captures) -> None:
         schedules = Schedules((SCHEDULE,), fleet.cluster, captures, fleet.clock.wall)

@@ -15,7 +15,7 @@ from warpwatch_diagnosis.verdict.findings import Asked
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
 
-# As the coordinator names captures; where one lies follows from its name.
+# As the service names captures; where one lies follows from its name.
 _NAME = re.compile(r"(\d{4})(\d\d)(\d\d)T\d{6}-[0-9a-f]+")
 TRACES = (".json", ".json.gz")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from warpwatch_capturing.board import Board
 from warpwatch_capturing.config import BaselineConfig
-from warpwatch_capturing.coordinator import Coordinator
+from warpwatch_capturing.service import CaptureService
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
@@ -35,15 +35,15 @@ class BaselineCaptures:
     that, for their steps may have got slower by themselves.
     """
 
-    def __init__(self, coordinator: Coordinator, board: Board) -> None:
-        self._coordinator = coordinator
+    def __init__(self, service: CaptureService, board: Board) -> None:
+        self._service = service
         self._board = board
         self._look_at = 0.0
         self._not_before: dict[JobId, float] = {}
 
     def advance(self, now: float, active: Sequence[Anomaly]) -> None:
         """``now``: wall clock in seconds; ``active``: all anomalies that are."""
-        config = self._coordinator.policy.config.baseline
+        config = self._service.policy.config.baseline
         # A clock that was set back is no reason to wait for it.
         if not config.enabled or 0 <= self._look_at - now <= LOOK_INTERVAL_S:
             return
@@ -64,10 +64,10 @@ class BaselineCaptures:
         faults = {anomaly.device for anomaly in active if anomaly.kind in DEVICE_KINDS}
         if not faults.isdisjoint(devices) or any(anomaly.job_id == job for anomaly in active):
             return
-        taken = self._coordinator.register.baselines(job, now)
+        taken = self._service.register.baselines(job, now)
         if len(taken) >= MAX_TRIES or any(c.outcome in (None, "complete") for c in taken):
             self._not_before[job] = now + REFUSED_PAUSE_S
-        elif not self._coordinator.is_busy(job):
+        elif not self._service.is_busy(job):
             self._ask(job, min(ranks, key=lambda rank: rank.rank), now)
 
     def _ask(self, job: JobId, rank: RankState, now: float) -> None:
@@ -83,7 +83,7 @@ class BaselineCaptures:
         counts = rank.device is not None and not (rank.flops_per_token or rank.flops_per_sample)
         reason = "baseline: what the job does while it is well"
         try:
-            self._coordinator.request(
+            self._service.request(
                 CaptureRequest(
                     kind="torch",
                     trigger="baseline",
@@ -101,7 +101,7 @@ class BaselineCaptures:
 
     def _harmful(self) -> Capture | None:
         """The newest baseline of any job that was priced, if its job was slower afterwards."""
-        for capture in reversed(self._coordinator.register.all()):
+        for capture in reversed(self._service.register.all()):
             if capture.request.trigger == "baseline" and capture.residual is not None:
                 return capture if capture.residual.slower else None
         return None

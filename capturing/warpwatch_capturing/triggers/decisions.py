@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from warpwatch_capturing.board import Board, LiveRank, LiveRanks
 from warpwatch_capturing.config import RecipeConfig, TriggersConfig
-from warpwatch_capturing.coordinator import Coordinator
+from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.triggers.baseline import BaselineCaptures
 from warpwatch_capturing.triggers.recipes import request_for
 from warpwatch_detection.anomalies.changes import Change
@@ -66,27 +66,27 @@ class _Trigger:
 
 
 class Triggers:
-    """Follows the anomalies, for the pipeline alone, and asks the coordinator for captures.
+    """Follows the anomalies, for the pipeline alone, and asks the service for captures.
 
     What was captured is known from the capture store, so that a restart of the daemon asks for
     nothing twice. Decisions are published through the board.
     """
 
-    def __init__(self, coordinator: Coordinator, ranks: LiveRanks, board: Board) -> None:
-        self._coordinator = coordinator
+    def __init__(self, service: CaptureService, ranks: LiveRanks, board: Board) -> None:
+        self._service = service
         self._ranks = ranks
         self._board = board
-        self._baseline = BaselineCaptures(coordinator, board)
+        self._baseline = BaselineCaptures(service, board)
         self._triggers: dict[str, _Trigger] = {}
         self._decisions: dict[str, Decision] = {}
-        for capture in coordinator.register.all():
+        for capture in service.register.all():
             if capture.request.anomaly_id is not None:
                 self._decide_captured(capture.request.anomaly_id, capture)
 
     @property
     def _config(self) -> TriggersConfig:
         """Of the policy: a reload swaps it there."""
-        return self._coordinator.policy.config
+        return self._service.policy.config
 
     def advance(self, now: float, changes: Iterable[Change], active: Sequence[Anomaly]) -> None:
         """``now``: wall clock in seconds; changes: since the last call; active: all that are."""
@@ -118,7 +118,7 @@ class Triggers:
         anomaly = trigger.anomaly
         taken = [
             capture
-            for capture in self._coordinator.register.all()
+            for capture in self._service.register.all()
             if capture.request.anomaly_id == anomaly.id and capture.outcome != "refused_disk"
         ]
         known = self._decisions.get(anomaly.id)
@@ -158,7 +158,7 @@ class Triggers:
         """Of a capture that was interrupted another one is asked for, once."""
         if trigger.capture_id is None:
             return
-        capture = self._coordinator.register.get(trigger.capture_id)
+        capture = self._service.register.get(trigger.capture_id)
         if capture is not None and capture.outcome is None:
             return
         trigger.capture_id = None
@@ -186,9 +186,9 @@ class Triggers:
         again = trigger.tries or trigger.refused is not None
         if again and not self._can_try_again(anomaly, local):
             return
-        request = request_for(anomaly, recipe, local, active, self._coordinator.register.all())
+        request = request_for(anomaly, recipe, local, active, self._service.register.all())
         try:
-            capture = self._coordinator.request(request)
+            capture = self._service.request(request)
         except Refused as refused:
             self._refused(trigger, refused, now)
         else:
@@ -198,7 +198,7 @@ class Triggers:
             self._decide_captured(anomaly.id, capture)
 
     def _refused(self, trigger: _Trigger, refused: Refused, now: float) -> None:
-        """By the coordinator, which has counted and logged it."""
+        """By the service, which has counted and logged it."""
         anomaly, reason = trigger.anomaly, refused.reason
         busy = reason == "refused_busy"
         # Ranks are looked at all the time, and asked for as soon as they are free.
@@ -210,7 +210,7 @@ class Triggers:
     def _can_try_again(self, anomaly: Anomaly, local: Mapping[int, LiveRank]) -> bool:
         there = bool(local) if anomaly.rank is None else anomaly.rank in local
         job = anomaly.job_id
-        return there and job is not None and not self._coordinator.is_busy(job)
+        return there and job is not None and not self._service.is_busy(job)
 
     def _over(self, trigger: _Trigger, now: float) -> None:
         anomaly, recipe = trigger.anomaly, self._config.recipes.get(trigger.anomaly.kind)

@@ -98,9 +98,9 @@ class Daemon:
         )
         self.reloading = Reloading(config, config_path, environ, self.captures.policy, metrics)
         self._grafana = grafana_follower(config, node, metrics)
-        coordinator = self.captures.coordinator
+        service = self.captures.service
         self.runs = RunTable(RunFiles(store.path), self.hub, node)
-        self._upload = uploads(config, store, coordinator, self.runs, metrics, node, environ)
+        self._upload = uploads(config, store, service, self.runs, metrics, node, environ)
         detection = Detection(config.detection, config.anomalies)
         lost = metrics.counter("anomaly_store_errors_total")
         self.archive = Archive(
@@ -109,7 +109,7 @@ class Daemon:
         self._log = telemetry_log(config, metrics)
         self._stream = RecordStream()
         self.pipeline = Pipeline(
-            self.hub, self.ranks, detection, coordinator, self.captures.triggers, self.archive,
+            self.hub, self.ranks, detection, service, self.captures.triggers, self.archive,
             self._stream, self._log, self.runs,
         )  # fmt: skip
         self._ways_out = WaysOut(
@@ -266,19 +266,19 @@ class Daemon:
     def request_capture(
         self, request: CaptureRequest, name: str = "", start_step: int | None = None
     ) -> Capture:
-        return self.captures.coordinator.request(request, name, start_step)
+        return self.captures.service.request(request, name, start_step)
 
     def prepare_capture(self, request: CaptureRequest) -> Prepared:
-        return self.captures.coordinator.prepare(request)
+        return self.captures.service.prepare(request)
 
     def cancel_capture(self, name: str) -> Capture | None:
-        return self.captures.coordinator.cancel(name, "cancelled by the fleet")
+        return self.captures.service.cancel(name, "cancelled by the fleet")
 
     def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[AlertAnswer]:
         return self.captures.alerts.receive(alerts, own_name)
 
     def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
-        return self.captures.coordinator.register.file(capture_id, name, owner)
+        return self.captures.service.register.file(capture_id, name, owner)
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return self.archive.find(anomaly_id)

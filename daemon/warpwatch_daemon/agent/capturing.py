@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 
 from warpwatch_capturing.alerts.alert_requests import AlertRequests
-from warpwatch_capturing.coordinator import Coordinator
 from warpwatch_capturing.disk import Disk
 from warpwatch_capturing.policy import Policy
+from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store
 from warpwatch_capturing.triggers.decisions import Triggers
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.participants.shim_backend import ShimBackend
+from warpwatch_daemon.participants.local_ranks import LocalParticipants
 from warpwatch_daemon.participants.stacks import gil_stacks
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.inboxes import Inboxes
@@ -49,13 +50,15 @@ class Capturing:
         self.disk = Disk(store.path)
         self._quotas = Quotas(folder, config.rendezvous, ranks.reject)
         self.policy = Policy(config.triggers, self.disk, excess=self._quotas.excess)
-        backend = ShimBackend(self.policy, ranks)
-        self.coordinator = Coordinator(self.policy, store, backend, hub, hurry, self._wake)
-        self.triggers = Triggers(self.coordinator, ranks, hub)
+        self.service = CaptureService(
+            self.policy, CaptureRegister(store, hub), LocalParticipants(self.policy, ranks), hub,
+            hurry, self._wake,
+        )  # fmt: skip
+        self.triggers = Triggers(self.service, ranks, hub)
         self.alerts = AlertRequests(
             lambda: hub.state() if hub.ranks_known() else None,
-            self.coordinator.request,
-            self.coordinator.register,
+            self.service.request,
+            self.service.register,
             config.triggers.recipes,
             ranks.targets,
             node,
@@ -73,10 +76,10 @@ class Capturing:
     def start(self, supervisor: Supervisor) -> None:
         every, inboxes = supervisor.every, self._inboxes
         self._finisher_loops = (
-            every("captures", FINISH_INTERVAL_S, self.coordinator.finish),
-            every("stacks", FINISH_INTERVAL_S, self.coordinator.finish_urgent),
+            every("captures", FINISH_INTERVAL_S, self.service.finish),
+            every("stacks", FINISH_INTERVAL_S, self.service.finish_urgent),
         )
-        every("retention", RETENTION_INTERVAL_S, self.coordinator.retain)
+        every("retention", RETENTION_INTERVAL_S, self.service.retain)
         every("inboxes", INBOXES_INTERVAL_S, self._tend_inboxes)
         every("sweep", RETENTION_INTERVAL_S, lambda: inboxes.sweep(SWEEP_AFTER_S, time.time()))
         every("disk", DISK_INTERVAL_S, self.disk.measure)
@@ -89,7 +92,7 @@ class Capturing:
 
     def close(self) -> None:
         """When the loops have ended."""
-        self.coordinator.close()
+        self.service.close()
 
     def _wake(self) -> None:
         for loop in self._finisher_loops:

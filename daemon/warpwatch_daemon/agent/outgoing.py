@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from warpwatch_capturing.coordinator import Coordinator
+from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history.runs.run_table import RunTable
@@ -40,7 +40,7 @@ def grafana_follower(config: Config, node: str, metrics: AgentMetrics) -> Grafan
 def uploads(
     config: Config,
     store: Store,
-    coordinator: Coordinator,
+    service: CaptureService,
     runs: RunTable,
     metrics: AgentMetrics,
     node: str,
@@ -55,7 +55,7 @@ def uploads(
     from warpwatch_daemon.history.runs.run_uploads import RunUploads
 
     remote = RemoteStore(url, environ)
-    register, is_settled = coordinator.register, coordinator.is_settled
+    register, is_settled = service.register, service.is_settled
     of_captures = Uploads(remote, store.path, register, is_settled, metrics, node)
     of_runs = RunUploads(remote, runs, metrics)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec
 
-from warpwatch_capturing.coordinator import Coordinator
+from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.triggers.decisions import Triggers
 from warpwatch_daemon.agent.telemetry_log import TelemetryLog
 from warpwatch_daemon.for_fleet.leases import Leases
@@ -48,7 +48,7 @@ class Pipeline:
         hub: Hub,
         ranks: RanksSource,
         detection: Detection,
-        coordinator: Coordinator,
+        service: CaptureService,
         triggers: Triggers,
         archive: Archive,
         stream: RecordStream,
@@ -60,7 +60,7 @@ class Pipeline:
         self._hub = hub
         self._ranks = ranks
         self._detection = detection
-        self._coordinator = coordinator
+        self._service = service
         self._triggers = triggers
         self._archive = archive
         self._stream = stream
@@ -117,7 +117,7 @@ class Pipeline:
             self._try(self._look_at_sights, at)
         self._try(self._runs.advance, now)
         self._try(self._stream.put_runs, self._runs.take_changed())
-        self._try(self._coordinator.advance, at)
+        self._try(self._service.advance, at)
         changes, self._changes = self._changes, []
         active = self.leases.shown(self._detection.active)
         self._try(self._triggers.advance, now, changes, active)
@@ -143,7 +143,7 @@ class Pipeline:
 
     def _feed(self, record: Record) -> None:
         """A record that one of them cannot take costs the others nothing."""
-        self._try(self._coordinator.observe, record)
+        self._try(self._service.observe, record)
         self._try(self._archive.observe, record)
         self._try(self._runs.observe, record)
         try:

@@ -1,5 +1,5 @@
-"""The recorders of captures on a node.
+"""The ranks of this node as participants of captures.
 
-- shim, shim_backend: the shim in the training process
+- local_ranks: commands to the shim in each training process, its answers and files
 - stacks: stacks read from outside, for a process that cannot answer
 """

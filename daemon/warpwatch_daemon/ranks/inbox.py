@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from warpwatch_capturing.session import FetchError
+from warpwatch_capturing.participant import FetchError
 from warpwatch_daemon.ranks.table import MAX_FILES
 from warpwatch_runtime import files
 from warpwatch_runtime.directory import FOLDER_FLAGS, Directory, open_checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from warpwatch_capturing.session import MAX_NAMED
+from warpwatch_capturing.live_jobs import MAX_NAMED
 from warpwatch_fleet.captures.part import Part
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.jobs import FleetJob

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from warpwatch_capturing.session import MAX_AHEAD_STEPS, fastest
+from warpwatch_capturing.participant import MAX_AHEAD_STEPS, fastest
 from warpwatch_fleet.captures.part import Part, are_armed, outcome_of
 from warpwatch_fleet.following import AgentError, Agents
 from warpwatch_telemetry.captures import STEP_KINDS, Capture, Prepared

@@ -9,7 +9,7 @@ import pytest
 from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
-from warpwatch_capturing.coordinator import Coordinator
+from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.triggers.decisions import Triggers
 from warpwatch_daemon.agent import telemetry_log
 from warpwatch_daemon.agent.pipeline import Pipeline
@@ -52,10 +52,10 @@ def pipeline(
     config = Config()
     detection = Detection(config.detection, config.anomalies)
     archive = Archive(node.store.path, detection, lambda what: None, lambda: None)
-    triggers = Triggers(node.coordinator, node.source, hub)
+    triggers = Triggers(node.service, node.source, hub)
     stream, runs = RecordStream(), RunTable(RunFiles(node.store.path), hub, "node")
     return Pipeline(
-        hub, node.source, detection, node.coordinator, triggers, archive, stream, log, runs,
+        hub, node.source, detection, node.service, triggers, archive, stream, log, runs,
         clock.monotonic, clock.wall,
     )  # fmt: skip
 
@@ -114,8 +114,8 @@ def test_what_a_detector_cannot_take_costs_no_other_record(node, hub, stream, mo
 @pytest.mark.parametrize(
     ("stage", "name"),
     [
-        (Coordinator, "observe"),
-        (Coordinator, "advance"),
+        (CaptureService, "observe"),
+        (CaptureService, "advance"),
         (Archive, "observe"),
         (Archive, "advance"),
         (Archive, "take"),

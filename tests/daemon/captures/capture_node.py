@@ -1,4 +1,4 @@
-"""A coordinator over real files, and the two training processes that a test plays."""
+"""A service over real files, and the two training processes that a test plays."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from tests.manual_clock import ManualClock
 from warpwatch import protocol
 from warpwatch_capturing.children.confinement import Ended, Run
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
-from warpwatch_capturing.coordinator import Coordinator
 from warpwatch_capturing.disk import Disk
 from warpwatch_capturing.policy import Policy
+from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store
-from warpwatch_daemon.participants.shim_backend import ShimBackend
+from warpwatch_daemon.participants.local_ranks import LocalParticipants
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.anomalies import Anomaly
@@ -70,7 +71,7 @@ def read_here(module: str, arguments: Sequence[str], timeout_s: float, fds: Sequ
 
 
 class CaptureNode:
-    """A coordinator over real files, with two ranks or more played by the test.
+    """A service over real files, with two ranks or more played by the test.
 
     ``run``: what reads traces.
     """
@@ -91,7 +92,7 @@ class CaptureNode:
         self.source = ranks_source(self.folder)
         self.clock = ManualClock()
         self.run = run
-        self.coordinator = self._start(TriggersConfig(**triggers))
+        self.service = self._start(TriggersConfig(**triggers))
         self._stack = stack
         self._numbers = ranks
         self._world_size = world_size or len(ranks)
@@ -129,19 +130,19 @@ class CaptureNode:
 
     def restart(self, config: TriggersConfig | None = None) -> None:
         """Another daemon on the same files, which the one before had the time to make."""
-        self.coordinator.finish_urgent()
+        self.service.finish_urgent()
         self.hub = Hub(10.0)
-        self.coordinator = self._start(config or self.coordinator.policy.config)
+        self.service = self._start(config or self.service.policy.config)
 
-    def _start(self, config: TriggersConfig) -> Coordinator:
+    def _start(self, config: TriggersConfig) -> CaptureService:
         self.hub.watch_ranks(lambda: self.source.states(self.at))
         monotonic = self.clock.monotonic
         # Measured once, and never too old.
         policy = Policy(config, Disk(self.store.path, lambda: 0.0), self.clock.wall)
-        return Coordinator(
+        return CaptureService(
             policy,
-            self.store,
-            ShimBackend(policy, self.source, monotonic),
+            CaptureRegister(self.store, self.hub),
+            LocalParticipants(policy, self.source, monotonic),
             self.hub,
             lambda busy: None,
             lambda: None,
@@ -153,8 +154,8 @@ class CaptureNode:
     def poll(self, after_s: float = 0.0) -> None:
         self.clock.advance(after_s)
         for record in self.source.poll(self.clock.wall(), self.at):
-            self.coordinator.observe(record)
-        self.coordinator.advance(self.at)
+            self.service.observe(record)
+        self.service.advance(self.at)
 
     def command(self, rank: int) -> dict[str, Any]:
         path = self.folder.commands / (self.rings[rank].path.stem + ".cmd")
@@ -182,12 +183,12 @@ class CaptureNode:
     def finished(self, capture: Capture) -> Capture:
         """The capture after the files that were delivered are taken over."""
         self.poll()
-        self.coordinator.finish()
+        self.service.finish()
         return self.capture(capture)
 
     def captured(self, request: CaptureRequest = MANUAL, *contents: Any) -> Capture:
         """A capture to which every rank brings its file; ``contents``: of the first ones."""
-        asked = self.coordinator.request(request)
+        asked = self.service.request(request)
         for number, rank in enumerate(asked.ranks):
             index = self._numbers.index(rank.rank)
             self.deliver(index, contents[number] if number < len(contents) else None)

@@ -1,4 +1,4 @@
-"""The one capture of a healthy job, with a coordinator over real files."""
+"""The one capture of a healthy job, with a service over real files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Node(CaptureNode):
     ) -> None:
         super().__init__(path, stack, baseline=baseline, **options)
         self.now = self.clock.wall()
-        self.baseline = BaselineCaptures(self.coordinator, self.hub)
+        self.baseline = BaselineCaptures(self.service, self.hub)
         self.train(3)
 
     def train(self, steps: int) -> None:
@@ -52,7 +52,7 @@ class Node(CaptureNode):
 
     def restart(self, config: TriggersConfig | None = None) -> None:
         super().restart(config)
-        self.baseline = BaselineCaptures(self.coordinator, self.hub)
+        self.baseline = BaselineCaptures(self.service, self.hub)
         self.poll()
 
 
@@ -124,16 +124,16 @@ def test_an_interrupted_one_is_tried_once_more(node):
         assert len(captures) == tries
         node.answer(0, "capture_failed", detail="interrupted: a checkpoint began")
         node.finished(captures[-1])
-        node.baseline = BaselineCaptures(node.coordinator, node.hub)
+        node.baseline = BaselineCaptures(node.service, node.hub)
     assert len(node.look(8 * HOUR_S)) == 2
 
 
 def test_a_refusal_is_counted_and_asked_again_after_ten_minutes(node):
-    node.coordinator.policy.config = TriggersConfig(baseline=EARLY, quiet_hours=("00:00-24:00",))
+    node.service.policy.config = TriggersConfig(baseline=EARLY, quiet_hours=("00:00-24:00",))
     for after_s in (90, 100, 200):
         assert node.look(after_s) == []
     assert node.counted("refused_quiet_hours", "baseline") == 1
-    node.coordinator.policy.config = TriggersConfig(baseline=EARLY)
+    node.service.policy.config = TriggersConfig(baseline=EARLY)
     assert node.look(689) == []
     assert len(node.look(691)) == 1
 
@@ -146,7 +146,7 @@ def test_a_busy_job_is_left_alone_and_a_dry_run_counted_once(
 ):
     node = Node(tmp_path, stack, **options)
     if busy:
-        node.coordinator.request(MANUAL)
+        node.service.request(MANUAL)
     for after_s in (90, HOUR_S, 2 * HOUR_S):
         assert node.look(after_s) == []
     counts = [node.counted(f"refused_{why}", "baseline") for why in ("busy", "dry_run")]
@@ -189,7 +189,7 @@ def test_retention_spares_the_baseline_of_a_job_that_runs(node):
     baseline = node.taken()
     later = [node.captured() for _ in range(2)]
     node.store.config = type(node.store.config)(url=node.store.config.url, max_captures=2)
-    node.coordinator.retain()
+    node.service.retain()
     assert [kept.id for kept in node.captures] == [baseline.id, later[-1].id]
 
 
@@ -209,6 +209,6 @@ def test_a_run_slower_than_those_before_is_compared_with_their_baseline(node):
         asked = replace(MANUAL, **fields)
         node.store.create(Capture(name, asked, at, folder=folder, outcome="complete"))
     node.restart()
-    found = node.coordinator.register.earlier_baseline(TRAIN, node.now)
+    found = node.service.register.earlier_baseline(TRAIN, node.now)
     assert found is not None
     assert found.id == "c0"

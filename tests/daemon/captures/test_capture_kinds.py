@@ -19,12 +19,12 @@ from warpwatch import protocol
 from warpwatch_capturing import budget
 from warpwatch_capturing.config import StoreConfig
 from warpwatch_capturing.cost import Baselines, StepCost, rank_sum_z
+from warpwatch_capturing.participant import Collected
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.participants.shim import ShimSession
-from warpwatch_daemon.participants.shim_backend import ShimBackend
+from warpwatch_daemon.participants.local_ranks import LocalParticipants, LocalRanks
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_runtime.config.loading import parse
 from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest, RankCapture, Residual
@@ -43,7 +43,7 @@ def deliver_stacks(node: CaptureNode) -> None:
 
 
 def test_a_memory_capture_says_what_grows_and_brings_snapshots_where_there_are_some(node):
-    asked = node.coordinator.request(replace(MANUAL, kind="memory"))
+    asked = node.service.request(replace(MANUAL, kind="memory"))
     assert (node.command(0)["kind"], node.command(0)["start_step"]) == ("memory", 3)
     grown = {"type": "torch.Tensor", "bytes_per_step": 6e6, "count_per_step": 1, "line": "a.py:4"}
     for rank in (0, 1):
@@ -64,7 +64,7 @@ def test_a_memory_capture_says_what_grows_and_brings_snapshots_where_there_are_s
 
 
 def test_an_nsys_capture_is_complete_without_files(node):
-    asked = node.coordinator.request(replace(MANUAL, kind="nsys"))
+    asked = node.service.request(replace(MANUAL, kind="nsys"))
     node.answer(0, "capture_finished", first_step=3, last_step=5)
     node.poll()
     assert node.capture(asked).outcome is None
@@ -72,7 +72,7 @@ def test_an_nsys_capture_is_complete_without_files(node):
     capture = node.finished(asked)
     assert (capture.outcome, capture.files) == ("partial", ())
     assert capture.detail == "rank 1: not under nsys"
-    again = node.coordinator.request(replace(MANUAL, kind="nsys"))
+    again = node.service.request(replace(MANUAL, kind="nsys"))
     node.answer_all("capture_finished", first_step=3, last_step=5)
     capture = node.finished(again)
     assert capture.outcome == "complete"
@@ -81,12 +81,12 @@ def test_an_nsys_capture_is_complete_without_files(node):
 
 @pytest.mark.parametrize("kind", ["torch", "memory", "nsys"])
 def test_stacks_of_a_hang_end_what_waits_for_steps(node, kind):
-    waiting = node.coordinator.request(replace(MANUAL, kind=kind))
+    waiting = node.service.request(replace(MANUAL, kind=kind))
     node.answer(0, "capture_armed", step=3)
     node.poll()
-    stacks = node.coordinator.request(STACKS)
+    stacks = node.service.request(STACKS)
     assert node.command(0)["kind"] == node.command(1)["kind"] == "stacks"
-    node.coordinator.finish()
+    node.service.finish()
     ended = node.capture(waiting)
     assert ended.outcome == "failed"
     assert ended.ranks[0].detail == "superseded by stacks of a hang"
@@ -102,14 +102,14 @@ def test_stacks_of_a_hang_end_what_waits_for_steps(node, kind):
 
 @pytest.mark.parametrize("urgent_first", [True, False])
 def test_stacks_are_finished_before_what_they_supersede_which_keeps_what_it_has(node, urgent_first):
-    waiting = node.coordinator.request(MANUAL)
+    waiting = node.service.request(MANUAL)
     node.deliver(0)
     node.poll()
-    stacks = node.coordinator.request(STACKS)
+    stacks = node.service.request(STACKS)
     deliver_stacks(node)
     node.poll()
     if urgent_first:
-        node.coordinator.finish_urgent()
+        node.service.finish_urgent()
         assert node.capture(waiting).outcome is None
     ended, stacks = node.finished(waiting), node.finished(stacks)
     assert [rank.state for rank in stacks.ranks] == ["written", "written"]
@@ -119,22 +119,22 @@ def test_stacks_are_finished_before_what_they_supersede_which_keeps_what_it_has(
 
 
 def test_stacks_leave_other_ranks_and_other_stacks_alone(node):
-    waiting = node.coordinator.request(replace(MANUAL, ranks=(0,)))
-    node.coordinator.request(replace(STACKS, ranks=(1,)))
+    waiting = node.service.request(replace(MANUAL, ranks=(0,)))
+    node.service.request(replace(STACKS, ranks=(1,)))
     assert node.capture(waiting).ranks[0].state == "asked"
     assert node.command(0)["kind"] == "torch"
     with pytest.raises(Refused, match="rank 1 of train is being captured"):
-        node.coordinator.request(replace(STACKS, anomaly_kind=None, trigger="manual", ranks=(1,)))
+        node.service.request(replace(STACKS, anomaly_kind=None, trigger="manual", ranks=(1,)))
 
 
 def test_a_rank_without_a_heartbeat_is_looked_at_from_outside(node):
-    asked = node.coordinator.request(STACKS)
+    asked = node.service.request(STACKS)
     for silent, waited in ((False, False), (True, False), (True, True)):
         states = ["missing" if over else "asked" for over in (waited, silent)]
         assert [rank.state for rank in node.capture(asked).ranks] == states
         node.rings[0].heartbeat()
         node.poll(after_s=5)
-    node.coordinator.finish()
+    node.service.finish()
     assert [rank.detail for rank in node.capture(asked).ranks] == [
         "no answer within 10 s",
         "the process does not respond: no stacks (its process is not visible here)",
@@ -144,14 +144,14 @@ def test_a_rank_without_a_heartbeat_is_looked_at_from_outside(node):
 def test_stacks_of_ranks_are_taken_at_once_and_a_fault_costs_one_of_them(node, monkeypatch):
     both = threading.Barrier(2, timeout=300)
 
-    def taken(session: object, rank: RankCapture, folder: Path) -> tuple[RankCapture, tuple[()]]:
+    def taken(ranks: LocalRanks, rank: RankCapture, folder: Path) -> Collected:
         both.wait()
         if rank.rank == 1:
             raise ValueError("a fault")
-        return replace(rank, state="written"), ()
+        return Collected(replace(rank, state="written"))
 
-    monkeypatch.setattr(ShimSession, "_taken", taken)
-    asked = node.coordinator.request(STACKS)
+    monkeypatch.setattr(LocalRanks, "_fetched", taken)
+    asked = node.service.request(STACKS)
     deliver_stacks(node)
     capture = node.finished(asked)
     assert [rank.state for rank in capture.ranks] == ["written", "failed"]
@@ -166,19 +166,19 @@ def test_a_capture_that_cannot_be_begun_leaves_nothing(node, monkeypatch, error,
     def begin(*_: object) -> NoReturn:
         raise error
 
-    monkeypatch.setattr(ShimBackend, "begin", begin)
+    monkeypatch.setattr(LocalParticipants, "of", begin)
     with pytest.raises(Refused) as raised:
-        node.coordinator.request(MANUAL)
+        node.service.request(MANUAL)
     assert raised.value.reason == reason
     assert node.counted(reason) == 1
     assert list(node.store.path.glob("*/*/*/*")) == []
 
 
 def test_a_back_end_with_a_fault_ends_its_captures(node, monkeypatch):
-    monkeypatch.setattr(ShimSession, "advance", lambda session, at: 1 / 0)
-    capture = node.finished(node.coordinator.request(MANUAL))
+    monkeypatch.setattr(LocalRanks, "advance", lambda session, at: 1 / 0)
+    capture = node.finished(node.service.request(MANUAL))
     assert (capture.outcome, capture.detail) == ("failed", "rank 0: asked; rank 1: asked")
-    assert not node.coordinator.is_busy(TRAIN)
+    assert not node.service.is_busy(TRAIN)
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_
             assert daemon.captures.counters_wanted() is wanted
             ring.event("capture_failed", id=f"{asked.id}-1", detail="no")
             daemon.pipeline.step()
-            daemon.captures.coordinator.finish()
+            daemon.captures.service.finish()
             assert daemon.captures.counters_wanted() is False
         # No one is to record for a daemon that is gone.
         daemon.request_capture(CaptureRequest("train", "torch", "manual"))
@@ -305,7 +305,7 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     for _ in range(20):
         node.rings[0].step(0.1)
     node.poll()
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     start = node.command(0)["start_step"]
     while node.rings[0].steps < start + MANUAL.steps + 1:
         profiled = node.rings[0].steps >= start - 1
@@ -339,12 +339,12 @@ def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node):
     capture = node.captured()
     for after_s, settled in ((399, False), (2, True)):
         node.poll(after_s=after_s)
-        node.coordinator.finish()
-        assert node.coordinator.is_settled(capture.id) is settled
+        node.service.finish()
+        assert node.service.is_settled(capture.id) is settled
     # What comes after the process is compared with nothing of before.
     node.kill(0)
     node.poll()
-    assert node.coordinator._costs._baselines.of_rank(TRAIN, 0) == ()
+    assert node.service._costs._baselines.of_rank(TRAIN, 0) == ()
 
 
 def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path):
@@ -373,7 +373,7 @@ def test_events_a_step_bound_the_steps_of_all_ranks(node, monkeypatch):
     with third.held():
         third.step()
         node.poll()
-        asked = node.coordinator.request(replace(MANUAL, steps=5))
+        asked = node.service.request(replace(MANUAL, steps=5))
         assert (asked.steps, asked.request.steps) == (2, 5)
         assert asked.expected_cost_s == pytest.approx(2 * 450 * 8e-6)
         assert node.command(0)["steps"] == node.command(1)["steps"] == 2
@@ -420,7 +420,7 @@ def test_what_a_capture_brought_bounds_the_steps_of_the_next_one(node, monkeypat
     # always recorded.
     for options, most, steps in ((("stacks",), 6, 3), ((), 6, 2), ((), 2, 1)):
         monkeypatch.setattr(budget, "MAX_EVENTS", most)
-        other = node.coordinator.request(replace(MANUAL, options=options))
+        other = node.service.request(replace(MANUAL, options=options))
         assert other.steps == steps
         node.answer_all("capture_failed", detail="no")
         node.finished(other)

@@ -167,8 +167,8 @@ def test_a_child_that_dies_leaves_the_traces_and_an_outcome(node):
 
 
 def test_a_store_that_is_gone_ends_the_capture(node):
-    asked = node.coordinator.request(MANUAL)
-    node.coordinator.finish()
+    asked = node.service.request(MANUAL)
+    node.service.finish()
     for rank in (0, 1):
         node.deliver(rank)
     shutil.rmtree(node.store.path)

@@ -9,18 +9,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, TOKEN, CaptureNode
 from warpwatch import protocol
-from warpwatch_capturing.session import choose
 from warpwatch_capturing.store import Store
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
-from warpwatch_telemetry.jobs import JobId
 
 
 def states(capture: Capture) -> list[str]:
@@ -28,7 +24,7 @@ def states(capture: Capture) -> list[str]:
 
 
 def test_all_ranks_get_the_same_start_step_with_a_margin(node):
-    node.coordinator.request(MANUAL)
+    node.service.request(MANUAL)
     first, second = node.command(0), node.command(1)
     assert first == second
     # Step 1 is begun; 0.15 s are two steps of 0.1 s.
@@ -42,17 +38,17 @@ def test_a_rank_in_which_no_step_is_seen_is_not_asked_for_steps(node):
         stepless.word(protocol.WORD_CALLS, 96)
         node.poll()
         with pytest.raises(Refused, match=r"rank 1: no end of a step .* in 96 .*step\(\):") as no:
-            node.coordinator.request(MANUAL)
+            node.service.request(MANUAL)
         assert no.value.reason == "refused_no_step"
         # Stacks need none.
-        node.coordinator.request(replace(MANUAL, kind="stacks"))
+        node.service.request(replace(MANUAL, kind="stacks"))
         assert node.command(1)["kind"] == "stacks"
 
 
 def test_a_step_far_from_its_peers_does_not_choose_the_start(tmp_path, stack):
     node = CaptureNode(tmp_path, stack, ranks=(0, 1, 2))
     node.rings[2].word(protocol.WORD_STEP_BEGUN, 1 << 63)
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     assert [node.command(rank)["start_step"] for rank in range(3)] == [3, 3, 3]
     for _ in range(4):
         # That rank has passed every start: they are asked three times, and wider each time.
@@ -69,7 +65,7 @@ def test_a_step_far_from_its_peers_does_not_choose_the_start(tmp_path, stack):
 
 
 def test_a_rank_that_is_late_makes_all_ranks_get_a_later_step(node):
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     before = node.command(0)
     node.answer(0, "capture_armed", step=3)
     node.answer(1, "capture_late", step=9)
@@ -87,7 +83,7 @@ def test_a_rank_that_is_late_makes_all_ranks_get_a_later_step(node):
 
 
 def test_a_rank_that_is_behind_is_waited_for_until_it_has_passed_the_start_step(node):
-    node.coordinator.request(MANUAL)
+    node.service.request(MANUAL)
     before = node.command(0)
     node.answer(0, "capture_armed", step=3)
     # The first has begun the start step; the second the one before it, where it reads its command.
@@ -106,7 +102,7 @@ def test_the_start_step_is_waited_for_as_long_as_steps_take(node, step_s, timeou
     for _ in range(3):
         node.rings[1].step(step_s)
     node.poll()
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     assert node.command(0)["arm_timeout_s"] == pytest.approx(timeout_s)
     node.poll(after_s=timeout_s - 1)
     node.answer(1, "capture_late", step=9)
@@ -125,7 +121,7 @@ def test_recorded_steps_may_take_twice_their_time(node):
     for _ in range(3):
         node.rings[1].step(100.0)
     node.poll()
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     node.answer_all("capture_started", step=4)
     node.poll()
     # Three steps, and one beside them.
@@ -139,7 +135,7 @@ def test_no_capture_lasts_for_ever_whatever_a_ring_says(node):
     for _ in range(3):
         node.rings[1].step(1e6)
     node.poll()
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     node.answer(0, "capture_failed", detail="no")
     node.answer(1, "capture_started", step=4)
     node.poll()
@@ -147,7 +143,7 @@ def test_no_capture_lasts_for_ever_whatever_a_ring_says(node):
     assert node.capture(asked).ranks[1].state == "recording"
     node.poll(after_s=2)
     assert node.finished(asked).detail.endswith("rank 1: no file within 3601 s of recording")
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     for _ in range(2):
         node.poll(after_s=3590)
         node.answer(1, "capture_late", step=9)
@@ -157,7 +153,7 @@ def test_no_capture_lasts_for_ever_whatever_a_ring_says(node):
 
 
 def test_a_capture_of_all_ranks_is_complete_stored_and_diagnosed(node):
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     for event, step, state in (("capture_armed", 3, "armed"), ("capture_started", 2, "recording")):
         node.answer_all(event, step=step)
         node.poll()
@@ -245,7 +241,7 @@ def failed(detail: str) -> Callable[[CaptureNode], None]:
     ],
 )
 def test_a_rank_without_a_file_is_named_and_costs_the_other_nothing(node, bring, state, detail):
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     node.deliver(0)
     node.poll()
     bring(node)
@@ -268,19 +264,19 @@ def end_during_begin(node: CaptureNode, monkeypatch: pytest.MonkeyPatch, *ranks:
 
 def test_a_rank_that_ends_while_a_capture_begins_is_missing(node, monkeypatch):
     end_during_begin(node, monkeypatch, 1)
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     node.deliver(0)
     capture = node.finished(asked)
     assert (capture.outcome, capture.detail) == ("partial", "rank 1: the process ended")
     end_during_begin(node, monkeypatch, 0)
     with pytest.raises(Refused, match="every rank of train has just ended"):
-        node.coordinator.request(MANUAL)
+        node.service.request(MANUAL)
     assert node.counted("refused_no_rank") == 1
     assert len(list(node.store.path.glob("*/*/*/*"))) == 1
 
 
 def test_refusals_are_told_apart_and_counted(node):
-    asked = node.coordinator.request(AUTOMATIC)
+    asked = node.service.request(AUTOMATIC)
     for request, reason, text in (
         (MANUAL, "refused_busy", "rank 0, 1 of train is being captured"),
         (ANOTHER, "refused_cooldown", "triggers.cooldown_s leaves"),
@@ -292,34 +288,25 @@ def test_refusals_are_told_apart_and_counted(node):
         ),
     ):
         with pytest.raises(Refused, match=re.escape(text)) as refused:
-            node.coordinator.request(request)
+            node.service.request(request)
         assert refused.value.reason == reason
     counts = {reason: node.counted(reason) for reason in ("refused_busy", "refused_no_rank")}
     assert counts == {"refused_busy": 1, "refused_no_rank": 2}
     # The same refusal counts again once there was a capture in between.
     for counted in (1, 2):
         with pytest.raises(Refused):
-            node.coordinator.request(ANOTHER)
+            node.service.request(ANOTHER)
         assert node.counted("refused_cooldown", "anomaly") == counted
         for request in (ANOTHER, AUTOMATIC):
-            node.coordinator.cancel(asked.id, CANCELLED)
-            asked = node.coordinator.request(request)
-
-
-def test_a_name_of_jobs_of_two_owners_needs_the_owner():
-    jobs = [JobId(owner, "train", "r1") for owner in ("a", "b")]
-    backend: Any = SimpleNamespace(jobs=lambda: jobs, ranks=lambda job: {0: 2, 1: 2})
-    with pytest.raises(Refused, match="train is a job of each of a, b; name the owner"):
-        choose(backend, MANUAL)
-    request, numbers, world_size = choose(backend, replace(MANUAL, owner="b"))
-    assert (request.owner, numbers, world_size) == ("b", [0, 1], 2)
+            node.service.cancel(asked.id, CANCELLED)
+            asked = node.service.request(request)
 
 
 def test_a_capture_that_the_store_has_no_room_for_is_refused_after_all(node):
     shutil.rmtree(node.store.path)
-    asked = node.coordinator.request(AUTOMATIC)
+    asked = node.service.request(AUTOMATIC)
     assert node.command(1)["op"] == "capture"
-    node.coordinator.finish()
+    node.service.finish()
     capture = node.capture(asked)
     detail = f"{node.store.path}: No such file or directory"
     assert (capture.outcome, capture.detail) == ("refused_disk", detail)
@@ -328,13 +315,13 @@ def test_a_capture_that_the_store_has_no_room_for_is_refused_after_all(node):
     assert node.counted("refused_disk", "anomaly") == 1
     # Neither the cooldown nor the ranks stand in the way of the next one.
     node.store.path.mkdir()
-    again = node.coordinator.request(ANOTHER)
-    node.coordinator.finish()
+    again = node.service.request(ANOTHER)
+    node.service.finish()
     assert Path(str(again.folder), "capture.json").exists()
 
 
 def test_a_capture_whose_store_goes_before_its_folder_is_made_ends_once(node):
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     for rank in (0, 1):
         node.deliver(rank)
     node.poll()
@@ -348,8 +335,8 @@ def test_of_captures_without_room_the_newest_ten_are_shown(node):
     shutil.rmtree(node.store.path)
     asked = []
     for _ in range(12):
-        asked.append(node.coordinator.request(MANUAL).id)
-        node.coordinator.finish()
+        asked.append(node.service.request(MANUAL).id)
+        node.service.finish()
     assert [capture.id for capture in node.captures] == asked[2:]
     assert node.counted("refused_disk") == 12
 
@@ -361,13 +348,13 @@ CANCELLED = "cancelled by the fleet"
 def test_what_would_be_captured_is_told_and_nothing_is_begun(node):
     before = [node.command(rank) for rank in (0, 1)]
     node.rings[1].word(protocol.WORD_STEP_BEGUN, 8)
-    assert node.coordinator.prepare(MANUAL) == Prepared((0, 1), 3, 7, 0.1)
-    assert node.coordinator.prepare(replace(MANUAL, kind="stacks")) == Prepared((0, 1))
+    assert node.service.prepare(MANUAL) == Prepared((0, 1), 3, 7, 0.1)
+    assert node.service.prepare(replace(MANUAL, kind="stacks")) == Prepared((0, 1))
     assert (node.captures, [node.command(rank) for rank in (0, 1)]) == ((), before)
 
 
 def test_the_start_step_of_all_nodes_is_kept_and_who_is_late_stays_late(node):
-    asked = node.coordinator.request(MANUAL, NAME, 20)
+    asked = node.service.request(MANUAL, NAME, 20)
     node.answer(0, "capture_armed", step=20)
     node.answer(1, "capture_late", step=20)
     node.poll()
@@ -381,30 +368,30 @@ def test_the_start_step_of_all_nodes_is_kept_and_who_is_late_stays_late(node):
 def test_what_one_node_cannot_do_is_refused_before_it_is_asked_for(node):
     node.rings[1].word(protocol.WORD_STEP_BEGUN, 20)
     with pytest.raises(Refused, match="step 20 is too early: step 19 has begun") as refused:
-        node.coordinator.request(MANUAL, NAME, 20)
+        node.service.request(MANUAL, NAME, 20)
     assert refused.value.reason == "refused_over"
-    node.coordinator.request(replace(AUTOMATIC, ranks=(0,)), NAME, 30)
+    node.service.request(replace(AUTOMATIC, ranks=(0,)), NAME, 30)
     with pytest.raises(Refused, match=f"there is a capture {NAME} already"):
-        node.coordinator.request(replace(MANUAL, ranks=(1,)), NAME, 30)
+        node.service.request(replace(MANUAL, ranks=(1,)), NAME, 30)
     for request, said in ((MANUAL, "is being captured"), (ANOTHER, "cooldown_s leaves")):
         with pytest.raises(Refused, match=said):
-            node.coordinator.prepare(request)
+            node.service.prepare(request)
     assert node.counted("refused_cooldown", "anomaly") == 1
 
 
 @pytest.mark.parametrize(("event", "costs"), [("capture_armed", False), ("capture_started", True)])
 def test_what_is_ended_costs_budget_where_something_was_recorded(tmp_path, stack, event, costs):
     node = CaptureNode(tmp_path, stack, captures_per_hour=1)
-    asked = node.coordinator.request(AUTOMATIC, NAME, 20)
+    asked = node.service.request(AUTOMATIC, NAME, 20)
     node.answer(0, event, step=20)
     node.poll()
-    cancelled = node.coordinator.cancel(NAME, CANCELLED)
+    cancelled = node.service.cancel(NAME, CANCELLED)
     assert cancelled is not None
     assert [(rank.state, rank.detail) for rank in cancelled.ranks] == 2 * [("missing", CANCELLED)]
     assert [node.command(rank)["op"] for rank in (0, 1)] == ["cancel", "cancel"]
     capture = node.finished(asked)
     assert (capture.outcome, CANCELLED in capture.detail) == ("failed", True)
-    assert node.coordinator.cancel(NAME, CANCELLED) == capture
-    assert node.coordinator.cancel("none", CANCELLED) is None
+    assert node.service.cancel(NAME, CANCELLED) == capture
+    assert node.service.cancel("none", CANCELLED) is None
     with pytest.raises(Refused, match="cooldown_s leaves") if costs else nullcontext():
-        assert node.coordinator.request(ANOTHER, f"{NAME}-2", 40).start_step == 40
+        assert node.service.request(ANOTHER, f"{NAME}-2", 40).start_step == 40

@@ -70,10 +70,10 @@ def test_who_uses_up_the_budget_leaves_others_their_part(tmp_path, hourly, left)
 
 
 def test_budgets_and_cooldowns_go_on_after_a_restart(node):
-    node.coordinator.request(AUTOMATIC)
+    node.service.request(AUTOMATIC)
     node.clock.advance(300)
     node.restart(TriggersConfig(captures_per_day=1))
-    judge = node.coordinator.policy
+    judge = node.service.policy
     with pytest.raises(Refused, match="captures_per_day is 1"):
         judge.check(of_anomaly(9), (), node.at)
     with pytest.raises(Refused, match="cooldown_s leaves 300 s"):
@@ -170,9 +170,9 @@ def test_spans_of_the_day_are_read_and_others_refused_with_an_example():
 def test_a_dry_run_decides_as_it_would_and_takes_nothing(tmp_path, stack):
     node = CaptureNode(tmp_path, stack, dry_run=True)
     with pytest.raises(Refused, match=r"would have been taken; triggers\.dry_run is on"):
-        node.coordinator.request(AUTOMATIC)
+        node.service.request(AUTOMATIC)
     with pytest.raises(Refused, match="cooldown_s leaves"):
-        node.coordinator.request(replace(AUTOMATIC, anomaly_id="a2"))
+        node.service.request(replace(AUTOMATIC, anomaly_id="a2"))
     assert node.counted("refused_dry_run", "anomaly") == 1
     assert node.counted("refused_cooldown", "anomaly") == 1
     assert list(node.store.path.glob("*/*/*/*")) == []

@@ -1,4 +1,4 @@
-"""What becomes of an anomaly's trigger, with a coordinator over real files."""
+"""What becomes of an anomaly's trigger, with a service over real files."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Node(CaptureNode):
     def __init__(self, path: Path, stack: ExitStack, **options: Any) -> None:
         super().__init__(path, stack, **options)
         self.now = self.clock.wall()
-        self.triggers = Triggers(self.coordinator, self.source, self.hub)
+        self.triggers = Triggers(self.service, self.source, self.hub)
         self.active: dict[str, Anomaly] = {}
 
     def restart(self, config: TriggersConfig | None = None) -> None:
         super().restart(config)
-        self.triggers = Triggers(self.coordinator, self.source, self.hub)
+        self.triggers = Triggers(self.service, self.source, self.hub)
 
     def reload(self, config: TriggersConfig) -> None:
-        self.coordinator.policy.config = config
+        self.service.policy.config = config
 
     def see(self, *active: Anomaly, after_s: float = 0.0) -> None:
         """These anomalies are active now, and no others."""
@@ -196,7 +196,7 @@ def test_a_refusal_is_counted_once_though_it_ends_and_is_opened_again(node):
 
 
 def test_a_busy_rank_is_waited_for(node):
-    manual = node.coordinator.request(MANUAL)
+    manual = node.service.request(MANUAL)
     for _ in range(2):
         node.see(STRAGGLER)
         assert (node.outcome(), len(node.captures)) == ("waiting", 1)
@@ -208,7 +208,7 @@ def test_a_busy_rank_is_waited_for(node):
 
 
 def test_what_is_over_before_its_ranks_are_free_is_counted_and_not_captured(node):
-    node.coordinator.request(MANUAL)
+    node.service.request(MANUAL)
     node.see(STRAGGLER)
     node.see()
     node.complete()
@@ -256,7 +256,7 @@ def test_what_the_store_had_no_room_for_is_asked_for_again(node):
     node.store.path.rename(away)
     for after_s in (0, 1, 61, 62):
         node.see(STRAGGLER, after_s=after_s)
-        node.coordinator.finish()
+        node.service.finish()
     assert node.outcome() == "refused_disk"
     assert node.counted("refused_disk", "anomaly") == 1
     assert len(node.captures) == 2
@@ -264,7 +264,7 @@ def test_what_the_store_had_no_room_for_is_asked_for_again(node):
     # What was refused is no try: an interrupted capture is repeated.
     for after_s, captures in ((122, 3), (183, 4)):
         node.see(STRAGGLER, after_s=after_s)
-        node.coordinator.finish()
+        node.service.finish()
         assert (node.outcome(), len(node.captures)) == ("captured", captures)
         node.fail(INTERRUPTED)
 

@@ -62,12 +62,12 @@ class Node(CaptureNode):
         self.connect()
 
     def connect(self) -> None:
-        coordinator = self.coordinator
+        service = self.service
         self.uploads = Uploads(
             RemoteStore(self.url),
             self.store.path,
-            coordinator.register,
-            coordinator.is_settled,
+            service.register,
+            service.is_settled,
             self.hub.metrics,
             "node1",
             self.clock.monotonic,
@@ -79,7 +79,7 @@ class Node(CaptureNode):
 
     def priced(self, *ranks: int, request: CaptureRequest = MANUAL) -> Capture:
         """A capture of both ranks to which these brought their traces; its price is known."""
-        asked = self.coordinator.request(request)
+        asked = self.service.request(request)
         for rank in ranks or (0, 1):
             self.deliver(rank)
         self.poll()
@@ -160,7 +160,7 @@ def test_a_capture_that_is_there_is_not_copied_again(node, s3):
 
 
 def test_the_record_waits_until_the_price_is_known(node, s3):
-    asked = node.coordinator.request(MANUAL)
+    asked = node.service.request(MANUAL)
     for rank in (0, 1):
         node.deliver(rank)
     node.finished(asked)
@@ -233,7 +233,7 @@ def test_what_retention_removes_first_is_given_up_and_counted(node, s3):
     s3.set("refuse")
     node.sent(first)
     node.store.config = node.store.config.model_copy(update={"max_captures": 1})
-    node.coordinator.retain()
+    node.service.retain()
     s3.set("pass")
     assert node.sent(second).remote is not None
     assert node.uploaded("given_up") == 1

@@ -1,4 +1,4 @@
-"""A node that is sent alerts: a real coordinator behind a real server, ranks by hand."""
+"""A node that is sent alerts: a real service behind a real server, ranks by hand."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class AlertNode(MemoryAgent):
     def open_requests(self, hub: Hub | None = None) -> AlertRequests:
         """``hub``: that knows the ranks, if it is not the node's."""
         known = hub or self.node.hub
-        coordinator = self.node.coordinator
+        service = self.node.service
         return AlertRequests(
             lambda: known.state() if known.ranks_known() else None,
-            coordinator.request,
-            coordinator.register,
-            coordinator.policy.config.recipes,
+            service.request,
+            service.register,
+            service.policy.config.recipes,
             self.node.source.targets,
             "node-17",
             self.clock.wall,

@@ -160,13 +160,13 @@ def test_what_was_refused_is_asked_for_again_with_the_next_notification(site):
     node, client = site(quiet_hours=("00:00-24:00",))
     again = alert(training_job="train")
     assert send(client, again)[0]["outcome"] == "refused_quiet_hours"
-    policy = node.node.coordinator.policy
+    policy = node.node.service.policy
     policy.config = policy.config.model_copy(update={"quiet_hours": ()})
     # The store has no space for it.
     store = node.node.store.path
     store.rename(store.with_name("away"))
     assert send(client, again)[0]["outcome"] == "captured"
-    node.node.coordinator.finish()
+    node.node.service.finish()
     assert node.captures()[0].outcome == "refused_disk"
     store.with_name("away").rename(store)
     (answer,) = send(client, again)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode
 from tests.daemon.ranks.sources import A, B, RankNode, made_later
-from warpwatch_capturing.session import FetchError
+from warpwatch_capturing.participant import FetchError
 from warpwatch_daemon.config.sections import RendezvousConfig
 from warpwatch_daemon.ranks import inbox, quotas
 from warpwatch_daemon.ranks.quotas import Quotas
@@ -62,12 +62,12 @@ def test_the_oldest_files_of_a_pod_go_until_it_has_no_more_than_its_share(node, 
 def test_no_job_of_an_owner_that_has_too_much_is_captured(tmp_path, stack, monkeypatch):
     node = CaptureNode(tmp_path, stack)
     owners = {os.getuid(): "more than 20 files"}
-    monkeypatch.setattr(node.coordinator.policy, "_excess", owners.get)
+    monkeypatch.setattr(node.service.policy, "_excess", owners.get)
     with pytest.raises(Refused, match="the owner of the job has more than 20 files") as refused:
-        node.coordinator.request(MANUAL)
+        node.service.request(MANUAL)
     assert refused.value.reason == "refused_quota"
     owners.clear()
-    assert node.coordinator.request(MANUAL).outcome is None
+    assert node.service.request(MANUAL).outcome is None
 
 
 def test_files_without_content_count(node, measured):

@@ -1,0 +1,159 @@
+"""A place that takes part in a capture: the local ranks, or the agent of another node."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from warpwatch_capturing.children.verification import Expectation
+from warpwatch_telemetry.captures import RANK_ENDS, Capture, CaptureRequest, Prepared, RankCapture
+from warpwatch_telemetry.errors import WarpwatchError
+from warpwatch_telemetry.records import End, RankEvent
+
+
+class FetchError(WarpwatchError):
+    """A file of a rank that cannot be fetched."""
+
+
+class Reach(NamedTuple):
+    """How fast ranks can be reached.
+
+    margin_s, margin_steps: the least time (doubled at each attempt) and steps between the newest
+    step of the fastest rank and the start step. pause_s: the shortest and the longest pause
+    between attempts.
+    """
+
+    margin_s: float
+    margin_steps: int
+    pause_s: tuple[float, float] = (0.0, 0.0)
+
+
+class Collected(NamedTuple):
+    """What a rank has left.
+
+    files: names in the capture's folder. read: the one that the diagnosis reads, if any.
+    baseline: the one of the same rank while its job was healthy, if it is fetched with it.
+    """
+
+    rank: RankCapture
+    files: tuple[str, ...] = ()
+    read: str | None = None
+    baseline: str | None = None
+
+
+class Participant(ABC):
+    """A place that takes part in one capture. ``at`` is monotonic.
+
+    All methods but ``collect`` return at once. ``prepare`` and ``arm`` set ``answer``, or
+    ``is_awaited`` until it arrives: Prepared or None if the participant accepts, else why not.
+
+    ranks: by number, as they are now. node: None for this node. lost: why the participant brings
+    nothing more. recording_time: wall clock, when the first rank started to record. fetches: how
+    many files are fetched at once.
+    """
+
+    reach: Reach
+    node: str | None = None
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self.ranks = {number: RankCapture(number) for number in numbers}
+        self.answer: Prepared | Exception | None = None
+        self.is_awaited = False
+        self.lost = ""
+        self.recording_time: float | None = None
+        self.fetches = 1
+
+    @abstractmethod
+    def prepare(self, request: CaptureRequest, at: float) -> None:
+        """Request how far the ranks are. Nothing is reserved."""
+
+    @abstractmethod
+    def arm(self, capture: Capture, attempt: int, at: float) -> None:
+        """Request ``capture.steps`` from ``capture.start_step`` on, or stacks at once."""
+
+    @abstractmethod
+    def withdraw(self) -> None:
+        """Take back this attempt: another follows, or none at all."""
+
+    @abstractmethod
+    def cancel(self, detail: str = "") -> None:
+        """Tell ranks that brought nothing that they are no longer waited for.
+
+        With ``detail`` those that have not ended yet are ``missing`` for that reason.
+        """
+
+    @abstractmethod
+    def observe(self, event: RankEvent | End, at: float) -> None:
+        """Apply what happened to a rank of this node."""
+
+    @abstractmethod
+    def advance(self, at: float) -> None:
+        """Update ``ranks``; those that are overdue are ``missing``."""
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether nothing more is expected, except perhaps files."""
+
+    @abstractmethod
+    def has_passed(self, number: int, start_step: int, at: float) -> bool:
+        """Return whether a rank that has not answered can no longer record the start step."""
+
+    def collect(self, number: int, folder: Path) -> Collected:
+        """Put what the rank brought into ``folder``, from any thread; it blocks."""
+        rank = self.ranks[number]
+        try:
+            return self._fetched(rank, folder)
+        except FetchError as error:
+            return Collected(self._without_file(rank, str(error)))
+        except OSError as error:
+            return Collected(self._without_file(rank, f"the store: {error.strerror}"))
+
+    @abstractmethod
+    def _fetched(self, rank: RankCapture, folder: Path) -> Collected:
+        """As ``collect``. Raises FetchError for a bad file, OSError for the store."""
+
+    def _without_file(self, rank: RankCapture, why: str) -> RankCapture:
+        return replace(rank, state="failed", detail=why)
+
+    @abstractmethod
+    def expectation(self, number: int) -> Expectation | None:
+        """Return what the rank's trace must contain, or None if it is not verified here."""
+
+    def shortcomings(self, ranks: Iterable[RankCapture]) -> Iterator[str]:
+        """Yield why the capture is not complete. ``ranks``: the participant's, at the end."""
+        for rank in ranks:
+            if rank.state != "written":
+                yield f"rank {rank.rank}: {rank.detail or rank.state}"
+            elif rank.problems:
+                yield f"rank {rank.rank} is not verified ({'; '.join(rank.problems)})"
+
+
+def is_over(rank: RankCapture) -> bool:
+    """Return whether nothing more is expected of the rank, except perhaps its files."""
+    return rank.state in RANK_ENDS or rank.state == "exported"
+
+
+# A rank is at most this far ahead of its peers, whatever it claims.
+MAX_AHEAD_STEPS = 1000
+
+
+def fastest(begun: Iterable[int]) -> int:
+    """Return the newest step; ranks step together, so one far from the median is ignored."""
+    known = sorted(begun)
+    middle = known[(len(known) - 1) // 2]
+    return max(step for step in known if step <= middle + MAX_AHEAD_STEPS)
+
+
+def steps_ahead(reach: Reach, attempt: int, waited_s: float, step_s: float) -> int:
+    """Return the steps between the fastest rank and the start step.
+
+    ``waited_s``: how long ranks went on while answers were awaited; ``step_s``: 0 if not known.
+    """
+    margin_s = reach.margin_s * 2 ** (attempt - 1) + waited_s
+    in_time = min(margin_s / step_s, MAX_AHEAD_STEPS) if step_s > 0 else 0
+    return max(reach.margin_steps, math.ceil(in_time))

@@ -1,0 +1,240 @@
+"""The state machine of captures, with participants that the test plays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.capturing.played import JOB, REQUEST, Played, PlayedService
+from warpwatch_capturing.live_jobs import LiveJob, find
+from warpwatch_capturing.participant import Reach, steps_ahead
+from warpwatch_capturing.register import CaptureRegister
+from warpwatch_telemetry.captures import Capture, Prepared
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
+
+STACKS = replace(REQUEST, kind="stacks", anomaly_kind="hang")
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> PlayedService:
+    return PlayedService(tmp_path)
+
+
+def ready(begun: int, steps: int = 3, step_s: float = 0.1) -> Prepared:
+    return Prepared((), steps, begun, step_s)
+
+
+def armed(played: PlayedService, *places: Played, begun: int = 100) -> None:
+    """All have prepared and been told the start step."""
+    for one in places:
+        one.answers(ready(begun))
+    played.step()
+    for one in places:
+        one.answers()
+    played.step()
+
+
+def states(capture: Capture) -> list[str]:
+    return [rank.state for rank in capture.ranks]
+
+
+def test_the_slowest_answer_and_the_fastest_rank_choose_the_start_of_all(played):
+    asked, first, second = played.ask()
+    assert (asked.start_step, states(asked)) == (None, ["asked"] * 4)
+    first.answers(ready(300))
+    played.step(after_s=1.0)
+    assert first.told == ["prepare"]
+    second.answers(ready(310, steps=2))
+    played.step()
+    # 2 s of steps of 0.1 s, and 1 s that the second took to answer.
+    assert first.told[1:] == second.told[1:] == ["arm 1: 340"]
+    capture = played.capture(asked)
+    assert (capture.start_step, capture.steps) == (340, 2)
+    for one in (first, second):
+        one.answers()
+        one.set_all("exported")
+    assert played.step() is False
+    capture = played.finished(asked)
+    assert (states(capture), capture.end_time is None) == (["written"] * 4, False)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "attempt", "ahead"),
+    [(0.1, 1, 20), (0.1, 2, 40), (0.001, 1, 1000), (10.0, 1, 4), (0.0, 1, 4)],
+)
+def test_the_start_is_two_seconds_ahead_and_some_steps_but_not_too_many(step_s, attempt, ahead):
+    assert steps_ahead(Reach(2.0, 4), attempt, 0.0, step_s) == ahead
+
+
+@pytest.mark.parametrize("reason", ["late", "passed"])
+def test_a_rank_that_is_late_ends_the_try_and_a_later_step_is_chosen(played, reason):
+    _, first, second = played.ask()
+    armed(played, first, second)
+    first.set_all("armed")
+    if reason == "late":
+        second.set_all("late")
+    else:
+        second.passed = {2}
+    played.step()
+    assert first.told[-1] == second.told[-1] == "withdraw"
+    # Two services that want the same ranks do not meet again at the same time.
+    played.step(after_s=0.05)
+    assert first.told[-1] == "withdraw"
+    played.step(after_s=1.0)
+    second.passed = set()
+    armed(played, first, second, begun=200)
+    assert first.told[-2:] == ["prepare", "arm 2: 240"]
+
+
+def test_after_the_third_try_the_capture_goes_on_without_a_late_rank(played):
+    asked, first, second = played.ask()
+    for _ in range(3):
+        played.step(after_s=1.0)
+        armed(played, first, second)
+        first.set_all("armed")
+        second.ranks[3] = replace(second.ranks[3], state="late")
+        played.step()
+    assert [told for told in first.told if told.startswith("arm")][-1].startswith("arm 3")
+    first.set_all("exported")
+    second.ranks[2] = replace(second.ranks[2], state="exported")
+    played.step()
+    assert first.told[-1] == "cancel"
+    capture = played.finished(asked)
+    assert states(capture) == ["written", "written", "written", "late"]
+    assert capture.detail == "rank 3: late"
+
+
+def test_a_trace_that_is_there_is_not_discarded_for_a_rank_that_is_late(played):
+    _, first, second = played.ask()
+    armed(played, first, second)
+    first.set_all("exported")
+    second.set_all("late")
+    played.step()
+    assert "withdraw" not in first.told
+
+
+@pytest.mark.parametrize("phase", ["prepare", "arm"])
+def test_one_refusal_ends_the_capture_everywhere_and_leaves_no_folder(played, phase):
+    asked, first, second = played.ask()
+    refusal = Refused("refused_quota", "too much")
+    if phase == "arm":
+        for one in (first, second):
+            one.answers(ready(1))
+        played.step()
+    first.answers(ready(1) if phase == "prepare" else None)
+    second.answers(refusal)
+    assert played.step() is False
+    capture = played.capture(asked)
+    assert (capture.outcome, capture.detail) == ("refused_quota", "gpu-2: too much")
+    assert first.told[-1] == second.told[-1] == "withdraw"
+    assert list(played.store.path.glob("*/*/*/*")) == []
+    assert not played.service.is_busy(JOB)
+
+
+def test_a_busy_rank_is_tried_again_and_refused_in_the_end(played):
+    asked, first, second = played.ask()
+    for _ in range(3):
+        played.step(after_s=1.0)
+        for one in (first, second):
+            one.answers(ready(1))
+        played.step()
+        first.answers()
+        second.answers(Refused("refused_busy", "rank 2 is being captured"))
+        played.step()
+    capture = played.capture(asked)
+    said = "not armed in 3 tries: gpu-2: rank 2 is being captured"
+    assert (capture.outcome, capture.detail) == ("failed", said)
+
+
+def test_a_place_that_is_lost_is_left_out_and_named(played):
+    asked, first, second = played.ask()
+    first.answers(ready(1))
+    second.answers(ConnectionError("ConnectError"))
+    played.step()
+    assert (second.lost, second.told) == ("ConnectError", ["prepare"])
+    first.answers()
+    first.set_all("exported")
+    second.set_all("missing", "ConnectError")
+    capture = played.finished(asked)
+    assert capture.outcome == "partial"
+    assert capture.detail == "rank 2: ConnectError; rank 3: ConnectError"
+
+
+def test_without_any_place_nothing_is_begun(played):
+    asked, first, second = played.ask()
+    for one in (first, second):
+        one.answers(TimeoutError("no answer"))
+    played.step()
+    capture = played.capture(asked)
+    assert (capture.outcome, capture.detail) == ("failed", "gpu-1: no answer; gpu-2: no answer")
+
+
+def test_a_file_that_cannot_be_fetched_makes_the_capture_partial(played):
+    asked, first, second = played.ask()
+    armed(played, first, second)
+    for one in (first, second):
+        one.set_all("exported")
+    second.unreadable = {3}
+    capture = played.finished(asked)
+    assert (capture.outcome, capture.detail) == ("partial", "rank 3: garbage")
+
+
+def test_stacks_need_no_step_and_supersede_what_waits_for_one(played):
+    waiting, *before = played.ask()
+    armed(played, *before)
+    _, first, second = played.ask(STACKS)
+    assert all(one.told[-1] == "cancel superseded by stacks of a hang" for one in before)
+    assert first.told == ["arm 1: None"]
+    first.answers()
+    # One that refuses stacks is left out; the others go on.
+    second.answers(Refused("refused_no_rank", "gone"))
+    played.step()
+    assert (first.lost, second.lost) == ("", "gone")
+    assert played.finished(waiting).outcome == "failed"
+
+
+def test_a_cancelled_capture_ends_at_once_and_costs_nothing_before_it_records(played):
+    asked, first, second = played.ask()
+    armed(played, first, second)
+    capture = played.service.cancel(asked.id, "by hand")
+    assert capture is not None
+    assert [rank.detail for rank in capture.ranks] == ["by hand"] * 4
+    assert (first.told[-1], played.limits.started) == ("cancel by hand", [])
+    asked, first, second = played.ask()
+    armed(played, first, second)
+    first.set_all("recording")
+    played.service.cancel(asked.id, "by hand")
+    assert [one.job for one in played.limits.started] == ["train"]
+
+
+def test_a_restart_fails_what_had_a_folder_and_nothing_else_is_known(played):
+    running, *_ = played.ask()
+    register = played.service.register
+    stored = register.with_folder(replace(running, id=f"{running.id}-2"))
+    played.store.create(stored)
+    (after,) = CaptureRegister(played.store, played.board).all()
+    assert (after.id, after.outcome) == (stored.id, "failed")
+    assert after.detail == "interrupted: the daemon ended meanwhile"
+
+
+def test_a_fault_of_a_participant_ends_its_capture(played, monkeypatch):
+    asked, first, _ = played.ask()
+    monkeypatch.setattr(first, "advance", lambda at: 1 / 0)
+    assert played.step() is False
+    assert played.finished(asked).outcome == "failed"
+
+
+def test_closing_cancels_what_runs(played):
+    _, first, second = played.ask()
+    played.service.close()
+    assert first.told[-1] == second.told[-1] == "cancel the daemon ended"
+
+
+def test_a_name_of_jobs_of_two_owners_needs_the_owner():
+    jobs = [LiveJob(JobId(owner, "train", "r1"), (0, 1), 2) for owner in ("a", "b")]
+    with pytest.raises(Refused, match="train is a job of each of a, b; name the owner"):
+        find(jobs, REQUEST)
+    assert find(jobs, replace(REQUEST, owner="b")) == jobs[1]
