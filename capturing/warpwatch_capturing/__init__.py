@@ -1,6 +1,7 @@
 """From a request for a capture to a stored diagnosis.
 
-- service: the one path of all captures; session: one capture at its ranks
+- service: the one path of all captures; session: the states of one capture; participant: a place
+  that takes part in it; live_jobs: the job that a request names
 - board: the interface to the process that captures run in
 - policy: the limits on captures; disk: free space; cost: step time before, during and after
 - register: the captures that are known; store: their files and retention

@@ -1,4 +1,4 @@
-"""Captures over nodes: real coordinators over HTTP, ranks that the test plays."""
+"""Captures over nodes: real capture services over HTTP, ranks that the test plays."""
 
 from __future__ import annotations
 

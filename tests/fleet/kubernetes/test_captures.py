@@ -1,4 +1,4 @@
-"""Objects of kind Capture: real coordinators, ranks that the test plays."""
+"""Objects of kind Capture: real capture services, ranks that the test plays."""
 
 from __future__ import annotations
 
