@@ -1,4 +1,4 @@
-"""Agents with real capture services and HTTP servers, whose ranks the test plays, and a fleet's side.
+"""Agents with real capture services and HTTP servers, played ranks, and a fleet over them.
 
 The stream is read by hand, so that a test can leave an agent out. Time passes only while the fleet
 sleeps: then all ranks act once.
