@@ -9,14 +9,14 @@ import contextlib
 import hashlib
 import logging
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from warpwatch_detection.anomalies.snapshot import Snapshot
-from warpwatch_runtime import files
+from warpwatch_runtime.log_output import Complaint
+from warpwatch_runtime.state_file import StateFile
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
 
@@ -47,7 +47,7 @@ class Memory:
     def __init__(self, folder: Path, wall: Callable[[], float] = time.time) -> None:
         self._folder = folder
         self._wall = wall
-        self._complaint = ""
+        self._complaint = Complaint(logger, logging.WARNING)
         try:
             folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -66,9 +66,9 @@ class Memory:
                 self._path(ident).unlink()
 
     def _save(self, job: SavedJob) -> None:
+        file = self._file(self._path(job.id))
         try:
-            body = zlib.compress(msgspec.msgpack.encode(job), 1)
-            files.write(self._path(job.id), body, durable=False)
+            file.write(file.encode(job))
         except OSError as error:
             self._complain(f"cannot keep what is known of {job.id.name}: {error}")
 
@@ -77,18 +77,13 @@ class Memory:
         return self._folder / f"{hashlib.sha256(name).hexdigest()[:32]}.job"
 
     def _read(self, path: Path) -> SavedJob | None:
-        try:
+        with contextlib.suppress(OSError):
             if self._wall() - path.stat().st_mtime > KEPT_S:
                 path.unlink()
-                return None
-            unpacker = zlib.decompressobj()
-            body = unpacker.decompress(path.read_bytes(), MAX_BYTES)
-            return msgspec.msgpack.decode(body, type=SavedJob)
-        except (OSError, zlib.error, msgspec.DecodeError) as error:
-            logger.warning("a job is judged from the start: %s: %s", path, error)
-            return None
+        return self._file(path).read()
+
+    def _file(self, path: Path) -> StateFile[SavedJob]:
+        return StateFile(path, SavedJob, MAX_BYTES, is_packed=True)
 
     def _complain(self, why: str) -> None:
-        if why != self._complaint:
-            logger.warning("a restart begins from what agents keep: %s", why)
-        self._complaint = why
+        self._complaint.make("a restart begins from what agents keep: %s", why)

@@ -105,3 +105,21 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
                 name, window.level, __file__, 0, message, (left_out, WINDOW_S, text), None
             )
         )
+
+
+class Complaint:
+    """Logs a failure once, until its text changes or ``clear`` says that it is over."""
+
+    def __init__(self, logger: logging.Logger, level: int = logging.ERROR) -> None:
+        self._logger = logger
+        self._level = level
+        self._last = ""
+
+    def make(self, message: str, *arguments: object) -> None:
+        text = message % arguments
+        if text != self._last:
+            self._last = text
+            self._logger.log(self._level, message, *arguments)
+
+    def clear(self) -> None:
+        self._last = ""

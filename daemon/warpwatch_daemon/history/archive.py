@@ -8,12 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from warpwatch_daemon.history.context import AFTER_S, Context, joined
 from warpwatch_daemon.history.store import HistoryStore
@@ -22,8 +19,10 @@ from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register import MAX_HISTORY
 from warpwatch_detection.anomalies.snapshot import Snapshot
 from warpwatch_detection.engine import Detection
-from warpwatch_runtime import files
+from warpwatch_runtime.log_output import Complaint
+from warpwatch_runtime.state_file import StateFile
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
+from warpwatch_telemetry.newest import NewestMap
 from warpwatch_telemetry.records import Record
 
 logger = logging.getLogger(__name__)
@@ -40,6 +39,9 @@ MAX_AGE_S = 30 * 86400.0
 MAX_CONTEXTS = 64
 MAX_QUEUED = 2000
 MAX_FOLLOWED = 2000
+STATE_FILE = "detectors.state"
+# 64 ranks at 200 kB are 13 MB.
+MAX_STATE_BYTES = 64 * 2**20
 
 Entry = tuple[Anomaly, AnomalyContext | None]
 
@@ -72,7 +74,9 @@ class Archive:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._state_path = folder / STATE_FILE
+        self._state: StateFile[Snapshot] = StateFile(
+            folder / STATE_FILE, Snapshot, MAX_STATE_BYTES, is_packed=True, is_durable=True
+        )
         self._store = HistoryStore(folder, max_age_s, fail)
         self._detection = detection
         # All that a snapshot holds.
@@ -82,7 +86,7 @@ class Archive:
         self._monotonic, self._wall = monotonic, wall
         self._context = Context()
         self._followed: dict[str, _Followed] = {}
-        self._contexts: dict[str, AnomalyContext] = {}
+        self._contexts: NewestMap[str, AnomalyContext] = NewestMap(MAX_CONTEXTS)
         self._refreshed_at = self._taken_at = monotonic()
         self._interval_s = SNAPSHOT_INTERVAL_S
         self._urgent = False
@@ -92,14 +96,14 @@ class Archive:
         self._writing = threading.Lock()
         self._queue: dict[str, Entry] = {}
         self._body: bytes | None = None
-        self._complaint = ""
+        self._complaint = Complaint(logger)
 
     # --- the pipeline's side ---
 
     def restore(self, now: float) -> None:
         """Go on where the daemon before this one was stopped. ``now``: wall clock, seconds."""
         detection = self._detection
-        saved = load_state(self._state_path)
+        saved = self._state.read()
         if saved is not None:
             fresh = snapshot.give_back(saved, self.parts)
             if fresh:
@@ -177,10 +181,7 @@ class Archive:
         if followed.settled:
             return
         context = self._context.around(anomaly)
-        self._contexts.pop(anomaly.id, None)
         self._contexts[anomaly.id] = context if before is None else joined(before, context)
-        if len(self._contexts) > MAX_CONTEXTS:
-            del self._contexts[next(iter(self._contexts))]
 
     def _put(self, followed: _Followed) -> None:
         anomaly = followed.anomaly
@@ -242,46 +243,15 @@ class Archive:
 
     def _save(self, body: bytes) -> None:
         try:
-            save_state(self._state_path, body)
+            self._state.write(body)
         except OSError as error:
             self._fail("snapshot")
-            if str(error) != self._complaint:
-                logger.error("cannot save what the detectors know: %s", error)
-            self._complaint = str(error)
+            self._complaint.make("cannot save the state of the detectors: %s", error)
         else:
-            self._complaint = ""
+            self._complaint.clear()
 
     # --- what HTTP asks ---
 
     def find(self, ident: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         """From the store. May wait for the disk."""
         return self._store.find(ident)
-
-
-STATE_FILE = "detectors.state"
-# 64 ranks at 200 kB are 13 MB; what is larger is not written, and not read back.
-MAX_STATE_BYTES = 64 * 2**20
-
-
-def save_state(path: Path, body: bytes) -> None:
-    """Write the file in one go. Raises OSError when there is no space."""
-    if len(body) > MAX_STATE_BYTES:
-        raise OSError(f"{len(body)} bytes are more than {MAX_STATE_BYTES}")
-    files.write(path, zlib.compress(body, 1))
-
-
-def load_state(path: Path) -> Snapshot | None:
-    """None where there is none; what cannot be read is logged in one line."""
-    try:
-        with path.open("rb") as file:
-            packed = file.read(MAX_STATE_BYTES + 1)
-        unpacker = zlib.decompressobj()
-        body = unpacker.decompress(packed, MAX_STATE_BYTES)
-        if not unpacker.eof:
-            raise ValueError("it is cut short or too large")
-        return msgspec.msgpack.decode(body, type=Snapshot)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, zlib.error, msgspec.DecodeError) as error:
-        logger.warning("the detectors start without what they knew: %s: %s", path, error)
-        return None

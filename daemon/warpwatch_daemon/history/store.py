@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from warpwatch_runtime import files
+from warpwatch_runtime.log_output import Complaint
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class HistoryStore:
         self._max_age_s = max_age_s
         self._fail = fail
         self._lock = threading.Lock()
-        self._complaint = ""
+        self._complaint = Complaint(logger)
         self._connection: sqlite3.Connection | None = None
 
     def write(self, changes: Iterable[tuple[Anomaly, AnomalyContext | None]], now: float) -> bool:
@@ -125,7 +126,7 @@ class HistoryStore:
             except (sqlite3.Error, OSError) as error:
                 self._complain(what, error)
                 return otherwise
-            self._complaint = ""
+            self._complaint.clear()
             return done
 
     def _open(self) -> sqlite3.Connection:
@@ -173,9 +174,7 @@ class HistoryStore:
                 return
             except OSError as unmovable:
                 error = unmovable
-        if str(error) != self._complaint:
-            self._complaint = str(error)
-            logger.error("cannot %s the history of anomalies %s: %s", what, self._path, error)
+        self._complaint.make("cannot use the history of anomalies %s: %s", self._path, error)
 
 
 def _is_broken(error: Exception) -> bool:

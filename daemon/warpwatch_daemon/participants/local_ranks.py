@@ -100,7 +100,7 @@ class LocalParticipants:
         return [self._job(job) for job in self._ranks.jobs()]
 
     def _job(self, job: JobId) -> LiveJob:
-        live = {n: rank for n, rank in self._ranks.targets(job).items() if rank.ring}
+        live = self._ranks.targets(job)
         world_size = max((rank.claims.world_size for rank in live.values()), default=0)
         return LiveJob(job, live.keys(), world_size)
 
@@ -260,9 +260,10 @@ class LocalRanks(Participant):
         return all(map(is_over, self.ranks.values()))
 
     def _overdue(self, rank: RankCapture, at: float) -> str:
-        waited_s, process = at - self._asked_at, self.targets[rank.rank].rank
+        waited_s, target = at - self._asked_at, self.targets[rank.rank].rank
         if self._kind == "stacks":
-            silent = process.status == "stopped" or process.silence.lasts_s(at) >= SILENT_S
+            silence_s = target.process.silence.lasts_s(at)
+            silent = target.status == "stopped" or silence_s >= SILENT_S
             if silent:
                 self._silent.add(rank.rank)
             limit_s = outside.ANSWER_S if silent else STACKS_TIMEOUT_S
@@ -271,7 +272,7 @@ class LocalRanks(Participant):
             return f"not done within {MAX_CAPTURE_S:.0f} s"
         if rank.state in ("asked", "armed"):
             over = waited_s >= self._arm_timeout_s
-            stopped = ": the process is stopped" if process.status == "stopped" else ""
+            stopped = ": the process is stopped" if target.status == "stopped" else ""
             detail = f"step {self._start} not begun within {waited_s:.0f} s{stopped}"
             return detail if over else ""
         since = self._asked_at if self._recording_at is None else self._recording_at

@@ -1,22 +1,43 @@
-"""What is counted of a rank over its processes and restarts of the daemon; its newest steps."""
+"""Counts a rank's steps, time and memory over its processes and over restarts of the daemon."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from warpwatch import protocol
 from warpwatch.protocol import MAX_PHASES
 from warpwatch_telemetry.recent_steps import StepDurations
 
-_TOTALS = ("steps", "samples", "tokens")
 _NO_TOTALS = protocol.Totals(0, 0, None, 0, 0, 0, ())
 
 
-class RankCounts:
-    """``header``: what the ring of the process that runs now has counted.
+class Totals(msgspec.Struct, frozen=True):
+    """Counts over several processes. recorded: from records and the kernel, by name."""
 
-    recorded: what only records and the kernel say of it, by name; what was not said is not there.
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    phases_s: dict[str, float] = {}
+    recorded: dict[str, int] = {}
+
+
+class SavedCounts(msgspec.Struct, frozen=True):
+    """The counts of a rank as a restart finds them. base: of the processes before this one."""
+
+    base: Totals = Totals()
+    recorded: dict[str, int] = {}
+    lost: int = 0
+    counts: tuple[int, ...] | None = None
+    sum_s: float = 0.0
+
+
+class RankCounts:
+    """``header``: the totals in the ring of the process that runs now.
+
+    recorded: counts from its records and from the kernel, by name; unknown ones are absent.
     """
 
     def __init__(self) -> None:
@@ -24,41 +45,43 @@ class RankCounts:
         self.recorded: dict[str, int] = {}
         self.lost = 0
         self.durations = StepDurations()
-        # What the processes before this one counted.
-        self._before: dict[str, Any] = {"phases_s": {}, "recorded": {}, **dict.fromkeys(_TOTALS, 0)}
+        # The counts of the processes before this one.
+        self._before = Totals()
 
     def begin_process(self, phases: Sequence[str]) -> None:
-        """Another process goes on. ``phases``: the names of those that the last one counted."""
+        """Count another process. ``phases``: the phase names of the last one."""
         self._before = self.totals(phases)
         self.header, self.recorded = _NO_TOTALS, {}
 
-    def take(self, counts: Mapping[str, int]) -> None:
-        """Counts since the process began: the newest says it all, and never less than before."""
+    def put(self, counts: Mapping[str, int]) -> None:
+        """Set counts since the process began; a count never falls."""
         for name, count in counts.items():
             self.recorded[name] = max(count, self.recorded.get(name, 0))
 
     def grow(self, counts: Mapping[str, int]) -> None:
-        """By what was counted since the last call."""
-        for name, count in counts.items():
-            self.recorded[name] = self.recorded.get(name, 0) + count
+        """Add counts since the last call."""
+        self.recorded = _sums(self.recorded, counts)
 
-    def totals(self, phases: Sequence[str]) -> dict[str, Any]:
-        """Over all processes: ``steps``, ``samples``, ``tokens``, ``phases_s`` and ``recorded``."""
-        before = self._before
-        now_s = [ns / 1e9 for ns in self.header.phases_ns]
-        phases_s = added(phases, now_s, before["phases_s"])
-        names = {**before["recorded"], **self.recorded}
-        recorded = {n: before["recorded"].get(n, 0) + self.recorded.get(n, 0) for n in names}
-        counts = {name: before[name] + getattr(self.header, name) for name in _TOTALS}
-        return {**counts, "phases_s": phases_s, "recorded": recorded}
+    def totals(self, phases: Sequence[str]) -> Totals:
+        """Return the counts over all processes."""
+        before, now = self._before, self.header
+        return Totals(
+            before.steps + now.steps,
+            before.samples + now.samples,
+            before.tokens + now.tokens,
+            added(phases, [ns / 1e9 for ns in now.phases_ns], before.phases_s),
+            _sums(before.recorded, self.recorded),
+        )
 
     def shown(self, phases: Sequence[str]) -> dict[str, Any]:
-        """Fields of RankState."""
+        """Return the counts as fields of RankState."""
         totals = self.totals(phases)
-        recorded = totals["recorded"]
+        recorded = totals.recorded
         return {
-            **{f"{name}_total": totals[name] for name in _TOTALS},
-            "phases_s": totals["phases_s"],
+            "steps_total": totals.steps,
+            "samples_total": totals.samples,
+            "tokens_total": totals.tokens,
+            "phases_s": totals.phases_s,
             "durations": self.durations.histogram(),
             "lost_records": self.lost,
             "gc_s": _seconds(recorded.get("gc_ns")),
@@ -69,32 +92,27 @@ class RankCounts:
             "throttled_s": _seconds(recorded.get("throttled_ns")),
         }
 
-    def save(self) -> dict[str, Any]:
-        return {
-            "base": self._before,
-            "recorded": self.recorded,
-            "lost": self.lost,
-            "counts": self.durations.counts,
-            "sum_s": self.durations.sum_s,
-        }
+    def save(self) -> SavedCounts:
+        counts = tuple(self.durations.counts)
+        return SavedCounts(self._before, self.recorded, self.lost, counts, self.durations.sum_s)
 
-    def restore(self, saved: dict[str, Any], names: PhaseNames) -> None:
-        """Go on from ``save``'s answer. Raises KeyError, TypeError or ValueError on nonsense."""
-        counts = [int(count) for count in saved["counts"]]
-        durations = StepDurations(counts, float(saved["sum_s"]))
-        before = {key: saved["base"][key] for key in _TOTALS}
-        phases_s = dict(saved["base"]["phases_s"])
-        before["phases_s"] = added(names.admit(phases_s), phases_s.values())
-        before["recorded"] = _integers(saved["base"]["recorded"])
-        self.recorded = _integers(saved["recorded"])
-        self.lost = int(saved["lost"])
-        self._before, self.durations = before, durations
+    def restore(self, saved: SavedCounts, names: PhaseNames) -> None:
+        """Continue from ``save``. Raises ValueError if the histogram has other buckets."""
+        self.durations = StepDurations(saved.counts, saved.sum_s)
+        phases_s = saved.base.phases_s
+        named_s = added(names.admit(phases_s), phases_s.values())
+        self._before = msgspec.structs.replace(saved.base, phases_s=named_s)
+        self.recorded, self.lost = dict(saved.recorded), saved.lost
+
+
+def _sums(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 def added(
     names: Iterable[str], values: Iterable[float], to: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """The sums by name; the same name may come more than once."""
+    """Return the sums by name; a name may come more than once."""
     sums = dict(to or {})
     for name, value in zip(names, values, strict=False):
         sums[name] = sums.get(name, 0.0) + value
@@ -105,19 +123,15 @@ def _seconds(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e9
 
 
-def _integers(counts: Any) -> dict[str, int]:
-    return {name: int(count) for name, count in dict(counts).items()}
-
-
 MAX_PHASES_PER_JOB = 64
 OTHER = "other"
 
 
 class PhaseNames:
-    """Of one rank: few, however many its processes think of; what is beyond is ``other``.
+    """The phase names of one rank, a bounded number; further names become ``other``.
 
     Each name is a series, and is kept for as long as the rank. ``of_job``: the names of all ranks
-    of its job, which add to it.
+    of the job, shared by them.
     """
 
     def __init__(self, of_job: set[str]) -> None:
@@ -125,7 +139,7 @@ class PhaseNames:
         self._own: set[str] = set()
 
     def admit(self, names: Iterable[str]) -> list[str]:
-        """The same number of names, each as it is shown."""
+        """Return each name as it is shown."""
         return [self._admit(name) for name in names]
 
     def _admit(self, name: str) -> str:

@@ -54,17 +54,17 @@ class EndedRanks:
             same = (rank.job.owner, rank.job.name) == (job.owner, job.name)
             if same and rank.job.run != job.run and not rank.live:
                 self._ranks.remove(rank)
-                if rank.ring is not None:
+                if rank.has_ring:
                     self.leave(rank.ring, at)
 
     def expire(self, at: float) -> None:
         for rank in list(self._ranks):
-            if not rank.live and rank.ring is not None and self._count.is_short(rank.ring.budget):
+            if not rank.live and rank.has_ring and self._count.is_short(rank.ring.budget):
                 # Another ring needs the place; what was counted stays, of the newest such ranks.
                 self._forget(rank.ring)
-                rank.ring = None
+                rank.has_ring = False
             if rank.ended_at is not None and at - rank.ended_at >= RING_AFTER_END_S:
-                if rank.ring is not None:
+                if rank.has_ring:
                     self._forget(rank.ring)
                 self._ranks.remove(rank)
         self._drop_ringless()
@@ -83,7 +83,7 @@ class EndedRanks:
         """Of the ended ranks whose rings made room, each owner keeps the newest."""
         ringless: dict[str, list[Rank]] = defaultdict(list)
         for rank in self._ranks:
-            if not rank.live and rank.ring is None:
+            if not (rank.live or rank.has_ring):
                 ringless[rank.job.owner].append(rank)
         for ranks in ringless.values():
             for rank in ranks[:-MAX_RINGS_PER_OWNER]:

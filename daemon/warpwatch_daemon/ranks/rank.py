@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from warpwatch import protocol
 from warpwatch_daemon.ranks import claims, payloads
 from warpwatch_daemon.ranks.counts import PhaseNames, RankCounts
 from warpwatch_daemon.ranks.process import OomKills, Silence
 from warpwatch_daemon.ranks.ring import RingNews
+from warpwatch_daemon.ranks.saved import SavedRank
 from warpwatch_daemon.ranks.table import OpenRing
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.recent_steps import RecentSteps
@@ -32,8 +35,34 @@ TRAINING_S = 2.0
 STEPLESS_CALLS = 96
 
 
+class RankProcess:
+    """The process that holds a rank's ring, since ``at`` (monotonic)."""
+
+    def __init__(self, ring: OpenRing, at: float) -> None:
+        self.ring = ring
+        self.memory = payloads.AllocatorMemory()
+        self.silence = Silence(at)
+        self.oom_kills = OomKills()
+        self.metadata_sequence = 0
+        self.heartbeat_ns = 0
+        # Calls that the hooks saw, and when a step or the event ``training`` came.
+        self.calls: int | None = None
+        self.trained_at = at
+        self.seen_alive = self.end_reported = self.finished = False
+        # When an earlier daemon saw it end; both use the same monotonic clock.
+        self.ended_before: float | None = None
+        self.capture_begun: float | None = None
+        # PID and start time, if the kernel confirms that this very process holds the ring.
+        self.confirmed: tuple[int, int] | None = None
+        # Records up to this one are in the counts already; so many of them are read again.
+        self.counted = self.rewound = 0
+
+    def is_capturing(self, at: float) -> bool:
+        return self.capture_begun is not None and at - self.capture_begun < CAPTURE_GRACE_S
+
+
 class Rank:
-    """``job_phases``: the names of phases of all ranks of the job."""
+    """One rank of a job. ``job_phases``: the phase names of all ranks of the job."""
 
     def __init__(
         self, job: JobId, ring: OpenRing, now: float, at: float, job_phases: set[str]
@@ -41,7 +70,9 @@ class Rank:
         self.job = job
         self.rank = ring.claims.rank
         self.claimed_job = ring.claims.job
-        self.ring: OpenRing | None = None
+        self.process = RankProcess(ring, at)
+        # False once the ring of an ended process was closed to make room.
+        self.has_ring = True
         self.status = "running"
         # Monotonic.
         self.ended_at: float | None = None
@@ -54,38 +85,26 @@ class Rank:
         self.step_begun: int | None = None
         self.recent = RecentSteps()
         self.phase_names = PhaseNames(job_phases)
-        self.phases: list[str] = []
+        self.phases = self.phase_names.admit(ring.claims.phases)
         self._refused = 0
-        self.adopt(ring, at)
-
-    # --- whose ring it is ---
 
     def adopt(self, ring: OpenRing, at: float) -> None:
-        """A process of this rank: the first, or the successor of one that is gone."""
-        if self.pid:
-            self.counts.begin_process(self.phases)
-        self.ring = ring
-        self.owner_uid = ring.owner_uid
+        """Continue with a successor of the process that is gone."""
+        self.counts.begin_process(self.phases)
+        self.process = RankProcess(ring, at)
+        self.has_ring = True
         self.claims = ring.claims
         self.phases = self.phase_names.admit(ring.claims.phases)
-        self.memory = payloads.AllocatorMemory()
-        self._metadata_sequence = 0
-        self._heartbeat_ns = 0
-        # Calls that the hooks saw, and when (monotonic) a step or the event said that it trains.
-        self._calls: int | None = None
-        self._trained_at = at
-        self.silence = Silence(at)
-        self._seen_alive = self._end_reported = self._finished = False
-        # When the daemon before this one saw it end; monotonic time is the same for both.
-        self._ended_before: float | None = None
-        self._capture_begun: float | None = None
-        # PID and start time where the kernel confirms that this very process holds the ring.
-        self.seen_process: tuple[int, int] | None = None
-        self.oom_kills = OomKills()
-        # Records up to this one are in the counts already; so many of them are read again.
-        self._counted = self._rewound = 0
         self.status = "running"
         self.ended_at = None
+
+    @property
+    def ring(self) -> OpenRing:
+        return self.process.ring
+
+    @property
+    def owner_uid(self) -> int:
+        return self.ring.owner_uid
 
     @property
     def live(self) -> bool:
@@ -108,11 +127,10 @@ class Rank:
 
         ``limit``: how many records may be read; of the older ones only the totals are known.
         """
-        assert self.ring is not None
         news = self.ring.reader.read(limit)
         self._take_header(news, at)
-        self.counts.lost += max(0, news.lost - self._rewound)
-        self._rewound = 0
+        self.counts.lost += max(0, news.lost - self.process.rewound)
+        self.process.rewound = 0
         for record in news.records:
             # A clock that was set, or a lie: never before the process, never in the future.
             time = min(max(record.wall_ns / 1e9, self.ring.created_time), now)
@@ -126,23 +144,22 @@ class Rank:
         return refused
 
     def _take_header(self, news: RingNews, at: float) -> None:
-        assert self.ring is not None
         header = news.header
         self.counts.header = header.totals
         self.step_begun = header.step_begun
         self.pid = header.identity.pid
-        if header.metadata_sequence != self._metadata_sequence:
+        if header.metadata_sequence != self.process.metadata_sequence:
             self.claims = claims.parse(header.metadata_text, self.ring.pod_uid)
-            self._metadata_sequence = header.metadata_sequence
+            self.process.metadata_sequence = header.metadata_sequence
             self.phases = self.phase_names.admit(self.claims.phases)
-        if header.heartbeat_ns != self._heartbeat_ns or news.records:
-            self._heartbeat_ns = header.heartbeat_ns
-            self.silence.sign(at)
+        if header.heartbeat_ns != self.process.heartbeat_ns or news.records:
+            self.process.heartbeat_ns = header.heartbeat_ns
+            self.process.silence.sign(at)
 
     def _take_record(self, record: protocol.RecordHead, time: float, at: float) -> Iterator[Record]:
-        counted = record.sequence <= self._counted
+        counted = record.sequence <= self.process.counted
         if record.type == protocol.RECORD_STEP:
-            self._trained_at = at
+            self.process.trained_at = at
             yield self._take_step(record, time, counted)
         elif record.type == protocol.RECORD_EVENT and not counted:
             yield from self._take_event(record.payload, time, at)
@@ -151,20 +168,20 @@ class Rank:
             phases = claims.with_phase(self.phases, record.payload)
             self.phases = self.phase_names.admit(phases)
         elif record.type == protocol.RECORD_GC:
-            self.counts.take(payloads.gc(record.payload))
+            self.counts.put(payloads.gc(record.payload))
         elif record.type == protocol.RECORD_MEMORY:
             memory = payloads.memory(record.payload)
             if memory is not None:
-                self.memory, counts = memory
-                self.counts.take(counts)
+                self.process.memory, counts = memory
+                self.counts.put(counts)
                 if not counted:
-                    detail = payloads.memory_detail(self.memory, counts)
+                    detail = payloads.memory_detail(self.process.memory, counts)
                     yield self.event(time, "memory", detail)
 
     def _take_calls(self, calls: int, now: float, at: float) -> Iterator[RankEvent]:
-        before, self._calls = self._calls, calls
-        if before is not None and calls > before and at - self._trained_at >= TRAINING_S:
-            self._trained_at = at
+        before, self.process.calls = self.process.calls, calls
+        if before is not None and calls > before and at - self.process.trained_at >= TRAINING_S:
+            self.process.trained_at = at
             yield self.event(now, "training", {"calls": calls})
 
     def _take_step(self, record: protocol.RecordHead, time: float, counted: bool) -> Step:
@@ -174,7 +191,9 @@ class Rank:
         if not counted:
             self.counts.durations.add(step.duration_s)
         if step.memory_allocated_bytes is not None:
-            self.memory = self.memory._replace(allocated=step.memory_allocated_bytes)
+            self.process.memory = self.process.memory._replace(
+                allocated=step.memory_allocated_bytes
+            )
         return step
 
     def _take_event(self, payload: bytes, time: float, at: float) -> Iterator[Record]:
@@ -185,9 +204,9 @@ class Rank:
             return
         name = str(fields.pop("event"))
         if name == "capture_started":
-            self._capture_begun = at
+            self.process.capture_begun = at
         elif name in ("capture_finished", "capture_failed", "capture_disarmed"):
-            self._capture_begun = None
+            self.process.capture_begun = None
         if name in RESERVED_EVENTS or (name == "gc_pause" and not claims.is_gc_pause(fields)):
             self._refused += 1
         elif name != "exit":
@@ -201,46 +220,46 @@ class Rank:
     def _judge_life(
         self, news: RingNews, now: float, at: float, stopped_after_s: float, boot_id: bytes
     ) -> Iterator[Record]:
-        silent_s = self.silence.lasts_s(at)
+        silent_s = self.process.silence.lasts_s(at)
         identity = news.header.identity
         foreign = identity.boot_id != boot_id
         alive = silent_s < FOREIGN_DEAD_AFTER_S if foreign else news.holder_pid is not None
         if not alive:
             yield self._ended(news.header.ended, now, at)
             return
-        self._seen_alive = True
-        if news.header.ended and not self._finished:
+        self.process.seen_alive = True
+        if news.header.ended and not self.process.finished:
             yield self.event(now, "finished", {})
-        self._finished = news.header.ended
+        self.process.finished = news.header.ended
         confirmed = not foreign and news.holder_pid == identity.pid
-        self.seen_process = (identity.pid, identity.process_start) if confirmed else None
-        # Profiler and export hold the GIL: no heartbeat then is no sign of a stop.
-        begun = self._capture_begun
-        capturing = begun is not None and at - begun < CAPTURE_GRACE_S
-        if silent_s < stopped_after_s or capturing:
-            if self.silence.over():
+        self.process.confirmed = (identity.pid, identity.process_start) if confirmed else None
+        # Profiler and export hold the GIL: a missing heartbeat does not mean a stop.
+        if silent_s < stopped_after_s or self.process.is_capturing(at):
+            if self.process.silence.over():
                 self.status = "running"
                 yield self.event(now, "resumed", {})
             return
-        is_known = self.silence.reason is not None
+        is_known = self.process.silence.reason is not None
         holder_pid = None if foreign else news.holder_pid
-        self.silence.look(identity, at, holder_pid, self.owner_uid)
+        self.process.silence.look(identity, at, holder_pid, self.owner_uid)
         if not is_known:
             self.status = "stopped"
-            detail = {"silent_reason": self.silence.reason}
+            detail = {"silent_reason": self.process.silence.reason}
             yield self.event(now, "stopped", detail)
 
     def _ended(self, in_order: bool, now: float, at: float) -> Record:
-        self.ended_at = at if self._ended_before is None else min(at, self._ended_before)
+        self.ended_at = (
+            at if self.process.ended_before is None else min(at, self.process.ended_before)
+        )
         self.status = "exited" if in_order else "died"
-        self.silence.over()
-        self.memory = payloads.AllocatorMemory()
-        if not self._seen_alive and self.ring is not None:
+        self.process.silence.over()
+        self.process.memory = payloads.AllocatorMemory()
+        if not self.process.seen_alive:
             # It ended while no daemon looked: before its successor came, whenever that was.
             now = min(now, max(self.last_step_time or 0.0, self.ring.created_time))
-        if in_order or self._end_reported:
+        if in_order or self.process.end_reported:
             return End(now, rank=self.rank, **self.job.fields())
-        detail = {"oom_kill": True} if self.oom_kills.risen() else {}
+        detail = {"oom_kill": True} if self.process.oom_kills.risen() else {}
         return self.event(now, "died", detail)
 
     # --- what is known ---
@@ -248,10 +267,11 @@ class Rank:
     @property
     def calls_without_step(self) -> int:
         """Backwards and optimizer steps in which the end of no step was seen; 0: not so many."""
-        calls = self._calls or 0
+        calls = self.process.calls or 0
         return calls if calls >= STEPLESS_CALLS and not self.counts.header.steps else 0
 
     def state(self) -> RankState:
+        memory = self.process.memory._asdict()
         return RankState(
             rank=self.rank,
             name=str(self.rank),
@@ -260,7 +280,7 @@ class Rank:
             **self.claims.shown(),
             calls_without_step=self.calls_without_step,
             status=self.status,
-            silent_reason=self.silence.reason,
+            silent_reason=self.process.silence.reason,
             first_time=self.first_time,
             seen_time=self.seen_time,
             last_step_time=self.last_step_time,
@@ -269,35 +289,32 @@ class Rank:
             **self.counts.shown(self.phases),
             recent_s=tuple(self.recent),
             **(self.recent.pace() if self.status == "running" else {}),
-            **{f"memory_{name}_bytes": size for name, size in self.memory._asdict().items()},
+            **{f"memory_{name}_bytes": size for name, size in memory.items()},
         )
 
     # --- what survives a restart ---
 
-    def save(self) -> dict[str, Any]:
-        assert self.ring is not None
-        return {
-            "pod": self.ring.pod_uid,
-            "ring": self.ring.name,
-            "position": self.ring.reader.position,
+    def save(self) -> SavedRank:
+        counts = msgspec.structs.asdict(self.counts.save())
+        return SavedRank(
+            **counts,
             **self.job.fields(),
-            "ended": not self.live,
-            "ended_at": self.ended_at,
-            "first_time": self.first_time,
-            **self.counts.save(),
-        }
+            pod=self.ring.pod_uid,
+            ring=self.ring.name,
+            position=self.ring.reader.position,
+            ended=not self.live,
+            ended_at=self.ended_at,
+            first_time=self.first_time,
+        )
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from ``save``'s answer. Raises KeyError, TypeError or ValueError on nonsense."""
-        assert self.ring is not None
-        first_time, counted = float(saved["first_time"]), int(saved["position"])
-        ended_at = saved["ended_at"]
-        self._ended_before = None if ended_at is None else float(ended_at)
+    def restore(self, saved: SavedRank) -> None:
+        """Continue from ``save``. Raises ValueError for counts of another form."""
         # Names that were shown before the restart stay, whatever this process calls its phases.
         names = PhaseNames(self.phase_names.of_job)
         self.counts.restore(saved, names)
         self.phase_names, self.phases = names, names.admit(self.claims.phases)
-        self.first_time, self._counted = first_time, counted
-        self._end_reported = bool(saved["ended"])
-        self.ring.reader.position = max(0, self._counted - REWIND_RECORDS)
-        self._rewound = self._counted - self.ring.reader.position
+        process, reader = self.process, self.ring.reader
+        self.first_time, process.counted = saved.first_time, saved.position
+        process.ended_before, process.end_reported = saved.ended_at, saved.ended
+        reader.position = max(0, saved.position - REWIND_RECORDS)
+        process.rewound = saved.position - reader.position

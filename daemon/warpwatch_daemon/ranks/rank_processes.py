@@ -39,7 +39,7 @@ class RankProcesses:
         if at < self._due:
             return
         self._due = at + process.INTERVAL_S
-        seen = {rank.seen_process: rank for rank in ranks if rank.live}
+        seen = {rank.process.confirmed: rank for rank in ranks if rank.live}
         pids = {identity[0] for identity in seen if identity is not None}
         family = self._tree.read(pids) if pids else {}
         # One that wrote another start time into its ring is not looked at.
@@ -51,7 +51,7 @@ class RankProcesses:
         details = {own: process.reading(own, family) for own in known}
         self._look_at_processors(known, family, details, at)
         for own, rank in known.items():
-            rank.oom_kills.note(memory_groups(own.pid))
+            rank.process.oom_kills.note(memory_groups(own.pid))
             yield rank.event(now, "process", details[own])
 
     def _look_at_processors(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from warpwatch.protocol import ProtocolError
 from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_daemon.ranks.saved import SavedRank
 from warpwatch_daemon.ranks.table import OpenRing
 from warpwatch_telemetry.jobs import JobId, run_mark
 
@@ -16,15 +16,15 @@ JOIN_S = 600.0
 
 
 def find(
-    ring: OpenRing, ranks: Sequence[Rank], saved: Mapping[str, Any] | None
+    ring: OpenRing, ranks: Sequence[Rank], saved: SavedRank | None
 ) -> tuple[JobId, Rank | None]:
     """The job of a ring, and the ended rank of it that the ring continues.
 
     saved: what was kept of the ring over a restart of the daemon: it stays what it was.
     Raises ProtocolError("duplicate_rank") where another live process is that rank of that run.
     """
-    if saved is not None and saved.get("run"):
-        job = JobId(str(saved["owner"]), str(saved["job"]), str(saved["run"]))
+    if saved is not None and saved.run:
+        job = saved.job_id
         return job, _continued([rank for rank in ranks if rank.job == job], ring)
     runs: dict[JobId, list[Rank]] = {}
     for rank in ranks:

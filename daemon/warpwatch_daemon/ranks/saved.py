@@ -1,4 +1,4 @@
-"""Positions and counts that survive a restart of the daemon, in its own folder.
+"""Keeps positions and counts of ranks over a restart of the daemon, in its own folder.
 
 Position and counts are saved together, so a daemon that is killed at any time reads again what it
 had read after the last save and counts it once.
@@ -6,29 +6,60 @@ had read after the last save and counts it once.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-from warpwatch_daemon.ranks.rank import Rank
-from warpwatch_runtime import files
+import msgspec
+
+from warpwatch_daemon.ranks.counts import SavedCounts
+from warpwatch_runtime.state_file import StateFile
+from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
 
 FILE = "positions.json"
 VERSION = 1
+# 1,024 rings with 64 phases each.
+MAX_BYTES = 64 << 20
 
-# A ring by the pod whose folder it lies in, None in the folder of all, and its name.
+# The pod whose folder a ring lies in, None for the folder of all, and the ring's name.
 Key = tuple[str | None, str]
 
 
-class Positions:
-    """``put`` is the pipeline's and waits for no disk, ``write`` is a loop's.
+class SavedRank(SavedCounts, frozen=True, kw_only=True):
+    """A rank as it was saved, with the position in its ring. ``left``: it continues in another."""
 
-    ``fail``: called when there is no space. ``wake``: called when there is something to write.
+    pod: str | None
+    ring: str
+    left: bool = False
+    position: int = 0
+    owner: str = ""
+    job: str = ""
+    run: str = ""
+    ended: bool = False
+    ended_at: float | None = None
+    first_time: float = 0.0
+
+    @property
+    def key(self) -> Key:
+        return self.pod, self.ring
+
+    @property
+    def job_id(self) -> JobId:
+        return JobId(self.owner, self.job, self.run)
+
+
+class _Content(msgspec.Struct, frozen=True):
+    version: int
+    ranks: tuple[SavedRank, ...]
+
+
+class Positions:
+    """The saved ranks: the pipeline calls ``put``, which waits for no disk, a loop ``write``.
+
+    ``fail``: called if there is no space. ``wake``: called if there is something to write.
     """
 
     def __init__(
@@ -37,7 +68,8 @@ class Positions:
         fail: Callable[[], None] = lambda: None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self._path = folder / FILE
+        # Rings do not survive a power cut either.
+        self._file: StateFile[_Content] = StateFile(folder / FILE, _Content, MAX_BYTES)
         self._fail = fail
         self._wake = wake
         # Between the pipeline and the loop.
@@ -49,17 +81,16 @@ class Positions:
         # Every ``put`` up to this number is on disk.
         self.written = 0
 
-    def load(self) -> dict[Key, dict[str, Any]]:
-        """What was saved, by ring; empty when there is nothing usable."""
-        return _load(self._path)
+    def load(self) -> dict[Key, SavedRank]:
+        """Return the saved ranks; counts start again if there are none."""
+        content = self._file.read()
+        if content is None or content.version != VERSION:
+            return {}
+        return {saved.key: saved for saved in content.ranks}
 
-    def put(self, ranks: Iterable[Rank], others: Iterable[dict[str, Any]] = ()) -> int:
-        """To be saved in place of what was, unless it is the same; its number.
-
-        ``others``: entries of no such rank.
-        """
-        content = {"version": VERSION, "ranks": [*(rank.save() for rank in ranks), *others]}
-        body = json.dumps(content, separators=(",", ":")).encode()
+    def put(self, ranks: Iterable[SavedRank]) -> int:
+        """Replace what is saved unless it is the same; return the number of this content."""
+        body = self._file.encode(_Content(VERSION, tuple(ranks)))
         with self._lock:
             if body != self._newest:
                 self._newest = self._waiting = body
@@ -76,8 +107,7 @@ class Positions:
             if body is None:
                 return
             try:
-                # Rings do not outlive the machine's power either.
-                files.write(self._path, body, durable=False)
+                self._file.write(body)
             except OSError as error:
                 self._fail()
                 logger.warning("cannot save positions: %s", error)
@@ -86,16 +116,3 @@ class Positions:
                 self.written = number
                 if self._puts == number:
                     self._waiting = None
-
-
-def _load(path: Path) -> dict[Key, dict[str, Any]]:
-    try:
-        content = json.loads(path.read_bytes())
-        if content["version"] != VERSION:
-            raise ValueError(f"version {content['version']}")
-        return {(entry["pod"], str(entry["ring"])): entry for entry in content["ranks"]}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        logger.warning("cannot use %s, counts start again: %s", path, error)
-        return {}

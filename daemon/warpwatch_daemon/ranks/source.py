@@ -20,7 +20,7 @@ from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.rank_processes import RankProcesses
 from warpwatch_daemon.ranks.record_budget import RecordBudget
 from warpwatch_daemon.ranks.ring_folder import RingFolder
-from warpwatch_daemon.ranks.saved import Positions
+from warpwatch_daemon.ranks.saved import Positions, SavedRank
 from warpwatch_daemon.ranks.table import (
     LIMITS,
     SCAN_INTERVAL_S,
@@ -107,10 +107,10 @@ class RanksSource:
             records = self._unsent
             del records[:-MAX_UNSENT]
             # The living first: a successor finds that the one before it has just died.
-            live = [(rank, rank.ring) for rank in self._ranks if rank.live and rank.ring]
-            limits = self._budget.share([ring for _, ring in live], at)
-            for rank, ring in live:
-                records.extend(self._update(rank, now, at, limits[ring]))
+            live = [rank for rank in self._ranks if rank.live]
+            limits = self._budget.share([rank.ring for rank in live], at)
+            for rank in live:
+                records.extend(self._update(rank, now, at, limits[rank.ring]))
             records.extend(self._adopt(now, at))
             records.extend(self._processes.look(self._ranks, now, at))
             self._dead.expire(at)
@@ -182,16 +182,12 @@ class RanksSource:
     def open_ring(self, rank: Rank) -> tuple[OpenRing, RingFolder] | None:
         """The ring of a live rank and the folder that it lies in; None when it has just ended."""
         with self._lock:
-            if rank.ring is None or not rank.live:
-                return None
-            return rank.ring, self._folder_of(rank.ring)
+            return (rank.ring, self._folder_of(rank.ring)) if rank.live else None
 
     def step_begun(self, rank: Rank) -> int | None:
         """The step that the rank has begun, read from its ring now."""
         with self._lock:
-            if rank.ring is None or not rank.live:
-                return None
-            return rank.ring.reader.step_begun()
+            return rank.ring.reader.step_begun() if rank.live else None
 
     # --- inside ---
 
@@ -238,7 +234,8 @@ class RanksSource:
     def _was_left(self, ring: OpenRing, at: float) -> bool:
         """Whether its rank went on in another ring before this daemon came."""
         key = (ring.pod_uid, ring.name)
-        if not self._saved.get(key, {}).get("left"):
+        saved = self._saved.get(key)
+        if saved is None or not saved.left:
             return False
         del self._saved[key]
         self._dead.leave(ring, at)
@@ -253,7 +250,7 @@ class RanksSource:
         job, rank = runs.find(ring, self._ranks, entry)
         self._saved.pop((ring.pod_uid, ring.name), None)
         self._dead.drop_earlier(job, at)
-        before = None if rank is None else rank.ring
+        before = rank.ring if rank is not None and rank.has_ring else None
         if rank is None:
             phases = (peer.phase_names.of_job for peer in self._ranks if peer.job == job)
             rank = Rank(job, ring, now, at, next(phases, set()))
@@ -263,7 +260,7 @@ class RanksSource:
         if entry is not None:
             try:
                 rank.restore(entry)
-            except (KeyError, TypeError, ValueError) as error:
+            except ValueError as error:
                 logger.warning("saved counts of %s are unusable: %s", ring.name, error)
         if before is not None:
             self._dead.leave(before, at)
@@ -273,7 +270,6 @@ class RanksSource:
         return rank
 
     def _update(self, rank: Rank, now: float, at: float, limit: int) -> Iterator[Record]:
-        assert rank.ring is not None
         places = rank.claims.parallel
         try:
             yield from rank.update(now, at, limit, self._stopped_after_s, self._boot_id)
@@ -287,7 +283,8 @@ class RanksSource:
             folder = self._folder_of(rank.ring)
             folder.table.refuse(rank.ring, error)
             folder.commands.remove(rank.ring.name)
-            rank.ring = None
+            # Its reader is closed: nobody reads it from now on.
+            rank.ended_at = at
             self._ranks.remove(rank)
         for _ in range(rank.take_refused()):
             self.reject("bad_event")
@@ -299,7 +296,7 @@ class RanksSource:
 
     def _save(self) -> int:
         """The number of this save."""
-        ranks = [rank for rank in self._ranks if rank.ring is not None]
-        left = [{"pod": r.pod_uid, "ring": r.name, "left": True} for r in self._dead.left]
+        ranks = (rank.save() for rank in self._ranks if rank.has_ring)
+        left = (SavedRank(pod=ring.pod_uid, ring=ring.name, left=True) for ring in self._dead.left)
         unclaimed = () if self._claimed else self._saved.values()
-        return self._positions.put(ranks, (*left, *unclaimed))
+        return self._positions.put((*ranks, *left, *unclaimed))

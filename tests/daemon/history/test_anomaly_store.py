@@ -22,6 +22,7 @@ from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.snapshot import SnapshotPart
 from warpwatch_detection.engine import Detection
 from warpwatch_runtime.config.loading import parse
+from warpwatch_runtime.state_file import StateFile
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Step
@@ -426,13 +427,13 @@ def test_what_has_come_since_a_failed_write_is_newer_and_the_oldest_are_too_many
 
 def test_the_last_word_and_the_loop_that_writes_take_turns(tmp_path, monkeypatch):
     node, saved = Node(tmp_path), []
-    save = archive.save_state
+    write = StateFile.write
 
-    def save_alone(path: Path, body: bytes) -> None:
+    def write_alone(file: StateFile[Any], content: bytes) -> None:
         saved.append(node.archive._writing.locked())
-        save(path, body)
+        write(file, content)
 
-    monkeypatch.setattr(archive, "save_state", save_alone)
+    monkeypatch.setattr(StateFile, "write", write_alone)
     node.round(10.0)
     node.archive.finish()
     assert saved == [True, True]

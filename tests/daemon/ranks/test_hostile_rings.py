@@ -15,7 +15,7 @@ from tests.daemon.ranks.ring_files import whole_ring
 from tests.daemon.ranks.sources import RankNode
 from warpwatch import protocol
 from warpwatch_daemon.ranks.record_budget import fair_shares
-from warpwatch_daemon.ranks.saved import FILE, Positions
+from warpwatch_daemon.ranks.saved import FILE, Positions, SavedRank
 from warpwatch_daemon.ranks.table import MAX_RINGS_PER_OWNER, RingTable
 from warpwatch_telemetry.records import Step
 
@@ -283,14 +283,14 @@ def test_steps_say_other_for_the_phases_beyond_the_limit_also_after_a_restart(no
 def test_positions_are_written_only_when_they_have_changed(tmp_path):
     wakes: list[None] = []
     positions = Positions(tmp_path, wake=lambda: wakes.append(None))
-    entry = {"pod": None, "ring": "a", "left": True}
-    assert positions.put((), [entry]) == 1
+    entry = SavedRank(pod=None, ring="a", left=True)
+    assert positions.put([entry]) == 1
     positions.write()
     written = (tmp_path / FILE).stat()
-    assert positions.put((), [entry]) == 1
+    assert positions.put([entry]) == 1
     positions.write()
     assert (tmp_path / FILE).stat().st_ino == written.st_ino
     assert len(wakes) == 1
-    assert positions.put((), []) == 2
+    assert positions.put([]) == 2
     positions.write()
     assert positions.written == 2

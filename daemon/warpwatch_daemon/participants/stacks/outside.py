@@ -52,7 +52,7 @@ class Silent:
 def look(rank: Rank, ring_name: str) -> Silent:
     """What is known of a rank that does not answer. Raises NoStacks when its process is gone."""
     ring = rank.ring
-    if ring is None or not rank.live:
+    if not rank.live:
         raise NoStacks("the process is gone")
     try:
         header, holder_pid = ring.reader.header(), ring.reader.holder_pid()
