@@ -37,6 +37,15 @@ TARGETS = (
     "kubelet",
     "dcgm_pages",
     "telemetry_log",
+    "stream",
+    "agent_answers",
+    "reductions",
+    "stacks",
+    "held_stacks",
+    "admission",
+    "documents",
+    "targets_files",
+    "api_objects",
 )
 # Of the tests of the campaigns themselves.
 BROKEN = "broken"

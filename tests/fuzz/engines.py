@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.fuzz.watch import Target
 
-OWN = ("", "_daemon", "_devices", "_diagnosis", "_telemetry")
+OWN = ("", "_capturing", "_daemon", "_devices", "_diagnosis", "_fleet", "_telemetry")
 INSTRUMENTED = [*(f"warpwatch{package}" for package in OWN), "prometheus_client", "yaml"]
 NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 63) - 1, 1 << 63)
 

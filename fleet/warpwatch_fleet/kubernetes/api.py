@@ -23,6 +23,23 @@ MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-
 Object = dict[str, Any]
 
 
+class Metadata(msgspec.Struct):
+    """The metadata that every object has."""
+
+    name: str
+    resourceVersion: str
+
+
+class _WatchLine(msgspec.Struct):
+    type: str
+    object: Object
+
+
+class _Status(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
 class ApiError(Exception):
     """One line. status: of HTTP, 0 where the server was not reached."""
 
@@ -71,8 +88,12 @@ class Api:
         *,
         form: str = "application/json",
         params: Mapping[str, str] | None = None,
+        shape: type[msgspec.Struct] | None = None,
     ) -> Object:
-        """The object that is answered; ``form``: the media type of the body. Raises ApiError."""
+        """Return the object that the server answers. Raises ApiError.
+
+        form: the media type of the body. shape: the fields that the answer must have.
+        """
         headers = {**self._headers(), "Content-Type": form}
         content = None if body is None else msgspec.json.encode(body)
         try:
@@ -81,7 +102,7 @@ class Api:
             )
         except httpx.HTTPError as error:
             raise ApiError(0, f"{type(error).__name__}: {error}"[:200]) from error
-        return _said(answer.status_code, answer.content)
+        return _said(answer.status_code, answer.content, shape)
 
     async def watch(self, path: str, version: str) -> AsyncIterator[tuple[str, Object]]:
         """Type and object of what happens after ``version``, for some minutes. Raises ApiError;
@@ -97,11 +118,13 @@ class Api:
                 if answer.status_code != 200:
                     _said(answer.status_code, await answer.aread())
                 async for line in answer.aiter_lines():
-                    said = _said(200, line.encode())
+                    said = _said(200, line.encode(errors="replace"), _WatchLine)
                     if said["type"] == "ERROR":
-                        status = said["object"]
-                        raise ApiError(int(status.get("code", 0)), str(status.get("message")))
+                        status = msgspec.convert(said["object"], _Status)
+                        raise ApiError(status.code, f"{status.code}: {status.message[:200]}")
                     yield said["type"], said["object"]
+        except msgspec.ValidationError as error:
+            raise ApiError(502, f"a watch ends with no status: {error}") from error
         except httpx.HTTPError as error:
             raise ApiError(0, f"{type(error).__name__}: {error}"[:200]) from error
 
@@ -113,17 +136,28 @@ class Api:
             raise ApiError(0, f"{self._token}: {error.strerror}") from error
 
 
-def _said(status: int, content: bytes) -> Object:
-    """Raises ApiError of what is no answer, or one of an error."""
+def _said(status: int, content: bytes, shape: type[msgspec.Struct] | None = None) -> Object:
+    """Raises ApiError for an answer that is an error, or not of its shape."""
     try:
         said = msgspec.json.decode(content, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (ValueError, RecursionError):
         said = {"message": content.decode(errors="replace")}
         status = 502 if status < 300 else status
     if status >= 300:
         text = " ".join(str(said.get("message", "")).split())[:200]
         raise ApiError(status, f"{status}: {text}")
+    if shape is not None and (wrong := misshapen(said, shape)):
+        raise ApiError(502, f"the answer has another form: {wrong}")
     return said
+
+
+def misshapen(said: Object, shape: type[msgspec.Struct]) -> str:
+    """Return how the object differs from the shape, or nothing."""
+    try:
+        msgspec.convert(said, shape)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
 
 
 def node_path(name: str, *more: str) -> str:

@@ -12,7 +12,9 @@ import re
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from pydantic import ValidationError
@@ -20,7 +22,16 @@ from pydantic import ValidationError
 from warpwatch_capturing.finisher import DIAGNOSED_KINDS
 from warpwatch_exporters import links
 from warpwatch_fleet.captures.requests import Captures
-from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, seconds, timestamp
+from warpwatch_fleet.kubernetes.api import (
+    MERGE,
+    Api,
+    ApiError,
+    Metadata,
+    Object,
+    misshapen,
+    seconds,
+    timestamp,
+)
 from warpwatch_runtime.config.mistakes import mistakes
 from warpwatch_serving.bodies import CaptureBody
 from warpwatch_telemetry.captures import Capture
@@ -39,6 +50,36 @@ VERDICT_S = 600.0
 LOST_S = 120.0
 # What a tenant may say; the rest of an agent's request is the fleet's.
 FIELDS = ("job", "run", "kind", "ranks", "steps", "options", "reason")
+
+
+class _Metadata(Metadata):
+    namespace: str
+    uid: str
+
+
+class _Status(msgspec.Struct):
+    time: datetime | None = None
+    captureId: str = ""
+
+
+class _CaptureObject(msgspec.Struct):
+    metadata: _Metadata
+    spec: dict[str, Any]
+    status: _Status | None = None
+
+
+class _ListMetadata(msgspec.Struct):
+    resourceVersion: str
+    more: str | None = msgspec.field(default=None, name="continue")
+
+
+class _CaptureList(msgspec.Struct):
+    metadata: _ListMetadata
+    items: list[dict[str, Any]]
+
+
+class _Bookmark(msgspec.Struct):
+    metadata: _ListMetadata
 
 
 class CaptureObjects:
@@ -69,20 +110,23 @@ class CaptureObjects:
 
     async def follow(self) -> None:
         """All objects, and what happens to them; anew when the server has forgotten where."""
-        complaint = ""
+        complaint, forgotten = "", False
         while True:
             try:
                 version = await self._list()
                 complaint = ""
                 while True:
                     version = await self._watch(version)
+                    forgotten = False
                     await self._sleep(AGAIN_S)
             except ApiError as error:
-                if error.status == 410:
+                if error.status == 410 and not forgotten:
+                    forgotten = True
+                    # At once, but not again and again.
                     continue
                 if complaint != str(error):
                     logger.warning("captures of the cluster are not watched: %s", error)
-                complaint = str(error)
+                complaint, forgotten = str(error), False
             await self._sleep(RETRY_S)
 
     async def _list(self) -> str:
@@ -90,7 +134,9 @@ class CaptureObjects:
         more = ""
         while True:
             params = {"limit": PAGE, "continue": more}
-            page = await self._api.ask("GET", f"{GROUP}/captures", params=params)
+            page = await self._api.ask(
+                "GET", f"{GROUP}/captures", params=params, shape=_CaptureList
+            )
             found |= {one["metadata"]["uid"]: one for one in page["items"] if self._is_mine(one)}
             more = page["metadata"].get("continue", "")
             if not more:
@@ -100,10 +146,12 @@ class CaptureObjects:
 
     async def _watch(self, version: str) -> str:
         async for kind, one in self._api.watch(f"{GROUP}/captures", version):
-            about = one["metadata"]
-            version = str(about["resourceVersion"])
-            if kind == "BOOKMARK":
+            if wrong := misshapen(one, _Bookmark):
+                raise ApiError(502, f"a watch has another form: {wrong}")
+            version = one["metadata"]["resourceVersion"]
+            if kind == "BOOKMARK" or _is_wrong(one):
                 continue
+            about = one["metadata"]
             if kind != "DELETED" and self._is_mine(one):
                 self._open[about["uid"]] = one
             else:
@@ -112,7 +160,7 @@ class CaptureObjects:
 
     def _is_mine(self, one: Object) -> bool:
         """Whether this fleet judges the job that is meant, and there is something left to say."""
-        if "endTime" in (one.get("status") or {}):
+        if _is_wrong(one) or "endTime" in (one.get("status") or {}):
             return False
         index, of = self._shard
         # Without the mark of a second live run of its name.
@@ -169,10 +217,13 @@ class CaptureObjects:
         if one is None:
             return False
         about = one["metadata"]
-        path = f"{GROUP}/namespaces/{about['namespace']}/captures/{about['name']}/status"
+        namespace, name = (quote(about[part], safe="") for part in ("namespace", "name"))
+        path = f"{GROUP}/namespaces/{namespace}/captures/{name}/status"
         body = {"metadata": {"resourceVersion": about["resourceVersion"]}, "status": status}
         try:
-            self._open[uid] = await self._api.ask("PATCH", path, body, form=MERGE)
+            self._open[uid] = await self._api.ask(
+                "PATCH", path, body, form=MERGE, shape=_CaptureObject
+            )
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
@@ -181,6 +232,14 @@ class CaptureObjects:
         if "endTime" in status:
             self._open.pop(uid, None)
         return True
+
+
+def _is_wrong(one: Object) -> bool:
+    """Return whether the object lacks what every Capture has, and say so."""
+    wrong = misshapen(one, _CaptureObject)
+    if wrong:
+        logger.warning("an object of kind Capture is ignored: %s", wrong)
+    return bool(wrong)
 
 
 def _owner(one: Object) -> str:

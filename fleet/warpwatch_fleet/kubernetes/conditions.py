@@ -6,6 +6,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
 
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.kubernetes.api import (
@@ -14,7 +17,6 @@ from warpwatch_fleet.kubernetes.api import (
     ApiError,
     Object,
     node_path,
-    seconds,
     timestamp,
 )
 from warpwatch_fleet.node import Node
@@ -48,6 +50,22 @@ class KnownNode:
     condition: Condition | None
     since: float
     read_at: float
+
+
+class _OneCondition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    lastTransitionTime: datetime | None = None
+
+
+class _NodeStatus(msgspec.Struct):
+    conditions: list[_OneCondition] | None = None
+
+
+class _ClusterNode(msgspec.Struct):
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
 
 
 class Conditions:
@@ -99,7 +117,8 @@ class Conditions:
     async def _read(self, name: str, now: float) -> KnownNode:
         """A node that the cluster does not have is left alone until it is read again."""
         try:
-            known = _known(await self._api.ask("GET", node_path(name)), now)
+            node = await self._api.ask("GET", node_path(name), shape=_ClusterNode)
+            known = _known(node, now)
         except ApiError as error:
             if not error.is_of_one_object:
                 raise
@@ -120,17 +139,17 @@ class Conditions:
         }
         body = {"status": {"conditions": [condition]}}
         path = node_path(name, "status")
-        node = await self._api.ask("PATCH", path, body, form=STRATEGIC)
+        node = await self._api.ask("PATCH", path, body, form=STRATEGIC, shape=_ClusterNode)
         self.known[name] = _known(node, now)
         logger.info("node %s: %s is %s: %s", name, TYPE, wanted.status, wanted.message)
 
 
 def _known(node: Object, now: float) -> KnownNode:
     """``Condition`` of empty words where it has none."""
-    for one in node.get("status", {}).get("conditions") or ():
-        if one.get("type") == TYPE:
-            words = (str(one.get(name, "")) for name in ("status", "reason", "message"))
-            return KnownNode(Condition(*words), seconds(one["lastTransitionTime"]), now)
+    for one in msgspec.convert(node, _ClusterNode).status.conditions or ():
+        if one.type == TYPE:
+            since = one.lastTransitionTime.timestamp() if one.lastTransitionTime else now
+            return KnownNode(Condition(one.status, one.reason, one.message), since, now)
     return KnownNode(Condition("", "", ""), now, now)
 
 

@@ -10,8 +10,10 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from warpwatch_fleet.config import KubernetesConfig
-from warpwatch_fleet.kubernetes.api import MERGE, Api, Object, node_path
+from warpwatch_fleet.kubernetes.api import MERGE, Api, Metadata, Object, node_path
 from warpwatch_fleet.kubernetes.conditions import Condition, Conditions
 from warpwatch_fleet.kubernetes.events import Events
 
@@ -21,6 +23,23 @@ logger = logging.getLogger(__name__)
 KEY = "warpwatch.dev/gpu-fault"
 # Pods that run stay; whether to drain is for others to say.
 EFFECT = "NoSchedule"
+
+
+class _Taint(msgspec.Struct):
+    key: str
+
+
+class _NodeSpec(msgspec.Struct):
+    taints: list[_Taint] | None = None
+
+
+class _TaintedNode(msgspec.Struct):
+    metadata: Metadata
+    spec: _NodeSpec
+
+
+class _NodeList(msgspec.Struct):
+    items: list[_TaintedNode]
 
 
 class Taints:
@@ -62,7 +81,9 @@ class Taints:
 
     async def _marked(self) -> dict[str, Object]:
         """By name, nodes that a fleet has tainted, as they are now."""
-        nodes = await self._api.ask("GET", "/api/v1/nodes", params={"labelSelector": KEY})
+        nodes = await self._api.ask(
+            "GET", "/api/v1/nodes", params={"labelSelector": KEY}, shape=_NodeList
+        )
         return {node["metadata"]["name"]: node for node in nodes["items"]}
 
     def _is_over(self, name: str, condition: Condition | None) -> bool:
@@ -82,7 +103,7 @@ class Taints:
         if self._config.dry_run:
             self._say(name, "WouldTaint", f"{condition.reason}: {KEY} (fleet.kubernetes.dry_run)")
             return True
-        node = await self._api.ask("GET", node_path(name))
+        node = await self._api.ask("GET", node_path(name), shape=_TaintedNode)
         await self._change(node, condition.reason)
         self._say(name, "Tainted", f"{condition.reason}: {KEY}:{EFFECT}")
         return True

@@ -99,14 +99,26 @@ class InjectionServer(uvicorn.Server):
             body += part
             if len(body) > MAX_BYTES:
                 return Response(status_code=413)
-        try:
-            asked = msgspec.json.decode(body, type=dict[str, Any])
-            answer = dict(injection.review(asked, self._parts))
-        except (msgspec.MsgspecError, RecursionError, LookupError, TypeError, AttributeError):
-            # No pod, whoever sends it; the API server has checked its own.
-            return Response("an AdmissionReview of a pod is needed\n", 400)
-        response = answer["response"]
+        return answer(body, self._parts)
+
+
+def answer(body: bytes, parts: injection.Parts) -> Response:
+    """Return the reviewed pod, or 400 for a body that is no review of a pod."""
+    try:
+        asked = msgspec.json.decode(body, type=dict[str, Any])
+        reviewed = dict(injection.review(asked, parts))
+        response = reviewed["response"]
         if "patch" in response:
             patch = base64.b64encode(msgspec.json.encode(response["patch"])).decode()
-            answer["response"] = {**response, "patch": patch, "patchType": "JSONPatch"}
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+            reviewed["response"] = {**response, "patch": patch, "patchType": "JSONPatch"}
+        return Response(msgspec.json.encode(reviewed), media_type="application/json")
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        RecursionError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):
+        # The API server checks pods before it sends them, so this came from somebody else.
+        return Response("an AdmissionReview of a pod is needed\n", 400)

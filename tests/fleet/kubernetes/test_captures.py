@@ -219,6 +219,21 @@ def test_a_capture_of_another_owner_is_not_told() -> None:
         assert bool(own._progress({"metadata": about}, status)) == is_told
 
 
+def test_an_object_of_another_form_keeps_no_other_from_being_answered(stand_in, tmp_path, stack):
+    asked = Asked(stand_in, tmp_path, stack)
+    asked.apply("odd")
+    stand_in.ask("PATCH", f"{CAPTURES}/odd", {"spec": None})
+
+    async def work(own: CaptureObjects) -> None:
+        asked.apply(job="other")
+        while "outcome" not in asked.status():
+            await own.advance()
+            await asyncio.sleep(POLL_S)
+
+    asked.run(work)
+    assert (asked.status("odd"), asked.status()["outcome"]) == ({}, "refused_no_rank")
+
+
 def test_a_watch_that_the_server_has_forgotten_is_begun_with_a_list(stand_in, tmp_path, stack):
     asked = Asked(stand_in, tmp_path, stack)
 

@@ -1,0 +1,19 @@
+"""What a page, a scrape and the API make of a state, which no stranger's text may break."""
+
+from __future__ import annotations
+
+from warpwatch_exporters.prometheus import Options, render
+from warpwatch_serving import models
+from warpwatch_serving.answers import json_answer
+from warpwatch_telemetry.sentence import sentence
+from warpwatch_telemetry.state import State
+
+
+def check_shown(state: State) -> None:
+    page = render(state, Options()).decode()
+    assert "\r" not in page
+    for anomaly in state.anomalies:
+        assert "\n" not in sentence(anomaly)
+    json_answer(models.CaptureList(captures=list(state.captures)))
+    json_answer(models.RankList(ranks=list(state.ranks)))
+    json_answer(models.JobList(jobs=list(state.jobs)))

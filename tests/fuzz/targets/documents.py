@@ -1,0 +1,53 @@
+"""A capture's folder, as a daemon that starts reads it: capture.json and diagnosis.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from tests.daemon.http.conftest import CAPTURE
+from tests.fuzz.shown import check_shown
+from tests.fuzz.watch import Target
+from warpwatch_capturing.config import StoreConfig
+from warpwatch_capturing.store import Store
+from warpwatch_telemetry.state import State
+
+# The first byte of an input: which of the two files the rest is.
+RECORD, DIAGNOSIS = b"\0", b"\1"
+TOLD = {
+    "verdict": "data_loading",
+    "summary": "rank 1 waits",
+    "findings": [{"kind": "data_loading", "share": 0.73, "advice": "Set num_workers"}],
+    "traces": [{"window_s": 1.0, "steps": 5, "roofline": {"mfu_ratio": 0.3}}],
+}
+
+
+class Documents:
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(StoreConfig(url=f"file://{folder}/store"))
+        path = self.store.folder(CAPTURE.id, CAPTURE.time)
+        self.capture = replace(CAPTURE, folder=str(path), diagnosis=None)
+        self.store.create(self.capture)
+        self.record, self.diagnosis = path / "capture.json", path / "diagnosis.json"
+        self.valid = self.record.read_bytes(), json.dumps(TOLD).encode()
+
+    def run(self, data: bytes) -> None:
+        record, diagnosis = self.valid
+        is_record = data[:1] != DIAGNOSIS
+        self.record.write_bytes(data[1:] if is_record else record)
+        self.diagnosis.write_bytes(diagnosis if is_record else data[1:])
+        captures = tuple(self.store.load(with_diagnosis=8))
+        assert is_record or captures
+        check_shown(State(CAPTURE.time, "1", "gpu-1", captures=captures))
+
+
+def target(folder: Path) -> Target:
+    documents = Documents(folder)
+    record, diagnosis = documents.valid
+    seeds = [RECORD + record, DIAGNOSIS + diagnosis]
+    tokens = (
+        b'"request":', b'"ranks":', b'"findings":', b'"share":', b'"traces":', b'"schema": 1',
+        b"null", b"1e999", b"1e300", b"-1", b"[[[[", b"9" * 400, b"\\ud800", b"\\n", b"\xff",
+    )  # fmt: skip
+    return Target(documents.run, seeds, tokens, 1 + 2 * len(record))
