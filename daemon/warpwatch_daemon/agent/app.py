@@ -13,23 +13,26 @@ from pathlib import Path
 
 from warpwatch._version import __version__
 from warpwatch_capturing.store import Store
-from warpwatch_daemon.agent.capturing import Capturing
-from warpwatch_daemon.agent.outgoing import grafana_follower, uploads
+from warpwatch_daemon.agent.composition import (
+    Capturing,
+    enabled_sources,
+    grafana_follower,
+    hub_of,
+    uploads,
+)
 from warpwatch_daemon.agent.pipeline import Pipeline
 from warpwatch_daemon.agent.reloading import Reloading
-from warpwatch_daemon.agent.sources import enabled_sources, hub_of
 from warpwatch_daemon.agent.telemetry_log import WRITE_INTERVAL_S, telemetry_log
 from warpwatch_daemon.api_socket import socket_path
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_daemon.for_fleet.routes import agent_routes
 from warpwatch_daemon.history.archive import Archive
-from warpwatch_daemon.history.runs.run_files import RunFiles
-from warpwatch_daemon.history.runs.run_table import RunTable
+from warpwatch_daemon.history.runs import RunFiles, RunTable
+from warpwatch_daemon.ranks.counts import Positions
 from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
-from warpwatch_daemon.ranks.gone_pods import GonePods
+from warpwatch_daemon.ranks.inboxes import GonePods
 from warpwatch_daemon.ranks.load import RankLoad
-from warpwatch_daemon.ranks.saved import Positions
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus

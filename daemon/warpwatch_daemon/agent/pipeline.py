@@ -18,7 +18,7 @@ from warpwatch_daemon.agent.telemetry_log import TelemetryLog
 from warpwatch_daemon.for_fleet.leases import Leases
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_daemon.history.archive import Archive
-from warpwatch_daemon.history.runs.run_table import RunTable
+from warpwatch_daemon.history.runs import RunTable
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.changes import Change

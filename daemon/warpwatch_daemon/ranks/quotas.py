@@ -1,8 +1,4 @@
-"""How much each owner may lay down in its folder and inbox, and what becomes of who has more.
-
-An owner is a pod with folders of its own, whoever owns the files in them, and in the folders of all
-the user of each file.
-"""
+"""How many files there are in folders that others write to, how large, and whose."""
 
 from __future__ import annotations
 
@@ -10,8 +6,11 @@ import contextlib
 import logging
 import os
 import random
+import stat
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from warpwatch import rendezvous
 from warpwatch.protocol import MAX_RING_BYTES, RING_SIZE
@@ -21,9 +20,83 @@ from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.inboxes import pods_name
 from warpwatch_daemon.ranks.pods import PODS, listed
 from warpwatch_daemon.ranks.table import MAX_FILES, MAX_RINGS_PER_OWNER
-from warpwatch_daemon.ranks.usage import Count, Usage
-from warpwatch_runtime.directory import Directory
+from warpwatch_runtime.directory import FOLDER_FLAGS, Directory
 from warpwatch_telemetry.jobs import Owner
+
+# The protocol has one level of folders; what is deeper is not looked at.
+MAX_DEPTH = 4
+
+
+@dataclass(slots=True)
+class Usage:
+    """Bytes are those on the disk. is_hidden: there are folders that cannot be looked into."""
+
+    files: int = 0
+    folder_bytes: int = 0
+    inbox_bytes: int = 0
+    is_hidden: bool = False
+
+    def add(self, found: os.stat_result, is_inbox: bool) -> None:
+        self.files += 1
+        if is_inbox:
+            self.inbox_bytes += found.st_blocks * 512
+        else:
+            self.folder_bytes += found.st_blocks * 512
+
+
+class Count:
+    """Of several folders together. ``owner`` None: each file's user.
+
+    ``by_owner`` has what was found.
+    """
+
+    def __init__(self, owner: Owner | None) -> None:
+        self.by_owner: defaultdict[Owner, Usage] = defaultdict(Usage)
+        self._owner = owner
+        self._left = 0
+
+    def add(
+        self, folder: Directory, limit: int, *, is_inbox: bool = False, without: str = ""
+    ) -> None:
+        """``limit``: files that are looked at; ``without``: the name of what is not."""
+        self._left = limit
+        with contextlib.suppress(OSError), folder.opened() as fd:
+            self._add(fd, is_inbox, without, MAX_DEPTH)
+
+    def _add(self, folder_fd: int, is_inbox: bool, without: str, depth: int) -> None:
+        with os.scandir(folder_fd) as entries:
+            for entry in entries:
+                if self._left <= 0:
+                    return
+                if entry.name == without:
+                    continue
+                self._left -= 1
+                with contextlib.suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    usage = self.by_owner[found.st_uid if self._owner is None else self._owner]
+                    usage.add(found, is_inbox)
+                    is_folder = stat.S_ISDIR(found.st_mode)
+                    if is_folder and not self._add_below(folder_fd, entry.name, is_inbox, depth):
+                        usage.is_hidden = True
+
+    def _add_below(self, folder_fd: int, name: str, is_inbox: bool, depth: int) -> bool:
+        """Whether it could be looked into, which its owner may prevent in many ways."""
+        if not depth:
+            return False
+        try:
+            below = os.open(name, FOLDER_FLAGS, dir_fd=folder_fd)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            self._add(below, is_inbox, "", depth - 1)
+        except OSError:
+            return False
+        finally:
+            os.close(below)
+        return True
+
 
 logger = logging.getLogger(__name__)
 

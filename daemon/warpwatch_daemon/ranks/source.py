@@ -1,6 +1,6 @@
-"""The ranks source: follows every ring of the rendezvous and publishes what happened.
+"""Follows every ring of the rendezvous and publishes what happened.
 
-Rings lie in the folder of all, and in the folders of pods that mount only their own.
+Rings lie in the shared folder, and in the folders of pods that mount only their own.
 """
 
 from __future__ import annotations
@@ -8,21 +8,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 
 from warpwatch.protocol import ProtocolError
-from warpwatch_daemon.ranks import process, ring_folder, runs
-from warpwatch_daemon.ranks.ended import EndedRanks
+from warpwatch_daemon.ranks import process, ring_folder
+from warpwatch_daemon.ranks.counts import Positions, SavedRank
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.pods import KnownPods, Pods
-from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_daemon.ranks.rank import Rank, find_rank
 from warpwatch_daemon.ranks.rank_processes import RankProcesses
 from warpwatch_daemon.ranks.record_budget import RecordBudget
 from warpwatch_daemon.ranks.ring_folder import RingFolder
-from warpwatch_daemon.ranks.saved import Positions, SavedRank
 from warpwatch_daemon.ranks.table import (
     LIMITS,
+    MAX_RINGS_PER_OWNER,
     SCAN_INTERVAL_S,
     Limits,
     OpenRing,
@@ -33,6 +33,86 @@ from warpwatch_runtime.directory import Directory
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankSeen, Record
 from warpwatch_telemetry.state import RankState
+
+# How long the ring of an ended rank stays.
+RING_AFTER_END_S = 600.0
+
+
+class EndedRanks:
+    """For the thread that polls. ``ranks``: all that are known, of which those that ended go.
+
+    ``forget`` removes a ring and its files. ``at`` is monotonic.
+    """
+
+    def __init__(
+        self,
+        ranks: list[Rank],
+        count: RingCount,
+        positions: Positions,
+        forget: Callable[[OpenRing], None],
+    ) -> None:
+        self._ranks = ranks
+        self._count = count
+        self._positions = positions
+        self._forget = forget
+        # Rings of the dead that another process continued, and when.
+        self._left: list[tuple[OpenRing, float]] = []
+        # Of them, those that go once so many positions are on disk.
+        self._replaced: list[tuple[OpenRing, int]] = []
+
+    @property
+    def left(self) -> list[OpenRing]:
+        return [ring for ring, _ in self._left]
+
+    def leave(self, ring: OpenRing, at: float) -> None:
+        """Its rank goes on in another ring."""
+        self._left.append((ring, at))
+
+    def replaced(self, ring: OpenRing, save: int) -> None:
+        """One that was left goes, but only once its counts are on disk with the new ring."""
+        self._replaced.append((ring, save))
+
+    def drop_earlier(self, job: JobId, at: float) -> None:
+        """The ended ranks of an earlier run give their series to the run that is shown as them."""
+        for rank in list(self._ranks):
+            same = (rank.job.owner, rank.job.name) == (job.owner, job.name)
+            if same and rank.job.run != job.run and not rank.live:
+                self._ranks.remove(rank)
+                if rank.has_ring:
+                    self.leave(rank.ring, at)
+
+    def expire(self, at: float) -> None:
+        for rank in list(self._ranks):
+            if not rank.live and rank.has_ring and self._count.is_short(rank.ring.budget):
+                # Another ring needs the place; what was counted stays, of the newest such ranks.
+                self._forget(rank.ring)
+                rank.has_ring = False
+            if rank.ended_at is not None and at - rank.ended_at >= RING_AFTER_END_S:
+                if rank.has_ring:
+                    self._forget(rank.ring)
+                self._ranks.remove(rank)
+        self._drop_ringless()
+        unsaved = {ring for ring, _ in self._replaced}
+        for ring, since in list(self._left):
+            is_short = self._count.is_short(ring.budget) and ring not in unsaved
+            if is_short or at - since >= RING_AFTER_END_S:
+                self._left.remove((ring, since))
+                self._forget(ring)
+        while self._replaced and self._replaced[0][1] <= self._positions.written:
+            ring, _ = self._replaced.pop(0)
+            self._left = [entry for entry in self._left if entry[0] is not ring]
+            self._forget(ring)
+
+    def _drop_ringless(self) -> None:
+        """Of the ended ranks whose rings made room, each owner keeps the newest."""
+        ringless: dict[str, list[Rank]] = defaultdict(list)
+        for rank in self._ranks:
+            if not (rank.live or rank.has_ring):
+                ringless[rank.job.owner].append(rank)
+        for ranks in ringless.values():
+            for rank in ranks[:-MAX_RINGS_PER_OWNER]:
+                self._ranks.remove(rank)
+
 
 logger = logging.getLogger(__name__)
 
@@ -247,7 +327,7 @@ class RanksSource:
     def _rank_of(self, ring: OpenRing, now: float, at: float) -> Rank:
         """The rank that this ring continues, or a new one."""
         entry = self._saved.get((ring.pod_uid, ring.name))
-        job, rank = runs.find(ring, self._ranks, entry)
+        job, rank = find_rank(ring, self._ranks, entry)
         self._saved.pop((ring.pod_uid, ring.name), None)
         self._dead.drop_earlier(job, at)
         before = rank.ring if rank is not None and rank.has_ring else None

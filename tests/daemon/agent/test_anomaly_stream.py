@@ -17,8 +17,7 @@ from warpwatch_daemon.agent.telemetry_log import TelemetryLog
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_daemon.history.archive import Archive
-from warpwatch_daemon.history.runs.run_files import RunFiles
-from warpwatch_daemon.history.runs.run_table import RunTable
+from warpwatch_daemon.history.runs import RunFiles, RunTable
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.detectors.deaths import Oom

@@ -16,9 +16,15 @@ import pytest
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.remote.remote_store import RemoteStore
-from warpwatch_daemon.history.runs.run_files import RunFiles, key_of
-from warpwatch_daemon.history.runs.run_table import MAX_CAPTURES, MAX_RUNS, REFRESH_S, RunTable
-from warpwatch_daemon.history.runs.run_uploads import RunUploads
+from warpwatch_daemon.history.run_uploads import RunUploads
+from warpwatch_daemon.history.runs import (
+    MAX_CAPTURES,
+    MAX_RUNS,
+    REFRESH_S,
+    RunFiles,
+    RunTable,
+    key_of,
+)
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.runs.comparison import compare

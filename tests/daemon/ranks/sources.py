@@ -13,10 +13,10 @@ from typing import Any
 
 from tests.daemon.ranks.ring_files import RingFile
 from tests.manual_clock import ManualClock
+from warpwatch_daemon.ranks.counts import Positions
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.inboxes import Inboxes
 from warpwatch_daemon.ranks.pods import KnownPods
-from warpwatch_daemon.ranks.saved import Positions
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.ranks.table import LIMITS, Limits
 from warpwatch_telemetry.records import RankEvent, Record, Step

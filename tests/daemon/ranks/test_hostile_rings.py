@@ -14,8 +14,8 @@ import pytest
 from tests.daemon.ranks.ring_files import whole_ring
 from tests.daemon.ranks.sources import RankNode
 from warpwatch import protocol
+from warpwatch_daemon.ranks.counts import FILE, Positions, SavedRank
 from warpwatch_daemon.ranks.record_budget import fair_shares
-from warpwatch_daemon.ranks.saved import FILE, Positions, SavedRank
 from warpwatch_daemon.ranks.table import MAX_RINGS_PER_OWNER, RingTable
 from warpwatch_telemetry.records import Step
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.daemon.ranks.sources import STATIC, A, B, C, finds_daemon, made_later
 from warpwatch import protocol
-from warpwatch_daemon.ranks import ended
+from warpwatch_daemon.ranks import source
 from warpwatch_daemon.ranks.table import LIMITS
 from warpwatch_telemetry.records import Step
 
@@ -219,7 +219,7 @@ def test_an_ended_ring_gives_its_place_back_at_once_where_another_waits(node):
 
 @with_limits(rings=2)
 def test_a_rank_whose_ring_made_room_and_that_goes_on_is_followed(node, monkeypatch):
-    monkeypatch.setattr(ended, "MAX_RINGS_PER_OWNER", 1)
+    monkeypatch.setattr(source, "MAX_RINGS_PER_OWNER", 1)
     about = {"world_size": 3, "run": "r1"}
     for rank in (0, 1):
         node.file(rank=rank, **about).step()

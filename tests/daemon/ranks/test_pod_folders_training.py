@@ -16,7 +16,7 @@ from tests.daemon.ranks.sources import A, B
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import STEPPING
 from tests.waiting import eventually
-from warpwatch_daemon.ranks.saved import FILE
+from warpwatch_daemon.ranks.counts import FILE
 from warpwatch_runtime.open_files import ENOUGH
 
 # What a container runtime does with the two mounts of the pod's specification, and its own PIDs.

@@ -15,8 +15,7 @@ from tests.daemon.ranks.sources import A, B, RankNode, made_later
 from warpwatch_capturing.participant import FetchError
 from warpwatch_daemon.config.sections import RendezvousConfig
 from warpwatch_daemon.ranks import inbox, quotas
-from warpwatch_daemon.ranks.quotas import Quotas
-from warpwatch_daemon.ranks.usage import Count
+from warpwatch_daemon.ranks.quotas import Count, Quotas
 from warpwatch_runtime.directory import Directory
 from warpwatch_telemetry.errors import Refused
 

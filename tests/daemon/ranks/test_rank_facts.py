@@ -14,10 +14,10 @@ from tests.daemon.ranks.sources import TRAINS, RankNode
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch import protocol
+from warpwatch_daemon.ranks.counts import FILE
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.process import OomKills, reading, silent_reason
 from warpwatch_daemon.ranks.rank_processes import LONG_WAIT, RankProcessor
-from warpwatch_daemon.ranks.saved import FILE
 from warpwatch_devices.process_tree import Process, read_process
 from warpwatch_telemetry.recent_steps import RecentSteps
 from warpwatch_telemetry.records import RankEvent, RankSeen, Step

@@ -13,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.state.device_table import DeviceTable
-from warpwatch_daemon.state.hub import Hub
+from warpwatch_daemon.state.hub import DeviceTable, Hub
 from warpwatch_runtime.agent_metrics import MAX_OWNERS, AgentMetrics
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.catalogue import CATALOGUE

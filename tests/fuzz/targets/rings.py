@@ -11,10 +11,9 @@ from typing import Any
 from tests.daemon.ranks.ring_files import RingFile
 from tests.fuzz.watch import Target
 from warpwatch import protocol
-from warpwatch_daemon.ranks.ended import RING_AFTER_END_S
+from warpwatch_daemon.ranks.counts import Positions
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.saved import Positions
-from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_daemon.ranks.source import RING_AFTER_END_S, RanksSource
 from warpwatch_telemetry import log
 from warpwatch_telemetry.records import Record
 

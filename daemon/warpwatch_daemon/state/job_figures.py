@@ -1,22 +1,78 @@
-"""Energy of ranks and jobs: what their devices have used while they ran and this daemon looked.
-
-The owners of the ranks on one device share its energy evenly, and so do the ranks of each, so that
-their sum is never more than the device's own counter: no counter knows which of them used more, and
-which device a rank is on is its own word. Not attributed are the energy of a GPU in MIG
-mode, whose counter covers all of its instances, and that of an interval in which the counter was
-reset or its source changed.
-"""
+"""Calculates figures of jobs: their energy, and their model FLOPs utilization (MFU)."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from warpwatch_diagnosis.measures.roofline import peaks_of
+from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
 from warpwatch_telemetry.state import RankState
+
+
+def ideal_steps(captures: Iterable[Capture]) -> dict[JobId, float]:
+    """By job, seconds of a step in which its GPUs would compute all the time at their peak."""
+    found = {}
+    for capture in captures:
+        traces = (capture.diagnosis or {}).get("traces") or ()
+        steps_s = [s for trace in traces if (s := _ideal_step(trace)) is not None]
+        if steps_s:
+            found[capture.request.job_id] = statistics.fmean(steps_s)
+    return found
+
+
+def _ideal_step(trace: Mapping[str, Any]) -> float | None:
+    ratio = (trace.get("roofline") or {}).get("mfu_ratio")
+    steps, window_s = trace.get("steps"), trace.get("window_s")
+    return ratio * window_s / steps if ratio and window_s and steps else None
+
+
+def ratios(
+    ranks: Sequence[RankState], ideal_step_s: float | None, models: Mapping[str, str]
+) -> dict[str, float]:
+    """By method, of the ranks of one job that run. ``models``: names of GPUs by UUID."""
+    running = [rank for rank in ranks if rank.steps_per_s]
+    found = {"user": _mean(running, models, _said)}
+    if running and ideal_step_s is not None:
+        found["shapes"] = ideal_step_s * statistics.median(r.steps_per_s or 0.0 for r in running)
+    if not any(found.values()):
+        found = {"parameters": _mean(running, models, _by_parameters)}
+    return {method: ratio for method, ratio in found.items() if ratio}
+
+
+def _mean(
+    ranks: Sequence[RankState],
+    models: Mapping[str, str],
+    flops_per_s: Callable[[RankState], float],
+) -> float:
+    """Over ranks of which all are known, else 0."""
+    known = []
+    for rank in ranks:
+        peaks = peaks_of(models.get(rank.device or ""))
+        peak = peaks.flops_per_s.get(rank.precision) if peaks else None
+        known.append(flops_per_s(rank) / peak if peak else 0.0)
+    return statistics.fmean(known) if known and all(known) else 0.0
+
+
+def _said(rank: RankState) -> float:
+    flops_per_s = rank.flops_per_token * (rank.tokens_per_s or 0.0)
+    flops_per_s = flops_per_s or rank.flops_per_sample * (rank.samples_per_s or 0.0)
+    # They read the same batch, and each computes its part of it.
+    sharing = (rank.parallel.get(kind, (0, 1))[1] for kind in ("tensor", "pipeline", "context"))
+    return flops_per_s / math.prod(sharing)
+
+
+def _by_parameters(rank: RankState) -> float:
+    splits = any(size > 1 for kind, (_, size) in rank.parallel.items() if kind != "data")
+    return 0.0 if splits else 6.0 * rank.parameters * (rank.tokens_per_s or 0.0)
+
 
 ENERGY: SeriesKey = ("device_energy_joules_total", ())
 MIG_MODE: SeriesKey = ("device_mig_mode", ())

@@ -1,10 +1,8 @@
-"""The runs that go on, summed up now and then, and those that ended, as far back as there is room.
-
-``observe``, ``take`` and ``advance`` are the pipeline's and touch no disk; ``write`` is a loop's.
-"""
+"""Summaries of runs on disk: ``<store>/runs/<owner>/<job>/<run>.json``."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import threading
@@ -12,20 +10,82 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
 
 from warpwatch._version import __version__
-from warpwatch_daemon.history.runs.run_files import RunFiles
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.detectors.run_regression import EVENT
 from warpwatch_detection.runs.comparison import compared, earlier, has_enough, name_of
 from warpwatch_detection.runs.run_figures import RunFigures
+from warpwatch_runtime import files
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.runs import SCHEMA, RunSummary
 from warpwatch_telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
+
+FOLDER = "runs"
+# Of a segment of a path, in bytes.
+MAX_SEGMENT = 128
+# A summary of a run with 1,000 ranks and a histogram that is full.
+MAX_BYTES = 256 << 10
+
+
+def key_of(job: JobId) -> str:
+    """Below ``runs/``, the same in the remote store."""
+    return "/".join(map(_segment, job)) + ".json"
+
+
+def _segment(text: str) -> str:
+    """One name of a path: percent-encoded, and where that is too long, cut and told apart."""
+    name = quote(text, safe="")
+    if not name.strip("."):
+        # No name of a path is empty, "." or "..".
+        name = name.replace(".", "%2E") or "%00"
+    if len(name) <= MAX_SEGMENT - len(".json"):
+        return name
+    return name[: MAX_SEGMENT - 16] + "-" + hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+class RunFiles:
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._folder = store / FOLDER
+
+    def load(self) -> list[RunSummary]:
+        """Oldest first; what cannot be read is passed over and logged."""
+        found = []
+        for path in self._folder.glob("*/*/*.json"):
+            try:
+                with path.open("rb") as file:
+                    summary = msgspec.json.decode(file.read(MAX_BYTES), type=RunSummary)
+                if summary.schema == SCHEMA:
+                    found.append(summary)
+            except (OSError, msgspec.DecodeError) as error:
+                logger.warning("cannot read %s: %s", path, error)
+        return sorted(found, key=lambda summary: summary.first_time)
+
+    def save(self, summary: RunSummary) -> None:
+        """Raises OSError."""
+        path = self._folder / key_of(summary.job_id)
+        files.make_folders(self._store, path.parent)
+        files.write(path, msgspec.json.encode(summary), durable=False)
+
+    def remove(self, job: JobId) -> None:
+        path = self._folder / key_of(job)
+        path.unlink(missing_ok=True)
+        for folder in (path.parent, path.parent.parent):
+            try:
+                folder.rmdir()
+            except OSError:
+                # Others of the job, or of the owner.
+                return
+
 
 REFRESH_S = 10.0
 URGENT_S = 1.0

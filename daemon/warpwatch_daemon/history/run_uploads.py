@@ -14,8 +14,7 @@ from dataclasses import replace
 import msgspec
 
 from warpwatch_capturing.remote.remote_store import RemoteStore, RemoteStoreError
-from warpwatch_daemon.history.runs.run_files import FOLDER, key_of
-from warpwatch_daemon.history.runs.run_table import RunTable
+from warpwatch_daemon.history.runs import FOLDER, RunTable, key_of
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.pause import Pause
 from warpwatch_telemetry.captures import UPLOAD_OUTCOMES

@@ -1,0 +1,222 @@
+"""Builds the agent's parts from the configuration; what is off is not even imported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from warpwatch_capturing.alerts.alert_requests import AlertRequests
+from warpwatch_capturing.disk import Disk
+from warpwatch_capturing.policy import Policy
+from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.service import CaptureService
+from warpwatch_capturing.store import Store
+from warpwatch_capturing.triggers.decisions import Triggers
+from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.history.runs import RunTable
+from warpwatch_daemon.participants.local_ranks import LocalParticipants
+from warpwatch_daemon.participants.stacks import gil_stacks
+from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.inboxes import Inboxes
+from warpwatch_daemon.ranks.quotas import Quotas
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_devices.network import INTERVAL_S as NETWORK_INTERVAL_S
+from warpwatch_devices.network import NetworkSource
+from warpwatch_devices.source import Source, Surroundings
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.supervisor import Loop, Supervisor
+from warpwatch_telemetry.captures import COUNTER_KINDS
+
+if TYPE_CHECKING:
+    from warpwatch_exporters.grafana import GrafanaAnnotations
+
+
+def hub_of(config: Config, node: str) -> Hub:
+    """What was not read again is believed for three missed intervals, and one for a late one."""
+    sources = config.sources
+    # Of those that are not read every second. dcgm-exporter reads DCGM every 30 s only, and what it
+    # says again is not published again.
+    intervals_s = {
+        "nvml": sources.nvml.interval_s,
+        "host": sources.host.interval_s,
+        "processes": 5.0,
+        "network": NETWORK_INTERVAL_S,
+        "dcgm_exporter": 30.0,
+    }
+    stale_after_s = {name: 4 * interval_s for name, interval_s in intervals_s.items()}
+    public_url = config.http.public_url_of(node)
+    return Hub(4.0, by_source=stale_after_s, hostname=node, public_url=public_url)
+
+
+def enabled_sources(config: Config, surroundings: Surroundings) -> list[Source]:
+    """The sources that the configuration asks for. What is off is not even imported."""
+    return [*_devices(config, surroundings), *_host(config, surroundings)]
+
+
+def _devices(config: Config, surroundings: Surroundings) -> Iterator[Source]:
+    sources = config.sources
+    if sources.nvml.enabled:
+        from warpwatch_devices.kernel_log import KernelLogSource
+        from warpwatch_devices.nvml.source import NvmlSource
+        from warpwatch_devices.xid_ledger import XidLedger
+
+        ledger = XidLedger()
+        yield NvmlSource(sources.nvml, surroundings, ledger)
+        if sources.kernel_log.enabled:
+            yield KernelLogSource(ledger)
+    if sources.simulated.enabled:
+        from warpwatch_devices.simulated.source import SimulatedSource
+
+        yield SimulatedSource(sources.simulated, surroundings.load_of)
+    if sources.dcgm.enabled:
+        from warpwatch_devices.dcgm.source import DcgmSource
+
+        yield DcgmSource(sources.dcgm, surroundings)
+    if sources.dcgm_exporter.url is not None:
+        from warpwatch_devices.dcgm.exporter_source import DcgmExporterSource
+
+        yield DcgmExporterSource(sources.dcgm_exporter, surroundings)
+
+
+def _host(config: Config, surroundings: Surroundings) -> Iterator[Source]:
+    sources = config.sources
+    if sources.host.enabled:
+        from warpwatch_devices.host import HostSource
+
+        yield HostSource(sources.host)
+        if not sources.simulated.enabled:
+            yield NetworkSource(surroundings)
+    if sources.processes.enabled:
+        from warpwatch_devices.processes import ProcessesSource
+
+        yield ProcessesSource(surroundings)
+    attribution = config.attribution
+    if {attribution.kubelet_socket, attribution.slurm, attribution.pod_logs} != {"off"}:
+        from warpwatch_devices.attribution.source import AttributionSource
+
+        yield AttributionSource(attribution, surroundings)
+
+
+RETENTION_INTERVAL_S = 60.0
+DISK_INTERVAL_S = 10.0
+# A finisher that has something to do is woken.
+FINISH_INTERVAL_S = 5.0
+INBOXES_INTERVAL_S = 1.0
+# Files that were never collected: of captures that this daemon no longer knows.
+SWEEP_AFTER_S = 3600.0
+
+
+class Capturing:
+    """``node``: how alerts call this one. ``hurry`` gets whether a capture runs."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        folder: RendezvousFolder,
+        ranks: RanksSource,
+        hub: Hub,
+        node: str,
+        hurry: Callable[[bool], None],
+    ) -> None:
+        self._hub = hub
+        self._ranks = ranks
+        self.disk = Disk(store.path)
+        self._quotas = Quotas(folder, config.rendezvous, ranks.reject)
+        self.policy = Policy(config.triggers, self.disk, excess=self._quotas.excess)
+        self.service = CaptureService(
+            self.policy, CaptureRegister(store, hub), LocalParticipants(self.policy, ranks), hub,
+            hurry, self._wake,
+        )  # fmt: skip
+        self.triggers = Triggers(self.service, ranks, hub)
+        self.alerts = AlertRequests(
+            lambda: hub.state() if hub.ranks_known() else None,
+            self.service.request,
+            self.service.register,
+            config.triggers.recipes,
+            ranks.targets,
+            node,
+        )
+        self._inboxes = Inboxes(folder, ranks.served_pods, ranks.reject)
+        self._finisher_loops: tuple[Loop, ...] = ()
+
+    def counters_wanted(self) -> bool:
+        """Whether a capture runs that needs the GPU's performance counters for itself."""
+        return any(
+            capture.request.kind in COUNTER_KINDS and capture.outcome is None
+            for capture in self._hub.captures()
+        )
+
+    def start(self, supervisor: Supervisor) -> None:
+        every, inboxes = supervisor.every, self._inboxes
+        self._finisher_loops = (
+            every("captures", FINISH_INTERVAL_S, self.service.finish),
+            every("stacks", FINISH_INTERVAL_S, self.service.finish_urgent),
+        )
+        every("retention", RETENTION_INTERVAL_S, self.service.retain)
+        every("inboxes", INBOXES_INTERVAL_S, self._tend_inboxes)
+        every("sweep", RETENTION_INTERVAL_S, lambda: inboxes.sweep(SWEEP_AFTER_S, time.time()))
+        every("disk", DISK_INTERVAL_S, self.disk.measure)
+        every("quotas", DISK_INTERVAL_S, self._quotas.measure)
+
+    def _tend_inboxes(self) -> None:
+        self._inboxes.tend(time.monotonic())
+        for ring, folder in self._ranks.take_ended():
+            gil_stacks.remove(folder.inbox, gil_stacks.file_name(ring.name), ring.owner_uid)
+
+    def close(self) -> None:
+        """When the loops have ended."""
+        self.service.close()
+
+    def _wake(self) -> None:
+        for loop in self._finisher_loops:
+            loop.wake()
+
+
+def grafana_follower(config: Config, node: str, metrics: AgentMetrics) -> GrafanaAnnotations | None:
+    """Annotations in Grafana; None where they are not wanted."""
+    wanted = config.exporters.grafana
+    if wanted.url is None:
+        return None
+    from warpwatch_exporters import grafana, grafana_api
+
+    annotations = metrics.counter("grafana_annotations_total")
+    for result in grafana.RESULTS:
+        # There from the start, so that an increase can be seen.
+        annotations.labels(result)
+    return grafana.GrafanaAnnotations(
+        grafana_api.GrafanaApi(wanted.url, wanted.token_file, wanted.ca_file),
+        grafana.Annotations(node, config.http.public_url_of(node)),
+        lambda result: annotations.labels(result).inc(),
+    )
+
+
+def uploads(
+    config: Config,
+    store: Store,
+    service: CaptureService,
+    runs: RunTable,
+    metrics: AgentMetrics,
+    node: str,
+    environ: Mapping[str, str],
+) -> Callable[[], None] | None:
+    """What a loop is to do for the remote store; None where there is none. Raises UsageError."""
+    url = config.remote_store.url
+    if url is None:
+        return None
+    from warpwatch_capturing.remote.remote_store import RemoteStore
+    from warpwatch_capturing.remote.uploads import Uploads
+    from warpwatch_daemon.history.run_uploads import RunUploads
+
+    remote = RemoteStore(url, environ)
+    register, is_settled = service.register, service.is_settled
+    of_captures = Uploads(remote, store.path, register, is_settled, metrics, node)
+    of_runs = RunUploads(remote, runs, metrics)
+
+    def advance() -> None:
+        of_captures.advance()
+        of_runs.advance()
+
+    return advance
