@@ -18,7 +18,7 @@ import psutil
 from warpwatch_devices.config import HostConfig
 from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.source import Sink, Source
-from warpwatch_runtime.loops import Supervisor
+from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.host_metrics import CPU_MODES, PRESSURE_RESOURCES
 from warpwatch_telemetry.metric import Values
 from warpwatch_telemetry.samples import HostSample, SourceHealth
@@ -39,7 +39,7 @@ class HostSource(Source):
         self._config = config
         self._errors = 0
 
-    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+    def start(self, supervisor: LoopRunner, sink: Sink) -> None:
         supervisor.every("host", self._config.interval_s, lambda: self._read(sink))
 
     def _read(self, sink: Sink) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from warpwatch_devices.source import Sink
 from warpwatch_devices.xid_ledger import XidLedger
-from warpwatch_runtime.loops import Supervisor
+from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.samples import SourceHealth
 from warpwatch_telemetry.xids import explain
 
@@ -121,7 +121,7 @@ class KernelLogSource:
         # Whether the log has been read to where it ended when it was opened.
         self._caught_up = False
 
-    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+    def start(self, supervisor: LoopRunner, sink: Sink) -> None:
         supervisor.every(self.name, INTERVAL_S, lambda: self._round(sink))
 
     def close(self) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.source import Sink, Source, Surroundings
-from warpwatch_runtime.loops import Supervisor
+from warpwatch_runtime.supervisor import LoopRunner
+from warpwatch_telemetry.host_metrics import CONGESTION, ERRORS
 from warpwatch_telemetry.metric import SeriesKey, Values
-from warpwatch_telemetry.network_metrics import CONGESTION, ERRORS
 from warpwatch_telemetry.samples import HostSample, SourceHealth
 
 SYS = Path("/sys")
@@ -37,7 +37,7 @@ class NetworkSource(Source):
         # Ports that were seen: one that is not listed any more is down.
         self._known: dict[str, Values] = {}
 
-    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+    def start(self, supervisor: LoopRunner, sink: Sink) -> None:
         supervisor.every(self.name, INTERVAL_S, lambda: self._read(sink))
 
     def _read(self, sink: Sink) -> None:

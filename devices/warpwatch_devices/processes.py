@@ -15,7 +15,7 @@ from pathlib import Path
 from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.process_tree import Process, ProcessTree, descendants, sees_host_processes
 from warpwatch_devices.source import Sink, Source, Surroundings
-from warpwatch_runtime.loops import Supervisor
+from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
@@ -35,7 +35,7 @@ class ProcessesSource(Source):
         self._tree = ProcessTree()
         self._usages: dict[tuple[int, int], ProcessUsage] = {}
 
-    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+    def start(self, supervisor: LoopRunner, sink: Sink) -> None:
         if not sees_host_processes():
             logger.info("processes that use a GPU are not followed: %s", _NOT_ON_THE_HOST)
             sink.publish_health(SourceHealth(self.name, True, _NOT_ON_THE_HOST))

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from warpwatch_runtime.loops import Supervisor
-from warpwatch_telemetry.attribution import Attribution
-from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_runtime.supervisor import LoopRunner
+from warpwatch_telemetry.samples import Attribution, DeviceSample, HostSample, SourceHealth
 
 
 class DeviceSink(Protocol):
@@ -40,7 +39,7 @@ class Source(Protocol):
 
     name: str
 
-    def start(self, supervisor: Supervisor, sink: Sink) -> None: ...
+    def start(self, supervisor: LoopRunner, sink: Sink) -> None: ...
 
     def close(self) -> None:
         """Give back what it holds, once its loops have ended; most hold nothing."""

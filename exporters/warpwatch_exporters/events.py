@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from warpwatch_telemetry.anomalies import Anomaly, scope_of
+from warpwatch_telemetry.anomalies import Anomaly, scope_of, sentence
 from warpwatch_telemetry.captures import Capture
-from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 _OF_REQUEST = ("kind", "trigger", "job", "owner", "run")

@@ -19,9 +19,8 @@ from warpwatch_exporters.events import verdict_of
 from warpwatch_exporters.grafana_api import GrafanaApi
 from warpwatch_runtime.http_requests import RequestError
 from warpwatch_runtime.pause import Pause
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import Anomaly, sentence
 from warpwatch_telemetry.captures import Capture
-from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)

@@ -22,10 +22,10 @@ from warpwatch_exporters.series import (
     labels_of,
     series_of,
 )
-from warpwatch_telemetry.attribution import Workload
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.profiles import Profile, names_of
+from warpwatch_telemetry.samples import Workload
 from warpwatch_telemetry.state import RankState, State
 
 # Prefixes that are cached beyond those of the newest page, e.g. of processes that have ended.

@@ -10,13 +10,11 @@ from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from warpwatch_exporters import links
-from warpwatch_telemetry.anomalies import KINDS, Anomaly, scope_of
-from warpwatch_telemetry.attribution import Attribution, Pod, Workload
+from warpwatch_telemetry.anomalies import KINDS, Anomaly, first_sentence, scope_of
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.jobs import JobId, whose
 from warpwatch_telemetry.metric import IDENTITY_LABELS, SeriesKey
-from warpwatch_telemetry.samples import DeviceSample
-from warpwatch_telemetry.sentence import first_sentence
+from warpwatch_telemetry.samples import Attribution, DeviceSample, Pod, Workload
 from warpwatch_telemetry.state import (
     COARSE_STEP_BOUNDS_S,
     PARALLELISM,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from warpwatch_runtime import command_line, log_output
-from warpwatch_runtime.config import loading
+from warpwatch_runtime import command_line, loading, log_output
 from warpwatch_telemetry.errors import UsageError
 
 

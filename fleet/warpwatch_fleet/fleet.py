@@ -34,17 +34,16 @@ from warpwatch_fleet.runs import RunPart, Runs
 from warpwatch_fleet.series import Series
 from warpwatch_fleet.targets import Targets
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.open_files import allow_enough
+from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Supervisor
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.alerts import Alert, AlertAnswer
-from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, sentence
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.runs import RunSummary
-from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch_fleet.config import ADDRESS, FleetConfig
-from warpwatch_runtime.config.loading import read_yaml
+from warpwatch_runtime.loading import read_yaml
 from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)

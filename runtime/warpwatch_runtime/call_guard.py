@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from warpwatch_runtime.loops import Loop, Supervisor
+from warpwatch_runtime.supervisor import LoopHandle, LoopRunner
 
 # Threads that one ``run_all`` may leave behind.
 MAX_THREADS = 64
@@ -82,7 +82,7 @@ class GuardedLoop:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: LoopRunner,
         name: str,
         interval_s: float,
         step: Callable[[CallGuard], None],
@@ -97,7 +97,7 @@ class GuardedLoop:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._closed = False
-        self._loop: Loop | None = None
+        self._loop: LoopHandle | None = None
         # Given up: on whose behalf the call was.
         self._hung: list[tuple[object, CallGuard]] = []
         self.guard = CallGuard(monotonic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -76,3 +77,15 @@ def touch(path: Path) -> None:
     except FileExistsError:
         if path.is_symlink() or not path.is_file():
             raise
+
+
+# 1,024 rings, the locks of 256 pods' folders and what else there is need no more.
+ENOUGH = 16_384
+
+
+def allow_enough() -> None:
+    """Shells and containers commonly allow 1,024 at first, as many as there may be rings."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

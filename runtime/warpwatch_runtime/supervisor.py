@@ -1,7 +1,7 @@
-"""One owner of all loops: every periodic piece of work runs here and nowhere else.
+"""Runs all loops: every periodic piece of work runs here and nowhere else.
 
-A loop that raises is logged and counted and goes on; a loop that does not return is seen by
-its ``busy_s`` and costs no other loop anything.
+A loop that raises is logged and counted and goes on. A loop that does not return shows it by
+``busy_s`` and delays no other loop. Devices see loops through LoopHandle and LoopRunner.
 
 Loops take the clock (``monotonic``, seconds) and the way to wait between rounds from their caller.
 ``wait`` gets the event that ends the wait early and the seconds to wait; it returns whether the
@@ -15,6 +15,33 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol
+
+
+class LoopHandle(Protocol):
+    """A piece of work that is repeated in a thread of its own."""
+
+    interval_s: float
+    last_duration_s: float
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the running round has taken so far; 0 between rounds."""
+
+    def wake(self) -> None:
+        """Run the next round now instead of at its time."""
+
+    def stop(self, timeout_s: float = 0.0) -> None: ...
+
+
+class LoopRunner(Protocol):
+    """Owns all loops, their threads and their exceptions."""
+
+    def every(self, name: str, interval_s: float, step: Callable[[], None]) -> LoopHandle: ...
+
 
 logger = logging.getLogger(__name__)
 

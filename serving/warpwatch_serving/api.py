@@ -17,10 +17,9 @@ from warpwatch_serving.access import Access, caller_of, may_see, visible
 from warpwatch_serving.answers import ApiError, json_answer
 from warpwatch_serving.request_data import filters, json_body
 from warpwatch_serving.watcher import Watcher
-from warpwatch_telemetry.anomalies import Anomaly, Detected, scope_of
+from warpwatch_telemetry.anomalies import Anomaly, Detected, scope_of, sentence
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
-from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 # The status of a refusal by its reason; what is not here is a conflict with what goes on.

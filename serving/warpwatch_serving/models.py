@@ -21,9 +21,9 @@ from warpwatch_telemetry.captures import (
     Capture,
     Decision,
 )
+from warpwatch_telemetry.catalogue import series_text
 from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample, SourceHealth
-from warpwatch_telemetry.series_text import series_text
 from warpwatch_telemetry.state import JobState, RankState
 
 AnomalyKind = Annotated[str, Field(json_schema_extra={"enum": list(KINDS)})]

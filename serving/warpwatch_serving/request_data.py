@@ -11,7 +11,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from warpwatch_runtime.config.mistakes import mistakes
+from warpwatch_runtime.loading import mistakes
 from warpwatch_serving.answers import ApiError
 from warpwatch_serving.guard import MAX_BODY_BYTES, too_large
 from warpwatch_serving.models import Filters

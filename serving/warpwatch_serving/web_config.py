@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from warpwatch_runtime.config.loading import read_yaml
-from warpwatch_runtime.config.mistakes import mistakes
+from warpwatch_runtime.loading import mistakes, read_yaml
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.sections import Section
 

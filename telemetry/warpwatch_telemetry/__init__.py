@@ -1,14 +1,13 @@
-"""The words that all parts share: data, no behaviour.
+"""Defines the data that all packages share, without behaviour.
 
-- metric, catalogue, *_metrics: every metric we export, one row each
-- samples: one reading of a device or of the host
-- jobs: which job something is of: owner, name and run
-- records: what happens, in order of time; log: its JSON form, the telemetry log; series_text: a
-  device's series in it
-- anomalies: the closed set of kinds, and one finding
-- captures: one profiling request and what it brought; alerts: what became of an alert
-- attribution: whose work runs where; xid*: what XIDs mean; dcgm_names: DCGM's metrics
-- sections: the base of the configuration; errors: what ends a command with one line
-- state: everything known at one moment, which exporters turn into another format
-- newest: a mapping of bounded size
+- metric, catalogue, *_metrics: every metric, one row each
+- samples: one reading of a device or of the host, and the workloads on devices
+- jobs: the identity of a job: owner, name and run
+- records: events in order of time; log: their JSON form, the telemetry log; stream: to a fleet
+- anomalies: their kinds, and one finding with its sentence
+- captures: one profiling request and its result; alerts: the outcomes of an alert
+- xids, dcgm_names: the meaning of XIDs, and DCGM's names of metrics
+- sections: the base of the configuration; errors: end a command with one line
+- state: the current state of an agent, which exporters turn into other formats
+- newest: mappings of bounded size
 """

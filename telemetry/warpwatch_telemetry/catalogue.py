@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from warpwatch_telemetry.agent_metrics import AGENT_METRICS
 from warpwatch_telemetry.dcgm_names import DCGM_NAMES
-from warpwatch_telemetry.device_metrics import DEVICE_METRICS
-from warpwatch_telemetry.host_metrics import HOST_METRICS
+from warpwatch_telemetry.device_metrics import DEVICE_METRICS, RELIABILITY_METRICS
+from warpwatch_telemetry.host_metrics import HOST_METRICS, NETWORK_METRICS
 from warpwatch_telemetry.job_metrics import JOB_METRICS
-from warpwatch_telemetry.metric import IDENTITY_LABELS, Metric
-from warpwatch_telemetry.network_metrics import NETWORK_METRICS
-from warpwatch_telemetry.reliability_metrics import RELIABILITY_METRICS
+from warpwatch_telemetry.metric import IDENTITY_LABELS, Metric, SeriesKey
 
 _SECTIONS = (
     ("Devices", DEVICE_METRICS + RELIABILITY_METRICS),
@@ -74,3 +74,47 @@ def _aliases(row: Metric) -> Iterable[str]:
 
 if __name__ == "__main__":
     sys.stdout.write(markdown())
+
+
+_DEVICE = "device_"
+_SERIES = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})?", re.DOTALL)
+_LABEL = re.compile(r"(?P<label>\w+)=(?P<value>(?:\\.|[^\\,}])*)(?:,|$)", re.DOTALL)
+
+
+def series_text(key: SeriesKey) -> str:
+    """A series as text."""
+    name, values = key
+    row = CATALOGUE.get(name)
+    labels = row.labels if row else tuple(f"label{i}" for i in range(len(values)))
+    text = name.removeprefix(_DEVICE)
+    if not values:
+        return text
+    pairs = zip(labels, values, strict=False)
+    own = ",".join(f"{label}=" + re.sub(r"([\\,}])", r"\\\1", value) for label, value in pairs)
+    return f"{text}{{{own}}}"
+
+
+# A log repeats the same few hundred; process ids come and go.
+@functools.lru_cache(maxsize=4096)
+def series_key(text: str) -> SeriesKey:
+    """The inverse of series_text. Raises ValueError when the text is no series."""
+    match = _SERIES.fullmatch(text)
+    if match is None:
+        raise ValueError(f"metrics: {text!r} is no metric")
+    name = match["name"] if match["name"] in CATALOGUE else _DEVICE + match["name"]
+    given = _labels(text, match["labels"] or "")
+    row = CATALOGUE.get(name)
+    labels = row.labels if row else tuple(given)
+    return name, tuple(given.get(label, "") for label in labels)
+
+
+def _labels(text: str, inside: str) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    position = 0
+    while position < len(inside):
+        match = _LABEL.match(inside, position)
+        if match is None:
+            raise ValueError(f"metrics: {text!r} has bad labels")
+        labels[match["label"]] = re.sub(r"\\(.)", r"\1", match["value"], flags=re.DOTALL)
+        position = match.end()
+    return labels

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT
 
+from warpwatch_telemetry.catalogue import series_key, series_text
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import (
@@ -25,7 +26,6 @@ from warpwatch_telemetry.records import (
     Record,
     Step,
 )
-from warpwatch_telemetry.series_text import series_key, series_text
 from warpwatch_telemetry.state import PARALLELISM
 
 # More than any job has ranks.

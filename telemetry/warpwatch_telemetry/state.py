@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch_telemetry.attribution import Attribution
 from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_telemetry.samples import Attribution, DeviceSample, HostSample, SourceHealth
 
 # Upper bounds in seconds of warpwatch_step_duration_seconds; a last bucket counts the rest.
 COARSE_STEP_BOUNDS_S = (

@@ -19,12 +19,21 @@ from warpwatch_devices.simulated.device import SimulatedDevice
 from warpwatch_devices.simulated.profiles import PROFILES
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.attribution import Attribution, Pod, ProcessOwner, SlurmJob, Workload
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.profiles import names_of
-from warpwatch_telemetry.samples import DeviceProcess, DeviceSample, HostSample, SourceHealth
+from warpwatch_telemetry.samples import (
+    Attribution,
+    DeviceProcess,
+    DeviceSample,
+    HostSample,
+    Pod,
+    ProcessOwner,
+    SlurmJob,
+    SourceHealth,
+    Workload,
+)
 from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram, JobState, RankState, State
 
 SCHEDULERS, STATES = ("kubernetes", "slurm"), ("idle", "healthy", "fault")

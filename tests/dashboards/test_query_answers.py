@@ -15,8 +15,14 @@ from warpwatch_dashboards.queries import allocations, grown, of_allocations, of_
 from warpwatch_devices.attribution.control_groups import owner_of
 from warpwatch_devices.attribution.device_processes import DeviceProcessesOrigin
 from warpwatch_exporters.prometheus import Options, render
-from warpwatch_telemetry.attribution import Attribution, Pod, ProcessOwner
-from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample
+from warpwatch_telemetry.samples import (
+    Attribution,
+    Device,
+    DeviceProcess,
+    DeviceSample,
+    Pod,
+    ProcessOwner,
+)
 from warpwatch_telemetry.state import State
 
 CHOSEN = dict.fromkeys(("cluster", "node", "instance", "namespace", "job"), ALL)

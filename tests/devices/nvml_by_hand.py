@@ -20,9 +20,9 @@ from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.gpm import GpmWorker
 from warpwatch_devices.nvml.library import initialise
 from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_telemetry.catalogue import series_text
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
-from warpwatch_telemetry.series_text import series_text
 
 
 def uuid(gpu: int) -> str:

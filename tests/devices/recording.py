@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 
-from warpwatch_telemetry.attribution import Attribution
-from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_telemetry.samples import Attribution, DeviceSample, HostSample, SourceHealth
 
 
 class RecordingSink:

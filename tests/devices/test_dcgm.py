@@ -26,8 +26,8 @@ from warpwatch_devices.dcgm.source import (
 )
 from warpwatch_devices.dcgm.values import PROFILING_ROWS
 from warpwatch_devices.source import Surroundings
+from warpwatch_telemetry.catalogue import series_text
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
-from warpwatch_telemetry.series_text import series_text
 
 STAND_IN = Path(__file__).with_name("dcgm_stand_in")
 A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"

@@ -12,9 +12,8 @@ from warpwatch_devices.config import SimulatedConfig
 from warpwatch_devices.simulated.device import SimulatedDevice
 from warpwatch_devices.simulated.profiles import PROFILES
 from warpwatch_devices.simulated.source import SimulatedSource, simulated_uuid
-from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.catalogue import CATALOGUE, series_text
 from warpwatch_telemetry.samples import DeviceSample
-from warpwatch_telemetry.series_text import series_text
 
 # What the exporter derives from the sample itself, not from its values.
 OF_THE_SAMPLE = {

@@ -11,10 +11,19 @@ import msgspec
 from warpwatch_devices.simulated.device import SimulatedDevice
 from warpwatch_devices.simulated.profiles import PROFILES
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.attribution import Attribution, Pod, ProcessOwner, SlurmJob, Workload
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.samples import Device, DeviceSample, HostSample, SourceHealth
+from warpwatch_telemetry.samples import (
+    Attribution,
+    Device,
+    DeviceSample,
+    HostSample,
+    Pod,
+    ProcessOwner,
+    SlurmJob,
+    SourceHealth,
+    Workload,
+)
 from warpwatch_telemetry.state import (
     JobState,
     RankState,

@@ -24,8 +24,8 @@ from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_exporters.grafana import Annotations, GrafanaAnnotations
 from warpwatch_exporters.grafana_api import GrafanaApi
+from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.config import loading
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 

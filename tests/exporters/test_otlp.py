@@ -30,8 +30,8 @@ from warpwatch_exporters.config import OtlpConfig
 from warpwatch_exporters.events import Events
 from warpwatch_exporters.otlp import MAX_WAITING, OtlpExporter
 from warpwatch_exporters.ways_out import WaysOut
+from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.config import loading
 
 ROTEL = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages/rotel")
 STATE = replace(state_of(), devices=simulated(1, 5), ranks=(rank(0),))

@@ -20,8 +20,8 @@ from warpwatch_exporters.config import ExportersConfig, WebhookConfig
 from warpwatch_exporters.events import Events
 from warpwatch_exporters.ways_out import WaysOut
 from warpwatch_exporters.webhooks import MAX_TRIES, MAX_WAITING, Webhook
+from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.config import loading
 from warpwatch_runtime.pause import FIRST_S, Pause
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture

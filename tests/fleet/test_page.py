@@ -32,10 +32,10 @@ from warpwatch_serving.models import PageFilters
 from warpwatch_serving.page.headline import headline
 from warpwatch_serving.page.job_order import ranked
 from warpwatch_serving.page.selection import Selection
+from warpwatch_telemetry.anomalies import sentence
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.samples import SourceHealth
-from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 __all__ = ["fleet", "url"]

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tests.waiting import DEADLINE_S
 from warpwatch_fleet.config import AgentsConfig, FleetConfig, FleetFile, ShardConfig
 from warpwatch_fleet.targets import Target, Targets
-from warpwatch_runtime.config.loading import load
+from warpwatch_runtime.loading import load
 
 SLURM = Path(__file__).resolve().parents[2] / "examples" / "slurm"
 # As `sinfo --noheader --Node --format='%n %T'` prints it: a line for each node and partition, with

@@ -5,7 +5,7 @@ from __future__ import annotations
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_serving import models
 from warpwatch_serving.answers import json_answer
-from warpwatch_telemetry.sentence import sentence
+from warpwatch_telemetry.anomalies import sentence
 from warpwatch_telemetry.state import State
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from warpwatch_daemon.cli.config import schema
 from warpwatch_fleet.config import FleetFile
-from warpwatch_runtime.config.loading import REMOVED, SWITCHES
+from warpwatch_runtime.loading import REMOVED, SWITCHES
 
 _FOR_PEOPLE = ("title", "description", "default", "$schema")
 # Pydantic reads these texts as numbers.

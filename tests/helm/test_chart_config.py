@@ -11,7 +11,7 @@ from tests.helm import chart
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config.sections import Config
 from warpwatch_fleet.config import FleetFile
-from warpwatch_runtime.config import loading
+from warpwatch_runtime import loading
 
 
 def config_maps(objects: tuple[chart.Object, ...]) -> dict[str, chart.Object]:

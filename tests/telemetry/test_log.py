@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warpwatch_telemetry.catalogue import series_key, series_text
 from warpwatch_telemetry.log import Decoder, decode, encode
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
-from warpwatch_telemetry.series_text import series_key, series_text
 
 RECORDS: list[Record] = [
     RankSeen(1.0, "llama", 3, 8, "GPU-a"),

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.sentence import first_sentence, sentence
+from warpwatch_telemetry.anomalies import Anomaly, first_sentence, sentence
 
 BEGIN = 1_700_018_000.0
 SINCE = "since 03:13 UTC on 15 Nov"

@@ -43,7 +43,7 @@ from warpwatch_devices.source import Surroundings
 from warpwatch_exporters.prometheus import Options
 from warpwatch_exporters.ways_out import WaysOut
 from warpwatch_runtime.call_guard import run_all
-from warpwatch_runtime.open_files import allow_enough
+from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.alerts import Alert, AlertAnswer

@@ -26,10 +26,9 @@ from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.anomalies.snapshot import SnapshotPart
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import Anomaly, sentence
 from warpwatch_telemetry.records import Clock, Record, Step
 from warpwatch_telemetry.samples import SourceHealth
-from warpwatch_telemetry.sentence import sentence
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from warpwatch_capturing.policy import Policy
 from warpwatch_daemon.config.sections import Config
+from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.config import loading
 from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,8 @@ from typing import Any
 import yaml
 
 from warpwatch_daemon.config.sections import Config
-from warpwatch_runtime import command_line
+from warpwatch_runtime import command_line, loading
 from warpwatch_runtime.command_line import say
-from warpwatch_runtime.config import loading
 from warpwatch_telemetry.errors import UsageError
 
 

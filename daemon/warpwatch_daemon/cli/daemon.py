@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from warpwatch_daemon.config.sections import Config
-from warpwatch_runtime import command_line, log_output
-from warpwatch_runtime.config import loading
+from warpwatch_runtime import command_line, loading, log_output
 from warpwatch_telemetry.errors import UsageError
 
 

@@ -18,9 +18,8 @@ from warpwatch_daemon.doctor.check import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.ranks.folder import resolve
 from warpwatch_devices.nvml import survey
-from warpwatch_runtime import command_line
+from warpwatch_runtime import command_line, loading
 from warpwatch_runtime.command_line import say
-from warpwatch_runtime.config import loading
 
 _NARROWEST, _WIDEST = 60, 120
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
+from warpwatch_telemetry.catalogue import series_text
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, Record, Step
-from warpwatch_telemetry.series_text import series_text
 
 BEFORE_S = 600.0
 AFTER_S = 300.0

@@ -20,7 +20,7 @@ from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.ring_folder import PodFolder
 from warpwatch_daemon.ranks.table import Limits, OpenRing, RingCount, RingTable
 from warpwatch_runtime.directory import PRIVATE, Directory, make
-from warpwatch_telemetry.attribution import Pod
+from warpwatch_telemetry.samples import Pod
 
 logger = logging.getLogger(__name__)
 

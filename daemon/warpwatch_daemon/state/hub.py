@@ -18,13 +18,12 @@ from warpwatch._version import __version__
 from warpwatch_daemon.state import job_figures
 from warpwatch_daemon.state.job_figures import JobEnergy, RankId
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_telemetry.attribution import Attribution, Pod
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import DEVICE_PRECEDENCE, SeriesKey
 from warpwatch_telemetry.records import DeviceReading, PortReading, Record
-from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_telemetry.samples import Attribution, DeviceSample, HostSample, Pod, SourceHealth
 from warpwatch_telemetry.state import JobState, RankState, State
 
 # When its most trusted source finds a device in such a state, values from other sources are old.

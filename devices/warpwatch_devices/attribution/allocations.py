@@ -11,7 +11,7 @@ from warpwatch_devices.attribution.device_ids import (
     parse_device_id,
     parse_driver_name,
 )
-from warpwatch_telemetry.attribution import Workload
+from warpwatch_telemetry.samples import Workload
 
 # NVIDIA's driver for dynamic resource allocation.
 GPU_DRIVER = "gpu.nvidia.com"

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from warpwatch_devices.attribution.slurm_folder import SLURM_WORD
-from warpwatch_telemetry.attribution import ProcessOwner, SlurmJob
+from warpwatch_telemetry.samples import ProcessOwner, SlurmJob
 
 _PROC = Path("/proc")
 # More hierarchies and deeper paths than any kernel has.

@@ -8,8 +8,7 @@ from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer
 from warpwatch_devices.process_tree import sees_host_processes
 from warpwatch_devices.processes import gpu_processes
-from warpwatch_telemetry.attribution import Attribution, ProcessOwner, SlurmJob
-from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.samples import Attribution, DeviceSample, ProcessOwner, SlurmJob
 
 # A GPU has some ten processes at most; what is beyond this is not looked at.
 MAX_PROCESSES = 1024

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from warpwatch_devices.attribution.allocations import allocations_of
 from warpwatch_devices.attribution.known_devices import KnownDevices
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
-from warpwatch_telemetry.attribution import Attribution, Workload
-from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.samples import Attribution, DeviceSample, Workload
 
 if TYPE_CHECKING:
     from warpwatch_devices.attribution.podresources_client import PodResourcesClient

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from warpwatch_telemetry.attribution import Attribution
-from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.samples import Attribution, DeviceSample
 
 
 class OriginError(Exception):

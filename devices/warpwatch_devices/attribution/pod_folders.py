@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer, OriginError
-from warpwatch_telemetry.attribution import Attribution, Pod
-from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.samples import Attribution, DeviceSample, Pod
 
 DEFAULT_FOLDER = Path("/var/log/pods")
 # A kubelet runs 110 pods unless it is configured otherwise, and keeps some that have ended.

@@ -16,7 +16,7 @@ import grpc
 from warpwatch_devices.attribution import podresources_pb2
 from warpwatch_devices.attribution.allocations import ListedDevice
 from warpwatch_devices.attribution.origin import OriginError
-from warpwatch_telemetry.attribution import Workload
+from warpwatch_telemetry.samples import Workload
 
 DEADLINE_S = 10.0
 # A kubelet answers before it has its pods from the API server, which then mostly takes it a moment.

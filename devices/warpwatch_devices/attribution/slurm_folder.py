@@ -19,8 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer, OriginError
-from warpwatch_telemetry.attribution import Attribution, SlurmJob
-from warpwatch_telemetry.samples import Device, DeviceSample
+from warpwatch_telemetry.samples import Attribution, Device, DeviceSample, SlurmJob
 
 MAX_FILE_BYTES = 4096
 MAX_JOBS = 64

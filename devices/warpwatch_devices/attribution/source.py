@@ -15,7 +15,7 @@ from warpwatch_devices.attribution.pod_folders import PodFoldersOrigin, folder_o
 from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.source import Sink, Surroundings
-from warpwatch_runtime.loops import Supervisor
+from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class AttributionSource:
         self._failures: dict[str, str] = {}
         self._errors = 0
 
-    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+    def start(self, supervisor: LoopRunner, sink: Sink) -> None:
         """A loop for each origin: one that does not answer keeps no other waiting."""
         sink.publish_health(SourceHealth(self.name, up=True))
         for origin in self._origins:

@@ -25,7 +25,7 @@ from warpwatch_devices.config import DcgmExporterConfig
 from warpwatch_devices.dcgm.devices import PublishedDevices, device_of
 from warpwatch_devices.dcgm.scrape import Scrape, read
 from warpwatch_devices.source import Sink, Source, Surroundings
-from warpwatch_runtime.loops import Supervisor
+from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class DcgmExporterSource(Source):
         self._errors = 0
         self._reason = ""
 
-    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+    def start(self, supervisor: LoopRunner, sink: Sink) -> None:
         supervisor.every(self.name, INTERVAL_S, lambda: self._read(sink))
 
     def _read(self, sink: Sink) -> None:

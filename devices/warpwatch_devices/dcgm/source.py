@@ -24,7 +24,7 @@ from warpwatch_devices.dcgm.pause import ProfilingPause
 from warpwatch_devices.dcgm.values import INSTANCE_ROWS, PROFILING_ROWS, in_our_unit
 from warpwatch_devices.source import Sink, Surroundings
 from warpwatch_runtime.call_guard import run_all
-from warpwatch_runtime.loops import Loop, Supervisor
+from warpwatch_runtime.supervisor import LoopHandle, LoopRunner
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
@@ -71,7 +71,7 @@ class DcgmSource:
         self._reason = "not connected yet"
         self._errors = 0
 
-    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+    def start(self, supervisor: LoopRunner, sink: Sink) -> None:
         tick_s = min(PAUSE_INTERVAL_S, INTERVAL_S)
         loop = supervisor.every(self.name, tick_s, lambda: self._step(sink))
         watchdog_s = min(1.0, STUCK_AFTER_S)
@@ -186,7 +186,7 @@ class DcgmSource:
         reason = "; ".join(text for text in reasons if text)
         return SourceHealth(self.name, True, reason, duration_s, self._errors)
 
-    def _watch(self, loop: Loop, sink: Sink) -> None:
+    def _watch(self, loop: LoopHandle, sink: Sink) -> None:
         """Report a call that does not return."""
         if loop.busy_s > STUCK_AFTER_S:
             reason = f"DCGM at {self._config.address} does not answer"

@@ -30,7 +30,7 @@ from warpwatch_devices.nvml.library import Meaning, address_of, code_of, meaning
 from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
 from warpwatch_runtime.call_guard import CallAbandoned, CallGuard, GuardedLoop
-from warpwatch_runtime.loops import Supervisor
+from warpwatch_runtime.supervisor import LoopRunner
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class EventWatcher:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: LoopRunner,
         sink: DeviceSink,
         ledger: XidLedger,
         monotonic: Callable[[], float] = time.monotonic,

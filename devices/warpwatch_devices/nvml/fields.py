@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import pynvml
 
-from warpwatch_telemetry.device_metrics import VIOLATION_POLICIES
+from warpwatch_telemetry.device_metrics import ECC_LOCATIONS, PCIE_ERRORS, VIOLATION_POLICIES
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.reliability_metrics import ECC_LOCATIONS, PCIE_ERRORS
 
 # As scopeId: the sum over all links.
 ALL_LINKS = 0xFFFFFFFF

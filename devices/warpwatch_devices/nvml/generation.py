@@ -21,14 +21,14 @@ from warpwatch_devices.nvml.library import LibraryGone
 from warpwatch_devices.nvml.scanner import DeviceListing, Scanner, Search
 from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
-from warpwatch_runtime.loops import Loop, Supervisor
+from warpwatch_runtime.supervisor import LoopHandle, LoopRunner
 
 logger = logging.getLogger(__name__)
 
 # Reasons for which a device that is still there may have been exchanged for another.
 _MAYBE_GONE = ("lost", "driver")
 
-Running = tuple[NvmlDevice, Loop]
+Running = tuple[NvmlDevice, LoopHandle]
 
 
 class Generation:
@@ -37,7 +37,7 @@ class Generation:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: LoopRunner,
         sink: DeviceSink,
         ledger: XidLedger,
         config: NvmlConfig,
@@ -60,7 +60,7 @@ class Generation:
         # Guards ``loops`` against changes by a scanner that comes back after the end.
         self._lock = threading.Lock()
         self._closed = False
-        self._removed_loops: list[Loop] = []
+        self._removed_loops: list[LoopHandle] = []
         # Of devices that have gone, until they are drained.
         self._past_costs: list[CallCosts] = []
 
@@ -149,7 +149,7 @@ class Generation:
         of_devices = (device.costs for device in self.devices)
         return (self._scanner.costs, self._companions.gpm.costs, *self._past_costs, *of_devices)
 
-    def _is_stuck(self, loop: Loop) -> bool:
+    def _is_stuck(self, loop: LoopHandle) -> bool:
         return loop.busy_s > self._config.stuck_after_s
 
     def _start(self, index: int) -> Running:
@@ -239,7 +239,7 @@ class Generation:
         there = self._is_stuck(loop) or not device.reason
         return not there, device.device.index not in listing.silent
 
-    def _remove(self, device: NvmlDevice, loop: Loop) -> None:
+    def _remove(self, device: NvmlDevice, loop: LoopHandle) -> None:
         logger.warning("device %s is not there any more", device.device.uuid)
         loop.stop()
         self._removed_loops = [old for old in self._removed_loops if old.alive] + [loop]

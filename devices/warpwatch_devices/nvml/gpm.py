@@ -23,7 +23,7 @@ from warpwatch_devices.nvml.gpm_devices import GivenUp, GpmDevice
 from warpwatch_devices.nvml.gpm_metrics import GpmRequest, refused, shares_of, traffic_of
 from warpwatch_devices.nvml.library import Meaning, address_of, code_of, meaning_of
 from warpwatch_runtime.call_guard import CallGuard, GuardedLoop
-from warpwatch_runtime.loops import Supervisor
+from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.metric import Values
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class GpmWorker:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: LoopRunner,
         interval_s: float,
         stuck_after_s: float,
         monotonic: Callable[[], float] = time.monotonic,

@@ -14,9 +14,8 @@ import pynvml
 
 from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of
 from warpwatch_devices.nvml.tiers import ONCE, RARE_S, SLOW_S, SLOWER_S, Reader
-from warpwatch_telemetry.device_metrics import THROTTLE_REASONS
+from warpwatch_telemetry.device_metrics import REMAP_AVAILABILITIES, THROTTLE_REASONS
 from warpwatch_telemetry.metric import SeriesKey, Values
-from warpwatch_telemetry.reliability_metrics import REMAP_AVAILABILITIES
 
 _MHZ = 1_000_000
 _HEAT_S = 2.0

@@ -16,7 +16,7 @@ import pynvml
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.library import LibraryGone, Meaning, code_of, meaning_of
 from warpwatch_runtime.call_guard import CallGuard, GuardedLoop
-from warpwatch_runtime.loops import Supervisor
+from warpwatch_runtime.supervisor import LoopRunner
 
 READER = "scan"
 INTERVAL_S = 10.0
@@ -83,7 +83,7 @@ class Scanner:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: LoopRunner,
         look: Callable[[Search], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -23,7 +23,7 @@ from warpwatch_devices.nvml.library import (
 )
 from warpwatch_devices.source import Sink, Surroundings
 from warpwatch_devices.xid_ledger import XidLedger
-from warpwatch_runtime.loops import Loop, Supervisor
+from warpwatch_runtime.supervisor import LoopHandle, LoopRunner
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class NvmlSource:
         # Every device that was seen, with the UUID of its GPU.
         self._known: dict[str, tuple[Device, str]] = {}
 
-    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+    def start(self, supervisor: LoopRunner, sink: Sink) -> None:
         interval_s = self._config.interval_s
         manager = supervisor.every(
             "nvml", min(1.0, interval_s), lambda: self._manage(supervisor, sink)
@@ -93,7 +93,7 @@ class NvmlSource:
             self._left.append(generation)
         self._release()
 
-    def _manage(self, supervisor: Supervisor, sink: Sink) -> None:
+    def _manage(self, supervisor: LoopRunner, sink: Sink) -> None:
         if self._generation is not None and self._generation.gone:
             self._leave(sink)
         self._release()
@@ -128,7 +128,7 @@ class NvmlSource:
                 # A driver that was left for another version's sake is not waited for.
                 self._retry_at = self._monotonic()
 
-    def _try(self, supervisor: Supervisor, sink: Sink) -> None:
+    def _try(self, supervisor: LoopRunner, sink: Sink) -> None:
         try:
             self._generation = self._begin(supervisor, sink)
             self._reason = ""
@@ -141,7 +141,7 @@ class NvmlSource:
             self._mismatched = False
             self._unavailable(f"{unavailable}; {_BLOCKED}" if self._left else str(unavailable))
 
-    def _begin(self, supervisor: Supervisor, sink: Sink) -> Generation:
+    def _begin(self, supervisor: LoopRunner, sink: Sink) -> Generation:
         initialise()
         try:
             count = count_devices()
@@ -183,7 +183,7 @@ class NvmlSource:
         reason = generation.trouble if generation.loops else "the driver has no device"
         return SourceHealth(self.name, True, reason, generation.slowest_s, errors)
 
-    def _watch(self, manager: Loop, sink: Sink) -> None:
+    def _watch(self, manager: LoopHandle, sink: Sink) -> None:
         if manager.busy_s > self._config.stuck_after_s:
             reason = "NVML does not answer"
             sink.publish_health(SourceHealth(self.name, False, reason, errors=self._errors))

@@ -14,17 +14,15 @@ from collections.abc import Mapping
 from warpwatch_devices.simulated.profiles import Profile
 from warpwatch_telemetry.device_metrics import (
     CLOCK_DOMAINS,
+    ECC_LOCATIONS,
+    NVLINK_ERRORS,
+    PCIE_ERRORS,
+    REMAP_AVAILABILITIES,
     THROTTLE_REASONS,
     TIMED_THROTTLE_REASONS,
     VIOLATION_POLICIES,
 )
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.reliability_metrics import (
-    ECC_LOCATIONS,
-    NVLINK_ERRORS,
-    PCIE_ERRORS,
-    REMAP_AVAILABILITIES,
-)
 from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample
 
 _NAMESPACE = uuid.UUID("a3c1b0f2-6f6e-4d0e-9f4b-2b0a57a7c001")

@@ -9,10 +9,9 @@ from warpwatch_devices.config import SimulatedConfig
 from warpwatch_devices.simulated.device import SimulatedDevice, simulated_uuid
 from warpwatch_devices.simulated.profiles import PROFILES
 from warpwatch_devices.source import Sink, Source
-from warpwatch_runtime.loops import Supervisor
-from warpwatch_telemetry.attribution import Attribution, Workload
+from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.samples import HostSample, SourceHealth
+from warpwatch_telemetry.samples import Attribution, HostSample, SourceHealth, Workload
 
 _PORT_BYTES_PER_S = 50e9
 
@@ -45,7 +44,7 @@ class SimulatedSource(Source):
         self._read_at: float | None = None
         self._sent_bytes = 0.0
 
-    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+    def start(self, supervisor: LoopRunner, sink: Sink) -> None:
         supervisor.every("simulated", INTERVAL_S, lambda: self._read(sink))
 
     def _read(self, sink: Sink) -> None:

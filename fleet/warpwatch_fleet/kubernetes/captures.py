@@ -32,7 +32,7 @@ from warpwatch_fleet.kubernetes.api import (
     seconds,
     timestamp,
 )
-from warpwatch_runtime.config.mistakes import mistakes
+from warpwatch_runtime.loading import mistakes
 from warpwatch_serving.bodies import CaptureBody
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused

@@ -20,8 +20,7 @@ from warpwatch_fleet.kubernetes.api import (
     timestamp,
 )
 from warpwatch_fleet.node import Node
-from warpwatch_telemetry.anomalies import DEVICE_KINDS
-from warpwatch_telemetry.sentence import sentence
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, sentence
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from warpwatch_exporters import links
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, timestamp
-from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly, sentence
 from warpwatch_telemetry.jobs import shard_key
 from warpwatch_telemetry.newest import put_newest
-from warpwatch_telemetry.sentence import sentence
 
 # With a round each 5 s: two writes a second.
 MAX_PER_ROUND = 10

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ConfigDict, ValidationError
 
 from warpwatch_fleet.config import InjectionConfig
-from warpwatch_runtime.config.loading import read_yaml
+from warpwatch_runtime.loading import read_yaml
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.sections import Section
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from warpwatch_runtime.quantities import NO_VALUE, ago, gibibytes, percent, sentence, text
-from warpwatch_telemetry.attribution import Workload
 from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import Workload
 from warpwatch_telemetry.state import State
 from warpwatch_telemetry.xids import explain
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from warpwatch_runtime.quantities import ago, plural, seconds, text
 from warpwatch_serving.models import PageFilters
 from warpwatch_serving.page.headline import worst_first
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import Anomaly, sentence
 from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, WAITING, Capture
-from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import State
 
 # Rows, unless all are asked for.

@@ -8,9 +8,8 @@ from typing import Literal
 
 from warpwatch_runtime.quantities import plural, text
 from warpwatch_serving.page.agents import unseen
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import Anomaly, sentence
 from warpwatch_telemetry.samples import DeviceSample
-from warpwatch_telemetry.sentence import sentence
 from warpwatch_telemetry.state import RankState, State
 
 Level = Literal["well", "idle", "info", "warning", "critical"]

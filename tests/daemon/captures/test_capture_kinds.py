@@ -26,7 +26,7 @@ from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.participants.local_ranks import LocalParticipants, LocalRanks
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_runtime.config.loading import parse
+from warpwatch_runtime.loading import parse
 from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest, RankCapture, Residual
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.detection.streams import EPOCH_S, Job
-from warpwatch_daemon.cli import explanation, main
+from warpwatch_daemon.cli import main, replay
 from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
@@ -100,7 +100,7 @@ def test_an_explanation_is_a_table_that_fits_its_width():
     long = DetectorStatus("fine", "so " * 60, name, 7, None, 1 / 3, -1e-10, 4e10, 0.31, 1234567)
     few = DetectorStatus("learning", "3 of 5 steps seen", "llama")
     statuses = [("step_regression", long), ("hang", few)]
-    table = list(explanation.lines(anomalies, suppressed, statuses))
+    table = list(replay.lines(anomalies, suppressed, statuses))
     assert max(map(len, table)) <= 100
     assert table[1].split() == ["found", "of", "began", "raised", "value", "baseline", "over"]
     assert table[2].split() == [
@@ -130,13 +130,13 @@ def test_the_json_form_has_the_keys_of_the_design_and_null_for_what_has_no_bound
         id="1-1", kind="hang", time=1.0, severity="warning", summary="silent", job="llama",
         owner="ns/team",
     )  # fmt: skip
-    assert explanation.anomaly_to_json(anomaly) == {
+    assert replay.anomaly_to_json(anomaly) == {
         "time": 1.0, "kind": "hang", "severity": "warning", "job": "llama", "rank": None,
         "device": None, "step": None, "begin_step": None, "value": None, "baseline": None,
         "summary": "silent", "scope": "job", "owner": "ns/team", "run": None,
     }  # fmt: skip
     reading = DetectorStatus("learning", "no limit yet", "llama", limit=float("inf"))
-    status = json.loads(json.dumps(explanation.status_to_json("hang", reading)))
+    status = json.loads(json.dumps(replay.status_to_json("hang", reading)))
     assert (status["kind"], status["limit"]) == ("hang", None)
 
 

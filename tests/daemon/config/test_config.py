@@ -20,8 +20,8 @@ from warpwatch_capturing.policy import Policy
 from warpwatch_daemon.agent.reloading import ConfigWatch, Reloading
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config.sections import Config
+from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.config import loading
 from warpwatch_telemetry.errors import UsageError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"

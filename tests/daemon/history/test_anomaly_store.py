@@ -21,7 +21,7 @@ from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.snapshot import SnapshotPart
 from warpwatch_detection.engine import Detection
-from warpwatch_runtime.config.loading import parse
+from warpwatch_runtime.loading import parse
 from warpwatch_runtime.state_file import StateFile
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 from warpwatch_telemetry.metric import SeriesKey

@@ -12,11 +12,10 @@ from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Detected
-from warpwatch_telemetry.attribution import Attribution, Workload
 from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.runs import RunSummary
-from warpwatch_telemetry.samples import DeviceProcess
+from warpwatch_telemetry.samples import Attribution, DeviceProcess, Workload
 from warpwatch_telemetry.state import Sensitivity, State
 
 # Steps that were too many and slowed the job down for good; a trace that lacks something, where

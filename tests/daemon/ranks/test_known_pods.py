@@ -12,8 +12,8 @@ from tests.manual_clock import ManualClock
 from warpwatch_daemon.ranks import inboxes
 from warpwatch_daemon.ranks.inboxes import GonePods
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_telemetry.attribution import Attribution, Pod
 from warpwatch_telemetry.records import RankSeen
+from warpwatch_telemetry.samples import Attribution, Pod
 
 OWN = f"uid/{os.getuid()}"
 TEAM = {A: Pod("team", "train-0")}

@@ -17,7 +17,7 @@ from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import STEPPING
 from tests.waiting import eventually
 from warpwatch_daemon.ranks.counts import FILE
-from warpwatch_runtime.open_files import ENOUGH
+from warpwatch_runtime.files import ENOUGH
 
 # What a container runtime does with the two mounts of the pod's specification, and its own PIDs.
 _MOUNT = """

@@ -14,7 +14,7 @@ from tests.devices.conftest import Cases
 from warpwatch_devices.attribution.control_groups import owner_of, read_owner
 from warpwatch_devices.attribution.device_processes import DeviceProcessesOrigin
 from warpwatch_devices.attribution.origin import OriginAnswer
-from warpwatch_telemetry.attribution import ProcessOwner, SlurmJob
+from warpwatch_telemetry.samples import ProcessOwner, SlurmJob
 
 UID = "099b88fb-2a99-45ad-af94-d91eb81a87e9"
 UNDERSCORED = UID.replace("-", "_")

@@ -19,7 +19,7 @@ from warpwatch_devices.attribution import kubelet, podresources_client
 from warpwatch_devices.attribution import podresources_pb2 as pb
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
-from warpwatch_telemetry.attribution import Workload
+from warpwatch_telemetry.samples import Workload
 
 WHOLE = "nvidia.com/gpu"
 

@@ -14,7 +14,7 @@ from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_devices.attribution.pod_folders import PodFoldersOrigin, folder_of
 from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
 from warpwatch_devices.attribution.source import Asker
-from warpwatch_telemetry.attribution import Pod, SlurmJob
+from warpwatch_telemetry.samples import Pod, SlurmJob
 
 TRAINING = "0b9f7a52-6f0c-4c35-9e0a-1d2c3b4a5f60"
 STATIC = "8fae0c9d3d1f4a5b6c7d8e9f0a1b2c3d"

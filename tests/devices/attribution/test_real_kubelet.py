@@ -25,7 +25,7 @@ from tests.waiting import eventually
 from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
 from warpwatch_devices.attribution.origin import OriginError
-from warpwatch_telemetry.attribution import ProcessOwner
+from warpwatch_telemetry.samples import ProcessOwner
 
 # Read here: every test runs without the variables of the project.
 BINARIES = os.environ.get("WARPWATCH_TEST_KUBELET", "")

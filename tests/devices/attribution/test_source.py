@@ -16,8 +16,7 @@ from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_devices.attribution.source import INTERVAL_S, Asker, AttributionSource, origins_of
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.source import Surroundings
-from warpwatch_telemetry.attribution import Attribution, SlurmJob
-from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.samples import Attribution, DeviceSample, SlurmJob
 
 
 class Scripted:

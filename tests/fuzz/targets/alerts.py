@@ -11,7 +11,7 @@ from tests.daemon.http.alert_node import alert, notification
 from tests.daemon.http.conftest import node_in_trouble
 from tests.fuzz.watch import Target
 from warpwatch_capturing.alerts import targets
-from warpwatch_runtime.config.mistakes import mistakes
+from warpwatch_runtime.loading import mistakes
 from warpwatch_serving import alert_webhook as webhook
 
 NODE = targets.this_node(node_in_trouble(), frozenset({"node-17"}))

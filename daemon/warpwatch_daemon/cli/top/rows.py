@@ -18,8 +18,8 @@ from warpwatch_runtime.quantities import NO_VALUE, gibibytes, plural, rate, seco
 from warpwatch_serving.page import devices as gpu
 from warpwatch_serving.page.agents import unseen
 from warpwatch_serving.page.headline import SEVERITIES
+from warpwatch_telemetry.catalogue import series_key
 from warpwatch_telemetry.metric import DEVICE_PRECEDENCE
-from warpwatch_telemetry.series_text import series_key
 
 WIDE = 120
 MAX_ROWS = 500
