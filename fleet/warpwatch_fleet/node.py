@@ -31,6 +31,7 @@ from warpwatch_telemetry.stream import (
     RunLine,
     StreamLine,
     decode_stream_line,
+    has_newer_fields,
 )
 
 # A node's clock is corrected by what it is ahead or behind; less than this is the network's.
@@ -79,7 +80,7 @@ class Node:
 
     up, reason: whether it can be followed, and why not. clock: until when, in the fleet's time,
     everything that happened there is known. refused: lines that were not believed, by why; newer:
-    lines of types that only newer versions know.
+    lines of types, or with fields, that only newer versions know.
     """
 
     def __init__(self, target: Target, names: NodeNames | None = None) -> None:
@@ -95,6 +96,7 @@ class Node:
         self.newer = 0
         # Of the agent, as it says.
         self.version = ""
+        self._is_newer = False
         self._anomalies: dict[str, Anomaly] = {}
         # As its agent says them, by id, the one that has changed last at the end.
         self.captures: dict[str, Capture] = {}
@@ -157,13 +159,15 @@ class Node:
             # Whatever is wrong with a line costs that line.
             self.refused["unreadable"] += 1
             return None
-        if said is None:
+        # Lines of other agents are read once.
+        if said is None or (self._is_newer and has_newer_fields(line)):
             self.newer += 1
         return said
 
     def _take(self, said: Record | StreamLine | None, size: int, now: float) -> Iterator[Record]:
         if isinstance(said, CursorLine):
             self.cursor, self.version = said.cursor[:64], said.version[:64]
+            self._is_newer = _numbers(self.version) > _numbers(__version__)
             if said.node != self.name and self.target.owner is None:
                 raise AgentError(f"the agent of {self.name} now says that it is on {said.node!r}")
         elif isinstance(said, GapLine):
@@ -354,7 +358,7 @@ class Node:
         elif self.up and self.newer:
             reason = (
                 f"its agent is {self.version or 'newer'}, this fleet {__version__}: "
-                f"{self.newer} lines of unknown types were ignored; upgrade the fleet"
+                f"{self.newer} lines have types or fields that it ignores; upgrade the fleet"
             )
         elif self.up and abs(self.skew_s) > TOLD_SKEW_S:
             side = "behind" if self.skew_s > 0 else "ahead"
@@ -370,3 +374,7 @@ class Node:
 
 def _is_time(time: float) -> bool:
     return 0 <= time <= MAX_TIME
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"[0-9]{1,9}", version)[:3]]

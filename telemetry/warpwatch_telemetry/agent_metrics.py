@@ -184,7 +184,7 @@ _FLEET = (
     ),
     _row(
         "fleet_newer_total",
-        "Lines of agents of a type that this version does not know: they were ignored.",
+        "Lines of agents of a type, or with a field, that this version does not know and ignores.",
         "node",
         origin="fleet",
     ),

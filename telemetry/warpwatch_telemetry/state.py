@@ -52,6 +52,7 @@ class RankState:
     other. calls_without_step: backwards and optimizer steps of a process that trains and in which
     no end of a step was seen; 0 where steps are seen, or may come yet. steps_elsewhere: of other
     threads that trained at the same time, which are not counted; two significant digits.
+    client: the version of its shim.
     parallel: of PARALLELISM, where known, the rank's place in it and how many there are.
     flops_per_token, flops_per_sample: of the model's training as the user says, 0 where not.
     parameters: that its optimizers train, 0 where that is not known. precision: as the user says,
@@ -77,6 +78,7 @@ class RankState:
     pod_uid: str | None = None
     framework: str = ""
     step_clock: str = ""
+    client: str = ""
     calls_without_step: int = 0
     steps_elsewhere: int = 0
     parallel: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -7,6 +7,7 @@ begins, once a minute, and when it ends.
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -55,6 +56,17 @@ _decoder: msgspec.json.Decoder[StreamLine] = msgspec.json.Decoder(StreamLine)
 _TAGS = {"anomaly", "capture", "run", "cursor", "gap"}
 
 
+# By type, the fields of a line; those of an event are free.
+_FIELDS = {name: {"type", *kind.__struct_fields__} for name, kind in TYPES.items()}
+del _FIELDS["event"]
+_NESTED = {
+    name: {field.name for field in fields(kind)}
+    for name, kind in (("anomaly", Anomaly), ("capture", Capture), ("run", RunSummary))
+}
+_FIELDS |= {name: {"type", name} for name in _NESTED}
+_FIELDS |= {"cursor": {"type", *CursorLine.__struct_fields__}, "gap": {"type", "lost"}}
+
+
 def encode_stream_line(line: StreamLine) -> bytes:
     return _encoder.encode(line) + b"\n"
 
@@ -82,3 +94,13 @@ def decode_stream_line(line: bytes) -> Record | StreamLine | None:
     if kind in _TAGS:
         return _decoder.decode(line)
     return records.decode(encoded) if kind in TYPES else None
+
+
+def has_newer_fields(line: bytes) -> bool:
+    """Return whether a line that can be decoded has fields that only newer versions know."""
+    said = json.loads(line)
+    kind = said["type"]
+    nested = said.get(kind) if kind in _NESTED else {}
+    return not said.keys() <= _FIELDS.get(kind, said.keys()) or not (
+        nested.keys() <= _NESTED.get(kind, set())
+    )

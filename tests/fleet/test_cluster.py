@@ -519,7 +519,7 @@ def test_a_line_that_a_newer_agent_alone_knows_is_ignored_and_counted():
     cluster.cluster.take("gpu-1:9400", [b'{"type":"tomorrow","time":1}'], NOW)
     node = cluster.cluster.nodes["gpu-1:9400"]
     assert (node.newer, node.version, sum(node.refused.values())) == (1, "0.1.0", 0)
-    said = f"its agent is 0.1.0, this fleet {__version__}: 1 lines of unknown types were ignored"
+    said = f"its agent is 0.1.0, this fleet {__version__}: 1 lines have types or fields"
     assert node.health(NOW).reason.startswith(said)
     metrics = AgentMetrics()
     Series(metrics, cluster.cluster, ShardConfig())

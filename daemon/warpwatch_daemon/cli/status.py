@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from warpwatch._version import __version__
 from warpwatch_daemon.cli import parsing
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
@@ -106,6 +107,9 @@ def _pace(ranks: Sequence[Document]) -> Iterator[str]:
             yield rate(total, what)
     if clocks := sorted({rank["step_clock"] for rank in ranks if rank["step_clock"]}):
         yield f"step clock {'/'.join(clocks)}"
+    # A daemon of the version before has no client.
+    if shims := sorted({rank.get("client", "") for rank in ranks} - {"", __version__}):
+        yield f"shim {'/'.join(shims)}"
 
 
 def _efficiency(job: Document) -> Iterator[str]:

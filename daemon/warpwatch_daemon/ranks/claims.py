@@ -64,6 +64,7 @@ class Claims(
     steps_elsewhere: as in RankState.
     parallel: per kind of parallelism the rank's place in it, and how many there are.
     flops_per_token, flops_per_sample, parameters, precision: as in RankState.
+    client: the version of the shim.
     held_stacks: the file in the inbox where stacks appear when nothing else can write them.
     """
 
@@ -87,6 +88,7 @@ class Claims(
     flops_per_sample: _Flops = 0.0
     parameters: Annotated[int, Meta(ge=0, le=MAX_PARAMETERS)] = 0
     precision: str = ""
+    client: str = ""
 
     def shown(self) -> dict[str, Any]:
         """Those of its fields that RankState has under the same name."""
@@ -95,7 +97,7 @@ class Claims(
 
 _SHOWN = (
     *("host", "local_rank", "world_size", "device", "pod_uid", "framework", "step_clock"),
-    *("steps_elsewhere", "parallel"),
+    *("steps_elsewhere", "parallel", "client"),
     *("flops_per_token", "flops_per_sample", "parameters", "precision"),
 )
 
