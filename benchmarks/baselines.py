@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import compress
 from pathlib import Path
 
-from warpwatch_daemon.cli.log_file import LogReader, read_lines
+from warpwatch_daemon.cli.replay import LogReader, read_lines
 from warpwatch_telemetry.anomalies import JOB_KINDS
 from warpwatch_telemetry.records import Step
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.limits import at_least, at_most
 from benchmarks.processes import is_quick
-from warpwatch_daemon.cli.log_file import LogReader, read_lines
+from warpwatch_daemon.cli.replay import LogReader, read_lines
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.judge import ROOT, evaluation_script
 from benchmarks.processes import CannotMeasure
-from warpwatch_daemon.cli.log_file import LogReader, read_lines
+from warpwatch_daemon.cli.replay import LogReader, read_lines
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.records import Record

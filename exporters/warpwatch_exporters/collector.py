@@ -24,8 +24,7 @@ from warpwatch_exporters.series import (
     series_of,
 )
 from warpwatch_runtime.agent_metrics import family_of
-from warpwatch_telemetry.catalogue import CATALOGUE
-from warpwatch_telemetry.profiles import Profile, names_of
+from warpwatch_telemetry.catalogue import CATALOGUE, Profile, names_of
 from warpwatch_telemetry.state import RankState, State
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from warpwatch_telemetry.anomalies import Severity
-from warpwatch_telemetry.profiles import Profile
+from warpwatch_telemetry.catalogue import Profile
 from warpwatch_telemetry.sections import Boolean, Interval, Section, Url
 
 

@@ -22,9 +22,8 @@ from warpwatch_exporters.series import (
     labels_of,
     series_of,
 )
-from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.catalogue import CATALOGUE, Profile, names_of
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.profiles import Profile, names_of
 from warpwatch_telemetry.samples import Workload
 from warpwatch_telemetry.state import RankState, State
 

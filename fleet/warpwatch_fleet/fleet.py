@@ -42,8 +42,7 @@ from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, sentence
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
-from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.jobs import JobId, RunSummary
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.recent_steps import RecentSteps, StepDurations
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
-from warpwatch_telemetry.state import RankState
+from warpwatch_telemetry.state import RankState, RecentSteps, StepDurations
 
 JobRecord = RankSeen | Step | RankEvent | End
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from warpwatch_detection.anomalies.snapshot import Snapshot
+from warpwatch_runtime.files import StateFile
 from warpwatch_runtime.log_output import Complaint
-from warpwatch_runtime.state_file import StateFile
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
 

@@ -18,10 +18,9 @@ from warpwatch_fleet.targets import Target
 from warpwatch_telemetry import capture_id
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.captures import Capture
-from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.jobs import SCHEMA, JobId, RunSummary
 from warpwatch_telemetry.newest import put_newest
 from warpwatch_telemetry.records import Clock, DeviceReading, PortReading, RankSeen, Record
-from warpwatch_telemetry.runs import SCHEMA, RunSummary
 from warpwatch_telemetry.samples import NOT_ASKED, Device, DeviceSample, SourceHealth
 from warpwatch_telemetry.stream import (
     AnomalyLine,

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from warpwatch_detection.runs.run_figures import StepHistogram
-from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.jobs import JobId, RunSummary
 
 # Of nodes that are named.
 MAX_NAMED = 8

@@ -22,7 +22,7 @@ from warpwatch_telemetry.captures import (
     Decision,
 )
 from warpwatch_telemetry.catalogue import series_text
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import JobState, RankState
 

@@ -13,7 +13,7 @@ from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.state import State
 
 

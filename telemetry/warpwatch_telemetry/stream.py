@@ -15,9 +15,9 @@ import msgspec
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.clean_text import clean_line
+from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.log import TYPES, Decoder
 from warpwatch_telemetry.records import Record
-from warpwatch_telemetry.runs import RunSummary
 
 
 class AnomalyLine(msgspec.Struct, frozen=True, tag_field="type", tag="anomaly"):

@@ -20,9 +20,8 @@ from warpwatch_devices.simulated.profiles import PROFILES
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
-from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.catalogue import CATALOGUE, names_of
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.profiles import names_of
 from warpwatch_telemetry.samples import (
     Attribution,
     DeviceProcess,

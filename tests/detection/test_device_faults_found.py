@@ -10,7 +10,7 @@ import pytest
 
 from tests.detection.gpus import JOB, Fault, Metrics, Node, key
 from tests.detection.streams import alone, detection, opened
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import is_waiting
 from warpwatch_detection.detectors.devices import DEVICE_DETECTORS

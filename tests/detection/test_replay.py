@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.detection.streams import EPOCH_S, Job
-from warpwatch_daemon.cli.log_file import LogReader, read_lines
+from warpwatch_daemon.cli.replay import LogReader, read_lines
 from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.records import End, Record
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.detection.streams import EPOCH_S, Job, fed, on, restart
-from warpwatch_daemon.cli.log_file import LogReader
+from warpwatch_daemon.cli.replay import LogReader
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors import build
 from warpwatch_detection.engine import Detection

@@ -20,7 +20,7 @@ from tests.exporters.grafana_stand_in import TOKEN, GrafanaStandIn, grafana_stan
 from tests.exporters.states import CAPTURE, NOW, SLOW, state_of
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.agent.composition import grafana_follower
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_exporters.grafana import Annotations, GrafanaAnnotations
 from warpwatch_exporters.grafana_api import GrafanaApi

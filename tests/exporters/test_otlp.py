@@ -23,7 +23,7 @@ from tests.exporters.receiver import Receiver
 from tests.exporters.states import CAPTURE, NOW, SLOW, rank, simulated, state_of
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually, is_listening
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_daemon.demo.processes import free_port
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.config import OtlpConfig

@@ -19,7 +19,7 @@ from warpwatch_exporters import prometheus
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.exposition import header
 from warpwatch_exporters.prometheus import Options, render
-from warpwatch_telemetry.profiles import Profile
+from warpwatch_telemetry.catalogue import Profile
 from warpwatch_telemetry.samples import Attribution, ProcessOwner, Workload
 from warpwatch_telemetry.state import State
 

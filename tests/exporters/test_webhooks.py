@@ -15,7 +15,7 @@ from tests.daemon.http.certificates import make_certificate, server_context
 from tests.exporters.receiver import Receiver, receiver
 from tests.exporters.states import CAPTURE, NOW, SLOW, state_of
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_exporters.config import ExportersConfig, WebhookConfig
 from warpwatch_exporters.events import Events
 from warpwatch_exporters.ways_out import WaysOut

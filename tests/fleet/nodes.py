@@ -12,9 +12,9 @@ from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.memory import Memory
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, End, RankSeen, Record, Step
-from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 NOW = 1_790_000_000.0

@@ -25,7 +25,7 @@ from tests.fleet.shown import (
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import status
 from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.reading import Reader
+from warpwatch_daemon.cli.top.rows import Reader
 from warpwatch_daemon.cli.top.screen import Top
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_serving.models import PageFilters

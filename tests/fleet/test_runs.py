@@ -11,8 +11,7 @@ from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, run, seen
 from tests.manual_clock import ManualClock
 from warpwatch_fleet.node import MAX_RUNS
 from warpwatch_fleet.runs import AGE_S, Runs, merged
-from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.jobs import JobId, RunSummary
 
 
 def shown(cluster: TestCluster) -> list[RunSummary]:

@@ -9,7 +9,7 @@ import yaml
 
 from tests.helm import chart
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_fleet.config import FleetFile
 from warpwatch_runtime import loading
 

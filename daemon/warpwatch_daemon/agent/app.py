@@ -20,11 +20,10 @@ from warpwatch_daemon.agent.composition import (
     hub_of,
     uploads,
 )
-from warpwatch_daemon.agent.pipeline import Pipeline
+from warpwatch_daemon.agent.pipeline import WRITE_INTERVAL_S, Pipeline, telemetry_log
 from warpwatch_daemon.agent.reloading import Reloading
-from warpwatch_daemon.agent.telemetry_log import WRITE_INTERVAL_S, telemetry_log
 from warpwatch_daemon.api_socket import socket_path
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_daemon.for_fleet.routes import agent_routes
 from warpwatch_daemon.history.archive import Archive
@@ -50,8 +49,7 @@ from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import WarpwatchError
-from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.jobs import JobId, RunSummary
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store
 from warpwatch_capturing.triggers.decisions import Triggers
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_daemon.history.runs import RunTable
 from warpwatch_daemon.participants.local_ranks import LocalParticipants
 from warpwatch_daemon.participants.stacks import gil_stacks

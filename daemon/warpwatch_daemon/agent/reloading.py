@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from warpwatch_capturing.policy import Policy
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.errors import UsageError

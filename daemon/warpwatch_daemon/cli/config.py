@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_runtime import command_line, loading
 from warpwatch_runtime.command_line import say
 from warpwatch_telemetry.errors import UsageError

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from warpwatch_daemon.demo.faults import FAULTS, Fault
-from warpwatch_daemon.demo.nodes import MAX_NODES, DemoNodes
-from warpwatch_daemon.demo.processes import DemoProcesses
+from warpwatch_daemon.demo.processes import MAX_NODES, DemoNodes, DemoProcesses
 from warpwatch_daemon.demo.story import Ending, Say, Story
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say

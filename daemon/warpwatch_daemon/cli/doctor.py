@@ -12,10 +12,9 @@ from dataclasses import asdict
 
 from warpwatch._version import __version__
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_daemon.doctor import report
-from warpwatch_daemon.doctor.check import CheckInputs
-from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_daemon.doctor.check import CheckInputs, Machine
 from warpwatch_daemon.ranks.folder import resolve
 from warpwatch_devices.nvml import survey
 from warpwatch_runtime import command_line, loading

@@ -17,7 +17,7 @@ from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
 from warpwatch_runtime.quantities import rate, seconds, text
 from warpwatch_telemetry.errors import UsageError
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.jobs import RunSummary
 
 # Phases that changed by less than this part of a step are not worth a line.
 MIN_CHANGE = 0.005

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import pynvml
 
-from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs
-from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, Machine
 from warpwatch_devices.nvml.survey import Survey
 from warpwatch_runtime.quantities import plural
 

@@ -9,8 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs
-from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, Machine
 from warpwatch_devices.attribution.kubelet import DEFAULT_SOCKET
 
 # Containers get the default; eight ranks with data loaders can use up the other.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from warpwatch_daemon.doctor import agent, driver, gpus, host, kernel_log, nccl, topology
+from warpwatch_daemon.doctor import agent, driver, gpus, host, nccl, topology
 from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, Group
 from warpwatch_runtime.quantities import plural
 
@@ -17,7 +17,7 @@ GROUPS: dict[str, Group] = {
     "agent": agent.checks,
     "driver": driver.checks,
     "devices": gpus.checks,
-    "kernel log": kernel_log.checks,
+    "kernel log": gpus.xid_checks,
     "topology": topology.checks,
     "host": host.checks,
     "NCCL": nccl.checks,

@@ -7,8 +7,17 @@ from collections.abc import Iterator
 
 import pynvml
 
-from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, gpu_set, listed, merged
-from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_daemon.doctor.check import (
+    BAD,
+    NOTE,
+    OK,
+    Check,
+    CheckInputs,
+    Machine,
+    gpu_set,
+    listed,
+    merged,
+)
 from warpwatch_devices.nvml.facts import PCI_DEVICES
 from warpwatch_devices.nvml.survey import GpuReading, Survey
 

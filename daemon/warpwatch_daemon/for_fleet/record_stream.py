@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
-from warpwatch_telemetry.jobs import JobId, shard_key
+from warpwatch_telemetry.jobs import JobId, RunSummary, shard_key
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record
-from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.stream import (
     AnomalyLine,
     CaptureLine,

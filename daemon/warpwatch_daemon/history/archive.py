@@ -19,8 +19,8 @@ from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register import MAX_HISTORY
 from warpwatch_detection.anomalies.snapshot import Snapshot
 from warpwatch_detection.engine import Detection
+from warpwatch_runtime.files import StateFile
 from warpwatch_runtime.log_output import Complaint
-from warpwatch_runtime.state_file import StateFile
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.newest import NewestMap
 from warpwatch_telemetry.records import Record

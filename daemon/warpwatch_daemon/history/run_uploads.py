@@ -18,8 +18,7 @@ from warpwatch_daemon.history.runs import FOLDER, RunTable, key_of
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.pause import Pause
 from warpwatch_telemetry.captures import UPLOAD_OUTCOMES
-from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.jobs import JobId, RunSummary
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,8 @@ from warpwatch_detection.detectors.run_regression import EVENT
 from warpwatch_detection.runs.comparison import compared, earlier, has_enough, name_of
 from warpwatch_detection.runs.run_figures import RunFigures
 from warpwatch_runtime import files
-from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.jobs import SCHEMA, JobId, RunSummary
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
-from warpwatch_telemetry.runs import SCHEMA, RunSummary
 from warpwatch_telemetry.state import RankState
 
 logger = logging.getLogger(__name__)

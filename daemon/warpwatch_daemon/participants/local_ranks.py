@@ -26,8 +26,8 @@ from warpwatch_capturing.participant import (
 from warpwatch_capturing.policy import Policy
 from warpwatch_daemon.participants.stacks import outside
 from warpwatch_daemon.ranks import inbox
+from warpwatch_daemon.ranks.folder import RingFolder
 from warpwatch_daemon.ranks.rank import Rank
-from warpwatch_daemon.ranks.ring_folder import RingFolder
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_runtime.quantities import no_step
 from warpwatch_telemetry.captures import (

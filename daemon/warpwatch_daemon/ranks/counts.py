@@ -12,9 +12,9 @@ import msgspec
 
 from warpwatch import protocol
 from warpwatch.protocol import MAX_PHASES
-from warpwatch_runtime.state_file import StateFile
+from warpwatch_runtime.files import StateFile
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.recent_steps import StepDurations
+from warpwatch_telemetry.state import StepDurations
 
 _NO_TOTALS = protocol.Totals(0, 0, None, 0, 0, 0, ())
 

@@ -1,10 +1,12 @@
-"""The rendezvous folder: created, owned and locked by the daemon.
+"""Creates, owns and locks the rendezvous folders: the shared one, and those of pods.
 
-By the lock shims know that a daemon lives, and a second daemon that it is second.
-"""
+By the lock shims know that a daemon lives, and a second daemon that it is second."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import json
 import os
 import stat
@@ -12,11 +14,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from warpwatch import rendezvous
+from warpwatch import protocol, rendezvous
 from warpwatch.protocol import PROTOCOL_VERSION
-from warpwatch_daemon.config.sections import RendezvousConfig
+from warpwatch_daemon.config import RendezvousConfig
 from warpwatch_daemon.ranks import claims
-from warpwatch_runtime.directory import OWNED, STICKY, Directory, make_parents, open_own
+from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD, RingTable
+from warpwatch_runtime.directory import (
+    OWNED,
+    STICKY,
+    Directory,
+    check_regular,
+    make,
+    make_parents,
+    open_checked,
+    open_own,
+    set_mode,
+)
 from warpwatch_telemetry.errors import UsageError, WarpwatchError
 
 
@@ -154,3 +167,197 @@ def _describe(content: bytes) -> str:
         return claims.clean(text)
     except (ValueError, KeyError, TypeError, RecursionError):
         return "another process"
+
+
+RING = ".ring"
+COMMAND = ".cmd"
+MAX_SEQUENCE = (1 << 64) - 1
+# What the daemon makes in a pod's folder: each folder's mode, and which files in it are no loss
+# once the pod is gone: rings first, who has one needs its commands.
+_MADE = {
+    rendezvous.RANKS: (STICKY, (RING, ".new")),
+    rendezvous.COMMANDS: (OWNED, (COMMAND,)),
+}
+# A folder that a daemon of version 0.2 made here too, and that was always empty.
+_MADE_BY_0_2 = "kineto"
+
+
+class RingFolder:
+    """The rings of one folder, its commands and its inbox.
+
+    inbox_remedy: what a training without an inbox should have been started with.
+    """
+
+    def __init__(
+        self, folder: Directory, inbox: Directory, table: RingTable, inbox_remedy: str
+    ) -> None:
+        self.folder = folder
+        self.inbox = inbox
+        self.table = table
+        self.inbox_remedy = inbox_remedy
+        self.commands = CommandFiles(folder / rendezvous.COMMANDS)
+
+    def sweep_commands(self) -> None:
+        """Remove the command files of rings that are gone. Raises OSError."""
+        with (self.folder / rendezvous.RANKS).opened() as fd, os.scandir(fd) as entries:
+            seen = itertools.islice(entries, self.table.max_files)
+            stems = {e.name.removesuffix(RING) for e in seen if e.name.endswith(RING)}
+        self.commands.sweep(stems, self.table.max_files)
+
+
+def shared_folder(folder: Path, inbox: Path, table: RingTable) -> RingFolder:
+    """The node's own folder, which all who mount it share."""
+    remedy = f"start the training with WARPWATCH_INBOX={inbox}"
+    return RingFolder(Directory(folder), Directory(inbox), table, remedy)
+
+
+class PodFolder(RingFolder):
+    """The folder of a pod that mounts only this one.
+
+    Who is root in the container may do anything in there; no one but the daemon can touch the
+    folder above, ``pods``.
+    """
+
+    def __init__(self, uid: str, pods: Directory, inboxes: Directory, table: RingTable) -> None:
+        remedy = f"mount {inboxes.path} with subPathExpr $(POD_UID) at {rendezvous.SYSTEM_INBOX}"
+        super().__init__(pods / uid, inboxes / uid, table, remedy)
+        self._uid = uid
+        self._pods = pods
+        self._lock_fd = -1
+        # Device and inode of the folder that is held.
+        self.identity: tuple[int, int] | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._lock_fd >= 0
+
+    def hold(self, version: str) -> None:
+        """Make what a shim looks for, the lock last. Raises OSError or AlreadyHeld."""
+        with self.folder.opened() as fd:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid():
+                # A shim would not obey its commands.
+                raise PermissionError(errno.EPERM, f"it belongs to uid {found.st_uid}")
+            # The kubelet gave it the mode of the folder above, and any user is in the container.
+            set_mode(fd, OWNED)
+            for name, (mode, _) in _MADE.items():
+                make(fd, name, mode)
+            self.sweep_commands()
+            self._lock_fd = hold(fd, about(version, self.inbox.path))
+            self.identity = (found.st_dev, found.st_ino)
+
+    def is_intact(self) -> bool:
+        """Whether a shim would still find what ``hold`` made."""
+        try:
+            with self.folder.opened() as fd:
+                made = [os.stat(name, dir_fd=fd, follow_symlinks=False) for name in _MADE]
+                found = os.stat(rendezvous.LOCK_FILE, dir_fd=fd, follow_symlinks=False)
+        except OSError:
+            return False
+        is_locked = os.path.samestat(found, os.fstat(self._lock_fd))
+        return is_locked and all(stat.S_ISDIR(status.st_mode) for status in made)
+
+    def release(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def remove(self) -> bool:
+        """Remove the folder unless there is something of the pod's in it; whether it is gone.
+
+        Files of rings and commands are none. Raises OSError.
+        """
+        with self.folder.opened() as fd:
+            with contextlib.suppress(OSError):
+                os.rmdir(_MADE_BY_0_2, dir_fd=fd)
+            names = set(_names(fd, len(_MADE) + 2))
+            if not names <= {rendezvous.LOCK_FILE, *_MADE}:
+                return False
+            folders = [name for name in _MADE if name in names]
+            if not all(_is_cleared(self.folder / name, _MADE[name][1]) for name in folders):
+                return False
+            self.release()
+            for name in folders:
+                os.rmdir(name, dir_fd=fd)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(rendezvous.LOCK_FILE, dir_fd=fd)
+        with self._pods.opened() as fd, contextlib.suppress(FileNotFoundError):
+            os.rmdir(self._uid, dir_fd=fd)
+        return True
+
+
+def _names(folder_fd: int, limit: int) -> list[str]:
+    with os.scandir(folder_fd) as entries:
+        return [entry.name for entry in itertools.islice(entries, limit)]
+
+
+def _is_cleared(folder: Directory, suffixes: tuple[str, ...]) -> bool:
+    """Remove the files with one of these suffixes; whether nothing is left then.
+
+    The ring of a process that lives stays, whether this daemon reads it or not.
+    """
+    with folder.opened() as fd:
+        for name in _names(fd, MAX_FILES_PER_POD):
+            if name.endswith(suffixes):
+                with contextlib.suppress(OSError):
+                    if not is_locked(fd, name):
+                        os.unlink(name, dir_fd=fd)
+        return not _names(fd, 1)
+
+
+def is_locked(folder_fd: int, name: str) -> bool:
+    """Raises OSError for what is no regular file."""
+    fd = open_checked(folder_fd, name, os.O_RDONLY, check_regular)
+    try:
+        return rendezvous.lock_holder(fd) is not None
+    finally:
+        os.close(fd)
+
+
+class CommandFiles:
+    def __init__(self, folder: Directory) -> None:
+        self._folder = folder
+
+    def prepare(self, ring_name: str) -> None:
+        """Make the process's command file, so that the process can open it before the first use.
+
+        Raises OSError.
+        """
+        with self._folder.opened() as folder_fd:
+            fd = open_own(folder_fd, _name(ring_name))
+        try:
+            if os.fstat(fd).st_size != protocol.COMMAND_SIZE:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, protocol.encode_command(0, {}), 0)
+        finally:
+            os.close(fd)
+
+    def send(self, ring_name: str, command: dict[str, Any]) -> None:
+        """Replace the process's command. The sequence number is written last. Raises OSError."""
+        with self._folder.opened() as folder_fd:
+            fd = open_checked(folder_fd, _name(ring_name), os.O_RDWR, check_regular)
+        try:
+            offset = protocol.COMMAND_SEQUENCE_OFFSET
+            # In a pod's own folder the number before may be anything.
+            sequence = int.from_bytes(os.pread(fd, 8, offset), "little") % MAX_SEQUENCE + 1
+            data = protocol.encode_command(sequence, command)
+            os.pwrite(fd, data[offset + 8 :], offset + 8)
+            os.pwrite(fd, data[offset : offset + 8], offset)
+        finally:
+            os.close(fd)
+
+    def sweep(self, stems: set[str], max_files: int) -> None:
+        """Remove the command files of rings that are gone; ``stems``: rings without suffix."""
+        with self._folder.opened() as folder_fd, os.scandir(folder_fd) as entries:
+            names = [entry.name for entry in itertools.islice(entries, max_files)]
+            for name in names:
+                if name.endswith(COMMAND) and name.removesuffix(COMMAND) not in stems:
+                    with contextlib.suppress(OSError):
+                        os.unlink(name, dir_fd=folder_fd)
+
+    def remove(self, ring_name: str) -> None:
+        self._folder.unlink(_name(ring_name))
+
+
+def _name(ring_name: str) -> str:
+    return ring_name.removesuffix(".ring") + COMMAND

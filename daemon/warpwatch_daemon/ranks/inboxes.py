@@ -18,9 +18,8 @@ from collections.abc import Callable, Collection
 
 from warpwatch import rendezvous
 from warpwatch_daemon.ranks import inbox
-from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.folder import RING, RendezvousFolder, is_locked
 from warpwatch_daemon.ranks.pods import IDLE_S, PODS, ROUND_S, Complaints, KnownPods, listed
-from warpwatch_daemon.ranks.ring_folder import RING, is_locked
 from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD
 from warpwatch_runtime.directory import PRIVATE, STICKY, Directory, make
 

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping
 
 from warpwatch import rendezvous
-from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.ring_folder import PodFolder
+from warpwatch_daemon.ranks.folder import PodFolder, RendezvousFolder
 from warpwatch_daemon.ranks.table import Limits, OpenRing, RingCount, RingTable
 from warpwatch_runtime.directory import PRIVATE, Directory, make
 from warpwatch_telemetry.samples import Pod

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from warpwatch import rendezvous
 from warpwatch.protocol import MAX_RING_BYTES, RING_SIZE
-from warpwatch_daemon.config.sections import RendezvousConfig
+from warpwatch_daemon.config import RendezvousConfig
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.inboxes import pods_name

@@ -13,12 +13,10 @@ from warpwatch.protocol import ProtocolError
 from warpwatch_daemon.ranks import claims
 from warpwatch_daemon.ranks.counts import PhaseNames, RankCounts, SavedRank
 from warpwatch_daemon.ranks.process import OomKills, Silence
-from warpwatch_daemon.ranks.ring import RingNews
-from warpwatch_daemon.ranks.table import OpenRing
+from warpwatch_daemon.ranks.table import OpenRing, RingNews
 from warpwatch_telemetry.jobs import JobId, run_mark
-from warpwatch_telemetry.recent_steps import RecentSteps
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
-from warpwatch_telemetry.state import RankState
+from warpwatch_telemetry.state import RankState, RecentSteps
 
 # Where locks cannot be seen (another kernel) a heartbeat that stands still this long is a death.
 FOREIGN_DEAD_AFTER_S = 30.0

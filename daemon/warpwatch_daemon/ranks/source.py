@@ -12,14 +12,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 
 from warpwatch.protocol import ProtocolError
-from warpwatch_daemon.ranks import process, ring_folder
+from warpwatch_daemon.ranks import process
 from warpwatch_daemon.ranks.counts import Positions, SavedRank
-from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.folder import RendezvousFolder, RingFolder, shared_folder
 from warpwatch_daemon.ranks.pods import KnownPods, Pods
 from warpwatch_daemon.ranks.rank import Rank, find_rank
 from warpwatch_daemon.ranks.rank_processes import RankProcesses
 from warpwatch_daemon.ranks.record_budget import RecordBudget
-from warpwatch_daemon.ranks.ring_folder import RingFolder
 from warpwatch_daemon.ranks.table import (
     LIMITS,
     MAX_RINGS_PER_OWNER,
@@ -153,7 +152,7 @@ class RanksSource:
         self.reject = reject
         self._count = RingCount(limits.rings)
         table = RingTable(Directory(folder.ranks), reject, scan_interval_s, self._count)
-        self._shared = ring_folder.shared(folder.path, folder.inbox, table)
+        self._shared = shared_folder(folder.path, folder.inbox, table)
         self._known_pods = known_pods
         self._pods = Pods(
             folder, self._count, reject, scan_interval_s, limits, known_pods, monotonic

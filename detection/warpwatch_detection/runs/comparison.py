@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warpwatch_detection.detectors.run_regression import MIN_STEPS
-from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.jobs import JobId, RunSummary
 
 # Tokens a step that differ by less are the same.
 SAME_WORK = 0.01

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from warpwatch_detection.detector import WARMUP_STEPS
+from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.records import Step
-from warpwatch_telemetry.runs import RunSummary
 
 # Not what a step takes, but what stands between two.
 PAUSES = ("checkpoint", "eval")

@@ -23,7 +23,7 @@ from warpwatch_serving.page.job_order import ranked
 from warpwatch_serving.page.selection import Selection
 from warpwatch_serving.request_data import filters
 from warpwatch_serving.watcher import Watcher
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.state import State
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from warpwatch_runtime.quantities import joules, plural, rate, seconds, text
 from warpwatch_serving.models import RunFilters
 from warpwatch_serving.page.charts import HEIGHT, OTHER, WIDTH, PhaseShare, phase_shares
 from warpwatch_telemetry.captures import Capture
-from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.state import State
 
 MAX_RUNS = 12

@@ -11,10 +11,9 @@ from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.triggers.decisions import Triggers
-from warpwatch_daemon.agent import telemetry_log
-from warpwatch_daemon.agent.pipeline import Pipeline
-from warpwatch_daemon.agent.telemetry_log import TelemetryLog
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.agent import pipeline as pipeline_module
+from warpwatch_daemon.agent.pipeline import Pipeline, TelemetryLog
+from warpwatch_daemon.config import Config
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.runs import RunFiles, RunTable
@@ -186,7 +185,7 @@ def test_two_hours_of_silence_are_a_hang_unless_only_the_clock_was_set(
 
 
 def test_records_wait_in_memory_only_as_long_as_there_is_a_bound(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(telemetry_log, "MAX_WAITING", 2)
+    monkeypatch.setattr(pipeline_module, "MAX_WAITING", 2)
     log = TelemetryLog(JsonlWriter(tmp_path / "log"), hub.metrics, ManualClock().wall)
     for number in range(5):
         log.put([Clock(float(number))], float(number))

@@ -23,7 +23,7 @@ from warpwatch_capturing.participant import Collected
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.agent.app import Daemon
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_daemon.participants.local_ranks import LocalParticipants, LocalRanks
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_runtime.loading import parse

@@ -412,7 +412,7 @@ def test_a_second_daemon_on_the_store_is_refused(tmp_path, new):
     first = new()
     code = (
         "import sys; from warpwatch_capturing.store import Store\n"
-        "from warpwatch_daemon.config.sections import StoreConfig\n"
+        "from warpwatch_daemon.config import StoreConfig\n"
         "Store(StoreConfig(url=sys.argv[1]))"
     )
     command = [sys.executable, "-c", code, first.config.url]

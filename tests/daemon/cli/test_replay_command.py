@@ -14,7 +14,7 @@ import pytest
 
 from tests.detection.streams import EPOCH_S, Job
 from warpwatch_daemon.cli import main, replay
-from warpwatch_daemon.cli.log_file import LogReader, read_lines
+from warpwatch_daemon.cli.replay import LogReader, read_lines
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Anomaly, Detected

@@ -21,7 +21,7 @@ from tests.waiting import DEADLINE_S
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.api_socket import socket_path
 from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.reading import Document, Reader, Reading, rank_key
+from warpwatch_daemon.cli.top.rows import Document, Reader, Reading, rank_key
 from warpwatch_daemon.cli.top.screen import Top
 
 SMALL, LARGE = (80, 24), (200, 50)

@@ -19,7 +19,7 @@ from warpwatch_capturing.disk import Disk
 from warpwatch_capturing.policy import Policy
 from warpwatch_daemon.agent.reloading import ConfigWatch, Reloading
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.errors import UsageError

@@ -9,9 +9,8 @@ import pytest
 
 from tests.devices.fakenvml.driver import FakeDriver
 from warpwatch_daemon.api_client import ApiClient
-from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.doctor.check import CheckInputs
-from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_daemon.config import Config
+from warpwatch_daemon.doctor.check import CheckInputs, Machine
 from warpwatch_devices.nvml.survey import GpuReading, Survey
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.daemon.doctor.conftest import reading, surveyed
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.doctor import host, kernel_log, nccl, report
+from warpwatch_daemon.config import Config
+from warpwatch_daemon.doctor import gpus, host, nccl, report
 from warpwatch_daemon.doctor.check import Check
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.nvml.survey import GpuReading
@@ -114,7 +114,7 @@ def test_xids_of_the_kernel_log_are_explained_with_their_gpu(inputs):
     log = f"3,100,199998000000,{fallen}3,101,199999000000,{fallen}"
     log += f"3,102,0,-;usb 1-1: new device\n3,103,199995000000,{fallen.replace('1a', '1b')}"
     given = inputs(surveyed(training()), {"/dev/kmsg": log})
-    ok, fault, elsewhere = kernel_log.checks(given, clock.monotonic)
+    ok, fault, elsewhere = gpus.xid_checks(given, clock.monotonic)
     assert (ok.name, ok.ok, fault.name, fault.ok) == ("kernel log", True, "XID 79", False)
     assert fault.detail.startswith("GPU 0 (0000:1a:00): ")
     assert ", 2 times, last 1 s ago. " in fault.detail
@@ -123,12 +123,12 @@ def test_xids_of_the_kernel_log_are_explained_with_their_gpu(inputs):
     assert ", once, 5 s ago. " in elsewhere.detail
     # A day later it is history, of a GPU that works again.
     clock.advance(24 * 3600.0)
-    (_, old, _) = kernel_log.checks(given, clock.monotonic)
+    (_, old, _) = gpus.xid_checks(given, clock.monotonic)
     assert (old.ok, ", 2 times, last 1 d ago. " in old.detail) == (None, True)
 
 
 def test_a_kernel_log_that_is_not_there_says_what_is_needed(inputs):
-    (check,) = kernel_log.checks(inputs())
+    (check,) = gpus.xid_checks(inputs())
     assert check.ok is None
     assert "/dev/kmsg: No such file" in check.detail
     assert "--device /dev/kmsg" in check.advice

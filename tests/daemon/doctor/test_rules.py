@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tests.daemon.doctor.conftest import reading, surveyed
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_daemon.doctor import driver, gpus, report, topology
-from warpwatch_daemon.doctor.check import Check, CheckInputs, merged
+from warpwatch_daemon.doctor.check import CAP_SYS_ADMIN, Check, CheckInputs, merged
 from warpwatch_daemon.doctor.gpus import RULES, evaluate
-from warpwatch_daemon.doctor.machine import CAP_SYS_ADMIN
 from warpwatch_devices.config import NvmlConfig, SourcesConfig
 from warpwatch_devices.nvml.survey import Fabric, GpuPair, GpuReading, NvLinkPeer, Survey
 from warpwatch_telemetry.device_metrics import THROTTLE_REASONS

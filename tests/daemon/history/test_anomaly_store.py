@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_daemon.history import archive
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.context import MAX_PHASES, MAX_POINTS, Context, joined
@@ -21,8 +21,8 @@ from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.snapshot import SnapshotPart
 from warpwatch_detection.engine import Detection
+from warpwatch_runtime.files import StateFile
 from warpwatch_runtime.loading import parse
-from warpwatch_runtime.state_file import StateFile
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Step

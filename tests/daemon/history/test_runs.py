@@ -31,9 +31,8 @@ from warpwatch_detection.runs.comparison import compare
 from warpwatch_detection.runs.run_figures import RunFigures, StepHistogram
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
-from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.jobs import JobId, RunSummary
 from warpwatch_telemetry.records import Step
-from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import Device, DeviceSample
 from warpwatch_telemetry.state import RankState
 

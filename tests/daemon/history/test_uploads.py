@@ -297,5 +297,5 @@ def test_a_record_names_no_file_outside_of_its_folder(node, s3):
 
 def test_without_obstore_the_configuration_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(UsageError, match=r"needs obstore: pip install 'warpwatch\[remote\]'"):
+    with pytest.raises(UsageError, match=r"needs obstore: install the extra warpwatch\[remote\]"):
         RemoteStore(tmp_path.as_uri())

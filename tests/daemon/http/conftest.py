@@ -32,9 +32,8 @@ from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
-from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.jobs import JobId, RunSummary
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import Device, DeviceSample
 from warpwatch_telemetry.state import State
 

@@ -13,8 +13,8 @@ from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.captures import Capture, Decision
+from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import Attribution, DeviceProcess, Workload
 from warpwatch_telemetry.state import Sensitivity, State
 

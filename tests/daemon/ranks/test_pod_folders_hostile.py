@@ -11,7 +11,7 @@ import pytest
 from tests.daemon.ranks.sources import A, B, C, RankNode, made_later
 from warpwatch_capturing.participant import FetchError
 from warpwatch_daemon.ranks import inbox
-from warpwatch_daemon.ranks.ring_folder import PodFolder
+from warpwatch_daemon.ranks.folder import PodFolder
 from warpwatch_daemon.ranks.table import LIMITS, MAX_FILES_PER_POD, RingTable
 from warpwatch_runtime.directory import Directory
 

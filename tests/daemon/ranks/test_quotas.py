@@ -13,7 +13,7 @@ import pytest
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode
 from tests.daemon.ranks.sources import A, B, RankNode, made_later
 from warpwatch_capturing.participant import FetchError
-from warpwatch_daemon.config.sections import RendezvousConfig
+from warpwatch_daemon.config import RendezvousConfig
 from warpwatch_daemon.ranks import inbox, quotas
 from warpwatch_daemon.ranks.quotas import Count, Quotas
 from warpwatch_runtime.directory import Directory

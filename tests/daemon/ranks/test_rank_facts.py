@@ -19,9 +19,8 @@ from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.process import OomKills, reading, silent_reason
 from warpwatch_daemon.ranks.rank_processes import LONG_WAIT, RankProcessor
 from warpwatch_devices.process_tree import Process, read_process
-from warpwatch_telemetry.recent_steps import RecentSteps
 from warpwatch_telemetry.records import RankEvent, RankSeen, Step
-from warpwatch_telemetry.state import RankState
+from warpwatch_telemetry.state import RankState, RecentSteps
 
 # PyDLL keeps the GIL, as a C extension does that does not give it back.
 _HOLDS_THE_GIL = "print('running', flush=True)\nimport ctypes; ctypes.PyDLL(None).pause()\n"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.diagnosis.trace.odd_traces import ODD
 from tests.fuzz.watch import Target, of_bytes
-from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.config import Config
 from warpwatch_runtime import loading
 from warpwatch_telemetry.errors import UsageError
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.cli.top.reading import Reader
+from warpwatch_daemon.cli.top.rows import Reader
 from warpwatch_runtime import command_line
 from warpwatch_telemetry.errors import UsageError
 

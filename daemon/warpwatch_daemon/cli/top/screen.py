@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
 from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.reading import Document, Reader, Reading, rank_key
+from warpwatch_daemon.cli.top.rows import Document, Reader, Reading, rank_key
 from warpwatch_runtime.quantities import seconds, text
 from warpwatch_telemetry.errors import WarpwatchError
 

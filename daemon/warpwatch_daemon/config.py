@@ -1,4 +1,4 @@
-"""All sections of the configuration; those of other packages are declared there."""
+"""Composes the agent's configuration from the sections of its packages."""
 
 from __future__ import annotations
 
