@@ -19,8 +19,7 @@ from benchmarks.processes import (
     stop,
     wait_until,
 )
-from warpwatch_daemon.api_client import ApiClient
-from warpwatch_daemon.api_socket import socket_path
+from warpwatch_daemon.api_client import ApiClient, socket_path
 from warpwatch_daemon.demo.processes import free_port
 
 

@@ -1,36 +1,66 @@
-"""Talking to a running daemon: what the commands use."""
+"""Finds the daemon of this machine by its socket, and sends requests to the API of any daemon."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import socket
-import ssl
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from warpwatch_daemon import api_socket
+from warpwatch import rendezvous
+from warpwatch_runtime.http_requests import RequestError, Requests, connect
 from warpwatch_telemetry import clean_text
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
+CONNECT_TIMEOUT_S = 2.0
+# Where a daemon listens besides, if its configuration does not say otherwise.
+DEFAULT_URL = "http://127.0.0.1:9400"
+
+
+def socket_path(folder: Path) -> Path:
+    """Of the daemon that serves this rendezvous folder; never in it, for pods mount that."""
+    return folder.with_name(f"{folder.name}-api") / "api.sock"
+
+
+def find_socket(environ: Mapping[str, str], uid: int) -> Path | None:
+    """The socket of the daemon that trainings of this user find, where there is one.
+
+    Only in a folder of root or of this user: no one else is to answer in the daemon's place.
+    """
+    paths = (socket_path(Path(folder.path)) for folder in rendezvous.candidates(environ, uid))
+    return next((path for path in paths if _is_served(path, uid)), None)
+
+
+def _is_served(path: Path, uid: int) -> bool:
+    try:
+        if path.parent.lstat().st_uid not in (0, uid):
+            return False
+        connect(path, CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
 TIMEOUT_S = 10.0
+# Jobs of thousands of ranks.
+MAX_ANSWER_BYTES = 256 << 20
 
 
 class ApiClient:
-    """``token_file`` holds the bearer token that a daemon asks for over TCP.
+    """The API of a daemon or fleet, over HTTP or its Unix socket.
 
-    With ``socket_path`` it is asked through its Unix socket, whatever ``url`` says; ``shown_url``
-    is what leads a person to a path of the API. Over HTTPS the certificate must be signed by
-    ``ca_file``, else by whom the system trusts, and be of ``server_name``, else of the URL's own
-    host. No proxy is asked and no redirect followed. Raises UsageError for a file that is none.
+    token_file: the bearer token that a daemon wants over TCP.
+    socket_path: its Unix socket, used whatever ``url`` is; ``shown_url`` leads a person to the API.
+    ca_file, server_name: as of Requests. Raises UsageError for a file that cannot be used.
     """
 
     def __init__(
         self,
-        url: str = api_socket.DEFAULT_URL,
+        url: str = DEFAULT_URL,
         token_file: Path | None = None,
         *,
         ca_file: Path | None = None,
@@ -38,12 +68,20 @@ class ApiClient:
         socket_path: Path | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise UsageError(f"--url {url!r} is no http:// or https:// address")
+            raise UsageError(f"--url {url!r} is not an http:// or https:// address")
         self.url = self.where = self.shown_url = url.rstrip("/")
         self._token = _read_token(token_file)
-        self._trust = _trust(ca_file, server_name) if url.startswith("https://") else None
         self._socket_path = socket_path
-        if token_file is not None and self._trust is None and socket_path is None:
+        self._requests = Requests(
+            ca_file, server_name=server_name, socket_path=socket_path,
+            timeout_s=TIMEOUT_S, max_answer_bytes=MAX_ANSWER_BYTES,
+        )  # fmt: skip
+        if url.startswith("https://"):
+            try:
+                self._requests.load_trust()
+            except RequestError as error:
+                raise UsageError(str(error).replace("ca_file", "--ca-file", 1)) from error
+        elif token_file is not None and socket_path is None:
             _check_listener(url, token_file)
         if socket_path is not None:
             self.where = str(socket_path)
@@ -55,49 +93,36 @@ class ApiClient:
         return self._socket_path is not None
 
     def get(self, path: str, *, accepted: int = 200) -> Any:
-        """The JSON answer, also one of the status ``accepted``.
+        """Return the JSON of the response, also of one with the status ``accepted``.
 
-        Raises WarpwatchError when there is no daemon.
+        Raises WarpwatchError if there is no daemon.
         """
         return self._send("GET", path, accepted=accepted)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The JSON answer. Raises Refused with the daemon's reason."""
+        """Return the JSON of the response. Raises Refused with the daemon's reason."""
         return self._send("POST", path, json.dumps(body).encode())
 
     def _send(self, method: str, path: str, body: bytes | None = None, accepted: int = 200) -> Any:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
+        stranger = WarpwatchError(f"the server at {self.where} is not a warpwatch daemon")
         try:
-            connection = self._connection()
-            try:
-                connection.request(method, urlsplit(self.url).path + path, body, headers)
-                answer = connection.getresponse()
-                content = answer.read()
-            finally:
-                connection.close()
-            if not 200 <= answer.status < 300 and answer.status != accepted:
-                raise _refusal(answer.status, content)
-            return clean_text.load(content)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            # A certificate that is refused is a ValueError as well.
-            if not isinstance(error, OSError) or isinstance(error, http.client.HTTPException):
-                said = f"what answers at {self.where} is no warpwatch daemon"
-                raise WarpwatchError(said) from error
+            answer = self._requests.send(method, self.url + path, body, headers)
+        except RequestError as error:
+            if error.is_protocol:
+                raise stranger from error
             raise WarpwatchError(
                 f"no daemon answers at {self.where} ({error}); start one with `warpwatch daemon` "
                 "or name it with --url"
             ) from error
-
-    def _connection(self) -> http.client.HTTPConnection:
-        address = urlsplit(self.url)
-        host, port = address.hostname or "", address.port
-        if self._socket_path is not None:
-            return _SocketConnection(self._socket_path)
-        if self._trust is not None:
-            return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=self._trust)
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+        if not 200 <= answer.status < 300 and answer.status != accepted:
+            raise _refusal(answer.status, answer.content)
+        try:
+            return clean_text.load(answer.content)
+        except ValueError as error:
+            raise stranger from error
 
 
 def is_url_of(path: Path, url: str) -> bool:
@@ -123,41 +148,6 @@ def _is_here(host: str) -> bool:
                 probe.bind(address)
                 return True
     return False
-
-
-class _SocketConnection(http.client.HTTPConnection):
-    """HTTP through a Unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = api_socket.connect(self._path, self.timeout)
-
-
-class _Trust(ssl.SSLContext):
-    """The certificate is of a name, the connection may go to one of its addresses."""
-
-    server_name = ""
-
-    def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
-        if self.server_name:
-            options["server_hostname"] = self.server_name
-        return super().wrap_socket(*arguments, **options)
-
-
-def _trust(ca_file: Path | None, server_name: str) -> ssl.SSLContext:
-    trust = _Trust(ssl.PROTOCOL_TLS_CLIENT)
-    trust.server_name = server_name
-    try:
-        if ca_file is None:
-            trust.load_default_certs()
-        else:
-            trust.load_verify_locations(ca_file)
-    except OSError as error:
-        raise UsageError(f"--ca-file {ca_file}: {error.strerror or error}") from error
-    return trust
 
 
 def _refusal(code: int, content: bytes) -> WarpwatchError:

@@ -1,7 +1,9 @@
-"""One HTTP request to somebody else's server: its certificate verified, no redirect followed."""
+"""Sends single HTTP requests: the certificate is verified, no redirect followed, no proxy used."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,11 +19,15 @@ JSON = {"Accept": "application/json", "Content-Type": "application/json"}
 
 
 class RequestError(Exception):
-    """In one line, without the URL, which may be a secret. status: None where none came."""
+    """A failed request, in one line without the URL, which may be a secret.
 
-    def __init__(self, text: str, status: int | None = None) -> None:
+    status: of the response, if one came. is_protocol: the peer does not speak HTTP.
+    """
+
+    def __init__(self, text: str, status: int | None = None, is_protocol: bool = False) -> None:
         super().__init__(text)
         self.status = status
+        self.is_protocol = is_protocol
 
 
 class Answer(NamedTuple):
@@ -30,49 +36,102 @@ class Answer(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The beginning of what it says, in one line."""
+        """The beginning of the content, in one line."""
         return " ".join(self.content[:200].decode("utf-8", "replace").split())
 
 
 class Requests:
-    """``ca_file``: who signs the server's certificate, None for those whom the system trusts."""
+    """Sends requests to one server.
 
-    def __init__(self, ca_file: Path | None = None) -> None:
+    ca_file: signs the server's certificate; None: the authorities that the system trusts.
+    server_name: in the certificate; empty: the host of the URL.
+    socket_path: a Unix socket to use, whatever host and port the URL has.
+    """
+
+    def __init__(
+        self,
+        ca_file: Path | None = None,
+        *,
+        server_name: str = "",
+        socket_path: Path | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+    ) -> None:
         self._ca_file = ca_file
+        self._server_name = server_name
+        self._socket_path = socket_path
+        self._timeout_s = timeout_s
+        self._max_answer_bytes = max_answer_bytes
         self._context: ssl.SSLContext | None = None
 
     def send(
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] = JSON
     ) -> Answer:
-        """Whatever status it has. May wait for TIMEOUT_S. Raises RequestError."""
+        """Return the response, whatever its status. Raises RequestError."""
         import http.client
 
-        parts = urlsplit(url)
-        path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
         try:
+            parts = urlsplit(url)
+            path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
             connection = self._connection(parts.scheme, parts.hostname or "", parts.port)
             try:
                 connection.request(method, path, body, dict(headers))
                 answer = connection.getresponse()
-                return Answer(answer.status, answer.read(MAX_ANSWER_BYTES))
+                return Answer(answer.status, answer.read(self._max_answer_bytes))
             finally:
                 connection.close()
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise RequestError(str(error) or type(error).__name__) from error
+            is_protocol = isinstance(error, http.client.HTTPException)
+            is_protocol |= not isinstance(error, OSError)
+            text = str(error) or type(error).__name__
+            raise RequestError(text, is_protocol=is_protocol) from error
 
     def _connection(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
         import http.client
 
-        if scheme != "https":
-            return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+        if self._socket_path is not None:
+            connection = http.client.HTTPConnection("localhost")
+            connection.sock = connect(self._socket_path, self._timeout_s)
+        elif scheme != "https":
+            connection = http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+        else:
+            connection = http.client.HTTPSConnection(host, port)
+            plain = socket.create_connection((host, connection.port), self._timeout_s)
+            name = self._server_name or host
+            connection.sock = self.load_trust().wrap_socket(plain, server_hostname=name)
+        return connection
+
+    def load_trust(self) -> ssl.SSLContext:
+        """Return what certificates are verified with. Raises RequestError."""
         if self._context is None:
             import ssl
 
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             try:
-                self._context = ssl.create_default_context(cafile=self._ca_file)
+                if self._ca_file is None:
+                    self._context.load_default_certs()
+                else:
+                    self._context.load_verify_locations(self._ca_file)
             except OSError as error:
-                raise RequestError(f"ca_file {self._ca_file}: {error}") from error
-        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=self._context)
+                reason = error.strerror or error
+                raise RequestError(f"ca_file {self._ca_file}: {reason}") from error
+        return self._context
+
+
+def connect(path: Path, timeout_s: float | None) -> socket.socket:
+    """Connect to a Unix socket. Raises OSError."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout_s)
+        # The path of a socket may have 107 bytes at most: it goes by the folder's descriptor.
+        connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+    except OSError:
+        connection.close()
+        raise
+    finally:
+        os.close(folder)
+    return connection
 
 
 def read_secret(path: Path) -> str:

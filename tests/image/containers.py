@@ -48,7 +48,7 @@ sys.stdout.write(answer.read().decode())
 _GET = """
 import json, os, sys
 from warpwatch_daemon.api_client import ApiClient
-from warpwatch_daemon.api_socket import find_socket
+from warpwatch_daemon.api_client import find_socket
 client = ApiClient(socket_path=find_socket(os.environ, os.getuid()))
 print(json.dumps(client.get(sys.argv[1])))
 """

@@ -17,8 +17,9 @@ import psutil
 import yaml
 
 from tests.waiting import DEADLINE_S, eventually
-from warpwatch_daemon.api_socket import connect, socket_path
+from warpwatch_daemon.api_client import socket_path
 from warpwatch_daemon.demo.processes import free_port
+from warpwatch_runtime.http_requests import connect
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,7 +17,7 @@ from tests.loop.attackers import OWN_JOB, VICTIM, attack
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.other_users import OWNER, STRANGER, held_connections, request
 from tests.loop.trainings import NOT_CAPTURED, ON_A_BUSY_MACHINE
-from warpwatch_daemon.api_socket import socket_path
+from warpwatch_daemon.api_client import socket_path
 from warpwatch_daemon.demo.processes import free_port
 
 pytestmark = pytest.mark.hostile

@@ -22,7 +22,7 @@ from warpwatch_daemon.agent.composition import (
 )
 from warpwatch_daemon.agent.pipeline import WRITE_INTERVAL_S, Pipeline, telemetry_log
 from warpwatch_daemon.agent.reloading import Reloading
-from warpwatch_daemon.api_socket import socket_path
+from warpwatch_daemon.api_client import socket_path
 from warpwatch_daemon.config import Config
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_daemon.for_fleet.routes import agent_routes

@@ -20,12 +20,14 @@ def main(argv: Sequence[str]) -> int:
     command = command_line.parser(
         "config",
         "check FILE: exit 1 and a line for each mistake when the file is wrong.\n"
-        "show [FILE]: the configuration in force, with the environment on top.\n"
+        "show [FILE]: the configuration in force, with the environment on top; with --all\n"
+        "also the built-in recipes of captures.\n"
         "schema: JSON Schema of the file, for editors.",
         "warpwatch config check /etc/warpwatch/warpwatch.yaml",
     )
     command.add_argument("action", choices=["check", "show", "schema"])
     command.add_argument("file", nargs="?", type=Path)
+    command.add_argument("--all", action="store_true", help="with show: the built-in recipes too")
     command_line.add_json(command)
     arguments = command.parse_args(argv)
     if arguments.action == "check":
@@ -36,6 +38,10 @@ def main(argv: Sequence[str]) -> int:
     named = os.environ.get("WARPWATCH_CONFIG")
     file = arguments.file or (Path(named) if named else None)
     tree = loading.as_tree(loading.load(Config, file))
+    if not arguments.all:
+        built_in = loading.as_tree(Config())["triggers"]["recipes"]
+        recipes = tree["triggers"]["recipes"].items()
+        tree["triggers"]["recipes"] = {k: v for k, v in recipes if v != built_in.get(k)}
     say(json.dumps(tree, indent=1) if arguments.json else yaml.safe_dump(tree, sort_keys=False))
     return 0
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warpwatch_daemon.api_socket import DEFAULT_URL, find_socket
+from warpwatch_daemon.api_client import DEFAULT_URL, find_socket
 
 if TYPE_CHECKING:
     from warpwatch_daemon.api_client import ApiClient

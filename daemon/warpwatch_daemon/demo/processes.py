@@ -17,8 +17,7 @@ from typing import Any
 
 import yaml
 
-from warpwatch_daemon.api_client import ApiClient
-from warpwatch_daemon.api_socket import socket_path
+from warpwatch_daemon.api_client import ApiClient, socket_path
 from warpwatch_daemon.demo.faults import NONE, Switch
 from warpwatch_devices.simulated.source import simulated_uuid
 from warpwatch_runtime import files

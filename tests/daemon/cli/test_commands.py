@@ -10,6 +10,7 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_an_unknown_command_is_a_usage_error(capsys):
     [
         (["status", "--url", NO_DAEMON], 3, f"no daemon answers at {NO_DAEMON}"),
         (["capture", "--job", "x", "--url", NO_DAEMON], 3, f"no daemon answers at {NO_DAEMON}"),
-        (["status", "--url", "localhost:9400"], 2, "is no http:// or https:// address"),
+        (["status", "--url", "localhost:9400"], 2, "is not an http:// or https:// address"),
         (["daemon", "--watch-config"], 2, "--watch-config needs --config FILE"),
         (["replay", str(ROOT / "pyproject.toml")], 2, "no telemetry log"),
         (["replay", "/nonexistent"], 2, "No such file"),
@@ -91,9 +92,24 @@ def test_what_cannot_be_done_is_one_line_and_the_exit_status(arguments, status, 
     assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
 
 
-def test_the_configuration_in_force_and_the_catalogue_of_metrics_are_printed(capsys):
+def leaves(tree: Any) -> int:
+    return sum(map(leaves, tree.values())) if isinstance(tree, dict) and tree else 1
+
+
+def test_the_configuration_in_force_and_the_catalogue_of_metrics_are_printed(capsys, tmp_path):
     assert main(["config", "show", "--json"]) == 0
-    assert json.loads(printed(capsys)[0])["http"]["listen"] == "127.0.0.1:9400"
+    shown = json.loads(printed(capsys)[0])
+    assert shown["http"]["listen"] == "127.0.0.1:9400"
+    assert leaves(shown) <= 70
+    file = tmp_path / "warpwatch.yaml"
+    file.write_text(
+        "triggers: {recipes: {hang: null, gc_pause: {steps: 5}, straggler: {steps: 9}}}"
+    )
+    assert main(["config", "show", str(file), "--json"]) == 0
+    found = json.loads(printed(capsys)[0])["triggers"]["recipes"]
+    assert (found.keys(), found["hang"]) == ({"hang", "straggler"}, None)
+    assert main(["config", "show", str(file), "--all", "--json"]) == 0
+    assert "step_drift" in json.loads(printed(capsys)[0])["triggers"]["recipes"]
     assert main(["metrics", "nvlink_errors"]) == 0
     assert "warpwatch_device_nvlink_errors_total{gpu,uuid," in printed(capsys)[0]
     assert main(["metrics", "--json"]) == 0

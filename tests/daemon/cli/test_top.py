@@ -18,8 +18,7 @@ from textual.widgets import DataTable, Static
 from tests.loop.node import LoopNode, loop_node
 from tests.loop.programs import STEPPING
 from tests.waiting import DEADLINE_S
-from warpwatch_daemon.api_client import ApiClient
-from warpwatch_daemon.api_socket import socket_path
+from warpwatch_daemon.api_client import ApiClient, socket_path
 from warpwatch_daemon.cli.top import rows
 from warpwatch_daemon.cli.top.rows import Document, Reader, Reading, rank_key
 from warpwatch_daemon.cli.top.screen import Top
