@@ -1,9 +1,9 @@
-"""Summaries of runs on disk: ``<store>/runs/<owner>/<job>/<run>.json``."""
+"""Keeps a summary of each run, on disk as ``<store>/runs/<owner>/<job>/<run>.json``."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import logging
 import math
 import threading
 import time
@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
-import msgspec
-
 from warpwatch._version import __version__
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.changes import Change
@@ -22,29 +20,28 @@ from warpwatch_detection.detectors.run_regression import EVENT
 from warpwatch_detection.runs.comparison import compared, earlier, has_enough, name_of
 from warpwatch_detection.runs.run_figures import RunFigures
 from warpwatch_runtime import files
+from warpwatch_runtime.files import StateFile
 from warpwatch_telemetry.jobs import SCHEMA, JobId, RunSummary
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 from warpwatch_telemetry.state import RankState
 
-logger = logging.getLogger(__name__)
-
 FOLDER = "runs"
-# Of a segment of a path, in bytes.
+# Bytes of one name in a path.
 MAX_SEGMENT = 128
-# A summary of a run with 1,000 ranks and a histogram that is full.
+# A summary of a run with 1,000 ranks and a full histogram.
 MAX_BYTES = 256 << 10
 
 
 def key_of(job: JobId) -> str:
-    """Below ``runs/``, the same in the remote store."""
+    """Return the path below ``runs/``, also in the remote store."""
     return "/".join(map(_segment, job)) + ".json"
 
 
 def _segment(text: str) -> str:
-    """One name of a path: percent-encoded, and where that is too long, cut and told apart."""
+    """Return the text percent-encoded as a name of a path; a long one is cut, with a digest."""
     name = quote(text, safe="")
     if not name.strip("."):
-        # No name of a path is empty, "." or "..".
+        # A name cannot be empty, "." or "..".
         name = name.replace(".", "%2E") or "%00"
     if len(name) <= MAX_SEGMENT - len(".json"):
         return name
@@ -52,38 +49,34 @@ def _segment(text: str) -> str:
 
 
 class RunFiles:
+    """The summaries on disk, below ``store``."""
+
     def __init__(self, store: Path) -> None:
         self._store = store
-        self._folder = store / FOLDER
 
     def load(self) -> list[RunSummary]:
-        """Oldest first; what cannot be read is passed over and logged."""
-        found = []
-        for path in self._folder.glob("*/*/*.json"):
-            try:
-                with path.open("rb") as file:
-                    summary = msgspec.json.decode(file.read(MAX_BYTES), type=RunSummary)
-                if summary.schema == SCHEMA:
-                    found.append(summary)
-            except (OSError, msgspec.DecodeError) as error:
-                logger.warning("cannot read %s: %s", path, error)
-        return sorted(found, key=lambda summary: summary.first_time)
+        """Return the summaries that can be read, oldest first."""
+        paths = (self._store / FOLDER).glob("*/*/*.json")
+        found = [run for path in paths if (run := self._file(path).read()) is not None]
+        kept = (run for run in found if run.schema == SCHEMA)
+        return sorted(kept, key=lambda summary: summary.first_time)
 
     def save(self, summary: RunSummary) -> None:
-        """Raises OSError."""
-        path = self._folder / key_of(summary.job_id)
-        files.make_folders(self._store, path.parent)
-        files.write(path, msgspec.json.encode(summary), durable=False)
+        """Write a summary. Raises OSError."""
+        file = self._file(self._store / FOLDER / key_of(summary.job_id))
+        files.make_folders(self._store, file.path.parent)
+        file.write(file.encode(summary))
 
     def remove(self, job: JobId) -> None:
-        path = self._folder / key_of(job)
+        path = self._store / FOLDER / key_of(job)
         path.unlink(missing_ok=True)
-        for folder in (path.parent, path.parent.parent):
-            try:
-                folder.rmdir()
-            except OSError:
-                # Others of the job, or of the owner.
-                return
+        # Folders with other runs stay.
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
+            path.parent.parent.rmdir()
+
+    def _file(self, path: Path) -> StateFile[RunSummary]:
+        return StateFile(path, RunSummary, MAX_BYTES)
 
 
 REFRESH_S = 10.0
