@@ -1,6 +1,6 @@
 """Defines the data that all packages share, without behaviour.
 
-- metric, catalogue, *_metrics: every metric, one row each
+- metric, catalogue, metrics.csv: every metric, one row each; label_values: their labels
 - samples: one reading of a device or of the host, and the workloads on devices
 - jobs: the identity of a job: owner, name and run
 - records: events in order of time; log: their JSON form, the telemetry log; stream: to a fleet

@@ -5,32 +5,38 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
-from warpwatch_telemetry.agent_metrics import AGENT_METRICS
 from warpwatch_telemetry.dcgm_names import DCGM_NAMES
-from warpwatch_telemetry.device_metrics import DEVICE_METRICS, RELIABILITY_METRICS
-from warpwatch_telemetry.host_metrics import HOST_METRICS, NETWORK_METRICS
-from warpwatch_telemetry.job_metrics import JOB_METRICS
-from warpwatch_telemetry.metric import IDENTITY_LABELS, Metric, SeriesKey
+from warpwatch_telemetry.metric import IDENTITY_LABELS, Metric, SeriesKey, unit_of
 
-_SECTIONS = (
-    ("Devices", DEVICE_METRICS + RELIABILITY_METRICS),
-    ("Ranks and jobs", JOB_METRICS),
-    ("Host", HOST_METRICS),
-    ("Network", NETWORK_METRICS),
-    ("The daemon", AGENT_METRICS),
-)
+_FILE = Path(__file__).with_name("metrics.csv")
+_TITLES = {"device": "Devices", "rank": "Ranks and jobs", "job": "Ranks and jobs", "host": "Host",
+           "agent": "The daemon"}  # fmt: skip
+
+
+def _read() -> Iterator[Metric]:
+    """Yield the rows of metrics.csv, each with the kind and unit that its name ends in.
+
+    A kind is written only where the name does not give it; labels are separated by a space.
+    """
+    with _FILE.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            name, own = row["name"], tuple(row["labels"].split())
+            kind: Any = row["kind"] or ("counter" if name.endswith("_total") else "gauge")
+            yield Metric(name, kind, row["help"], row["scope"], own, unit_of(name), row["origin"])
+
 
 # By name without the prefix, in the order of the exposition.
-CATALOGUE: Mapping[str, Metric] = MappingProxyType(
-    {row.name: row for _, rows in _SECTIONS for row in rows}
-)
+CATALOGUE: Mapping[str, Metric] = MappingProxyType({row.name: row for row in _read()})
 
 _INTRODUCTION = """\
 # Metrics
@@ -46,10 +52,14 @@ names the dcgm-exporter metrics of the same meaning (see dcgm.md).
 def markdown() -> str:
     """The catalogue as docs/metrics.md."""
     parts = [_INTRODUCTION]
-    for title, rows in _SECTIONS:
+    for title, rows in groupby(CATALOGUE.values(), _title):
         parts.append(f"\n## {title}\n\n")
         parts.extend(_table(rows))
     return "".join(parts)
+
+
+def _title(row: Metric) -> str:
+    return "Network" if row.name.startswith("network_") else _TITLES[row.scope]
 
 
 def _table(rows: Iterable[Metric]) -> Iterable[str]:

@@ -56,20 +56,7 @@ class Metric:
         return IDENTITY_LABELS[self.scope] + self.labels
 
 
-def metric(
-    name: str, help: str, scope: str, origin: str, *labels: str, kind: Kind | None = None
-) -> Metric:
-    """A row whose name says the rest: ``_total`` is a counter, the word before it the unit."""
-    kind = kind or ("counter" if name.endswith("_total") else "gauge")
-    return Metric(name, kind, help, scope, labels, unit_of(name), origin)
-
-
 def unit_of(name: str) -> str:
-    """Of a metric of ours; empty for a number of things."""
+    """Return the metric's unit; empty for a count."""
     unit = name.removesuffix("_total").rpartition("_")[2]
     return unit if unit in UNITS else ""
-
-
-def device_metric(name: str, help: str, origin: str, *labels: str) -> Metric:
-    """``name`` without ``device_``."""
-    return metric(f"device_{name}", help, "device", origin, *labels)

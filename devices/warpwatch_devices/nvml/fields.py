@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pynvml
 
-from warpwatch_telemetry.device_metrics import ECC_LOCATIONS, PCIE_ERRORS, VIOLATION_POLICIES
+from warpwatch_telemetry.label_values import ECC_LOCATIONS, PCIE_ERRORS, VIOLATION_POLICIES
 from warpwatch_telemetry.metric import SeriesKey
 
 # As scopeId: the sum over all links.

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 
 from warpwatch_devices.simulated.profiles import Profile
-from warpwatch_telemetry.device_metrics import (
+from warpwatch_telemetry.label_values import (
     CLOCK_DOMAINS,
     ECC_LOCATIONS,
     NVLINK_ERRORS,

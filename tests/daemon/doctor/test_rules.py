@@ -14,7 +14,7 @@ from warpwatch_daemon.doctor.check import CAP_SYS_ADMIN, Check, CheckInputs, mer
 from warpwatch_daemon.doctor.gpus import RULES, evaluate
 from warpwatch_devices.config import NvmlConfig, SourcesConfig
 from warpwatch_devices.nvml.survey import Fabric, GpuPair, GpuReading, NvLinkPeer, Survey
-from warpwatch_telemetry.device_metrics import THROTTLE_REASONS
+from warpwatch_telemetry.label_values import THROTTLE_REASONS
 
 TESLA, GEFORCE = "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090"
 DOWN, UP = None, NvLinkPeer(2, None)

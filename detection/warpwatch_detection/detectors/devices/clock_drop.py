@@ -9,7 +9,7 @@ from warpwatch_detection.detectors.devices.heat import is_too_hot
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, is_loaded, series
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
-from warpwatch_telemetry.device_metrics import THROTTLE_REASONS, TIMED_THROTTLE_REASONS
+from warpwatch_telemetry.label_values import THROTTLE_REASONS, TIMED_THROTTLE_REASONS
 from warpwatch_telemetry.records import DeviceReading
 
 CLOCK = series("clock_hertz", "sm")

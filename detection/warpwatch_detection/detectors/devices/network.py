@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Symptom
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
-from warpwatch_telemetry.host_metrics import ERRORS
+from warpwatch_telemetry.label_values import ERRORS
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, PortReading
 
