@@ -15,7 +15,7 @@ from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.intervals import total, union
 from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.measures.measures_json import trace_json
-from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.events import TraceEvent
 from warpwatch_diagnosis.trace.reader import Trace, read_trace
 
 EVALUATION = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
@@ -56,7 +56,7 @@ def known(request: pytest.FixtureRequest, simulations: Simulations) -> Known:
     return Known(trace, measures, trace_json(measures))
 
 
-def rebuilt(trace: Trace, change: Callable[[list[Event]], list[Event]]) -> dict[str, Any]:
+def rebuilt(trace: Trace, change: Callable[[list[TraceEvent]], list[TraceEvent]]) -> dict[str, Any]:
     """The numbers of the trace with its events changed."""
     other = Trace(trace.file, trace.rank, device_name=trace.device_name)
     for kind, events in trace.events.items():

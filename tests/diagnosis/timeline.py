@@ -6,7 +6,7 @@ from typing import Any
 
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.measures import Measures, measure
-from warpwatch_diagnosis.trace.events import Event, Kind
+from warpwatch_diagnosis.trace.events import Kind, TraceEvent
 from warpwatch_diagnosis.trace.reader import Trace
 
 MAIN = "77/77"
@@ -35,7 +35,7 @@ class Timeline:
         arguments: dict[str, Any] | None = None,
     ) -> None:
         begin_us = ORIGIN_US + at_us
-        event = Event(name, begin_us, begin_us + us, thread, correlation, arguments)
+        event = TraceEvent(name, begin_us, begin_us + us, thread, correlation, arguments)
         self.trace.events[kind].append(event)
 
     def kernel(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from warpwatch_diagnosis.measures.intervals import Intervals, total
-from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.events import TraceEvent
 
 # A thread and a time in µs.
 Instant = tuple[str, float]
@@ -66,7 +66,7 @@ def event_name(name: str) -> str | None:
 
 
 def lines_at(
-    frames: Iterable[Event],
+    frames: Iterable[TraceEvent],
     instants: Iterable[Instant],
     named: Callable[[str], str | None] = own_line,
 ) -> dict[Instant, str]:
@@ -110,7 +110,7 @@ def _innermost(frames: list[_OwnFrame], times: list[float]) -> Iterator[tuple[fl
 
 
 def longest_lines(
-    frames: Sequence[Event],
+    frames: Sequence[TraceEvent],
     threads: set[str],
     parts: Mapping[str, Intervals],
     named: Callable[[str], str | None] = own_line,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from warpwatch_diagnosis.measures.intervals import Interval
-from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.events import TraceEvent
 
 # More than any capture of some steps holds; bounds what is kept of a hostile trace.
 MAX_COLLECTIVES = 50_000
@@ -48,7 +48,7 @@ class Collective:
     is_named: bool = True
 
 
-def exchanges(events: Iterable[Event]) -> list[Event]:
+def exchanges(events: Iterable[TraceEvent]) -> list[TraceEvent]:
     """Return what of the host's operators and annotations is an all-to-all, by begin."""
     known: dict[str, bool] = {}
     found = []
@@ -61,10 +61,10 @@ def exchanges(events: Iterable[Event]) -> list[Event]:
 
 
 def collectives(
-    kernels: Sequence[Event],
-    calls: Mapping[int | None, Event],
+    kernels: Sequence[TraceEvent],
+    calls: Mapping[int | None, TraceEvent],
     window: Interval,
-    exchanges: Sequence[Event] = (),
+    exchanges: Sequence[TraceEvent] = (),
 ) -> tuple[Collective, ...]:
     """``kernels``: all collective kernels; ``calls``: runtime calls by correlation. In order.
 
@@ -84,7 +84,9 @@ def collectives(
     return tuple(_collective(kernel, call, exchanges) for kernel, call in mine[:MAX_COLLECTIVES])
 
 
-def _collective(kernel: Event, call: Event | None, exchanges: Sequence[Event]) -> Collective:
+def _collective(
+    kernel: TraceEvent, call: TraceEvent | None, exchanges: Sequence[TraceEvent]
+) -> Collective:
     given = kernel.arguments or {}
     name, group = given.get("Collective name"), given.get("Process Group Name")
     if not isinstance(name, str) or not name:
@@ -104,7 +106,7 @@ def _collective(kernel: Event, call: Event | None, exchanges: Sequence[Event]) -
     )
 
 
-def _is_within(call: Event | None, exchanges: Sequence[Event]) -> bool:
+def _is_within(call: TraceEvent | None, exchanges: Sequence[TraceEvent]) -> bool:
     """Whether one of the host's all-to-alls launches it, in the same thread."""
     if call is None:
         return False
@@ -116,7 +118,7 @@ def _is_within(call: Event | None, exchanges: Sequence[Event]) -> bool:
     )
 
 
-def _bytes(kernel: Event) -> int | None:
+def _bytes(kernel: TraceEvent) -> int | None:
     elements = [n for key in ("In msg nelems", "Out msg nelems") if (n := kernel.whole(key))]
     item = item_bytes((kernel.arguments or {}).get("dtype"))
     return max(elements) * item if elements and item else None

@@ -18,7 +18,7 @@ from warpwatch_diagnosis.measures.intervals import (
     total,
     union,
 )
-from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.events import TraceEvent
 
 Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset", "unknown"]
 HostMemory = Literal["pageable", "pinned"]
@@ -71,10 +71,10 @@ class CopyTime:
 
 
 def copy_times(
-    copies: Sequence[Event], kernels: Intervals, window: Interval
+    copies: Sequence[TraceEvent], kernels: Intervals, window: Interval
 ) -> tuple[CopyTime, ...]:
     """``kernels``: union of what may hide a copy. Longest first."""
-    kinds: dict[tuple[Direction, HostMemory | None], list[Event]] = defaultdict(list)
+    kinds: dict[tuple[Direction, HostMemory | None], list[TraceEvent]] = defaultdict(list)
     for copy in copies:
         kinds[copy_kind(copy.name)].append(copy)
     times = [_copy_time(key, found, kernels, window) for key, found in kinds.items()]
@@ -83,7 +83,7 @@ def copy_times(
 
 def _copy_time(
     key: tuple[Direction, HostMemory | None],
-    copies: list[Event],
+    copies: list[TraceEvent],
     kernels: Intervals,
     window: Interval,
 ) -> CopyTime:

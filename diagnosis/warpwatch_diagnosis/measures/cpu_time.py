@@ -24,7 +24,7 @@ from warpwatch_diagnosis.measures.host_events import (
 )
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, clip, difference, union
 from warpwatch_diagnosis.measures.runtime_calls import reads
-from warpwatch_diagnosis.trace.events import Event, inside, spans
+from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
 # Own values. Under the profiler one pass of a loop that reads a value takes at most this long; a
@@ -54,8 +54,8 @@ _OVERHEAD = ("TorchDynamo Cache Lookup", "Pregraph bytecode")
 
 def reading_loops(
     reads: Sequence[Interval],
-    operators: Sequence[Event],
-    annotations: Sequence[Event],
+    operators: Sequence[TraceEvent],
+    annotations: Sequence[TraceEvent],
     window: Interval,
 ) -> Intervals:
     """Loops that read one value after the other, from the first to the last one in a row.
@@ -78,7 +78,7 @@ def reading_loops(
 
 
 def spent_on_reads(
-    loops: Intervals, reads: Sequence[Interval], operators: Sequence[Event]
+    loops: Intervals, reads: Sequence[Interval], operators: Sequence[TraceEvent]
 ) -> Intervals:
     """What of the loops would not be there without the reads: these, what picks the value, and the
     Python before each. What the loop computes or waits for otherwise is its own work."""
@@ -120,7 +120,7 @@ def _outside(reads: Sequence[Interval], taken: Intervals) -> Intervals:
     ]
 
 
-def saving_gaps(operators: Sequence[Event], host: Intervals) -> Intervals:
+def saving_gaps(operators: Sequence[TraceEvent], host: Intervals) -> Intervals:
     """Gaps of ``host`` right after what ``state_dict()`` does; ``operators``: of one thread's top
     level, in order."""
     ends: set[float] = set()
@@ -132,13 +132,13 @@ def saving_gaps(operators: Sequence[Event], host: Intervals) -> Intervals:
     return [(begin, end) for begin, end in host if begin in ends and end - begin >= MIN_SAVING_US]
 
 
-def real_operators(operators: Sequence[Event]) -> list[Event]:
+def real_operators(operators: Sequence[TraceEvent]) -> list[TraceEvent]:
     """Operators in order of begin without those that torch.compile puts around its own calls.
 
     Their own time is the host's. A region that contains nothing else stays: what it computes has
     no event of its own.
     """
-    kept: list[Event] = []
+    kept: list[TraceEvent] = []
     next_us: dict[str, float] = {}
     for event in reversed(operators):
         if event.name.startswith(_OVERHEAD):
@@ -226,12 +226,12 @@ def cpu_time(
     )
 
 
-def _top_level(events: list[Event], threads: set[str], window: Interval) -> list[Event]:
+def _top_level(events: list[TraceEvent], threads: set[str], window: Interval) -> list[TraceEvent]:
     """Operators of the threads that lie in no other one. Collectives are no work of the thread."""
     mine = [
         e for e in inside(events, window) if e.thread in threads and not COLLECTIVE.match(e.name)
     ]
-    top: list[Event] = []
+    top: list[TraceEvent] = []
     reached: dict[str, float] = {}
     for event in real_operators(sorted(mine, key=lambda e: (e.begin_us, -e.end_us, e.name))):
         if event.end_us > reached.get(event.thread, event.begin_us - 1):
@@ -241,7 +241,7 @@ def _top_level(events: list[Event], threads: set[str], window: Interval) -> list
 
 
 def _calls(
-    collectives: list[Event], steps: Sequence[Interval]
+    collectives: list[TraceEvent], steps: Sequence[Interval]
 ) -> tuple[tuple[str, int, float], ...]:
     """By their ends: who comes late begins late, and all leave together."""
     begins = [begin for begin, _ in steps]
@@ -251,7 +251,7 @@ def _calls(
     return tuple(found)[:MAX_COLLECTIVES]
 
 
-def _most_waited(collectives: list[Event]) -> tuple[str, ...]:
+def _most_waited(collectives: list[TraceEvent]) -> tuple[str, ...]:
     spent_us: Counter[str] = Counter()
     for event in collectives:
         spent_us[event.name] += int(event.end_us - event.begin_us)

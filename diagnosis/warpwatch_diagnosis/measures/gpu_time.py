@@ -46,7 +46,7 @@ from warpwatch_diagnosis.measures.runtime_calls import (
     by_correlation,
     launches,
 )
-from warpwatch_diagnosis.trace.events import Event, by_begin, inside, spans
+from warpwatch_diagnosis.trace.events import TraceEvent, by_begin, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
 # Copies over the bus, not those inside the device.
@@ -61,11 +61,11 @@ class GpuEvents:
     """A trace's kernels and copies by their begin, together in ``events``, the runtime calls by
     correlation, and the host's all-to-alls."""
 
-    kernels: Sequence[Event]
-    copies: Sequence[Event]
-    events: Sequence[Event]
-    calls: Mapping[int | None, Event]
-    exchanges: Sequence[Event]
+    kernels: Sequence[TraceEvent]
+    copies: Sequence[TraceEvent]
+    events: Sequence[TraceEvent]
+    calls: Mapping[int | None, TraceEvent]
+    exchanges: Sequence[TraceEvent]
 
     @classmethod
     def of(cls, trace: Trace) -> GpuEvents:
@@ -220,20 +220,20 @@ def gpu_time(
     )
 
 
-def _order(event: Event) -> tuple[float, int, str, str]:
+def _order(event: TraceEvent) -> tuple[float, int, str, str]:
     """Of events that begin at one instant."""
     return event.end_us, event.correlation or -1, event.thread, event.name
 
 
-def _device(event: Event) -> str:
+def _device(event: TraceEvent) -> str:
     """Index of the device: an argument of the event, else its process id."""
     index = event.whole("device")
     return event.thread.partition("/")[0] if index is None else str(index)
 
 
-def _devices(events: list[Event], window: Interval) -> tuple[DeviceUse, ...]:
+def _devices(events: list[TraceEvent], window: Interval) -> tuple[DeviceUse, ...]:
     """Busiest first."""
-    found: dict[str, list[Event]] = defaultdict(list)
+    found: dict[str, list[TraceEvent]] = defaultdict(list)
     for event in events:
         found[_device(event)].append(event)
     busy_us = {name: total(_union(mine, window)) for name, mine in found.items()}
@@ -254,20 +254,20 @@ def _idlest(devices: Sequence[DeviceUse]) -> str:
     return min((d for d in devices if d.in_use), key=lambda d: (d.busy_ratio, d.name)).name
 
 
-def _streams(events: list[Event], window: Interval) -> tuple[StreamUse, ...]:
-    found: dict[str, list[Event]] = defaultdict(list)
+def _streams(events: list[TraceEvent], window: Interval) -> tuple[StreamUse, ...]:
+    found: dict[str, list[TraceEvent]] = defaultdict(list)
     for event in events:
         found[event.thread].append(event)
     streams = [StreamUse(name, len(on), total(_union(on, window))) for name, on in found.items()]
     return tuple(sorted(streams, key=lambda s: (-s.busy_us, s.name)))
 
 
-def _union(events: Sequence[Event], window: Interval) -> Intervals:
+def _union(events: Sequence[TraceEvent], window: Interval) -> Intervals:
     """``events``: by their begin."""
     return merge(clip(spans(events), window))
 
 
-def _summary(kernels: list[Event], calls: Mapping[int | None, Event]) -> KernelSummary:
+def _summary(kernels: list[TraceEvent], calls: Mapping[int | None, TraceEvent]) -> KernelSummary:
     durations = [kernel.end_us - kernel.begin_us for kernel in kernels]
     # A graph's launch counts once, however many kernels it starts.
     launched = {kernel.correlation for kernel in kernels} & calls.keys()

@@ -24,7 +24,7 @@ from warpwatch_diagnosis.measures.intervals import (
     total,
     union,
 )
-from warpwatch_diagnosis.trace.events import Event, inside, spans
+from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
 Cause = Literal[
@@ -154,7 +154,7 @@ class HostTime:
 
 def host_time(trace: Trace, window: Interval, threads: set[str]) -> HostTime:
     """``threads``: those that train or launch GPU work; other threads do not hold a step up."""
-    found: dict[str, list[Event]] = defaultdict(list)
+    found: dict[str, list[TraceEvent]] = defaultdict(list)
     _sort(trace.events["annotation"], _ANNOTATED, window, found)
     _sort(trace.events["operator"], _ANNOTATED, window, found)
     _sort(trace.events["python"], _FRAMES, window, found)
@@ -179,10 +179,10 @@ def host_time(trace: Trace, window: Interval, threads: set[str]) -> HostTime:
 
 
 def _sort(
-    events: Sequence[Event],
+    events: Sequence[TraceEvent],
     patterns: tuple[tuple[str, re.Pattern[str]], ...],
     window: Interval,
-    found: dict[str, list[Event]],
+    found: dict[str, list[TraceEvent]],
 ) -> None:
     """Puts into ``found`` what is in the window; a name is looked at once."""
     names = {event.name for event in events}
@@ -194,7 +194,7 @@ def _sort(
                 found[what].append(event)
 
 
-def _keeps_thread(event: Event, threads: set[str]) -> bool:
+def _keeps_thread(event: TraceEvent, threads: set[str]) -> bool:
     """Whether a collective keeps a thread that matters: NCCL's calls only enqueue."""
     if BACKGROUND_COLLECTIVE.match(event.name):
         return True
@@ -202,7 +202,7 @@ def _keeps_thread(event: Event, threads: set[str]) -> bool:
 
 
 def _waited_for(
-    loading: list[Event], trace: Trace, window: Interval, threads: set[str]
+    loading: list[TraceEvent], trace: Trace, window: Interval, threads: set[str]
 ) -> HostActivity:
     """A prefetcher's loading, where it holds the training threads up: these do nothing meanwhile
     and go on as soon as a batch is there. A thread that is busy with Python goes on at any time.
@@ -219,7 +219,7 @@ def _waited_for(
 
 
 def _activity(
-    events: list[Event], window: Interval, intervals: Intervals | None = None
+    events: list[TraceEvent], window: Interval, intervals: Intervals | None = None
 ) -> HostActivity:
     """``intervals``: what of the events counts, else all of them."""
     taken: Counter[str] = Counter()
@@ -238,7 +238,7 @@ def _activity(
     return HostActivity(count, *times, tuple(names[:_NAMES]), intervals)
 
 
-def compiled_spans(regions: Sequence[Event], window: Interval) -> Intervals:
+def compiled_spans(regions: Sequence[TraceEvent], window: Interval) -> Intervals:
     """Calls of compiled code with the Python between one and the next."""
     spans: Intervals = []
     for begin, end in sorted((e.begin_us, e.end_us) for e in regions):

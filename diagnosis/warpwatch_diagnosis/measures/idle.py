@@ -34,7 +34,7 @@ from warpwatch_diagnosis.measures.copies import copy_kind
 from warpwatch_diagnosis.measures.host_events import CAUSES, Cause, HostTime
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, merge, total
 from warpwatch_diagnosis.measures.runtime_calls import BlockingCall
-from warpwatch_diagnosis.trace.events import Event, by_begin
+from warpwatch_diagnosis.trace.events import TraceEvent, by_begin
 
 # Back to back kernels of one stream follow each other within some µs; launch latency is similar.
 KERNEL_GAP_US = 10.0
@@ -100,7 +100,7 @@ class GapSplitter:
     waited_until_us: float = 0.0
     _next_wait: int = 0
 
-    def pass_by(self, event: Event, launch: Event) -> None:
+    def pass_by(self, event: TraceEvent, launch: TraceEvent) -> None:
         """Work that the device did: a launch well ahead of it pays what the host owed."""
         self._take_waits(launch.begin_us)
         ahead_us = event.begin_us - launch.end_us
@@ -108,7 +108,7 @@ class GapSplitter:
             self.owed_us = 0.0
 
     def split(
-        self, low: float, high: float, event: Event | None, launch: Event | None
+        self, low: float, high: float, event: TraceEvent | None, launch: TraceEvent | None
     ) -> list[GapPart]:
         """Parts in order that add up to the gap from ``low`` to ``high``."""
         if launch is not None and launch.end_us <= low and event is not None:
@@ -152,7 +152,7 @@ class GapSplitter:
         for wait in self.waits[self._next_wait : self._next_wait + 1]:
             self.owed_us = max(self.owed_us, high - max(low, wait.begin_us))
 
-    def _own_time(self, low: float, high: float, launch: Event | None) -> list[GapPart]:
+    def _own_time(self, low: float, high: float, launch: TraceEvent | None) -> list[GapPart]:
         """What the host did up to a launch call, where nothing else has a claim; low < high."""
         before_us = self.previous_ends.get(launch.correlation) if launch is not None else None
         pace_us = launch.begin_us - before_us if launch is not None and before_us else math.inf
@@ -211,9 +211,9 @@ class IdleTime:
 
 
 def idle_time(
-    work: Sequence[Event],
-    launched: Sequence[Event],
-    calls: Mapping[int | None, Event],
+    work: Sequence[TraceEvent],
+    launched: Sequence[TraceEvent],
+    calls: Mapping[int | None, TraceEvent],
     window: Interval,
     host: HostTime,
     waits: Sequence[BlockingCall],
@@ -245,11 +245,11 @@ def idle_time(
 
 
 def _gaps(
-    work: Sequence[Event],
-    calls: Mapping[int | None, Event],
+    work: Sequence[TraceEvent],
+    calls: Mapping[int | None, TraceEvent],
     window: Interval,
     splitter: GapSplitter,
-) -> Iterator[tuple[float, float, Event | None]]:
+) -> Iterator[tuple[float, float, TraceEvent | None]]:
     """Each idle interval of the window and the work that ended it, in order."""
     low, high = window
     reached = low
@@ -280,7 +280,7 @@ def _host_waits(waits: Sequence[BlockingCall], host: HostTime) -> list[HostWait]
 
 
 def _previous_ends(
-    work: Sequence[Event], calls: Mapping[int | None, Event]
+    work: Sequence[TraceEvent], calls: Mapping[int | None, TraceEvent]
 ) -> dict[int | None, float]:
     """By correlation: when the launch call before it on the same thread ended."""
     used = {e.correlation: call for e in work if (call := calls.get(e.correlation)) is not None}
@@ -298,7 +298,7 @@ def _remember(
     split: list[GapPart],
     low: float,
     high: float,
-    event: Event | None,
+    event: TraceEvent | None,
 ) -> None:
     """Keeps the gap if it is one of the worst of the cause that takes most of it."""
     blamed: dict[Cause, float] = {}

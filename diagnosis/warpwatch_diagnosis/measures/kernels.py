@@ -17,7 +17,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from warpwatch_diagnosis.measures.intervals import Interval, total, union
-from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.events import TraceEvent
 
 KernelClass = Literal[
     "gemm", "convolution", "attention", "normalization", "softmax", "elementwise", "reduction",
@@ -151,7 +151,7 @@ class _Run(NamedTuple):
 
 
 def kernel_times(
-    kernels: Sequence[Event], window: Interval
+    kernels: Sequence[TraceEvent], window: Interval
 ) -> tuple[tuple[KernelTime, ...], tuple[ClassTime, ...]]:
     """The TOP names that take most time and every class that occurs, longest first.
 
@@ -169,7 +169,7 @@ def kernel_times(
     )
 
 
-def _runs(kernels: Sequence[Event], window: Interval) -> dict[str, list[_Run]]:
+def _runs(kernels: Sequence[TraceEvent], window: Interval) -> dict[str, list[_Run]]:
     """By name."""
     low, high = window
     named: dict[str, list[_Run]] = defaultdict(list)
@@ -244,7 +244,7 @@ class SizeTime:
 
 
 def size_times(
-    kernels: Sequence[Event], calls: Mapping[int | None, Event], window: Interval
+    kernels: Sequence[TraceEvent], calls: Mapping[int | None, TraceEvent], window: Interval
 ) -> dict[Size, SizeTime]:
     """``kernels``: all of the trace. One whose launch is unknown counts where it begins."""
     low, high = window
@@ -259,7 +259,7 @@ def size_times(
     }
 
 
-def _size(kernel: Event) -> Size:
+def _size(kernel: TraceEvent) -> Size:
     grid = kernel.arguments.get("grid") if kernel.arguments else None
     known = isinstance(grid, list) and all(isinstance(blocks, int) for blocks in grid)
     return kernel.name, tuple(grid) if known and grid else ()

@@ -26,7 +26,7 @@ from warpwatch_diagnosis.measures.runtime_calls import (
     waits,
 )
 from warpwatch_diagnosis.measures.steps import StepTime, StepTimeline, longest_step, step_times
-from warpwatch_diagnosis.trace.events import Event, inside, spans
+from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
 # c10::DeviceType of what has no memory of its own.
@@ -48,10 +48,10 @@ class AllocatorUse:
     growth_bytes: int | None
 
 
-def memory_use(events: Sequence[Event], window: Interval) -> tuple[AllocatorUse, ...]:
+def memory_use(events: Sequence[TraceEvent], window: Interval) -> tuple[AllocatorUse, ...]:
     """One for each device with [memory] events in the window, GPUs first."""
     low, high = window
-    devices: dict[str, list[Event]] = defaultdict(list)
+    devices: dict[str, list[TraceEvent]] = defaultdict(list)
     for event in events:
         if low <= event.begin_us <= high and event.arguments is not None:
             devices[_device(event.arguments)].append(event)
@@ -65,7 +65,7 @@ def _device(arguments: Mapping[str, Any]) -> str:
     return str(arguments.get("Device Id"))[:20]
 
 
-def _memory_use(device: str, events: list[Event]) -> AllocatorUse:
+def _memory_use(device: str, events: list[TraceEvent]) -> AllocatorUse:
     # Of events at one instant the larger total comes last, whatever their order in the file.
     events.sort(key=lambda e: (e.begin_us, e.whole("Total Allocated") or 0))
     allocated = [a for e in events if (a := e.whole("Total Allocated")) is not None]
@@ -117,7 +117,7 @@ class Measures:
     window: Interval
     steps: tuple[Interval, ...]
     loading: Intervals
-    loader: tuple[Event, ...]
+    loader: tuple[TraceEvent, ...]
     launches: int
     gpu: GpuTime | None
     cpu: CpuTime | None
@@ -260,7 +260,7 @@ def _parts(host: HostTime, gpu: GpuTime | None, cpu: CpuTime | None) -> dict[str
     }
 
 
-def _loader(trace: Trace, window: Interval, threads: set[str]) -> tuple[Event, ...]:
+def _loader(trace: Trace, window: Interval, threads: set[str]) -> tuple[TraceEvent, ...]:
     """Of the training threads, else of those that iterate for them."""
     found = [e for e in inside(trace.events["annotation"], window) if LOADING.match(e.name)]
     mine = [e for e in found if e.thread in threads] or found
@@ -296,14 +296,14 @@ def _operators(
     return operators(trace.events["operator"], trace.events["python"], window, launched, instants)
 
 
-def _number(step: Event) -> int:
+def _number(step: TraceEvent) -> int:
     match = _STEP.match(step.name)
     return int(match[1][:18]) if match else 0
 
 
-def _steps(trace: Trace) -> list[Event]:
+def _steps(trace: Trace) -> list[TraceEvent]:
     """The ProfilerStep annotations in order, each name once, without a runt at the end."""
-    named: dict[str, list[Event]] = defaultdict(list)
+    named: dict[str, list[TraceEvent]] = defaultdict(list)
     for event in trace.events["annotation"]:
         if _STEP.match(event.name):
             named[event.name].append(event)
@@ -316,12 +316,12 @@ def _steps(trace: Trace) -> list[Event]:
     return steps
 
 
-def _size(event: Event) -> tuple[float, float, str]:
+def _size(event: TraceEvent) -> tuple[float, float, str]:
     """Among copies of a step on several threads the choice must not depend on their order."""
     return event.end_us - event.begin_us, -event.begin_us, event.thread
 
 
-def _window(trace: Trace, steps: list[Event]) -> Interval:
+def _window(trace: Trace, steps: list[TraceEvent]) -> Interval:
     """All steps; else the span of the GPU's events; else that of everything."""
     gpu = trace.events["kernel"] + trace.events["copy"]
     chosen = steps or gpu or [e for kept in trace.events.values() for e in kept]

@@ -21,7 +21,7 @@ from warpwatch_diagnosis.measures.flops import (
 )
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, merge
 from warpwatch_diagnosis.measures.kernels import KernelClass
-from warpwatch_diagnosis.trace.events import ONE_GRADIENT, Event, by_begin
+from warpwatch_diagnosis.trace.events import ONE_GRADIENT, TraceEvent, by_begin
 
 MAX_NAME = 200
 _MAX_SHAPES = 400
@@ -67,7 +67,7 @@ class _OperatorKind:
 
 
 @dataclass(slots=True)
-class _Call:
+class _OpenOperator:
     """An operator that has begun and not ended. ``counted``: FLOPs of an operator inside are."""
 
     kind: _OperatorKind
@@ -98,10 +98,12 @@ class OperatorSweep:
     _convolutions: list[tuple[_OperatorKind, float]] = field(default_factory=list)
     _kinds: dict[tuple[str, int], _OperatorKind] = field(default_factory=dict)
 
-    def thread(self, thread: str, events: list[Event], marks: list[tuple[float, float]]) -> None:
+    def thread(
+        self, thread: str, events: list[TraceEvent], marks: list[tuple[float, float]]
+    ) -> None:
         """``marks``: instants of the thread, and the µs of GPU work that was launched then."""
         self.running[thread] = _running(events)
-        stack: list[_Call] = []
+        stack: list[_OpenOperator] = []
         kinds = self._kinds
         following = iter(marks)
         mark = next(following, None)
@@ -113,14 +115,14 @@ class OperatorSweep:
             while stack and stack[-1].end_us <= begin_us:
                 self._end(thread, stack)
             kind = kinds.get((name, id(arguments))) or self._learn(event)
-            stack.append(_Call(kind, begin_us, end_us))
+            stack.append(_OpenOperator(kind, begin_us, end_us))
         while mark is not None:
             self._mark(thread, stack, *mark)
             mark = next(following, None)
         while stack:
             self._end(thread, stack)
 
-    def _mark(self, thread: str, stack: list[_Call], at_us: float, gpu_us: float) -> None:
+    def _mark(self, thread: str, stack: list[_OpenOperator], at_us: float, gpu_us: float) -> None:
         while stack and stack[-1].end_us <= at_us:
             self._end(thread, stack)
         if not stack:
@@ -133,7 +135,7 @@ class OperatorSweep:
             if call.kind.place is not None:
                 self.owner_lines[thread, at_us] = call.kind.place
 
-    def _learn(self, event: Event) -> _OperatorKind:
+    def _learn(self, event: TraceEvent) -> _OperatorKind:
         """What the name and the arguments say about all such calls."""
         name, arguments = event.name, event.arguments or {}
         shapes, types, text = shapes_of(arguments), types_of(arguments), None
@@ -155,7 +157,7 @@ class OperatorSweep:
             self._gradients[given, weight] = gradient
         return kind
 
-    def _end(self, thread: str, stack: list[_Call]) -> None:
+    def _end(self, thread: str, stack: list[_OpenOperator]) -> None:
         call = stack.pop()
         kind = call.kind
         time = kind.time
@@ -197,7 +199,7 @@ class OperatorSweep:
                 self._count(kind.time, work, gpu_us)
 
 
-def _running(events: list[Event]) -> Intervals:
+def _running(events: list[TraceEvent]) -> Intervals:
     """``events``: of one thread by their begin."""
     operators = {name for name in {event.name for event in events} if _OPERATOR.match(name)}
     return merge((e.begin_us, e.end_us) for e in events if e.name in operators)
@@ -234,8 +236,8 @@ class Operators:
 
 
 def operators(
-    events: Sequence[Event],
-    frames: Sequence[Event],
+    events: Sequence[TraceEvent],
+    frames: Sequence[TraceEvent],
     window: Interval,
     launched: Mapping[str, Mapping[float, float]],
     instants: set[Instant],
@@ -247,7 +249,7 @@ def operators(
         marks[thread][at_us] = 0.0
     for thread, us in launched.items():
         marks[thread] |= us
-    threads: dict[str, list[Event]] = defaultdict(list)
+    threads: dict[str, list[TraceEvent]] = defaultdict(list)
     low, high = window
     for event in events:
         if low <= event.begin_us < high:
@@ -261,7 +263,7 @@ def operators(
     return _result(sweep, frames)
 
 
-def _result(sweep: OperatorSweep, frames: Sequence[Event]) -> Operators:
+def _result(sweep: OperatorSweep, frames: Sequence[TraceEvent]) -> Operators:
     times = list(sweep.times.values())
     by_self = _top(times, "self_us")
     by_gpu = _top([time for time in times if time.gpu_us], "gpu_us")

@@ -25,7 +25,7 @@ from warpwatch_diagnosis.measures.idle import KERNEL_GAP_US, LEAD_US
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, total, union
 from warpwatch_diagnosis.measures.kernels import classify
 from warpwatch_diagnosis.measures.runtime_calls import BlockingCall
-from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.events import TraceEvent
 
 # From a launch call to the device, and from one kernel to the next, where the trace does not show
 # it because something else was later (typical of what traces show).
@@ -52,20 +52,20 @@ class Edit:
 
 
 @dataclass(slots=True)
-class _Call:
+class _HostCall:
     begin_us: float
     end_us: float
     purpose: str = ""
     work: list[int] = field(default_factory=list)
 
 
-class Replay:
+class TraceReplay:
     """The graph of one device's ``work`` (by its begin) in the window; see the module."""
 
     def __init__(
         self,
-        work: Sequence[Event],
-        calls: Mapping[int | None, Event],
+        work: Sequence[TraceEvent],
+        calls: Mapping[int | None, TraceEvent],
         waits: Sequence[BlockingCall],
         window: Interval,
     ) -> None:
@@ -222,7 +222,7 @@ class Replay:
         return gaps, gone
 
 
-def _takes_part(event: Event, call: Event | None, window: Interval) -> bool:
+def _takes_part(event: TraceEvent, call: TraceEvent | None, window: Interval) -> bool:
     low, high = window
     if call is not None and low <= call.begin_us < high:
         return True
@@ -230,17 +230,17 @@ def _takes_part(event: Event, call: Event | None, window: Interval) -> bool:
 
 
 def _host(
-    work: Sequence[Event],
-    calls: Mapping[int | None, Event],
+    work: Sequence[TraceEvent],
+    calls: Mapping[int | None, TraceEvent],
     waits: Sequence[BlockingCall],
     window: Interval,
-) -> list[_Call]:
+) -> list[_HostCall]:
     """Calls by their begin: first the window's begin, which had launched what has no launch in the
     window, last its end."""
     low, high = window
-    found = {(w.thread, w.begin_us): _Call(w.begin_us, w.end_us, w.purpose) for w in waits}
+    found = {(w.thread, w.begin_us): _HostCall(w.begin_us, w.end_us, w.purpose) for w in waits}
     found = {key: call for key, call in found.items() if low <= call.begin_us < high}
-    first = _Call(low, low)
+    first = _HostCall(low, low)
     orphans = []
     for k, event in enumerate(work):
         call = calls.get(event.correlation)
@@ -252,7 +252,7 @@ def _host(
             key = call.thread, call.begin_us
             at = found.get(key)
             if at is None:
-                at = found[key] = _Call(call.begin_us, call.end_us)
+                at = found[key] = _HostCall(call.begin_us, call.end_us)
             at.work.append(k)
     host = [first, *sorted(found.values(), key=lambda c: (c.begin_us, c.end_us))]
     begins = [call.begin_us for call in host]
@@ -260,7 +260,7 @@ def _host(
         host[max(0, bisect_right(begins, work[k].begin_us) - 1)].work.append(k)
     for each in host:
         each.work.sort()
-    return [*host, _Call(high, high)]
+    return [*host, _HostCall(high, high)]
 
 
 # Below every rule's limit: what costs less is no finding.
@@ -268,8 +268,8 @@ MIN_SHARE = 0.01
 
 
 def savings(
-    work: Sequence[Event],
-    calls: Mapping[int | None, Event],
+    work: Sequence[TraceEvent],
+    calls: Mapping[int | None, TraceEvent],
     waits: Sequence[BlockingCall],
     window: Interval,
     host: HostTime,
@@ -281,7 +281,7 @@ def savings(
     """
     least_us = MIN_SHARE * (window[1] - window[0])
     edits = [(kinds, edit) for kinds, us, edit in _edits(host, gpu) if us > least_us]
-    replay = Replay(work, calls, waits, window) if edits else None
+    replay = TraceReplay(work, calls, waits, window) if edits else None
     if replay is None or not replay.is_exact:
         return {}
     return {kind: us for kinds, edit in edits for us in [replay.saving_us(edit)] for kind in kinds}

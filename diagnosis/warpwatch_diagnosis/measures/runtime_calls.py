@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from warpwatch_diagnosis.measures.copies import copy_kind
 from warpwatch_diagnosis.measures.intervals import Interval
-from warpwatch_diagnosis.trace.events import Event, by_begin, inside
+from warpwatch_diagnosis.trace.events import TraceEvent, by_begin, inside
 
 Purpose = Literal["read", "copy", "wait"]
 
@@ -80,15 +80,15 @@ class Synchronization:
 
 
 def waits(
-    runtime: Sequence[Event],
-    copies: Mapping[int | None, Event],
+    runtime: Sequence[TraceEvent],
+    copies: Mapping[int | None, TraceEvent],
     window: Interval,
     threads: set[str],
 ) -> list[BlockingCall]:
     """Every call of the threads in the window that waits for the device, by its end; ``copies``:
     GPU copies by correlation. A copy that keeps the host is one, whatever it is called."""
     named = {name for name in {call.name for call in runtime} if _WAITS.match(name)}
-    launched: dict[str, list[Event]] = defaultdict(list)
+    launched: dict[str, list[TraceEvent]] = defaultdict(list)
     for call in runtime:
         if call.correlation in copies:
             launched[call.thread].append(call)
@@ -104,7 +104,9 @@ def waits(
     )
 
 
-def reads(operators: Sequence[Event], window: Interval, threads: set[str]) -> list[BlockingCall]:
+def reads(
+    operators: Sequence[TraceEvent], window: Interval, threads: set[str]
+) -> list[BlockingCall]:
     """Operators that read a value on the host; of a device, each would wait for it. By end."""
     return _by_end(
         BlockingCall(e.begin_us, e.end_us, e.thread, e.name, "read")
@@ -121,15 +123,17 @@ def _by_end(calls: Iterable[BlockingCall]) -> list[BlockingCall]:
     return sorted(calls, key=lambda w: (w.end_us, w.begin_us, w.thread, w.name))
 
 
-def _keeps_host(call: Event) -> bool:
+def _keeps_host(call: TraceEvent) -> bool:
     return call.end_us - call.begin_us >= BLOCKING_COPY_US and "Memcpy" in call.name
 
 
-def _is_pageable(copy: Event | None) -> bool:
+def _is_pageable(copy: TraceEvent | None) -> bool:
     return copy is not None and copy_kind(copy.name)[1] == "pageable"
 
 
-def _purpose(call: Event, launched: list[Event], copies: Mapping[int | None, Event]) -> Purpose:
+def _purpose(
+    call: TraceEvent, launched: list[TraceEvent], copies: Mapping[int | None, TraceEvent]
+) -> Purpose:
     """What the call waits for: its own copy, or the one launched just before on the thread."""
     copy = copies.get(call.correlation)
     if copy is None:
@@ -212,7 +216,7 @@ class Launches:
     queues: tuple[StreamQueue, ...]
 
 
-def by_correlation(events: Iterable[Event]) -> dict[int | None, Event]:
+def by_correlation(events: Iterable[TraceEvent]) -> dict[int | None, TraceEvent]:
     """The first event of each correlation, whatever the order of ``events``."""
     ordered = by_begin(events, attrgetter("end_us", "thread", "name"))
     found = {event.correlation: event for event in reversed(ordered)}
@@ -221,12 +225,12 @@ def by_correlation(events: Iterable[Event]) -> dict[int | None, Event]:
 
 
 def launches(
-    work: Sequence[Event], calls: Mapping[int | None, Event], window: Interval
+    work: Sequence[TraceEvent], calls: Mapping[int | None, TraceEvent], window: Interval
 ) -> Launches:
     """``work``: kernels and copies in the window by their begin; ``calls``: runtime calls by
     correlation."""
     launched = [(event, call) for event in work if (call := calls.get(event.correlation))]
-    first: dict[int | None, tuple[Event, Event]] = {}
+    first: dict[int | None, tuple[TraceEvent, TraceEvent]] = {}
     for event, call in launched:
         first.setdefault(call.correlation, (event, call))
     call_us = sorted(call.end_us - call.begin_us for _, call in first.values())

@@ -13,7 +13,7 @@ from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.host_events import CAUSES, Cause, HostTime
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, difference, union, within
 from warpwatch_diagnosis.measures.kernels import classify
-from warpwatch_diagnosis.trace.events import Event, inside
+from warpwatch_diagnosis.trace.events import TraceEvent, inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ _Labelled = tuple[float, float, str, str]
 
 def longest_step(
     steps: Sequence[StepTime],
-    work: Sequence[Event],
+    work: Sequence[TraceEvent],
     host: HostTime,
     running: Intervals,
     gpu: GpuTime | None,
@@ -133,9 +133,9 @@ def _of_causes(by_cause: Mapping[Any, Intervals]) -> Iterator[_Labelled]:
         yield from ((begin, end, cause, "") for begin, end in spans)
 
 
-def _streams(work: list[Event], window: Interval) -> Iterator[Lane]:
+def _streams(work: list[TraceEvent], window: Interval) -> Iterator[Lane]:
     """The busiest ones."""
-    streams: dict[str, list[Event]] = defaultdict(list)
+    streams: dict[str, list[TraceEvent]] = defaultdict(list)
     for event in work:
         streams[event.thread].append(event)
     busy_us = {

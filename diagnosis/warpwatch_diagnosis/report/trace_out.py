@@ -21,7 +21,7 @@ from warpwatch_diagnosis.measures.gpu_time import GpuEvents
 from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.intervals import Interval
 from warpwatch_diagnosis.measures.measures import MIN_STEPS, Measures
-from warpwatch_diagnosis.trace.events import MEMORY_NAME, Event, Kind, inside
+from warpwatch_diagnosis.trace.events import MEMORY_NAME, Kind, TraceEvent, inside
 from warpwatch_diagnosis.trace.reader import Trace, read_trace
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
@@ -62,7 +62,7 @@ def excerpt_window(trace: Trace, measures: Measures, max_bytes: int) -> Interval
     return steps[first][0], steps[last][1]
 
 
-def _size(kind: Kind, event: Event) -> int:
+def _size(kind: Kind, event: TraceEvent) -> int:
     size = _EVENT_BYTES + len(event.name) + (_ARROW_BYTES if kind in DEVICE else 0)
     if event.arguments:
         size += sum(_ARGUMENT_BYTES + len(str(value)) for value in event.arguments.values())
@@ -71,10 +71,10 @@ def _size(kind: Kind, event: Event) -> int:
 
 def excerpt(
     trace: Trace, work: GpuEvents, window: Interval | None, max_bytes: int
-) -> dict[Kind, list[Event]]:
+) -> dict[Kind, list[TraceEvent]]:
     """By kind what lies in the window, and the launches of what ran in it; if that is too much,
     the longest of each kind, in the order of importance of CATEGORIES."""
-    kept: dict[Kind, list[Event]] = {}
+    kept: dict[Kind, list[TraceEvent]] = {}
     left = max_bytes
     launched = {
         id(call)
@@ -95,11 +95,11 @@ def excerpt(
     return kept
 
 
-def _kept(events: Sequence[Event], window: Interval | None) -> list[Event]:
+def _kept(events: Sequence[TraceEvent], window: Interval | None) -> list[TraceEvent]:
     return list(events) if window is None else inside(events, window)
 
 
-def _longest(kind: Kind, events: list[Event], max_bytes: int) -> list[Event]:
+def _longest(kind: Kind, events: list[TraceEvent], max_bytes: int) -> list[TraceEvent]:
     kept = []
     for event in sorted(events, key=lambda e: e.begin_us - e.end_us):
         max_bytes -= _size(kind, event)
@@ -236,7 +236,7 @@ def _elements(
     yield from _names(threads, {event.thread for event in launched}, mapping)
 
 
-def _element(kind: Kind, event: Event, mapping: _RankMapping) -> Element:
+def _element(kind: Kind, event: TraceEvent, mapping: _RankMapping) -> Element:
     element: Element = {"cat": CATEGORIES[kind], "name": event.name, **mapping.ids(event.thread)}
     element["ts"] = mapping.at(event.begin_us)
     if event.name == MEMORY_NAME:
@@ -249,7 +249,7 @@ def _element(kind: Kind, event: Event, mapping: _RankMapping) -> Element:
     return element | ({"args": arguments} if arguments else {})
 
 
-def _arrow_end(phase: str, call: Event, event: Event, mapping: _RankMapping) -> Element:
+def _arrow_end(phase: str, call: TraceEvent, event: TraceEvent, mapping: _RankMapping) -> Element:
     """One end of the arrow from a launch call to its work, as the profiler writes it."""
     number: Id | None = call.correlation
     if mapping.first_process is not None:

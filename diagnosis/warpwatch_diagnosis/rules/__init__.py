@@ -3,7 +3,7 @@ its words in report/words.py."""
 
 from __future__ import annotations
 
-from warpwatch_diagnosis.rules.base import Rule
+from warpwatch_diagnosis.rules.base import DiagnosisRule
 from warpwatch_diagnosis.rules.communication_bound import CommunicationBoundRule
 from warpwatch_diagnosis.rules.device_waits import SyncBoundRule, TransferBoundRule
 from warpwatch_diagnosis.rules.host_activities import (
@@ -18,7 +18,7 @@ from warpwatch_diagnosis.rules.memory_bound import MemoryBoundRule
 from warpwatch_diagnosis.rules.pipeline import PipelineBubbleRule, StageImbalanceRule
 from warpwatch_diagnosis.rules.straggler import StragglerRule
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[DiagnosisRule, ...] = (
     AllocatorThrashRule(),
     CheckpointRule(),
     CommunicationBoundRule(),

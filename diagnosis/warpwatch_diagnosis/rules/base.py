@@ -51,7 +51,7 @@ class Finding:
         }
 
 
-class Rule(ABC):
+class DiagnosisRule(ABC):
     """``supersedes``: kinds that see the same time less exactly; they are dropped for that rank."""
 
     kind: str
@@ -87,7 +87,7 @@ class Rule(ABC):
         )  # fmt: skip
 
 
-class RankRule(Rule):
+class RankRule(DiagnosisRule):
     """A fault that each rank has by itself: time that it loses.
 
     min_share, high_share: of the window that is lost, for a finding and for confidence "high".

@@ -12,7 +12,14 @@ from warpwatch_diagnosis.comparison.alignment import (
 )
 from warpwatch_diagnosis.measures.intervals import Intervals, total, union
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.rules.base import Finding, Rule, idle, milliseconds, percent, times
+from warpwatch_diagnosis.rules.base import (
+    DiagnosisRule,
+    Finding,
+    idle,
+    milliseconds,
+    percent,
+    times,
+)
 
 # PyTorch's TensorBoard plugin warns above 10 % of the step.
 MIN_EXPOSED_SHARE = 0.10
@@ -25,7 +32,7 @@ GOOD_OVERLAP = 0.70
 _SHOWN = 3
 
 
-class CommunicationBoundRule(Rule):
+class CommunicationBoundRule(DiagnosisRule):
     kind = "communication_bound"
 
     def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:

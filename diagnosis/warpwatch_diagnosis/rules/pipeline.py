@@ -11,7 +11,7 @@ from statistics import fmean, median
 from warpwatch_diagnosis.comparison.alignment import Alignment
 from warpwatch_diagnosis.measures.intervals import difference, total, union
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.rules.base import Finding, Rule, milliseconds, percent
+from warpwatch_diagnosis.rules.base import DiagnosisRule, Finding, milliseconds, percent
 
 # What hands activations and gradients from stage to stage: torch.distributed's and NCCL's names.
 _BETWEEN_STAGES = re.compile(r"send|recv", re.IGNORECASE)
@@ -70,7 +70,7 @@ HIGH_BUBBLE_SHARE = 0.20
 RECOVERABLE = 0.5
 
 
-class PipelineBubbleRule(Rule):
+class PipelineBubbleRule(DiagnosisRule):
     kind = "pipeline_bubble"
     supersedes = ("communication_bound",)
 
@@ -118,7 +118,7 @@ MIN_IMBALANCE_SHARE = 0.05
 HIGH_IMBALANCE_SHARE = 0.15
 
 
-class StageImbalanceRule(Rule):
+class StageImbalanceRule(DiagnosisRule):
     kind = "stage_imbalance"
     supersedes = ("straggler",)
 

@@ -24,7 +24,7 @@ from warpwatch_diagnosis.comparison.cpu_ranks import (
 from warpwatch_diagnosis.measures.intervals import total
 from warpwatch_diagnosis.measures.kernels import slowdown
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.rules.base import Confidence, Finding, Rule, milliseconds, percent
+from warpwatch_diagnosis.rules.base import Confidence, DiagnosisRule, Finding, milliseconds, percent
 
 # Operators that merely run slower on one rank may have shared their cores for a moment: below this
 # it is named with low confidence.
@@ -61,7 +61,7 @@ _REASONS = {
 }
 
 
-class StragglerRule(Rule):
+class StragglerRule(DiagnosisRule):
     kind = "straggler"
     supersedes = ("host_bound", "launch_bound", "sync_bound")
 

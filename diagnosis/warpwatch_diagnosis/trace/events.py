@@ -147,7 +147,7 @@ _UNUSED_FRAME = re.compile(
 )
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """Something with a duration, or an instant. ``correlation``: joins a launch and its kernel.
 
     ``arguments``: those of its ``args`` that ARGUMENTS lists, None without any; equal ones are one
@@ -172,10 +172,10 @@ class Event(NamedTuple):
         return value if type(value) is int and value >= 0 else None
 
 
-BEGIN = itemgetter(Event._fields.index("begin_us"))
+BEGIN = itemgetter(TraceEvent._fields.index("begin_us"))
 
 
-def by_begin(events: Iterable[Event], then: Callable[[Event], Any]) -> list[Event]:
+def by_begin(events: Iterable[TraceEvent], then: Callable[[TraceEvent], Any]) -> list[TraceEvent]:
     """Sorted by their begin; ``then`` orders events of one instant, and is seldom needed."""
     ordered = sorted(events, key=BEGIN)
     begins = list(map(BEGIN, ordered))
@@ -184,20 +184,20 @@ def by_begin(events: Iterable[Event], then: Callable[[Event], Any]) -> list[Even
     return ordered
 
 
-def inside(events: Iterable[Event], window: tuple[float, float]) -> list[Event]:
+def inside(events: Iterable[TraceEvent], window: tuple[float, float]) -> list[TraceEvent]:
     """Those that overlap the window, in µs."""
     low, high = window
     return [e for e in events if e.begin_us < high and e.end_us > low]
 
 
-def spans(events: Iterable[Event]) -> list[tuple[float, float]]:
+def spans(events: Iterable[TraceEvent]) -> list[tuple[float, float]]:
     return [(e.begin_us, e.end_us) for e in events]
 
 
 class Collector:
     """Takes elements and keeps what diagnosis needs of them in ``events``."""
 
-    def __init__(self, path: object, events: Mapping[Kind, list[Event]]) -> None:
+    def __init__(self, path: object, events: Mapping[Kind, list[TraceEvent]]) -> None:
         self._path = path
         self._events = events
         self._names: dict[str, str] = {}
@@ -247,7 +247,9 @@ class Collector:
         elif isinstance(given, dict):
             correlation, arguments = _correlation(given.get("correlation")), self._pick(kind, given)
         end_us = begin_us + took_us
-        self._events[kind].append(Event(name, begin_us, end_us, thread, correlation, arguments))
+        self._events[kind].append(
+            TraceEvent(name, begin_us, end_us, thread, correlation, arguments)
+        )
 
     def _name(self, name: Any) -> str:
         if not isinstance(name, str):

@@ -23,8 +23,8 @@ from typing import Any, get_args
 from warpwatch_diagnosis.trace.events import (
     MAX_NUMBER,
     Collector,
-    Event,
     Kind,
+    TraceEvent,
     decode_elements,
     is_bounded,
     is_time,
@@ -64,7 +64,7 @@ class Trace:
     job: str | None = None
     stage: tuple[int, int] | None = None
     device_name: str | None = None
-    events: dict[Kind, list[Event]] = field(
+    events: dict[Kind, list[TraceEvent]] = field(
         default_factory=lambda: {kind: [] for kind in get_args(Kind)}
     )
 
@@ -194,7 +194,7 @@ def _stage(place: Any) -> tuple[int, int] | None:
     return (place[0], place[1]) if 0 <= place[0] < place[1] <= MAX_STAGES else None
 
 
-def _gc_pauses(trace: Trace, noted: Any, base_ns: Any) -> list[Event]:
+def _gc_pauses(trace: Trace, noted: Any, base_ns: Any) -> list[TraceEvent]:
     """Garbage collections that the capture recorded itself, while the trace's operators ran.
 
     ``noted``: begin since the epoch and duration in µs.
@@ -209,7 +209,7 @@ def _gc_pauses(trace: Trace, noted: Any, base_ns: Any) -> list[Event]:
         if isinstance(pause, list) and len(pause) == 2 and all(map(is_time, pause)):
             begin_us = pause[0] - base_us
             if first_us < begin_us < last_us and begin_us + pause[1] < last_us:
-                found.append(Event("Python GC", begin_us, begin_us + pause[1], "", None))
+                found.append(TraceEvent("Python GC", begin_us, begin_us + pause[1], "", None))
     return found
 
 

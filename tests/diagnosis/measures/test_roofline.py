@@ -12,7 +12,7 @@ import pytest
 from tests.diagnosis.timeline import Timeline
 from warpwatch_diagnosis.measures.kernels import SizeTime, size_times, slowdown
 from warpwatch_diagnosis.measures.roofline import ClassRoofline, Roofline, peaks_of
-from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.events import TraceEvent
 
 # Device, its name here, GB/s, TFLOP/s by type.
 PEAKS = Path(__file__).parents[1] / "fixtures" / "peaks.tsv"
@@ -110,11 +110,11 @@ FORWARD, BACKWARD = {"grid": [64, 1, 1]}, {"grid": [128, 1, 1]}
 _correlations = count(1)
 
 
-def kernel(name: str, took_us: float, arguments: dict[str, list[int]] | None = None) -> Event:
-    return Event(name, 100.0, 100.0 + took_us, "0/7", next(_correlations), arguments)
+def kernel(name: str, took_us: float, arguments: dict[str, list[int]] | None = None) -> TraceEvent:
+    return TraceEvent(name, 100.0, 100.0 + took_us, "0/7", next(_correlations), arguments)
 
 
-def times(*kernels: Event) -> dict[tuple[str, tuple[object, ...]], SizeTime]:
+def times(*kernels: TraceEvent) -> dict[tuple[str, tuple[object, ...]], SizeTime]:
     return size_times(kernels, {}, WINDOW)
 
 
@@ -149,11 +149,11 @@ def test_one_slower_kernel_of_two_is_no_lower_clock() -> None:
 
 
 def test_a_kernel_belongs_to_where_it_was_launched() -> None:
-    late = Event("gemm", 1500.0, 1510.0, "0/7", 7)
-    early = Event("gemm", 100.0, 130.0, "0/7", 8)
-    calls: dict[int | None, Event] = {
-        7: Event("cudaLaunchKernel", 900.0, 905.0, "1/1", 7),
-        8: Event("cudaLaunchKernel", -50.0, -45.0, "1/1", 8),
+    late = TraceEvent("gemm", 1500.0, 1510.0, "0/7", 7)
+    early = TraceEvent("gemm", 100.0, 130.0, "0/7", 8)
+    calls: dict[int | None, TraceEvent] = {
+        7: TraceEvent("cudaLaunchKernel", 900.0, 905.0, "1/1", 7),
+        8: TraceEvent("cudaLaunchKernel", -50.0, -45.0, "1/1", 8),
     }
     assert size_times([early, late], calls, WINDOW) == {("gemm", ()): SizeTime(1, 10.0, 10.0)}
 
