@@ -99,7 +99,7 @@ def read_stack(path: TraceSource) -> RankStack:
     rank = content.get("rank") if isinstance(content, dict) else None
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
         raise TraceError(f"{path}: no stacks file: it has no rank")
-    if rank_in_name(path) not in (None, rank):
+    if rank_in_name(path.name) not in (None, rank):
         raise TraceError(f"{path}: it says that it is another rank's")
     silent = content.get("silent_reason")
     threads = dicts(content.get("threads"))
@@ -235,7 +235,7 @@ def diagnose_stacks(
             stack = read_stack(path)
         except TraceError as error:
             trouble.append(str(error))
-            named = rank_in_name(path)
+            named = rank_in_name(path.name)
             lost |= {} if named is None else {named: _UNREAD}
         else:
             stacks[stack.rank] = stack

@@ -24,7 +24,8 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from warpwatch_diagnosis.measures.collectives import ALL_TO_ALL, Collective
+from warpwatch_diagnosis.measures.collectives import Collective
+from warpwatch_diagnosis.measures.gpu_events import ALL_TO_ALL
 from warpwatch_diagnosis.measures.intervals import (
     Interval,
     Intervals,

@@ -1,6 +1,6 @@
-"""The numbers of one trace, from which the rules conclude and which the reports show.
+"""Measures one trace, for the rules and the reports.
 
-- intervals: unions of time, of which every share is made
+- intervals: unions of time, the base of every share
 - measures: all numbers of a trace; measures_json: as they are written
 - gpu_time: kernels, copies, collectives; idle: why the device is idle; replay: what faults cost
 - cpu_time, host_events, runtime_calls: what the host did

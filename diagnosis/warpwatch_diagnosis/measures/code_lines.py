@@ -1,7 +1,7 @@
-"""Lines of the user's code: behind a call or an operator, and where a part of the step was spent.
+"""Finds the lines of the user's code behind a call or an operator, or in a part of the step.
 
-They come from stacks and from recorded Python frames, where the trace has them. What the host was
-in, a call, an operator or an annotation, is found in the same way.
+They come from stacks and from recorded Python frames, if the trace has them. The call, operator or
+annotation that the host was in is found in the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from warpwatch_diagnosis.trace.events import TraceEvent
 
 # A thread and a time in µs.
 Instant = tuple[str, float]
-# Begin and negative end in µs, so that of two the inner one is the larger, and the line.
+# Begin, negative end in µs and line: the inner one of two frames is the larger one.
 _OwnFrame = tuple[float, float, str]
 
 # Frames of Python itself, of installed packages and of builtins are not the user's own code.
@@ -29,17 +29,16 @@ _FOREIGN = re.compile(
 )
 _FRAME = re.compile(r"(?P<file>[^()]+)\((?P<line>\d+)\): (?P<function>.+)")
 _MAX_CHARS = 200
-# How many path components of a file are shown: enough to find it, without a home directory.
+# This many path components show where a file is without naming a home directory.
 _COMPONENTS = 3
-# As a sampling profiler: a line that takes a tenth of the time has about twenty of these.
+# As with a sampling profiler, a line that takes a tenth of the time has about 20 of the samples.
 SAMPLES = 200
 TOP = 3
 
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
-    """``place``: ``file.py(12): function``, or the name of an event; ``us``: of the time that was
-    looked at, estimated."""
+    """A place, ``file.py(12): function`` or the name of an event, and its estimated time in µs."""
 
     place: str
     us: float
@@ -47,7 +46,7 @@ class CodeLine:
 
 @lru_cache(maxsize=65_536)
 def own_line(frame: str) -> str | None:
-    """``file.py(12): function`` of the user's code, the path's end only; else None."""
+    """Return ``file.py(12): function`` with the end of the path, or None for foreign code."""
     match = _FRAME.match(frame)
     if match is None or _FOREIGN.search(frame):
         return None
@@ -56,12 +55,12 @@ def own_line(frame: str) -> str | None:
 
 
 def line_of_stack(stack: str) -> str | None:
-    """The innermost own frame of an operator's ``Call stack``, innermost frame first."""
+    """Return the first own frame of a ``Call stack``, which lists the innermost frame first."""
     return next((line for f in stack.split(";") if (line := own_line(f.strip()))), None)
 
 
 def event_name(name: str) -> str | None:
-    """For what the host was in; a step is no answer."""
+    """Return the name of an event that the host was in; a step says nothing."""
     return None if name.startswith("ProfilerStep") else name[:_MAX_CHARS]
 
 
@@ -70,8 +69,10 @@ def lines_at(
     instants: Iterable[Instant],
     named: Callable[[str], str | None] = own_line,
 ) -> dict[Instant, str]:
-    """The innermost event around each instant that has a name by ``named``: of ``python_function``
-    events the innermost own frame."""
+    """Return the innermost event around each instant that has a name by ``named``.
+
+    By default this is the innermost own frame of ``python_function`` events.
+    """
     wanted: dict[str, list[float]] = {}
     for thread, at_us in sorted(set(instants)):
         wanted.setdefault(thread, []).append(at_us)
@@ -92,10 +93,9 @@ def lines_at(
 
 
 def _innermost(frames: list[_OwnFrame], times: list[float]) -> Iterator[tuple[float, str]]:
-    """The last of the frames around each time; both in order.
+    """Yield the last of the frames around each time; both are sorted.
 
-    A frame that has ended is never looked at again, so that frames around all of the times cost no
-    more than others.
+    An ended frame is never checked again, so frames around all of the times cost no more.
     """
     around: list[_OwnFrame] = []
     following = 0
@@ -115,10 +115,9 @@ def longest_lines(
     parts: Mapping[str, Intervals],
     named: Callable[[str], str | None] = own_line,
 ) -> dict[str, tuple[CodeLine, ...]]:
-    """For each of the named parts of the window the lines that take most of it, at most TOP.
+    """Return for each named part of the window the TOP lines that take most of it.
 
-    Samples the innermost own frame (``named``: as lines_at takes it) at even distances. Nothing
-    without frames.
+    The innermost own frame (or event with a name by ``named``) is sampled at even distances.
     """
     parts = {name: spent for name, spent in parts.items() if spent}
     if not frames or not threads or not parts:
@@ -139,7 +138,7 @@ def longest_lines(
 
 
 def _even_times(intervals: Intervals) -> list[float]:
-    """SAMPLES times at even distances in the time that the intervals have together."""
+    """Return SAMPLES times at even distances within the intervals."""
     distance = total(intervals) / SAMPLES
     found: list[float] = []
     passed = 0.0

@@ -1,25 +1,24 @@
-"""The collectives of one rank one by one, so that ranks can be compared with each other."""
+"""Lists the collectives of one rank, so that ranks can be compared with each other."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from warpwatch_diagnosis.measures.intervals import Interval
+from warpwatch_diagnosis.measures.gpu_events import GpuEvents
 from warpwatch_diagnosis.trace.events import TraceEvent
 
-# More than any capture of some steps holds; bounds what is kept of a hostile trace.
+# A capture of a few steps has fewer; the limit bounds what a hostile trace can store.
 MAX_COLLECTIVES = 50_000
 _MAX_NAME = 200
-ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
-# NCCL's kernel of sends and receives, of which an all-to-all consists, too.
+# An all-to-all of NCCL is a kernel of sends and receives, too.
 _SEND_RECEIVE = re.compile("SendRecv", re.IGNORECASE)
-# Host events of all-to-alls that lie around one launch, and of other threads besides.
+# At most this many host events of all-to-alls lie around one launch or in other threads.
 MAX_NESTED = 16
-# As process groups and operators name them, without "c10::" and in lower case.
+# The names of process groups and operators, without "c10::" and in lower case.
 _ITEM_BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "float16": 2, "int": 4, "long": 8,
     "long int": 8, "char": 1, "signed char": 1, "unsigned char": 1, "byte": 1, "bool": 1,
@@ -31,10 +30,9 @@ _ITEM_BYTES = {
 class Collective:
     """One collective kernel that began or was launched in the window; µs of this rank's clock.
 
-    name: of the collective (``allreduce``), else of the kernel. is_named: the trace says of which
-    collective the kernel is, or its own name does. process_group, sequence, bytes
-    (the larger of what goes in and out of this rank) and group_size: None where the trace does not
-    say. launched_us: begin of the launch call.
+    name: the collective (``allreduce``), else the kernel. is_named: the trace or the kernel's own
+    name has the collective. launched_us: begin of the launch call. bytes: the larger of input and
+    output of this rank. Fields are None if the trace does not have them.
     """
 
     name: str
@@ -48,40 +46,21 @@ class Collective:
     is_named: bool = True
 
 
-def exchanges(events: Iterable[TraceEvent]) -> list[TraceEvent]:
-    """Return what of the host's operators and annotations is an all-to-all, by begin."""
-    known: dict[str, bool] = {}
-    found = []
-    for event in events:
-        if event.name not in known:
-            known[event.name] = ALL_TO_ALL.search(event.name) is not None
-        if known[event.name]:
-            found.append(event)
-    return sorted(found, key=attrgetter("begin_us"))
-
-
-def collectives(
-    kernels: Sequence[TraceEvent],
-    calls: Mapping[int | None, TraceEvent],
-    window: Interval,
-    exchanges: Sequence[TraceEvent] = (),
-) -> tuple[Collective, ...]:
-    """``kernels``: all collective kernels; ``calls``: runtime calls by correlation. In order.
-
-    exchanges: the host's all-to-alls, which give their name to the kernels that they launch.
+def collectives(work: GpuEvents, names: set[str]) -> tuple[Collective, ...]:
+    """Return the kernels of these names that begin or are launched in the window, in order.
 
     A host that is ahead launches in the window what its device begins later; a peer that is less
-    late may have begun it in time, so these count as well.
+    late may begin it in time.
     """
-    low, high = window
-    found = [(k, calls.get(k.correlation)) for k in kernels]
+    low, high = work.window
+    found = [(k, work.calls.get(k.correlation)) for k in work.kernels if k.name in names]
     mine = [
         (kernel, call)
         for kernel, call in found
         if low <= kernel.begin_us < high or (call is not None and low <= call.begin_us < high)
     ]
     mine.sort(key=lambda pair: (pair[0].begin_us, pair[0].end_us, pair[0].thread))
-    return tuple(_collective(kernel, call, exchanges) for kernel, call in mine[:MAX_COLLECTIVES])
+    return tuple(_collective(*pair, work.exchanges) for pair in mine[:MAX_COLLECTIVES])
 
 
 def _collective(
@@ -107,11 +86,10 @@ def _collective(
 
 
 def _is_within(call: TraceEvent | None, exchanges: Sequence[TraceEvent]) -> bool:
-    """Whether one of the host's all-to-alls launches it, in the same thread."""
+    """Return whether one of the host's all-to-alls launches it, in the same thread."""
     if call is None:
         return False
     last = bisect_right(exchanges, call.begin_us, key=attrgetter("begin_us"))
-    # Annotation, operator and its parts lie inside of each other.
     return any(
         event.thread == call.thread and call.begin_us < event.end_us
         for event in exchanges[max(0, last - MAX_NESTED) : last]
@@ -125,5 +103,5 @@ def _bytes(kernel: TraceEvent) -> int | None:
 
 
 def item_bytes(dtype: object) -> int | None:
-    """None for a type that is not known."""
+    """Return the bytes of a type, or None if it is unknown."""
     return _ITEM_BYTES.get(str(dtype).lower().removeprefix("c10::"))

@@ -1,4 +1,4 @@
-"""Copies and memsets of the device by direction and kind of host memory."""
+"""Sums copies and memsets of the device by direction and kind of host memory."""
 
 from __future__ import annotations
 
@@ -38,25 +38,20 @@ _DIRECTIONS = tuple((known, re.compile(p, re.IGNORECASE)) for known, p in _PATTE
 
 @lru_cache(maxsize=1024)
 def copy_kind(name: str) -> tuple[Direction, HostMemory | None]:
-    """Direction and host memory by the name that the profiler gives a copy."""
+    """Return direction and host memory by the profiler's name of a copy."""
     direction: Direction = next((known for known, p in _DIRECTIONS if p.search(name)), "unknown")
-    lowered = name.lower()
-    memory: HostMemory | None = None
-    if "pageable" in lowered:
-        memory = "pageable"
-    elif "pinned" in lowered:
-        memory = "pinned"
-    return direction, memory
+    memories: tuple[HostMemory, ...] = ("pageable", "pinned")
+    return direction, next((memory for memory in memories if memory in name.lower()), None)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTime:
     """All copies of one direction and kind of host memory in the window.
 
-    memory: of the host's side, None where there is none or the trace does not say. total_us: sum
-    of durations; busy_us: their union; exposed_us: the part of the union that no kernel hides.
-    bytes: None where no copy has a size. small_count: copies of at most SCALAR_BYTES.
-    bandwidth_gb_per_s: whole copies, also where the window cuts them; 1 GB = 1e9 bytes.
+    memory: host memory; None without or if unknown. total_us: sum of durations; busy_us: their
+    union; exposed_us: the part of the union that no kernel hides. bytes: None if no copy has a
+    size. small_count: copies of at most SCALAR_BYTES. bandwidth_gb_per_s: whole copies, also those
+    that the window cuts; 1 GB = 1e9 bytes.
     """
 
     direction: Direction
@@ -73,7 +68,7 @@ class CopyTime:
 def copy_times(
     copies: Sequence[TraceEvent], kernels: Intervals, window: Interval
 ) -> tuple[CopyTime, ...]:
-    """``kernels``: union of what may hide a copy. Longest first."""
+    """Return the copies, longest first; ``kernels`` is the union of what may hide them."""
     kinds: dict[tuple[Direction, HostMemory | None], list[TraceEvent]] = defaultdict(list)
     for copy in copies:
         kinds[copy_kind(copy.name)].append(copy)

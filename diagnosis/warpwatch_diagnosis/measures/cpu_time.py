@@ -1,11 +1,12 @@
-"""Where the training thread's time went in a trace without GPU events.
+"""Splits the training thread's time in a trace without GPU events.
 
-Each instant of the window belongs to one of these, in this order: iterating a DataLoader;
-torch.compile at work; garbage collection; a checkpoint; running an operator; waiting while a
-collective is under way (gloo runs it on a thread of its own and the training thread shows nothing
-meanwhile); the host's own work, that is everything else between the operators. Operators at the
-top level that are shorter than DISPATCH_US are counted apart as well: they are mostly the price of
-calling them.
+Each instant of the window belongs to the first of these: iterating a DataLoader; torch.compile at
+work; garbage collection; a checkpoint; running an operator; waiting during a collective (gloo runs
+it on a thread of its own, while the training thread has no events); the host's own work, that is,
+everything else between the operators.
+
+The order of operators shows activities that no event names. A loop over ``.item()`` reads value
+after value. ``state_dict()`` detaches every parameter, and the gap after it writes a file.
 """
 
 from __future__ import annotations
@@ -27,18 +28,17 @@ from warpwatch_diagnosis.measures.runtime_calls import reads
 from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
-# Own values. Under the profiler one pass of a loop that reads a value takes at most this long; a
-# step that logs a handful of values has no such loop.
+# Under the profiler one pass of a loop that reads a value takes at most this long; a step that logs
+# a handful of values has no such loop (own values).
 READ_PACE_US = 500.0
-# A busy machine may take the core away for a few time slices: if operators hardly run in between,
-# it is still the same loop.
+# A busy machine may take the core away for a few time slices. If operators hardly run in between,
+# the loop is still the same one.
 MAX_PAUSE_US = 20_000.0
 MIN_READS_IN_A_ROW = 10
-# state_dict() detaches one tensor after the other, and models have more than a few. Shorter gaps
-# wrote nothing worth reporting.
+# state_dict() detaches one tensor after the other, and models have more than a few. A shorter gap
+# is not worth reporting.
 MIN_DETACHED = 4
 MIN_SAVING_US = 1_000.0
-
 # The Python between picking a value and reading it, under the profiler and on a slow core.
 MAX_PICK_US = 100.0
 
@@ -58,10 +58,10 @@ def reading_loops(
     annotations: Sequence[TraceEvent],
     window: Interval,
 ) -> Intervals:
-    """Loops that read one value after the other, from the first to the last one in a row.
+    """Return the loops that read one value after the other, from the first to the last value.
 
-    ``reads``, ``operators`` of the top level: in order. Optimizers on the CPU read their step
-    counters: these do not count.
+    ``reads`` and the top-level ``operators`` are sorted. Reads of the step counters by optimizers
+    on the CPU do not count.
     """
     stepping = union((e.begin_us, e.end_us) for e in annotations if e.name.startswith(_OPTIMIZER))
     begins = [event.begin_us for event in operators]
@@ -80,8 +80,11 @@ def reading_loops(
 def spent_on_reads(
     loops: Intervals, reads: Sequence[Interval], operators: Sequence[TraceEvent]
 ) -> Intervals:
-    """What of the loops would not be there without the reads: these, what picks the value, and the
-    Python before each. What the loop computes or waits for otherwise is its own work."""
+    """Return the part of the loops that the reads cost.
+
+    It has the reads, the operators that pick the value, and the Python before each. The rest of a
+    loop is its own work.
+    """
     begins = [begin for begin, _ in loops]
     read_at = [begin for begin, _ in reads]
     spent: Intervals = []
@@ -91,7 +94,7 @@ def spent_on_reads(
         inside = index >= 0 and event.begin_us < loops[index][1]
         reading = bisect_left(read_at, event.begin_us) < bisect_right(read_at, event.end_us)
         if inside and (reading or event.name in _PICKS):
-            # From read to read the loop does nothing else, however long a busy core takes for it.
+            # From read to read the loop does nothing else, even if a busy core makes it slow.
             follows = bool(spent) and spent[-1][1] == before_us and (reading or event.name in _NEXT)
             pause_us = MAX_PAUSE_US if follows else MAX_PICK_US
             low = max(before_us, event.begin_us - pause_us, loops[index][0])
@@ -101,7 +104,7 @@ def spent_on_reads(
 
 
 def _rows(reads: Intervals) -> Intervals:
-    """Spans of reads that follow each other at the pace of a loop."""
+    """Return the spans of reads that follow each other at the pace of a loop."""
     rows: list[tuple[float, float, int]] = []
     for begin, end in reads:
         if rows and begin - rows[-1][1] <= READ_PACE_US:
@@ -121,8 +124,7 @@ def _outside(reads: Sequence[Interval], taken: Intervals) -> Intervals:
 
 
 def saving_gaps(operators: Sequence[TraceEvent], host: Intervals) -> Intervals:
-    """Gaps of ``host`` right after what ``state_dict()`` does; ``operators``: of one thread's top
-    level, in order."""
+    """Return the gaps of ``host`` right after the detaches of a ``state_dict()``."""
     ends: set[float] = set()
     detached = 0
     for event in operators:
@@ -133,10 +135,10 @@ def saving_gaps(operators: Sequence[TraceEvent], host: Intervals) -> Intervals:
 
 
 def real_operators(operators: Sequence[TraceEvent]) -> list[TraceEvent]:
-    """Operators in order of begin without those that torch.compile puts around its own calls.
+    """Return sorted operators without those that torch.compile puts around its own calls.
 
-    Their own time is the host's. A region that contains nothing else stays: what it computes has
-    no event of its own.
+    Their own time is the host's. A region without operators inside stays: nothing else shows its
+    work.
     """
     kept: list[TraceEvent] = []
     next_us: dict[str, float] = {}
@@ -151,19 +153,19 @@ def real_operators(operators: Sequence[TraceEvent]) -> list[TraceEvent]:
     return kept[::-1]
 
 
-# The CPU's counterpart of a short kernel: an eager operator costs a few µs before any arithmetic.
+# A shorter operator is mostly the cost of calling it: a few µs before any arithmetic.
 DISPATCH_US = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTime:
-    """Disjoint unions of time in µs, clipped to the window; ``dispatch`` is part of operators.
+    """Disjoint unions of time in µs, clipped to the window.
 
-    compile, gc, checkpoint: of the training thread, as in host_events, outside data loading.
-    saving: part of host, probably the writing of a checkpoint. reading: what loops
-    that read one value after the other spend on it. Both are patterns of host_patterns.
-    operators_count, dispatch_count: operators at the top level, and the short ones of them.
-    calls: collectives that a thread of their own runs, (name, the step by its place, µs), in order.
+    dispatch: the part of operators in short ones. compile, gc, checkpoint: as in host_events, on
+    the training thread and outside data loading. saving: the part of host that probably writes a
+    checkpoint. reading: the time that loops spend on reading values. operators_count,
+    dispatch_count: all operators at the top level, and the short ones. collectives: the names that
+    take most time. calls: collectives on a thread of their own, (name, number of the step, µs).
     """
 
     operators: Intervals
@@ -189,7 +191,7 @@ def cpu_time(
     host: HostTime,
     steps: Sequence[Interval],
 ) -> CpuTime:
-    """``loading``: what the DataLoader takes; ``threads``: those that train."""
+    """Split the window; ``loading`` is the DataLoader's time, ``threads`` are those that train."""
     annotations = trace.events["annotation"]
     top = _top_level(trace.events["operator"], threads, window)
     short = [e for e in top if e.end_us - e.begin_us < DISPATCH_US]
@@ -227,7 +229,7 @@ def cpu_time(
 
 
 def _top_level(events: list[TraceEvent], threads: set[str], window: Interval) -> list[TraceEvent]:
-    """Operators of the threads that lie in no other one. Collectives are no work of the thread."""
+    """Return the outermost operators of the threads; a collective is not work of its thread."""
     mine = [
         e for e in inside(events, window) if e.thread in threads and not COLLECTIVE.match(e.name)
     ]
@@ -243,7 +245,7 @@ def _top_level(events: list[TraceEvent], threads: set[str], window: Interval) ->
 def _calls(
     collectives: list[TraceEvent], steps: Sequence[Interval]
 ) -> tuple[tuple[str, int, float], ...]:
-    """By their ends: who comes late begins late, and all leave together."""
+    """Return background collectives by end: a late rank begins late, but all leave together."""
     begins = [begin for begin, _ in steps]
     mine = [e for e in collectives if BACKGROUND_COLLECTIVE.match(e.name)]
     mine.sort(key=lambda e: (e.end_us, e.name))

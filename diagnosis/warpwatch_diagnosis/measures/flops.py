@@ -1,4 +1,4 @@
-"""Floating point operations and bytes of an operator, from the shapes of its inputs.
+"""Counts floating point operations and bytes of an operator from the shapes of its inputs.
 
 A multiplication and an addition count as two. The formulas are those of the usual FLOP counters:
 a product of (m, k) and (k, n) takes 2 m k n; a convolution 2 times the elements of its output
@@ -20,9 +20,9 @@ from warpwatch_diagnosis.measures.kernels import KernelClass
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
-# FLOPs and the elements of the output.
+# The FLOPs and the number of elements of the output.
 Counted = tuple[float, float]
-# A shape with more elements than this, or dimensions than PyTorch's tensors have, is none.
+# Shapes beyond these limits are invalid; tensors of PyTorch have at most 64 dimensions.
 MAX_ELEMENTS = 1 << 50
 MAX_DIMENSIONS = 64
 _DTYPES = {
@@ -33,9 +33,9 @@ _DTYPES = {
 
 
 class OperatorWork(NamedTuple):
-    """What one call computes and moves at least; ``dtype``: of its first input.
+    """The work of one call, and the bytes that it moves at least; ``dtype`` is its first input's.
 
-    repeated: of ``flops``, what forward has computed before: no work of the model.
+    repeated: the part of ``flops`` that forward computed before, which is not work of the model.
     """
 
     kernel_class: KernelClass
@@ -46,7 +46,7 @@ class OperatorWork(NamedTuple):
 
 
 def shapes_of(arguments: Mapping[str, Any]) -> Shapes | None:
-    """The shapes of an operator's inputs as recorded; None without record_shapes."""
+    """Return the recorded shapes of an operator's inputs; None without record_shapes."""
     given = arguments.get("Input Dims")
     if isinstance(given, str):
         given = _parsed(given)
@@ -56,14 +56,14 @@ def shapes_of(arguments: Mapping[str, Any]) -> Shapes | None:
 
 
 def types_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of an operator's inputs, "" for what has none."""
+    """Return the types of an operator's inputs, "" for an input without one."""
     given = arguments.get("Input type")
     return tuple(t if isinstance(t, str) else "" for t in given) if isinstance(given, list) else ()
 
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> Any:
-    """PyTorch 1.8 wrote the shapes as text in some builds."""
+    """Parse shapes that some builds of PyTorch 1.8 wrote as text."""
     try:
         return ast.literal_eval(text[:10_000])
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -82,23 +82,24 @@ def _shape(given: Any) -> Shape:
 def work_of(
     name: str, shapes: Shapes, types: Sequence[str], one_gradient: bool = False
 ) -> OperatorWork | None:
-    """None where the work does not follow from the shapes.
+    """Return the work of a call, or None if it does not follow from the shapes.
 
-    ``one_gradient``: a convolution's backward call makes that of its input or of its weight alone.
+    ``one_gradient``: a convolution's backward call makes the gradient of input or weight alone.
     """
     if name not in _FORMULAS:
         return None
     kernel_class, formula, inputs = _FORMULAS[name]
     try:
         counted = formula(*(shapes[index] for index in inputs))
-    except (IndexError, ValueError):  # fewer inputs or other dimensions than the formula's
+    except (IndexError, ValueError):
+        # The call has fewer inputs or other dimensions than the formula.
         return None
     if counted is None or not 0 < counted[0] < MAX_ELEMENTS**2:
         return None
     if one_gradient and formula is _convolution_backward:
         counted = counted[0] / 2, counted[1]
     work = _work(kernel_class, shapes, types, counted)
-    # One of its five products computes the scores again.
+    # One of the five products of its backward call computes the scores again.
     return work._replace(repeated=counted[0] / 5) if formula is _attention_backward else work
 
 
@@ -135,16 +136,16 @@ def _linear(given: Shape, weight: Shape) -> Counted | None:
 
 
 def _convolution_backward(gradient: Shape, given: Shape, weight: Shape) -> Counted | None:
-    """Both gradients cost what forward does; ``gradient``: of the output."""
+    """Count two gradients, each as forward; ``gradient`` is the output's."""
     forward = convolution(given, gradient, weight)
     return None if forward is None else (2 * forward, float(prod(given) + prod(weight)))
 
 
 def convolution(given: Shape, output: Shape, weight: Shape) -> float | None:
-    """Forward FLOPs of a convolution from input to output.
+    """Return the forward FLOPs of a convolution from input to output.
 
-    A transposed one, whose weight begins with the channels of the input, takes every element of
-    the input as often as a plain one makes one of the output.
+    The weight of a transposed convolution begins with the channels of the input. It uses every
+    element of the input as often as a plain one makes an element of the output.
     """
     if len(output) < 3 or not len(given) == len(weight) == len(output):
         return None
@@ -153,7 +154,7 @@ def convolution(given: Shape, output: Shape, weight: Shape) -> float | None:
 
 
 def _attention(query: Shape, key: Shape) -> Counted:
-    """Both are (batch, heads, length, head)."""
+    """Count attention; both shapes are (batch, heads, length, head)."""
     (b, h, s, d), (_, _, t, _) = query, key
     return 4.0 * b * h * s * t * d, float(b * h * s * d)
 
@@ -165,7 +166,7 @@ def _attention_backward(query: Shape, key: Shape, value: Shape) -> Counted:
 _FUSED_ATTENTION = (
     "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu",
 )  # fmt: skip
-# The class of an operator's kernels, its formula, and which of its inputs that takes.
+# The class of an operator's kernels, its formula, and the indices of the formula's inputs.
 _FORMULAS: dict[str, tuple[KernelClass, Callable[..., Counted | None], tuple[int, ...]]] = {
     "aten::mm": ("gemm", _product, (0, 1)),
     "aten::addmm": ("gemm", _product, (1, 2)),
@@ -175,14 +176,14 @@ _FORMULAS: dict[str, tuple[KernelClass, Callable[..., Counted | None], tuple[int
     "aten::linear": ("gemm", _linear, (0, 1)),
     "aten::_scaled_mm": ("gemm", _product, (0, 1)),
     "aten::convolution_backward": ("convolution", _convolution_backward, (0, 1, 2)),
-    # Before 1.11: input, gradient of the output, weight.
+    # PyTorch before 1.11 has the order input, gradient of the output, weight.
     "aten::cudnn_convolution_backward": ("convolution", _convolution_backward, (1, 0, 2)),
     "aten::scaled_dot_product_attention": ("attention", _attention, (0, 1)),
     **{
         f"aten::_scaled_dot_product_{kernels}": ("attention", _attention, (0, 1))
         for kernels in _FUSED_ATTENTION
     },
-    # Gradient of the output, query, key, value.
+    # The inputs are the gradient of the output, query, key and value.
     **{
         f"aten::_scaled_dot_product_{kernels}_backward": (
             "attention", _attention_backward, (1, 2, 3)
@@ -190,12 +191,12 @@ _FORMULAS: dict[str, tuple[KernelClass, Callable[..., Counted | None], tuple[int
         for kernels in _FUSED_ATTENTION
     },
 }  # fmt: skip
-# Their output's shape is in no argument: it is known where the backward call has its gradient.
+# No argument has the shape of their output: the backward call has it as a gradient.
 CONVOLUTIONS = frozenset({"aten::convolution"})
 
 
 def gradient_of_convolution(name: str, shapes: Shapes) -> tuple[Shape, Shape, Shape] | None:
-    """Input, weight and gradient of the output, from the backward call of a convolution."""
+    """Return input, weight and gradient of the output from a convolution's backward call."""
     known = _FORMULAS.get(name)
     if known is None or known[0] != "convolution" or len(shapes) < 3:
         return None
@@ -204,6 +205,6 @@ def gradient_of_convolution(name: str, shapes: Shapes) -> tuple[Shape, Shape, Sh
 
 
 def convolution_work(shapes: Shapes, output: Shape, types: Sequence[str]) -> OperatorWork | None:
-    """Of a forward call with the inputs ``shapes`` and a known shape of the output."""
+    """Return the work of a forward call whose output shape is known."""
     flops = convolution(shapes[0], output, shapes[1])
     return None if flops is None else _work("convolution", shapes, types, (flops, prod(output)))

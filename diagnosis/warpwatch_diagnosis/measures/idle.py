@@ -1,24 +1,22 @@
-"""Why the device was idle: every gap of its own timeline is split into causes that add up to it.
+"""Explains why the device was idle: each gap of its timeline is split into causes.
 
 A gap ends with the next work of the device. If the host launched that work before the gap began,
-the host is not to blame: ``kernel_gap`` is what the device takes from one kernel to the next
-(up to KERNEL_GAP_US), more is ``unexplained``. Otherwise the host was late, and what it did
-meanwhile is the cause, in this order:
+the host is not the cause: ``kernel_gap`` is the time that the device takes from one kernel to the
+next (up to KERNEL_GAP_US), a longer gap is ``unexplained``. Otherwise the host was late, and the
+cause is the first of these:
 
-1. What has a name of its own in the trace (host_events): compilation, garbage collection,
+1. An activity with a name of its own in the trace (host_events): compilation, garbage collection,
    checkpoint, data loading, the allocator's calls, a collective that blocks the thread.
-2. The wait for the device that went before (synchronization): without it the host would have
-   been earlier by the time that it waited, so that much idle time is its fault, and no more.
-   It counts until the host leads again by more than LEAD_US: ``copy`` if it waited for a copy of
-   data, ``allocator`` after its calls, else ``synchronization``. A long wait while the device works
-   costs nothing by itself.
-3. The launch call itself and what passes until the work begins: ``launch``; ``copy`` for a copy.
-4. The rest, up to the launch call: ``launch`` if the thread's launch before it ended at most
-   LAUNCH_PACE_US earlier, so that the host merely launches as fast as it can; else ``dispatch``
-   inside operators, which is the framework's own price of an operator, and ``host`` outside of
-   them, which is Python, a sleep, or the profiler.
+2. The wait for the device before the gap (runtime_calls): without it the host would have been
+   earlier by the length of the wait, so it explains that much idle time and no more. It counts
+   until the host leads again by more than LEAD_US: ``copy`` if it waited for a copy of data,
+   ``allocator`` after its calls, else ``synchronization``.
+3. The launch call itself and the time until the work begins: ``launch``; ``copy`` for a copy.
+4. Before the launch call: ``launch`` if the thread's previous launch ended at most LAUNCH_PACE_US
+   earlier, so that the host merely launches as fast as it can; else ``dispatch`` inside operators,
+   which is the framework's own cost, and ``host`` outside of them: Python, a sleep, the profiler.
 
-Where the launch is not in the trace, what is left after 1 is ``unexplained``.
+If the launch is not in the trace, the rest after 1 is ``unexplained``.
 """
 
 from __future__ import annotations
@@ -31,24 +29,55 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from warpwatch_diagnosis.measures.copies import copy_kind
+from warpwatch_diagnosis.measures.gpu_events import GpuEvents
 from warpwatch_diagnosis.measures.host_events import CAUSES, Cause, HostTime
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, merge, total
 from warpwatch_diagnosis.measures.runtime_calls import BlockingCall
-from warpwatch_diagnosis.trace.events import TraceEvent, by_begin
+from warpwatch_diagnosis.trace.events import RuntimeCalls, TraceEvent, by_begin
 
-# Back to back kernels of one stream follow each other within some µs; launch latency is similar.
+# Back to back kernels of one stream follow each other within a few µs; launch latency is similar.
 KERNEL_GAP_US = 10.0
 # Idle time that begins this soon after a wait's return is the wait's (reference of this project).
 LEAD_US = 50.0
-# Holistic Trace Analysis calls a launch above this an outlier: no host that merely launches.
+# Holistic Trace Analysis calls a longer launch an outlier, so such a host does more than launch.
 LAUNCH_PACE_US = 50.0
+_END_AND_THREAD = attrgetter("end_us", "thread")
+_WORST = 3
+_MAX_NAME = 200
 
 # Begin, end and cause of a part of a gap.
 GapPart = tuple[float, float, Cause]
 
 
+@dataclass(frozen=True, slots=True)
+class IdleGap:
+    """One idle interval in µs, for evidence. ``blamed_us``: the time of its main cause.
+
+    before: the GPU work that ended it, None at the end of the trace.
+    """
+
+    begin_us: float
+    end_us: float
+    blamed_us: float
+    before: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class IdleTime:
+    """Disjoint unions in µs by cause; together they are the device's idle time in the window.
+
+    worst: by main cause, the three gaps in which it takes most time.
+    """
+
+    by_cause: Mapping[Cause, Intervals]
+    worst: Mapping[Cause, tuple[IdleGap, ...]]
+
+    def total_us(self, cause: Cause) -> float:
+        return total(self.by_cause[cause])
+
+
 class HostWait(NamedTuple):
-    """The host stood still and lost its lead; in µs."""
+    """A wait in which the host lost its lead; in µs."""
 
     end_us: float
     begin_us: float
@@ -57,13 +86,13 @@ class HostWait(NamedTuple):
 
 @dataclass(slots=True)
 class OrderedParts:
-    """Disjoint parts in order, asked for spans whose begins do not fall."""
+    """Sorted disjoint parts, queried for spans whose begins do not fall."""
 
     parts: list[GapPart]
     _first: int = 0
 
     def inside(self, low: float, high: float) -> tuple[list[GapPart], Intervals]:
-        """What lies in the span, and the rest of it."""
+        """Return the parts in the span, and the rest of the span."""
         parts, index, count = self.parts, self._first, len(self.parts)
         while index < count and parts[index][1] <= low:
             index += 1
@@ -84,11 +113,11 @@ class OrderedParts:
 
 @dataclass(slots=True)
 class GapSplitter:
-    """Splits gaps, which come in order, as idle describes it.
+    """Splits gaps, which come in order, by the rules of the module.
 
-    named, operators: what the host did, by its own name or in operators. waits: by their end.
-    previous_ends: by correlation, when the launch call before it on the same thread ended.
-    owed_us: idle time that the last wait explains.
+    named, operators: the host's activities with a name of their own, and its operators. waits:
+    sorted by end. previous_ends: by correlation, the end of the launch call before it on the same
+    thread. owed_us: the idle time that the last wait explains.
     """
 
     named: OrderedParts
@@ -101,7 +130,7 @@ class GapSplitter:
     _next_wait: int = 0
 
     def pass_by(self, event: TraceEvent, launch: TraceEvent) -> None:
-        """Work that the device did: a launch well ahead of it pays what the host owed."""
+        """Note work of the device: a launch well ahead of it clears the time that is owed."""
         self._take_waits(launch.begin_us)
         ahead_us = event.begin_us - launch.end_us
         if ahead_us > LEAD_US and launch.begin_us >= self.waited_until_us:
@@ -110,7 +139,7 @@ class GapSplitter:
     def split(
         self, low: float, high: float, event: TraceEvent | None, launch: TraceEvent | None
     ) -> list[GapPart]:
-        """Parts in order that add up to the gap from ``low`` to ``high``."""
+        """Return sorted parts that add up to the gap from ``low`` to ``high``."""
         if launch is not None and launch.end_us <= low and event is not None:
             return [(low, high, _queued(high - low, event.begin_us - launch.end_us))]
         parts, rest = self.named.inside(low, high)
@@ -119,7 +148,9 @@ class GapSplitter:
         until = high if launch is None else min(max(launch.begin_us, low), high)
         self._take_waits(until)
         if until == high:
-            self._take_open_wait(low, high)
+            # The end of the window may cut a wait for nothing.
+            for wait in self.waits[self._next_wait : self._next_wait + 1]:
+                self.owed_us = max(self.owed_us, high - max(low, wait.begin_us))
         owed_us = max(0.0, self.owed_us - sum(end - begin for begin, end, _ in parts))
         self.owed_us = max(0.0, self.owed_us - (high - low))
         for begin, end in rest:
@@ -136,7 +167,7 @@ class GapSplitter:
         return parts
 
     def _take_waits(self, until_us: float) -> None:
-        """Waits that returned before ``until_us`` hold up what the host does from then on."""
+        """Apply the waits that returned before ``until_us``: they delay the host from then on."""
         while self._next_wait < len(self.waits):
             wait = self.waits[self._next_wait]
             if wait.end_us > until_us:
@@ -147,13 +178,8 @@ class GapSplitter:
                 self.owed_us = wait.end_us - wait.begin_us
                 self.owed_cause = wait.cause
 
-    def _take_open_wait(self, low: float, high: float) -> None:
-        """A wait with nothing to wait for that the end of the window cuts."""
-        for wait in self.waits[self._next_wait : self._next_wait + 1]:
-            self.owed_us = max(self.owed_us, high - max(low, wait.begin_us))
-
     def _own_time(self, low: float, high: float, launch: TraceEvent | None) -> list[GapPart]:
-        """What the host did up to a launch call, where nothing else has a claim; low < high."""
+        """Split the host's time up to a launch call that has no other cause; low < high."""
         before_us = self.previous_ends.get(launch.correlation) if launch is not None else None
         pace_us = launch.begin_us - before_us if launch is not None and before_us else math.inf
         if pace_us <= LAUNCH_PACE_US:
@@ -162,78 +188,29 @@ class GapSplitter:
         return parts + [(begin, end, "host") for begin, end in rest]
 
 
-def _queued(gap_us: float, delay_us: float) -> Cause:
-    """Work that was launched before the gap: late by no more than a launch takes, or waiting."""
-    if delay_us <= KERNEL_GAP_US:
-        return "launch"
-    return "kernel_gap" if gap_us <= KERNEL_GAP_US else "unexplained"
-
-
-@lru_cache(maxsize=1024)
-def _launch_cause(name: str) -> Cause:
-    """Who pays for the launch call and the way to the device, by the name of the work."""
-    lowered = name.lower()
-    # Names of kernels may hold a direction by accident: group-TOP-k.
-    named = "copy" in lowered and copy_kind(name)[0] not in ("memset", "unknown")
-    return "copy" if named or "memcpy" in lowered else "launch"
-
-
-_END_AND_THREAD = attrgetter("end_us", "thread")
-_WORST = 3
-_MAX_NAME = 200
-
-
-@dataclass(frozen=True, slots=True)
-class IdleGap:
-    """One idle interval in µs, for evidence. ``blamed_us``: what its main cause takes of it.
-
-    before: the GPU work that ended it, None at the end of the trace.
-    """
-
-    begin_us: float
-    end_us: float
-    blamed_us: float
-    before: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class IdleTime:
-    """Disjoint unions in µs by cause; together they are the device's idle time in the window.
-
-    worst: by main cause, the three gaps that it takes most of.
-    """
-
-    by_cause: Mapping[Cause, Intervals]
-    worst: Mapping[Cause, tuple[IdleGap, ...]]
-
-    def total_us(self, cause: Cause) -> float:
-        return total(self.by_cause[cause])
-
-
 def idle_time(
-    work: Sequence[TraceEvent],
+    work: GpuEvents,
     launched: Sequence[TraceEvent],
-    calls: Mapping[int | None, TraceEvent],
-    window: Interval,
     host: HostTime,
     waits: Sequence[BlockingCall],
     running: Intervals,
 ) -> IdleTime:
-    """``work``: all events of the device by their begin; ``launched``: those of every device, which
-    show the host's pace; ``calls``: runtime calls by correlation. Of the threads that train or
-    launch: ``waits``, by their end, and ``running``, the union of their operators."""
+    """Split the idle time of a device with the events ``work``.
+
+    ``launched``: the events of every device, which show the host's pace. ``waits``, sorted by end,
+    and ``running``, the union of operators, are those of the threads that train or launch.
+    """
+    causes = [(begin, end, cause) for cause, spans in host.by_cause() for begin, end in spans]
     splitter = GapSplitter(
-        named=OrderedParts(
-            sorted((begin, end, cause) for cause, spans in host.by_cause() for begin, end in spans)
-        ),
+        named=OrderedParts(sorted(causes)),
         operators=OrderedParts([(begin, end, "dispatch") for begin, end in running]),
         waits=_host_waits(waits, host),
-        previous_ends=_previous_ends(launched, calls),
+        previous_ends=_previous_ends(launched, work.calls),
     )
     parts: dict[Cause, list[Interval]] = {cause: [] for cause in CAUSES}
     gaps: dict[Cause, list[IdleGap]] = {}
-    for low, high, event in _gaps(work, calls, window, splitter):
-        launch = calls.get(event.correlation) if event is not None else None
+    for low, high, event in _gaps(work, splitter):
+        launch = work.calls.get(event.correlation) if event is not None else None
         split = splitter.split(low, high, event, launch)
         for begin, end, cause in split:
             parts[cause].append((begin, end))
@@ -245,20 +222,16 @@ def idle_time(
 
 
 def _gaps(
-    work: Sequence[TraceEvent],
-    calls: Mapping[int | None, TraceEvent],
-    window: Interval,
-    splitter: GapSplitter,
+    work: GpuEvents, splitter: GapSplitter
 ) -> Iterator[tuple[float, float, TraceEvent | None]]:
-    """Each idle interval of the window and the work that ended it, in order."""
-    low, high = window
-    reached = low
-    for event in work:
+    """Yield each idle interval of the window and the work that ended it, in order."""
+    reached, high = work.window
+    for event in work.events:
         if event.begin_us > reached:
             yield reached, min(event.begin_us, high), event
         if event.begin_us >= high:
             return
-        launch = calls.get(event.correlation)
+        launch = work.calls.get(event.correlation)
         if launch is not None:
             splitter.pass_by(event, launch)
         if event.end_us > reached:
@@ -270,7 +243,7 @@ def _gaps(
 
 
 def _host_waits(waits: Sequence[BlockingCall], host: HostTime) -> list[HostWait]:
-    """By their end. The allocator's calls wait as well: freeing synchronizes the device."""
+    """Return the waits by end. The allocator's calls wait, too: freeing synchronizes the device."""
     found = [
         HostWait(w.end_us, w.begin_us, "copy" if w.purpose == "copy" else "synchronization")
         for w in waits
@@ -279,10 +252,8 @@ def _host_waits(waits: Sequence[BlockingCall], host: HostTime) -> list[HostWait]
     return sorted(found + calls)
 
 
-def _previous_ends(
-    work: Sequence[TraceEvent], calls: Mapping[int | None, TraceEvent]
-) -> dict[int | None, float]:
-    """By correlation: when the launch call before it on the same thread ended."""
+def _previous_ends(work: Sequence[TraceEvent], calls: RuntimeCalls) -> dict[int | None, float]:
+    """Return by correlation the end of the launch call before it on the same thread."""
     used = {e.correlation: call for e in work if (call := calls.get(e.correlation)) is not None}
     last: dict[str, float] = {}
     ends: dict[int | None, float] = {}
@@ -293,6 +264,22 @@ def _previous_ends(
     return ends
 
 
+def _queued(gap_us: float, delay_us: float) -> Cause:
+    """Return the cause of a gap whose work was launched before it."""
+    if delay_us <= KERNEL_GAP_US:
+        return "launch"
+    return "kernel_gap" if gap_us <= KERNEL_GAP_US else "unexplained"
+
+
+@lru_cache(maxsize=1024)
+def _launch_cause(name: str) -> Cause:
+    """Return the cause of the launch call and the way to the device, by the name of the work."""
+    lowered = name.lower()
+    # Names of kernels may hold a direction by accident: group-TOP-k.
+    named = "copy" in lowered and copy_kind(name)[0] not in ("memset", "unknown")
+    return "copy" if named or "memcpy" in lowered else "launch"
+
+
 def _remember(
     gaps: dict[Cause, list[IdleGap]],
     split: list[GapPart],
@@ -300,7 +287,7 @@ def _remember(
     high: float,
     event: TraceEvent | None,
 ) -> None:
-    """Keeps the gap if it is one of the worst of the cause that takes most of it."""
+    """Keep the gap if it is one of the worst of its main cause."""
     blamed: dict[Cause, float] = {}
     for begin, end, cause in split:
         blamed[cause] = blamed.get(cause, 0.0) + end - begin

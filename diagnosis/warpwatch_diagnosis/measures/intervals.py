@@ -1,4 +1,4 @@
-"""Sets of time as sorted, disjoint intervals: every share is a union, never a sum of durations."""
+"""Provides sets of time as sorted, disjoint intervals: shares are unions, not sums of durations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Intervals = list[Interval]
 
 
 def union(intervals: Iterable[Interval]) -> Intervals:
-    """Touching intervals become one; empty ones vanish."""
+    """Return the union of intervals; touching ones become one, empty ones vanish."""
     return merge(sorted(intervals))
 
 
 def merge(intervals: Iterable[Interval]) -> Intervals:
-    """The union of intervals that come by their begin."""
+    """Return the union of intervals that are sorted by begin."""
     merged: Intervals = []
     low = high = -math.inf
     for begin, end in intervals:
@@ -52,7 +52,7 @@ def clip(intervals: Iterable[Interval], window: Interval) -> Intervals:
 
 
 def intersection(left: Intervals, right: Intervals) -> Intervals:
-    """What two unions share."""
+    """Return the intersection of two unions."""
     shared: Intervals = []
     first, count = 0, len(right)
     for begin, end in left:
@@ -67,7 +67,7 @@ def intersection(left: Intervals, right: Intervals) -> Intervals:
 
 
 def difference(left: Intervals, right: Intervals) -> Intervals:
-    """What of the union ``left`` is not in the union ``right``."""
+    """Return the part of the union ``left`` that is not in the union ``right``."""
     if not right:
         return [span for span in left if span[0] < span[1]]
     rest: Intervals = []
@@ -90,23 +90,15 @@ def difference(left: Intervals, right: Intervals) -> Intervals:
 
 
 def within(intervals: Intervals, windows: Sequence[Interval]) -> list[float]:
-    """µs of the union ``intervals`` in each of ``windows``, which need not be disjoint."""
+    """Return the µs of the union in each of ``windows``, which may overlap."""
     begins = [begin for begin, _ in intervals]
     passed_us = list(accumulate((end - begin for begin, end in intervals), initial=0.0))
-    return [
-        _until(intervals, begins, passed_us, high) - _until(intervals, begins, passed_us, low)
-        if low < high
-        else 0.0
-        for low, high in windows
-    ]
 
+    def before_us(at_us: float) -> float:
+        index = bisect_left(begins, at_us) - 1
+        if index < 0:
+            return 0.0
+        begin, end = intervals[index]
+        return passed_us[index] + (end if end < at_us else at_us) - begin
 
-def _until(
-    intervals: Intervals, begins: list[float], passed_us: list[float], at_us: float
-) -> float:
-    """µs of the intervals before ``at_us``."""
-    index = bisect_left(begins, at_us) - 1
-    if index < 0:
-        return 0.0
-    begin, end = intervals[index]
-    return passed_us[index] + (end if end < at_us else at_us) - begin
+    return [before_us(high) - before_us(low) if low < high else 0.0 for low, high in windows]

@@ -1,4 +1,4 @@
-"""Kernels by name and by class.
+"""Sums kernels by name and by class, and compares the speed of two devices.
 
 The class comes from the kernel's name alone: PyTorch's own kernels, those of cuBLAS, cuDNN,
 CUTLASS, NCCL, rocBLAS, MIOpen, FlashAttention, Apex, Transformer Engine and Inductor's Triton.
@@ -16,6 +16,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Literal, NamedTuple
 
+from warpwatch_diagnosis.measures.gpu_events import GpuEvents
 from warpwatch_diagnosis.measures.intervals import Interval, total, union
 from warpwatch_diagnosis.trace.events import TraceEvent
 
@@ -24,12 +25,12 @@ KernelClass = Literal[
     "optimizer", "indexing", "copy", "communication", "triton_fused", "other",
 ]  # fmt: skip
 
-# Names of templates grow to many kB; what matters stands at their begin.
+# Names of templates grow to many kB; their first part shows the class.
 MAX_NAME = 2_000
 TOP = 20
 # A kernel shorter than this does less work than its launch (TraceLens).
 SHORT_KERNEL_US = 10.0
-# The first pattern that is found in the name decides.
+# The first pattern that matches a part of the name decides.
 _PATTERNS: tuple[tuple[KernelClass, str], ...] = (
     # NCCL, RCCL (whose kernels are named ncclDevKernel_*), oneCCL, HCCL, MSCCL++, NVSHMEM,
     # DeepEP; PyTorch's symmetric memory and vLLM's own all-reduce.
@@ -94,7 +95,7 @@ _CLASSES = tuple((known, re.compile(pattern)) for known, pattern in _PATTERNS)
 
 
 def classify(name: str) -> KernelClass:
-    """By the name of the kernel; ``other`` if nothing is known."""
+    """Return the class of a kernel by its name, ``other`` if it is unknown."""
     return _classify(name[:MAX_NAME])
 
 
@@ -107,8 +108,7 @@ def _classify(name: str) -> KernelClass:
 class KernelTime:
     """All kernels of one name. Sums of durations (not unions), clipped to the window.
 
-    blocks_per_sm, occupancy_ratio: means weighted by duration as the profiler estimated them,
-    None where it did not.
+    blocks_per_sm, occupancy_ratio: the profiler's estimates, weighted by duration; None without.
     """
 
     name: str
@@ -125,8 +125,8 @@ class KernelTime:
 class ClassTime:
     """All kernels of one class. ``total_us``: sum of durations; ``busy_us``: their union.
 
-    short_count: those under gpu_time.SHORT_KERNEL_US. underfilled_us: time in kernels with less
-    than one block per SM. blocks_per_sm, occupancy_ratio: as in KernelTime.
+    short_count: the kernels under SHORT_KERNEL_US. underfilled_us: time in kernels with less than
+    one block per SM. blocks_per_sm, occupancy_ratio: as in KernelTime.
     """
 
     kernel_class: KernelClass
@@ -140,7 +140,7 @@ class ClassTime:
 
 
 class _Run(NamedTuple):
-    """One kernel in the window: µs in it and in all; blocks per SM and occupancy in %."""
+    """One kernel: µs in the window and in all; blocks per SM and occupancy in %."""
 
     begin_us: float
     end_us: float
@@ -153,9 +153,9 @@ class _Run(NamedTuple):
 def kernel_times(
     kernels: Sequence[TraceEvent], window: Interval
 ) -> tuple[tuple[KernelTime, ...], tuple[ClassTime, ...]]:
-    """The TOP names that take most time and every class that occurs, longest first.
+    """Return the TOP names by time and every class, longest first.
 
-    ``kernels``: in the window, by their begin.
+    ``kernels`` are those in the window, by begin.
     """
     runs = _runs(kernels, window)
     top = sorted(runs, key=lambda name: (-sum(run.spent_us for run in runs[name]), name))[:TOP]
@@ -170,7 +170,7 @@ def kernel_times(
 
 
 def _runs(kernels: Sequence[TraceEvent], window: Interval) -> dict[str, list[_Run]]:
-    """By name."""
+    """Return the kernels by name."""
     low, high = window
     named: dict[str, list[_Run]] = defaultdict(list)
     for kernel in kernels:
@@ -217,40 +217,40 @@ def _occupancy_ratio(runs: list[_Run]) -> float | None:
 
 
 def _mean(weighted: Iterable[tuple[float | None, float]]) -> float | None:
-    """Of (value, weight), over those that have a value."""
+    """Return the mean of (value, weight) over the pairs that have a value."""
     known = [(value * weight, weight) for value, weight in weighted if value is not None]
     weight = math.fsum(weight for _, weight in known)
     return math.fsum(product for product, _ in known) / weight if weight else None
 
 
-# Kernels of the same clock differ by less from run to run; the ratio of all of them does not
-# spread more when the clock is the reason (reference values of this project).
+# Kernels at the same clock differ by less from run to run, and their ratios spread less (reference
+# values of this project).
 MIN_SLOWDOWN = 1.05
 MAX_SPREAD = 0.03
-# Of the time in kernels, what must agree on the factor (our own value).
+# This share of the time in kernels must agree on the factor (our own value).
 MIN_AGREEING_SHARE = 0.70
-
-# Name and grid; () where the trace has no grid.
+# Name and grid, () if the trace has no grid: a name alone mixes sizes, as forward and backward.
 Size = tuple[str, tuple[object, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class SizeTime:
-    """All kernels of one name and grid that the window launched; collectives are left out."""
+    """All kernels of one name and grid that the window launched, except collectives.
+
+    Launches count, not runs: how many kernels run in the window depends on the host's lead.
+    """
 
     count: int
     total_us: float
     median_us: float
 
 
-def size_times(
-    kernels: Sequence[TraceEvent], calls: Mapping[int | None, TraceEvent], window: Interval
-) -> dict[Size, SizeTime]:
-    """``kernels``: all of the trace. One whose launch is unknown counts where it begins."""
-    low, high = window
+def size_times(work: GpuEvents) -> dict[Size, SizeTime]:
+    """Sum the kernels; one whose launch is unknown counts where it begins."""
+    low, high = work.window
     found: dict[Size, list[float]] = defaultdict(list)
-    for kernel in kernels:
-        launched = calls.get(kernel.correlation, kernel)
+    for kernel in work.kernels:
+        launched = work.calls.get(kernel.correlation, kernel)
         if low <= launched.begin_us < high and classify(kernel.name) != "communication":
             found[_size(kernel)].append(kernel.end_us - kernel.begin_us)
     return {
@@ -266,9 +266,9 @@ def _size(kernel: TraceEvent) -> Size:
 
 
 def slowdown(now: Mapping[Size, SizeTime], before: Mapping[Size, SizeTime]) -> float | None:
-    """The factor that (nearly) all kernels are slower by; None if there is no such one.
+    """Return the factor by which nearly all kernels are slower, or None.
 
-    Their number does not matter: a slower device gets less far in the same time.
+    Their number does not matter: a slower device does less in the same time.
     """
     weight = sum(time.total_us for time in now.values())
     known = sorted(
@@ -284,7 +284,7 @@ def slowdown(now: Mapping[Size, SizeTime], before: Mapping[Size, SizeTime]) -> f
 
 
 def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
-    """Of sorted (value, weight)."""
+    """Return the weighted median of sorted pairs."""
     half = sum(weight for _, weight in values) / 2
     reached = accumulate(weight for _, weight in values)
     return next(value for (value, _), sofar in zip(values, reached, strict=True) if sofar >= half)

@@ -1,8 +1,7 @@
-"""The numbers of one trace, from which the rules conclude and which the reports show."""
+"""Measures one trace; the rules conclude from the numbers, and the reports show them."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 
 from warpwatch_diagnosis.measures.code_lines import CodeLine, event_name, longest_lines
 from warpwatch_diagnosis.measures.cpu_time import CpuTime, cpu_time
-from warpwatch_diagnosis.measures.gpu_time import GpuEvents, GpuTime, gpu_time
+from warpwatch_diagnosis.measures.gpu_events import GpuEvents, by_correlation
+from warpwatch_diagnosis.measures.gpu_time import GpuTime, gpu_time
 from warpwatch_diagnosis.measures.host_events import LOADING, HostTime, host_time
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, total, union
 from warpwatch_diagnosis.measures.operators import Operators, operators
@@ -20,16 +20,26 @@ from warpwatch_diagnosis.measures.roofline import Roofline, roofline
 from warpwatch_diagnosis.measures.runtime_calls import (
     BlockingCall,
     Synchronization,
-    by_correlation,
     reads,
     synchronization,
     waits,
 )
-from warpwatch_diagnosis.measures.steps import StepTime, StepTimeline, longest_step, step_times
+from warpwatch_diagnosis.measures.steps import (
+    StepTime,
+    StepTimeline,
+    longest_step,
+    step_events,
+    step_times,
+)
 from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
-# c10::DeviceType of what has no memory of its own.
+MIN_STEPS = 2
+# A trace without step annotations must hold this many events to be as sure as one with them.
+MIN_EVENTS_WITHOUT_STEPS = 100
+# If more of the window than this is unexplained or the host's own, the host's events name it.
+MIN_NAMED_SHARE = 0.10
+# The c10::DeviceType without memory of its own.
 _CPU_TYPE = 0
 
 
@@ -37,8 +47,8 @@ _CPU_TYPE = 0
 class AllocatorUse:
     """One device's allocator; ``device`` is "cpu" or the GPU's index.
 
-    allocations: number of allocations; peaks in bytes, None where the trace has none (before
-    PyTorch 1.12). growth_bytes: allocated at the end of the window less at its begin.
+    allocations: their number. Peaks in bytes are None before PyTorch 1.12. growth_bytes: allocated
+    at the end of the window less at its begin.
     """
 
     device: str
@@ -48,65 +58,19 @@ class AllocatorUse:
     growth_bytes: int | None
 
 
-def memory_use(events: Sequence[TraceEvent], window: Interval) -> tuple[AllocatorUse, ...]:
-    """One for each device with [memory] events in the window, GPUs first."""
-    low, high = window
-    devices: dict[str, list[TraceEvent]] = defaultdict(list)
-    for event in events:
-        if low <= event.begin_us <= high and event.arguments is not None:
-            devices[_device(event.arguments)].append(event)
-    order = sorted(devices, key=lambda device: (device == "cpu", len(device), device))
-    return tuple(_memory_use(device, devices[device]) for device in order)
-
-
-def _device(arguments: Mapping[str, Any]) -> str:
-    if arguments.get("Device Type", _CPU_TYPE) == _CPU_TYPE:
-        return "cpu"
-    return str(arguments.get("Device Id"))[:20]
-
-
-def _memory_use(device: str, events: list[TraceEvent]) -> AllocatorUse:
-    # Of events at one instant the larger total comes last, whatever their order in the file.
-    events.sort(key=lambda e: (e.begin_us, e.whole("Total Allocated") or 0))
-    allocated = [a for e in events if (a := e.whole("Total Allocated")) is not None]
-    reserved = [r for e in events if (r := e.whole("Total Reserved")) is not None]
-    return AllocatorUse(
-        device=device,
-        allocations=sum((e.whole("Bytes") or 0) > 0 for e in events),
-        allocated_peak_bytes=max(allocated, default=None),
-        reserved_peak_bytes=max(reserved, default=0) or None,
-        growth_bytes=allocated[-1] - allocated[0] if allocated else None,
-    )
-
-
-_STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
-# stop() in the middle of a step leaves a last annotation of some µs.
-RUNT_STEP_SHARE = 0.01
-MIN_STEPS = 2
-# What a trace without step annotations must hold to be as sure as one with them.
-MIN_EVENTS_WITHOUT_STEPS = 100
-# Of the window, what must be unexplained or the host's own to look for what the host was in.
-MIN_NAMED_SHARE = 0.10
-
-
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """One trace's window and times. ``gpu`` is None for a CPU-only trace, then ``cpu`` is there.
+    """The numbers of one trace in its window. Either ``gpu`` or ``cpu`` is None.
 
-    world_size, job: None where the trace does not have it.
-    steps: begin and end of each step in µs; empty where the trace has no step annotations.
-    loading: union of the DataLoader's iteration, on another thread where it is waited for (see
-    host_events); loader: its events in the window.
-    launches: calls that launch a kernel, to notice GPU events that were not recorded.
-    host: what the host did besides operators. operators: the longest ones. synchronization: who
-    waited for the device, or on a CPU-only trace read values as if there were one. memory: by
-    device, empty without profile_memory. roofline: None without a GPU. per_step: as ``steps``.
-    timeline: the longest step, to be drawn.
-    lines: of the user's code in loading, gc, compile, checkpoint and the host's own time (with a
-    GPU: while it idles for it); empty without stacks. doing: the calls, operators and annotations
-    that the host was in during idle time that is unexplained, or its own, if it is much.
-    savings: in µs by kind of finding, what a replay without it saves; empty where it is not known.
-    node: which one it ran on, stage: of a pipeline and of how many, where known.
+    world_size, job, node, stage (of a pipeline, and their number): None if unknown. steps,
+    per_step, timeline: empty or None without step annotations. loading: union of the DataLoader's
+    iteration, on another thread only as far as the training threads wait for it; loader: its
+    events. launches: calls that launch a kernel, to notice GPU events that were not recorded.
+    synchronization: waits for the device, in a CPU-only trace reads of values. memory: by device,
+    empty without profile_memory. lines: of the user's code in loading, gc, compile, checkpoint and
+    the host's own time; empty without stacks. doing: the calls, operators and annotations of the
+    host in long idle time that is unexplained or the host's own. savings: in µs by kind of finding,
+    from a replay without it.
     """
 
     file: str
@@ -144,18 +108,19 @@ class Measures:
 
     @property
     def label(self) -> str:
-        whose = self.file if self.rank is None else f"rank {self.rank}"
-        whose += f" on {self.node}" if self.node else ""
+        """The name of the rank, its node and its GPU in a sentence."""
+        name = self.file if self.rank is None else f"rank {self.rank}"
+        name += f" on {self.node}" if self.node else ""
         several = self.gpu is not None and self.gpu.devices_in_use > 1
-        return f"{whose}, GPU {self.gpu.device}" if several and self.gpu else whose
+        return f"{name}, GPU {self.gpu.device}" if several and self.gpu else name
 
     @property
     def step_count(self) -> int:
-        """At least 1: without annotations all is one step."""
+        """The number of steps; 1 without annotations."""
         return len(self.steps) or 1
 
     def share(self, intervals: Intervals) -> float:
-        """Of the window, 0 to 1."""
+        """Return the share of the window, 0 to 1."""
         return self.share_of_us(total(intervals))
 
     def share_of_us(self, us: float) -> float:
@@ -163,7 +128,7 @@ class Measures:
 
     @property
     def shortage(self) -> str | None:
-        """Why this trace holds too little to conclude anything, in a clause; None if enough."""
+        """The reason why this trace holds too little for a conclusion, as a clause, or None."""
         if self.gpu is None and self.launches:
             return (
                 f"{self.launches} kernels were launched but no GPU event was recorded; record with "
@@ -175,7 +140,7 @@ class Measures:
 
     @property
     def brevity(self) -> str | None:
-        """Why what this trace says is less sure, in a clause; None if it is not."""
+        """The reason why conclusions from this trace are less sure, as a clause, or None."""
         if self.steps and len(self.steps) < MIN_STEPS:
             return f"only {len(self.steps)} step was recorded"
         if not self.steps and self._events < MIN_EVENTS_WITHOUT_STEPS:
@@ -188,20 +153,27 @@ class Measures:
 
 
 def measure(trace: Trace) -> Measures:
-    """Pure; the order of the trace's events does not matter."""
-    step_events = _steps(trace)
-    window, steps = _window(trace, step_events), tuple(spans(step_events))
-    training = {e.thread for e in step_events} or _busiest_thread(trace)
-    work = GpuEvents.of(trace)
+    """Measure a trace; the order of its events does not matter."""
+    stepping = step_events(trace)
+    window, steps = _window(trace, stepping), tuple(spans(stepping))
+    training = {e.thread for e in stepping} or _busiest_thread(trace)
+    work = GpuEvents.of(trace, window)
     threads = training | work.threads
     host = host_time(trace, window, threads)
     loading = host.loading.intervals
-    waited = _waits(trace, work, window, threads)
-    found = _operators(trace, work, window, waited)
+    waited = _waits(trace, work, threads)
+    found = _operators(trace, work, waited)
     running = union(span for thread in threads for span in found.running.get(thread, []))
-    gpu = gpu_time(work, window, host, waited, running)
+    gpu = gpu_time(work, host, waited, running)
     cpu = None if gpu else cpu_time(trace, window, loading, training, host, steps)
-    per_step = step_times([_number(e) for e in step_events], steps, loading, gpu)
+    per_step = step_times(stepping, loading, gpu)
+    parts = _parts(gpu, cpu)
+    named = {
+        "loading": loading,
+        "gc": host.gc.intervals,
+        "compile": host.compile.intervals,
+        "checkpoint": host.checkpoint.intervals,
+    }
     return Measures(
         file=trace.file,
         rank=trace.rank,
@@ -218,27 +190,27 @@ def measure(trace: Trace) -> Measures:
         host=host,
         operators=found,
         synchronization=synchronization(waited, steps, found.owners, found.lines),
-        memory=memory_use(trace.events["memory"], window),
+        memory=_memory(trace.events["memory"], window),
         roofline=roofline(trace.device_name, window, found.work, gpu) if gpu else None,
         per_step=per_step,
         timeline=longest_step(per_step, work.events, host, running, gpu),
-        lines=longest_lines(trace.events["python"], training, _parts(host, gpu, cpu)),
-        savings=(
-            savings(work.of_device(gpu.device).events, work.calls, waited, window, host, gpu)
-            if gpu
-            else {}
-        ),
-        doing=_doing(trace, threads, window, gpu, cpu),
+        lines=longest_lines(trace.events["python"], training, named | parts),
+        savings=savings(work.of_device(gpu.device), waited, host, gpu) if gpu else {},
+        doing=_doing(trace, threads, window, parts),
         stage=trace.stage,
     )
 
 
+def _parts(gpu: GpuTime | None, cpu: CpuTime | None) -> dict[str, Intervals]:
+    """Return the time without a name of its own."""
+    if gpu is not None:
+        return {cause: gpu.idle_time.by_cause[cause] for cause in ("host", "unexplained")}
+    return {"host": cpu.host if cpu else []}
+
+
 def _doing(
-    trace: Trace, threads: set[str], window: Interval, gpu: GpuTime | None, cpu: CpuTime | None
+    trace: Trace, threads: set[str], window: Interval, parts: Mapping[str, Intervals]
 ) -> dict[str, tuple[CodeLine, ...]]:
-    parts = {"host": cpu.host if cpu else []}
-    if gpu:
-        parts = {cause: gpu.idle_time.by_cause[cause] for cause in ("host", "unexplained")}
     least_us = MIN_NAMED_SHARE * (window[1] - window[0])
     large = {part: spent for part, spent in parts.items() if total(spent) > least_us}
     if not large:
@@ -247,44 +219,27 @@ def _doing(
     return longest_lines(list(chain.from_iterable(events)), threads, large, event_name)
 
 
-def _parts(host: HostTime, gpu: GpuTime | None, cpu: CpuTime | None) -> dict[str, Intervals]:
-    """What is worth a line of the user's code."""
-    own = gpu.idle_time.by_cause["host"] if gpu else cpu.host if cpu else []
-    return {
-        "loading": host.loading.intervals,
-        "gc": host.gc.intervals,
-        "compile": host.compile.intervals,
-        "checkpoint": host.checkpoint.intervals,
-        "host": own,
-        "unexplained": gpu.idle_time.by_cause["unexplained"] if gpu else [],
-    }
-
-
 def _loader(trace: Trace, window: Interval, threads: set[str]) -> tuple[TraceEvent, ...]:
-    """Of the training threads, else of those that iterate for them."""
+    """Return the loader's events of the training threads, else of other threads."""
     found = [e for e in inside(trace.events["annotation"], window) if LOADING.match(e.name)]
     mine = [e for e in found if e.thread in threads] or found
     return tuple(sorted(mine, key=lambda e: (e.begin_us, e.end_us, e.thread, e.name)))
 
 
 def _busiest_thread(trace: Trace) -> set[str]:
-    """The thread with most operators, where no step annotation names the training thread."""
+    """Return the thread with most operators: no step annotation names the training thread."""
     counts = Counter(e.thread for e in trace.events["operator"])
     return {thread for thread, _ in counts.most_common(1)}
 
 
-def _waits(
-    trace: Trace, work: GpuEvents, window: Interval, threads: set[str]
-) -> list[BlockingCall]:
-    """What waits for the device; without one, what would."""
+def _waits(trace: Trace, work: GpuEvents, threads: set[str]) -> list[BlockingCall]:
+    """Return the waits for the device; without one, the calls that would wait."""
     if not work.events:
-        return reads(trace.events["operator"], window, threads)
-    return waits(trace.events["runtime"], by_correlation(work.copies), window, threads)
+        return reads(trace.events["operator"], work.window, threads)
+    return waits(trace.events["runtime"], by_correlation(work.copies), work.window, threads)
 
 
-def _operators(
-    trace: Trace, work: GpuEvents, window: Interval, waited: list[BlockingCall]
-) -> Operators:
+def _operators(trace: Trace, work: GpuEvents, waited: list[BlockingCall]) -> Operators:
     launched: dict[str, dict[float, float]] = defaultdict(dict)
     calls = work.calls
     for _, begin_us, end_us, _, correlation, _ in work.events:
@@ -293,36 +248,43 @@ def _operators(
             mine, at_us = launched[call.thread], call.begin_us
             mine[at_us] = mine.get(at_us, 0.0) + end_us - begin_us
     instants = {(wait.thread, wait.begin_us) for wait in waited}
-    return operators(trace.events["operator"], trace.events["python"], window, launched, instants)
-
-
-def _number(step: TraceEvent) -> int:
-    match = _STEP.match(step.name)
-    return int(match[1][:18]) if match else 0
-
-
-def _steps(trace: Trace) -> list[TraceEvent]:
-    """The ProfilerStep annotations in order, each name once, without a runt at the end."""
-    named: dict[str, list[TraceEvent]] = defaultdict(list)
-    for event in trace.events["annotation"]:
-        if _STEP.match(event.name):
-            named[event.name].append(event)
-    longest = [max(events, key=_size) for events in named.values()]
-    steps = sorted(longest, key=lambda e: (e.begin_us, e.end_us, _number(e), e.name))
-    if len(steps) > 1:
-        usual_us = max(e.end_us - e.begin_us for e in steps)
-        if steps[-1].end_us - steps[-1].begin_us < RUNT_STEP_SHARE * usual_us:
-            steps.pop()
-    return steps
-
-
-def _size(event: TraceEvent) -> tuple[float, float, str]:
-    """Among copies of a step on several threads the choice must not depend on their order."""
-    return event.end_us - event.begin_us, -event.begin_us, event.thread
+    events = trace.events
+    return operators(events["operator"], events["python"], work.window, launched, instants)
 
 
 def _window(trace: Trace, steps: list[TraceEvent]) -> Interval:
-    """All steps; else the span of the GPU's events; else that of everything."""
+    """Return the span of all steps, else of the GPU's events, else of all events."""
     gpu = trace.events["kernel"] + trace.events["copy"]
     chosen = steps or gpu or [e for kept in trace.events.values() for e in kept]
     return min(e.begin_us for e in chosen), max(e.end_us for e in chosen)
+
+
+def _memory(events: Sequence[TraceEvent], window: Interval) -> tuple[AllocatorUse, ...]:
+    """Measure each device with [memory] events of profile_memory=True, GPUs first."""
+    low, high = window
+    devices: dict[str, list[TraceEvent]] = defaultdict(list)
+    for event in events:
+        if low <= event.begin_us <= high and event.arguments is not None:
+            devices[_memory_of(event.arguments)].append(event)
+    order = sorted(devices, key=lambda device: (device == "cpu", len(device), device))
+    return tuple(_allocator_use(device, devices[device]) for device in order)
+
+
+def _memory_of(arguments: Mapping[str, Any]) -> str:
+    if arguments.get("Device Type", _CPU_TYPE) == _CPU_TYPE:
+        return "cpu"
+    return str(arguments.get("Device Id"))[:20]
+
+
+def _allocator_use(device: str, events: list[TraceEvent]) -> AllocatorUse:
+    # Of events at one instant the larger total comes last, so their order does not matter.
+    events.sort(key=lambda e: (e.begin_us, e.whole("Total Allocated") or 0))
+    allocated = [a for e in events if (a := e.whole("Total Allocated")) is not None]
+    reserved = [r for e in events if (r := e.whole("Total Reserved")) is not None]
+    return AllocatorUse(
+        device=device,
+        allocations=sum((e.whole("Bytes") or 0) > 0 for e in events),
+        allocated_peak_bytes=max(allocated, default=None),
+        reserved_peak_bytes=max(reserved, default=0) or None,
+        growth_bytes=allocated[-1] - allocated[0] if allocated else None,
+    )

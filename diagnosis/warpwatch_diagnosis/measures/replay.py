@@ -1,13 +1,13 @@
-"""What a step would take without a cause: the trace's order of events, run once more without it.
+"""Predicts the time that a fault costs: runs the trace's graph of events again without it.
 
-The graph. A call of the host (a launch, or a wait for the device) begins some time after the call
-that ended last before it. Work of the device begins when its launch has reached it, the work before
-it on its stream is done, and so is the work of another stream that it was seen to wait for (what
-ended at most KERNEL_GAP_US earlier). A wait ends with the work that it waited for. Every distance
-that the graph does not explain stays as it was, so that the run without an edit gives the trace's
-own times (as Daydream, ATC 2020, and Holistic Trace Analysis's critical path do).
+A call of the host (a launch, or a wait for the device) begins some time after the call that ended
+last before it. Work of the device begins when its launch has reached it, the previous work on its
+stream is done, and so is the work of another stream that it was seen to wait for (which ended at
+most KERNEL_GAP_US earlier). A wait ends with the work that it waited for. Every distance that the
+graph does not explain stays, so that the run without an edit gives the trace's own times (as in
+Daydream, ATC 2020, and the critical path of Holistic Trace Analysis).
 
-Not in it: the limit of the launch queue, and how kernels of several streams slow each other.
+The graph has neither the limit of the launch queue nor the slowdown of concurrent kernels.
 """
 
 from __future__ import annotations
@@ -15,35 +15,40 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from warpwatch_diagnosis.measures.copies import copy_kind
+from warpwatch_diagnosis.measures.gpu_events import GpuEvents
 from warpwatch_diagnosis.measures.gpu_time import TRANSFERS, GpuTime
 from warpwatch_diagnosis.measures.host_events import Cause, HostTime
 from warpwatch_diagnosis.measures.idle import KERNEL_GAP_US, LEAD_US
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, total, union
 from warpwatch_diagnosis.measures.kernels import classify
 from warpwatch_diagnosis.measures.runtime_calls import BlockingCall
-from warpwatch_diagnosis.trace.events import TraceEvent
+from warpwatch_diagnosis.trace.events import RuntimeCalls, TraceEvent
 
-# From a launch call to the device, and from one kernel to the next, where the trace does not show
-# it because something else was later (typical of what traces show).
+# Typical times from a launch call to the device and from one kernel to the next, used if the trace
+# does not show them because something else was later.
 LAUNCH_US = 5.0
 BETWEEN_KERNELS_US = 1.0
 # A wait returns this soon after the work that it waited for.
 AFTER_WAIT_US = 100.0
-# Beyond this difference to the trace the graph is not understood (the limit that the OSDI 2025
-# study of stragglers uses for its simulations).
+# Beyond this difference to the trace the graph is wrong (the limit that the OSDI 2025 study of
+# stragglers uses for its simulations).
 MAX_ERROR = 0.05
+# A fault that seems to cost less is below every rule's limit.
+MIN_SHARE = 0.01
 _LOOK_BACK = 8
 
 
 @dataclass(slots=True)
 class Edit:
-    """What is taken out. intervals: of the host's time, with all that was launched in it; or, with
-    ``keep``, all of it but these. waits: purposes of waits that return at once. work: device work
-    that takes no time."""
+    """The part of a trace that a replay leaves out.
+
+    intervals: time of the host, with the launches in it; with ``keep``, all time but this. waits:
+    purposes of waits that return at once. work: names of device work that takes no time.
+    """
 
     intervals: Intervals = field(default_factory=list)
     keep: bool = False
@@ -60,31 +65,35 @@ class _HostCall:
 
 
 class TraceReplay:
-    """The graph of one device's ``work`` (by its begin) in the window; see the module."""
+    """The graph of one device's ``work`` in the window; see the module."""
 
-    def __init__(
-        self,
-        work: Sequence[TraceEvent],
-        calls: Mapping[int | None, TraceEvent],
-        waits: Sequence[BlockingCall],
-        window: Interval,
-    ) -> None:
-        self._window = window
-        self._work = [e for e in work if _takes_part(e, calls.get(e.correlation), window)]
-        self._host = _host(self._work, calls, waits, window)
+    def __init__(self, work: GpuEvents, waits: Sequence[BlockingCall]) -> None:
+        calls, self._window = work.calls, work.window
+        self._work = [
+            e for e in work.events if _takes_part(e, calls.get(e.correlation), work.window)
+        ]
+        self._host = _host(self._work, calls, waits, work.window)
         self._ends = sorted((e.end_us, k) for k, e in enumerate(self._work))
         self._launched_by = [0] * len(self._work)
         for index, call in enumerate(self._host):
             for k in call.work:
                 self._launched_by[k] = index
+        # By call: the call before it, and the time between them.
+        self._before, self._gaps = [0], [0.0]
         self._follow_host()
+        # By work: its stream, the work of another stream before it (else -1), the time from its
+        # launch, and the pause after the work before it; in µs.
+        self._stream: list[int] = []
+        self._joins: list[int] = []
+        self._ways: list[float] = []
+        self._pauses: list[float] = []
         self._follow_device()
         self._awaited = [self._work_awaited(index) for index in range(len(self._host))]
-        self._took = [e.end_us - max(e.begin_us, window[0]) for e in self._work]
+        self._took = [e.end_us - max(e.begin_us, self._window[0]) for e in self._work]
         self._base = self._run(Edit())
 
     def saving_us(self, edit: Edit) -> float:
-        """How much sooner the last work ends, and the host; at least 0."""
+        """Return how much sooner host and device are done; at least 0."""
         return max(0.0, self._base - self._run(edit))
 
     @property
@@ -95,8 +104,6 @@ class TraceReplay:
         return abs(self._base - last) <= MAX_ERROR * (last - low)
 
     def _follow_host(self) -> None:
-        """The call before each, and the time between them."""
-        self._before, self._gaps = [0], [0.0]
         running: list[tuple[float, int]] = []
         last = 0
         for index, call in enumerate(self._host[1:], 1):
@@ -107,14 +114,8 @@ class TraceReplay:
             heapq.heappush(running, (call.end_us, index))
 
     def _follow_device(self) -> None:
-        """By work: its stream, the work of another stream before it (else -1), the way from its
-        launch, and the pause after the work before it; in µs."""
         streams: dict[str, int] = {}
         done: dict[int, float] = defaultdict(lambda: self._window[0])
-        self._stream: list[int] = []
-        self._joins: list[int] = []
-        self._ways: list[float] = []
-        self._pauses: list[float] = []
         for k, event in enumerate(self._work):
             stream = streams.setdefault(event.thread, len(streams))
             begin_us, before_us = max(event.begin_us, self._window[0]), done[stream]
@@ -124,10 +125,8 @@ class TraceReplay:
                 join = self._work_before(k, begin_us)
                 before_us = self._work[join].end_us if join >= 0 else before_us
             way_us, pause_us = begin_us - launch_us, begin_us - before_us
-            queued = pause_us <= KERNEL_GAP_US or (
-                launch_us + LEAD_US < begin_us and launch_us <= before_us
-            )
-            if queued:
+            queued = launch_us + LEAD_US < begin_us and launch_us <= before_us
+            if queued or pause_us <= KERNEL_GAP_US:
                 way_us = min(way_us, LAUNCH_US)
             else:
                 pause_us = BETWEEN_KERNELS_US
@@ -147,7 +146,7 @@ class TraceReplay:
         return -1
 
     def _work_awaited(self, index: int) -> int:
-        """What a wait waited for, -1 where it waited for nothing."""
+        """Return the work that a wait waited for, or -1."""
         call = self._host[index]
         if not call.purpose:
             return -1
@@ -160,11 +159,11 @@ class TraceReplay:
         return -1
 
     def _run(self, edit: Edit) -> float:
-        """When the host and the device are done."""
+        """Return the time at which the host and the device are done."""
         gaps, gone = self._edited(edit)
         work, stream, joins = self._work, self._stream, self._joins
         pauses, took = self._pauses, self._took
-        # The way from a launch holds the call, which is the host's.
+        # The time from a launch includes the call, which is the host's.
         ways = [min(us, LAUNCH_US) for us in self._ways] if edit.keep else self._ways
         ended = [0.0] * len(work)
         done = [self._window[0]] * (max(stream, default=0) + 1)
@@ -188,11 +187,8 @@ class TraceReplay:
                     begin += took[k]
                 done[s] = ended[k] = begin
             awaited = self._awaited[index]
-            if (
-                absent
-                or (edit.keep and awaited < 0)
-                or (call.purpose and call.purpose in edit.waits)
-            ):
+            returns_at_once = call.purpose and call.purpose in edit.waits
+            if absent or returns_at_once or (edit.keep and awaited < 0):
                 host_ends.append(at)
             elif awaited >= 0:
                 late = call.end_us - work[awaited].end_us
@@ -202,7 +198,7 @@ class TraceReplay:
         return max(max(host_ends), *done)
 
     def _edited(self, edit: Edit) -> tuple[list[float], list[bool]]:
-        """The time before each call, and whether it is not made."""
+        """Return the time before each call, and whether the edit leaves the call out."""
         gone = [False] * len(self._host)
         if not edit.intervals and not edit.keep:
             return self._gaps, gone
@@ -231,12 +227,14 @@ def _takes_part(event: TraceEvent, call: TraceEvent | None, window: Interval) ->
 
 def _host(
     work: Sequence[TraceEvent],
-    calls: Mapping[int | None, TraceEvent],
+    calls: RuntimeCalls,
     waits: Sequence[BlockingCall],
     window: Interval,
 ) -> list[_HostCall]:
-    """Calls by their begin: first the window's begin, which had launched what has no launch in the
-    window, last its end."""
+    """Return the calls by begin, between two calls for the window's begin and end.
+
+    The first one launches the work without a launch in the window.
+    """
     low, high = window
     found = {(w.thread, w.begin_us): _HostCall(w.begin_us, w.end_us, w.purpose) for w in waits}
     found = {key: call for key, call in found.items() if low <= call.begin_us < high}
@@ -250,10 +248,9 @@ def _host(
             first.work.append(k)
         else:
             key = call.thread, call.begin_us
-            at = found.get(key)
-            if at is None:
-                at = found[key] = _HostCall(call.begin_us, call.end_us)
-            at.work.append(k)
+            if key not in found:
+                found[key] = _HostCall(call.begin_us, call.end_us)
+            found[key].work.append(k)
     host = [first, *sorted(found.values(), key=lambda c: (c.begin_us, c.end_us))]
     begins = [call.begin_us for call in host]
     for k in orphans:
@@ -263,32 +260,23 @@ def _host(
     return [*host, _HostCall(high, high)]
 
 
-# Below every rule's limit: what costs less is no finding.
-MIN_SHARE = 0.01
-
-
 def savings(
-    work: Sequence[TraceEvent],
-    calls: Mapping[int | None, TraceEvent],
-    waits: Sequence[BlockingCall],
-    window: Interval,
-    host: HostTime,
-    gpu: GpuTime,
+    work: GpuEvents, waits: Sequence[BlockingCall], host: HostTime, gpu: GpuTime
 ) -> dict[str, float]:
-    """By kind of finding, in µs; empty where the trace's graph is not understood.
+    """Return the savings in µs by kind of finding; empty if the graph is wrong.
 
-    ``work``: of the judged device, by its begin.
+    ``work`` has the events of the device that ``gpu`` measures.
     """
-    least_us = MIN_SHARE * (window[1] - window[0])
+    least_us = MIN_SHARE * (work.window[1] - work.window[0])
     edits = [(kinds, edit) for kinds, us, edit in _edits(host, gpu) if us > least_us]
-    replay = TraceReplay(work, calls, waits, window) if edits else None
+    replay = TraceReplay(work, waits) if edits else None
     if replay is None or not replay.is_exact:
         return {}
     return {kind: us for kinds, edit in edits for us in [replay.saving_us(edit)] for kind in kinds}
 
 
 def _edits(host: HostTime, gpu: GpuTime) -> Iterator[tuple[tuple[str, ...], float, Edit]]:
-    """The kinds that a fault has, what it seems to cost in µs, and the trace without it."""
+    """Yield the kinds of each fault, its apparent cost in µs, and the edit that removes it."""
 
     def idle_us(*causes: Cause) -> float:
         return sum(gpu.idle_time.total_us(cause) for cause in causes)
@@ -302,17 +290,10 @@ def _edits(host: HostTime, gpu: GpuTime) -> Iterator[tuple[tuple[str, ...], floa
     values = frozenset({"read", "wait"})
     yield ("sync_bound",), idle_us("synchronization"), Edit(waits=values)
     copies_us = idle_us("copy") + total(gpu.exposed_transfers)
-    yield ("transfer_bound",), copies_us, Edit(waits=frozenset({"copy"}), work=_crosses)
-    alone_us = total(gpu.exposed_communication)
-    yield ("communication_bound",), alone_us, Edit(work=_communicates)
+    crosses = Edit(waits=frozenset({"copy"}), work=lambda name: copy_kind(name)[0] in TRANSFERS)
+    yield ("transfer_bound",), copies_us, crosses
+    communicates = Edit(work=lambda name: classify(name) == "communication")
+    yield ("communication_bound",), total(gpu.exposed_communication), communicates
     named = union(span for _, spans in host.by_cause() for span in spans)
     late_us = idle_us("host", "dispatch", "launch")
     yield ("host_bound", "launch_bound"), late_us, Edit(named, keep=True)
-
-
-def _crosses(name: str) -> bool:
-    return copy_kind(name)[0] in TRANSFERS
-
-
-def _communicates(name: str) -> bool:
-    return classify(name) == "communication"

@@ -1,7 +1,7 @@
-"""Calls that make the host wait for the device, and who made them.
+"""Finds the calls that wait for the device, and measures those that launch its work.
 
-A call waits if its name says so (``cudaStreamSynchronize``, ``cudaMemcpy``), and a copy from or to
-pageable memory does too, whatever its name: the driver moves the data through a buffer of its own.
+A call waits if its name says so (``cudaStreamSynchronize``, ``cudaMemcpy``). A copy from or to
+pageable memory waits with any name: the driver moves the data through a buffer of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from warpwatch_diagnosis.measures.copies import copy_kind
 from warpwatch_diagnosis.measures.intervals import Interval
-from warpwatch_diagnosis.trace.events import TraceEvent, by_begin, inside
+from warpwatch_diagnosis.trace.events import RuntimeCalls, TraceEvent, inside
 
 Purpose = Literal["read", "copy", "wait"]
 
@@ -26,13 +26,13 @@ _WAITS = re.compile(
     r"|hipCtxSynchronize|(cuda|hip)Memcpy(2D|3D|Peer|ToSymbol|FromSymbol)?$|hipMemcpyWithStream"
     r"|cuMemcpy(HtoD|DtoH|DtoD)?(_v2)?$|xpu.*[Ss]ynchronize|ze(CommandQueue|Event|Fence)\w*Synch"
 )
-# What copies a value to the host: on a GPU each of them waits for it.
+# These operators copy a value to the host: on a GPU each of them waits for it.
 _READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero"})
 # A synchronization this soon after the launch of a copy on the same thread waits for that copy.
 AFTER_COPY_US = 100.0
 # Larger copies to the host are data (outputs, a checkpoint), not values that steer the program.
 MAX_READ_BYTES = 1 << 20
-# An asynchronous copy takes some µs to launch; one that takes this long waits (own value).
+# An asynchronous copy takes a few µs to launch; one that takes this long waits (own value).
 BLOCKING_COPY_US = 1_000.0
 TOP = 20
 
@@ -54,7 +54,7 @@ class SynchronizingCall:
     name: the runtime's call (``cudaStreamSynchronize``), on a CPU-only trace the operator that
     would synchronize. operator: the innermost operator around it. place: ``file.py(12): function``
     of the user's code. purpose: ``copy`` if it waits for a copy that the operator made, else
-    ``read`` (of a value by the host) or ``wait``. total_us: what the calls took.
+    ``read`` (of a value by the host) or ``wait``.
     """
 
     name: str
@@ -68,9 +68,9 @@ class SynchronizingCall:
 
 @dataclass(frozen=True, slots=True)
 class Synchronization:
-    """``calls``: at most twenty, longest in total first. ``count``: of all calls in the window.
+    """The TOP calls by total time, and the count and time of all calls in the window.
 
-    per_step: calls that began in each step. total_us: what the calls took together.
+    per_step: the calls that began in each step.
     """
 
     calls: tuple[SynchronizingCall, ...]
@@ -81,12 +81,14 @@ class Synchronization:
 
 def waits(
     runtime: Sequence[TraceEvent],
-    copies: Mapping[int | None, TraceEvent],
+    copies: RuntimeCalls,
     window: Interval,
     threads: set[str],
 ) -> list[BlockingCall]:
-    """Every call of the threads in the window that waits for the device, by its end; ``copies``:
-    GPU copies by correlation. A copy that keeps the host is one, whatever it is called."""
+    """Return every call of the threads in the window that waits for the device, by end.
+
+    ``copies`` has the GPU's copies by correlation. A copy that keeps the host waits with any name.
+    """
     named = {name for name in {call.name for call in runtime} if _WAITS.match(name)}
     launched: dict[str, list[TraceEvent]] = defaultdict(list)
     for call in runtime:
@@ -107,7 +109,7 @@ def waits(
 def reads(
     operators: Sequence[TraceEvent], window: Interval, threads: set[str]
 ) -> list[BlockingCall]:
-    """Operators that read a value on the host; of a device, each would wait for it. By end."""
+    """Return the operators that read a value by end; with a GPU each would wait for it."""
     return _by_end(
         BlockingCall(e.begin_us, e.end_us, e.thread, e.name, "read")
         for e in inside(operators, window)
@@ -131,10 +133,8 @@ def _is_pageable(copy: TraceEvent | None) -> bool:
     return copy is not None and copy_kind(copy.name)[1] == "pageable"
 
 
-def _purpose(
-    call: TraceEvent, launched: list[TraceEvent], copies: Mapping[int | None, TraceEvent]
-) -> Purpose:
-    """What the call waits for: its own copy, or the one launched just before on the thread."""
+def _purpose(call: TraceEvent, launched: list[TraceEvent], copies: RuntimeCalls) -> Purpose:
+    """Return the purpose by its own copy, or by the one launched just before on the thread."""
     copy = copies.get(call.correlation)
     if copy is None:
         index = bisect_left(launched, call.begin_us, key=attrgetter("begin_us")) - 1
@@ -153,7 +153,7 @@ def synchronization(
     owners: Mapping[tuple[str, float], str],
     places: Mapping[tuple[str, float], str],
 ) -> Synchronization:
-    """``owners``, ``places``: operator and line of the user's code by thread and begin."""
+    """Group the calls; ``owners``, ``places``: operator and line of code by thread and begin."""
     groups: dict[tuple[str, str | None, str | None, Purpose], list[float]] = defaultdict(list)
     begins = sorted(wait.begin_us for wait in found)
     for wait in found:
@@ -181,9 +181,9 @@ QUEUE_LIMIT = 1024
 
 @dataclass(frozen=True, slots=True)
 class StreamQueue:
-    """Work of one stream that was launched and had not begun: longest and time-weighted mean.
+    """The queue of one stream's launched work: its longest and its mean length over time.
 
-    full_us: time with at least QUEUE_LIMIT entries, when a launch call blocks the host.
+    full_us: the time with at least QUEUE_LIMIT entries, when a launch call blocks the host.
     """
 
     stream: str
@@ -200,8 +200,8 @@ class Launches:
     A graph's launch counts once, however many kernels it starts. delay: from the end of the call
     to the begin of its first work, at least 0 (Holistic Trace Analysis). slow_calls: longer than
     50 µs; late_starts: delay above 100 µs; short_kernels: shorter than their launch call.
-    without_launch: GPU work whose launch is not in the trace. in_graphs: work that a CUDA graph
-    launched, which is neither in short_kernels nor in queues. queues: by stream, busiest first.
+    without_launch: GPU work without a launch in the trace. in_graphs: work of CUDA graphs, which
+    short_kernels and queues leave out. queues: busiest first.
     """
 
     count: int
@@ -216,19 +216,8 @@ class Launches:
     queues: tuple[StreamQueue, ...]
 
 
-def by_correlation(events: Iterable[TraceEvent]) -> dict[int | None, TraceEvent]:
-    """The first event of each correlation, whatever the order of ``events``."""
-    ordered = by_begin(events, attrgetter("end_us", "thread", "name"))
-    found = {event.correlation: event for event in reversed(ordered)}
-    found.pop(None, None)
-    return found
-
-
-def launches(
-    work: Sequence[TraceEvent], calls: Mapping[int | None, TraceEvent], window: Interval
-) -> Launches:
-    """``work``: kernels and copies in the window by their begin; ``calls``: runtime calls by
-    correlation."""
+def launches(work: Sequence[TraceEvent], calls: RuntimeCalls, window: Interval) -> Launches:
+    """Measure the launches of ``work``, the kernels and copies in the window by begin."""
     launched = [(event, call) for event in work if (call := calls.get(event.correlation))]
     first: dict[int | None, tuple[TraceEvent, TraceEvent]] = {}
     for event, call in launched:
@@ -255,7 +244,7 @@ def launches(
 
 
 def _queue(stream: str, spans: list[Interval], window: Interval) -> StreamQueue:
-    """Length over time: one more at each launch call's begin, one less at each work's begin."""
+    """Measure a queue: each launch call's begin adds an entry, each work's begin removes one."""
     changes = sorted(
         change for begin, end in spans if begin < end for change in ((begin, 1), (end, -1))
     )

@@ -1,10 +1,11 @@
-"""The longest step as lanes of labelled spans: what a report draws, and no more than that."""
+"""Measures each step, and draws up the longest one as lanes of labelled spans."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -13,15 +14,23 @@ from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.host_events import CAUSES, Cause, HostTime
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, difference, union, within
 from warpwatch_diagnosis.measures.kernels import classify
-from warpwatch_diagnosis.trace.events import TraceEvent, inside
+from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
+from warpwatch_diagnosis.trace.reader import Trace
+
+_STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
+# stop() in the middle of a step leaves a last annotation of a few µs.
+RUNT_STEP_SHARE = 0.01
+# Finer than a pixel of any screen: spans of one label that are closer become one.
+RESOLUTION = 2_000
+MAX_STREAMS = 8
+_MAX_NAME = 120
+# Begin, end, label and name.
+_Labelled = tuple[float, float, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One step. Times in µs; those of the GPU are None and ``idle_us`` is empty without one.
-
-    number: of ProfilerStep#number.
-    """
+    """One step. Times in µs; those of the GPU are None and ``idle_us`` is empty without one."""
 
     number: int
     begin_us: float
@@ -39,44 +48,65 @@ class StepTime:
         return self.end_us - self.begin_us
 
 
+def step_events(trace: Trace) -> list[TraceEvent]:
+    """Return the ProfilerStep annotations in order, each name once, without a runt at the end."""
+    named: dict[str, list[TraceEvent]] = defaultdict(list)
+    for event in trace.events["annotation"]:
+        if _STEP.match(event.name):
+            named[event.name].append(event)
+    longest = [max(events, key=_size) for events in named.values()]
+    steps = sorted(longest, key=lambda e: (e.begin_us, e.end_us, _number(e), e.name))
+    if len(steps) > 1:
+        usual_us = max(e.end_us - e.begin_us for e in steps)
+        if steps[-1].end_us - steps[-1].begin_us < RUNT_STEP_SHARE * usual_us:
+            steps.pop()
+    return steps
+
+
+def _size(event: TraceEvent) -> tuple[float, float, str]:
+    """Return a key by which the choice among a step's copies on several threads is unique."""
+    return event.end_us - event.begin_us, -event.begin_us, event.thread
+
+
+def _number(step: TraceEvent) -> int:
+    match = _STEP.match(step.name)
+    return int(match[1][:18]) if match else 0
+
+
 def step_times(
-    numbers: Sequence[int], steps: Sequence[Interval], loading: Intervals, gpu: GpuTime | None
+    events: Sequence[TraceEvent], loading: Intervals, gpu: GpuTime | None
 ) -> tuple[StepTime, ...]:
-    """``numbers``: of the steps; ``loading``: union of the DataLoader's iteration."""
-    times = [
-        StepTime(number, begin, end, load)
-        for number, (begin, end), load in zip(numbers, steps, within(loading, steps), strict=True)
-    ]
-    if gpu is None:
-        return tuple(times)
-    busy, compute = within(gpu.busy, steps), within(gpu.compute, steps)
-    communication = within(gpu.communication, steps)
-    exposed, copies = within(gpu.exposed_communication, steps), within(gpu.copies, steps)
-    causes = {cause: within(gpu.idle_time.by_cause[cause], steps) for cause in CAUSES}
+    """Measure the steps; ``loading`` is the union of the DataLoader's iteration."""
+    steps, unions = spans(events), {"data_loading_us": loading}
+    causes: dict[Cause, list[float]] = {}
+    if gpu is not None:
+        unions |= {
+            "gpu_busy_us": gpu.busy,
+            "compute_us": gpu.compute,
+            "communication_us": gpu.communication,
+            "exposed_communication_us": gpu.exposed_communication,
+            "memory_copy_us": gpu.copies,
+        }
+        causes = {cause: within(gpu.idle_time.by_cause[cause], steps) for cause in CAUSES}
+    spent = {name: within(intervals, steps) for name, intervals in unions.items()}
     return tuple(
-        replace(
-            time,
-            gpu_busy_us=busy[index],
-            compute_us=compute[index],
-            communication_us=communication[index],
-            exposed_communication_us=exposed[index],
-            memory_copy_us=copies[index],
-            idle_us={cause: us[index] for cause, us in causes.items()},
+        StepTime(
+            number=_number(event),
+            begin_us=event.begin_us,
+            end_us=event.end_us,
+            idle_us={cause: us[n] for cause, us in causes.items()},
+            **{name: us[n] for name, us in spent.items()},
         )
-        for index, time in enumerate(times)
+        for n, event in enumerate(events)
     )
-
-
-# Finer than a pixel of any screen: spans of one label that are closer become one.
-RESOLUTION = 2_000
-MAX_STREAMS = 8
-_MAX_NAME = 120
 
 
 @dataclass(frozen=True, slots=True)
 class LaneSpan:
-    """In µs from the step's begin. label: class of kernels, direction of copies, activity of the
-    host or cause of idleness, of the longest event in it. name: its name, None where it has none.
+    """A span of the longest step, in µs from its begin.
+
+    label: class of kernels, direction of copies, activity of the host or cause of idleness, of the
+    longest event in the span. name: that event's name, if it has one.
     """
 
     begin_us: float
@@ -87,7 +117,7 @@ class LaneSpan:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """``spans``: by their begin."""
+    """One row of the drawing; its spans are sorted by begin."""
 
     name: str
     kind: Literal["host", "stream", "idle"]
@@ -96,15 +126,11 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """The longest step: what the training thread did, each busy stream, the idle time's causes."""
+    """The longest step: lanes of the training thread, of each busy stream, and of idle causes."""
 
     number: int
     duration_us: float
     lanes: tuple[Lane, ...]
-
-
-# Begin, end, label and name.
-_Labelled = tuple[float, float, str, str]
 
 
 def longest_step(
@@ -114,7 +140,7 @@ def longest_step(
     running: Intervals,
     gpu: GpuTime | None,
 ) -> StepTimeline | None:
-    """None without steps. ``work``: the GPU's events; ``running``: the host's operators."""
+    """Return None without steps. ``work``: the GPU's events; ``running``: the host's operators."""
     if not steps:
         return None
     step = max(steps, key=lambda s: (s.duration_us, -s.begin_us))
@@ -129,12 +155,12 @@ def longest_step(
 
 
 def _of_causes(by_cause: Mapping[Any, Intervals]) -> Iterator[_Labelled]:
-    for cause, spans in by_cause.items():
-        yield from ((begin, end, cause, "") for begin, end in spans)
+    for cause, intervals in by_cause.items():
+        yield from ((begin, end, cause, "") for begin, end in intervals)
 
 
 def _streams(work: list[TraceEvent], window: Interval) -> Iterator[Lane]:
-    """The busiest ones."""
+    """Yield the lanes of the busiest streams."""
     streams: dict[str, list[TraceEvent]] = defaultdict(list)
     for event in work:
         streams[event.thread].append(event)
@@ -153,8 +179,10 @@ def _label(name: str) -> str:
 
 
 def _spans(labelled: Iterable[_Labelled], window: Interval) -> tuple[LaneSpan, ...]:
-    """Those within one point of the drawing become one, and those of one label next to each other;
-    the longest gives label and name."""
+    """Merge spans within one point of the drawing, and neighbours of one label.
+
+    The longest one gives label and name.
+    """
     low, high = window
     near_us = (high - low) / RESOLUTION
     merged: list[_Labelled] = []

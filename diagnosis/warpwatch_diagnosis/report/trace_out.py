@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
-from warpwatch_diagnosis.measures.gpu_time import GpuEvents
+from warpwatch_diagnosis.measures.gpu_events import GpuEvents
 from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.intervals import Interval
 from warpwatch_diagnosis.measures.measures import MIN_STEPS, Measures
@@ -218,7 +218,7 @@ def _head(trace: Trace, ranks: int) -> str:
 def _elements(
     trace: Trace, measures: Measures, mapping: _RankMapping, max_bytes: int
 ) -> Iterator[Element]:
-    work = GpuEvents.of(trace)
+    work = GpuEvents.of(trace, measures.window)
     window = excerpt_window(trace, measures, max_bytes)
     kept = excerpt(trace, work, window, max_bytes)
     for kind, events in kept.items():

@@ -1,7 +1,11 @@
-"""Elements of a trace's JSON become Events, or are left out.
+"""Turns elements of a trace's JSON into TraceEvents, or ignores them.
 
-What events have in common (names, threads, arguments) is kept once, so that an event takes about
-200 bytes; how much of it there can be is bounded, whatever the file holds.
+Events share equal names, threads and arguments, so that an event takes about 200 bytes. All of
+these are bounded.
+
+msgspec decodes only the members that diagnosis reads. Text that it refuses although it may be a
+trace's (``NaN``, raw control characters, lone surrogates, members of another type) goes to the
+standard library's decoder.
 """
 
 from __future__ import annotations
@@ -10,11 +14,12 @@ import marshal
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain, islice
+from itertools import islice
 from operator import eq, itemgetter
 from typing import Any, Literal, NamedTuple, TypeGuard
 
 import msgspec
+from msgspec import Raw, field
 
 from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.json_stream import decode_json
@@ -28,7 +33,7 @@ _COLLECTIVE_ARGUMENTS = (
     "Process Group Name", "Process Group Ranks", "Seq",
 )  # fmt: skip
 
-# As written from 2022 on (lower case) and before (capitalised).
+# The profiler's categories from 2022 on (lower case) and before (capitalised).
 _CATEGORIES: dict[Kind, tuple[str, ...]] = {
     "operator": ("cpu_op", "Operator"),
     "annotation": ("user_annotation",),
@@ -42,13 +47,13 @@ _CATEGORIES: dict[Kind, tuple[str, ...]] = {
     "python": ("python_function",),
 }  # fmt: skip
 KINDS = {category: kind for kind, names in _CATEGORIES.items() for category in names}
-# An instant; PyTorch before 1.12 gives it no category.
+# The events of this name are instants; PyTorch before 1.12 gives them no category.
 MEMORY_NAME = "[memory]"
 CONCRETE = "Concrete Inputs"
-# Of it only this is kept: a convolution's backward call that makes the gradient of its input or of
-# its weight alone.
+# The one fact that is kept of CONCRETE: a convolution's backward call makes the gradient of only
+# its input or only its weight.
 ONE_GRADIENT = "One gradient"
-# What diagnosis reads of an event's ``args``; the rest is forgotten.
+# The arguments that are kept of an event's ``args``.
 ARGUMENTS: dict[Kind, tuple[str, ...]] = {
     "operator": ("Input Dims", "Input type", "Call stack", CONCRETE, *_COLLECTIVE_ARGUMENTS),
     "kernel": (
@@ -59,82 +64,25 @@ ARGUMENTS: dict[Kind, tuple[str, ...]] = {
     "synchronization": ("device", "stream", "wait_on_stream"),
     "memory": ("Device Type", "Device Id", "Bytes", "Total Allocated", "Total Reserved"),
 }  # fmt: skip
-
-
-_REFUSALS = (msgspec.MsgspecError, UnicodeError, RecursionError)
-# Of a time that an element does not have.
-ABSENT_US = -1.0
-
-# ``args``: the correlation, and as JSON what diagnosis may read beside it. That is mostly the same
-# for many events, so it is decoded once.
-_NAMES = {f"argument_{n}": key for n, key in enumerate(dict.fromkeys(chain(*ARGUMENTS.values())))}
-_ABSENT = msgspec.Raw()
-RawArguments: Any = msgspec.defstruct(
-    "RawArguments",
-    [("correlation", Any, None), *((name, msgspec.Raw, _ABSENT) for name in _NAMES)],
-    rename=_NAMES,
-    gc=False,
-    omit_defaults=True,
-)
-arguments_json = msgspec.json.Encoder().encode
-
-
-class RawEvent(msgspec.Struct, gc=False):
-    """Members of an element; ``ts`` and ``dur`` are in µs."""
-
-    ph: Any = None
-    cat: str | None = None
-    name: Any = None
-    ts: float = ABSENT_US
-    dur: float = ABSENT_US
-    pid: Any = None
-    tid: Any = None
-    args: RawArguments | None = None
-
-
-_ELEMENTS = msgspec.json.Decoder(list[RawEvent])
-
-
-def decode_elements(text: str) -> list[Any]:
-    """A list's RawEvents, or its elements as the standard library reads them. Raises ValueError."""
-    try:
-        return _ELEMENTS.decode(text)
-    except _REFUSALS:
-        elements: list[Any] = decode_json(text)
-        return elements
-
-
-def decode_value(text: bytes) -> Any:
-    """None for what is beyond the decoders' limits."""
-    try:
-        return msgspec.json.decode(text)
-    except _REFUSALS:
-        pass
-    try:
-        return decode_json(str(text, "utf-8"))
-    except (ValueError, RecursionError):
-        return None
-
-
-# Names of templates reach 6,000 characters; the part that shows a kernel's class comes first.
-# Patterns take up to the square of it.
+# Names of templates reach 6,000 characters, and patterns take up to the square of the length. The
+# part that shows a kernel's class comes first.
 MAX_NAME_CHARS = 2_000
-# Distinct names and threads; real traces have some thousands.
+# Real traces have a few thousand distinct names and threads.
 MAX_NAMES_BYTES = 64 << 20
-# Distinct arguments, as bytes of `marshal`; real traces with stacks have some megabytes. Their JSON
-# is kept up to the same size: most events' arguments are found by it without being decoded.
+# The limit on distinct arguments, as bytes of `marshal`; real traces with stacks have a few MB.
+# Their JSON has the same limit: most arguments are found by it without being decoded.
 MAX_ARGUMENTS_BYTES = 64 << 20
 # Python frames give source lines; beyond this many, lines stay unknown.
 MAX_FRAMES = 1_000_000
 # 30,000 years: profilers with a lost clock write negative, absent or absurd times.
 MAX_TIME_US = 1e18
-# What one entry of a dict and its objects take beside their text.
+# The cost of one entry of a dict and its objects beside their text.
 _ENTRY_BYTES = 200
 _MAX_ID = 1 << 64
 # Numbers as arguments fit into 64 bits with a sign, so that sums and products stay finite.
 MAX_NUMBER = 1 << 63
 _NUMBERS = frozenset({int, float})
-# Annotations that old traces list as operators.
+# Old traces list these annotations as operators.
 _ANNOTATION = re.compile(
     r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.|DistributedDataParallel\."
 )
@@ -148,10 +96,9 @@ _UNUSED_FRAME = re.compile(
 
 
 class TraceEvent(NamedTuple):
-    """Something with a duration, or an instant. ``correlation``: joins a launch and its kernel.
+    """A span or an instant of a thread. ``correlation`` joins a launch and its kernel.
 
-    ``arguments``: those of its ``args`` that ARGUMENTS lists, None without any; equal ones are one
-    object.
+    ``arguments``: the ``args`` that ARGUMENTS lists, or None; equal ones are one object.
     """
 
     name: str
@@ -162,21 +109,23 @@ class TraceEvent(NamedTuple):
     arguments: Mapping[str, Any] | None = None
 
     def number(self, key: str) -> float | None:
-        """An argument as a not negative number."""
+        """Return an argument as a number of at least 0, or None."""
         value: Any = self.arguments.get(key) if self.arguments else None
         return float(value) if type(value) in _NUMBERS and 0 <= value < MAX_NUMBER else None
 
     def whole(self, key: str) -> int | None:
-        """An argument as a not negative whole number."""
+        """Return an argument as a whole number of at least 0, or None."""
         value: Any = self.arguments.get(key) if self.arguments else None
         return value if type(value) is int and value >= 0 else None
 
 
+# The calls of the runtime by their correlation.
+RuntimeCalls = Mapping[int | None, TraceEvent]
 BEGIN = itemgetter(TraceEvent._fields.index("begin_us"))
 
 
 def by_begin(events: Iterable[TraceEvent], then: Callable[[TraceEvent], Any]) -> list[TraceEvent]:
-    """Sorted by their begin; ``then`` orders events of one instant, and is seldom needed."""
+    """Sort by begin; ``then`` orders events of one instant, and is seldom needed."""
     ordered = sorted(events, key=BEGIN)
     begins = list(map(BEGIN, ordered))
     if any(map(eq, begins, islice(begins, 1, None))):
@@ -185,7 +134,7 @@ def by_begin(events: Iterable[TraceEvent], then: Callable[[TraceEvent], Any]) ->
 
 
 def inside(events: Iterable[TraceEvent], window: tuple[float, float]) -> list[TraceEvent]:
-    """Those that overlap the window, in µs."""
+    """Return the events that overlap the window, in µs."""
     low, high = window
     return [e for e in events if e.begin_us < high and e.end_us > low]
 
@@ -194,8 +143,92 @@ def spans(events: Iterable[TraceEvent]) -> list[tuple[float, float]]:
     return [(e.begin_us, e.end_us) for e in events]
 
 
+_REFUSALS = (msgspec.MsgspecError, UnicodeError, RecursionError)
+# The time of an element that has none.
+ABSENT_US = -1.0
+_ABSENT = Raw()
+
+
+class RawArguments(msgspec.Struct, gc=False, omit_defaults=True):
+    """The ``args`` of an element: the correlation, and as JSON every argument of ARGUMENTS.
+
+    Many events have the same JSON, so each distinct one is decoded only once.
+    """
+
+    correlation: Any = None
+    device: Raw = _ABSENT
+    stream: Raw = _ABSENT
+    bytes: Raw = _ABSENT
+    grid: Raw = _ABSENT
+    block: Raw = _ABSENT
+    dtype: Raw = _ABSENT
+    wait_on_stream: Raw = _ABSENT
+    input_dims: Raw = field(default=_ABSENT, name="Input Dims")
+    input_type: Raw = field(default=_ABSENT, name="Input type")
+    call_stack: Raw = field(default=_ABSENT, name="Call stack")
+    concrete_inputs: Raw = field(default=_ABSENT, name=CONCRETE)
+    collective: Raw = field(default=_ABSENT, name="Collective name")
+    elements_in: Raw = field(default=_ABSENT, name="In msg nelems")
+    elements_out: Raw = field(default=_ABSENT, name="Out msg nelems")
+    group_size: Raw = field(default=_ABSENT, name="Group size")
+    group: Raw = field(default=_ABSENT, name="Process Group Name")
+    group_ranks: Raw = field(default=_ABSENT, name="Process Group Ranks")
+    sequence: Raw = field(default=_ABSENT, name="Seq")
+    blocks_per_sm: Raw = field(default=_ABSENT, name="blocks per SM")
+    warps_per_sm: Raw = field(default=_ABSENT, name="warps per SM")
+    occupancy: Raw = field(default=_ABSENT, name="est. achieved occupancy %")
+    graph: Raw = field(default=_ABSENT, name="graph id")
+    bandwidth: Raw = field(default=_ABSENT, name="memory bandwidth (GB/s)")
+    device_type: Raw = field(default=_ABSENT, name="Device Type")
+    device_id: Raw = field(default=_ABSENT, name="Device Id")
+    moved_bytes: Raw = field(default=_ABSENT, name="Bytes")
+    allocated: Raw = field(default=_ABSENT, name="Total Allocated")
+    reserved: Raw = field(default=_ABSENT, name="Total Reserved")
+
+
+class RawEvent(msgspec.Struct, gc=False):
+    """The members of an element; ``ts`` and ``dur`` are in µs."""
+
+    ph: Any = None
+    cat: str | None = None
+    name: Any = None
+    ts: float = ABSENT_US
+    dur: float = ABSENT_US
+    pid: Any = None
+    tid: Any = None
+    args: RawArguments | None = None
+
+
+_ELEMENTS = msgspec.json.Decoder(list[RawEvent])
+_arguments_json = msgspec.json.Encoder().encode
+
+
+def decode_elements(text: str) -> list[Any]:
+    """Return a list's RawEvents, or its elements as the standard library decodes them.
+
+    Raises ValueError.
+    """
+    try:
+        return _ELEMENTS.decode(text)
+    except _REFUSALS:
+        elements: list[Any] = decode_json(text)
+        return elements
+
+
+def _decode_value(text: bytes) -> Any:
+    """Return the value, or None if it is beyond the decoders' limits."""
+    try:
+        return msgspec.json.decode(text)
+    except _REFUSALS:
+        pass
+    try:
+        return decode_json(str(text, "utf-8"))
+    except (ValueError, RecursionError):
+        return None
+
+
 class Collector:
-    """Takes elements and keeps what diagnosis needs of them in ``events``."""
+    """Adds the events that diagnosis needs to ``events``."""
 
     def __init__(self, path: object, events: Mapping[Kind, list[TraceEvent]]) -> None:
         self._path = path
@@ -211,14 +244,15 @@ class Collector:
         self._texts_bytes = 0
 
     def take(self, elements: list[Any]) -> None:
-        """RawEvents, or any JSON. Raises TraceError when there are too many distinct names."""
+        """Add RawEvents, or any JSON. Raises TraceError if there are too many distinct names."""
         for element in elements:
             try:
                 if type(element) is RawEvent:
                     self._keep(element)
                 elif isinstance(element, dict):
                     self._keep(_raw(element))
-            except TypeError:  # a list where a category, a name or a thread should be
+            except TypeError:
+                # The element has a list in place of a category, a name or a thread.
                 continue
 
     def _keep(self, raw: RawEvent) -> None:
@@ -269,7 +303,7 @@ class Collector:
         return frame not in self._unused_frames and len(self._events["python"]) < MAX_FRAMES
 
     def _thread(self, process: Any, number: Any) -> str:
-        """``process/thread``, of GPU events ``device/stream``."""
+        """Return ``process/thread``, for GPU events ``device/stream``."""
         thread = f"{process}/{number}"
         self._spend(thread)
         self._threads[process, number] = thread = self._names.setdefault(thread, thread)
@@ -282,23 +316,23 @@ class Collector:
             raise TraceError(f"{self._path}: more than {count:,} different names and threads")
 
     def _arguments_of(self, kind: Kind, given: Any) -> Mapping[str, Any] | None:
-        # Each launch has its own; without it, many events share one encoded text.
+        # Without the correlation, which differs, many events share one encoded text.
         given.correlation = None
-        content = arguments_json(given)
+        content = _arguments_json(given)
         known = self._texts[kind]
         return known[content] if content in known else self._learn(kind, content)
 
     def _learn(self, kind: Kind, content: bytes) -> Mapping[str, Any] | None:
-        given = decode_value(content)
+        given = _decode_value(content)
         arguments = self._pick(kind, given) if isinstance(given, dict) else None
-        # Totals of memory are hardly ever equal.
+        # Totals of memory are hardly ever equal, so that keeping their text saves nothing.
         if kind != "memory" and self._texts_bytes < MAX_ARGUMENTS_BYTES:
             self._texts_bytes += _ENTRY_BYTES + len(content)
             self._texts[kind][content] = arguments
         return arguments
 
     def _pick(self, kind: Kind, given: dict[str, Any]) -> Mapping[str, Any] | None:
-        """What diagnosis reads of ``args``; equal ones are one object."""
+        """Return the arguments of ARGUMENTS; equal ones are one object."""
         picked = {key: given[key] for key in ARGUMENTS.get(kind, ()) if key in given}
         if _makes_one_gradient(picked.pop(CONCRETE, None)):
             picked[ONE_GRADIENT] = True
@@ -308,7 +342,8 @@ class Collector:
             return {k: v for k, v in picked.items() if type(v) is int and abs(v) < _MAX_ID}
         try:
             content = marshal.dumps(picked, 2)
-        except ValueError:  # nested too deeply
+        except ValueError:
+            # The arguments are nested too deeply.
             return None
         known = self._arguments.get(content)
         if known is None and self._arguments_bytes < MAX_ARGUMENTS_BYTES:
@@ -319,18 +354,21 @@ class Collector:
 
 
 def _makes_one_gradient(concrete: Any) -> bool:
-    """The last input of a convolution's backward call: which gradients, of input, weight, bias."""
+    """Return whether a convolution's backward call makes the gradient of input or weight alone.
+
+    Its last input says which it makes: those of input, weight and bias.
+    """
     last = concrete[-1] if isinstance(concrete, list) and concrete else None
     return isinstance(last, str) and last.startswith(("[False, True,", "[True, False,"))
 
 
 def _correlation(value: Any) -> int | None:
-    """Drivers count from 1; 0 is what a lost correlation is written as."""
+    """Return a correlation, or None. Drivers count from 1 and write a lost correlation as 0."""
     return value if type(value) is int and 0 < value < _MAX_ID else None
 
 
 def _raw(element: dict[str, Any]) -> RawEvent:
-    """Times that are no numbers become absent ones."""
+    """Return the element with absent times in place of invalid ones."""
     get = element.get
     begin, took = get("ts"), get("dur")
     return RawEvent(
@@ -346,10 +384,10 @@ def _raw(element: dict[str, Any]) -> RawEvent:
 
 
 def is_bounded(value: Any) -> bool:
-    """Whether it is not a number, or one that cannot overflow."""
+    """Return whether a value is not a number, or one that cannot overflow."""
     return type(value) not in _NUMBERS or abs(value) < MAX_NUMBER
 
 
 def is_time(value: Any) -> TypeGuard[float]:
-    """Whether it can be a time or a duration in µs."""
+    """Return whether a value can be a time or a duration in µs."""
     return type(value) in _NUMBERS and 0 <= value < MAX_TIME_US

@@ -1,4 +1,4 @@
-"""What the JSON files of one rank have in common: bounded, and nothing in them is believed."""
+"""Provides the error for an unusable input, names of files, and reading of small JSON files."""
 
 from __future__ import annotations
 
@@ -6,27 +6,19 @@ import json
 import re
 from typing import Any, BinaryIO, Literal, Protocol
 
+REDUCTION = ".reduction.gz"
+MAX_BYTES = 16 << 20
+# Larger values are not plausible as seconds or bytes.
+MAX_NUMBER = 1e15
+_RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})\.", re.IGNORECASE)
+
 
 class TraceError(Exception):
     """A file that cannot be diagnosed. The text is one line: the file and what is wrong with it."""
 
 
-REDUCTION = ".reduction.gz"
-
-
-def reduction_name(trace: str) -> str:
-    """``rank3.pt.trace.json.gz`` becomes ``rank3.reduction.gz``."""
-    return trace.partition(".")[0] + REDUCTION
-
-
-MAX_BYTES = 16 << 20
-# What is not less is no number of seconds or bytes.
-MAX_NUMBER = 1e15
-_NAMED = re.compile(r"rank[_-]?(\d{1,6})\.")
-
-
 class TraceSource(Protocol):
-    """A Path, or what stands for one whose file was opened before."""
+    """A Path, or a file that was opened before and acts as one."""
 
     @property
     def name(self) -> str: ...
@@ -34,13 +26,19 @@ class TraceSource(Protocol):
     def open(self, mode: Literal["rb"], /) -> BinaryIO: ...
 
 
-def rank_in_name(path: TraceSource) -> int | None:
-    """The rank of a file of this name, if it is in it."""
-    named = _NAMED.search(path.name)
-    return int(named[1]) if named else None
+def reduction_name(trace: str) -> str:
+    """Return ``rank3.reduction.gz`` for ``rank3.pt.trace.json.gz``."""
+    return trace.partition(".")[0] + REDUCTION
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank in the name of a file, or None."""
+    found = _RANK_IN_NAME.search(name)
+    return int(found[1]) if found else None
 
 
 def load_json(path: TraceSource) -> Any:
+    """Return the content of a JSON file of at most MAX_BYTES. Raises TraceError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""What is in a trace, counted while it is read: no event is kept, however large the file."""
+"""Counts the content of a trace while it is read, without keeping an event."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from warpwatch_diagnosis.trace.events import KINDS, Kind, is_time
 from warpwatch_diagnosis.trace.files import TraceSource
 from warpwatch_diagnosis.trace.reader import EVENTS, HEAD, members
 
-# Further steps are not listed; no capture has that many.
+# No capture has more steps; further ones are not listed.
 MAX_STEPS = 1000
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
 @dataclass(slots=True)
 class TraceInventory:
-    """Times in microseconds of the trace's own clock.
+    """The content of a trace; times are in µs of its own clock.
 
-    listed: all elements of the trace. counts: events with a time, by kind. untimed: events of these
-    kinds without one, or with an impossible one (at or before 0).
-    steps: when each ``ProfilerStep#`` began and ended. begin_us, end_us: of all timed events.
-    rank: from the trace's metadata, else None. sees_gpu: the profiler found a GPU.
+    listed: all elements. counts: events with a time, by kind. untimed: events of these kinds
+    without a time, or with an impossible one (at or before 0). steps: begin and end of each
+    ``ProfilerStep#``. begin_us, end_us: the span of all timed events. rank: from the metadata, or
+    None. sees_gpu: the profiler found a GPU.
     """
 
     listed: int = 0
@@ -37,7 +37,7 @@ class TraceInventory:
 
 
 def take_inventory(path: TraceSource) -> TraceInventory:
-    """Raises TraceError when the file is no whole trace."""
+    """Count the events of a file. Raises TraceError if it is not a whole trace."""
     inventory = TraceInventory()
     head: dict[str, Any] = {}
     for key, value in members(path):

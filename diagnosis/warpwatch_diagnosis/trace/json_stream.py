@@ -13,22 +13,22 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Some hundred events: the decoder's loop in C does the work, and they fit into a core's cache.
+# A few hundred events: the decoder's loop in C does the work, and they fit into a core's cache.
 CHUNK_BYTES = 1 << 17
-# One value beside the events (deviceProperties, distributedInfo) may be this long.
+# The limit on one value beside the events (deviceProperties, distributedInfo).
 MAX_VALUE_CHARS = 16 << 20
-# Values that are decoded one by one take ten times as long. Events are decoded together, but for
-# some after text that looks like the border between two.
+# Values that are decoded one by one take ten times as long. Events are decoded together, except a
+# few after text that looks like the boundary between two.
 MAX_SINGLE_VALUES = 1_000_000
 _NO_SPACE = re.compile(r"[^ \t\r\n]")
 _END_OF_VALUE = ",:]} \t\r\n"
 
 
 class Malformed(Exception):
-    """Not JSON, or cut short. The text says which."""
+    """Raised for text that is not JSON or is cut short; the message says which."""
 
 
-# Looked up here, for who may open no file any more when it reads.
+# A sandboxed process may not open the codec's file when it reads, so it is loaded here.
 _UTF8 = codecs.getincrementaldecoder("utf-8-sig")
 # Old exporters wrote raw control characters into names.
 _DECODER = json.JSONDecoder(strict=False)
@@ -36,9 +36,9 @@ decode_json = _DECODER.decode
 
 
 class JsonStream:
-    """``read(n)`` answers the next at most n bytes, b"" at the end.
+    """The values of a JSON text of which ``read(n)`` returns up to n bytes, b"" at the end.
 
-    decode_list: makes a list of the text of one; raises ValueError where it is none.
+    ``decode_list`` decodes the text of a list, or raises ValueError.
     """
 
     def __init__(
@@ -52,17 +52,16 @@ class JsonStream:
         self._text = ""
         self._at = 0
         self._ended = False
-        # Characters before the buffer, and up to where of all no border is guessed.
+        # The characters before the buffer, and the position before which no boundary is guessed.
         self._dropped = 0
         self._no_guess_before = 0
         self._singles = 0
 
     def members(self, events_key: str) -> Iterator[tuple[str, Any]]:
-        """(key, value) of the top-level object; of the array under ``events_key`` its elements,
-        in lists that together hold all of them; an array without elements is one empty list.
+        """Yield (key, value) of the top-level object; for ``events_key``, lists of its elements.
 
-        A bare array counts as the array under ``events_key``, and what is no array as its only
-        element. Raises Malformed.
+        An empty array is one empty list. A bare array counts as the array under ``events_key``,
+        and a value there that is not an array as its only element. Raises Malformed.
         """
         first = self._peek()
         if first == "[":
@@ -101,30 +100,30 @@ class JsonStream:
                 return
 
     def _several(self) -> list[Any] | None:
-        """The elements up to the last border between two objects in the buffer.
+        """Decode the elements up to the last boundary between two objects in the buffer.
 
-        That border is a guess, and right if the text before it is a whole list: JSON is read from
-        left to right. None where the guess was wrong, for all elements before it, or where there
+        The boundary is a guess, and right if the text before it is a whole list: JSON is read from
+        left to right. Returns None if the guess was wrong, for all elements before it, or if there
         is nothing to guess.
         """
         if self._dropped + self._at < self._no_guess_before:
             return None
-        border = self._text.rfind("},", self._at) + 1
-        # Without one, the rest of the buffer is searched once and not again for each element.
-        self._no_guess_before = self._dropped + (border or len(self._text))
-        if not border:
+        boundary = self._text.rfind("},", self._at) + 1
+        # Without a boundary, the rest of the buffer is searched once, not for each element.
+        self._no_guess_before = self._dropped + (boundary or len(self._text))
+        if not boundary:
             return None
         try:
-            elements = self._decode_list(f"[{self._text[self._at : border]}]")
+            elements = self._decode_list(f"[{self._text[self._at : boundary]}]")
         except RecursionError:
             raise Malformed("is nested too deeply") from None
         except ValueError:
             return None
-        self._at = border
+        self._at = boundary
         return elements if isinstance(elements, list) else None
 
     def _another(self, closing: str) -> bool:
-        """Whether a comma follows; some exporters leave one before the closing bracket."""
+        """Return whether a value follows; some exporters end a list with a comma."""
         if self._closes(closing):
             return False
         self._expect(",")

@@ -1,10 +1,9 @@
-"""A Kineto/Chrome trace file becomes a Trace: the events that diagnosis needs, and no more.
+"""Reads a Kineto/Chrome trace file into a Trace, which has only the events that diagnosis needs.
 
-Reads what PyTorch 1.8 to 2.15 write for CUDA, ROCm, XPU and the CPU: ``.json`` or gzip, the
-category names of before and after 2022, as an object or as a bare array. The JSON is streamed:
-memory grows with the kept events (about 200 bytes each), not with the file. Both are bounded: more
-than ``max_bytes`` of decompressed text, or than MAX_RATIO times the file, or ``max_events`` kept
-events is refused with a TraceError.
+It reads the formats of PyTorch 1.8 to 2.15 for CUDA, ROCm, XPU and the CPU: ``.json`` or gzip, an
+object or a bare array. The JSON is streamed: memory
+grows with the kept events (about 200 bytes each), not with the file. Beyond ``max_bytes`` of
+decompressed text, MAX_RATIO times the file, or ``max_events`` kept events it raises TraceError.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import gc
 import gzip
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,33 +27,32 @@ from warpwatch_diagnosis.trace.events import (
     is_bounded,
     is_time,
 )
-from warpwatch_diagnosis.trace.files import TraceError, TraceSource
+from warpwatch_diagnosis.trace.files import TraceError, TraceSource, rank_in_name
 from warpwatch_diagnosis.trace.json_stream import JsonStream, Malformed, decode_json
 
 EVENTS = "traceEvents"
 MAX_BYTES = 4 << 30
-# Decompressed bytes for each of the file, beyond the first ones; real traces have up to 30.
+# Decompressed bytes for each byte of the file beyond FREE_BYTES; real traces have up to 30.
 MAX_RATIO = 200
 FREE_BYTES = 8 << 20
 MAX_EVENTS = 4_000_000
-# Of any kind, kept or not: 4 GiB of real events are 15 million.
+# The limit on elements, kept or not: 4 GiB of real events are 15 million.
 MAX_ELEMENTS = 50_000_000
 # No capture takes longer; profilers with broken clocks write events years apart.
 MAX_SPAN_S = 86_400.0
 
 _BEGIN, _END = attrgetter("begin_us"), attrgetter("end_us")
-# What is read beside the events.
-# More than any pipeline has.
+# No pipeline has more stages.
 MAX_STAGES = 4096
+# The members that are read beside the events.
 HEAD = frozenset({"deviceProperties", "distributedInfo", "warpwatch", "baseTimeNanoseconds"})
-_RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})\.", re.IGNORECASE)
 
 
 @dataclass(slots=True)
 class Trace:
-    """One process's trace. ``rank`` is None when neither the trace nor its name says it.
+    """One process's trace. ``rank`` is None if neither the trace nor its name has it.
 
-    stage: of a pipeline, and how many there are, where the trace says it.
+    stage: the stage of a pipeline and the number of stages, if the trace has them.
     """
 
     file: str
@@ -70,14 +67,14 @@ class Trace:
 
     @property
     def count(self) -> int:
-        """Of the events."""
+        """The number of events."""
         return sum(map(len, self.events.values()))
 
 
 def read_trace(
     path: TraceSource, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVENTS
 ) -> Trace:
-    """Raises TraceError, in one line, for whatever is no usable trace."""
+    """Read a trace. Raises TraceError for a file that is not a usable trace."""
     trace = Trace(file=path.name)
     collector = Collector(path, trace.events)
     head: dict[str, Any] = {}
@@ -103,7 +100,7 @@ def read_trace(
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Events form no cycles, and the collector would scan all of them again and again."""
+    """Disable the garbage collector: it would scan all events again and again for cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -118,9 +115,9 @@ def members(
     max_bytes: int = MAX_BYTES,
     decode_list: Callable[[str], list[Any]] = decode_json,
 ) -> Iterator[tuple[str, Any]]:
-    """(key, value) of the trace's object; of EVENTS lists of some elements. Raises TraceError.
+    """Yield (key, value) of the trace's object; for EVENTS, lists of some elements.
 
-    ``decode_list``: makes the elements of the text of a list, where they are decoded together.
+    ``decode_list`` decodes the text of a list of elements. Raises TraceError.
     """
     listed = 0
     try:
@@ -173,8 +170,7 @@ def _describe(path: TraceSource, trace: Trace, head: dict[str, Any]) -> None:
     merged = _count(own, "merged_ranks")
     if merged:
         raise TraceError(f"{path}: {merged} ranks for a viewer; diagnose their own traces")
-    in_name = _RANK_IN_NAME.search(trace.file)
-    ranks = (_count(distributed, "rank"), _count(own, "rank"), int(in_name[1]) if in_name else None)
+    ranks = (_count(distributed, "rank"), _count(own, "rank"), rank_in_name(trace.file))
     trace.rank = next((rank for rank in ranks if rank is not None), None)
     trace.world_size = _count(distributed, "world_size")
     job = own.get("job")
@@ -195,9 +191,9 @@ def _stage(place: Any) -> tuple[int, int] | None:
 
 
 def _gc_pauses(trace: Trace, noted: Any, base_ns: Any) -> list[TraceEvent]:
-    """Garbage collections that the capture recorded itself, while the trace's operators ran.
+    """Return the garbage collections of ``noted`` while the trace's operators ran.
 
-    ``noted``: begin since the epoch and duration in µs.
+    The capture recorded them itself: begin since the epoch and duration in µs.
     """
     operators = trace.events["operator"]
     if not isinstance(noted, list) or not operators:
@@ -214,7 +210,7 @@ def _gc_pauses(trace: Trace, noted: Any, base_ns: Any) -> list[TraceEvent]:
 
 
 def _device_name(devices: list[Any], trace: Trace) -> str | None:
-    """The name of the device that the GPU events belong to, whose process id is its index."""
+    """Return the name of the GPU events' device, whose index is their process id."""
     event = (trace.events["kernel"] or trace.events["copy"])[0]
     index = event.thread.partition("/")[0]
     known = [d for d in devices if isinstance(d, dict) and isinstance(d.get("name"), str)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.timeline import Timeline
+from warpwatch_diagnosis.measures.gpu_events import GpuEvents
 from warpwatch_diagnosis.measures.kernels import SizeTime, size_times, slowdown
 from warpwatch_diagnosis.measures.roofline import ClassRoofline, Roofline, peaks_of
 from warpwatch_diagnosis.trace.events import TraceEvent
@@ -115,7 +116,7 @@ def kernel(name: str, took_us: float, arguments: dict[str, list[int]] | None = N
 
 
 def times(*kernels: TraceEvent) -> dict[tuple[str, tuple[object, ...]], SizeTime]:
-    return size_times(kernels, {}, WINDOW)
+    return size_times(GpuEvents(WINDOW, kernels, (), kernels, {}, ()))
 
 
 def test_forward_and_backward_of_one_name_are_two_sizes() -> None:
@@ -155,7 +156,8 @@ def test_a_kernel_belongs_to_where_it_was_launched() -> None:
         7: TraceEvent("cudaLaunchKernel", 900.0, 905.0, "1/1", 7),
         8: TraceEvent("cudaLaunchKernel", -50.0, -45.0, "1/1", 8),
     }
-    assert size_times([early, late], calls, WINDOW) == {("gemm", ()): SizeTime(1, 10.0, 10.0)}
+    work = GpuEvents(WINDOW, (early, late), (), (early, late), calls, ())
+    assert size_times(work) == {("gemm", ()): SizeTime(1, 10.0, 10.0)}
 
 
 def test_collectives_wait_and_tell_nothing() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.diagnosis.captures import kernel, operator, stepped
@@ -212,6 +214,11 @@ def test_frames_and_arguments_have_limits(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(read["python"]) == 2
     kept = [e.arguments and e.arguments["Call stack"] for e in read["operator"]]
     assert kept == [stacks[0], None, stacks[2]]
+
+
+def test_every_argument_that_is_kept_is_decoded() -> None:
+    decoded = {field.encode_name for field in msgspec.structs.fields(events.RawArguments)}
+    assert decoded == {"correlation", *chain(*events.ARGUMENTS.values())}
 
 
 def test_too_many_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
