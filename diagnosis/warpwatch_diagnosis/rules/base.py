@@ -1,4 +1,4 @@
-"""What a rule is: it looks at the measures of one capture and answers findings."""
+"""Provides findings, the base classes of the rules that make them, and the wording of evidence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from warpwatch_diagnosis.measures.intervals import Intervals, difference, total,
 from warpwatch_diagnosis.measures.measures import Measures
 
 Confidence = Literal["high", "medium", "low"]
-# Of what seems lost, what the replay without the fault must save for the fault to be the cause.
+# The traces of a capture's ranks.
+Capture = Sequence[Measures]
+# The replay must save this part of the time that seems lost if the fault is the cause.
 MIN_SAVED = 0.5
 
 
@@ -21,10 +23,9 @@ MIN_SAVED = 0.5
 class Finding:
     """One bottleneck.
 
-    share: of the step window, 0 to 1. recoverable_s: seconds of the window that would be won
-    if it were gone. evidence: sentences with names, counts and times; the first one is the summary.
-    yields_to: kinds that name the same fault more exactly; found for the same rank, they replace
-    this one.
+    share: of the step window, 0 to 1. recoverable_s: seconds of the window that its removal saves.
+    evidence: sentences with names, counts and times; the first one is the summary. yields_to: kinds
+    that name the same fault more exactly; found for the same rank, they replace this one.
     """
 
     kind: str
@@ -52,21 +53,22 @@ class Finding:
 
 
 class DiagnosisRule(ABC):
-    """``supersedes``: kinds that see the same time less exactly; they are dropped for that rank."""
+    """Finds one kind of fault.
+
+    supersedes: kinds that report the same time less exactly; they are dropped for that rank.
+    """
 
     kind: str
     supersedes: tuple[str, ...] = ()
 
     @abstractmethod
-    def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
-        """Findings in the traces of one capture, which all hold enough to be judged."""
+    def find(self, capture: Capture, alignment: Alignment | None) -> list[Finding]:
+        """Return the findings in traces that all hold enough for a conclusion."""
 
-    def usual_shares(
-        self, baseline: Sequence[Measures], alignment: Alignment | None
-    ) -> list[float]:
-        """What the rule judges, for each rank of a baseline; empty where it cannot be compared.
+    def usual_shares(self, baseline: Capture, alignment: Alignment | None) -> list[float]:
+        """Return the share of each rank of a baseline; empty if it cannot be compared.
 
-        ``alignment``: of the capture that is compared with it.
+        ``alignment`` is that of the capture which is compared with the baseline.
         """
         return []
 
@@ -82,15 +84,14 @@ class DiagnosisRule(ABC):
     ) -> Finding:
         return Finding(
             self.kind, measures.rank, measures.label, share, recoverable_us / 1e6,
-            confidence, tuple(evidence), advice, yields_to,
-            measures.node,
+            confidence, tuple(evidence), advice, yields_to, measures.node,
         )  # fmt: skip
 
 
 class RankRule(DiagnosisRule):
-    """A fault that each rank has by itself: time that it loses.
+    """Finds a fault that each rank has by itself: time that it loses.
 
-    min_share, high_share: of the window that is lost, for a finding and for confidence "high".
+    min_share, high_share: the lost share of the window for a finding, and for confidence "high".
     """
 
     min_share = 0.0
@@ -99,7 +100,7 @@ class RankRule(DiagnosisRule):
 
     @abstractmethod
     def lost(self, measures: Measures) -> Intervals:
-        """What the fault costs; nothing where there is none."""
+        """Return the time lost to the fault; empty without the fault."""
 
     @abstractmethod
     def evidence(self, measures: Measures, lost: Intervals) -> Iterable[str]: ...
@@ -108,21 +109,21 @@ class RankRule(DiagnosisRule):
     def advice(self, measures: Measures) -> str: ...
 
     def share(self, measures: Measures, lost: Intervals) -> float:
-        """What is reported, and compared with a baseline."""
+        """Return the share that is reported, and compared with a baseline."""
         return measures.share(lost)
 
     def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
-        """``several``: whether other ranks may have to wait for this one."""
+        """Return whether there is a finding; ``several``: other ranks may wait for this one."""
         return measures.share(lost) > self.min_share
 
     def recoverable_us(self, measures: Measures, lost: Intervals) -> float:
-        """What the replay saves, where it is known; on the CPU what no collective hides."""
+        """Return the saving of the replay if known; on the CPU the time outside collectives."""
         if measures.gpu is None:
             return total(difference(lost, measures.host.collectives.intervals))
         return measures.savings.get(self.kind, total(lost))
 
     def confidence(self, measures: Measures, lost: Intervals, recoverable_us: float) -> Confidence:
-        """Follows what can be won back: much less than what seems lost may have another cause."""
+        """Return "low" if much less can be saved than seems lost: it may have another cause."""
         saved = measures.share_of_us(recoverable_us)
         if saved < self.min_share and recoverable_us < MIN_SAVED * total(lost):
             return "low"
@@ -131,7 +132,7 @@ class RankRule(DiagnosisRule):
     def is_sure(self, measures: Measures, lost: Intervals) -> bool:
         return measures.share(lost) > self.high_share
 
-    def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
+    def find(self, capture: Capture, alignment: Alignment | None) -> list[Finding]:
         found = []
         for measures in capture:
             lost = [] if self.needs_gpu and measures.gpu is None else self.lost(measures)
@@ -150,15 +151,13 @@ class RankRule(DiagnosisRule):
             advice=self.advice(measures),
         )
 
-    def usual_shares(
-        self, baseline: Sequence[Measures], alignment: Alignment | None
-    ) -> list[float]:
+    def usual_shares(self, baseline: Capture, alignment: Alignment | None) -> list[float]:
         known = [m for m in baseline if m.gpu is not None or not self.needs_gpu]
         return [self.share(m, self.lost(m)) for m in known]
 
 
 def idle(measures: Measures, *causes: Cause) -> Intervals:
-    """The device's idle time that has one of the causes; nothing without a device."""
+    """Return the device's idle time with one of the causes; empty without a device."""
     if measures.gpu is None:
         return []
     by_cause = measures.gpu.idle_time.by_cause
@@ -166,7 +165,7 @@ def idle(measures: Measures, *causes: Cause) -> Intervals:
 
 
 def worst_gaps(measures: Measures, cause: Cause) -> tuple[str, ...]:
-    """The longest idle gaps of the cause and what they held up, at most one clause."""
+    """Return a clause on the longest gaps of the cause and the work that they delayed, if any."""
     gaps = measures.gpu.idle_time.worst.get(cause, ()) if measures.gpu else ()
     shown = [
         milliseconds(gap.end_us - gap.begin_us)
@@ -177,13 +176,13 @@ def worst_gaps(measures: Measures, cause: Cause) -> tuple[str, ...]:
 
 
 def in_lines(measures: Measures, part: str) -> tuple[str, ...]:
-    """Where in the user's code a part of the step was spent, at most one clause; see Measures."""
+    """Return a clause on the lines of the user's code in a part of ``Measures.lines``, if any."""
     named = [f"{line.place} {milliseconds(line.us)}" for line in measures.lines.get(part, ())]
     return (f"lines that take it: {', '.join(named)}",) if named else ()
 
 
 def short(name: str | None, limit: int = 60) -> str:
-    """A name from the trace, cut: templates of kernels grow to many kB."""
+    """Return the start of a name from the trace: templates of kernels grow to many kB."""
     name = name or ""
     return name if len(name) <= limit else name[: limit - 1] + "…"
 

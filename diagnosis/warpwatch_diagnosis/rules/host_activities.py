@@ -1,12 +1,12 @@
-"""torch.compile costs more than it brings: it compiles again, or graph breaks cut its code up."""
+"""Finds faults that have a name of their own in the trace: activities of the host in the step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from warpwatch_diagnosis.measures.host_events import HostActivity
 from warpwatch_diagnosis.measures.intervals import (
     Intervals,
-    clip,
     difference,
     longest_us,
     total,
@@ -25,12 +25,23 @@ from warpwatch_diagnosis.rules.base import (
 )
 from warpwatch_diagnosis.rules.host_bound import graph_breaks, saving
 
-# Without a GPU the work of a loader without workers is work like any other up to TraceML's warning
-# level; with workers the training process only waits.
-MIN_CPU_SHARE = 0.10
+# Without a GPU a loader without workers is work like any other up to TraceML's warning level; with
+# workers the training process only waits.
+MIN_CPU_LOADING = 0.10
+# A pause this long counts if other ranks wait for it, even a single one. Unsynchronised collections
+# are a known cause of slow jobs of many ranks (Understanding Stragglers in Large Model Training,
+# OSDI 2025); the limit is a reference value of this project.
+MIN_PAUSE_US = 50_000.0
+# Allocators grow once; thrash comes back in other steps.
+MIN_THRASH_STEPS = 2
+# The share of the step; compilations end with the first steps (own value, as for other rare work).
+MIN_COMPILE_SHARE = 0.05
+_GB = 1e9
 
 
 class DataLoadingRule(RankRule):
+    """Finds steps that wait for their batch: iterating the DataLoader takes the time."""
+
     kind = "data_loading"
     # PyTorch's TensorBoard plugin warns above it; with a GPU only its idle time counts.
     min_share = 0.05
@@ -38,7 +49,6 @@ class DataLoadingRule(RankRule):
     high_share = 0.20
 
     def lost(self, measures: Measures) -> Intervals:
-        """All of the loader's time, or where there is a GPU, its idle time under it."""
         if measures.gpu is None:
             return difference(measures.loading, measures.host.gc.intervals)
         return idle(measures, "data_loading")
@@ -48,7 +58,7 @@ class DataLoadingRule(RankRule):
 
     def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
         works = measures.gpu is None and _single_process(measures)
-        limit = MIN_CPU_SHARE if works else self.min_share
+        limit = MIN_CPU_LOADING if works else self.min_share
         return bool(measures.loader) and measures.share(lost) > limit
 
     def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
@@ -82,33 +92,25 @@ def _single_process(measures: Measures) -> bool:
     return any("SingleProcess" in e.name for e in measures.loader)
 
 
-# A pause this long counts where other ranks wait for it, however seldom. Unsynchronised collections
-# are a known cause of slow jobs of many ranks (Understanding Stragglers in Large Model Training,
-# OSDI 2025); the limits are reference values of this project.
-MIN_PAUSE_US = 50_000.0
-
-
 class GcPauseRule(RankRule):
+    """Finds garbage collections of Python in the step, which stop every thread of the rank."""
+
     kind = "gc_pause"
     min_share = 0.01
     high_share = 0.05
 
     def lost(self, measures: Measures) -> Intervals:
-        """The pauses; where there is a GPU, its idle time under them."""
         return measures.host.gc.intervals if measures.gpu is None else idle(measures, "gc")
 
     def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
-        held_up = several and longest_us(lost) > MIN_PAUSE_US
-        return held_up or super().applies(measures, lost, several)
+        delays_others = several and longest_us(lost) > MIN_PAUSE_US
+        return delays_others or super().applies(measures, lost, several)
 
     def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
         pauses = measures.host.gc
-        who = "the step" if measures.gpu is None else "the GPU's time"
-        yield f"{percent(measures.share(lost))} of {who} passes while Python collects garbage"
-        yield (
-            f"{', '.join(pauses.names[:2])}: {times(pauses.count)}, "
-            f"{milliseconds(pauses.total_us)} together, {milliseconds(pauses.longest_us)} at most"
-        )
+        time = "the step" if measures.gpu is None else "the GPU's time"
+        yield f"{percent(measures.share(lost))} of {time} passes while Python collects garbage"
+        yield _sum(pauses, times(pauses.count))
         yield from in_lines(measures, "gc")
 
     def advice(self, measures: Measures) -> str:
@@ -122,13 +124,22 @@ class GcPauseRule(RankRule):
         )
 
 
+def _sum(activity: HostActivity, count: str) -> str:
+    return (
+        f"{', '.join(activity.names[:2])}: {count}, {milliseconds(activity.total_us)} together, "
+        f"{milliseconds(activity.longest_us)} at most"
+    )
+
+
 class CheckpointRule(RankRule):
+    """Finds checkpoints that are written in the step while the training waits."""
+
     kind = "checkpoint"
-    # Of the captured steps (own value, that of copies). Saving seldom costs the job less than that.
+    # The share of the captured steps (own value, as for copies). Over the whole job saving seldom
+    # costs as much.
     min_share = 0.05
 
     def lost(self, measures: Measures) -> Intervals:
-        """The writing; where there is a GPU, its idle time under it."""
         if measures.gpu is not None:
             return idle(measures, "checkpoint")
         return union(measures.host.checkpoint.intervals + saving(measures))
@@ -162,31 +173,33 @@ class CheckpointRule(RankRule):
 
 
 def _frequency(measures: Measures, lost: Intervals) -> Iterator[str]:
-    """What the same costs if it is done less often."""
-    steps = measures.steps
-    saving_steps = sum(1 for step in steps if total(clip(lost, step)))
+    """Yield the cost of the same if it is done less often."""
+    steps, saving_steps = measures.steps, _steps_with(measures, lost)
     if not saving_steps:
         return
-    each_us = total(lost) / saving_steps
+    saved = f"{saving_steps} of {len(steps)} captured steps save"
     step_us = (measures.window_us - total(lost)) / len(steps)
     if step_us <= 0:
-        yield f"{saving_steps} of {len(steps)} captured steps save and do nothing else"
+        yield f"{saved} and do nothing else"
         return
-    every = max(1, round(each_us / step_us / 0.01))
-    yield (
-        f"{saving_steps} of {len(steps)} captured steps save; saving every {every:,} steps would "
-        "cost 1 % of the time"
-    )
+    every = max(1, round(total(lost) / saving_steps / step_us / 0.01))
+    yield f"{saved}; saving every {every:,} steps would cost 1 % of the time"
 
 
-# Growth happens once; thrash comes back.
-MIN_STEPS = 2
-_GB = 1e9
+def _steps_with(measures: Measures, spent: Intervals) -> int:
+    return sum(us > 0 for us in within(spent, measures.steps))
 
 
 class AllocatorThrashRule(RankRule):
+    """Finds an allocator that asks the driver for memory in the middle of training.
+
+    A warm allocator serves every step from its pools. Calls of cudaMalloc and cudaFree in the
+    steady state mean that sizes change or memory is short; cudaFree also waits for the device.
+    """
+
     kind = "allocator_thrash"
-    # Of the step that the device idles under the calls, as for other idle time (TensorBoard).
+    # The share of the step that the device idles under the calls, as for other idle time
+    # (TensorBoard).
     min_share = 0.05
     high_share = 0.15
     needs_gpu = True
@@ -195,7 +208,8 @@ class AllocatorThrashRule(RankRule):
         return idle(measures, "allocator")
 
     def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
-        enough = not measures.steps or _steps_with_calls(measures) >= MIN_STEPS
+        calls = measures.host.allocator.intervals
+        enough = not measures.steps or _steps_with(measures, calls) >= MIN_THRASH_STEPS
         return enough and super().applies(measures, lost, several)
 
     def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
@@ -209,7 +223,7 @@ class AllocatorThrashRule(RankRule):
             f"{milliseconds(calls.total_us)}, {milliseconds(calls.longest_us)} at most"
         )
         if measures.steps:
-            yield f"in {_steps_with_calls(measures)} of {len(measures.steps)} steps"
+            yield f"in {_steps_with(measures, calls.intervals)} of {len(measures.steps)} steps"
         for memory in measures.memory:
             allocated, reserved = memory.allocated_peak_bytes, memory.reserved_peak_bytes
             if memory.device != "cpu" and reserved and allocated:
@@ -227,18 +241,13 @@ class AllocatorThrashRule(RankRule):
         )
 
 
-def _steps_with_calls(measures: Measures) -> int:
-    return sum(us > 0 for us in within(measures.host.allocator.intervals, measures.steps))
-
-
-# Of the step; compilations end with the first steps (own value, as for other rare work).
-MIN_COMPILE_SHARE = 0.05
-
-
 class RecompilationRule(RankRule):
+    """Finds a torch.compile that costs more than it saves: recompilations and graph breaks.
+
+    The lost time counts only in parts that are each worth a finding, so there is no ``min_share``.
+    """
+
     kind = "recompilation"
-    # What is lost counts only where each of its parts is worth a finding.
-    min_share = 0.0
 
     def lost(self, measures: Measures) -> Intervals:
         return union(_compiling(measures) + graph_breaks(measures))
@@ -247,8 +256,11 @@ class RecompilationRule(RankRule):
         return bool(_compiling(measures)) and _compiles_again(measures)
 
     def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
-        yield from _compilations(measures, _compiling(measures))
-        yield from _breaks(measures, graph_breaks(measures))
+        compiling, breaks = _compiling(measures), graph_breaks(measures)
+        if compiling:
+            yield from _compilations(measures, percent(measures.share(compiling)))
+        if breaks:
+            yield from _breaks(measures, breaks)
 
     def advice(self, measures: Measures) -> str:
         logs = "TORCH_LOGS=recompiles,graph_breaks names each reason"
@@ -272,50 +284,35 @@ class RecompilationRule(RankRule):
 
 
 def _compiling(measures: Measures) -> Intervals:
-    """The compiling, with a GPU its idle time meanwhile, if it is worth a finding."""
+    """Return the compiling, with a GPU its idle time meanwhile, if it is worth a finding."""
     lost = idle(measures, "compile") if measures.gpu else measures.host.compile.intervals
     return lost if measures.share(lost) > MIN_COMPILE_SHARE else []
 
 
 def _compiles_again(measures: Measures) -> bool:
-    return _steps_that_compile(measures) > 1 or bool(measures.host.recompiled_regions)
+    host = measures.host
+    return bool(host.recompiled_regions) or _steps_with(measures, host.compile.intervals) > 1
 
 
-def _steps_that_compile(measures: Measures) -> int:
-    spent = measures.host.compile.intervals
-    return sum(total(clip(spent, step)) > 0 for step in measures.steps)
-
-
-def _compilations(measures: Measures, lost: Intervals) -> Iterator[str]:
-    if not lost:
-        return
-    compiling, share = measures.host.compile, percent(measures.share(lost))
-    who = (
-        f"the GPU is idle for {share} of the step while"
-        if measures.gpu
-        else f"in {share} of the step"
-    )
-    yield f"{who} torch.compile compiles"
-    yield (
-        f"{', '.join(compiling.names[:2])}: {times(compiling.count)} in "
-        f"{_steps_that_compile(measures)} of {len(measures.steps)} steps, "
-        f"{milliseconds(compiling.total_us)} together, {milliseconds(compiling.longest_us)} at most"
-    )
-    if measures.host.recompiled_regions:
+def _compilations(measures: Measures, share: str) -> Iterator[str]:
+    compiling, regions = measures.host.compile, measures.host.recompiled_regions
+    idles = f"the GPU is idle for {share} of the step while"
+    yield f"{idles if measures.gpu else f'in {share} of the step'} torch.compile compiles"
+    steps = f"{_steps_with(measures, compiling.intervals)} of {len(measures.steps)} steps"
+    yield _sum(compiling, f"{times(compiling.count)} in {steps}")
+    if regions:
         yield (
-            f"{measures.host.recompiled_regions:,} compiled regions in use (Torch-Compiled Region: "
+            f"{regions:,} compiled regions in use (Torch-Compiled Region: "
             "frame/number above 0) were compiled because an earlier compilation did not fit"
         )
     yield from in_lines(measures, "compile")
 
 
 def _breaks(measures: Measures, lost: Intervals) -> Iterator[str]:
-    if not lost:
-        return
     host = measures.host
-    what = "the GPU's time is lost" if measures.gpu else "the step is lost"
+    time = "the GPU's time is lost" if measures.gpu else "the step is lost"
     calls = host.compiled_regions / measures.step_count
-    yield f"{percent(measures.share(lost))} of {what} between pieces of compiled code"
+    yield f"{percent(measures.share(lost))} of {time} between pieces of compiled code"
     yield (
         f"{'a step' if measures.steps else 'the trace'} calls {calls:,.0f} compiled regions of "
         f"{host.compiled_frames:,} functions; guards and Python in between take "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from tests.diagnosis.captures import diagnosed, kernel, loading, operator, stepp
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.report import html
 from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, DrawnSpan, thin
-from warpwatch_diagnosis.report.html import COLOURS, render_html
+from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.parts import Breakdown, sums_us
 from warpwatch_diagnosis.report.words import COLUMN_HEADS, LANES, PARTS, VERDICTS
 from warpwatch_diagnosis.rules import RULES
@@ -145,6 +148,9 @@ def test_thinning_keeps_the_picture() -> None:
 
 
 def test_every_label_has_a_colour_and_every_kind_a_title() -> None:
-    assert set(LANES) == set(COLOURS)
+    style = Path(html.__file__).with_name("style.css").read_text()
+    for pattern in (r"\.p-(\w+)\{fill", r"\.b-(\w+)\{background"):
+        assert re.findall(pattern, style) == list(dict.fromkeys(re.findall(r"--p-(\w+):#", style)))
+    assert Counter(re.findall(r"--p-(\w+):#", style)) == dict.fromkeys(LANES, 2)
     assert set(COLUMN_HEADS) == set(PARTS)
     assert {rule.kind for rule in RULES} | {"healthy", "inconclusive"} == set(VERDICTS)
