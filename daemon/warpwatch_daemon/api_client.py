@@ -21,17 +21,21 @@ CONNECT_TIMEOUT_S = 2.0
 DEFAULT_URL = "http://127.0.0.1:9400"
 
 
-def socket_path(folder: Path) -> Path:
-    """Of the daemon that serves this rendezvous folder; never in it, for pods mount that."""
-    return folder.with_name(f"{folder.name}-api") / "api.sock"
+# Sockets lie beside the rendezvous folder; never in it, for pods mount that.
+DAEMON, FLEET = "api", "fleet-api"
 
 
-def find_socket(environ: Mapping[str, str], uid: int) -> Path | None:
-    """The socket of the daemon that trainings of this user find, where there is one.
+def socket_path(folder: Path, server: str = DAEMON) -> Path:
+    """Return the socket of the daemon, or of a fleet, beside this rendezvous folder."""
+    return folder.with_name(f"{folder.name}-{server}") / "api.sock"
+
+
+def find_socket(environ: Mapping[str, str], uid: int, server: str = DAEMON) -> Path | None:
+    """Return the socket of the daemon that trainings of this user find, None without one.
 
     Only in a folder of root or of this user: no one else is to answer in the daemon's place.
     """
-    paths = (socket_path(Path(folder.path)) for folder in rendezvous.candidates(environ, uid))
+    paths = (socket_path(Path(folder.path), server) for folder in rendezvous.candidates(environ, uid))
     return next((path for path in paths if _is_served(path, uid)), None)
 
 

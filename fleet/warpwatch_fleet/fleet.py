@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -12,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from warpwatch import rendezvous
 from warpwatch._version import __version__
 from warpwatch_capturing.alerts.alert_requests import AlertRequests
 from warpwatch_capturing.register import CaptureRegister
@@ -37,6 +39,7 @@ from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Supervisor
 from warpwatch_serving.config import HttpConfig
+from warpwatch_serving.listening import passed_by_systemd
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, sentence
@@ -58,7 +61,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class Fleet:
-    """Implements ``http.agent.Watcher``."""
+    """Implements ``serving.backend.ApiBackend``."""
 
     def __init__(self, config: FleetFile) -> None:
         """Raises UsageError where the configuration cannot be used."""
@@ -100,7 +103,7 @@ class Fleet:
             config.exporters, node, "warpwatch-fleet", self._public_url, self.metrics,
             self.exported, self.exported,
         )  # fmt: skip
-        self.server = Server(self, http, page=FleetPage(self))
+        self.server = Server(self, http, page=FleetPage(self), passed=passed_by_systemd(os.environ))
 
     # --- running ---
 
@@ -112,7 +115,9 @@ class Fleet:
         self._ways_out.start(supervisor)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.server.stop())
-        logger.info("listening on %s:%d", *self.server.address)
+        if not self.server.trouble:
+            logger.info("listening on %s:%d", *self.server.address)
+        self._bind_locally()
         try:
             self.server.run()
         finally:
@@ -121,6 +126,19 @@ class Fleet:
             following.join(STOP_TIMEOUT_S)
             supervisor.stop()
             self._ways_out.close()
+
+    def _bind_locally(self) -> None:
+        """Serve a Unix socket beside the first rendezvous folder that is writable."""
+        for candidate in rendezvous.candidates(os.environ, os.getuid()):
+            folder = Path(candidate.path)
+            path = folder.with_name(f"{folder.name}-fleet-api") / "api.sock"
+            try:
+                self.server.bind_locally(path)
+            except OSError as error:
+                logger.info("no socket %s: %s", path, error.strerror)
+            else:
+                return
+        logger.warning("no socket, so the web page needs the token")
 
     def _stop(self) -> None:
         loop = self._loop

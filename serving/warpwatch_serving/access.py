@@ -1,46 +1,42 @@
-"""Who asks, and what they may.
+"""Permissions of requests: by the token, a session, the user at the Unix socket, or a password.
 
-Over TCP a bearer token allows everything. Where none is configured, requests from this very
-machine may read what is their user's, as far as they are seen to come from it: a browser that
-another site misuses (DNS rebinding) and a reverse proxy are recognised by the headers that they
-cannot leave out.
-On the Unix socket the kernel says who asks.
+No identity is guessed from addresses or from headers that a proxy sets.
 """
 
 from __future__ import annotations
 
 import hmac
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.requests import HTTPConnection
 
-from warpwatch_serving.answers import ApiError
+from warpwatch_serving.answers import HttpError
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.peer import Peer, is_loopback, peer_of
+from warpwatch_serving.peer import peer_of
+from warpwatch_serving.sessions import Sessions
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.state import State
 
-PERFETTO_ORIGIN = "https://ui.perfetto.dev"
-# Open to everybody: a probe has no password.
+# Open to everybody: a probe has no password, and a login page is read before the login.
 PROBES = ("/healthz", "/readyz")
 METRICS = "/metrics"
+LOGIN = "/login"
 # The owner of no job.
 NO_OWNER = "none"
 
 _UNKNOWN_ON_SOCKET = (
-    "this process is in another user namespace, or root's in a container: ask with the token"
+    "this process is in another user namespace, or root's in a container: use the token"
 )
-_NO_CHANGES = (
-    "over TCP this needs a token, and http.token_file is not set; ask through the daemon's socket, "
-    "as `warpwatch capture` does without --url and WARPWATCH_URL"
+_NEEDS_LOGIN = (
+    "over TCP this needs a session or a token: open the link that `warpwatch page` prints on the "
+    "node, or send the token of http.token_file (--token-file) as `Authorization: Bearer …`; "
+    "commands on the node use the daemon's socket, without --url and WARPWATCH_URL"
 )
-_NEEDS_TOKEN = (
-    "this needs the token of http.token_file (--token-file), or the daemon's socket on its node"
+_FOREIGN_ORIGIN = (
+    "a session changes something only from its own page: the header Origin has another address"
 )
-_HOST = re.compile(r"(\[[^\]]+\]|[^:]+)(?::\d+)?")
 
 
 class TokenFile:
@@ -58,7 +54,7 @@ class TokenFile:
             raise UsageError(f"http.token_file {path} is empty; write the token into it")
 
     def matches(self, token: str) -> bool:
-        """An unreadable or empty file matches nothing."""
+        """Return whether this is the token; an unreadable or empty file matches nothing."""
         try:
             self._refresh()
         except OSError:
@@ -76,9 +72,10 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. uid: of the user, whose jobs are seen and captured; ``all_jobs``: everybody's are.
+    """The rights of a request.
 
-    files: whether the files of captures may be read; changes: whether captures may be asked for.
+    uid: the user whose jobs are visible and may be captured. all_jobs: whether everybody's are.
+    files: whether the files of captures may be read. changes: whether captures may be requested.
     """
 
     uid: int | None = None
@@ -88,127 +85,114 @@ class Caller:
 
     @property
     def owner(self) -> str | None:
-        """Whose jobs alone are seen, NO_OWNER without a user, None for everybody's."""
+        """The only owner whose jobs are visible: NO_OWNER without a user, None for all owners."""
         if self.all_jobs:
             return None
         return NO_OWNER if self.uid is None else f"uid/{self.uid}"
 
 
-class Access:
-    """``loopback``: whether the daemon listens on a loopback address. Raises UsageError."""
+HOLDER_OF_TOKEN = Caller(all_jobs=True, files=True, changes=True)
 
-    def __init__(self, config: HttpConfig, *, loopback: bool) -> None:
+
+class Access:
+    """Finds the rights of a request. Raises UsageError if the token file cannot be used."""
+
+    def __init__(self, config: HttpConfig, sessions: Sessions[Caller]) -> None:
         if config.metrics_token and config.token_file is None:
             raise UsageError("http.metrics_token: http.token_file is needed, too")
         self._token = TokenFile(config.token_file) if config.token_file else None
         self._open = PROBES if config.metrics_token else (*PROBES, METRICS)
-        self._loopback = loopback
+        self._sessions = sessions
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether a token is configured."""
+        return self._token is not None
+
+    def is_token(self, token: str) -> bool:
+        """Return whether this is the configured token."""
+        return self._token is not None and self._token.matches(token.strip())
 
     def has_token(self, request: HTTPConnection) -> bool:
+        """Return whether the token comes with the request."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if self._token is None or scheme.lower() != "bearer":
-            return False
-        return self._token.matches(token.strip())
+        return scheme.lower() == "bearer" and self.is_token(token)
+
+    def is_known(self, request: HTTPConnection) -> bool:
+        """Return whether no password is needed besides: by socket, token or session."""
+        return (
+            request.url.path == LOGIN
+            or peer_of(request).on_socket
+            or self.has_token(request)
+            or self._sessions.find(request.cookies) is not None
+        )
 
     def caller(self, request: HTTPConnection, *, has_password: bool) -> Caller:
-        """Raises ApiError for who may read nothing. ``has_password``: of basic authentication."""
+        """Return the rights; ``has_password``: of basic authentication. Raises HttpError."""
         if self.has_token(request):
-            return Caller(all_jobs=True, files=True, changes=True)
-        if request.url.path in self._open:
+            return HOLDER_OF_TOKEN
+        if request.url.path in (*self._open, LOGIN):
             return Caller()
         peer = peer_of(request)
         if peer.on_socket:
             if peer.uid is None:
-                raise ApiError(403, "unknown_user", _UNKNOWN_ON_SOCKET)
+                raise HttpError(403, "unknown_user", _UNKNOWN_ON_SOCKET)
             return Caller(peer.uid, peer.privileged, files=True, changes=True)
+        session = self._sessions.find(request.cookies)
+        if session is not None:
+            if request.scope["method"] not in ("GET", "HEAD") and not has_own_origin(request):
+                raise HttpError(403, "foreign_origin", _FOREIGN_ORIGIN)
+            return session
         if has_password:
             return Caller(all_jobs=True)
-        if self._token is not None:
-            raise _unauthorized(_NEEDS_TOKEN)
-        distrust = self._distrust(request, peer)
-        if distrust:
-            raise ApiError(403, *distrust)
-        return Caller(peer.uid, peer.privileged, files=True)
+        raise _unauthorized()
+
+    def check_link(self, request: HTTPConnection) -> Caller:
+        """Return the rights for a new session. Raises HttpError for a session: it lasts 12 h."""
+        if not (peer_of(request).on_socket or self.has_token(request)):
+            raise HttpError(403, "not_on_socket", "links are made on the daemon's socket")
+        return self.check_change(request)
 
     def check_change(self, request: HTTPConnection) -> Caller:
-        """Who asks, as the guard has found. Raises ApiError unless they may change something."""
+        """Return the rights. Raises HttpError unless the caller may change something."""
         caller = caller_of(request)
         if not caller.changes:
-            if self._token is not None:
-                raise _unauthorized(_NEEDS_TOKEN)
-            raise ApiError(403, "token_needed", _NO_CHANGES)
+            raise _unauthorized()
         return caller
 
     def check_all_jobs(self, request: HTTPConnection, what: str) -> None:
-        """Raises ApiError unless they may act for all jobs; ``what`` needs it."""
+        """Raise HttpError unless the caller may act for all jobs; ``what`` needs it."""
         if not self.check_change(request).all_jobs:
-            raise ApiError(403, "not_yours", f"{what} need the token or root")
+            raise HttpError(403, "not_yours", f"{what} need the token or root")
 
     def check_files(self, request: HTTPConnection) -> Caller:
-        """Who asks. Raises ApiError unless they may read files of captures."""
+        """Return the rights. Raises HttpError unless files of captures may be read."""
         caller = caller_of(request)
         if not caller.files:
-            raise _unauthorized(_NEEDS_TOKEN)
+            raise _unauthorized()
         return caller
 
-    def _distrust(self, request: HTTPConnection, peer: Peer) -> tuple[str, str] | None:
-        """Why a request without a token is not taken as one of this machine: reason, detail."""
-        hint = "; set http.token_file and send the token, or ask through the daemon's socket"
-        address = request.client.host if request.client else ""
-        if not self._loopback:
-            return "not_loopback", f"the daemon listens beyond loopback{hint}"
-        if not is_loopback(address):
-            return "not_loopback", f"the request comes from beyond loopback{hint}"
-        if _forwarded(request):
-            return "forwarded", f"the request came through a proxy{hint}"
-        if not is_loopback(_host_name(request)):
-            return "foreign_host", f"the Host header is no loopback name{hint}"
-        if _foreign_origin(request):
-            return "foreign_origin", "the request was sent by the page of another site"
-        if peer.uid is None:
-            return "unknown_user", f"whose this connection is cannot be known{hint}"
-        return None
+
+def has_own_origin(request: HTTPConnection) -> bool:
+    """Return whether a browser sent it from a page of this server, under whatever address."""
+    host = request.headers.get("host", "")
+    return bool(host) and request.headers.get("origin", "").partition("://")[2] == host
 
 
 def caller_of(request: HTTPConnection) -> Caller:
-    """As the guard has left it."""
+    """Return the rights that the guard has left in the request's state."""
     caller = request.scope["state"]["caller"]
     assert isinstance(caller, Caller)
     return caller
 
 
-def _host_name(request: HTTPConnection) -> str:
-    match = _HOST.fullmatch(request.headers.get("host", ""))
-    return match[1] if match else ""
-
-
-def _forwarded(request: HTTPConnection) -> bool:
-    return any(
-        name in ("forwarded", "via", "x-real-ip") or name.startswith("x-forwarded")
-        for name in request.headers
-    )
-
-
-def _foreign_origin(request: HTTPConnection) -> bool:
-    origin = request.headers.get("origin")
-    own = f"{request.scope['scheme']}://{request.headers.get('host', '')}"
-    if origin is None or origin.lower() == own.lower():
-        return False
-    # It may read traces: their answers say so.
-    return not (origin == PERFETTO_ORIGIN and request.url.path.startswith("/api/v1/captures/"))
-
-
-def _unauthorized(detail: str) -> ApiError:
-    return ApiError(
-        401,
-        "token_needed",
-        f"{detail}: send it as `Authorization: Bearer …`",
-        {"WWW-Authenticate": 'Bearer realm="warpwatch"'},
-    )
+def _unauthorized() -> HttpError:
+    challenge = {"WWW-Authenticate": 'Bearer realm="warpwatch"'}
+    return HttpError(401, "token_needed", _NEEDS_LOGIN, challenge)
 
 
 def visible(state: State, owner: str | None) -> State:
-    """``owner``: of http.access.Caller."""
+    """Return the part of the state that ``Caller.owner`` may see."""
     if owner is None:
         return state
     anomalies = tuple(one for one in state.anomalies if may_see(one, owner))
@@ -226,5 +210,5 @@ def visible(state: State, owner: str | None) -> State:
 
 
 def may_see(anomaly: Anomaly, owner: str) -> bool:
-    """Of a device, or of a job of this owner."""
+    """Return whether the anomaly is of a device, or of a job of this owner."""
     return anomaly.kind in DEVICE_KINDS or anomaly.owner == owner

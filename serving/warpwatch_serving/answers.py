@@ -1,18 +1,18 @@
-"""What goes back to a client: JSON, and errors as one JSON line."""
+"""Answers to a client: documents as JSON, and errors as one line of JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
-from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError
+import msgspec
 from starlette.responses import Response
 
 from warpwatch_serving.models import Error, ErrorAnswer
 
 
-class ApiError(Exception):
+class HttpError(Exception):
     """Ends a request with ``status`` and ``{"error": {"reason": …, "detail": …}}``."""
 
     def __init__(
@@ -25,21 +25,28 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def answer(self) -> Response:
+        """Return the response."""
         error = Error(reason=self.reason, detail=self.detail)
-        return json_answer(ErrorAnswer(error=error), self.status, self.headers)
+        return json_answer(ErrorAnswer(error), self.status, self.headers)
 
 
 def json_answer(
-    document: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None
+    document: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    return Response(_text(document) + "\n", status, dict(headers or {}), "application/json")
+    """Return a dataclass as JSON; numbers that are not finite are null."""
+    return Response(_text(document) + b"\n", status, dict(headers or {}), "application/json")
 
 
-def _text(document: BaseModel) -> str:
+def _text(document: object) -> bytes:
     try:
-        return document.model_dump_json()
-    except PydanticSerializationError:
+        return msgspec.json.encode(document, enc_hook=_plain)
+    except UnicodeEncodeError:
         # The name of a process or job may hold half a character (a lone surrogate), which only an
         # escape can write. json has escapes, but words of its own for numbers that are not finite.
-        escaped = json.dumps(document.model_dump(mode="json"))
-        return json.dumps(json.loads(escaped, parse_constant=lambda _: None))
+        escaped = json.dumps(msgspec.to_builtins(document, enc_hook=_plain))
+        return json.dumps(json.loads(escaped, parse_constant=lambda _: None)).encode()
+
+
+def _plain(value: Any) -> object:
+    """Return what msgspec encodes of a mapping or sequence that it does not know itself."""
+    return dict(value) if isinstance(value, Mapping) else list(value)

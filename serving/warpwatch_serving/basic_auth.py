@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Mapping
 from types import ModuleType
 
-from warpwatch_serving.answers import ApiError
+from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry.errors import UsageError
 
 # bcrypt itself looks at no more.
@@ -34,10 +34,10 @@ class BasicAuth:
             self._refuse_bad_hash(name, hashed)
 
     async def check(self, header: str) -> None:
-        """Raises ApiError unless ``header`` (Authorization) holds a user's name and password."""
+        """Raises HttpError unless ``header`` (Authorization) holds a user's name and password."""
         credentials = _credentials(header)
         if credentials is None or not await self._matches(*credentials):
-            raise ApiError(
+            raise HttpError(
                 401,
                 "unauthorized",
                 "this daemon asks for a user and a password",

@@ -1,14 +1,164 @@
-"""What requests ask for, each body written once; `/openapi.json` describes them."""
+"""The input of requests: filters in the query and JSON bodies, each read into its model.
+
+`/openapi.json` describes the models. A body is declared as JSON, of a bounded size, and there in
+time. Every error is an HttpError.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import asyncio
+import hashlib
+import json
+from typing import Annotated, Literal, TypeVar
+from urllib.parse import urlencode
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from starlette.requests import ClientDisconnect, Request
 
+from warpwatch_runtime.loading import mistakes
+from warpwatch_serving.answers import HttpError
+from warpwatch_telemetry.alerts import Alert
+from warpwatch_telemetry.anomalies import KINDS
 from warpwatch_telemetry.capture_id import PATTERN
-from warpwatch_telemetry.captures import STEP_KINDS, AnomalySeen, CaptureKind, CaptureRequest
+from warpwatch_telemetry.captures import (
+    CAPTURE_KINDS,
+    STEP_KINDS,
+    AnomalySeen,
+    CaptureKind,
+    CaptureRequest,
+)
 from warpwatch_telemetry.sections import AnomalyKind
+
+MAX_BODY_BYTES = 2**20
+BODY_TIMEOUT_S = 10.0
+# An error names what was found there; it may be long.
+MAX_ERROR_CHARS = 200
+
+F = TypeVar("F", bound="Filters")
+M = TypeVar("M", bound=BaseModel)
+
+
+def filters(request: Request, model: type[F]) -> F:
+    """Return the filters in the query. Raises HttpError."""
+    try:
+        return model.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        raise _explained(error, model, "query: ") from error
+
+
+async def json_body(request: Request, model: type[M]) -> M:
+    """Return the body as an instance of the model. Raises HttpError."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise HttpError(415, "not_json", "the body must be JSON: Content-Type: application/json")
+    content = await read_body(request)
+    try:
+        return model.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        raise _explained(error, model) from error
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the bytes of the body. Raises HttpError if they are too many or too slow."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise too_large()
+    except (TimeoutError, ClientDisconnect) as error:
+        raise HttpError(408, "timeout", "the body did not arrive in time") from error
+    return bytes(body)
+
+
+def too_large() -> HttpError:
+    """Return the refusal of a body that is too large."""
+    return HttpError(413, "too_large", f"a body may have {MAX_BODY_BYTES} bytes at most")
+
+
+def _explained(error: ValidationError, model: type[BaseModel], where: str = "") -> HttpError:
+    """Return the first mistake, in one line."""
+    text = mistakes(error, model)[0].without_value()
+    return HttpError(400, "bad_request", where + text[:MAX_ERROR_CHARS])
+
+
+# --- filters: the parameters of lists, as they are named in the query ---
+
+KnownKind = Annotated[str, Field(json_schema_extra={"enum": list(KINDS)})]
+CaptureKindName = Annotated[str, Field(json_schema_extra={"enum": list(CAPTURE_KINDS)})]
+
+
+class Filters(BaseModel):
+    """Filters of a list; a filter that is not given admits everything."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def admits(self, **values: object) -> bool:
+        """Return whether the filters admit something with these values, by the filters' names."""
+        return all(getattr(self, name) in (None, value) for name, value in values.items())
+
+
+class JobFilters(Filters):
+    job: str | None = None
+    owner: str | None = None
+
+
+class PageFilters(JobFilters):
+    """q: text in the name of a job, owner or node, or in an anomaly's kind; all: long lists whole.
+
+    A form sends the fields that are left empty as empty strings: these admit everything, too.
+    """
+
+    node: str | None = None
+    q: Annotated[str | None, Field(max_length=100)] = None
+    all: bool | None = None
+    show: str | None = None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _given(cls, value: object) -> object:
+        return value or None
+
+    def link(self, **changes: object) -> str:
+        """Return the address of the page with these filters and ``changes``; None drops one."""
+        kept = {**self.model_dump(exclude={"show"}), **changes}
+        given = {name: "true" if value is True else value for name, value in kept.items() if value}
+        return f"/?{urlencode(given)}" if given else "/"
+
+    def only(self, **filters: object) -> str:
+        """Return the address of the page with ``filters`` and no others."""
+        return self.link(**{**dict.fromkeys(type(self).model_fields), **filters})
+
+
+class RunFilters(JobFilters):
+    run: str | None = None
+    active: bool | None = None
+
+
+class DetectorFilters(JobFilters):
+    kind: KnownKind | None = None
+
+
+class AnomalyFilters(DetectorFilters):
+    active: bool | None = None
+
+
+class DiagnosisFilters(JobFilters):
+    kind: CaptureKindName | None = None
+
+
+class CaptureFilters(DiagnosisFilters):
+    active: bool | None = None
+
+
+class LoginFilters(Filters):
+    """key: of the link that `warpwatch page` prints."""
+
+    key: Annotated[str | None, Field(max_length=100)] = None
+
+
+# --- bodies ---
 
 Rank = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -22,7 +172,7 @@ class AnomalySeenBody(BaseModel):
 
 
 class CaptureBody(BaseModel):
-    """What ``POST /api/v1/captures`` asks for."""
+    """The body of ``POST /api/v1/captures``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -63,7 +213,7 @@ class CaptureBody(BaseModel):
 
     @property
     def is_of_a_fleet(self) -> bool:
-        """Whether it says what only who may see all jobs may say."""
+        """Whether it has fields that only a caller with the rights to all jobs may use."""
         about = (self.id, self.start_step, self.anomaly_id, self.anomaly_seen)
         return self.scheduled or bool(self.alerts) or any(one is not None for one in about)
 
@@ -90,7 +240,7 @@ class CaptureBody(BaseModel):
         return "schedule" if self.scheduled else "manual"
 
     def request(self, owner: str | None) -> CaptureRequest:
-        """``owner``: whose jobs alone may be captured, None for everybody's."""
+        """Return the request; ``owner``: the only one whose jobs may be captured, None for all."""
         seen = self.anomaly_seen
         return CaptureRequest(
             job=self.job,
@@ -107,3 +257,25 @@ class CaptureBody(BaseModel):
             options=tuple(sorted(set(self.options))),
             reason=self.reason,
         )
+
+
+class AlertmanagerPayload(BaseModel):
+    """A notification, each alert with a fingerprint; fields that are not named here are ignored.
+
+    Alertmanager's webhook, version 4, and Grafana's, which has more fields:
+    https://prometheus.io/docs/alerting/latest/configuration/#webhook_config
+    """
+
+    alerts: list[Alert]
+
+    @field_validator("alerts")
+    @classmethod
+    def _identified(cls, alerts: list[Alert]) -> list[Alert]:
+        return [alert if alert.fingerprint else _with_fingerprint(alert) for alert in alerts]
+
+
+def _with_fingerprint(alert: Alert) -> Alert:
+    """Return the alert with a fingerprint, which Alertmanager before 0.19 does not send."""
+    written = json.dumps(alert.labels, sort_keys=True).encode()
+    fingerprint = hashlib.sha256(written).hexdigest()[:16]
+    return alert.model_copy(update={"fingerprint": fingerprint})

@@ -14,9 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from warpwatch_serving.access import PERFETTO_ORIGIN, Access
-from warpwatch_serving.answers import ApiError
-from warpwatch_serving.watcher import Watcher
+from warpwatch_serving.access import Access
+from warpwatch_serving.answers import HttpError
+from warpwatch_serving.backend import ApiBackend
 from warpwatch_telemetry.errors import Refused
 
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
@@ -39,8 +39,8 @@ _REPORT_POLICY = (
 
 
 class CaptureFiles:
-    def __init__(self, watcher: Watcher, access: Access) -> None:
-        self._watcher = watcher
+    def __init__(self, backend: ApiBackend, access: Access) -> None:
+        self._backend = backend
         self._access = access
 
     async def send(self, request: Request) -> Response:
@@ -53,10 +53,10 @@ class CaptureFiles:
             try:
                 found = await run_in_threadpool(self._find, capture_id, name, caller.owner)
             except Refused as error:
-                raise ApiError(503, error.reason, str(error)) from error
+                raise HttpError(503, error.reason, str(error)) from error
         if found is None:
-            raise ApiError(404, "not_found", "there is no such capture or file")
-        headers = _headers(request, name)
+            raise HttpError(404, "not_found", "there is no such capture or file")
+        headers = _headers(name)
         if isinstance(found, Path):
             return FileResponse(found, headers=headers)
         # Of another node, which is believed less.
@@ -64,20 +64,16 @@ class CaptureFiles:
         return StreamingResponse(found, headers=headers | {"Content-Security-Policy": "sandbox"})
 
     def _find(self, capture: str, name: str, owner: str | None) -> Path | Iterator[bytes] | None:
-        found = self._watcher.capture_file(capture, name, owner)
+        found = self._backend.capture_file(capture, name, owner)
         is_plain = not isinstance(found, Path) or (found.is_file() and not found.is_symlink())
         return found if is_plain else None
 
 
-def _headers(request: Request, name: str) -> dict[str, str]:
+def _headers(name: str) -> dict[str, str]:
     trace = name.endswith(TRACE_SUFFIXES)
     headers = {"Content-Type": next(kind for end, kind in _TYPES if name.endswith(end))}
     if trace or not name.endswith(_SHOWN):
         headers["Content-Disposition"] = f'attachment; filename="{name}"'
     if name.endswith(".html"):
         headers["Content-Security-Policy"] = _REPORT_POLICY
-    if trace and request.headers.get("origin") == PERFETTO_ORIGIN:
-        headers["Access-Control-Allow-Origin"] = PERFETTO_ORIGIN
-    if trace:
-        headers["Vary"] = "Origin"
     return headers

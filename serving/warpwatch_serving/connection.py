@@ -1,145 +1,307 @@
-"""One connection: uvicorn's, counted for its peer, with deadlines for peers that do nothing."""
+"""HTTP/1.1 over one accepted socket: h11 parses requests, an ASGI application answers them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from typing import Any
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Iterable
+from email.utils import formatdate
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+import h11
+from starlette.types import ASGIApp, Message
 
-from warpwatch_serving.peer import Peer, identify
+from warpwatch_serving.peer import Peer
 
-# A new connection that did not send the head of a request by then is closed.
+logger = logging.getLogger(__name__)
+
+# A client has to send the head of its first request in this time, and each part of a body.
 HEAD_TIMEOUT_S = 10.0
 # Between requests: longer than usual intervals of scrapes, so that each does not need a new one.
-KEEP_ALIVE_S = 75
-# A peer that reads less than a buffer of an answer in this time gets no more of it.
+KEEP_ALIVE_S = 75.0
+# A client that reads less than one part of an answer in this time gets no more of it.
 WRITE_TIMEOUT_S = 10.0
-MAX_OF_PEER = 8
-# Of all peers but root and the daemon's user, who keep the rest of the server's 128.
+PART_BYTES = 65536
+MAX_HEAD_BYTES = 32768
+# A client that still sends its request gets the answer before the connection is reset.
+LINGER_S, LINGER_BYTES = 1.0, 2**20
+
+MAX_CONNECTIONS = 128
+# The rest is for root and the daemon's user on the Unix socket.
 MAX_OF_OTHERS = 112
+MAX_OF_PEER = 16
 
-# A refused connection may ask for the reason in this time.
-REFUSED_TIMEOUT_S = 1.0
+_BAD_REQUEST = b'{"error":{"reason":"bad_request","detail":"this is not an HTTP/1.1 request"}}\n'
 
-# Alertmanager sends again only after a status of 500 and above.
-_TOO_MANY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s"
-)
-_TOO_MANY_BODY = (
-    b'{"error":{"reason":"too_many_connections",'
-    b'"detail":"a peer may have %d connections, and all together %d"}}\n'
-    % (MAX_OF_PEER, MAX_OF_OTHERS)
-)
+T = TypeVar("T")
 
 
-class OpenConnections:
-    """The connections of each peer, oldest first. For the server's thread alone."""
+class ClientGone(OSError):
+    """Raised if an answer cannot be sent: the client has left or does not read."""
 
-    def __init__(self) -> None:
-        self._of_peer: defaultdict[str, list[Connection]] = defaultdict(list)
 
-    def admit(self, peer: Peer, connection: Connection) -> bool:
-        """Whether it may stay: where there are too many, the longest idle one gives way."""
-        if not peer.privileged and sum(map(len, self._of_peer.values())) >= MAX_OF_OTHERS:
-            return False
-        connections = self._of_peer[peer.name]
-        if len(connections) >= MAX_OF_PEER:
-            idle = next((one for one in connections if one.is_idle()), None)
-            if idle is None:
+class Service(NamedTuple):
+    """An application and the TLS context under which it is served, None for plain HTTP."""
+
+    app: ASGIApp
+    tls: ssl.SSLContext | None = None
+
+
+class Connection:
+    """One client, from the accepted socket to the end of its last answer.
+
+    waits_since: the time of the loop since which the server waits for the client, None while the
+    client waits for the server. answering: whether a request has arrived and is not answered yet.
+    """
+
+    def __init__(self, accepted: socket.socket, peer: Peer, service: Service) -> None:
+        self.peer = peer
+        self.waits_since: float | None = None
+        self.answering = False
+        self._socket = accepted
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+
+    async def serve(self) -> None:
+        """Answer requests until the client leaves, breaks a limit or sends what is not HTTP."""
+        try:
+            http = HttpStream(self, self._service, *await self._open())
+        except OSError:
+            self._socket.close()
+            return
+        try:
+            await http.serve()
+        except OSError:
+            # The client has left, or broke a time limit.
+            pass
+        finally:
+            http.abort()
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader = asyncio.StreamReader(PART_BYTES, self._loop)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        tls = self._service.tls
+        timeout_s = {} if tls is None else {"ssl_handshake_timeout": HEAD_TIMEOUT_S}
+        opening = self._loop.connect_accepted_socket(
+            lambda: protocol, self._socket, ssl=tls, **timeout_s
+        )
+        transport, _ = await self.wait(opening, 2 * HEAD_TIMEOUT_S)
+        # A write waits until all of it has left the process, so that its time limit counts. With 0,
+        # asyncio's TLS would wait for an empty buffer to become smaller.
+        transport.set_write_buffer_limits(high=1)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
+
+    async def wait(self, client: Awaitable[T], timeout_s: float | None = None) -> T:
+        """Wait for the client. Raises TimeoutError."""
+        self.waits_since = self._loop.time()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await client
+        finally:
+            self.waits_since = None
+
+
+class HttpStream:
+    """The requests of one connection, each answered before the next one is read."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        service: Service,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._connection = connection
+        self._service = service
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._unsent: list[bytes] = []
+        self._is_head = False
+
+    async def serve(self) -> None:
+        """Answer requests. Raises OSError if the client leaves or breaks a time limit."""
+        timeout_s = HEAD_TIMEOUT_S
+        while await self._serve_request(timeout_s):
+            timeout_s = KEEP_ALIVE_S
+        await self._linger()
+        self._writer.close()
+        await self._connection.wait(self._writer.wait_closed(), LINGER_S)
+
+    def abort(self) -> None:
+        """Drop the connection, with what is not sent yet."""
+        self._writer.transport.abort()
+
+    # --- one request ---
+
+    async def _serve_request(self, timeout_s: float) -> bool:
+        """Return whether the connection can carry another request."""
+        try:
+            request = await self._connection.wait(self._next_request(), timeout_s)
+            if request is None:
                 return False
-            idle.give_place()
-            idle.transport.abort()
-            connections.remove(idle)
-        connections.append(connection)
+            self._connection.answering = True
+            self._is_head = request.method == b"HEAD"
+            await self._service.app(self._scope(request), self._receive, self._send)
+            self._connection.answering = False
+        except h11.RemoteProtocolError as error:
+            await self._refuse(error.error_status_hint)
+            return False
+        if {self._http.our_state, self._http.their_state} != {h11.DONE}:
+            return False
+        self._http.start_next_cycle()
         return True
 
-    def remove(self, peer: str, connection: Connection) -> None:
-        connections = self._of_peer[peer]
-        if connection in connections:
-            connections.remove(connection)
-        if not connections:
-            del self._of_peer[peer]
+    async def _next_request(self) -> h11.Request | None:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(await self._reader.read(PART_BYTES))
+        return event if isinstance(event, h11.Request) else None
+
+    def _scope(self, request: h11.Request) -> dict[str, Any]:
+        path, _, query = request.target.partition(b"?")
+        server = self._writer.get_extra_info("sockname")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": request.http_version.decode("ascii"),
+            "method": request.method.decode("ascii"),
+            "scheme": "http" if self._service.tls is None else "https",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": list(request.headers),
+            "client": (self._connection.peer.name, 0),
+            "server": server[:2] if isinstance(server, tuple) else None,
+            "state": {"peer": self._connection.peer},
+        }
+
+    async def _receive(self) -> Message:
+        """Return the next part of the body. After its end the application may not wait."""
+        if self._http.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=100, headers=[])
+            await self._write([self._http.send(go_on) or b""])
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                reading = self._reader.read(PART_BYTES)
+                self._http.receive_data(await self._connection.wait(reading, HEAD_TIMEOUT_S))
+        except (h11.RemoteProtocolError, OSError):
+            return {"type": "http.disconnect"}
+        if isinstance(event, h11.Data):
+            return {"type": "http.request", "body": bytes(event.data), "more_body": True}
+        if isinstance(event, h11.EndOfMessage):
+            return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        """Send a part of the answer. Raises ClientGone."""
+        if message["type"] == "http.response.start":
+            headers = [*message["headers"], (b"date", formatdate(usegmt=True).encode())]
+            if not self._has_whole_request():
+                headers.append((b"connection", b"close"))
+            start = h11.Response(status_code=message["status"], headers=headers)
+            self._unsent = self._http.send_with_data_passthrough(start) or []
+            return
+        body = memoryview(b"" if self._is_head else message.get("body", b""))
+        for at in range(0, len(body), PART_BYTES):
+            part = h11.Data(data=body[at : at + PART_BYTES])  # type: ignore[arg-type]
+            await self._write(self._http.send_with_data_passthrough(part) or ())
+        end = () if message.get("more_body") else self._http.send(h11.EndOfMessage())
+        await self._write([end] if end else ())
+
+    def _has_whole_request(self) -> bool:
+        """Parse what has arrived of the request, and return whether that was all of it."""
+        with contextlib.suppress(h11.RemoteProtocolError):
+            while self._http.their_state is h11.SEND_BODY:
+                if self._http.next_event() is h11.NEED_DATA:
+                    return False
+        return self._http.their_state is not h11.ERROR
+
+    async def _refuse(self, status: int) -> None:
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        headers.append((b"content-length", b"%d" % len(_BAD_REQUEST)))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": _BAD_REQUEST})
+
+    async def _write(self, parts: Iterable[bytes]) -> None:
+        self._writer.writelines([*self._unsent, *parts])
+        self._unsent = []
+        try:
+            await self._connection.wait(self._writer.drain(), WRITE_TIMEOUT_S)
+        except OSError as error:
+            raise ClientGone from error
+
+    async def _linger(self) -> None:
+        """Read on for a moment: to close a socket with unread data would reset the connection."""
+        if self._http.their_state in (h11.DONE, h11.CLOSED, h11.MUST_CLOSE):
+            return
+        if self._writer.can_write_eof():
+            self._writer.write_eof()
+        with contextlib.suppress(TimeoutError):
+            await self._connection.wait(self._discard(), LINGER_S)
+
+    async def _discard(self) -> None:
+        left = LINGER_BYTES
+        while left > 0 and (data := await self._reader.read(PART_BYTES)):
+            left -= len(data)
 
 
-class Connection(H11Protocol):
-    """Closes a peer that sends no request or reads no answer, which uvicorn would wait for."""
+class Connections:
+    """The connections that are served, in the thread of their loop alone.
 
-    def __init__(self, *arguments: Any, others: OpenConnections, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._others = others
-        self._peer = Peer("")
-        self._refused = False
-        self._deadline: asyncio.TimerHandle | None = None
+    If there are too many, in all or of one peer, the client that the server waits for longest
+    loses its connection to the new one. If the server waits for none, the new one is closed.
+    """
 
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._peer = identify(transport)
-        self.app_state = {**self.app_state, "peer": self._peer}
-        self._refused = not self._others.admit(self._peer, self)
-        if self._refused:
-            self.give_place()
-            self.loop.call_later(REFUSED_TIMEOUT_S, transport.abort)
-        self._expect_request(HEAD_TIMEOUT_S)
+    def __init__(
+        self, most_of_others: int = MAX_OF_OTHERS, most_of_peer: int = MAX_OF_PEER
+    ) -> None:
+        self._most_of_others = most_of_others
+        self._most_of_peer = most_of_peer
+        self._tasks: dict[Connection, asyncio.Task[None]] = {}
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._others.remove(self._peer.name, self)
-        self._read()
-        super().connection_lost(exc)
+    def __len__(self) -> int:
+        return len(self._tasks)
 
-    def data_received(self, data: bytes) -> None:
-        if self._refused:
-            self.transport.write(_TOO_MANY % (len(_TOO_MANY_BODY), _TOO_MANY_BODY))
-            self.transport.close()
-        elif not self.transport.is_closing():
-            super().data_received(data)
+    def serve(self, connection: Connection) -> bool:
+        """Serve the connection in a task of its own; False if there is no place for it."""
+        if not self._has_place(connection.peer):
+            return False
+        task = asyncio.create_task(connection.serve())
+        self._tasks[connection] = task
+        task.add_done_callback(lambda task: self._remove(connection, task))
+        return True
 
-    def give_place(self) -> None:
-        """Until it is closed, which takes a while, uvicorn would count it against all peers."""
-        self.connections.discard(self)
+    def _has_place(self, peer: Peer) -> bool:
+        of_peer = [one for one in self._tasks if one.peer.name == peer.name]
+        limit = MAX_CONNECTIONS if peer.privileged else self._most_of_others
+        if len(of_peer) < self._most_of_peer and len(self._tasks) < limit:
+            return True
+        crowd = of_peer if len(of_peer) >= self._most_of_peer else self._tasks
+        waiting = [(one.waits_since, one) for one in crowd if one.waits_since is not None]
+        if not waiting:
+            return False
+        self._tasks.pop(min(waiting, key=lambda one: one[0])[1]).cancel()
+        return True
 
-    def is_idle(self) -> bool:
-        """Whether it waits for a request, and its peer has taken the last answer."""
-        answered = self.cycle is None or self.cycle.response_complete
-        return answered and self.transport.get_write_buffer_size() == 0
+    def _remove(self, connection: Connection, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(connection, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a connection failed", exc_info=error)
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.get_write_buffer_size() > 0:
-            self._expect_reading()
-        self._expect_request(KEEP_ALIVE_S)
-
-    # --- a peer that does not read ---
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._expect_reading()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._read()
-
-    def _expect_reading(self) -> None:
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(WRITE_TIMEOUT_S, self._abort_unread)
-
-    def _read(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _abort_unread(self) -> None:
-        self._deadline = None
-        if self.transport.get_write_buffer_size() > 0:
-            self.transport.abort()
-
-    # --- a peer that does not ask ---
-
-    def _expect_request(self, timeout_s: float) -> None:
-        self.loop.call_later(timeout_s, self._give_up, self.cycle)
-
-    def _give_up(self, last: RequestResponseCycle | None) -> None:
-        if self.cycle is last and (last is None or last.response_complete):
-            self.transport.abort()
+    async def close(self, timeout_s: float) -> None:
+        """End idle connections at once, and the others after their answer or ``timeout_s``."""
+        tasks = dict(self._tasks)
+        for connection, task in tasks.items():
+            if not connection.answering:
+                task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks.values(), timeout=timeout_s)
+            for task in late:
+                task.cancel()

@@ -1,21 +1,27 @@
-"""The sockets that are listened on: an address, and the Unix socket."""
+"""The sockets that a process listens on: a TCP address, a Unix socket, or one from systemd."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from warpwatch_telemetry.errors import UsageError
 
-# Of the folder and the socket in it: everybody may ask, and the daemon sees who it is.
+# Every user may connect: the daemon sees which user it is.
 FOLDER_MODE = 0o755
 SOCKET_MODE = 0o666
+BACKLOG = 128
+# sd_listen_fds(3): systemd passes sockets from this descriptor on.
+FIRST_PASSED_FD = 3
+# Errors that pass by themselves: another process has the port, or the address is not up yet.
+PASSING = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 
 def listen_on(listen: str, key: str = "http.listen") -> socket.socket:
-    """Raises UsageError that names the key."""
+    """Listen on a TCP address. Raises UsageError, caused by an OSError, that names the key."""
     host, _, port = listen.rpartition(":")
     if int(port) > 65535:
         raise UsageError(f"{key} {listen!r}: a port is at most 65535")
@@ -26,13 +32,14 @@ def listen_on(listen: str, key: str = "http.listen") -> socket.socket:
         # localhost may be both; IPv4 sorts first.
         family, _, _, _, address = min(found, key=lambda info: info[0])
         listener = socket.create_server(
-            (str(address[0]), int(port)), family=family, dualstack_ipv6=name == "::"
+            (str(address[0]), int(port)),
+            family=family,
+            backlog=BACKLOG,
+            dualstack_ipv6=name == "::",
         )
-        # Inherited by connections: head and body are two writes, and Nagle would hold the second.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
     except OSError as error:
         raise UsageError(f"{key} {listen!r}: {_explain(error, port, key)}") from error
+    return _prepared(listener)
 
 
 def _explain(error: OSError, port: str, key: str) -> str:
@@ -48,8 +55,33 @@ def _explain(error: OSError, port: str, key: str) -> str:
     return f"{error.strerror or error}; name an address of this machine, e.g. 127.0.0.1:9400"
 
 
+def passed_by_systemd(environ: MutableMapping[str, str]) -> socket.socket | None:
+    """Return the first TCP socket of the socket unit, None without one; see sd_listen_fds(3).
+
+    The variables are removed, so that no child process takes the descriptors for its own.
+    """
+    pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
+    environ.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or not count.isdigit():
+        return None
+    listeners = []
+    for number in range(FIRST_PASSED_FD, FIRST_PASSED_FD + int(count)):
+        os.set_inheritable(number, False)
+        listener = socket.socket(fileno=number)
+        if listener.family in (socket.AF_INET, socket.AF_INET6):
+            listeners.append(listener)
+    return _prepared(listeners[0]) if listeners else None
+
+
+def _prepared(listener: socket.socket) -> socket.socket:
+    # Connections inherit it: an answer may be two writes, and Nagle would delay the second.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setblocking(False)
+    return listener
+
+
 def listen_locally(path: Path) -> socket.socket:
-    """A Unix socket in a folder of its own, the daemon's alone. Raises OSError."""
+    """Listen on a Unix socket in a folder of this process's own. Raises OSError."""
     path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -59,14 +91,19 @@ def listen_locally(path: Path) -> socket.socket:
         # A volume that the kubelet has mounted is root's, whoever the daemon is.
         if owner_uid == os.geteuid():
             os.fchmod(folder, FOLDER_MODE)
-        # Of a daemon before this one: the folder is this daemon's alone.
+        # By the folder's descriptor: a socket's path may have 107 bytes at most.
+        name = f"/proc/self/fd/{folder}/{path.name}"
+        with socket.socket(socket.AF_UNIX) as other:
+            if other.connect_ex(name) == 0:
+                raise OSError(errno.EADDRINUSE, "another process serves it")
+        # A process before this one left it.
         path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = socket.socket(socket.AF_UNIX)
         try:
-            # By the folder's descriptor: a socket's path may have 107 bytes at most.
-            listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+            listener.bind(name)
             path.chmod(SOCKET_MODE)
-            listener.listen(128)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
         except OSError:
             listener.close()
             raise

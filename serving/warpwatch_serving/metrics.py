@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warpwatch_exporters.prometheus import render
-from warpwatch_serving.watcher import Watcher
+from warpwatch_serving.backend import ApiBackend
 
 # Fastest: a node has its cycles for something else than a denser scrape.
 GZIP_LEVEL = 1
@@ -54,8 +54,10 @@ class MetricsPage:
 class MetricsPages:
     """For the server's thread alone."""
 
-    def __init__(self, watcher: Watcher, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._watcher = watcher
+    def __init__(
+        self, backend: ApiBackend, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._backend = backend
         self._monotonic = monotonic
         self._pages: dict[Format, MetricsPage] = {}
 
@@ -89,9 +91,9 @@ class MetricsPages:
 
     def _render(self, form: Format, page: MetricsPage, now: float) -> None:
         encode = openmetrics.generate_latest if form.openmetrics else generate_latest
-        options = self._watcher.exposition()
-        state = render(self._watcher.exported(), options, openmetrics=form.openmetrics)
-        content = state + encode(self._watcher.metrics.registry)
+        options = self._backend.exposition()
+        state = render(self._backend.exported(), options, openmetrics=form.openmetrics)
+        content = state + encode(self._backend.metrics.registry)
         page.content = gzip.compress(content, GZIP_LEVEL) if form.gzip else content
         page.rendered_at = now
 

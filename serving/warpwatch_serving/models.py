@@ -1,116 +1,50 @@
-"""The documents of the API, each written once: filters of lists, and answers.
+"""The documents that the API answers with; `/openapi.json` describes them.
 
-`/openapi.json` describes them. A record of the telemetry that the API shows as it is has no model
-of its own: its dataclass serves as one. A number that is not finite is null.
+A record of the telemetry that the API shows unchanged has no model here: its dataclass is the
+model. A number that is not finite is null.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
-from urllib.parse import urlencode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator
-
+from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.alerts import AlertAnswer
-from warpwatch_telemetry.anomalies import KINDS, Anomaly, AnomalyContext, Detected, Scope
-from warpwatch_telemetry.captures import (
-    CAPTURE_KINDS,
-    Capture,
-    Decision,
+from warpwatch_telemetry.anomalies import (
+    Anomaly,
+    AnomalyContext,
+    Detected,
+    Scope,
+    scope_of,
+    sentence,
 )
+from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.catalogue import series_text
 from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import JobState, RankState
 
-AnomalyKind = Annotated[str, Field(json_schema_extra={"enum": list(KINDS)})]
-CaptureKindName = Annotated[str, Field(json_schema_extra={"enum": list(CAPTURE_KINDS)})]
 
-
-# --- filters: the parameters of lists, as they are named in the query ---
-
-
-class Filters(BaseModel):
-    """What is not given admits everything."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def admits(self, **values: object) -> bool:
-        """Whether something with these values, by the filters' names, is asked for."""
-        return all(getattr(self, name) in (None, value) for name, value in values.items())
-
-
-class JobFilters(Filters):
-    job: str | None = None
-    owner: str | None = None
-
-
-class PageFilters(JobFilters):
-    """q: text in the name of a job, owner or node, or in an anomaly's kind; all: long lists whole.
-
-    A form sends the fields that are left empty as empty strings: these admit everything, too.
-    """
-
-    node: str | None = None
-    q: Annotated[str | None, Field(max_length=100)] = None
-    all: bool | None = None
-    show: str | None = None
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _given(cls, value: object) -> object:
-        return value or None
-
-    def link(self, **changes: object) -> str:
-        """Return the address of the page with these filters and ``changes``; None drops one."""
-        kept = {**self.model_dump(exclude={"show"}), **changes}
-        given = {name: "true" if value is True else value for name, value in kept.items() if value}
-        return f"/?{urlencode(given)}" if given else "/"
-
-    def only(self, **filters: object) -> str:
-        """Return the address of the page with ``filters`` and no others."""
-        return self.link(**{**dict.fromkeys(type(self).model_fields), **filters})
-
-
-class RunFilters(JobFilters):
-    run: str | None = None
-    active: bool | None = None
-
-
-class DetectorFilters(JobFilters):
-    kind: AnomalyKind | None = None
-
-
-class AnomalyFilters(DetectorFilters):
-    active: bool | None = None
-
-
-class DiagnosisFilters(JobFilters):
-    kind: CaptureKindName | None = None
-
-
-class CaptureFilters(DiagnosisFilters):
-    active: bool | None = None
-
-
-# --- answers ---
-
-
-class Error(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Error:
     """``reason``: of a closed set, for programs; ``detail``: for people."""
 
     reason: str
     detail: str
 
 
-class ErrorAnswer(BaseModel):
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """The answer to a request that failed."""
+
     error: Error
 
 
-class Health(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
     """``port``: of TCP, so that a program at the socket knows whether a URL is this daemon's."""
 
     status: Literal["ok"] = "ok"
@@ -118,12 +52,23 @@ class Health(BaseModel):
     port: int | None = None
 
 
-class Readiness(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Readiness:
     """``missing``: what cannot be read, one line each."""
 
     ready: bool
-    missing: tuple[str, ...]
-    sources: tuple[SourceHealth, ...]
+    missing: Sequence[str]
+    sources: Sequence[SourceHealth]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLink:
+    """``path``: of the web page, with a key that is valid once, for ``seconds``; ``url``: where the
+    page is as seen from the daemon's machine, null while its port is taken."""
+
+    path: str
+    seconds: float
+    url: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +79,12 @@ class DeviceReport(Device):
     values: Mapping[str, float | None]
     up: bool
     reason: str
-    processes: tuple[DeviceProcess, ...]
+    processes: Sequence[DeviceProcess]
     source: str
 
     @classmethod
     def of(cls, sample: DeviceSample) -> DeviceReport:
+        """Return the report of a sample."""
         return cls(
             **asdict(sample.device),
             time=sample.time,
@@ -150,16 +96,25 @@ class DeviceReport(Device):
         )
 
 
-class DeviceList(BaseModel):
-    devices: list[DeviceReport]
+@dataclass(frozen=True, slots=True)
+class DeviceList:
+    """The devices."""
+
+    devices: Sequence[DeviceReport]
 
 
-class JobList(BaseModel):
-    jobs: list[JobState]
+@dataclass(frozen=True, slots=True)
+class JobList:
+    """The jobs."""
+
+    jobs: Sequence[JobState]
 
 
-class RankList(BaseModel):
-    ranks: list[RankState]
+@dataclass(frozen=True, slots=True)
+class RankList:
+    """The ranks."""
+
+    ranks: Sequence[RankState]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +126,17 @@ class AnomalyReport(Anomaly):
     scope: Scope
     decision: Decision | None
 
+    @classmethod
+    def of(cls, anomaly: Anomaly, node: str, decision: Decision | None) -> AnomalyReport:
+        """Return the report of an anomaly that ``node`` has found."""
+        return cls(**_about(anomaly, node), decision=decision)
 
-class AnomalyList(BaseModel):
-    anomalies: list[AnomalyReport]
+
+@dataclass(frozen=True, slots=True)
+class AnomalyList:
+    """The anomalies."""
+
+    anomalies: Sequence[AnomalyReport]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,16 +145,29 @@ class AnomalyInContext(AnomalyReport):
 
     context: AnomalyContext | None
 
+    @classmethod
+    def around(
+        cls, anomaly: Anomaly, node: str, decision: Decision | None, context: AnomalyContext | None
+    ) -> AnomalyInContext:
+        """Return the report of an anomaly that ``node`` has found, and the minutes around it."""
+        return cls(**_about(anomaly, node), decision=decision, context=context)
 
-class OneAnomaly(RootModel[AnomalyInContext]):
-    pass
+
+def _about(anomaly: Anomaly, node: str) -> dict[str, Any]:
+    said = {"sentence": sentence(anomaly, node), "scope": scope_of(anomaly.kind)}
+    return _fields(anomaly) | said
 
 
-class DetectorReport(BaseModel):
+def _fields(found: Detected) -> dict[str, Any]:
+    return {field.name: getattr(found, field.name) for field in fields(found)}
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorReport:
     """How the detector of a kind sees each job, rank and device now."""
 
     kind: str
-    readings: list[DetectorStatus]
+    readings: Sequence[DetectorStatus]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,29 +180,43 @@ class SuppressedReport(Detected):
     since: float
     again: int
 
+    @classmethod
+    def of(cls, one: Suppressed) -> SuppressedReport:
+        """Return the report of a finding that another anomaly explains."""
+        return cls(
+            **_fields(one.found),
+            kind=one.kind,
+            cause=one.cause,
+            cause_id=one.cause_id,
+            since=one.since,
+            again=one.again,
+        )
 
-class DetectorList(BaseModel):
+
+@dataclass(frozen=True, slots=True)
+class DetectorList:
     """``suppressed``: what is found and explained by another anomaly."""
 
-    detectors: list[DetectorReport]
-    suppressed: list[SuppressedReport]
+    detectors: Sequence[DetectorReport]
+    suppressed: Sequence[SuppressedReport]
 
 
-class CaptureList(BaseModel):
-    captures: list[Capture]
+@dataclass(frozen=True, slots=True)
+class CaptureList:
+    """The captures."""
+
+    captures: Sequence[Capture]
 
 
-class OneCapture(RootModel[Capture]):
-    pass
-
-
-class RunList(BaseModel):
+@dataclass(frozen=True, slots=True)
+class RunList:
     """Oldest first."""
 
-    runs: list[RunSummary]
+    runs: Sequence[RunSummary]
 
 
-class DiagnosisReport(BaseModel):
+@dataclass(frozen=True, slots=True)
+class DiagnosisReport:
     """The diagnosis of one capture: docs/diagnosis.md has its fields."""
 
     capture: str
@@ -237,12 +227,16 @@ class DiagnosisReport(BaseModel):
     diagnosis: Mapping[str, Any]
 
 
-class DiagnosisList(BaseModel):
-    diagnoses: list[DiagnosisReport]
+@dataclass(frozen=True, slots=True)
+class DiagnosisList:
+    """The diagnoses."""
+
+    diagnoses: Sequence[DiagnosisReport]
 
 
-class AlertAnswers(BaseModel):
+@dataclass(frozen=True, slots=True)
+class AlertAnswers:
     """In the order of the alerts; ``unlisted`` counts the answers beyond the first 1,000."""
 
-    alerts: list[AlertAnswer]
+    alerts: Sequence[AlertAnswer]
     unlisted: int

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
 
+from warpwatch_serving.bodies import Filters
 from warpwatch_serving.models import ErrorAnswer
-from warpwatch_serving.routes import Operation
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 Schema = dict[str, Any]
-Model = type[BaseModel]
-# Of each model: the reference to its schema.
+# The reference to the schema of each model.
 Schemas = Mapping[Any, Schema]
 
 JSON = "application/json"
-# What a status means of every operation; the name of the status says the rest.
+# The meaning of a status for all operations; others are described by the name of the status.
 _MEANINGS = {
-    400: "A parameter or the body is not what is asked for",
-    401: "The token is missing or wrong",
-    403: "Not from this machine, and no token is configured",
+    400: "A parameter or the body is wrong",
+    401: "There is neither a session nor the right token",
+    403: "Not for this user, or sent by the page of another site",
     404: "No such thing here",
     409: "A rank is busy, or the policy says no",
     413: "The body is too large",
@@ -31,13 +35,31 @@ _MEANINGS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path. The endpoint's docstring says what it is for.
+
+    answer: the dataclass of its document, or a media type that is not JSON. also: the documents of
+    other statuses than ``status``. errors: statuses with an ErrorAnswer, beside those that every
+    operation with filters or a body has, and each that is not open. is_open: whether anybody may
+    use it: docs/http.md, "Who may do what".
+    """
+
+    path: str
+    endpoint: Endpoint
+    answer: type | str
+    filters: type[Filters] | None = None
+    method: str = "GET"
+    body: type[BaseModel] | None = None
+    is_open: bool = False
+    status: int = 200
+    also: Mapping[int, type] = field(default_factory=dict)
+    errors: tuple[int, ...] = ()
+
+
 def openapi(version: str, operations: Sequence[Operation]) -> Schema:
-    """``version``: of the daemon."""
-    models = list(dict.fromkeys(_models(operations)))
-    references, definitions = models_json_schema(
-        models, ref_template="#/components/schemas/{model}", schema_generator=_Generator
-    )
-    schemas: Schemas = {model: schema for (model, _), schema in references.items()}
+    """Return the document; ``version``: of the daemon."""
+    schemas, components = _components(operations)
     paths: Schema = {}
     for operation in operations:
         methods = paths.setdefault(operation.path, {})
@@ -50,30 +72,51 @@ def openapi(version: str, operations: Sequence[Operation]) -> Schema:
             "description": "The GPUs of a node, the training jobs on them, and what is wrong.",
         },
         "paths": paths,
+        # Nothing of both is needed on the Unix socket.
+        "security": [{"token": []}, {"session": []}, {}],
         "components": {
-            "schemas": definitions["$defs"],
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": components,
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "session": {"type": "apiKey", "in": "cookie", "name": "warpwatch"},
+            },
         },
     }
 
 
-class _Generator(GenerateJsonSchema):
-    def field_is_required(self, field: Any, total: bool) -> bool:
-        """An answer has every field, also one that has a default."""
-        return self.mode == "serialization" or super().field_is_required(field, total)
+def _components(operations: Sequence[Operation]) -> tuple[Schemas, Schema]:
+    """Return references to all models, and their schemas: pydantic's of input, else msgspec's."""
+    bodies = list(dict.fromkeys(one.body for one in operations if one.body is not None))
+    references, written = models_json_schema(
+        [(body, "validation") for body in bodies],
+        ref_template="#/components/schemas/{model}",
+        schema_generator=_Generator,
+    )
+    schemas: dict[Any, Schema] = {model: schema for (model, _), schema in references.items()}
+    answers = list(dict.fromkeys(_answers(operations)))
+    described, components = msgspec.json.schema_components(
+        answers, ref_template="#/components/schemas/{name}"
+    )
+    schemas.update(zip(answers, described, strict=True))
+    for schema in components.values():
+        # An answer has every field, also one that has a default.
+        if "properties" in schema:
+            schema["required"] = list(schema["properties"])
+        schema.pop("title", None)
+    return schemas, components | written["$defs"]
 
+
+class _Generator(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
-def _models(operations: Iterable[Operation]) -> Iterator[tuple[Model, JsonSchemaMode]]:
-    yield ErrorAnswer, "serialization"
+def _answers(operations: Iterable[Operation]) -> Iterator[type]:
+    yield ErrorAnswer
     for operation in operations:
-        if operation.body is not None:
-            yield operation.body, "validation"
         for answer in (operation.answer, *operation.also.values()):
             if not isinstance(answer, str):
-                yield answer, "serialization"
+                yield answer
 
 
 def _described(operation: Operation, schemas: Schemas) -> Schema:
@@ -86,13 +129,13 @@ def _described(operation: Operation, schemas: Schemas) -> Schema:
     if operation.body is not None:
         content = {JSON: {"schema": schemas[operation.body]}}
         described["requestBody"] = {"required": True, "content": content}
-    if operation.guarded:
-        described["security"] = [{"token": []}, {}]
+    if operation.is_open:
+        described["security"] = []
     return described
 
 
 def _responses(operation: Operation, schemas: Schemas) -> Schema:
-    answers: dict[int, list[Model | str]] = {operation.status: [operation.answer]}
+    answers: dict[int, list[type | str]] = {operation.status: [operation.answer]}
     for status, model in operation.also.items():
         answers.setdefault(status, []).append(model)
     for status in _errors(operation):
@@ -101,17 +144,17 @@ def _responses(operation: Operation, schemas: Schemas) -> Schema:
 
 
 def _errors(operation: Operation) -> Iterator[int]:
-    """Statuses that come with an ErrorAnswer."""
+    """Yield the statuses with an ErrorAnswer."""
     yield from operation.errors
     if operation.filters is not None or operation.body is not None:
         yield 400
     if operation.body is not None:
         yield from (413, 415)
-    if operation.guarded:
+    if not operation.is_open:
         yield from (401, 403)
 
 
-def _response(status: int, answers: list[Model | str], schemas: Schemas) -> Schema:
+def _response(status: int, answers: list[type | str], schemas: Schemas) -> Schema:
     content: Schema = {answer: {} for answer in answers if isinstance(answer, str)}
     documents = [schemas[answer] for answer in answers if not isinstance(answer, str)]
     if documents:

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, as the kernel and the address say."""
+"""The other end of a connection: a user of this machine, or a network address."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import HTTPConnection
 
 from warpwatch_devices.attribution.control_groups import read_owner
-from warpwatch_serving.socket_owner import owner
 
 _PROC = Path("/proc")
 # struct ucred
@@ -22,10 +20,10 @@ _CREDENTIALS = struct.Struct("=iII")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """name: whom limits count, a user of this machine or a network address.
+    """The client that limits count by its name.
 
-    uid: of this machine's user, None where there is none or it is not known. privileged: root or
-    the daemon's own user. on_socket: it came through the Unix socket.
+    uid: the user at the Unix socket, None over TCP or if the kernel cannot name it. privileged:
+    whether that is root or the daemon's own user. on_socket: whether it uses the Unix socket.
     """
 
     name: str
@@ -35,49 +33,29 @@ class Peer:
 
 
 def peer_of(request: HTTPConnection) -> Peer:
-    """As the connection has left it."""
+    """Return the peer that the connection has left in the request's state."""
     found = request.scope.get("state", {}).get("peer")
     if isinstance(found, Peer):
         return found
     return Peer(network(request.client.host) if request.client else "")
 
 
-def identify(transport: Any) -> Peer:
-    """The peer of a connection that has just been made."""
-    connection = transport.get_extra_info("socket")
-    if connection.family == socket.AF_UNIX:
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
-        return _on_socket(pid, uid)
-    client = transport.get_extra_info("peername") or ("", 0)
-    if not is_loopback(client[0]):
-        return Peer(network(client[0]))
-    server = transport.get_extra_info("sockname")
-    try:
-        uid = owner(client[:2], server[:2])
-    except (OSError, ValueError):
-        uid = None
-    if uid is None or uid == _overflow_uid():
-        return Peer("unknown user")
-    return Peer(f"uid {uid}", uid, privileged=uid in (0, os.geteuid()))
-
-
-def _on_socket(pid: int, uid: int) -> Peer:
-    """Of a process in another user namespace the kernel says the overflow UID, which is no user's.
-
-    Root, or who has the daemon's UID, in a container is not the one of this machine.
-    """
-    if uid == _overflow_uid():
+def identify(accepted: socket.socket) -> Peer:
+    """Return the peer of an accepted socket. Raises OSError if it has closed it already."""
+    if accepted.family != socket.AF_UNIX:
+        return Peer(network(accepted.getpeername()[0]))
+    raw = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    # For a process of another user namespace the kernel reports the overflow UID. Root in a
+    # container, or a user with the daemon's UID in one, is not that user of this machine.
+    is_privileged = uid in (0, os.geteuid())
+    if uid == _overflow_uid() or (is_privileged and not _is_of_this_machine(pid)):
         return Peer("unknown user", on_socket=True)
-    if uid not in (0, os.geteuid()):
-        return Peer(f"uid {uid}", uid, on_socket=True)
-    if not _is_of_this_machine(pid):
-        return Peer("unknown user", on_socket=True)
-    return Peer(f"uid {uid}", uid, privileged=True, on_socket=True)
+    return Peer(f"uid {uid}", uid, is_privileged, on_socket=True)
 
 
 def _is_of_this_machine(pid: int, proc: Path = _PROC) -> bool:
-    """Whether the process can be seen, and is in no pod, or in the daemon's own."""
+    """Return whether the process is visible, and in no pod or in the daemon's own."""
     if pid <= 0:
         return False
     theirs, ours = read_owner(pid, "", proc), read_owner(os.getpid(), "", proc)
@@ -93,24 +71,16 @@ def _overflow_uid() -> int:
         return 65534
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host, by name or address, is this machine. Names are not looked up."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
-
-
 def network(host: str) -> str:
-    """One host owns a whole /64 of IPv6 addresses, so they count as one."""
+    """Return the name under which limits count an address.
+
+    One host owns a whole /64 of IPv6 addresses, and this machine all of 127.0.0.0/8.
+    """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return host
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_loopback:
+        return "loopback"
+    return str(ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False))

@@ -1,112 +1,208 @@
-"""Listening: sockets, TLS, and uvicorn with what a small daemon needs of it."""
+"""Listening and serving: TCP ports, the Unix socket, and renewed certificates."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
+import errno
 import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import uvicorn
-
-from warpwatch_serving import certificate, web_config
-from warpwatch_serving.app import Routes, create_app, only_common_routes
+from warpwatch_runtime.pause import Pause
+from warpwatch_serving import listening, web_config
+from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.basic_auth import BasicAuth
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.connection import KEEP_ALIVE_S, Connection, OpenConnections
-from warpwatch_serving.listening import listen_locally, listen_on
-from warpwatch_serving.metrics import MetricsPages
+from warpwatch_serving.connection import Connection, Connections, Service
 from warpwatch_serving.page.endpoint import PageEndpoint
-from warpwatch_serving.peer import is_loopback
+from warpwatch_serving.peer import identify
 from warpwatch_serving.probes import Probes
-from warpwatch_serving.watcher import Watcher
+from warpwatch_serving.routes import Routes, create_app, only_common_routes
 from warpwatch_serving.web_config import Tls, WebConfig
 from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 128
-SHUTDOWN_TIMEOUT_S = 2
-CERTIFICATE_INTERVAL_S = 10
-EXPIRY_LOG_INTERVAL = timedelta(days=1)
-# What uvicorn's on_tick counts in: it does its work at every such tick.
-TICKS_A_SECOND = 10
-BESIDES_BACKLOG = 16
+SHUTDOWN_TIMEOUT_S = 2.0
+EXHAUSTED_PAUSE_S = 1.0
+CERTIFICATE_INTERVAL_S = 10.0
+EXPIRY_LOG_INTERVAL_S = 86_400.0
+LONGEST_PAUSE_S = 60.0
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-_Factory = Callable[[], asyncio.Protocol]
+
+class Listeners:
+    """Accepts connections on any number of sockets, in one event loop, until ``stop``."""
+
+    def __init__(self, each_second: Callable[[], None]) -> None:
+        self._each_second = each_second
+        self._new: list[tuple[socket.socket, Service, Connections]] = []
+        self._stopped = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def add(self, listener: socket.socket, service: Service, connections: Connections) -> None:
+        """Accept on this socket as well, within a second; the socket is closed at the end."""
+        self._new.append((listener, service, connections))
+
+    def stop(self) -> None:
+        """Stop ``serve``; from any thread or a signal handler, also before ``serve``."""
+        if self._loop is None:
+            self._stopped.set()
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(self._stopped.set)
+
+    async def serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with contextlib.AsyncExitStack() as ending:
+            while not self._stopped.is_set():
+                self._each_second()
+                while self._new:
+                    listener, service, connections = self._new.pop()
+                    task = asyncio.create_task(_accept(listener, service, connections))
+                    ending.push_async_callback(connections.close, SHUTDOWN_TIMEOUT_S)
+                    ending.callback(listener.close)
+                    ending.callback(task.cancel)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopped.wait(), 1.0)
+        for listener, _, _ in self._new:
+            listener.close()
+
+
+async def _accept(listener: socket.socket, service: Service, connections: Connections) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            accepted, _ = await loop.sock_accept(listener)
+        except OSError as error:
+            # A connection that failed before it was accepted is gone; a lack of descriptors lasts.
+            await asyncio.sleep(EXHAUSTED_PAUSE_S if error.errno in _EXHAUSTED else 0)
+            continue
+        try:
+            if not connections.serve(Connection(accepted, identify(accepted), service)):
+                accepted.close()
+        except OSError:
+            accepted.close()
+        # If many connect, those that are accepted already get their turn.
+        await asyncio.sleep(0)
+
+
+class Port:
+    """A TCP address that is listened on, or tried again while another process has it."""
+
+    def __init__(
+        self,
+        key: str,
+        listen: str,
+        monotonic: Callable[[], float],
+        passed: socket.socket | None = None,
+    ) -> None:
+        """Raises UsageError for an address that no waiting makes available."""
+        self._key = key
+        self._listen = listen
+        self._pause = Pause(monotonic, LONGEST_PAUSE_S)
+        # The reason why it is not listened on, empty if it is.
+        self.trouble = ""
+        self.listener = passed or self._open()
+
+    def _open(self) -> socket.socket | None:
+        try:
+            listener = listening.listen_on(self._listen, self._key)
+        except UsageError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in listening.PASSING:
+                raise
+            if self._pause.begin():
+                logger.warning("%s; trying again", error)
+            self.trouble = str(error)
+            return None
+        self.trouble = ""
+        return listener
+
+    def retry(self) -> socket.socket | None:
+        """Return the socket if it could be opened just now."""
+        if self.listener is None and not self._pause.lasts:
+            with contextlib.suppress(UsageError):
+                self.listener = self._open()
+                return self.listener
+        return None
 
 
 class Server:
-    """Listens at once; ``run`` in the main thread until ``stop`` is called from anywhere.
+    """The HTTP server of an agent or a fleet. Listens at once, and serves in ``run``.
 
-    Raises UsageError that names the key of an address that cannot be taken, or where web_config or
-    what it names cannot be used.
+    Raises UsageError that names the key of an address that can never be listened on, or if
+    web_config or a file in it cannot be used. A port that another process has is tried again.
     """
 
     def __init__(
         self,
-        watcher: Watcher,
+        backend: ApiBackend,
         config: HttpConfig,
         page: PageEndpoint | None = None,
         routes: Routes = only_common_routes,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        passed: socket.socket | None = None,
     ) -> None:
+        self._monotonic = monotonic
         self._wall = wall
         web = web_config.load(config.web_config) if config.web_config else WebConfig()
         self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
         basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
+        self._app = create_app(
+            backend, config, basic_auth=basic_auth, page=page, routes=routes, monotonic=monotonic
+        )
+        self._up = backend.metrics.gauge("http_up")
+        self._certificate_at = self._expiry_logged_at = float("-inf")
         self._local: Path | None = None
-        self._expiry_checked_at: datetime | None = None
-        self._socket = listen_on(config.listen)
-        loopback = is_loopback(self.address[0])
-        try:
-            app = create_app(
-                watcher,
-                config,
-                loopback=loopback,
-                basic_auth=basic_auth,
-                page=page,
-                routes=routes,
-                monotonic=monotonic,
-            )
-            probes = config.probe_listen
-            probe_socket = listen_on(probes, "http.probe_listen") if probes else None
-        except UsageError:
-            self._socket.close()
-            raise
-        app.state.port = self.address[1]
-        pages: MetricsPages = app.state.pages
-        connection = functools.partial(Connection, others=OpenConnections())
-        served = _uvicorn_config(app, connection, self._refresh_certificate)
-        self._uvicorn = _Uvicorn(served, pages.refresh)
-        if probe_socket is not None:
-            self._uvicorn.serve_besides(probe_socket, Probes(watcher.missing).connect)
-        served.load()
-        # Not by file name: the context is ours, so that a renewed certificate gets into it.
-        served.ssl = self._tls.context if self._tls else None
+        self._connections = Connections()
+        self._listeners = Listeners(self._each_second)
+        self._port = Port("http.listen", config.listen, monotonic, passed)
+        self._start(self._port.listener)
+        self._probes = Service(Probes(backend.missing))
+        self._probe_port: Port | None = None
+        if config.probe_listen:
+            self._probe_port = Port("http.probe_listen", config.probe_listen, monotonic)
+            self._start_probes(self._probe_port.listener)
+
+    def _start(self, listener: socket.socket | None) -> None:
+        self._up.set(listener is not None)
+        if listener is not None:
+            self._app.state.port, self._app.state.url = self.address[1], self.url
+            context = self._tls.context if self._tls else None
+            self._listeners.add(listener, Service(self._app, context), self._connections)
+
+    def _start_probes(self, listener: socket.socket | None) -> None:
+        if listener is not None:
+            self._listeners.add(listener, self._probes, Connections())
 
     def bind_locally(self, path: Path) -> None:
         """Serve on this Unix socket, too. Raises OSError."""
-        self._uvicorn.serve_besides(listen_locally(path))
+        self._listeners.add(listening.listen_locally(path), Service(self._app), self._connections)
         self._local = path
 
     @property
+    def trouble(self) -> str:
+        """The reason why ``http.listen`` is not served, empty if it is."""
+        return self._port.trouble
+
+    @property
     def address(self) -> tuple[str, int]:
-        """Host and port that were bound."""
-        host, port = self._socket.getsockname()[:2]
+        """The host and port that are listened on. Raises UsageError if there are none."""
+        if self._port.listener is None:
+            raise UsageError(self._port.trouble)
+        host, port = self._port.listener.getsockname()[:2]
         return str(host), int(port)
 
     @property
     def url(self) -> str:
-        """Where the page is, as seen from this machine."""
+        """The address of the page, as seen from this machine. Raises UsageError as ``address``."""
         host, port = self.address
         scheme = "https" if self._tls else "http"
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -115,102 +211,35 @@ class Server:
     def run(self) -> None:
         """Serve until ``stop``; signals are the caller's."""
         try:
-            asyncio.run(self._uvicorn.serve(sockets=[self._socket]))
+            asyncio.run(self._listeners.serve())
         finally:
             if self._local is not None:
                 self._local.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """End ``run``; from any thread or a signal handler, also before ``run``."""
-        self._uvicorn.stop()
+        """Stop ``run``; from any thread or a signal handler, also before ``run``."""
+        self._listeners.stop()
 
-    async def _refresh_certificate(self) -> None:
-        if self._tls is None:
-            return
+    def _each_second(self) -> None:
+        self._app.state.pages.refresh()
+        if listener := self._port.retry():
+            logger.info("listening on %s:%d", *self.address)
+            self._start(listener)
+        if self._probe_port is not None:
+            self._start_probes(self._probe_port.retry())
+        if self._tls and self._monotonic() - self._certificate_at >= CERTIFICATE_INTERVAL_S:
+            self._certificate_at = self._monotonic()
+            self._refresh_certificate(self._tls)
+
+    def _refresh_certificate(self, tls: Tls) -> None:
         try:
-            if self._tls.refresh():
-                logger.info("took up the renewed certificate %s", self._tls.config.cert_file)
-                self._expiry_checked_at = None
+            if tls.refresh():
+                logger.info("reloaded the renewed certificate %s", tls.config.cert_file)
+                self._expiry_logged_at = float("-inf")
         except (OSError, ssl.SSLError) as error:
-            logger.warning("the certificate stays as it was: %s", error)
-        self._warn_of_expiry(self._tls.config.cert_file, datetime.fromtimestamp(self._wall(), UTC))
-
-    def _warn_of_expiry(self, path: Path, now: datetime) -> None:
-        """Once a day, and at once of a certificate that is new."""
-        last = self._expiry_checked_at
-        if last is not None and now - last < EXPIRY_LOG_INTERVAL:
-            return
-        self._expiry_checked_at = now
-        trouble = certificate.trouble(path, now)
-        if trouble is not None:
-            logger.warning("http.web_config: %s", trouble)
-
-
-class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, each_second: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._each_second = each_second
-        self._stopped = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._besides: list[tuple[socket.socket, _Factory]] = []
-
-    def serve_besides(self, listener: socket.socket, factory: _Factory | None = None) -> None:
-        """Without TLS: another listener of the API, or of the factory's protocol."""
-        self._besides.append((listener, factory or self._make_connection))
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        loop = asyncio.get_running_loop()
-        for listener, factory in self._besides:
-            # A short queue: the newest of a burst are not to push out the others unread.
-            server = await loop.create_server(factory, sock=listener, backlog=BESIDES_BACKLOG)
-            self.servers.append(server)
-
-    def _make_connection(self) -> asyncio.Protocol:
-        factory: Any = self.config.http_protocol_class
-        made: asyncio.Protocol = factory(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return made
-
-    def stop(self) -> None:
-        self.should_exit = True
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-                self._loop.call_soon_threadsafe(self._stopped.set)
-
-    async def main_loop(self) -> None:
-        """Ticks once a second, not ten times: an idle daemon is to be idle."""
-        self._loop = asyncio.get_running_loop()
-        ticks = 0
-        while not await self.on_tick(ticks * TICKS_A_SECOND):
-            ticks += 1
-            self._each_second()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), 1.0)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals belong to the daemon."""
-        yield
-
-
-def _uvicorn_config(app: Any, connection: Any, notify: Any) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        loop="asyncio",
-        http=connection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        # A peer is who connects, whatever X-Forwarded-For says.
-        proxy_headers=False,
-        server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-        callback_notify=notify,
-        timeout_notify=CERTIFICATE_INTERVAL_S,
-    )
+            logger.warning("reload failed, old certificate kept: %s", error)
+        now = self._wall()
+        if now - self._expiry_logged_at >= EXPIRY_LOG_INTERVAL_S:
+            self._expiry_logged_at = now
+            if trouble := tls.trouble(datetime.fromtimestamp(now, UTC)):
+                logger.warning("http.web_config: %s", trouble)

@@ -1,14 +1,15 @@
 """TLS and basic auth from a file in the format of Prometheus' exporter-toolkit.
 
-https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md. What is not
-supported is refused by name: a protection that is silently not there is worse than none.
+https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md. Keys that are
+not supported are refused by name: a protection that is silently missing is worse than none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
-from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,13 @@ _CLIENT_AUTH = {
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
 TlsVersion = Literal["TLS12", "TLS13"]
+
+# An ACME client renews a month before the end, cert-manager at two thirds of the time.
+EXPIRES_SOON = timedelta(days=7)
+# X509_V_ERR_CERT_HAS_EXPIRED of openssl-verification-options(1).
+_EXPIRED = 10
+# The flights of a handshake: client, server, client and, in TLS 1.2, server.
+_FLIGHTS = 2
 
 
 def _none_if_empty(client_auth_type: Any) -> Any:
@@ -54,7 +62,7 @@ class WebConfig(Section):
 
 
 def load(path: Path) -> WebConfig:
-    """Paths in the file are relative to its folder. Raises UsageError with one line."""
+    """Read the file, with paths relative to its folder. Raises UsageError with one line."""
     try:
         tree = read_yaml(path)
     except UsageError as error:
@@ -69,17 +77,12 @@ def load(path: Path) -> WebConfig:
     return config.model_copy(update={"tls_server_config": tls})
 
 
-@dataclass
 class Tls:
-    """The server's side of TLS. A renewed certificate is taken up by ``refresh``."""
+    """The server's side of TLS. ``refresh`` reloads a renewed certificate into ``context``."""
 
-    config: TlsServerConfig
-    context: ssl.SSLContext = field(init=False)
-    _version: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Raises UsageError when a file cannot be used."""
-        config = self.config
+    def __init__(self, config: TlsServerConfig) -> None:
+        """Raises UsageError if a file cannot be used."""
+        self.config = config
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = _VERSIONS[config.min_version]
         self.context.maximum_version = _VERSIONS[config.max_version]
@@ -94,17 +97,53 @@ class Tls:
         self.context.verify_mode = _CLIENT_AUTH[config.client_auth_type]
 
     def refresh(self) -> bool:
-        """Take a changed certificate for new connections; raises OSError and keeps the old."""
+        """Use a changed certificate for new connections. Raises OSError and keeps the old one."""
         version = self._files()
         if version == self._version:
             return False
-        # Loaded apart first: certificate and key that do not match must not reach the server.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            self.config.cert_file, self.config.key_file
-        )
+        # A certificate that does not match its key must not get into the context that serves.
+        self._apart()
         self.context.load_cert_chain(self.config.cert_file, self.config.key_file)
         self._version = version
         return True
+
+    def trouble(self, now: datetime) -> str:
+        """Return a line if the certificate has expired or expires soon, else nothing."""
+        try:
+            end = self._expiry()
+        except ssl.SSLCertVerificationError as error:
+            if error.verify_code != _EXPIRED:
+                return ""
+            return f"the certificate {self.config.cert_file} expired: clients refuse it; renew it"
+        except (OSError, ValueError):
+            return ""
+        if end - now > EXPIRES_SOON:
+            return ""
+        return (
+            f"the certificate {self.config.cert_file} expires on {end:%Y-%m-%d %H:%M} UTC; renew it"
+        )
+
+    def _expiry(self) -> datetime:
+        """Return the end of the certificate as a client reads it, in a handshake in memory."""
+        trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        trusting.check_hostname = False
+        trusting.load_verify_locations(self.config.cert_file)
+        # The certificate itself is trusted, whoever signed it.
+        trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = trusting.wrap_bio(to_client, to_server)
+        server = self._apart().wrap_bio(to_server, to_client, server_side=True)
+        for side in _FLIGHTS * (client, server):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        known = client.getpeercert() or {}
+        return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(known["notAfter"])), UTC)
+
+    def _apart(self) -> ssl.SSLContext:
+        """Return the certificate in a context of its own, which serves nobody."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.config.cert_file, self.config.key_file)
+        return context
 
     def _files(self) -> tuple[int, ...]:
         return tuple(
@@ -129,7 +168,7 @@ def _absolute(config: TlsServerConfig, folder: Path) -> TlsServerConfig:
 
 
 def _explain(error: ValidationError) -> str:
-    """Without the value, which may be a password."""
+    """Return the mistake without the value, which may be a password."""
     first = mistakes(error, WebConfig)[0]
     if first.kind == "extra_forbidden":
         return f"{first.path}: not supported"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.http.conftest import MemoryAgent, gpu
+from tests.daemon.http.conftest import SOCKETS, MemoryAgent, gpu, link_to
 from tests.fleet.nodes import NOW, OWNER
 from warpwatch_fleet.page.endpoint import FleetPage
 from warpwatch_serving.config import HttpConfig
@@ -115,10 +117,22 @@ def fleet(tmp_path: Path) -> MemoryFleet:
 
 
 @pytest.fixture
-def url(fleet: MemoryFleet) -> Iterator[str]:
-    server = Server(fleet, HttpConfig(listen="127.0.0.1:0"), page=FleetPage(fleet))
+def server(fleet: MemoryFleet) -> Iterator[Server]:
+    config = HttpConfig(listen="127.0.0.1:0")
+    server = Server(fleet, config, page=FleetPage(fleet))
+    folder = Path(f"{tempfile.mkdtemp(prefix='warpwatch-test-')}-api")
+    SOCKETS[server] = folder / "api.sock"
+    server.bind_locally(SOCKETS[server])
     thread = Thread(target=server.run)
     thread.start()
-    yield f"http://127.0.0.1:{server.address[1]}"
+    yield server
     server.stop()
     thread.join()
+    for path in (folder, folder.with_name(folder.name.removesuffix("-api"))):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    """A link to the page, which starts a session."""
+    return server.url.rstrip("/") + link_to(server)

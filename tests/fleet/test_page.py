@@ -11,7 +11,7 @@ import httpx
 import pytest
 from textual.widgets import DataTable
 
-from tests.daemon.http.conftest import http_client
+from tests.daemon.http.conftest import local_client, socket_of
 from tests.fleet.nodes import NOW, TestCluster, TestNode, run
 from tests.fleet.shown import (
     MemoryFleet,
@@ -19,7 +19,7 @@ from tests.fleet.shown import (
     fleet,
     fleet_state,
     node,
-    url,
+    server,
     with_nodes,
 )
 from warpwatch_daemon.api_client import ApiClient
@@ -28,22 +28,23 @@ from warpwatch_daemon.cli.top import rows
 from warpwatch_daemon.cli.top.rows import Reader
 from warpwatch_daemon.cli.top.screen import Top
 from warpwatch_fleet.page import heatmap, nodes
-from warpwatch_serving.models import PageFilters
+from warpwatch_serving.bodies import PageFilters
 from warpwatch_serving.page.headline import headline
 from warpwatch_serving.page.job_order import ranked
 from warpwatch_serving.page.selection import Selection
+from warpwatch_serving.server import Server
 from warpwatch_telemetry.anomalies import sentence
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.samples import SourceHealth
 from warpwatch_telemetry.state import State
 
-__all__ = ["fleet", "url"]
+__all__ = ["fleet", "server"]
 
 
 @pytest.fixture
-def http(url: str) -> Iterator[httpx.Client]:
-    with http_client(url) as client:
+def http(server: Server) -> Iterator[httpx.Client]:
+    with local_client(server) as client:
         yield client
 
 
@@ -119,11 +120,15 @@ def test_the_page_is_searched_by_job_owner_and_node(http, fleet, query, counts, 
     assert ("Nothing matches the search" in page) == (counts[0] == 0)
 
 
-def test_status_begins_with_what_is_wrong_and_lists_the_ranks_of_one_job(url, fleet, capsys):
+def test_status_begins_with_what_is_wrong_and_lists_the_ranks_of_one_job(
+    server, fleet, capsys, monkeypatch
+):
     fleet.now = crowded_state()
+    folder = str(socket_of(server).parent).removesuffix("-api")
+    monkeypatch.setenv("WARPWATCH_DIR", folder)
 
     def lines(*options: str) -> list[str]:
-        assert status.main(["--url", url, *options], lambda: NOW) == 1
+        assert status.main([*options], lambda: NOW) == 1
         out: str = capsys.readouterr().out
         return out.splitlines()
 
@@ -140,9 +145,10 @@ def test_status_begins_with_what_is_wrong_and_lists_the_ranks_of_one_job(url, fl
     assert "564 ranks of 63 jobs" in "\n".join(lines("--owner", "uid/1004"))
 
 
-def test_top_begins_with_ranks_and_gpus_in_trouble_and_is_searched(url, fleet):
+def test_top_begins_with_ranks_and_gpus_in_trouble_and_is_searched(server, fleet):
     fleet.now = crowded_state()
-    reading = Reader(lambda: ApiClient(url)).look()
+    api = ApiClient(socket_path=socket_of(server))
+    reading = Reader(lambda: api).look()
     assert rows.headline(reading).startswith("3 of 250 agents cannot be reached, 2000 GPUs, ")
     troubled = [key[1::2] for key, _ in rows.rank_rows(reading, wide=True)][:3]
     assert troubled == [("llama-0", "128"), ("llama-4", "16"), ("llama-0", "0")]
@@ -153,7 +159,7 @@ def test_top_begins_with_ranks_and_gpus_in_trouble_and_is_searched(url, fleet):
     assert "! xid, " in rows.finding_lines(reading, 4)[0].plain
     found = reading.narrowed("GPU-155")
     assert [len(part) for part in (found.ranks, found.devices, found.anomalies)] == [8, 8, 3]
-    asyncio.run(fits_80_columns(Top(Reader(lambda: ApiClient(url)), interval_s=3600.0)))
+    asyncio.run(fits_80_columns(Top(Reader(lambda: api), interval_s=3600.0)))
 
 
 async def fits_80_columns(app: Top) -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tests.browser import NEEDS_BROWSER, browser, open_page, picture
-from tests.fleet.shown import crowded_state, fleet, fleet_state, url
+from tests.fleet.shown import crowded_state, fleet, fleet_state, server, url
 from tests.waiting import DEADLINE_S
 
 pytestmark = NEEDS_BROWSER
-__all__ = ["browser", "fleet", "url"]
+__all__ = ["browser", "fleet", "server", "url"]
 # The texts of a cell that overlap, or take more than one line.
 CROWDED_CELLS = """[...document.querySelectorAll('.large .cells i')].filter(cell => {
     const [rank, own, wait] = [...cell.children].map(part => part.getBoundingClientRect());

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from warpwatch_daemon.agent.pipeline import WRITE_INTERVAL_S, Pipeline, telemetr
 from warpwatch_daemon.agent.reloading import Reloading
 from warpwatch_daemon.api_client import socket_path
 from warpwatch_daemon.config import Config
+from warpwatch_daemon.for_fleet.api import agent_routes
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
-from warpwatch_daemon.for_fleet.routes import agent_routes
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.runs import RunFiles, RunTable
 from warpwatch_daemon.ranks.counts import Positions
@@ -44,6 +44,7 @@ from warpwatch_exporters.ways_out import WaysOut
 from warpwatch_runtime.call_guard import run_all
 from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
+from warpwatch_serving.listening import passed_by_systemd
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
@@ -74,7 +75,10 @@ class Daemon:
     """Implements ``http.agent.Agent``."""
 
     def __init__(
-        self, config: Config, config_path: Path | None, environ: Mapping[str, str] = os.environ
+        self,
+        config: Config,
+        config_path: Path | None,
+        environ: MutableMapping[str, str] = os.environ,
     ) -> None:
         allow_enough()
         self._config = config
@@ -88,7 +92,9 @@ class Daemon:
         self._fatal = ""
         # Those that are woken, or hurry.
         self._loops: dict[str, Loop] = {}
-        self.server = Server(self, config.http, routes=agent_routes)
+        self.server = Server(
+            self, config.http, routes=agent_routes, passed=passed_by_systemd(environ)
+        )
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
         self._known_pods = self.hub.pods if folder_of(config.attribution.pod_logs) else None
@@ -156,8 +162,9 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop())
         signal.signal(signal.SIGHUP, lambda *_: self.reloading.ask())
-        host, port = self.server.address
-        logger.info("listening on %s:%d, rendezvous %s", host, port, self.folder.path)
+        if not self.server.trouble:
+            logger.info("listening on %s:%d", *self.server.address)
+        logger.info("watching ranks in %s", self.folder.path)
         self._bind_locally()
         try:
             self.server.run()
@@ -247,7 +254,7 @@ class Daemon:
         return self._stream
 
     def lease(self, job: JobId, holder: str, seconds: float, raised: Mapping[str, str]) -> None:
-        self.pipeline.leases.take(job, holder, seconds, raised)
+        self.pipeline.leases.acquire(job, holder, seconds, raised)
 
     def exposition(self) -> Options:
         configured = self._config.exporters.prometheus

@@ -28,15 +28,22 @@ def main(argv: Sequence[str]) -> int:
         action="store_true",
         help="reload when the file's content changes, as a mounted ConfigMap's does",
     )
+    command.add_argument(
+        "--require-http",
+        action="store_true",
+        help="exit 2 if http.listen is taken; without it, the port is tried again",
+    )
     arguments = command.parse_args(argv)
     log = log_output.LimitedHandler()
     logging.basicConfig(level=arguments.log_level, handlers=[log])
 
-    run(arguments.config, arguments.watch_config, log)
+    run(arguments.config, arguments.watch_config, log, arguments.require_http)
     return 0
 
 
-def run(path: Path | None, watched: bool, log: log_output.LimitedHandler) -> None:
+def run(
+    path: Path | None, watched: bool, log: log_output.LimitedHandler, needs_http: bool = False
+) -> None:
     from warpwatch_daemon.agent.app import Daemon
     from warpwatch_daemon.agent.reloading import WATCH_INTERVAL_S, ConfigWatch
 
@@ -46,6 +53,8 @@ def run(path: Path | None, watched: bool, log: log_output.LimitedHandler) -> Non
         raise UsageError("--watch-config needs --config FILE")
     watch = ConfigWatch(path) if watched and path else None
     daemon = Daemon(loading.load(Config, path), path)
+    if needs_http and daemon.server.trouble:
+        raise UsageError(daemon.server.trouble)
 
     def look() -> None:
         if watch is not None and watch.changed():

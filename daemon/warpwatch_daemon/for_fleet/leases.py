@@ -1,6 +1,6 @@
-"""Which jobs a fleet judges for this node: what is found of them here is kept back.
+"""Leases of jobs to a fleet: what this node finds of them is kept back.
 
-The detectors run on as ever, so when a fleet is gone the node goes on at once with what it knows.
+The detectors run on, so that the node can continue at once if the fleet stops.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 
 MAX_LEASES = 1024
-# None is longer.
+# The longest lease.
 MAX_S = 60.0
-# What a fleet that is gone has raised is the same anomaly for so long.
+# If a fleet stopped, its anomalies keep their ids for this time.
 REMEMBERED_S = 600.0
-# As many as may be active, and as many again that have ended and are remembered.
+# Twice the number of anomalies that may be active: closed ones are remembered as well.
 MAX_KEPT_BACK = 2000
 
 
 class Lease(NamedTuple):
-    """Until a time of the monotonic clock. holder: what the fleet calls itself.
+    """A lease until a time of the monotonic clock.
 
-    raised: ids of what it has raised of the job, by kind: without it, this node goes on with them.
+    holder: the name of the fleet. raised: the ids of its anomalies of the job, by kind, which this
+    node continues if the fleet stops.
     """
 
     holder: str
@@ -38,7 +39,7 @@ class Lease(NamedTuple):
 
 @dataclass(slots=True)
 class LeasesState:
-    """For the next daemon; leases until a wall clock's time."""
+    """The leases as the next daemon loads them, until times of the wall clock."""
 
     leases: dict[JobId, Lease] = field(default_factory=dict)
     kept_back: dict[str, None] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class LeasesState:
 
 
 class Leases:
-    """``take`` may be called from any thread, the rest is the pipeline's."""
+    """The leases of this node. Only ``acquire`` may be called from any thread."""
 
     def __init__(
         self,
@@ -57,9 +58,9 @@ class Leases:
         self._wall = wall
         self._lock = threading.Lock()
         self._leases: dict[JobId, Lease] = {}
-        # Ids of anomalies that are not raised, in the order in which they were found.
+        # Ids of anomalies that are not reported, in the order in which they were found.
         self._kept_back: dict[str, None] = {}
-        # What the fleet calls those that it had raised before it went, by our own ids.
+        # The ids that the fleet gave to anomalies before it stopped, by our own ids.
         self._names: dict[str, str] = {}
 
     @property
@@ -82,10 +83,10 @@ class Leases:
             for job, lease in state.leases.items()
         }
 
-    def take(
+    def acquire(
         self, job: JobId, holder: str, seconds: float, raised: Mapping[str, str] | None = None
     ) -> None:
-        """Take or renew it. Raises Refused while another fleet has it."""
+        """Acquire or renew a lease. Raises Refused while another fleet has it."""
         now = self._monotonic()
         with self._lock:
             held = self._leases.get(job)
@@ -96,7 +97,7 @@ class Leases:
             self._leases[job] = Lease(holder, now + seconds, raised or {})
 
     def raised(self, changes: Iterable[Change]) -> list[Change]:
-        """Those that are this node's to raise."""
+        """Return the changes that this node reports."""
         found = [self._raised(change) for change in changes]
         return [change for change in found if change is not None]
 
@@ -116,7 +117,7 @@ class Leases:
             del self._kept_back[next(iter(self._kept_back))]
 
     def _lease(self, anomaly: Anomaly) -> Lease | None:
-        """That the anomaly falls under, or did until a moment ago."""
+        """Return the lease of the anomaly's job, current or just expired."""
         if anomaly.kind not in FLEET_KINDS or anomaly.job_id is None:
             return None
         return self._leases.get(anomaly.job_id)
@@ -130,10 +131,9 @@ class Leases:
         return anomaly if name is None else replace(anomaly, id=name)
 
     def expire(self, active: Iterable[Anomaly]) -> list[Change]:
-        """Of jobs whose lease has ended: what is still so is raised now.
+        """Return the anomalies that expired leases make this node's, and forget such leases.
 
-        What the fleet had raised goes on under its id; once a fleet judges the job again, it is
-        the fleet's.
+        An anomaly of the fleet continues under the fleet's id until a fleet has the job again.
         """
         changes = []
         for one in active:
@@ -166,11 +166,11 @@ class Leases:
         return Change("closed", ended)
 
     def is_of_fleet(self, anomaly: Anomaly) -> bool:
-        """Whether the fleet had raised it, and it only goes on here."""
+        """Return whether it continues an anomaly of the fleet."""
         return anomaly.id in self._names.copy().values()
 
     def shown(self, anomalies: Iterable[Anomaly]) -> tuple[Anomaly, ...]:
-        """Without those that are kept back."""
+        """Return the anomalies that are not kept back, under the fleet's ids."""
         if not (self._kept_back or self._names):
             return tuple(anomalies)
         return tuple(self._named(one) for one in anomalies if one.id not in self._kept_back)

@@ -1,6 +1,6 @@
-"""What others follow of this node: the newest lines of its telemetry log and what has changed.
+"""The newest lines of the telemetry log and of changes, in memory, for followers of this node.
 
-Lines are kept while somebody reads, so a node without a fleet pays nothing for them.
+Lines are kept only while a follower reads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from warpwatch_telemetry.stream import (
 )
 
 MAX_BYTES = 16 * 2**20
-# A reader that was restarted rebuilds what it knew from the lines of this time; a node that was
-# not read for as long keeps none.
+# A restarted reader rebuilds its state from the lines of this time. A node without a reader for
+# as long keeps no lines.
 KEPT_S = 600.0
 DEVICE_INTERVAL_S = 5.0
 MAX_BATCH_BYTES = 256 * 2**10
-# Live ranks that a new reader hears of first: as many as there may be rings.
+# A new reader receives this many live ranks first: as many as there may be rings.
 MAX_RANKS = 1024
-# Captures that it hears of: also whether those that it waits for have ended.
+# It receives this many captures: those that it waits for may have ended.
 MAX_CAPTURES = 20
 MAX_RUNS = 20
 
@@ -45,13 +45,13 @@ _CURSOR = re.compile(r"(?P<epoch>[0-9a-f]{8})-(?P<number>\d{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Of ``of`` readers that share the jobs of all nodes, the one at ``index``."""
+    """The reader at ``index`` of the ``of`` readers that share the jobs of all nodes."""
 
     index: int
     of: int
 
     def has(self, key: int | None) -> bool:
-        """Whether a line is for this one; a key of None is for all of them."""
+        """Return whether a line is for this reader; a key of None is for all readers."""
         return key is None or key % self.of == self.index
 
 
@@ -59,7 +59,7 @@ WHOLE = Shard(0, 1)
 
 
 class Batch(NamedTuple):
-    """``more``: whether there is more already."""
+    """Lines and the cursor after them; ``more``: whether there are newer lines already."""
 
     lines: bytes
     cursor: str
@@ -74,12 +74,12 @@ class _Line(NamedTuple):
 
 
 class RecordStream:
-    """``put`` is the pipeline's, ``read`` may be called from any thread."""
+    """The stream. Only the pipeline calls ``put…``; ``read`` may be called from any thread."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        # A cursor of another epoch says nothing about the lines of this one.
+        # Cursors of another epoch do not fit the lines of this one.
         self._epoch = _new_epoch()
         self._lines: deque[_Line] = deque()
         self._bytes = 0
@@ -91,13 +91,13 @@ class RecordStream:
         self._runs: dict[JobId, RunSummary] = {}
         self._shown: Sequence[Capture] = ()
         self._device_at: dict[str, float] = {}
-        # Followers end when they see it, so that the server need not wait for them.
+        # Followers check it, so that the server need not wait for them at its end.
         self.closed = False
 
     def close(self) -> None:
         self.closed = True
 
-    # --- what happens ---
+    # --- writing ---
 
     def put(self, records: Iterable[Record]) -> None:
         with self._lock:
@@ -107,7 +107,7 @@ class RecordStream:
                     self._add(_key(record), encode_line(record))
 
     def put_anomaly(self, anomaly: Anomaly) -> None:
-        """One that has changed in any way."""
+        """Add an anomaly that has changed in any way."""
         with self._lock:
             if anomaly.end_time is None:
                 self._anomalies[anomaly.id] = anomaly
@@ -117,7 +117,7 @@ class RecordStream:
                 self._add(_anomaly_key(anomaly), encode_stream_line(AnomalyLine(anomaly)))
 
     def put_captures(self, captures: Sequence[Capture]) -> None:
-        """All that are shown; those that have changed are streamed."""
+        """Stream the captures that have changed; ``captures`` are all that are shown."""
         with self._lock:
             if captures is self._shown:
                 return
@@ -131,11 +131,11 @@ class RecordStream:
                     self._add(key, encode_stream_line(CaptureLine(capture)))
 
     def put_runs(self, summaries: Iterable[RunSummary]) -> None:
-        """Those that have changed."""
+        """Stream the runs that have changed."""
         with self._lock:
             for summary in summaries:
                 job = summary.job_id
-                # Again at the end of the order.
+                # It moves to the end of the order.
                 self._runs.pop(job, None)
                 self._runs[job] = summary
                 if len(self._runs) > MAX_RUNS:
@@ -143,12 +143,12 @@ class RecordStream:
                 if self._is_read():
                     self._add(shard_key(job), encode_stream_line(RunLine(summary)))
 
-    # --- who reads ---
+    # --- reading ---
 
     def read(self, after: str | None, shard: Shard = WHOLE) -> Batch:
-        """Lines after the cursor, oldest first; without one, what is live and what is kept.
+        """Return lines after the cursor, oldest first; without one, the live state and all lines.
 
-        A batch may have no line. Raises ValueError for what is no cursor.
+        A batch may have no line. Raises ValueError if ``after`` is not a cursor.
         """
         epoch, number = _parse(after)
         with self._lock:
@@ -176,7 +176,7 @@ class RecordStream:
             return Batch(b"".join(parts), f"{self._epoch}-{number}", number < self._count)
 
     def _live(self, shard: Shard) -> Iterator[bytes]:
-        """What a reader has to know that comes too late for its beginning."""
+        """Yield the current state, for a reader that has missed the lines of its start."""
         for record in self._ranks.values():
             if shard.has(_key(record)):
                 yield encode_line(record) or b""
@@ -186,13 +186,12 @@ class RecordStream:
         for capture in list(self._captures.values())[-MAX_CAPTURES:]:
             if shard.has(shard_key(capture.request.job_id)):
                 yield encode_stream_line(CaptureLine(capture))
-
         for run in self._runs.values():
             if shard.has(shard_key(run.job_id)):
                 yield encode_stream_line(RunLine(run))
 
     def _after(self, number: int) -> Iterator[_Line]:
-        """Readers are mostly near the end, so they look from there."""
+        """Return the lines after a number. Readers are mostly near the end: search from there."""
         newer = 0
         for line in reversed(self._lines):
             if line.number <= number:
@@ -238,7 +237,7 @@ class RecordStream:
                 self._ranks.pop((record.job_id, record.rank or 0), None)
 
     def _thinned(self, records: Iterable[Record]) -> Iterator[Record]:
-        """A reading of each device in DEVICE_INTERVAL_S; clocks are each batch's own."""
+        """Yield one reading per device and DEVICE_INTERVAL_S, and no clocks."""
         now = self._monotonic()
         for record in records:
             if isinstance(record, Clock):

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import logging
 import ssl
 import threading
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,7 +20,9 @@ from starlette.routing import Route
 
 from warpwatch_fleet.config import InjectionConfig
 from warpwatch_fleet.kubernetes import injection
+from warpwatch_serving.connection import Connections, Service
 from warpwatch_serving.listening import listen_on
+from warpwatch_serving.server import Listeners
 from warpwatch_serving.web_config import Tls, TlsServerConfig
 from warpwatch_telemetry.errors import UsageError
 
@@ -37,7 +35,7 @@ MAX_REQUESTS = 64
 CERTIFICATE_INTERVAL_S = 10
 
 
-class InjectionServer(uvicorn.Server):
+class InjectionServer:
     """Serves in a thread of its own, so that no client delays the loop that follows the agents.
 
     Raises UsageError.
@@ -51,47 +49,35 @@ class InjectionServer(uvicorn.Server):
             text = str(error).rpartition("config: ")[2]
             raise UsageError(f"fleet.kubernetes.injection: {text}") from error
         self.listener = listen_on(config.listen, "fleet.kubernetes.injection.listen")
-        super().__init__(
-            uvicorn.Config(
-                Starlette(routes=[Route("/inject", self._inject, methods=["POST"])]),
-                loop="asyncio",
-                http="h11",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                limit_concurrency=MAX_REQUESTS,
-                callback_notify=self.refresh,
-                timeout_notify=CERTIFICATE_INTERVAL_S,
-            )
-        )
-        self.config.load()
-        self.config.ssl = self._tls.context
+        self._seconds = 0
+        self._listeners = Listeners(self._each_second)
+        app = Starlette(routes=[Route("/inject", self._inject, methods=["POST"])])
+        connections = Connections(MAX_REQUESTS, MAX_REQUESTS)
+        self._listeners.add(self.listener, Service(app, self._tls.context), connections)
 
     async def run_beside(self) -> None:
         """Serve in a thread until cancelled."""
-        serve = partial(self.serve, sockets=[self.listener])
+        serve = self._listeners.serve
         thread = threading.Thread(target=lambda: asyncio.run(serve()), name="injection")
         thread.start()
         try:
             await asyncio.Event().wait()
         finally:
-            self.should_exit = True
+            self._listeners.stop()
             thread.join()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals belong to the fleet."""
-        yield
+    def _each_second(self) -> None:
+        if self._seconds % CERTIFICATE_INTERVAL_S == 0:
+            self.refresh()
+        self._seconds += 1
 
-    async def refresh(self) -> None:
+    def refresh(self) -> None:
+        """Use a renewed certificate for new connections."""
         try:
             if self._tls.refresh():
-                logger.info("took up the renewed certificate of the injection")
+                logger.info("reloaded the renewed certificate of the injection")
         except (OSError, ssl.SSLError) as error:
-            logger.warning("the certificate of the injection stays as it was: %s", error)
+            logger.warning("reload failed, old certificate of the injection kept: %s", error)
 
     async def _inject(self, request: Request) -> Response:
         body = b""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from warpwatch_fleet.page import heatmap, nodes
+from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.page.endpoint import PageEndpoint
-from warpwatch_serving.watcher import Watcher
 
 
 class FleetPage(PageEndpoint):
     templates = (Path(__file__).parent / "templates", *PageEndpoint.templates)
     name = "fleet.html"
 
-    def __init__(self, fleet: Watcher) -> None:
+    def __init__(self, fleet: ApiBackend) -> None:
         super().__init__(fleet)
         self.modules = {"heatmap": heatmap, "nodes": nodes}

@@ -1,11 +1,11 @@
-"""``GET /`` and ``/run``, and the policy that lets a browser run nothing but what is ours."""
+"""``GET /`` and ``/run``, and the policy that lets a browser run only our own script."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warpwatch_runtime import quantities
-from warpwatch_serving import models
 from warpwatch_serving.access import Caller, caller_of, visible
-from warpwatch_serving.answers import ApiError
+from warpwatch_serving.answers import HttpError
+from warpwatch_serving.backend import ApiBackend
+from warpwatch_serving.bodies import PageFilters, RunFilters, filters
 from warpwatch_serving.page import captures, charts, devices, findings, jobs, minutes, runs
 from warpwatch_serving.page.headline import Headline, headline
 from warpwatch_serving.page.job_order import ranked
 from warpwatch_serving.page.selection import Selection
-from warpwatch_serving.request_data import filters
-from warpwatch_serving.watcher import Watcher
 from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.state import State
 
@@ -30,64 +29,68 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 MAX_SOURCES = 32
-# No sentence of ours is longer.
+# All our own sentences are shorter.
 MAX_TEXT = 400
 NOTHING_FOUND = Headline("idle", "Nothing matches the search")
-_FOLDER = Path(__file__).parent / "templates"
+FOLDER = Path(__file__).parent / "templates"
+STYLE = FOLDER / "style.css"
+SCRIPT = FOLDER / "refresh.js"
 
 
 class PageEndpoint:
-    """Of an agent; ``templates``, ``name`` and ``modules`` are what another page has besides."""
+    """The page of an agent; another page has its own ``templates``, ``name`` and ``modules``."""
 
-    templates: tuple[Path, ...] = (_FOLDER,)
+    templates: tuple[Path, ...] = (FOLDER,)
     name = "page.html"
     modules: Mapping[str, object] = {}
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, backend: ApiBackend) -> None:
+        self._backend = backend
 
     async def show(self, request: Request) -> Response:
         """The web page; ``show``: the id of an anomaly or a capture that is to be on top."""
-        wanted = filters(request, models.PageFilters)
-        return await run_in_threadpool(self._show, caller_of(request), wanted)
+        wanted = filters(request, PageFilters)
+        return await run_in_threadpool(self._show, request, wanted)
 
     async def show_run(self, request: Request) -> Response:
         """The page of a run: its figures, and what has changed since the one before."""
-        wanted = filters(request, models.RunFilters)
-        return await run_in_threadpool(self._show_run, caller_of(request), wanted)
+        wanted = filters(request, RunFilters)
+        return await run_in_threadpool(self._show_run, request, wanted)
 
-    def _show(self, caller: Caller, wanted: models.PageFilters) -> Response:
-        state, known = self._known(caller)
+    def _show(self, request: Request, wanted: PageFilters) -> Response:
+        state, known = self._known(caller_of(request))
         selection = Selection(state, wanted)
         state = selection.state
         return self._answer(
+            request,
             self.name,
             state=state,
             selection=selection,
             wanted=wanted,
             ranked=ranked(state),
             headline=NOTHING_FOUND if selection.is_empty else headline(state),
-            files_open=caller.files,
             known=[one for one in known if selection.has_job(one.job_id)],
         )
 
-    def _show_run(self, caller: Caller, wanted: models.RunFilters) -> Response:
-        state, known = self._known(caller)
+    def _show_run(self, request: Request, wanted: RunFilters) -> Response:
+        state, known = self._known(caller_of(request))
         run = runs.chosen(known, wanted)
         if run is None:
-            raise ApiError(404, "not_found", "there is no such run")
-        return self._answer("run.html", state=state, files_open=caller.files, known=known, run=run)
+            raise HttpError(404, "not_found", "there is no such run")
+        return self._answer(request, "run.html", state=state, known=known, run=run)
 
     def _known(self, caller: Caller) -> tuple[State, list[RunSummary]]:
         """Return the part of the state and of the runs that the caller may see."""
-        state, known = self._watcher.state(), self._watcher.run_summaries()
+        state, known = self._backend.state(), self._backend.run_summaries()
         return visible(state, caller.owner), [
             one for one in known if caller.owner in (None, one.owner)
         ]
 
-    def _answer(self, name: str, **about: object) -> Response:
-        page = self._environment.get_template(name).render(about)
-        headers = {"Content-Security-Policy": self._policy}
+    def _answer(self, request: Request, name: str, **about: object) -> Response:
+        page = self._environment.get_template(name).render(
+            files_open=caller_of(request).files, has_session="cookie" in request.headers, **about
+        )
+        headers = {"Content-Security-Policy": policy()}
         return Response(page, headers=headers, media_type="text/html")
 
     @cached_property
@@ -106,7 +109,7 @@ class PageEndpoint:
         )
         for name in ("ago", "seconds", "sentence", "text", "timestamp"):
             environment.filters[name] = getattr(quantities, name)
-        # What a section asks for lies in the module of its name.
+        # Each section calls the module of its name.
         environment.globals |= {
             "no_step": quantities.no_step,
             "uncounted": quantities.uncounted,
@@ -123,24 +126,23 @@ class PageEndpoint:
         }
         return environment
 
-    @cached_property
-    def _policy(self) -> str:
-        return (
-            f"default-src 'none'; style-src '{_digest('style.css')}'; "
-            f"script-src '{_digest('refresh.js')}'; connect-src 'self'; img-src data:; "
-            "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-        )
+
+@cache
+def policy() -> str:
+    """Return the content security policy of all pages."""
+    return (
+        f"default-src 'none'; style-src '{_digest(STYLE)}'; script-src '{_digest(SCRIPT)}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    )
 
 
 def _cut(value: object) -> object:
-    """Of all that a template prints: what a process says of itself is one line of bounded length.
-
-    Not of drawings, and not of what a macro has printed.
-    """
+    """Cut text that a template prints to one line of bounded length, but no drawings and macros."""
     return value if hasattr(value, "__html__") else quantities.text(value, MAX_TEXT)
 
 
-def _digest(name: str) -> str:
-    """The hash of an inline file, as a content security policy names it."""
-    digest = hashlib.sha256((_FOLDER / name).read_bytes()).digest()
+def _digest(path: Path) -> str:
+    """Return the hash of an inline file, as a content security policy names it."""
+    digest = hashlib.sha256(path.read_bytes()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"

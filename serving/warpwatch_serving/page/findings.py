@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warpwatch_runtime.quantities import ago, plural, seconds, text
-from warpwatch_serving.models import PageFilters
+from warpwatch_serving.bodies import PageFilters
 from warpwatch_serving.page.headline import worst_first
 from warpwatch_telemetry.anomalies import Anomaly, sentence
 from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, WAITING, Capture

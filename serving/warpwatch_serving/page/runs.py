@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from warpwatch_detection.runs.comparison import RunComparison, compare, differences
 from warpwatch_detection.runs.run_figures import GROWTH, LEAST_S
 from warpwatch_runtime.quantities import joules, plural, rate, seconds, text
-from warpwatch_serving.models import RunFilters
+from warpwatch_serving.bodies import RunFilters
 from warpwatch_serving.page.charts import HEIGHT, OTHER, WIDTH, PhaseShare, phase_shares
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import RunSummary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warpwatch_serving.models import PageFilters
+from warpwatch_serving.bodies import PageFilters
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import State

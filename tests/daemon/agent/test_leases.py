@@ -37,7 +37,7 @@ def opened(anomaly: Anomaly) -> list[Change]:
 
 
 def test_of_a_leased_job_only_what_a_node_alone_can_judge_is_raised(leases):
-    leases.take(JOB, "fleet", 60.0)
+    leases.acquire(JOB, "fleet", 60.0)
     assert leases.raised(opened(HANG)) == []
     assert leases.raised([Change("updated", HANG), Change("closed", HANG)]) == []
     assert leases.shown([HANG]) == ()
@@ -48,13 +48,13 @@ def test_of_a_leased_job_only_what_a_node_alone_can_judge_is_raised(leases):
 
 def test_what_was_raised_before_the_lease_goes_on_as_it_was(leases):
     assert leases.raised(opened(HANG)) == opened(HANG)
-    leases.take(JOB, "fleet", 60.0)
+    leases.acquire(JOB, "fleet", 60.0)
     closed = [Change("closed", HANG)]
     assert leases.raised(closed) == closed
 
 
 def test_when_the_fleet_is_gone_what_is_still_so_is_raised_once(leases, clock):
-    leases.take(JOB, "fleet", 60.0)
+    leases.acquire(JOB, "fleet", 60.0)
     over = replace(HANG, id="2")
     leases.raised(opened(HANG) + opened(over))
     clock.advance(59.0)
@@ -67,33 +67,33 @@ def test_when_the_fleet_is_gone_what_is_still_so_is_raised_once(leases, clock):
 
 
 def test_a_lease_that_is_renewed_goes_on_and_no_second_fleet_gets_it(leases, clock):
-    leases.take(JOB, "fleet-0", 60.0)
+    leases.acquire(JOB, "fleet-0", 60.0)
     leases.raised(opened(HANG))
     clock.advance(50.0)
-    leases.take(JOB, "fleet-0", 60.0)
+    leases.acquire(JOB, "fleet-0", 60.0)
     clock.advance(50.0)
     assert leases.expire([HANG]) == []
     with pytest.raises(Refused, match="fleet-0 judges this job"):
-        leases.take(JOB, "fleet-1", 60.0)
+        leases.acquire(JOB, "fleet-1", 60.0)
     clock.advance(11.0)
-    leases.take(JOB, "fleet-1", 60.0)
+    leases.acquire(JOB, "fleet-1", 60.0)
 
 
 def test_leases_and_what_is_kept_back_have_a_bound(leases, monkeypatch):
     monkeypatch.setattr(module, "MAX_LEASES", 2)
     monkeypatch.setattr(module, "MAX_KEPT_BACK", 2)
-    leases.take(JOB, "fleet", 60.0)
-    leases.take(JOB._replace(run="42"), "fleet", 60.0)
+    leases.acquire(JOB, "fleet", 60.0)
+    leases.acquire(JOB._replace(run="42"), "fleet", 60.0)
     with pytest.raises(Refused, match="2 jobs are judged by fleets already"):
-        leases.take(JOB._replace(run="43"), "fleet", 60.0)
-    leases.take(JOB, "fleet", 60.0)
+        leases.acquire(JOB._replace(run="43"), "fleet", 60.0)
+    leases.acquire(JOB, "fleet", 60.0)
     for number in "123":
         leases.raised(opened(replace(HANG, id=number)))
     assert list(leases.state.kept_back) == ["2", "3"]
 
 
 def test_what_the_fleet_had_raised_goes_on_under_its_id_until_one_judges_again(leases, clock):
-    leases.take(JOB, "fleet", 60.0, NAMED)
+    leases.acquire(JOB, "fleet", 60.0, NAMED)
     leases.raised(opened(HANG))
     clock.advance(60.0)
     (change,) = leases.expire([HANG])
@@ -102,7 +102,7 @@ def test_what_the_fleet_had_raised_goes_on_under_its_id_until_one_judges_again(l
     (update,) = leases.raised([Change("updated", HANG)])
     assert update.anomaly.id == "1-f"
     assert leases.is_of_fleet(update.anomaly) and not leases.is_of_fleet(HANG)
-    leases.take(JOB, "fleet", 60.0, NAMED)
+    leases.acquire(JOB, "fleet", 60.0, NAMED)
     (change,) = leases.expire([HANG])
     assert (change.what, change.anomaly.id) == ("closed", "1-f")
     assert change.anomaly.end_time == clock.wall()
@@ -111,7 +111,7 @@ def test_what_the_fleet_had_raised_goes_on_under_its_id_until_one_judges_again(l
 
 
 def test_another_daemon_keeps_back_what_this_one_did_until_the_lease_ends(leases, clock):
-    leases.take(JOB, "fleet", 60.0, NAMED)
+    leases.acquire(JOB, "fleet", 60.0, NAMED)
     leases.raised(opened(HANG))
     saved = msgspec.msgpack.encode(leases.state)
     # The machine has started anew: monotonic time counts from another moment.
@@ -126,7 +126,7 @@ def test_another_daemon_keeps_back_what_this_one_did_until_the_lease_ends(leases
 
 
 def test_what_an_agent_finds_soon_after_the_fleet_went_is_what_that_had_raised(leases, clock):
-    leases.take(JOB, "fleet", 60.0, NAMED)
+    leases.acquire(JOB, "fleet", 60.0, NAMED)
     clock.advance(120.0)
     (change,) = leases.raised(opened(HANG))
     assert (change.what, change.anomaly.id) == ("reopened", "1-f")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
+import socket
 import tempfile
 import threading
 from collections import Counter
@@ -19,8 +21,9 @@ import msgspec
 import pytest
 
 from tests.daemon.http.certificates import make_certificate
+from tests.loop.other_users import request
+from warpwatch_daemon.for_fleet.api import agent_routes
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
-from warpwatch_daemon.for_fleet.routes import agent_routes
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
@@ -38,6 +41,7 @@ from warpwatch_telemetry.samples import Device, DeviceSample
 from warpwatch_telemetry.state import State
 
 NOW = 1_790_000_000.0
+SESSIONS = "/api/v1/sessions"
 # Only a hang takes longer.
 TIMEOUT_S = 300
 
@@ -173,22 +177,23 @@ class MemoryAgent:
 
 
 Serve = Callable[..., Server]
+SOCKETS: dict[Server, Path] = {}
 
 
-_HOURS = itertools.count(0.0, 3600.0)
+_SECONDS = itertools.count(0.0, 5.0)
 
 
 def unlimited() -> float:
-    """Read a monotonic clock that passes an hour with each reading.
+    """Read a monotonic clock that passes five seconds with each reading.
 
     No peer of a test reaches the limits on its requests, and each scrape is rendered anew.
     """
-    return next(_HOURS)
+    return next(_SECONDS)
 
 
 def socket_of(server: Server) -> Path:
     """Return the Unix socket of a server of a test."""
-    return Path(tempfile.gettempdir()) / f"warpwatch-test-{server.address[1]}-api" / "api.sock"
+    return SOCKETS[server]
 
 
 def http_client(url: str, **about: Any) -> httpx.Client:
@@ -200,6 +205,14 @@ def local_client(server: Server) -> httpx.Client:
     """Return a client that asks as this user, through the socket."""
     transport = httpx.HTTPTransport(uds=str(socket_of(server)), verify=False)
     return http_client("http://localhost", transport=transport)
+
+
+def link_to(server: Server, uid: int | None = None) -> str:
+    """Return a link to the page for this user, or for the one who runs the test."""
+    if uid is not None:
+        return str(json.loads(request(uid, socket_of(server), SESSIONS, {})[1])["path"])
+    with local_client(server) as local:
+        return str(local.post(SESSIONS).json()["path"])
 
 
 def certified(folder: Path, name: str) -> Path:
@@ -220,14 +233,20 @@ def servers(agent: Any) -> Iterator[Serve]:
             patch.setattr(connection, limit, TIMEOUT_S)
 
         def start(
-            clocks: Mapping[str, Callable[[], float]] | None = None, **section: Any
+            clocks: Mapping[str, Callable[[], float]] | None = None,
+            passed: socket.socket | None = None,
+            **section: Any,
         ) -> Server:
             config = HttpConfig(**{"listen": "127.0.0.1:0", **section})
             known: dict[str, Any] = {"monotonic": unlimited, **(clocks or {})}
             wall = {"wall": known["wall"]} if "wall" in known else {}
-            server = Server(agent, config, routes=partial(agent_routes, **wall), **known)
-            server.bind_locally(socket_of(server))
-            stack.callback(shutil.rmtree, socket_of(server).parent, ignore_errors=True)
+            routes = partial(agent_routes, **wall)
+            server = Server(agent, config, routes=routes, passed=passed, **known)
+            folder = Path(f"{tempfile.mkdtemp(prefix='warpwatch-test-')}-api")
+            SOCKETS[server] = folder / "api.sock"
+            server.bind_locally(SOCKETS[server])
+            for path in (folder, folder.with_name(folder.name.removesuffix("-api"))):
+                stack.callback(shutil.rmtree, path, ignore_errors=True)
             thread = threading.Thread(target=server.run)
             thread.start()
             stack.callback(thread.join)

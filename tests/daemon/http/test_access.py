@@ -1,15 +1,18 @@
-"""Who may change something, who may read the files of captures, and who is at the socket."""
+"""The rights of requests: by socket, session, token or password; and users at the socket."""
 
 from __future__ import annotations
 
 import base64
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +27,26 @@ from tests.daemon.http.conftest import (
     TIMEOUT_S,
     around_straggler,
     http_client,
+    link_to,
     node_in_trouble,
 )
+from tests.loop.other_users import OWNER, STRANGER
+from tests.manual_clock import ManualClock
 from warpwatch_daemon import api_client
-from warpwatch_daemon.cli import main
+from warpwatch_daemon.cli import main, page
 from warpwatch_serving.access import NO_OWNER, visible
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.peer import Peer, _is_of_this_machine, identify, is_loopback
+from warpwatch_serving.peer import Peer, _is_of_this_machine, identify
 from warpwatch_serving.server import Server
-from warpwatch_serving.socket_owner import owner
+from warpwatch_serving.sessions import Keys, Sessions
 from warpwatch_telemetry.captures import Decision
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.state import Sensitivity
 
 ASK = {"job": "llama-7b"}
 CAPTURES = "/api/v1/captures"
+SESSIONS = "/api/v1/sessions"
+COOKIE = r"warpwatch-[0-9a-f]{8}=[\w-]{43}; Path=/; Max-Age=43200; HttpOnly; SameSite=Lax"
 REPORT = f"{CAPTURES}/{CAPTURE.id}/report.html"
 REQUESTS = (
     *(("GET", path, None) for path in ("/healthz", "/metrics", "/api/v1/jobs", REPORT, "/nothing")),
@@ -81,7 +89,7 @@ def basic(user: str) -> dict[str, str]:
 
 GIVEN = {
     "nothing": {},
-    "proxy": {"X-Forwarded-For": "10.0.0.7"},
+    "proxy": {"X-Forwarded-For": "127.0.0.1", "X-Real-IP": "::1"},
     "token": bearer("correct horse"),
     "token through a proxy": bearer("correct horse") | {"Host": "gpu.example", "Via": "1.1 x"},
     "wrong token": bearer("correct horse battery"),
@@ -94,35 +102,136 @@ def reason(answer: httpx.Response) -> str:
     return str(answer.json()["error"]["reason"])
 
 
-@pytest.mark.parametrize(
-    ("headers", "expected"),
-    [
-        *((host, None) for host in ({}, {"Host": "localhost:9400"}, {"Host": "[::1]:9400"})),
-        ({"Host": "evil.example"}, "foreign_host"),
-        ({"Host": "127.0.0.1.evil.example"}, "foreign_host"),
-        ({"Host": "localhost.evil.example:9400"}, "foreign_host"),
-        *(
-            ({name: "127.0.0.1"}, "forwarded")
-            for name in ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via")
-        ),
-        ({"Host": "localhost", "Origin": "http://localhost"}, None),
-        ({"Host": "localhost", "Origin": "https://localhost"}, "foreign_origin"),
-        ({"Host": "localhost", "Origin": "http://localhost:3000"}, "foreign_origin"),
-        *(
-            ({"Origin": origin}, "foreign_origin")
-            for origin in ("https://evil.example", "https://ui.perfetto.dev", "null")
-        ),
-    ],
-)
-def test_without_a_token_only_plain_requests_of_this_machine_read(tcp, report, headers, expected):
-    status = 200 if expected is None else 403
-    answer = tcp.get("/api/v1/anomalies", headers=headers)
-    assert answer.status_code == status
-    assert expected is None or reason(answer) == expected
-    assert tcp.get("/metrics", headers=headers).status_code == 200
-    # A page of Perfetto may read what is below a capture.
-    may_read = expected is None or "perfetto" in headers.get("Origin", "")
-    assert tcp.get(REPORT, headers=headers).status_code == (200 if may_read else 403)
+@contextmanager
+def session(server: Server, uid: int | None = None) -> Iterator[httpx.Client]:
+    """Yield a browser's client with a session of this user, or of the one who runs the test."""
+    with http_client(server.url) as client:
+        assert client.get(link_to(server, uid)).status_code == 303
+        yield client
+
+
+def test_a_link_is_valid_once(serve):
+    server = serve()
+    link = link_to(server)
+    with http_client(server.url) as first, http_client(server.url) as second:
+        answer = first.get(link)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        cookie = answer.headers["set-cookie"]
+        assert re.fullmatch(COOKIE, cookie)
+        assert first.get("/api/v1/jobs").status_code == 200
+        again = second.get(link)
+        assert (again.status_code, "has been used" in again.text) == (401, True)
+        assert second.get("/api/v1/jobs").status_code == 401
+
+
+def test_a_link_lasts_a_minute_and_a_session_twelve_hours() -> None:
+    clock = ManualClock()
+    sessions: Sessions[str] = Sessions("gpu-17 :9400", clock.monotonic)
+    late, used = sessions.links.issue("uid/1000"), sessions.links.issue("uid/1000")
+    clock.advance(59)
+    assert [sessions.links.end(used) for _ in range(2)] == ["uid/1000", None]
+    clock.advance(2)
+    assert sessions.links.end(late) is None
+    cookie = SimpleCookie(sessions.start("uid/1000", tls=True))
+    ((name, morsel),) = cookie.items()
+    assert morsel["secure"] and name != Sessions("gpu-17 :9401", clock.monotonic).cookie
+    clock.advance(12 * 3600 - 1)
+    assert sessions.find({name: morsel.value}) == "uid/1000"
+    clock.advance(2)
+    assert sessions.find({name: morsel.value}) is None
+
+
+def test_one_user_cannot_end_the_sessions_of_another(monkeypatch) -> None:
+    clock = ManualClock()
+    keys: Keys[str] = Keys(60, clock.monotonic)
+    mine = keys.issue("uid/1")
+    theirs = [keys.issue("uid/2") for _ in range(17)]
+    assert (keys.find(mine), keys.find(theirs[0]), keys.find(theirs[16])) == (
+        "uid/1", None, "uid/2",
+    )  # fmt: skip
+
+
+def test_after_a_session_its_cookie_opens_nothing(serve):
+    server = serve()
+    with session(server) as client:
+        kept = dict(client.cookies)
+        own = {"Origin": server.url.rstrip("/")}
+        assert client.post("/logout", headers=own).headers["location"] == "/login"
+        assert not client.cookies
+        client.cookies.update(kept)
+        answer = client.get("/", headers={"Accept": "text/html"})
+        assert answer.status_code == 401
+        assert "warpwatch page --base http://127.0.0.1:" in answer.text
+
+
+def test_a_session_changes_something_only_from_its_own_page(serve, agent):
+    server = serve()
+    own = server.url.rstrip("/")
+    with session(server) as client:
+        for origin in ("https://evil.example", "http://127.0.0.1:1", "null", ""):
+            answer = client.post(CAPTURES, json=ASK, headers={"Origin": origin})
+            assert (answer.status_code, reason(answer)) == (403, "foreign_origin")
+        assert client.post(CAPTURES, json=ASK).status_code == 403
+        assert agent.asked == []
+        assert client.post(CAPTURES, json=ASK, headers={"Origin": own}).status_code == 202
+        # Through `ssh -L` or `kubectl port-forward` both have another port.
+        forwarded = {"Host": "localhost:8080", "Origin": "http://localhost:8080"}
+        assert client.post(CAPTURES, json=ASK, headers=forwarded).status_code == 202
+        # It makes no other session, which would last longer.
+        answer = client.post(SESSIONS, headers={"Origin": own})
+        assert (answer.status_code, reason(answer)) == (403, "not_on_socket")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of others")
+def test_a_session_has_the_rights_of_the_user_who_made_its_link(serve, agent):
+    server = serve()
+    agent.now = replace(
+        agent.now, jobs=tuple(replace(one, owner=f"uid/{OWNER}") for one in agent.now.jobs)
+    )
+    seen = {}
+    for uid in (OWNER, STRANGER, 0):
+        with session(server, uid) as client:
+            jobs = client.get("/api/v1/jobs").json()["jobs"]
+            seen[uid] = (len(jobs), "llama-7b" in client.get("/").text)
+            allowed = client.get("/api/v1/records").status_code
+            assert allowed == (200 if uid == 0 else 403)
+    assert seen == {OWNER: (1, True), STRANGER: (0, False), 0: (1, True)}
+
+
+def test_the_token_starts_a_session_too(secured):
+    client = secured()
+    own = {"Origin": str(client.base_url).rstrip("/")}
+    page = client.get("/", headers={"Accept": "text/html"})
+    assert (page.status_code, 'name="token"' in page.text) == (401, True)
+    assert page.headers["www-authenticate"].startswith("Bearer ")
+    for form, headers in (({"token": "x"}, own), ({"token": "correct horse"}, {}), ({}, own)):
+        answer = client.post("/login", data=form, headers=headers)
+        assert (answer.status_code, "not the token" in answer.text) == (401, True)
+    assert client.post("/login", data={"token": "correct horse"}, headers=own).status_code == 303
+    assert client.get("/api/v1/jobs").status_code == 200
+
+
+def test_without_a_session_programs_get_an_error_that_names_both_ways(tcp):
+    answer = tcp.get("/api/v1/jobs")
+    assert (answer.status_code, reason(answer)) == (401, "token_needed")
+    detail = answer.json()["error"]["detail"]
+    assert "`warpwatch page`" in detail and "Authorization: Bearer" in detail
+    hostile = tcp.get("/", headers={"Accept": "text/html", "Host": "<script>"})
+    assert "<script>" not in hostile.text
+
+
+def test_page_prints_a_link_for_a_forwarded_port(client, url, monkeypatch, capsys):
+    environ = {"WARPWATCH_DIR": os.environ["WARPWATCH_DIR"]}
+    assert page.main([], environ) == 0
+    printed = capsys.readouterr().out.strip()
+    assert printed.startswith(f"{url}login?key=")
+    assert page.main(["--base", "http://localhost:8080", "--json"], environ) == 0
+    printed = json.loads(capsys.readouterr().out)["url"]
+    assert printed.startswith("http://localhost:8080/login?key=")
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert page.main([], environ | {"DISPLAY": ":0"}) == 0
+    assert opened == [capsys.readouterr().out.strip()]
 
 
 def test_who_may_do_what_is_the_golden_table(serve, token_file, tmp_path, report, agent, golden):
@@ -131,19 +240,20 @@ def test_who_may_do_what_is_the_golden_table(serve, token_file, tmp_path, report
     web_config = tmp_path / "web.yml"
     web_config.write_text(f"basic_auth_users: {{ali: '{hashed}'}}\n")
     configurations = {
-        "loopback": {},
-        "loopback, token": {"token_file": token_file},
-        "loopback, token for metrics": {"token_file": token_file, "metrics_token": True},
-        "beyond loopback": {"listen": ":0"},
-        "beyond loopback, token": {"listen": "0.0.0.0:0", "token_file": token_file},
+        "plain": {},
+        "token": {"token_file": token_file},
+        "token for metrics": {"token_file": token_file, "metrics_token": True},
         "password": {"web_config": web_config},
         "password, token": {"web_config": web_config, "token_file": token_file},
     }
     lines = []
     for configured, section in configurations.items():
-        _, port = serve(**section).address
-        with http_client(f"http://127.0.0.1:{port}") as client:
-            for given, headers in GIVEN.items():
+        server = serve(**section)
+        with http_client(server.url) as client, session(server) as known:
+            cookie = {"Cookie": "; ".join(f"{one}={known.cookies[one]}" for one in known.cookies)}
+            own = {"Origin": server.url.rstrip("/")}
+            sessions = {"session": cookie, "session, own page": cookie | own}
+            for given, headers in (GIVEN | sessions).items():
                 for method, path, body in REQUESTS:
                     answer = client.request(method, path, json=body, headers=headers)
                     refused = "" if answer.is_success else f" {reason(answer)}"
@@ -184,13 +294,13 @@ def test_a_command_sends_its_token_to_no_stranger(secured, agent, token_file, mo
     assert agent.asked == []
 
 
-def test_what_a_daemon_says_reaches_no_terminal_as_it_is(serve, agent, capsys):
+def test_what_a_daemon_says_reaches_no_terminal_as_it_is(secured, agent, token_file, capsys):
     hostile = (replace(one, job="\x1b[2J\u202e") for one in agent.now.ranks)
     agent.now = replace(agent.now, ranks=tuple(hostile))
-    url = serve().url
-    main(["status", "--url", url])
+    url = str(secured().base_url)
+    main(["status", "--url", url, "--token-file", str(token_file)])
     assert all(c == "\n" or c.isprintable() for c in capsys.readouterr().out)
-    assert "\x1b" not in str(api_client.ApiClient(url).get("/api/v1/ranks"))
+    assert "\x1b" not in str(api_client.ApiClient(url, token_file).get("/api/v1/ranks"))
 
 
 def test_only_the_token_in_the_file_is_the_token(secured, token_file):
@@ -247,24 +357,6 @@ def test_a_user_sees_what_is_of_devices_and_of_their_own_jobs():
     assert [one.id for one in visible(state, NO_OWNER).anomalies] == ["xid"]
 
 
-def test_loopback_is_known_by_names_and_addresses():
-    ours = ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "::ffff:127.0.0.1", "LOCALHOST")
-    others = ("10.0.0.1", "0.0.0.0", "::ffff:10.0.0.1", "", "localhost.evil.example")
-    assert [host for host in (*ours, *others) if is_loopback(host)] == list(ours)
-
-
-def test_a_connection_that_its_client_has_closed_is_nobodys():
-    """The kernel says UID 0 of it in /proc/net/tcp, whoever opened it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = socket.create_connection(listener.getsockname())
-        server, _ = listener.accept()
-        with client, server:
-            addresses = client.getsockname(), server.getsockname()
-            assert owner(*addresses) == os.getuid()
-            client.close()
-            assert owner(*addresses) is None
-
-
 POD = "0b7c4f9e-3a2d-4c5e-8f1a-6d7e8f9a0b1c"
 CONNECT = """
 import os, socket, sys
@@ -277,14 +369,6 @@ CGROUPS = {
     "in no pod": "0::/system.slice/sshd.service\n",
     "in a pod": f"0::/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/x.scope\n",
 }
-
-
-class Transport:
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def get_extra_info(self, name: str) -> object:
-        return self._connection if name == "socket" else None
 
 
 @pytest.fixture
@@ -311,7 +395,7 @@ def test_the_kernel_says_whose_process_asks(listener, uid, expected):
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
         connection, _ = listener.accept()
         with connection:
-            assert identify(Transport(connection)) == expected
+            assert identify(connection) == expected
         child.communicate(b"\n", timeout=TIMEOUT_S)
 
 

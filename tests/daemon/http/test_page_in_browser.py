@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.browser import NEEDS_BROWSER, browser, open_page, picture
-from tests.daemon.http.conftest import TIMEOUT_S
+from tests.daemon.http.conftest import TIMEOUT_S, link_to
+from warpwatch_serving.server import Server
 
 pytestmark = NEEDS_BROWSER
 __all__ = ["browser"]
@@ -16,13 +17,19 @@ OVERFLOWING = (
 )
 
 
+def entry(server: Server, base: str = "") -> str:
+    return (base or server.url).rstrip("/") + link_to(server)
+
+
 @pytest.mark.parametrize(
     ("scheme", "width", "name"), [("dark", 390, "page-phone"), ("light", 1280, "page-light")]
 )
-def test_the_page_fits_and_nothing_complains(browser, url, agent, scheme, width, name):
+def test_the_page_fits_and_nothing_complains(browser, shared_server, agent, scheme, width, name):
     complaints: list[str] = []
     viewport = {"width": width, "height": 900}
-    page = open_page(browser, url, complaints, viewport=viewport, color_scheme=scheme)
+    page = open_page(
+        browser, entry(shared_server), complaints, viewport=viewport, color_scheme=scheme
+    )
     picture(page, name, 1900)
     assert page.evaluate(OVERFLOWING) == 0
     long_name = "a-job-with-one-very-long-name-" * 4
@@ -36,9 +43,10 @@ def test_the_page_fits_and_nothing_complains(browser, url, agent, scheme, width,
     assert complaints == []
 
 
-def test_the_page_follows_the_daemon_without_a_jump(browser, url, agent):
+def test_the_page_follows_the_daemon_without_a_jump(browser, shared_server, agent):
     complaints: list[str] = []
-    page = open_page(browser, url, complaints, viewport={"width": 1280, "height": 500})
+    viewport = {"width": 1280, "height": 500}
+    page = open_page(browser, entry(shared_server), complaints, viewport=viewport)
     page.evaluate("scrollTo(0, 400)")
     agent.now = replace(agent.now, anomalies=())
     page.get_by_role("heading", name="All well: 8 GPUs, 2 ranks").wait_for(timeout=1000 * TIMEOUT_S)

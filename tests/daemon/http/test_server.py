@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import ssl
 import subprocess
-from datetime import UTC, datetime, timedelta
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import bcrypt
@@ -15,14 +15,14 @@ import httpx
 import pytest
 
 from tests.daemon.http.certificates import make_certificate
-from tests.daemon.http.conftest import http_client
+from tests.daemon.http.conftest import SESSIONS, http_client, local_client
 from tests.manual_clock import ManualClock
-from warpwatch_serving import certificate, web_config
+from tests.waiting import eventually
+from warpwatch_serving import web_config
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.errors import UsageError
 
-SECOND = timedelta(seconds=1)
 PLAIN_TLS = "tls_server_config: {cert_file: server.crt, key_file: server.key}\n"
 CLIENT_TLS = (
     "tls_server_config: {cert_file: server.crt, key_file: server.key, "
@@ -48,14 +48,58 @@ def trusting(folder: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=folder / "server.crt")
 
 
-def test_an_address_that_is_taken_or_not_ours_is_a_usage_error_that_names_the_key(agent):
+@pytest.mark.parametrize("listen", ["no.such.name.invalid:0", "127.0.0.1:99999"])
+def test_an_address_that_never_exists_is_a_usage_error_that_names_the_key(agent, listen):
+    with pytest.raises(UsageError, match=r"http\.listen"):
+        Server(agent, HttpConfig(listen=listen))
+
+
+def up(client: httpx.Client) -> float:
+    series = client.get("/metrics").text.partition("\nwarpwatch_http_up ")[2]
+    return float(series.partition("\n")[0])
+
+
+def test_a_taken_port_is_tried_again_while_the_socket_serves(serve, caplog):
+    clock = ManualClock()
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(UsageError, match=r"http\.listen '127.0.0.1:\d+': the port is taken"):
-            Server(agent, HttpConfig(listen=f"127.0.0.1:{port}"))
-    for listen in ("192.0.2.1:0", "no.such.name.invalid:0", "127.0.0.1:99999"):
-        with pytest.raises(UsageError, match=r"http\.listen"):
-            Server(agent, HttpConfig(listen=listen))
+        server = serve({"monotonic": clock.monotonic}, listen=f"127.0.0.1:{port}")
+        assert f"http.listen '127.0.0.1:{port}': the port is taken" in caplog.text
+        with pytest.raises(UsageError, match="taken"):
+            str(server.url)
+        with local_client(server) as local:
+            assert (up(local), local.get("/healthz").json()["port"]) == (0, None)
+            assert local.post(SESSIONS).json()["url"] is None
+    clock.advance(5)
+    with local_client(server) as local:
+        eventually(lambda: local.get("/healthz").json()["port"] == port, "the port is served")
+        clock.advance(2)
+        assert up(local) == 1
+    with http_client(server.url) as client:
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_socket_of_systemd_is_served_and_not_handed_on(serve):
+    """sd_listen_fds(3): descriptors from 3 on, for the process whose pid is named."""
+    program = """
+import os, socket, sys
+from warpwatch_serving.listening import passed_by_systemd
+os.dup2(int(sys.argv[1]), 3)
+environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "x"}
+passed = passed_by_systemd(environ)
+print(passed.getsockname()[1], os.get_inheritable(3), environ, passed_by_systemd(
+    {"LISTEN_PID": "1", "LISTEN_FDS": "1"}))
+"""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-c", program, str(listener.fileno())]
+        done = subprocess.run(
+            command, pass_fds=[listener.fileno()], capture_output=True, text=True, timeout=300
+        )
+        assert done.stdout == f"{listener.getsockname()[1]} False {{}} None\n", done.stderr
+        # The address of the socket unit is served, whatever the configuration has.
+        listener.setblocking(False)
+        with http_client(serve(passed=listener.dup(), listen="127.0.0.1:1").url) as client:
+            assert client.get("/healthz").json()["port"] == listener.getsockname()[1]
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", ":0", "0.0.0.0:0"])
@@ -135,55 +179,56 @@ def test_a_web_config_that_cannot_be_honoured_is_refused(tmp_path, agent, text, 
         Server(agent, HttpConfig(web_config=write(tmp_path, text)))
 
 
-@pytest.mark.parametrize("days", [1, 12_000])
-def test_the_end_is_what_openssl_says(tmp_path: Path, days: int) -> None:
+def trouble(path: Path, now: datetime) -> str:
+    tls = web_config.TlsServerConfig(cert_file=path, key_file=path.with_suffix(".key"))
+    return web_config.Tls(tls).trouble(now).replace(str(path.parent), "")
+
+
+@pytest.mark.parametrize(
+    ("days", "version", "said"),
+    [
+        (12_000, "TLS13", ""),
+        (9, "TLS13", ""),
+        (3, "TLS13", "the certificate /tls.crt expires on {}; renew it"),
+        (-1, "TLS13", "the certificate /tls.crt expired: clients refuse it; renew it"),
+    ],
+)
+def test_a_certificate_is_reported_a_week_before_its_end(tmp_path, days, version, said):
     path = make_certificate(tmp_path, days=days)
     line = ["openssl", "x509", "-in", str(path), "-noout", "-enddate"]
-    said = subprocess.run(line, check=True, capture_output=True, text=True, timeout=300).stdout
-    end = ssl.cert_time_to_seconds(said.strip().removeprefix("notAfter="))
-    assert certificate.expiry(path.read_text()).timestamp() == end
+    end = subprocess.run(line, check=True, capture_output=True, text=True, timeout=300).stdout
+    seconds = ssl.cert_time_to_seconds(end.strip().removeprefix("notAfter="))
+    when = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+    assert trouble(path, datetime.now(UTC)) == said.format(when)
 
 
-def test_only_what_is_or_will_soon_be_over_is_reported(tmp_path: Path) -> None:
-    path = make_certificate(tmp_path)
-    end = certificate.expiry(path.read_text())
-    when = f"{end:%Y-%m-%d %H:%M} UTC"
-    expires = f"the certificate {path} expires on {when}; renew it"
-    expired = f"the certificate {path} expired on {when}: clients refuse it; renew it"
-    moments = [end - timedelta(days=7) - SECOND, end - timedelta(days=7), end - SECOND, end]
-    assert [certificate.trouble(path, moment) for moment in moments] == [
-        *(None, expires, expires, expired)
-    ]
-
-
-@pytest.mark.parametrize("text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nMAA=\n"])
-def test_of_what_is_no_certificate_nothing_is_reported(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "server.crt"
-    path.write_text(text)
-    assert certificate.trouble(path, datetime.now(UTC)) is None
+def test_a_certificate_of_an_authority_is_read_without_the_authority(tmp_path):
+    make_certificate(tmp_path, "ca")
+    path = make_certificate(tmp_path, signed_by="ca", days=3)
+    assert "expires on" in trouble(path, datetime.now(UTC))
 
 
 def test_the_end_is_logged_once_a_day_and_at_once_for_a_renewed_certificate(
     agent, tmp_path, caplog
 ):
     path = make_certificate(tmp_path)
-    web_config = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}"
-    clock = ManualClock(wall=certificate.expiry(path.read_text()).timestamp() - 3 * 86_400)
-    config = HttpConfig(listen="127.0.0.1:0", web_config=write(tmp_path, web_config))
-    server = Server(agent, config, wall=clock.wall)
+    text = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}"
+    clock = ManualClock(wall=datetime.now(UTC).timestamp())
+    config = HttpConfig(listen="127.0.0.1:0", web_config=write(tmp_path, text))
+    server = Server(agent, config, wall=clock.wall, monotonic=clock.monotonic)
 
     def logged(passed_s: float) -> int:
         clock.advance(passed_s)
         caplog.clear()
-        asyncio.run(server._refresh_certificate())
+        server._each_second()
         return len([one for one in caplog.messages if "expires on" in one])
 
-    assert [logged(passed_s) for passed_s in (0, 10, 86_380, 20, 3600)] == [1, 0, 0, 1, 0]
+    assert [logged(passed_s) for passed_s in (10, 10, 86_380, 20, 3600)] == [1, 0, 0, 1, 0]
     os.utime(path, ns=(1, 1))
-    assert logged(10) == 1
+    assert (logged(9), logged(1)) == (0, 1)
     path.write_text("half of a certificate")
     assert logged(10) == 0
-    assert "the certificate stays as it was" in caplog.text
+    assert "reload failed, old certificate kept" in caplog.text
     # A stop before the run ends it at once.
     server.stop()
     server.run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import ssl
 import subprocess
@@ -143,7 +142,7 @@ def test_a_renewed_certificate_is_taken_up(parts: str, tmp_path: Path) -> None:
     own = Served(tmp_path, parts)
     try:
         certificate(tmp_path)
-        asyncio.run(own.server.refresh())
+        own.server.refresh()
         context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
         url = f"https://127.0.0.1:{own.port}/inject"
         assert httpx.get(url, verify=context, timeout=DEADLINE_S).status_code == 405

@@ -16,7 +16,7 @@ from tests.daemon.http.alert_node import alert, notification
 from tests.daemon.http.conftest import CAPTURE, MemoryAgent
 from tests.fuzz.targets.web_config import HASH
 from tests.fuzz.watch import Target
-from warpwatch_daemon.for_fleet.routes import agent_routes
+from warpwatch_daemon.for_fleet.api import agent_routes
 from warpwatch_serving import guard
 from warpwatch_serving.app import create_app
 from warpwatch_serving.basic_auth import BasicAuth

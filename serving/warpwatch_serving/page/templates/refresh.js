@@ -22,6 +22,8 @@ async function refresh() {
     const address = location.href;
     try {
       const answer = await fetch(address, { cache: "no-store" });
+      // The session has ended: the same address shows the login page.
+      if (answer.status === 401) return location.reload();
       if (!answer.ok) throw new Error(answer.statusText);
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (address === location.href) replaceSections(page);

@@ -1,4 +1,4 @@
-"""What the HTTP side needs of who watches: the agent of a node, or a fleet over many."""
+"""The interface between HTTP and what it shows: the agent of a node, or a fleet of many."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.state import State
 
 
-class Watcher(Protocol):
-    """Called from the server's thread; every method returns at once, but where it says.
+class ApiBackend(Protocol):
+    """An agent or a fleet. The server's thread calls a method unless the method may wait.
 
-    metrics: those of the daemon itself.
+    metrics: the process's own metrics.
     """
 
     metrics: AgentMetrics
@@ -28,42 +28,42 @@ class Watcher(Protocol):
     def state(self) -> State: ...
 
     def exported(self) -> State:
-        """What of the state is on ``/metrics``."""
+        """Return the part of the state that ``/metrics`` shows."""
 
     def exposition(self) -> Options:
-        """How ``/metrics`` is written."""
+        """Return how ``/metrics`` is written."""
 
     def missing(self) -> tuple[str, ...]:
-        """What keeps the daemon from being ready, one line each; empty when it is."""
+        """Return why the process is not ready, one line per reason; empty if it is."""
 
     def request_capture(self, request: CaptureRequest) -> Capture:
-        """Begin a capture. Raises Refused with a reason from captures.OUTCOMES."""
+        """Start a capture; may wait. Raises Refused with a reason from captures.OUTCOMES."""
 
     def capture_file(
         self, capture_id: str, name: str, owner: str | None
     ) -> Path | Iterator[bytes] | None:
-        """Where a file of a capture lies, or what another node sends of it; None: there is none.
+        """Return the path of a capture's file, or the parts that another node sends of it.
 
-        ``owner``: whose capture it must be, None for anybody's. May wait for an agent: not from the
-        thread that serves. Raises Refused where one does not answer.
+        Returns None without such a file of a capture of ``owner``; None admits every owner. May
+        wait for an agent. Raises Refused if the agent does not answer.
         """
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
-        """An anomaly of the history. May wait for a disk: not from the thread that serves."""
+        """Return an anomaly of the history. May wait for a disk."""
 
     def run_summaries(self) -> Sequence[RunSummary]:
-        """Runs that go on and those that ended, oldest first. Takes a while: as ``anomaly``."""
+        """Return current and ended runs, oldest first. May wait for a disk."""
 
     def detector_statuses(
         self,
     ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
-        """How the detectors see what they judge, by kind, and what is found and explained.
+        """Return the readings of the detectors by kind, and findings that others explain.
 
-        May wait for the detectors: not from the thread that serves.
+        May wait for the detectors.
         """
 
     def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> Sequence[AlertAnswer]:
-        """What becomes of each alert, in their order; the name is ``AlertRequests.receive``'s.
+        """Return the outcome of each alert; ``own_name``: the host under which they were sent.
 
-        May wait for a disk or an agent: not from the thread that serves.
+        May wait for a disk or an agent.
         """

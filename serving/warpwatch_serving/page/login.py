@@ -1,0 +1,90 @@
+"""The login: a link that is valid once, or the token, for a session of the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from html import escape
+from string import Template
+from urllib.parse import parse_qs, urlencode
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, Response
+
+from warpwatch_serving.access import HOLDER_OF_TOKEN, LOGIN, Access, Caller, has_own_origin
+from warpwatch_serving.answers import HttpError, json_answer
+from warpwatch_serving.bodies import LoginFilters, filters, read_body
+from warpwatch_serving.models import SessionLink
+from warpwatch_serving.page.endpoint import FOLDER, STYLE, policy
+from warpwatch_serving.sessions import LINK_S, Sessions
+
+_PAGES = ("/", "/run", LOGIN, "/logout")
+_USED = "This link has been used or is older than a minute."
+_WRONG_TOKEN = "This is not the token."
+
+
+class Login:
+    """Makes links, and turns them or the token into sessions."""
+
+    def __init__(self, access: Access, sessions: Sessions[Caller]) -> None:
+        self._access = access
+        self._sessions = sessions
+
+    async def make_link(self, request: Request) -> Response:
+        """A link to the web page for the user who asks, valid once and for a minute."""
+        key = self._sessions.links.issue(self._access.check_link(request))
+        path = f"{LOGIN}?{urlencode({'key': key})}"
+        return json_answer(SessionLink(path, LINK_S, request.app.state.url), 201)
+
+    async def follow_link(self, request: Request) -> Response:
+        """The login page; with the key of a link, the start of a session."""
+        key = filters(request, LoginFilters).key
+        if key is None:
+            return self._page(request, 200)
+        caller = self._sessions.links.end(key)
+        return self._page(request, 401, _USED) if caller is None else self._start(request, caller)
+
+    async def log_in(self, request: Request) -> Response:
+        """The start of a session with the token that the form of the login page sends."""
+        form = parse_qs((await read_body(request)).decode("utf-8", "replace"))
+        token = form.get("token", [""])[0]
+        if not has_own_origin(request) or not self._access.is_token(token):
+            return self._page(request, 401, _WRONG_TOKEN)
+        return self._start(request, HOLDER_OF_TOKEN)
+
+    async def log_out(self, request: Request) -> Response:
+        """The end of the session."""
+        removed = self._sessions.end(request.cookies, tls=request.url.scheme == "https")
+        return RedirectResponse(LOGIN, 303, {"Set-Cookie": removed})
+
+    def refuse(self, request: HTTPConnection, error: HttpError) -> Response:
+        """Return the login page to a browser without a session, and the error to all others."""
+        wants_page = "text/html" in request.headers.get("accept", "")
+        if error.status == 401 and wants_page and request.url.path in _PAGES:
+            return self._page(request, 401, headers=error.headers)
+        return error.answer()
+
+    def _start(self, request: Request, caller: Caller) -> Response:
+        cookie = self._sessions.start(caller, tls=request.url.scheme == "https")
+        return RedirectResponse("/", 303, {"Set-Cookie": cookie})
+
+    def _page(
+        self,
+        request: HTTPConnection,
+        status: int,
+        message: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        base = f"{request.url.scheme}://{request.headers.get('host', 'localhost:9400')}"
+        page = self._template.substitute(
+            style=STYLE.read_text(),
+            message=f'<p class="lost" role="alert">{message}</p>' if message else "",
+            base=escape(base[:200]),
+            token=(FOLDER / "login_token.html").read_text() if self._access.has_tokens else "",
+        )
+        all_headers = {"Content-Security-Policy": policy(), **(headers or {})}
+        return Response(page, status, all_headers, "text/html")
+
+    @cached_property
+    def _template(self) -> Template:
+        return Template((FOLDER / "login.html").read_text())
