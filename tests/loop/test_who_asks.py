@@ -1,4 +1,4 @@
-"""Who asks: users against each other's jobs, over loopback and on the socket of a real daemon."""
+"""Users against each other's jobs, over loopback and on the socket of a real daemon."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.other_users import OWNER, STRANGER, command, held_connections, open_folder, request
 from tests.loop.programs import STEPPING_AS
+from tests.waiting import DEADLINE_S
 from warpwatch_daemon.demo.processes import free_port
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become a
 JOB = "other-user"
 STACKS = {"job": JOB, "kind": "stacks"}
 TOKEN = "correct horse"
+DAEMON = ("-m", "warpwatch_daemon", "daemon", "--config")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,13 @@ def api_socket(node: LoopNode) -> Path:
     return node.folder / "run-api" / "api.sock"
 
 
+def session(node: LoopNode, uid: int) -> str:
+    """Return the cookie of a session of this user."""
+    _, text = request(uid, api_socket(node), "/api/v1/sessions", {})
+    answer = httpx.get(node.url + json.loads(text)["path"])
+    return answer.headers["set-cookie"].partition(";")[0]
+
+
 def stored_stacks(node: LoopNode) -> str:
     """The path of the API of a file that the newest capture has brought."""
 
@@ -59,7 +69,7 @@ def stored_stacks(node: LoopNode) -> str:
 def test_a_stranger_gets_no_stacks_of_anothers_job_over_loopback(node: LoopNode) -> None:
     before = node.get("captures")
     status, text = request(STRANGER, node.port, "/api/v1/captures", STACKS)
-    assert (status, json.loads(text)["error"]["reason"]) == (403, "token_needed")
+    assert (status, json.loads(text)["error"]["reason"]) == (401, "token_needed")
     assert node.get("captures") == before
 
 
@@ -97,12 +107,15 @@ def test_the_owner_captures_on_the_socket_and_no_one_else_reads_it(node: LoopNod
     assert done.returncode == 0, done.stderr
     assert "complete 1/1" in done.stdout
     path = stored_stacks(node)
-    for where in (api_socket(node), node.port):
-        assert request(OWNER, where, path)[0] == 200
-        assert request(STRANGER, where, path)[0] == 404
-    assert request(STRANGER, node.port, "/api/v1/captures") == (200, '{"captures":[]}\n')
-    assert JOB not in request(STRANGER, node.port, "/")[1]
-    assert JOB in request(OWNER, node.port, "/")[1]
+    sessions = {uid: {"Cookie": session(node, uid)} for uid in (OWNER, STRANGER)}
+    for uid, status in ((OWNER, 200), (STRANGER, 404)):
+        assert request(uid, api_socket(node), path)[0] == status
+        assert request(uid, node.port, path, headers=sessions[uid])[0] == status
+        assert request(uid, node.port, path)[0] == 401
+    asked = request(STRANGER, node.port, "/api/v1/captures", headers=sessions[STRANGER])
+    assert asked == (200, '{"captures":[]}\n')
+    assert JOB not in request(STRANGER, node.port, "/", headers=sessions[STRANGER])[1]
+    assert JOB in request(OWNER, node.port, "/", headers=sessions[OWNER])[1]
     shown = command(STRANGER, node.run_dir, "status", "--json")
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["ranks"] == []
@@ -135,11 +148,19 @@ def test_with_a_token_configured_a_file_is_not_read_without_it(open_path: Path) 
             assert request(STRANGER, node.port, open_to_all)[0] == 200
 
 
-def test_a_name_that_was_rebound_to_loopback_reads_nothing(node: LoopNode) -> None:
-    for path in ("/", "/api/v1/ranks", "/api/v1/anomalies", "/api/v1/diagnoses"):
-        status, text = request(OWNER, node.port, path, headers={"Host": "evil.example"})
-        assert (status, json.loads(text)["error"]["reason"]) == (403, "foreign_host")
-    assert request(OWNER, node.port, "/metrics", headers={"Host": "gpu-17:9400"})[0] == 200
+def test_a_daemon_lives_without_its_port_and_takes_it_when_it_is_free(open_path: Path) -> None:
+    """Between two lives of the daemon, a stranger takes the port."""
+    with loop_node(open_path) as node:
+        with socket.create_server(("127.0.0.1", node.port)):
+            node.start_daemon()
+            start_training(node)
+            done = command(OWNER, node.run_dir, "capture", "--kind", "stacks", "--wait")
+            assert done.returncode == 0, done.stderr
+            assert node.metric("warpwatch_http_up") == 0
+            required = node.start("required", [*DAEMON, str(node.config), "--require-http"], {})
+            assert required.wait(DEADLINE_S) in (2, 3)
+        poll(lambda: httpx.get(f"{node.url}/healthz").status_code == 200, "it has its port")
+        poll(lambda: node.metric("warpwatch_http_up") == 1, "it says so")
 
 
 def test_connections_that_never_read_keep_no_probe_from_its_answer(open_path: Path) -> None:

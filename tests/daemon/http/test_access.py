@@ -141,7 +141,7 @@ def test_a_link_lasts_a_minute_and_a_session_twelve_hours() -> None:
     assert sessions.find({name: morsel.value}) is None
 
 
-def test_one_user_cannot_end_the_sessions_of_another(monkeypatch) -> None:
+def test_one_user_cannot_end_the_sessions_of_another() -> None:
     clock = ManualClock()
     keys: Keys[str] = Keys(60, clock.monotonic)
     mine = keys.issue("uid/1")

@@ -12,7 +12,7 @@ from tests.daemon.http.conftest import node_in_trouble
 from tests.fuzz.watch import Target
 from warpwatch_capturing.alerts import targets
 from warpwatch_runtime.loading import mistakes
-from warpwatch_serving import alert_webhook as webhook
+from warpwatch_serving.bodies import AlertmanagerPayload
 
 NODE = targets.this_node(node_in_trouble(), frozenset({"node-17"}))
 ABOUT = (
@@ -24,9 +24,9 @@ ABOUT = (
 
 def run(data: bytes) -> None:
     try:
-        alerts = webhook.Webhook.model_validate_json(data, strict=True).alerts
+        alerts = AlertmanagerPayload.model_validate_json(data, strict=True).alerts
     except ValidationError as error:
-        assert mistakes(error, webhook.Webhook)
+        assert mistakes(error, AlertmanagerPayload)
         return
     for one in alerts:
         assert one.fingerprint and one.key and "\n" not in one.name

@@ -18,9 +18,9 @@ from tests.fuzz.targets.web_config import HASH
 from tests.fuzz.watch import Target
 from warpwatch_daemon.for_fleet.api import agent_routes
 from warpwatch_serving import guard
-from warpwatch_serving.app import create_app
 from warpwatch_serving.basic_auth import BasicAuth
 from warpwatch_serving.config import HttpConfig
+from warpwatch_serving.routes import create_app
 
 HEAD = "Host: 127.0.0.1:9400\r\nAuthorization: Bearer secret\r\nContent-Type: application/json\r\n"
 QUERIES = ("", "?job=llama-7b&kind=straggler", "?active=true", "?kind=torch&job=%ff%00")
@@ -49,9 +49,9 @@ class Routes:
         users = BasicAuth({"user": HASH.decode()})
         guard.RATE_PER_S = guard.BURST = 1e9
         self._apps: list[ASGIApp] = [
-            create_app(agent, HttpConfig(), loopback=True, routes=agent_routes),
-            create_app(agent, token, loopback=False, routes=agent_routes),
-            create_app(agent, token, loopback=False, basic_auth=users, routes=agent_routes),
+            create_app(agent, HttpConfig(), routes=agent_routes),
+            create_app(agent, token, routes=agent_routes),
+            create_app(agent, token, basic_auth=users, routes=agent_routes),
         ]
         self._loop = asyncio.new_event_loop()
         # Only there does an answer of 500 say why.
@@ -110,7 +110,7 @@ def read_request(wire: bytes) -> tuple[h11.Request, bytes]:
 
 
 def scope_of(request: h11.Request) -> dict[str, Any]:
-    """As uvicorn makes it."""
+    """Return the scope that a connection makes of it."""
     raw_path, _, query = request.target.partition(b"?")
     return {
         "type": "http",
@@ -144,9 +144,7 @@ def check_answer(sent: list[Message], method: str) -> None:
 def target(folder: Path) -> Target:
     routes = Routes(folder)
     paths = {"/", "/healthz", "/metrics", f"/api/v1/captures/{CAPTURE.id}/report.html"}
-    documents = create_app(
-        MemoryAgent(folder), HttpConfig(), loopback=True, routes=agent_routes
-    ).state.document()
+    documents = create_app(MemoryAgent(folder), HttpConfig(), routes=agent_routes).state.document()
     names = (("{id}", CAPTURE.id), ("{file}", "capture.json"))
     for path in documents["paths"]:
         for name, value in names:
