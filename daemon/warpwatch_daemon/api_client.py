@@ -35,7 +35,9 @@ def find_socket(environ: Mapping[str, str], uid: int, server: str = DAEMON) -> P
 
     Only in a folder of root or of this user: no one else is to answer in the daemon's place.
     """
-    paths = (socket_path(Path(folder.path), server) for folder in rendezvous.candidates(environ, uid))
+    paths = (
+        socket_path(Path(folder.path), server) for folder in rendezvous.candidates(environ, uid)
+    )
     return next((path for path in paths if _is_served(path, uid)), None)
 
 

@@ -30,9 +30,9 @@ _UNKNOWN_ON_SOCKET = (
     "this process is in another user namespace, or root's in a container: use the token"
 )
 _NEEDS_LOGIN = (
-    "over TCP this needs a session or a token: open the link that `warpwatch page` prints on the "
-    "node, or send the token of http.token_file (--token-file) as `Authorization: Bearer …`; "
-    "commands on the node use the daemon's socket, without --url and WARPWATCH_URL"
+    "over TCP this needs a session or the token: open the link that `warpwatch page` prints on the "
+    "node, or send `Authorization: Bearer …` (--token-file FILE); commands on the node need "
+    "neither without --url and WARPWATCH_URL"
 )
 _FOREIGN_ORIGIN = (
     "a session changes something only from its own page: the header Origin has another address"

@@ -103,9 +103,8 @@ def create_app(
 ) -> Starlette:
     """Return the application. ``routes`` makes the API and the routes of this process alone.
 
-    Refresh its ``state.pages`` each second, and set ``state.port`` and ``state.url`` to what is
-    listened on; ``state.document`` makes `/openapi.json`. Raises UsageError if the token file cannot
-    be used.
+    Refresh its ``state.pages`` each second, and set ``state.port`` and ``state.url`` once it is
+    listened on. ``state.document`` makes `/openapi.json`. Raises UsageError for a bad token file.
     """
     sessions: Sessions[Caller] = Sessions(f"{socket.gethostname()} {config.listen}", monotonic)
     access = Access(config, sessions)

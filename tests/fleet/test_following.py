@@ -96,7 +96,7 @@ def test_an_agent_that_was_found_by_a_name_is_verified_for_it(serve, tmp_path):
     config = AgentsConfig(ca_file=folder / "tls.crt")
     # It is spoken to, and wants a token.
     for to, said in (
-        (Target(address, server_name=name), "^403"),
+        (Target(address, server_name=name), "^401"),
         (Target(address), "verify failed"),
     ):
         with pytest.raises(AgentError, match=said):
@@ -130,9 +130,7 @@ def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(agent, config, t
 def test_an_agent_that_refuses_says_why_and_a_tenants_own_is_not_shown_the_token(config, to):
     own = Target(to.address, {"owner": "ns/team"})
     for agents, address in ((AgentsConfig(), to), (config, own)):
-        with pytest.raises(
-            AgentError, match=r"^401: this needs the token of http.token_file .*: send"
-        ):
+        with pytest.raises(AgentError, match=r"^401: over TCP .* or send `Authorization: Bearer"):
             followed(agents, address, stop)
 
 
@@ -243,7 +241,7 @@ def test_what_an_agent_refuses_keeps_its_reason_and_what_it_does_not_know_is_an_
     assert refused.value.reason == "refused_busy"
     with pytest.raises(AgentError, match=r"^404: Not Found"):
         asked(config, to, "readiness")
-    with pytest.raises(AgentError, match=r"^401: this needs the token"):
+    with pytest.raises(AgentError, match=r"^401: over TCP this needs"):
         asked(AgentsConfig(), to, "captures")
 
 
