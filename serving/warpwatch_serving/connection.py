@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections import OrderedDict
 from collections.abc import Awaitable, Iterable
 from email.utils import formatdate
 from typing import Any, NamedTuple, TypeVar
@@ -29,6 +30,13 @@ PART_BYTES = 65536
 MAX_HEAD_BYTES = 32768
 # A client that still sends its request gets the answer before the connection is reset.
 LINGER_S, LINGER_BYTES = 1.0, 2**20
+
+# Far above what Prometheus, probes and some open pages send together from one address. A request
+# beyond that waits, so that a flood costs little and nobody else's request is refused.
+RATE_PER_S = 50.0
+BURST = 200.0
+PAUSE_S = 0.5
+MAX_PEERS = 1024
 
 MAX_CONNECTIONS = 128
 # The rest is for root and the daemon's user on the Unix socket.
@@ -58,8 +66,11 @@ class Connection:
     client waits for the server. answering: whether a request has arrived and is not answered yet.
     """
 
-    def __init__(self, accepted: socket.socket, peer: Peer, service: Service) -> None:
+    def __init__(
+        self, accepted: socket.socket, peer: Peer, service: Service, rates: PeerRates
+    ) -> None:
         self.peer = peer
+        self._rates = rates
         self.waits_since: float | None = None
         self.answering = False
         self._socket = accepted
@@ -94,6 +105,11 @@ class Connection:
         # asyncio's TLS would wait for an empty buffer to become smaller.
         transport.set_write_buffer_limits(high=1)
         return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
+
+    async def take_turn(self) -> None:
+        """Wait if the peer sends too many requests; a new connection of it may end the wait."""
+        if not self._rates.admits(self.peer.name, self._loop.time()):
+            await self.wait(asyncio.sleep(PAUSE_S))
 
     async def wait(self, client: Awaitable[T], timeout_s: float | None = None) -> T:
         """Wait for the client. Raises TimeoutError."""
@@ -144,6 +160,7 @@ class HttpStream:
             request = await self._connection.wait(self._next_request(), timeout_s)
             if request is None:
                 return False
+            await self._connection.take_turn()
             self._connection.answering = True
             self._is_head = request.method == b"HEAD"
             await self._service.app(self._scope(request), self._receive, self._send)
@@ -252,6 +269,26 @@ class HttpStream:
             left -= len(data)
 
 
+class PeerRates:
+    """A bucket of requests for each peer: BURST at once, refilled with RATE_PER_S.
+
+    Of more than MAX_PEERS the one that was silent for longest is forgotten.
+    """
+
+    def __init__(self) -> None:
+        # The requests that are left, and the time of the newest one.
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def admits(self, peer: str, now: float) -> bool:
+        """Take a request from the peer's bucket; False if none was left."""
+        left, since = self._buckets.pop(peer, (BURST, now))
+        left = min(BURST, left + (now - since) * RATE_PER_S)
+        self._buckets[peer] = (max(0.0, left - 1), now)
+        if len(self._buckets) > MAX_PEERS:
+            self._buckets.popitem(last=False)
+        return left >= 1
+
+
 class Connections:
     """The connections that are served, in the thread of their loop alone.
 
@@ -264,19 +301,21 @@ class Connections:
     ) -> None:
         self._most_of_others = most_of_others
         self._most_of_peer = most_of_peer
+        self._rates = PeerRates()
         self._tasks: dict[Connection, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def serve(self, connection: Connection) -> bool:
-        """Serve the connection in a task of its own; False if there is no place for it."""
-        if not self._has_place(connection.peer):
-            return False
+    def serve(self, accepted: socket.socket, peer: Peer, service: Service) -> None:
+        """Serve an accepted socket in a task of its own, or close it if there is no place."""
+        if not self._has_place(peer):
+            accepted.close()
+            return
+        connection = Connection(accepted, peer, service, self._rates)
         task = asyncio.create_task(connection.serve())
         self._tasks[connection] = task
         task.add_done_callback(lambda task: self._remove(connection, task))
-        return True
 
     def _has_place(self, peer: Peer) -> bool:
         of_peer = [one for one in self._tasks if one.peer.name == peer.name]

@@ -24,7 +24,7 @@ from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.basic_auth import BasicAuth
 from warpwatch_serving.capture_files import CaptureFiles
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.guard import WEBHOOK, Admission, Guard
+from warpwatch_serving.guard import Admission, Guard
 from warpwatch_serving.metrics import MetricsPages
 from warpwatch_serving.openapi import Operation, openapi
 from warpwatch_serving.page.endpoint import PageEndpoint
@@ -80,7 +80,7 @@ def operations(
            body=bodies.CaptureBody, status=202, errors=refused),
         of(f"{v1}/captures/{{id}}", api.capture, Capture, errors=missing),
         of(f"{v1}/captures/{{id}}/{{file}}", files.send, octets, errors=(404, 503)),
-        of(WEBHOOK, webhook.receive, models.AlertAnswers, method="POST",
+        of(f"{v1}/alertmanager", webhook.receive, models.AlertAnswers, method="POST",
            body=bodies.AlertmanagerPayload, errors=(503,)),
         of(f"{v1}/runs", api.runs, models.RunList, bodies.RunFilters),
         of(f"{v1}/diagnoses", api.diagnoses, models.DiagnosisList, bodies.DiagnosisFilters),
@@ -112,7 +112,7 @@ def create_app(
     pages = MetricsPages(backend, monotonic)
     guard = Middleware(
         Guard,
-        admission=Admission(access, basic_auth, monotonic),
+        admission=Admission(access, basic_auth),
         count=partial(_count, backend),
         refuse=login.refuse,
         monotonic=monotonic,

@@ -18,7 +18,7 @@ from warpwatch_serving import listening, web_config
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.basic_auth import BasicAuth
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.connection import Connection, Connections, Service
+from warpwatch_serving.connection import Connections, Service
 from warpwatch_serving.page.endpoint import PageEndpoint
 from warpwatch_serving.peer import identify
 from warpwatch_serving.probes import Probes
@@ -84,8 +84,7 @@ async def _accept(listener: socket.socket, service: Service, connections: Connec
             await asyncio.sleep(EXHAUSTED_PAUSE_S if error.errno in _EXHAUSTED else 0)
             continue
         try:
-            if not connections.serve(Connection(accepted, identify(accepted), service)):
-                accepted.close()
+            connections.serve(accepted, identify(accepted), service)
         except OSError:
             accepted.close()
         # If many connect, those that are accepted already get their turn.

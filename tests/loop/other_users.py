@@ -54,7 +54,7 @@ while True:
 """
 )
 _COMMAND = """
-import encodings.idna, os, sys
+import encodings.idna, http.client, os, sys
 from concurrent.futures import thread
 from warpwatch_daemon import api_client
 from warpwatch_runtime import quantities

@@ -186,7 +186,7 @@ _SECONDS = itertools.count(0.0, 5.0)
 def unlimited() -> float:
     """Read a monotonic clock that passes five seconds with each reading.
 
-    No peer of a test reaches the limits on its requests, and each scrape is rendered anew.
+    So each scrape is rendered anew.
     """
     return next(_SECONDS)
 
@@ -231,6 +231,7 @@ def servers(agent: Any) -> Iterator[Serve]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for limit in ("HEAD_TIMEOUT_S", "WRITE_TIMEOUT_S"):
             patch.setattr(connection, limit, TIMEOUT_S)
+        patch.setattr(connection, "RATE_PER_S", 1e9)
 
         def start(
             clocks: Mapping[str, Callable[[], float]] | None = None,

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -19,10 +18,9 @@ from tests.daemon.http.alert_node import WEBHOOK, notification
 from tests.daemon.http.conftest import TIMEOUT_S, http_client
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet.api import agent_routes
-from warpwatch_serving import connection, guard
+from warpwatch_serving import connection
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.connection import Connection, Connections, Service
-from warpwatch_serving.guard import PeerLimit
+from warpwatch_serving.connection import Connections, PeerRates, Service
 from warpwatch_serving.peer import Peer, network
 from warpwatch_serving.routes import create_app
 
@@ -71,8 +69,7 @@ class Site:
         self.clients.append(ours)
 
         async def serve() -> None:
-            if not self.connections.serve(Connection(theirs, peer, Service(self))):
-                theirs.close()
+            self.connections.serve(theirs, peer, Service(self))
 
         self.loop.run_until_complete(serve())
         self.settle()
@@ -262,19 +259,6 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture
-def limit(clock: ManualClock) -> PeerLimit:
-    return PeerLimit(clock.monotonic)
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two requests at once, and one in four seconds; a refusal comes at once."""
-    monkeypatch.setattr(guard, "REFUSAL_PAUSE_S", 0.0)
-    monkeypatch.setattr(guard, "RATE_PER_S", 0.25)
-    monkeypatch.setattr(guard, "BURST", 2.0)
-
-
 def ask_app(
     agent: Any, clock: ManualClock, *paths: str, wait_s: float = 0.0
 ) -> list[httpx.Response]:
@@ -293,20 +277,29 @@ def ask_app(
     return asyncio.run(collect())
 
 
-def test_a_peer_has_a_burst_and_then_its_rate(slow, clock, limit):
-    assert [limit.wait_s("10.0.0.1") for _ in range(3)] == [0.0, 0.0, 4.0]
-    assert limit.wait_s("10.0.0.2") == 0.0
-    clock.advance(4)
-    assert [limit.wait_s("10.0.0.1"), limit.wait_s("10.0.0.1")] == [0.0, 4.0]
-    clock.advance(1000)
-    assert [limit.wait_s("10.0.0.1") for _ in range(3)] == [0.0, 0.0, 4.0]
+def test_a_peer_has_a_burst_and_then_its_rate(monkeypatch) -> None:
+    monkeypatch.setattr(connection, "MAX_PEERS", 2)
+    rates = PeerRates()
+    assert [rates.admits("10.0.0.1", 0.0) for _ in range(201)] == 200 * [True] + [False]
+    assert [rates.admits("10.0.0.1", 0.02) for _ in range(2)] == [True, False]
+    assert rates.admits("10.0.0.2", 0.02)
+    # The peer that was silent for longest is forgotten, and has its burst again.
+    assert rates.admits("10.0.0.3", 0.02)
+    assert rates.admits("10.0.0.1", 0.02)
 
 
-def test_the_table_of_peers_forgets_the_longest_silent(slow, limit, monkeypatch):
-    monkeypatch.setattr(guard, "MAX_PEERS", 2)
-    hosts = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
-    assert [limit.wait_s(host) for host in 2 * hosts] == 6 * [0.0]
-    assert [limit.wait_s(host) for host in ("10.0.0.3", "10.0.0.3")] == [0.0, 4.0]
+def test_a_request_beyond_the_rate_waits_and_is_answered(site: Site) -> None:
+    flooding, other = site.connect(), site.connect(Peer("10.0.0.2"))
+    for _ in range(4):
+        flooding.send((HEAD % b"2" + b"\r\n") * 51)
+        for _ in range(10):
+            site.settle()
+            site.read(flooding)
+    assert site.asked == 200
+    site.ask(other)
+    assert site.read(other).endswith(b"xx")
+    site.wait(0.6)
+    assert site.asked == 205
 
 
 def test_addresses_of_one_ipv6_network_count_as_one():
@@ -314,24 +307,6 @@ def test_addresses_of_one_ipv6_network_count_as_one():
     assert network("2001:db8:1:2::1") != network("2001:db8:1:3::1")
     assert network("::ffff:10.0.0.1") != network("::ffff:10.0.0.2")
     assert network("127.0.0.1") == network("127.8.8.8") == network("::1")
-
-
-def test_too_many_requests_are_refused_until_a_named_time(slow, agent, clock):
-    *admitted, refused, webhook = ask_app(agent, clock, *3 * ["/healthz"], WEBHOOK)
-    assert [answer.status_code for answer in admitted] == [200, 200]
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "4")
-    assert refused.json()["error"]["reason"] == "too_many_requests"
-    # Alertmanager asks again after a 503, and not after a 429.
-    assert (webhook.status_code, webhook.headers["retry-after"]) == (503, "4")
-    assert agent.codes == {200: 2, 429: 1, 503: 1}
-
-
-def test_what_monitoring_sends_is_never_limited(agent, clock):
-    # Two a second, over five minutes.
-    paths = 200 * ["/healthz", "/readyz", "/metrics"]
-    assert Counter(one.status_code for one in ask_app(agent, clock, *paths, wait_s=0.5)) == {
-        200: 600
-    }
 
 
 def test_a_fault_that_each_request_meets_is_logged_once_a_minute(agent, clock, caplog):

@@ -47,7 +47,6 @@ class Routes:
         (folder / "token").write_text("secret")
         token = HttpConfig(token_file=folder / "token")
         users = BasicAuth({"user": HASH.decode()})
-        guard.RATE_PER_S = guard.BURST = 1e9
         self._apps: list[ASGIApp] = [
             create_app(agent, HttpConfig(), routes=agent_routes),
             create_app(agent, token, routes=agent_routes),
