@@ -113,6 +113,7 @@ class Site:
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 10.0)
     monkeypatch.setattr(connection, "WRITE_TIMEOUT_S", 10.0)
+    monkeypatch.setattr(connection, "RATE_PER_S", 50.0)
     site = Site()
     yield site
     for client in site.clients:
@@ -279,6 +280,7 @@ def ask_app(
 
 def test_a_peer_has_a_burst_and_then_its_rate(monkeypatch) -> None:
     monkeypatch.setattr(connection, "MAX_PEERS", 2)
+    monkeypatch.setattr(connection, "RATE_PER_S", 50.0)
     rates = PeerRates()
     assert [rates.admits("10.0.0.1", 0.0) for _ in range(201)] == 200 * [True] + [False]
     assert [rates.admits("10.0.0.1", 0.02) for _ in range(2)] == [True, False]
