@@ -278,7 +278,7 @@ def ask_app(
     return asyncio.run(collect())
 
 
-def test_a_peer_has_a_burst_and_then_its_rate(monkeypatch) -> None:
+def test_a_peer_has_a_burst_and_then_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MAX_PEERS", 2)
     monkeypatch.setattr(connection, "RATE_PER_S", 50.0)
     rates = PeerRates()
