@@ -26,7 +26,7 @@ def setting(unit: str, name: str) -> str:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_knows_every_line_of_the_units(tmp_path: Path) -> None:
-    for name in ("warpwatch.service", "run-warpwatch.mount"):
+    for name in ("warpwatch.service", "warpwatch.socket", "run-warpwatch.mount"):
         text = (FOLDER / name).read_text()
         # It looks whether there is such a program.
         (tmp_path / name).write_text(text.replace("/opt/warpwatch/bin/warpwatch", "/bin/true"))

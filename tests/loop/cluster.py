@@ -70,7 +70,7 @@ class LoopCluster:
             self.fleet = subprocess.Popen(
                 [sys.executable, "-m", "warpwatch_daemon", "fleet", "--config", str(self.config)],
                 cwd=ROOT,
-                env=os.environ | environment,
+                env=os.environ | {"WARPWATCH_DIR": str(self.folder / "run")} | environment,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

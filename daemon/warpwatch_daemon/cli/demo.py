@@ -73,7 +73,7 @@ def _run(processes: DemoProcesses, faults: list[Fault]) -> list[Ending]:
         say(f"[{time.monotonic() - begun:6.1f} s] {text}", sys.stderr)
 
     processes.start_daemon()
-    progress(f"{processes.watcher} with simulated GPUs: {processes.url}/")
+    progress(f"{processes.watcher} with simulated GPUs; the page: {processes.link()}")
     endings = []
     for fault in faults:
         processes.start_training()
@@ -99,7 +99,9 @@ def _json(endings: list[Ending]) -> object:
 
 
 def _stay(processes: DemoProcesses) -> None:
-    say(f"the page stays open at {processes.url}/ until Ctrl-C", sys.stderr)
+    fleet = " --fleet" if processes.watcher == "fleet" else ""
+    say(f"the page until Ctrl-C, valid for a minute: {processes.link()}", sys.stderr)
+    say(f"another link: WARPWATCH_DIR={processes.work}/run warpwatch page{fleet}", sys.stderr)
     while True:
         processes.check_training()
         time.sleep(1)

@@ -35,7 +35,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     command_line.add_json(command)
     arguments = command.parse_args(argv)
     link = _link(arguments, environ)
-    base = arguments.base or (arguments.url if not link["url"] else link["url"])
+    base = arguments.base or arguments.url or link["url"]
     if not base:
         raise WarpwatchError("http.listen is not served, see the log; or name --base URL")
     url = base.rstrip("/") + link["path"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from warpwatch_daemon.api_client import ApiClient, socket_path
+from warpwatch_daemon.api_client import FLEET, ApiClient, socket_path
 from warpwatch_daemon.demo.faults import NONE, Switch
 from warpwatch_devices.simulated.source import simulated_uuid
 from warpwatch_runtime import files
@@ -67,6 +67,11 @@ class DemoProcesses:
         with contextlib.suppress(OSError):
             self.work.rmdir()
 
+    def link(self) -> str:
+        """Return a link to the web page, valid once and for a minute."""
+        path: str = self.api.post("/api/v1/sessions", {})["path"]
+        return f"{self.url}{path}"
+
     @property
     def has_captured(self) -> bool:
         return any(self.store.rglob("capture.json"))
@@ -83,7 +88,9 @@ class DemoProcesses:
         path = self.work / f"{name}.yaml"
         files.write(path, yaml.safe_dump(config).encode())
         arguments = ["warpwatch_daemon", command or name, "--config", str(path)]
-        self._watchers[name] = self._start(name, arguments, {})
+        # A fleet has its socket beside that folder; an agent's configuration names another one.
+        environment = {"WARPWATCH_DIR": str(self.work / "run")}
+        self._watchers[name] = self._start(name, arguments, environment)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._watchers[name].poll() is not None:
@@ -236,7 +243,7 @@ class DemoNodes(DemoProcesses):
 
     def __init__(self, listen: str, store: Path | None, nodes: int) -> None:
         super().__init__(listen, store)
-        self.api = ApiClient(self.url)
+        self.api = ApiClient(self.url, socket_path=socket_path(self.work / "run", FLEET))
         self.ranks = nodes * RANKS
 
     def folder(self, rank: int) -> Path:
