@@ -1,8 +1,6 @@
-"""The composition: what runs in the agent's process, and in which order it starts and stops.
+"""Composes the agent's process, and starts and stops its parts in order.
 
-- app: builds the daemon from its configuration and runs it
-- sources: which sources run; capturing: what captures are made of
+- app: builds the daemon from its configuration and runs it; composition: builds its parts
 - pipeline: the one stream of records, to telemetry log, detectors and captures
 - reloading: a changed configuration
-- outgoing, telemetry_log: the exporters that have a loop of their own
 """

@@ -90,7 +90,7 @@ class Daemon:
         metrics.read("loop_failures_total", self.supervisor.failures)
         metrics.read("loop_duration_seconds", self.supervisor.durations_s)
         self._fatal = ""
-        # Those that are woken, or hurry.
+        # Loops that are woken, or that hurry.
         self._loops: dict[str, Loop] = {}
         self.server = Server(
             self, config.http, routes=agent_routes, passed=passed_by_systemd(environ)
@@ -121,7 +121,7 @@ class Daemon:
         )  # fmt: skip
         self._ways_out = WaysOut(
             config.exporters, node, "warpwatch", config.http.public_url_of(node), metrics,
-            self.exported, self._told,
+            self.exported, self._own_state,
         )  # fmt: skip
         self.sources = enabled_sources(config, self._surroundings())
 
@@ -161,7 +161,7 @@ class Daemon:
         self._start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop())
-        signal.signal(signal.SIGHUP, lambda *_: self.reloading.ask())
+        signal.signal(signal.SIGHUP, lambda *_: self.reloading.request())
         if not self.server.trouble:
             logger.info("listening on %s:%d", *self.server.address)
         logger.info("watching ranks in %s", self.folder.path)
@@ -241,8 +241,8 @@ class Daemon:
     def exported(self) -> State:
         return self.hub.state()
 
-    def _told(self) -> State:
-        """Without what a fleet tells of."""
+    def _own_state(self) -> State:
+        """Return the state without anomalies and captures that a fleet reports."""
         state, is_of_fleet = self.hub.state(), self.pipeline.leases.is_of_fleet
         return replace(
             state,
@@ -266,7 +266,7 @@ class Daemon:
         )
 
     def missing(self) -> tuple[str, ...]:
-        # Whose work runs where is known with its age while the kubelet is away.
+        # While the kubelet is away, attribution is known with its age.
         health = (health for health in self.hub.health() if health.name != "attribution")
         down = [health for health in health if not health.up]
         return tuple(f"{health.name}: {health.reason}" for health in down)

@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 
 
 def hub_of(config: Config, node: str) -> Hub:
-    """What was not read again is believed for three missed intervals, and one for a late one."""
+    """Make the hub, which trusts values for three missed intervals and a late one."""
     sources = config.sources
-    # Of those that are not read every second. dcgm-exporter reads DCGM every 30 s only, and what it
-    # says again is not published again.
+    # dcgm-exporter reads DCGM only every 30 s, and repeated values are not published again.
     intervals_s = {
         "nvml": sources.nvml.interval_s,
         "host": sources.host.interval_s,
@@ -51,7 +50,7 @@ def hub_of(config: Config, node: str) -> Hub:
 
 
 def enabled_sources(config: Config, surroundings: Surroundings) -> list[Source]:
-    """The sources that the configuration asks for. What is off is not even imported."""
+    """Return the enabled sources; a disabled one is not even imported."""
     return [*_devices(config, surroundings), *_host(config, surroundings)]
 
 
@@ -101,15 +100,18 @@ def _host(config: Config, surroundings: Surroundings) -> Iterator[Source]:
 
 RETENTION_INTERVAL_S = 60.0
 DISK_INTERVAL_S = 10.0
-# A finisher that has something to do is woken.
+# A finisher with work is woken.
 FINISH_INTERVAL_S = 5.0
 INBOXES_INTERVAL_S = 1.0
-# Files that were never collected: of captures that this daemon no longer knows.
+# For uncollected files of captures that this daemon no longer has.
 SWEEP_AFTER_S = 3600.0
 
 
 class Capturing:
-    """``node``: how alerts call this one. ``hurry`` gets whether a capture runs."""
+    """Store, policy, participants, triggers and their loops.
+
+    ``node``: its name in alerts. ``hurry`` gets whether a capture runs.
+    """
 
     def __init__(
         self,
@@ -143,7 +145,7 @@ class Capturing:
         self._finisher_loops: tuple[Loop, ...] = ()
 
     def counters_wanted(self) -> bool:
-        """Whether a capture runs that needs the GPU's performance counters for itself."""
+        """Return whether a capture uses the GPU's performance counters."""
         return any(
             capture.request.kind in COUNTER_KINDS and capture.outcome is None
             for capture in self._hub.captures()
@@ -167,7 +169,7 @@ class Capturing:
             gil_stacks.remove(folder.inbox, gil_stacks.file_name(ring.name), ring.owner_uid)
 
     def close(self) -> None:
-        """When the loops have ended."""
+        """Close the captures, after the loops have stopped."""
         self.service.close()
 
     def _wake(self) -> None:
@@ -176,7 +178,7 @@ class Capturing:
 
 
 def grafana_follower(config: Config, node: str, metrics: AgentMetrics) -> GrafanaAnnotations | None:
-    """Annotations in Grafana; None where they are not wanted."""
+    """Return the annotations in Grafana, or None if they are not configured."""
     wanted = config.exporters.grafana
     if wanted.url is None:
         return None
@@ -184,7 +186,7 @@ def grafana_follower(config: Config, node: str, metrics: AgentMetrics) -> Grafan
 
     annotations = metrics.counter("grafana_annotations_total")
     for result in grafana.RESULTS:
-        # There from the start, so that an increase can be seen.
+        # Exported from the start, so that an increase can be seen.
         annotations.labels(result)
     return grafana.GrafanaAnnotations(
         grafana_api.GrafanaApi(wanted.url, wanted.token_file, wanted.ca_file),
@@ -202,7 +204,7 @@ def uploads(
     node: str,
     environ: Mapping[str, str],
 ) -> Callable[[], None] | None:
-    """What a loop is to do for the remote store; None where there is none. Raises UsageError."""
+    """Return a loop's work for the remote store, or None without one. Raises UsageError."""
     url = config.remote_store.url
     if url is None:
         return None

@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 WRITE_INTERVAL_S = 0.2
 # How long the log may be silent: deadlines pass in a replay as they did here.
 SILENCE_S = 5.0
-# While the disk does not answer, newer records are lost and counted: some 100 MB at most.
+# If the disk hangs, newer records are lost and counted: about 100 MB at most.
 MAX_WAITING = 200_000
 
 
 class TelemetryLog:
-    """``put`` is the pipeline's, ``write`` the loop's."""
+    """The telemetry log. The pipeline calls ``put``, a loop ``write``, which waits for the disk."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TelemetryLog:
         self._failed: int | None = None
 
     def put(self, records: Sequence[Record], now: float) -> None:
-        """These records, or after a silence that time has passed."""
+        """Add records, or after a silence one that tells the time."""
         if not records:
             if now - self._put_time < SILENCE_S:
                 return
@@ -81,7 +81,7 @@ class TelemetryLog:
 
 
 def telemetry_log(config: Config, metrics: AgentMetrics) -> TelemetryLog | None:
-    """None where none is wanted. Raises UsageError."""
+    """Return the configured log, or None. Raises UsageError."""
     path = config.exporters.jsonl.path
     if path is None:
         return None
@@ -94,15 +94,17 @@ def telemetry_log(config: Config, metrics: AgentMetrics) -> TelemetryLog | None:
 
 
 CLOSE_TIMEOUT_S = 3.0
-# A clock that is set forward by more, or a machine that slept for longer, makes all look silent.
+# A larger leap of the clock, or a longer sleep of the machine, makes all look silent.
 LEAP_S = 10.0
-# How often detectors are asked what they see: it changes slowly, and every rank answers.
-SIGHTS_INTERVAL_S = 15.0
+# The interval of asking for sensitivities, which change slowly.
+SENSITIVITIES_INTERVAL_S = 15.0
 
 P = ParamSpec("P")
 
 
 class Pipeline:
+    """The one stream of records: to the log, the detectors, captures and a fleet."""
+
     def __init__(
         self,
         hub: Hub,
@@ -129,32 +131,31 @@ class Pipeline:
         self._wall = wall
         self._log = log
         self._runs = runs
-        # Who holds it owns the detectors: this loop, and for a moment whoever asks for statuses.
+        # Held by the user of the detectors: this loop, and shortly a request for statuses.
         self._owner = threading.Lock()
         archive.parts["leases"] = SnapshotPart(self.leases)
         archive.restore(wall())
-        # What triggers have not heard of yet: at first, the anomalies that outlived a restart.
+        # Changes that triggers do not have yet: at first, anomalies from before a restart.
         active = self.leases.shown(detection.active)
         self._changes = [Change("opened", anomaly) for anomaly in active]
         for anomaly in active:
             stream.put_anomaly(anomaly)
-        # What people have resolved since the last round.
+        # Changes by users since the last round.
         self._resolved: list[Change] = []
-        # By how much the wall clock is ahead of the monotonic one.
+        # The wall clock minus the monotonic one.
         self._ahead_s = wall() - monotonic()
-        # What went wrong first in this round.
+        # The first failure of this round.
         self._failure: Exception | None = None
         self._rank_errors = 0
-        self._sights_due = 0.0
+        self._sensitivities_due = 0.0
         hub.watch_ranks(lambda: ranks.states(monotonic()))
         hub.metrics.read("anomalies_suppressed_total", lambda: detection.suppressed_counts)
         hub.metrics.read("detector_errors_total", lambda: detection.failures)
         hub.metrics.read("detection_refused_total", lambda: detection.refused)
-        # Whoever asks at once learns what is known already.
         self._publish()
 
     def step(self) -> None:
-        """One round. Whatever fails in it costs nothing else; the first failure is raised last."""
+        """Run one round. A failure affects no other part; the first one is raised last."""
         now, at = self._wall(), self._monotonic()
         records = [
             *self._hub.take_records(),
@@ -174,7 +175,7 @@ class Pipeline:
             self._failure = self._failure or self._detection.pop_failure()
             self._raise(self.leases.expire(self._detection.active))
             self._try(self._archive.advance, now)
-            self._try(self._look_at_sights, at)
+            self._try(self._update_sensitivities, at)
         self._try(self._runs.advance, now)
         self._try(self._stream.put_runs, self._runs.take_changed())
         self._try(self._service.advance, at)
@@ -202,7 +203,7 @@ class Pipeline:
             self._failure = self._failure or error
 
     def _feed(self, record: Record) -> None:
-        """A record that one of them cannot take costs the others nothing."""
+        """Hand a record to all parts; a failure of one does not affect the others."""
         self._try(self._service.observe, record)
         self._try(self._archive.observe, record)
         self._try(self._runs.observe, record)
@@ -216,15 +217,15 @@ class Pipeline:
     def _raise(self, changes: Iterable[Change]) -> None:
         for change in changes:
             self._changes.append(change)
-            self._try(self._archive.take, change)
-            self._try(self._runs.take, change)
+            self._try(self._archive.note_change, change)
+            self._try(self._runs.note_change, change)
             self._try(self._stream.put_anomaly, change.anomaly)
             if change.what == "opened":
                 self._try(self._report, change.anomaly)
 
-    def _look_at_sights(self, at: float) -> None:
-        if at >= self._sights_due:
-            self._sights_due = at + SIGHTS_INTERVAL_S
+    def _update_sensitivities(self, at: float) -> None:
+        if at >= self._sensitivities_due:
+            self._sensitivities_due = at + SENSITIVITIES_INTERVAL_S
             self._hub.publish(sensitivities=self._detection.sensitivities())
 
     def _publish(self) -> None:
@@ -235,17 +236,17 @@ class Pipeline:
     def detector_statuses(
         self,
     ) -> tuple[Mapping[str, list[DetectorStatus]], tuple[Suppressed, ...]]:
-        """How every detector sees what it judges, by kind, and what others explain.
+        """Return the status of every detector by kind, and suppressed findings.
 
-        From any thread; waits for the round that runs.
+        May be called from any thread; waits for the current round.
         """
         with self._owner:
             return self._detection.statuses(), self._detection.suppressed
 
     def resolve(self, anomaly_id: str, who: str) -> Anomaly:
-        """End an anomaly that only service ends, as ``who`` says. Raises Refused.
+        """End an anomaly that only service ends, for the user ``who``. Raises Refused.
 
-        From any thread; waits for the round that runs.
+        May be called from any thread; waits for the current round.
         """
         with self._owner:
             changes = self._detection.resolve(anomaly_id, self._wall(), who)
@@ -257,7 +258,7 @@ class Pipeline:
         return anomaly
 
     def close(self) -> None:
-        """When the loop has ended: what is known is kept for the next daemon."""
+        """Save everything for the next daemon, after the loop has stopped."""
         # A round that hangs must not keep the daemon from its end.
         if self._owner.acquire(timeout=CLOSE_TIMEOUT_S):
             self._archive.finish()

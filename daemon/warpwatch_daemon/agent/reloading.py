@@ -1,4 +1,4 @@
-"""A changed configuration: validated first, then swapped where that needs no restart."""
+"""Reloads a changed configuration: it is validated, then swapped as far as no restart is needed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
-# Sections that a reload swaps; every other change needs a restart.
+# A reload swaps these sections; every other change needs a restart.
 RELOADABLE = frozenset({"triggers"})
 
 
 class Reloading:
-    """``ask`` from anywhere, also from a signal handler; ``advance`` from one loop."""
+    """Reloads on request. ``request`` is safe in a signal handler; one loop calls ``advance``."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class Reloading:
         self._reloads = metrics.counter("config_reloads_total")
         self._asked = False
 
-    def ask(self) -> None:
-        """The next ``advance`` reads the file: in a signal handler nothing may be locked."""
+    def request(self) -> None:
+        """Let the next ``advance`` read the file: a signal handler must not lock."""
         self._asked = True
 
     def advance(self) -> None:
-        """A file that is wrong changes nothing, is logged and counted."""
+        """Reload if requested; a wrong file changes nothing, is logged and counted."""
         if not self._asked:
             return
         self._asked = False
@@ -49,7 +49,7 @@ class Reloading:
             new = loading.load(Config, self._path, self._environ)
         except UsageError as error:
             self._reloads.labels("failed").inc()
-            logger.error("the configuration stays as it was: %s", error)
+            logger.error("reload failed, old configuration kept: %s", error)
             return
         self._swap(new)
         self._reloads.labels("ok").inc()
@@ -65,15 +65,15 @@ class Reloading:
         self._config = old.model_copy(update={"triggers": new.triggers})
 
 
-# The kubelet brings a change within a minute or so; this adds little to it.
+# The kubelet updates files within about a minute; this adds little.
 WATCH_INTERVAL_S = 10.0
 
 
 class ConfigWatch:
-    """Made before the file is loaded, so that no change falls between the two.
+    """Detects changes of a file. Make it before the file is loaded, so that none is missed.
 
-    A ConfigMap's file is exchanged in place, a while after the ConfigMap was changed, and nothing
-    sends SIGHUP. Contents are compared, not times: the kubelet swaps a link above the file.
+    The kubelet replaces a ConfigMap's file without a signal. Contents are compared, not times: it
+    swaps a link above the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +81,7 @@ class ConfigWatch:
         self._content = self._read()
 
     def changed(self) -> bool:
-        """Since it was asked last. A file that is away for a moment has not changed."""
+        """Return whether the file changed since the last call; a missing file has not."""
         content = self._read()
         if content is None or content == self._content:
             return False

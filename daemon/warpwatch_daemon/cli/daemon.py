@@ -47,7 +47,7 @@ def run(
     from warpwatch_daemon.agent.app import Daemon
     from warpwatch_daemon.agent.reloading import WATCH_INTERVAL_S, ConfigWatch
 
-    # What others may read or write, the daemon gives them itself.
+    # The daemon sets the modes of files that other users may read or write.
     os.umask(0o077)
     if watched and path is None:
         raise UsageError("--watch-config needs --config FILE")
@@ -58,7 +58,7 @@ def run(
 
     def look() -> None:
         if watch is not None and watch.changed():
-            daemon.reloading.ask()
+            daemon.reloading.request()
 
     daemon.supervisor.every("log", log_output.REPORT_INTERVAL_S, log.report)
     if watch is not None:

@@ -1,6 +1,6 @@
-"""What outlives the moment: anomalies, the minutes around them, and what the detectors know.
+"""Archives anomalies, the minutes around them, and the state of the detectors.
 
-The pipeline hands it what happens and never waits for a disk: a loop of its own writes.
+The pipeline hands over records and changes and never waits for a disk: another loop writes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 # A context gains a point every ten seconds.
 REFRESH_INTERVAL_S = 10.0
 SNAPSHOT_INTERVAL_S = 10.0
-# After an anomaly was opened or closed: a daemon that is killed must not raise it again.
+# After an anomaly was opened or closed: a killed daemon must not open it again.
 URGENT_INTERVAL_S = 1.0
-# A snapshot of many ranks takes its time; it may take this share of the pipeline's.
+# Snapshots of many ranks take at most this share of the pipeline's time.
 SNAPSHOT_SHARE = 0.01
-# Of the stored anomalies: a month, for comparing with.
+# Stored anomalies are kept for a month, to compare with.
 MAX_AGE_S = 30 * 86400.0
 MAX_CONTEXTS = 64
 MAX_QUEUED = 2000
@@ -48,9 +48,9 @@ Entry = tuple[Anomaly, AnomalyContext | None]
 
 @dataclass(slots=True)
 class _Followed:
-    """An anomaly that is active, or whose minutes after are not over yet.
+    """An anomaly that is active, or recent enough for its context to grow.
 
-    before: its context as an older daemon saw it; settled: it will not change any more.
+    before: its context from an earlier daemon; settled: the context is final.
     """
 
     anomaly: Anomaly
@@ -59,9 +59,9 @@ class _Followed:
 
 
 class Archive:
-    """The pipeline calls ``restore`` to ``finish``; ``write`` is a loop's, ``find`` is HTTP's.
+    """The pipeline calls ``restore`` to ``finish``, a loop ``write``, HTTP ``find``.
 
-    ``fail``: called with what could not be done: read, write, snapshot or queue.
+    ``fail``: called with the failed operation: read, write, snapshot or queue.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Archive:
         )
         self._store = HistoryStore(folder, max_age_s, fail)
         self._detection = detection
-        # All that a snapshot holds.
+        # The parts of a snapshot.
         self.parts = detection.parts()
         self._fail = fail
         self._wake = wake
@@ -92,7 +92,7 @@ class Archive:
         self._urgent = False
         # Between the pipeline and the writer.
         self._lock = threading.Lock()
-        # One writes at a time: the loop, or the pipeline's last word.
+        # Only one writes at a time: the loop, or ``finish``.
         self._writing = threading.Lock()
         self._queue: dict[str, Entry] = {}
         self._body: bytes | None = None
@@ -101,7 +101,7 @@ class Archive:
     # --- the pipeline's side ---
 
     def restore(self, now: float) -> None:
-        """Go on where the daemon before this one was stopped. ``now``: wall clock, seconds."""
+        """Continue where the last daemon stopped. ``now``: wall clock, seconds."""
         detection = self._detection
         saved = self._state.read()
         if saved is not None:
@@ -120,10 +120,10 @@ class Archive:
         for ident in (*active, *(one.id for one in known[-MAX_CONTEXTS // 2 :])):
             self._recall(ident, active.get(ident))
         if active:
-            logger.info("anomalies that go on after the restart: %s", ", ".join(active))
+            logger.info("anomalies that continue after the restart: %s", ", ".join(active))
 
     def _recall(self, ident: str, followed: Anomaly | None) -> None:
-        """What the daemon before saw around it."""
+        """Restore the context from the last daemon."""
         found = self._store.find(ident)
         context = None if found is None else found[1]
         if context is not None:
@@ -134,7 +134,7 @@ class Archive:
     def observe(self, record: Record) -> None:
         self._context.observe(record)
 
-    def take(self, change: Change) -> None:
+    def note_change(self, change: Change) -> None:
         anomaly = change.anomaly
         followed = self._followed.get(anomaly.id)
         if followed is None:
@@ -147,17 +147,17 @@ class Archive:
             self._note(followed)
 
     def _note(self, followed: _Followed) -> None:
-        """Opened, closed or opened again: this is not forgotten."""
+        """Write an anomaly that was opened, closed or opened again, at once."""
         self._refresh(followed)
         self._put(followed)
         self._urgent = True
 
     def advance(self, now: float) -> None:
-        """``now``: wall clock in seconds. Once a round, after its changes were taken."""
+        """Refresh contexts and take a snapshot if it is time; once a round. ``now``: wall clock."""
         at = self._monotonic()
         if at - self._refreshed_at >= REFRESH_INTERVAL_S:
             self._refreshed_at = at
-            # Contexts beyond those that are kept are not worked out again and again.
+            # Contexts that would be evicted are not computed.
             hidden = len(self._followed) - MAX_CONTEXTS
             for index, (ident, followed) in enumerate(list(self._followed.items())):
                 self._follow(ident, followed, now, shown=index >= hidden)
@@ -188,7 +188,7 @@ class Archive:
         context = self._contexts.get(anomaly.id)
         with self._lock:
             self._queue.pop(anomaly.id, None)
-            # What is not known takes the place of nothing.
+            # An unknown context replaces none.
             self._queue[anomaly.id] = (anomaly, context if context and context.series else None)
             if len(self._queue) > MAX_QUEUED:
                 del self._queue[next(iter(self._queue))]
@@ -205,11 +205,11 @@ class Archive:
         self._wake()
 
     def contexts(self) -> Mapping[str, AnomalyContext]:
-        """By the anomaly's id: of those that are active, and of some that ended."""
+        """Return contexts by anomaly: of active ones, and of some that ended."""
         return dict(self._contexts)
 
     def finish(self) -> None:
-        """The last word, when nothing more is fed."""
+        """Write everything, after the last record."""
         for followed in self._followed.values():
             self._put(followed)
         self._take_snapshot(self._monotonic())
@@ -219,7 +219,7 @@ class Archive:
     # --- the writer's side ---
 
     def write(self) -> None:
-        """What could not be written now waits for the next time."""
+        """Write pending changes; keep failed ones."""
         with self._writing:
             with self._lock:
                 queue, self._queue = self._queue, {}
@@ -230,11 +230,11 @@ class Archive:
                 self._save(body)
 
     def _put_back(self, queue: dict[str, Entry]) -> None:
-        """Before what has come since, and under its newer words; the oldest are too many first."""
+        """Queue failed entries again, before newer ones and replaced by them; drop the oldest."""
         with self._lock:
             for ident, (anomaly, context) in self._queue.items():
                 before = queue.pop(ident, None)
-                # What is not known takes the place of nothing.
+                # An unknown context replaces none.
                 queue[ident] = (anomaly, context or (before[1] if before else None))
             self._queue = queue
             for ident in list(queue)[:-MAX_QUEUED]:
@@ -253,5 +253,5 @@ class Archive:
     # --- what HTTP asks ---
 
     def find(self, ident: str) -> tuple[Anomaly, AnomalyContext | None] | None:
-        """From the store. May wait for the disk."""
+        """Return an anomaly from the store. May wait for the disk."""
         return self._store.find(ident)

@@ -1,7 +1,7 @@
-"""The metrics of the minutes around an anomaly, from what every rank and device did lately.
+"""Keeps the recent metrics of ranks, jobs and devices, for the context of an anomaly.
 
-That is kept in points of ten seconds, in fixed memory and O(1) a record. A point is an array of
-sums, one column a quantity: about 180 bytes a point, 100 points.
+They are kept in points of ten seconds, in fixed memory and O(1) per record. A point is an array of
+sums, one column per quantity: about 180 bytes per point, 100 points.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from warpwatch_telemetry.records import DeviceReading, Record, Step
 
 BEFORE_S = 600.0
 AFTER_S = 300.0
-# As many as series are exported of; a device is a GPU or a MIG instance.
+# As many as have exported series; a device is a GPU or a MIG instance.
 MAX_RANKS = 1024
 MAX_DEVICES = 512
 MAX_JOBS = 256
 INTERVAL_S = 10.0
-# Ten minutes before an anomaly, five after, and some for what comes late.
+# Ten minutes before an anomaly, five after, and some for late records.
 MAX_POINTS = 100
-# Bounded, also where a program names its phases differently in every step.
+# The bound holds even if a program names its phases differently in every step.
 MAX_PHASES = 12
 
 DEVICE_GAUGES: tuple[SeriesKey, ...] = (
@@ -38,12 +38,12 @@ DEVICE_GAUGES: tuple[SeriesKey, ...] = (
 )
 _GAUGE_NAMES = tuple(series_text(key) for key in DEVICE_GAUGES)
 
-# Columns of a step rollup; phases follow. Of a job, LONGEST and MEMORY are those of one rank.
+# Columns of a step rollup; phases follow. LONGEST and MEMORY of a job are of one rank.
 STEPS, DURATION, LONGEST, TOKENS, SAMPLES, MEMORY, RANKS = range(7)
 
 
 class _Rollup:
-    """``bucket``: of the point that is added to."""
+    """Points by time. ``bucket``: the time of the current point."""
 
     __slots__ = ("_point", "bucket", "points")
 
@@ -53,7 +53,7 @@ class _Rollup:
         self._point: array[float] = array("d")
 
     def _open(self, bucket: int, columns: int) -> array[float]:
-        """The point of this time, now the one that is added to."""
+        """Make the point of this time the current one, and return it."""
         point = self.points.get(bucket)
         if point is None:
             point = self.points[bucket] = array("d", bytes(8 * columns))
@@ -63,13 +63,13 @@ class _Rollup:
         return point
 
     def _chosen(self, begin: float, end: float) -> dict[int, array[float]]:
-        """The points that begin from ``begin`` to ``end`` (wall clock, seconds), in order."""
+        """Return the points that begin from ``begin`` to ``end`` (wall clock), in order."""
         chosen = sorted(at for at in self.points if begin <= at * INTERVAL_S <= end)
         return {bucket: self.points[bucket] for bucket in chosen}
 
 
 class StepRollup(_Rollup):
-    """Of one rank, or of all ranks of a job together."""
+    """The steps of one rank, or of all ranks of a job."""
 
     __slots__ = ("_phases",)
 
@@ -78,9 +78,9 @@ class StepRollup(_Rollup):
         self._phases: dict[str, int] = {}
 
     def add(self, step: Step, newcomer: bool | None = None) -> bool:
-        """Whether a point begins with it.
+        """Add a step, and return whether it begins a point.
 
-        newcomer: of a job, whether it is the first step of its rank in this point.
+        newcomer: for a job, whether it is the first step of its rank in this point.
         """
         bucket = int(step.time // INTERVAL_S)
         opens = bucket != self.bucket
@@ -111,7 +111,7 @@ class StepRollup(_Rollup):
         point[column] += phase_s
 
     def series(self, begin: float, end: float, **about: str | int | None) -> ContextSeries:
-        """The points that begin from ``begin`` to ``end`` (wall clock, seconds)."""
+        """Return the points that begin from ``begin`` to ``end`` (wall clock, seconds)."""
         chosen = self._chosen(begin, end)
         points = chosen.values()
         values: dict[str, list[float | None]] = {
@@ -129,7 +129,7 @@ class StepRollup(_Rollup):
 
 
 class DeviceRollup(_Rollup):
-    """Means of the gauges of one device."""
+    """The means of the gauges of one device."""
 
     __slots__ = ()
 
@@ -159,7 +159,7 @@ class DeviceRollup(_Rollup):
 
 
 def _per_s(point: array[float], column: int) -> float | None:
-    """A rate while the steps ran; the ranks of a job run at the same time and add up."""
+    """Return the rate while the steps ran; the ranks of a job add up."""
     if not point[column] or point[DURATION] <= 0:
         return None
     return point[column] * point[RANKS] / point[DURATION]
@@ -171,7 +171,7 @@ def _series(
     values: Mapping[str, list[float | None]],
     about: Mapping[str, str | int | None],
 ) -> ContextSeries:
-    """What is nowhere known is left out."""
+    """Return the series, without those that have no value."""
     known = {
         name: tuple(column)
         for name, column in values.items()
@@ -186,7 +186,7 @@ Kind = TypeVar("Kind", StepRollup, DeviceRollup)
 
 
 class Context:
-    """Records in; ``around`` an anomaly, the series of its job, its rank and its device."""
+    """The recent metrics, from records; ``around`` returns those of an anomaly."""
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[JobId, int], StepRollup] = {}
@@ -217,7 +217,7 @@ class Context:
 
 
 def _of(rollups: dict[Name, Kind], name: Name, new: type[Kind], most: int) -> Kind:
-    """Of this name; where a new one is one too many, that which was silent for longest goes."""
+    """Return the rollup of this name; a new one may evict the one that is silent for longest."""
     rollup = rollups.get(name)
     if rollup is None:
         if len(rollups) >= most:
@@ -227,7 +227,7 @@ def _of(rollups: dict[Name, Kind], name: Name, new: type[Kind], most: int) -> Ki
 
 
 def joined(older: AnomalyContext, newer: AnomalyContext) -> AnomalyContext:
-    """Both together; of a point that both have, the one that has seen more."""
+    """Join two contexts; of a point in both, take the one with more records."""
     by_name = {_name(series): series for series in older.series}
     for series in newer.series:
         before = by_name.get(_name(series))

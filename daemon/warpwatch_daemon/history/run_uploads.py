@@ -1,7 +1,7 @@
-"""Summaries of runs on their way into the remote store: ``runs/<owner>/<job>/<run>.json``.
+"""Copies summaries of runs into the remote store, as ``runs/<owner>/<job>/<run>.json``.
 
-At the end of a run, and each ten minutes while it goes on, under the same name. Of a job over many
-nodes the daemon that has rank 0 writes it.
+A run is copied at its end, and every ten minutes before, under the same name. The daemon with
+rank 0 of a multi-node job copies it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INTERVAL_S = 600.0
 
 
 class RunUploads:
-    """``advance`` is a loop's own: it waits for the network."""
+    """The uploads of runs. ``advance`` waits for the network, in a loop of its own."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RunUploads:
         self._pending = metrics.gauge("uploads_pending").labels("run")
         self._pause = Pause(monotonic)
         self._waiting: set[JobId] = set()
-        # When a run that goes on was copied, wall clock.
+        # When a running run was copied, wall clock.
         self._copied: dict[JobId, float] = {}
 
     def advance(self) -> None:
@@ -81,7 +81,7 @@ class RunUploads:
         return now - self._copied.get(summary.job_id, summary.first_time) >= INTERVAL_S
 
     def _upload(self, summary: RunSummary) -> None:
-        """Raises RemoteStoreError."""
+        """Copy a summary. Raises RemoteStoreError."""
         key = f"{FOLDER}/{key_of(summary.job_id)}"
         content = msgspec.json.encode(replace(summary, remote=None))
         self._remote.put(key, content)

@@ -81,20 +81,24 @@ class RunFiles:
 
 REFRESH_S = 10.0
 URGENT_S = 1.0
-# Many short runs take no more of the pipeline's time than this.
+# Summing up takes at most this share of the pipeline's time.
 REFRESH_SHARE = 0.02
-# How much of a run that goes on a daemon that is killed forgets.
+# A killed daemon loses at most this much of a running run.
 SAVE_S = 60.0
-# Of all owners together: about 5 kB each.
+# All owners together: about 5 kB each.
 MAX_RUNS = 1000
 MAX_CAPTURES = 20
-# After a start, until when runs of before may show up again.
+# Runs from before a start may show up again until this time.
 RETURN_S = 60.0
 _LIVE = ("running", "stopped")
 
 
 class RunTable:
-    """``node``: how alerts call this one."""
+    """The summaries of running and ended runs. ``node``: its name in alerts.
+
+    ``observe``, ``note_change`` and ``advance`` are the pipeline's and touch no disk; a loop calls
+    ``write``.
+    """
 
     def __init__(
         self,
@@ -109,19 +113,19 @@ class RunTable:
         self._monotonic = monotonic
         self._figures: dict[JobId, RunFigures] = {}
         self._lock = threading.Lock()
-        # All that are known, those that go on among them; written when they are dirty.
+        # All summaries, also of running runs; dirty ones are written.
         self._runs = {summary.job_id: summary for summary in files.load()}
         self._dirty: set[JobId] = set()
         self._dropped: set[JobId] = set()
-        # What a fleet is told.
+        # Changed summaries, for a fleet.
         self._changed = dict(self._runs)
         self._saved_at: dict[JobId, float] = {}
-        # What the detectors are told.
+        # Comparisons with earlier runs, for the detectors.
         self._events: list[RankEvent] = []
         self._began_at = monotonic()
         self._refreshed_at = -math.inf
         self._took_s = 0.0
-        # A run has begun or ended: it is shown soon.
+        # A run began or ended, and is shown soon.
         self._is_urgent = False
 
     # --- the pipeline ---
@@ -134,13 +138,13 @@ class RunTable:
         elif type(record) is End:
             self._is_urgent = True
 
-    def take(self, change: Change) -> None:
+    def note_change(self, change: Change) -> None:
         job = change.anomaly.job_id
         if change.what == "opened" and job in self._figures:
             self._figures[job].anomalies[change.anomaly.kind] += 1
 
     def advance(self, now: float) -> None:
-        """Once a round; ``now``: wall clock in seconds."""
+        """Sum up runs if it is time. Call once a round; ``now``: wall clock in seconds."""
         at = self._monotonic()
         wait_s = REFRESH_S
         if self._is_urgent:
@@ -167,12 +171,12 @@ class RunTable:
         self._make_room()
 
     def take_events(self) -> list[RankEvent]:
-        """How runs compare with earlier ones, since the last call."""
+        """Return comparisons with earlier runs since the last call."""
         events, self._events = self._events, []
         return events
 
     def take_changed(self) -> list[RunSummary]:
-        """Those that have changed since the last call, at first all; as seldom as on disk."""
+        """Return summaries that changed since the last call, at first all; as rarely as on disk."""
         with self._lock:
             changed, self._changed = self._changed, {}
         return list(changed.values())
@@ -190,7 +194,7 @@ class RunTable:
                 self._events.append(event)
 
     def _begin(self, step: Step) -> RunFigures | None:
-        """None for a step, read again, of a run that has been summed up to its end."""
+        """Start the figures of a run; None if it ended and the step is read again."""
         with self._lock:
             before = self._runs.get(step.job_id)
         if before is not None and before.end_time is not None and step.time <= before.time:
@@ -231,14 +235,14 @@ class RunTable:
         job, at = summary.job_id, self._monotonic()
         with self._lock:
             before = self._runs.get(job)
-            # The copy is of what it was; it is renewed in its turn.
+            # The copy is older and renewed in its turn.
             self._runs[job] = replace(summary, remote=before.remote if before else None)
             if at - self._saved_at.get(job, -SAVE_S) >= SAVE_S:
                 self._saved_at[job] = at
                 self._note(job)
 
     def _end(self, job: JobId) -> None:
-        """None of its ranks lives; one that comes back goes on with it."""
+        """End a run without a living rank; a rank that comes back continues it."""
         del self._figures[job]
         with self._lock:
             summary = self._runs.get(job)
@@ -248,7 +252,7 @@ class RunTable:
                 self._note(job)
 
     def _end_interrupted(self) -> None:
-        """What ended while no daemon looked."""
+        """End runs that ended while no daemon ran."""
         with self._lock:
             gone = [s for s in self._runs.values() if s.end_time is None]
             for summary in gone:
@@ -258,12 +262,12 @@ class RunTable:
                     self._note(summary.job_id)
 
     def _note(self, job: JobId) -> None:
-        """It has changed; the lock is held."""
+        """Mark a run as changed; the lock is held."""
         self._dirty.add(job)
         self._changed[job] = self._runs[job]
 
     def _make_room(self) -> None:
-        """Of who has the most runs the oldest goes."""
+        """Evict the oldest runs of the owner with the most."""
         with self._lock:
             while len(self._runs) > MAX_RUNS:
                 owners = Counter(job.owner for job in self._runs)
@@ -279,12 +283,12 @@ class RunTable:
     # --- any thread ---
 
     def all(self) -> list[RunSummary]:
-        """Those that ended and those that go on, oldest first."""
+        """Return ended and running runs, oldest first."""
         with self._lock:
             return sorted(self._runs.values(), key=lambda summary: summary.first_time)
 
     def copied(self, copy: RunSummary, address: str) -> None:
-        """The remote store has ``copy`` now."""
+        """Note that the remote store has ``copy``."""
         job = copy.job_id
         with self._lock:
             summary = self._runs.get(job)
@@ -295,7 +299,7 @@ class RunTable:
     # --- the writer ---
 
     def write(self) -> None:
-        """Raises OSError for the first that could not be written; it is tried again."""
+        """Write changed summaries. Raises OSError for the first failure, which is tried again."""
         with self._lock:
             dirty = [self._runs[job] for job in self._dirty if job in self._runs]
             dropped, self._dropped = self._dropped, set()

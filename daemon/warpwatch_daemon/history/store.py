@@ -1,8 +1,8 @@
-"""The history of anomalies over restarts: an SQLite file beside the captures.
+"""Stores anomalies over restarts, in an SQLite file beside the captures.
 
-A disk that is full or broken costs the history and nothing else: what fails is counted, and logged
-when it begins. A file that is no database any more is moved aside, and a new one is begun; one that
-another version wrote is left alone, and there is no history meanwhile.
+A full or broken disk affects only the history: failures are counted, and logged once. A file that
+is not a database is moved aside for a new one. A file of another version stays, without a history
+meanwhile.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 logger = logging.getLogger(__name__)
 
 FILE = "anomalies.sqlite"
-# One is kept for whoever wants to look; the next one takes its place.
+# One broken file is kept; the next one replaces it.
 ASIDE = "anomalies.sqlite.unreadable"
-# How long a write waits for a reader's lock. WAL readers hold none, other programs may.
+# A write waits this long for a lock. WAL readers hold none, other programs may.
 BUSY_TIMEOUT_S = 2.0
-# An anomaly's context unpacked; no more than this is read back.
+# Bytes of an unpacked context; larger ones are not read.
 MAX_CONTEXT_BYTES = 2 * 2**20
 SCHEMA = 1
 _TABLES = f"""
@@ -51,7 +51,7 @@ MAX_ROWS = 10_000
 
 
 class HistoryStore:
-    """``fail``: called with what could not be done: read or write. Safe for several threads."""
+    """The stored anomalies, for any thread. ``fail``: called with the failed operation."""
 
     def __init__(self, folder: Path, max_age_s: float, fail: Callable[[str], None]) -> None:
         self._path = folder / FILE
@@ -63,10 +63,7 @@ class HistoryStore:
         self._connection: sqlite3.Connection | None = None
 
     def write(self, changes: Iterable[tuple[Anomaly, AnomalyContext | None]], now: float) -> bool:
-        """Put anomalies in, or in the place of what is known of them; then retention.
-
-        Whether that was done.
-        """
+        """Insert or replace anomalies and drop old ones. Return whether that was done."""
         rows = [
             (
                 anomaly.id, anomaly.time, now, anomaly.end_time is not None,
@@ -92,7 +89,7 @@ class HistoryStore:
         return True
 
     def newest(self, count: int) -> list[Anomaly]:
-        """The newest anomalies, oldest first; one that had no end has that of its last writing."""
+        """Return the newest anomalies, oldest first; without an end they get their write time."""
         rows = self._select(
             "SELECT anomaly, written FROM anomalies ORDER BY time DESC LIMIT ?", count
         )
@@ -117,7 +114,7 @@ class HistoryStore:
         return self._do("read", lambda connection: connection.execute(query, values).fetchall(), [])
 
     def _do(self, what: str, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """What ``work`` brings; ``otherwise`` if it failed, which is counted and logged."""
+        """Return the result of ``work``, or ``otherwise`` after a failure, which is counted."""
         with self._lock:
             try:
                 if self._connection is None:
@@ -159,10 +156,10 @@ class HistoryStore:
         self._path.replace(self._aside)
         for suffix in ("-wal", "-shm"):
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-        logger.error("the history of anomalies starts again: %s, see %s", error, self._aside)
+        logger.error("new history of anomalies: %s, old file in %s", error, self._aside)
 
     def _complain(self, what: str, error: Exception) -> None:
-        """Whatever it was, the next try begins with the file as it is then."""
+        """Report a failure; the next call opens the file again."""
         self._fail(what)
         if self._connection is not None:
             with suppress(sqlite3.Error):
@@ -178,13 +175,13 @@ class HistoryStore:
 
 
 def _is_broken(error: Exception) -> bool:
-    """Whether the file is no database; a full disk or a lock is no such thing."""
+    """Return whether the file is not a database; a full disk or a lock is another error."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _anomaly(body: bytes, written: float) -> Iterator[Anomaly]:
-    """None for a row of another form."""
+    """Yield the anomaly of a row, unless it has another form."""
     try:
         anomaly = msgspec.msgpack.decode(body, type=Anomaly)
     except (msgspec.DecodeError, TypeError) as error:
@@ -200,7 +197,7 @@ def pack(context: AnomalyContext) -> bytes:
 
 
 def unpack(packed: bytes) -> AnomalyContext | None:
-    """None for what is none."""
+    """Return the context, or None if it cannot be unpacked."""
     try:
         body = zlib.decompressobj().decompress(packed, MAX_CONTEXT_BYTES)
         return msgspec.msgpack.decode(body, type=AnomalyContext)

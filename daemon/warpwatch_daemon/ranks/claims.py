@@ -26,14 +26,14 @@ MAX_TEXT = 128
 MAX_WORLD_SIZE = 1 << 20
 MAX_PARAMETERS = 10**15
 MAX_EVENTS_PER_STEP = 1 << 40
-# A longer step than this is no step (12 days).
+# 12 days: a longer duration is not a step.
 MAX_DURATION_S = 1e6
-# Of Python's garbage collector.
+# The generations of Python's garbage collector.
 GENERATIONS = (0, 1, 2)
 MAX_STEP = 1 << 63
-# Of one token or sample.
+# For one token or sample.
 MAX_FLOPS = 1e24
-# What sets the step clock; "other" for what is none of these, empty when it is not said.
+# The known step clocks; others become "other", a missing one is empty.
 STEP_CLOCKS = (
     "step()",
     "lightning",
@@ -56,16 +56,13 @@ _Phase = Annotated[str, Meta(pattern=rf"\A{_PHASE.pattern}\Z")]
 class Claims(
     msgspec.Struct, frozen=True, kw_only=True, rename={"host": "hostname", "framework": "torch"}
 ):
-    """The metadata of a ring after validation.
+    """The metadata of a ring after validation; fields without a note are those of RankState.
 
-    run: which start of the job; master: where its ranks meet, host:port. Empty where not said.
-    step_clock: one of STEP_CLOCKS, "other", or empty when it is not known.
-    events_per_step: what a recorded step is expected to hold, 0 when it is not known.
-    steps_elsewhere: as in RankState.
-    parallel: per kind of parallelism the rank's place in it, and how many there are.
-    flops_per_token, flops_per_sample, parameters, precision: as in RankState.
+    run: the start of the job; master: host:port where its ranks meet. Empty if unknown.
+    step_clock: one of STEP_CLOCKS, "other", or empty if unknown.
+    events_per_step: expected in a recorded step, 0 if unknown.
     client: the version of the shim.
-    held_stacks: the file in the inbox where stacks appear when nothing else can write them.
+    held_stacks: the file in the inbox for stacks that nothing else can write.
     """
 
     job: str = "unnamed"
@@ -91,7 +88,7 @@ class Claims(
     client: str = ""
 
     def shown(self) -> dict[str, Any]:
-        """Those of its fields that RankState has under the same name."""
+        """Return the fields that RankState has under the same name."""
         return {name: getattr(self, name) for name in _SHOWN}
 
 
@@ -103,9 +100,9 @@ _SHOWN = (
 
 
 def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
-    """Raises ProtocolError("bad_metadata") when the text is not what the protocol says.
+    """Return the claims of a text. Raises ProtocolError("bad_metadata").
 
-    ``pod_uid``: the pod that the folder belongs to, whatever the text says of it.
+    ``pod_uid``: the pod that owns the folder; it replaces the pod of the text.
     """
     try:
         raw = json.loads(text or b"")
@@ -114,7 +111,7 @@ def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
     if not isinstance(raw, dict):
         raise ProtocolError("bad_metadata", "the metadata is no object")
     cleaned = {key: clean(said) if isinstance(said, str) else said for key, said in raw.items()}
-    # What is null, an empty text or zero is not said.
+    # Null, an empty text and zero mean unknown.
     known = {key: said for key, said in cleaned.items() if said not in (None, "", 0)}
     try:
         known["parallel"] = read_places(known.get("parallel", {}), "parallel")
@@ -131,7 +128,7 @@ def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
 
 
 def parse_event(payload: bytes) -> dict[str, Any]:
-    """An event's fields, flat and bounded. Raises ProtocolError("bad_event")."""
+    """Return an event's fields, flat and bounded. Raises ProtocolError("bad_event")."""
     try:
         raw = json.loads(payload[:RECORD_MAX_PAYLOAD])
     except (ValueError, RecursionError) as error:
@@ -146,7 +143,7 @@ def parse_event(payload: bytes) -> dict[str, Any]:
 
 
 def is_gc_pause(fields: dict[str, Any]) -> bool:
-    """Whether an event's fields are those of a pause of the garbage collector."""
+    """Return whether an event's fields are those of a pause of the garbage collector."""
     return (
         _is_within(fields.get("duration_s"), MAX_DURATION_S)
         and fields.get("generation") in GENERATIONS
@@ -160,7 +157,7 @@ def _is_within(value: Any, limit: float) -> bool:
 
 
 def with_phase(phases: list[str], payload: bytes) -> list[str]:
-    """The phases with the one that a phase record defines; a record that makes no sense: as is."""
+    """Return the phases with the one that a valid phase record adds."""
     index = int.from_bytes(payload[:8], "little")
     name = payload[8:].decode(errors="replace")
     if index != len(phases) or index >= MAX_PHASES or not _PHASE.fullmatch(name):
@@ -177,10 +174,7 @@ _NO_COUNTS: Mapping[str, int] = {}
 
 
 class AllocatorMemory(NamedTuple):
-    """What the allocator of a process says, in bytes.
-
-    inactive_split: free pieces of blocks that are partly in use.
-    """
+    """Bytes of a process's allocator. inactive_split: free parts of blocks that are in use."""
 
     allocated: int | None = None
     reserved: int | None = None
@@ -191,7 +185,7 @@ class AllocatorMemory(NamedTuple):
 def parse_step(
     record: protocol.RecordHead, time: float, job: JobId, rank: int, phases: Sequence[str]
 ) -> Step:
-    """Raises ProtocolError("bad_record") for what is no step."""
+    """Return the step of a record. Raises ProtocolError("bad_record")."""
     payload = record.payload
     if len(payload) < protocol.STEP.size:
         raise protocol.ProtocolError("bad_record", "a step record is too short")
@@ -216,7 +210,7 @@ def parse_step(
 
 
 def parse_memory(payload: bytes) -> tuple[AllocatorMemory, Mapping[str, int]] | None:
-    """Memory now, and what was counted since the process began; None when it is too short."""
+    """Return memory now and counts since the process began; None if the payload is too short."""
     if len(payload) < protocol.MEMORY.size:
         return None
     allocated, reserved, peak, retries, errors, inactive = protocol.MEMORY.unpack_from(payload)
@@ -226,13 +220,13 @@ def parse_memory(payload: bytes) -> tuple[AllocatorMemory, Mapping[str, int]] | 
 
 
 def memory_detail(now: AllocatorMemory, counts: Mapping[str, int]) -> Mapping[str, int]:
-    """What is known of it, as the event ``memory`` has it."""
+    """Return the known values as the detail of the event ``memory``."""
     known = {f"{name}_bytes": size for name, size in now._asdict().items() if size is not None}
     return known | dict(counts)
 
 
 def parse_gc(payload: bytes) -> Mapping[str, int]:
-    """What Python's garbage collector took since the process began."""
+    """Return the counts of Python's garbage collector since the process began."""
     if len(payload) < protocol.GC.size:
         return _NO_COUNTS
     ns, collections, _ = protocol.GC.unpack_from(payload)
@@ -244,7 +238,7 @@ def _phases(raw: bytes, names: Sequence[str]) -> dict[str, float]:
     phases_s: dict[str, float] = {}
     for name, ns in zip(names, words, strict=False):
         if 0 < ns <= MAX_DURATION_S * 1e9:
-            # Several may go by the name of the other phases.
+            # Several may have the name of the other phases.
             phases_s[name] = phases_s.get(name, 0.0) + ns / 1e9
     return phases_s
 
@@ -254,5 +248,5 @@ def _counts(**values: int) -> Mapping[str, int]:
 
 
 def _known(value: int) -> int | None:
-    """ABSENT is such a number, too."""
+    """Return the value, or None if it is too large, as ABSENT is."""
     return value if value <= MAX_INTEGER else None

@@ -34,7 +34,7 @@ from warpwatch_telemetry.errors import UsageError, WarpwatchError
 
 
 def resolve(config: RendezvousConfig, environ: Mapping[str, str], uid: int) -> tuple[Path, Path]:
-    """(folder, inbox) that this daemon would use."""
+    """Return the folder and the inbox that this daemon would use."""
     environ = dict(environ)
     if config.dir != "auto":
         environ["WARPWATCH_DIR"] = config.dir
@@ -61,7 +61,7 @@ def _is_own(path: str, uid: int) -> bool:
 
 
 class RendezvousFolder:
-    """Held for as long as the daemon lives; a second daemon on it is refused."""
+    """The shared folder, locked for as long as the daemon lives."""
 
     def __init__(self, path: Path, inbox: Path, version: str) -> None:
         self.path = path
@@ -115,11 +115,11 @@ def _make(path: Path, mode: int) -> None:
 
 
 class AlreadyHeld(WarpwatchError):
-    """Another process holds the lock; the text says who."""
+    """Another process, named by the text, holds the lock."""
 
 
 def about(version: str, inbox: Path) -> dict[str, Any]:
-    """What the lock's file says of the daemon."""
+    """Return the content of the lock's file."""
     return {
         "version": version,
         "uid": os.getuid(),
@@ -130,10 +130,10 @@ def about(version: str, inbox: Path) -> dict[str, Any]:
 
 
 def hold(folder_fd: int, content: dict[str, Any]) -> int:
-    """The descriptor that holds ``daemon.lock`` until it is closed. Raises AlreadyHeld, OSError."""
+    """Lock ``daemon.lock`` until the returned descriptor is closed. Raises AlreadyHeld, OSError."""
     fd = _locked(folder_fd)
     if fd is None:
-        # Only readers hold it, as anyone can: take a new file in its place.
+        # Only readers hold it, as any user can: replace the file.
         os.unlink(rendezvous.LOCK_FILE, dir_fd=folder_fd)
         fd = _locked(folder_fd)
     if fd is None:
@@ -148,7 +148,7 @@ def hold(folder_fd: int, content: dict[str, Any]) -> int:
 
 
 def _locked(folder_fd: int) -> int | None:
-    """The lock's file, locked; None where only readers are in the way."""
+    """Return the locked file, or None if readers hold it."""
     fd = open_own(folder_fd, rendezvous.LOCK_FILE)
     if rendezvous.take_lock(fd):
         return fd
@@ -160,7 +160,7 @@ def _locked(folder_fd: int) -> int | None:
 
 
 def _describe(content: bytes) -> str:
-    """One line; in a pod's own folder the content is the pod's."""
+    """Return one line about the holder; in a pod's folder the pod writes the content."""
     try:
         said = json.loads(content)
         text = f"warpwatch {said['version']} (pid {said['pid']}, uid {said['uid']})"
@@ -172,8 +172,8 @@ def _describe(content: bytes) -> str:
 RING = ".ring"
 COMMAND = ".cmd"
 MAX_SEQUENCE = (1 << 64) - 1
-# What the daemon makes in a pod's folder: each folder's mode, and which files in it are no loss
-# once the pod is gone: rings first, who has one needs its commands.
+# The folders in a pod's folder: their mode, and the suffixes of files to remove after the pod.
+# Rings come first, since the process of a ring needs its commands.
 _MADE = {
     rendezvous.RANKS: (STICKY, (RING, ".new")),
     rendezvous.COMMANDS: (OWNED, (COMMAND,)),
@@ -185,7 +185,7 @@ _MADE_BY_0_2 = "kineto"
 class RingFolder:
     """The rings of one folder, its commands and its inbox.
 
-    inbox_remedy: what a training without an inbox should have been started with.
+    inbox_remedy: the missing setting of a training without an inbox.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class RingFolder:
 
 
 def shared_folder(folder: Path, inbox: Path, table: RingTable) -> RingFolder:
-    """The node's own folder, which all who mount it share."""
+    """Return the node's own folder, which all pods that mount it share."""
     remedy = f"start the training with WARPWATCH_INBOX={inbox}"
     return RingFolder(Directory(folder), Directory(inbox), table, remedy)
 
@@ -214,8 +214,7 @@ def shared_folder(folder: Path, inbox: Path, table: RingTable) -> RingFolder:
 class PodFolder(RingFolder):
     """The folder of a pod that mounts only this one.
 
-    Who is root in the container may do anything in there; no one but the daemon can touch the
-    folder above, ``pods``.
+    Root in the container can change anything here; only the daemon can change the parent, ``pods``.
     """
 
     def __init__(self, uid: str, pods: Directory, inboxes: Directory, table: RingTable) -> None:
@@ -224,7 +223,7 @@ class PodFolder(RingFolder):
         self._uid = uid
         self._pods = pods
         self._lock_fd = -1
-        # Device and inode of the folder that is held.
+        # Device and inode of the held folder.
         self.identity: tuple[int, int] | None = None
 
     @property
@@ -232,13 +231,13 @@ class PodFolder(RingFolder):
         return self._lock_fd >= 0
 
     def hold(self, version: str) -> None:
-        """Make what a shim looks for, the lock last. Raises OSError or AlreadyHeld."""
+        """Make the files that a shim needs, the lock last. Raises OSError or AlreadyHeld."""
         with self.folder.opened() as fd:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid():
                 # A shim would not obey its commands.
                 raise PermissionError(errno.EPERM, f"it belongs to uid {found.st_uid}")
-            # The kubelet gave it the mode of the folder above, and any user is in the container.
+            # The kubelet gave it the mode of the parent, and the container may have any user.
             set_mode(fd, OWNED)
             for name, (mode, _) in _MADE.items():
                 make(fd, name, mode)
@@ -247,7 +246,7 @@ class PodFolder(RingFolder):
             self.identity = (found.st_dev, found.st_ino)
 
     def is_intact(self) -> bool:
-        """Whether a shim would still find what ``hold`` made."""
+        """Return whether a shim would still find the files of ``hold``."""
         try:
             with self.folder.opened() as fd:
                 made = [os.stat(name, dir_fd=fd, follow_symlinks=False) for name in _MADE]
@@ -263,9 +262,9 @@ class PodFolder(RingFolder):
             self._lock_fd = -1
 
     def remove(self) -> bool:
-        """Remove the folder unless there is something of the pod's in it; whether it is gone.
+        """Remove the folder unless the pod has files in it other than rings and commands.
 
-        Files of rings and commands are none. Raises OSError.
+        Return whether it is removed. Raises OSError.
         """
         with self.folder.opened() as fd:
             with contextlib.suppress(OSError):
@@ -292,9 +291,9 @@ def _names(folder_fd: int, limit: int) -> list[str]:
 
 
 def _is_cleared(folder: Directory, suffixes: tuple[str, ...]) -> bool:
-    """Remove the files with one of these suffixes; whether nothing is left then.
+    """Remove the files with these suffixes, and return whether the folder is empty.
 
-    The ring of a process that lives stays, whether this daemon reads it or not.
+    The ring of a living process stays.
     """
     with folder.opened() as fd:
         for name in _names(fd, MAX_FILES_PER_POD):
@@ -306,7 +305,7 @@ def _is_cleared(folder: Directory, suffixes: tuple[str, ...]) -> bool:
 
 
 def is_locked(folder_fd: int, name: str) -> bool:
-    """Raises OSError for what is no regular file."""
+    """Return whether a process holds the file. Raises OSError unless it is a regular file."""
     fd = open_checked(folder_fd, name, os.O_RDONLY, check_regular)
     try:
         return rendezvous.lock_holder(fd) is not None
@@ -315,14 +314,13 @@ def is_locked(folder_fd: int, name: str) -> bool:
 
 
 class CommandFiles:
+    """The command files of one folder, one for each ring."""
+
     def __init__(self, folder: Directory) -> None:
         self._folder = folder
 
     def prepare(self, ring_name: str) -> None:
-        """Make the process's command file, so that the process can open it before the first use.
-
-        Raises OSError.
-        """
+        """Make the process's command file before its first use. Raises OSError."""
         with self._folder.opened() as folder_fd:
             fd = open_own(folder_fd, _name(ring_name))
         try:
@@ -338,7 +336,7 @@ class CommandFiles:
             fd = open_checked(folder_fd, _name(ring_name), os.O_RDWR, check_regular)
         try:
             offset = protocol.COMMAND_SEQUENCE_OFFSET
-            # In a pod's own folder the number before may be anything.
+            # In a pod's folder the last number may be anything.
             sequence = int.from_bytes(os.pread(fd, 8, offset), "little") % MAX_SEQUENCE + 1
             data = protocol.encode_command(sequence, command)
             os.pwrite(fd, data[offset + 8 :], offset + 8)

@@ -22,24 +22,24 @@ from warpwatch_daemon.ranks.table import MAX_FILES
 from warpwatch_runtime import files
 from warpwatch_runtime.directory import FOLDER_FLAGS, Directory, open_checked
 
-# What a kind of capture brings, by the end of its name.
+# The end of a file's name, by the kind of capture.
 SUFFIX = {"torch": ".pt.trace.json.gz", "stacks": ".stacks.json", "memory": ".memory.json"}
-# And what may come beside it.
+# The end of the name of a second file.
 MORE_SUFFIX = {"memory": ".memory.pickle"}
 MAX_FILE_BYTES = 8 << 30
-# What a file may not take of the store's file system.
+# A file must leave this much of the store's file system free.
 MIN_FREE_BYTES = 200 << 20
-# A sweep spends no more time on folders; there is no reason to make one.
+# The time limit of a sweep for folders, which nobody needs there.
 SWEEP_FOLDERS_S = 2.0
 
-# How the name of a folder begins that is on its way out.
+# The prefix of folders that are being removed.
 SWEPT = "swept."
 
 
 def take(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
-    """Copy the file ``name`` of ``owner_uid`` to ``target`` and remove it; its size in bytes.
+    """Copy the file ``name`` of ``owner_uid`` to ``target``, remove it and return its bytes.
 
-    Raises FetchError when it is no regular file of that owner or has holes, OSError when the store
+    Raises FetchError unless it is a regular file of that owner without holes, OSError if the store
     is full.
     """
     try:
@@ -60,9 +60,9 @@ def take(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
 
 
 def _check(name: str, owner_uid: int, found: os.stat_result) -> None:
-    """Raises FetchError for what may not be taken over."""
+    """Raise FetchError unless it is a regular file of the owner with one name."""
     if not stat.S_ISREG(found.st_mode):
-        raise FetchError(f"{name} is no regular file")
+        raise FetchError(f"{name} is not a regular file")
     if found.st_nlink != 1:
         # A hard link to another's file would make the daemon publish it.
         raise FetchError(f"{name} has {found.st_nlink} links")
@@ -71,7 +71,7 @@ def _check(name: str, owner_uid: int, found: os.stat_result) -> None:
 
 
 def _size(fd: int, name: str) -> int:
-    """In bytes, of a file without holes. Raises FetchError."""
+    """Return the size in bytes of a file without holes. Raises FetchError."""
     size = os.fstat(fd).st_size
     if size > MAX_FILE_BYTES:
         raise FetchError(f"{name} has {size} bytes, at most {MAX_FILE_BYTES}")
@@ -84,7 +84,7 @@ def _size(fd: int, name: str) -> int:
 
 
 def _copy(source_fd: int, target: Path, size: int) -> None:
-    """Exactly ``size`` bytes: a file that grows while it is read is cut there."""
+    """Copy exactly ``size`` bytes, even if the file grows meanwhile."""
     with files.replacing(target) as out, os.fdopen(os.dup(source_fd), "rb") as source:
         remaining = size
         while remaining and (data := source.read(min(1 << 20, remaining))):
@@ -102,11 +102,10 @@ def sweep(
     keep: str = "",
     monotonic: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Remove what was never collected; the number of files and folders of the inbox removed.
+    """Remove uncollected files and folders, except ``keep``; return their number.
 
-    What cannot be removed, and what there is no time for, stays until the next sweep. ``limit_s``
-    is for all of it, otherwise files take the time that they take and folders
-    SWEEP_FOLDERS_S; ``keep``: the name of what is not touched.
+    The rest stays until the next sweep if removing fails or ``limit_s`` is over. Without a limit
+    only folders have one, SWEEP_FOLDERS_S.
     """
     until = None if limit_s is None else monotonic() + limit_s
     with inbox.opened() as inbox_fd:
@@ -130,23 +129,23 @@ def _old(
     until: float | None,
     monotonic: Callable[[], float],
 ) -> Iterator[str]:
-    """What was not touched for so long, or lies as far ahead by a clock that was set since.
+    """Yield entries that did not change for this time, or lie as far ahead after a clock change.
 
-    ``now`` is wall clock, ``until`` monotonic: also a folder of new files has an end.
+    ``now`` is wall clock, ``until`` monotonic.
     """
     with os.scandir(inbox_fd) as entries:
         for entry in entries:
             if until is not None and monotonic() >= until:
                 return
             with contextlib.suppress(OSError):
-                # Not by the time of its content, which everyone sets as they like.
+                # Users can set the time of the content, not this one.
                 age_s = now - entry.stat(follow_symlinks=False).st_ctime
                 if abs(age_s) >= older_than_s:
                     yield entry.name
 
 
 def _is_unlinked(folder_fd: int, name: str) -> bool:
-    """Remove it; False for a folder, which stays. Raises OSError."""
+    """Remove a file; return False for a folder, which stays. Raises OSError."""
     try:
         os.unlink(name, dir_fd=folder_fd)
     except IsADirectoryError:
@@ -163,9 +162,9 @@ def evict(
     limit_s: float,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Remove folders, which no one needs there, and the oldest files until so much is gone.
+    """Remove folders, which nobody needs there, and the oldest files until the surplus is removed.
 
-    ``owner_uid``: whose; None for everyone's. ``keep``: the name of what stays. Raises OSError.
+    ``owner_uid``: the user of the files; None: all users. ``keep`` stays. Raises OSError.
     """
     until = monotonic() + limit_s
     with inbox.opened() as inbox_fd:
@@ -183,7 +182,7 @@ def evict(
 def _of_owner(
     inbox_fd: int, owner_uid: int | None, keep: str
 ) -> tuple[list[tuple[os.stat_result, str]], list[str]]:
-    """(files with their names, the oldest first; names of folders)."""
+    """Return files with their names, the oldest first, and the names of folders."""
     files, folders = [], []
     with os.scandir(inbox_fd) as entries:
         for entry in itertools.islice(entries, MAX_FILES):
@@ -201,7 +200,7 @@ def _of_owner(
 def remove_swept(
     base: Directory, limit_s: float, monotonic: Callable[[], float] = time.monotonic
 ) -> None:
-    """Remove the folders that are on their way out, as far as the time reaches."""
+    """Remove folders with the prefix SWEPT within the time limit."""
     until = monotonic() + limit_s
     with base.opened() as base_fd:
         with os.scandir(base_fd) as entries:
@@ -223,9 +222,9 @@ def _remove_folders(
 
 
 def _emptied(inbox_fd: int, name: str, until: float, monotonic: Callable[[], float]) -> list[str]:
-    """Remove the folder's files and lift its folders into the inbox, so that no depth matters.
+    """Remove the folder's files and move its folders into the inbox, so that no depth matters.
 
-    The names of those that were lifted. ``until`` is monotonic. Raises OSError.
+    Return the names of moved folders. ``until`` is monotonic. Raises OSError.
     """
     lifted: list[str] = []
     folder_fd = os.open(name, FOLDER_FLAGS, dir_fd=inbox_fd)

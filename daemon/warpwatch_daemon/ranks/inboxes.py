@@ -23,12 +23,15 @@ from warpwatch_daemon.ranks.pods import IDLE_S, PODS, ROUND_S, Complaints, Known
 from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD
 from warpwatch_runtime.directory import PRIVATE, STICKY, Directory, make
 
-# What sweeping may take of one inbox.
+# The time limit for sweeping one inbox.
 SWEEP_S = 0.2
 
 
 class Inboxes:
-    """``tend`` and ``sweep`` are for one loop each. ``served``: the UIDs of pods with rings."""
+    """The inboxes of all pods, for one loop each of ``tend`` and ``sweep``.
+
+    ``served``: the UIDs of pods with rings.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class Inboxes:
         self._round_due = 0.0
 
     def tend(self, at: float) -> None:
-        """Make what pods lack, once a round whether they are new or not. ``at`` is monotonic."""
+        """Make missing inboxes, for all pods once a round. ``at`` is monotonic."""
         served = self._served()
         is_round = at >= self._round_due
         if is_round:
@@ -60,7 +63,7 @@ class Inboxes:
         self._tended |= new
         try:
             with self._shared.opened() as fd:
-                # No one but the kubelet makes folders in there, or looks into those of pods.
+                # Only the kubelet makes folders in there or reads those of pods.
                 make(fd, PODS, PRIVATE)
             with self._inboxes.opened() as fd:
                 for uid in new:
@@ -72,22 +75,22 @@ class Inboxes:
 
     def _make(self, inboxes_fd: int, uid: str) -> None:
         try:
-            # A kubelet gave it the mode of the folder above, and any user is in the container.
+            # A kubelet gave it the mode of the parent, and the container may have any user.
             make(inboxes_fd, uid, STICKY)
         except OSError as error:
             self._complaints.make("pod_unusable", uid, error)
 
     def sweep(self, older_than_s: float, now: float) -> None:
-        """Remove what was never collected, and the inboxes of pods that have no folder any more.
+        """Remove uncollected files, and inboxes of pods without a folder. Raises OSError.
 
-        ``now`` is wall clock. Raises OSError.
+        ``now`` is wall clock.
         """
         monotonic = self._monotonic
         keep = pods_name(self._shared)
         inbox.sweep(self._shared, older_than_s, now, keep=keep, monotonic=monotonic)
         with contextlib.suppress(OSError), self._inboxes.opened() as inboxes_fd:
             found = listed(inboxes_fd)
-            # In another order each time: no inbox is always the last, whatever others hold.
+            # The order is random, so that no inbox is always the last.
             for uid in random.sample(list(found), len(found)):
                 with contextlib.suppress(OSError):
                     inbox.sweep(self._inboxes / uid, older_than_s, now, SWEEP_S, "", monotonic)
@@ -104,10 +107,7 @@ class Inboxes:
 
 
 def pods_name(shared: Directory) -> str:
-    """What the folder of the pods' inboxes is called in the shared inbox.
-
-    Empty where that name is not the daemon's: everyone may have made ``pods`` before it.
-    """
+    """Return the name of the pods' inboxes in the shared inbox; empty if another user took it."""
     try:
         found = (shared / PODS).path.lstat()
     except OSError:
@@ -118,17 +118,17 @@ def pods_name(shared: Directory) -> str:
 
 logger = logging.getLogger(__name__)
 
-# How long the kubelet must not have had a pod.
+# The kubelet must not list a pod for this time.
 GONE_S = 600.0
-# What removing may take of one round; the rest is for the next.
+# The time limit of one round of removing.
 REMOVE_S = 2.0
 
 
 class GonePods:
-    """``sweep`` is for one loop: what a pod left may be much. ``at`` is monotonic.
+    """Removes the folders of pods that the kubelet no longer lists, in a loop of its own.
 
-    A folder gets a name that is no pod's before it is emptied: half of one is never served, and
-    what is left of it is found again after a restart.
+    A folder is renamed before it is emptied: half of one is never served, and the rest is found
+    again after a restart.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class GonePods:
         self._inboxes = Directory(folder.inbox) / PODS
         self._known = known
         self._monotonic = monotonic
-        # Since when the kubelet has not had them.
+        # Since when the kubelet does not list them, monotonic.
         self._absent: dict[str, float] = {}
 
     def sweep(self, at: float) -> None:
@@ -156,7 +156,7 @@ class GonePods:
         self._absent = {uid: self._absent.get(uid, at) for uid in found - known.keys()}
         for uid, since in self._absent.items():
             if at - since >= GONE_S and not self._has_processes(uid):
-                logger.info("removing the folders of pod %s, which is gone", uid)
+                logger.info("removing the folders of pod %s, which exited", uid)
                 for base in (self._folders, self._inboxes):
                     _put_away(base, uid)
         for base in (self._folders, self._inboxes):
@@ -164,7 +164,7 @@ class GonePods:
                 inbox.remove_swept(base, REMOVE_S, self._monotonic)
 
     def _has_processes(self, uid: str) -> bool:
-        """Whether one holds its ring's lock: the pod lives, whatever the kubelet says."""
+        """Return whether a process holds its ring's lock: then the pod lives."""
         with contextlib.suppress(OSError), (self._folders / uid / rendezvous.RANKS).opened() as fd:
             with os.scandir(fd) as entries:
                 names = [entry.name for entry in itertools.islice(entries, MAX_FILES_PER_POD)]

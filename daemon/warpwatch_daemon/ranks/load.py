@@ -1,4 +1,4 @@
-"""How busy the ranks keep each device: what the simulated devices follow."""
+"""Estimates how busy the ranks keep each device, for the simulated devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IDLE_AFTER_S = 3.0
 
 
 class RankLoad:
-    """``ranks``: all that are known now; ``uuid_of``: the device's UUID by its index."""
+    """The load by device. ``ranks``: all current ranks; ``uuid_of``: the UUID of an index."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class RankLoad:
         self._seen: dict[RankKey, tuple[float, float]] = {}
 
     def __call__(self, index: int) -> float | None:
-        """Share of time in 0..1 that the device computes, None without a rank on it."""
+        """Return the share of time that the device computes; None if it has no rank."""
         uuid = self._uuid_of(index)
         ranks = [rank for rank in self._ranks() if rank.device == uuid]
         return max((self._share(rank) for rank in ranks), default=None)
 
     def _share(self, rank: RankState) -> float:
-        """One minus the share of the newest steps that the rank waited."""
+        """Return one minus the share of waiting in the newest steps."""
         if rank.last_step_time is None or self._wall() - rank.last_step_time > IDLE_AFTER_S:
             return 0.0
         waited_s = sum(rank.phases_s.get(name, 0.0) for name in ("data_wait", "comm"))

@@ -1,7 +1,7 @@
-"""The pods that mount only a folder of their own: found, served, and given up.
+"""Finds and serves pods that mount only a folder of their own.
 
-A kubelet makes ``pods/<uid>`` when it mounts the folder into the pod. What is in there is the
-pod's; what it does to it, it does to itself alone.
+A kubelet makes ``pods/<uid>`` when it mounts the folder into the pod. The content is the pod's: a
+pod that damages it harms only itself.
 """
 
 from __future__ import annotations
@@ -24,51 +24,48 @@ from warpwatch_telemetry.samples import Pod
 logger = logging.getLogger(__name__)
 
 PODS = "pods"
-# Folders that are looked at; what is beyond them, until others are removed, is not there.
+# Further folders are ignored until others are removed.
 MAX_LISTED = 4096
-# Folders that are there already are looked at so often: for their age, and for what was wrong.
+# The interval at which known folders are checked for age and damage.
 ROUND_S = 60.0
-# An empty folder that is not served goes when nothing has changed in it for so long, and sooner
-# where others need its room. One that is served stays: a pod that trains on Friday and again on
-# Monday is met in it, and no one would make it again.
+# An empty folder that is not served is removed after this time without a change, and sooner if
+# others need its place. A served one stays: a pod may train on Friday and again on Monday, and
+# nobody would make its folder again.
 IDLE_S = 24 * 3600.0
 UNSERVED_IDLE_S = 3600.0
-# A folder that is in use is kept young by the daemon.
+# The daemon renews the time of a folder in use after this time.
 TOUCH_AFTER_S = 3600.0
-# How long the rings of a pod that the kubelet does not know yet are not looked at.
+# Rings of a pod that the kubelet does not list yet are ignored for this time.
 UNKNOWN_S = 15.0
 
-# The node's pods by UID, as the kubelet has them; None while that is not known.
+# The node's pods by UID, as the kubelet lists them; None while unknown.
 KnownPods = Callable[[], Mapping[str, Pod] | None]
 
-# As the API server makes them, and as the kubelet does for static pods.
+# UIDs of the API server, and those of the kubelet for static pods.
 _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
 
 
 class Complaints:
-    """What is wrong with a pod's folders, counted and logged once and not at every look.
-
-    ``reject`` gets the reason of each that is new.
-    """
+    """Counts and logs each trouble with a pod's folders once; ``reject`` receives the reason."""
 
     def __init__(self, reject: Callable[[str], None]) -> None:
         self._reject = reject
         self._made: set[tuple[str, str]] = set()
 
     def make(self, reason: str, uid: str, why: object) -> None:
-        """``uid``: of the pod; empty: it is about the folder of all pods."""
+        """Report trouble of a pod, or of the folder of all pods if ``uid`` is empty."""
         if (reason, uid) not in self._made:
             self._made.add((reason, uid))
             self._reject(reason)
             logger.warning("%s: pod %s: %s", reason, uid or "folders", why)
 
     def keep(self, uids: Container[str]) -> None:
-        """Of other pods than these they may come again."""
+        """Forget the complaints about other pods."""
         self._made = {(reason, uid) for reason, uid in self._made if uid in uids}
 
 
 class Pods:
-    """For the thread that polls. ``known``: None where no one is asked which pods there are."""
+    """The pods' folders, for the thread that polls. ``known`` None: no kubelet is asked."""
 
     def __init__(
         self,
@@ -90,23 +87,23 @@ class Pods:
         self._interval_s = scan_interval_s
         self._folders: dict[str, PodFolder] = {}
         self._complaints = Complaints(reject)
-        # To be scanned in this round, and whether one of it waits for the kubelet.
+        # Pods to scan in this round, and whether one of them waits for the kubelet.
         self._due: list[str] = []
         self._awaits = False
-        # When each pod whose namespace was not known was met.
+        # When each pod without a known namespace was first seen.
         self._met: dict[str, float] = {}
         self._look_due = self._round_due = 0.0
         self._seen_mtime_ns = -1
-        # Whether every folder was looked at since the start.
+        # Whether every folder was scanned since the start.
         self.settled = False
 
     @property
     def served(self) -> tuple[str, ...]:
-        """The UIDs of the pods whose folders are looked at for rings."""
+        """The UIDs of the pods whose folders are scanned for rings."""
         return tuple(self._folders)
 
     def folder(self, uid: str) -> PodFolder:
-        """Of a pod that has a ring."""
+        """Return the folder of a pod that has a ring."""
         return self._folders[uid]
 
     def close(self) -> None:
@@ -116,7 +113,7 @@ class Pods:
     # --- rings ---
 
     def scan(self, now: float, at: float) -> list[OpenRing]:
-        """New rings, as far as the time reaches: the pods left over come first the next time."""
+        """Return new rings within the time limit; skipped pods come first the next time."""
         if at >= self._look_due and not self._due:
             self._look_due = at + self._interval_s
             self._look(now, at)
@@ -145,7 +142,7 @@ class Pods:
         return []
 
     def _waits_for_namespace(self, uid: str, table: RingTable, at: float) -> bool:
-        """Whether the kubelet may yet say whose the pod is; if it has, the table knows."""
+        """Return whether the kubelet may still name the pod's namespace; the table gets it."""
         if self._known is None or table.namespace is not None:
             return False
         pod = (self._known() or {}).get(uid)
@@ -165,7 +162,7 @@ class Pods:
                 mtime_ns = os.fstat(fd).st_mtime_ns
                 if mtime_ns == self._seen_mtime_ns and not is_round:
                     return
-                # A folder that comes within the clock's grain of this look is found at the next.
+                # A folder made within the clock's resolution of this look is found at the next.
                 self._seen_mtime_ns = mtime_ns if now - mtime_ns / 1e9 > 2 else -1
                 found = listed(fd)
                 self._drop_gone(found)
@@ -178,18 +175,18 @@ class Pods:
             self._round_due = at + ROUND_S
             self._complaints.make("pods_unusable", "", error)
             return
-        # After a day without a daemon a folder is old, and may have ranks all the same.
+        # After a day without a daemon a folder in use is old, too.
         if is_round and self.settled:
             self._remove_idle(found, now)
 
     def _make_folder(self) -> None:
         with Directory(self._folder.path).opened() as fd:
-            # No one but the kubelet makes folders in there, or looks into those of pods: who
-            # mounts one needs nothing of what is above it.
+            # Only the kubelet makes folders in there; a pod that mounts one needs no access to
+            # the parent.
             make(fd, PODS, PRIVATE)
 
     def _drop_gone(self, found: Mapping[str, os.stat_result]) -> None:
-        """A ring that is open is read to its end, wherever its folder is."""
+        """Drop removed folders; an open ring is read to its end all the same."""
         for uid, folder in list(self._folders.items()):
             here = found.get(uid)
             if here is None or folder.identity != (here.st_dev, here.st_ino):
@@ -200,7 +197,7 @@ class Pods:
         self._complaints.keep(found)
 
     def _drop_broken(self) -> None:
-        """Who cleans up what it mounts gets it again."""
+        """Release damaged pod folders for recreation."""
         for folder in self._folders.values():
             if folder.held and not folder.is_intact():
                 folder.release()
@@ -212,7 +209,7 @@ class Pods:
             if folder is not None and folder.held:
                 continue
             if folder is None:
-                # Where there is none for this one, there is none for those that are older.
+                # Without a place for this one, there is none for older ones.
                 has_room = has_room and self._has_room(found, uid)
                 if not has_room:
                     why = f"{self._limits.pods} pods are served already"
@@ -229,9 +226,9 @@ class Pods:
         return PodFolder(uid, self._pods, Directory(self._folder.inbox) / PODS, table)
 
     def _has_room(self, found: Mapping[str, os.stat_result], uid: str) -> bool:
-        """Whether one more can be served; an older folder without rings is given up for it.
+        """Return whether one more can be served, if need be in place of an older, empty one.
 
-        A pod can make its folder's last change no newer than now.
+        A pod cannot date its folder's last change later than now.
         """
         if len(self._folders) < self._limits.pods:
             return True
@@ -243,7 +240,7 @@ class Pods:
         return True
 
     def _keep_young(self, pods_fd: int, found: Mapping[str, os.stat_result], now: float) -> None:
-        """By its age a folder is served before others after a restart, and removed."""
+        """Renew the times of folders in use: by age they are served first, and removed."""
         for uid, folder in self._folders.items():
             is_used = folder.table.open and uid in found
             if is_used and now - found[uid].st_ctime >= TOUCH_AFTER_S:
@@ -261,7 +258,7 @@ class Pods:
 
     @contextlib.contextmanager
     def _apart(self, uid: str) -> Iterator[None]:
-        """What goes wrong with a pod, foreseen or not, costs that pod alone."""
+        """Confine any failure to this pod."""
         try:
             yield
         except Exception as error:
@@ -269,7 +266,7 @@ class Pods:
 
 
 def listed(folder_fd: int) -> dict[str, os.stat_result]:
-    """The folders whose names are a pod's UID."""
+    """Return the folders named by a pod's UID."""
     found: dict[str, os.stat_result] = {}
     with os.scandir(folder_fd) as entries:
         for entry in itertools.islice(entries, MAX_LISTED):

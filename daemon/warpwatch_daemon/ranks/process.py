@@ -1,7 +1,7 @@
-"""What the kernel says of a rank's process: whether it moves, its memory, and who ended it.
+"""Reads the state of a rank's process from the kernel: its memory, silence and kills.
 
-Everything here is a few small files of /proc and of the control groups. What may not be read, or
-is not there (another PID namespace, control groups hidden by a container), is unknown.
+These are small files of /proc and of the control groups. Values are unknown if a file is missing or
+may not be read, as in another PID namespace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from warpwatch_devices.memory_groups import (
 )
 from warpwatch_devices.process_tree import Process, descendants, read_process
 
-# How often a process is looked at: a hang is reported within 30 s of its last sign of life.
+# The interval of readings: a hang is reported within 30 s of the last sign of life.
 INTERVAL_S = 2.0
 
 # Uninterruptible: in a system call that waits for a disk or a file server.
@@ -33,12 +33,12 @@ _DISK_WAIT = "D"
 def reading(
     process: Process, family: Mapping[int, Process], proc: Path = PROC, cgroup: Path = CGROUP
 ) -> dict[str, Any]:
-    """The detail of an event ``process``. ``family``: the process and its descendants, by PID.
+    """Return the detail of an event ``process``. ``family``: with its descendants, by PID.
 
-    cpu_s, io_bytes: processor time and bytes read and written since they began, of the family.
-    disk_wait: one of the family waits for a disk or a file server just now.
-    anonymous_bytes: memory of the process itself that no file stands behind.
-    available_bytes, limit_bytes: what its tightest control group leaves and allows, else the host.
+    cpu_s, io_bytes: processor time, and bytes read and written, of the family since its start.
+    disk_wait: a process of the family waits for a disk or a file server now.
+    anonymous_bytes: memory of the process itself without a file.
+    available_bytes, limit_bytes: of its tightest control group, else of the host.
     """
     members = [process, *descendants(process.pid, family)]
     groups = memory_groups(process.pid, proc, cgroup)
@@ -56,17 +56,17 @@ def reading(
 
 
 class OomKills:
-    """The kernel's kills in the control groups of one process, from its own group upwards."""
+    """The kernel's kills in the control groups of a process, from its own group upwards."""
 
     def __init__(self) -> None:
         self._counts: dict[Path, int] = {}
 
     def note(self, groups: Iterable[Path]) -> None:
-        """How they stand while the process lives."""
+        """Note the counts while the process lives."""
         self._counts = {group: kills for group in groups if (kills := oom_kills(group)) is not None}
 
     def risen(self) -> bool:
-        """Whether the innermost group that is still there counts more than when it was noted."""
+        """Return whether the innermost remaining group counts more than when it was noted."""
         for group, before in self._counts.items():
             now = oom_kills(group)
             if now is not None:
@@ -75,7 +75,7 @@ class OomKills:
 
 
 def _io_bytes(pids: Iterable[int], proc: Path) -> int | None:
-    """None where one of them may not be looked at: what it moves cannot be known."""
+    """Return bytes read and written, or None if one process may not be read."""
     total = 0
     for pid in pids:
         text = read_text(proc / str(pid) / "io")
@@ -92,7 +92,7 @@ def _anonymous_bytes(pid: int, proc: Path) -> int | None:
 
 
 def boot_id() -> bytes:
-    """The kernel's boot id as 16 bytes; zeros where it cannot be read."""
+    """Return the kernel's boot id as 16 bytes; zeros if it cannot be read."""
     try:
         text = (PROC / "sys/kernel/random/boot_id").read_text()
         return bytes.fromhex(text.strip().replace("-", ""))
@@ -104,7 +104,7 @@ STOPPED = "stopped"
 HOLDS_GIL = "holds the GIL"
 UNKNOWN = "unknown"
 
-# How often a silent process is looked at.
+# The interval at which a silent process is checked.
 LOOK_S = 1.0
 
 _PROC = Path("/proc")
@@ -112,7 +112,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class Silence:
-    """Since when a living process gives no sign, and why. Times are of the monotonic clock."""
+    """The silence of a living process and its reason. Times are of the monotonic clock."""
 
     def __init__(self, at: float) -> None:
         self.reason: str | None = None
@@ -120,20 +120,20 @@ class Silence:
         self._looked_at = at
 
     def sign(self, at: float) -> None:
-        """It gave one."""
+        """Note a sign of life."""
         self._sign_at = at
 
     def lasts_s(self, at: float) -> float:
         return at - self._sign_at
 
     def look(self, identity: Identity, at: float, holder_pid: int | None, owner_uid: int) -> None:
-        """Find the reason, now and then again: it may change."""
+        """Update the reason, which may change."""
         if self.reason is None or at - self._looked_at >= LOOK_S:
             self.reason = silent_reason(identity, holder_pid, owner_uid)
             self._looked_at = at
 
     def over(self) -> bool:
-        """It is no longer silent; whether it was."""
+        """End the silence, and return whether there was one."""
         was, self.reason = self.reason, None
         return was is not None
 
@@ -145,12 +145,11 @@ def silent_reason(
     proc: Path = _PROC,
     cgroup: Path = _CGROUP,
 ) -> str:
-    """One of STOPPED (a signal, a debugger or a frozen control group), HOLDS_GIL and UNKNOWN.
+    """Return STOPPED (a signal, a debugger or a frozen control group), HOLDS_GIL or UNKNOWN.
 
-    The identity is the ring's claim: it may name any process. UNKNOWN unless the kernel says
-    the same (``holder_pid``: who holds the ring's lock) and the process is the ring's owner's; in
-    another PID namespace or on another kernel neither can be known. A process that runs while its
-    heartbeat's thread does not is kept by its GIL.
+    The identity is the ring's claim and may name any process. The reason is UNKNOWN unless the
+    process holds the ring's lock (``holder_pid``) and belongs to the ring's owner. If a process
+    runs but the thread of its heartbeat does not, another thread holds the GIL.
     """
     folder = proc / str(identity.pid)
     try:
@@ -165,7 +164,7 @@ def silent_reason(
 
 
 def _is_frozen(folder: Path, cgroup: Path) -> bool:
-    """As ``docker pause`` does it, where control groups of version 2 can be read."""
+    """Return whether its control group is frozen, as by ``docker pause``."""
     try:
         lines = (folder / "cgroup").read_text().splitlines()
         path = next((line[3:] for line in lines if line.startswith("0::")), None)

@@ -23,13 +23,13 @@ from warpwatch_daemon.ranks.table import MAX_FILES, MAX_RINGS_PER_OWNER
 from warpwatch_runtime.directory import FOLDER_FLAGS, Directory
 from warpwatch_telemetry.jobs import Owner
 
-# The protocol has one level of folders; what is deeper is not looked at.
+# The protocol has one level of folders; deeper ones are ignored.
 MAX_DEPTH = 4
 
 
 @dataclass(slots=True)
 class Usage:
-    """Bytes are those on the disk. is_hidden: there are folders that cannot be looked into."""
+    """The files of one owner and their bytes on disk. is_hidden: some folders cannot be read."""
 
     files: int = 0
     folder_bytes: int = 0
@@ -45,10 +45,7 @@ class Usage:
 
 
 class Count:
-    """Of several folders together. ``owner`` None: each file's user.
-
-    ``by_owner`` has what was found.
-    """
+    """The usage of several folders, by ``owner``; None: by each file's user."""
 
     def __init__(self, owner: Owner | None) -> None:
         self.by_owner: defaultdict[Owner, Usage] = defaultdict(Usage)
@@ -58,7 +55,7 @@ class Count:
     def add(
         self, folder: Directory, limit: int, *, is_inbox: bool = False, without: str = ""
     ) -> None:
-        """``limit``: files that are looked at; ``without``: the name of what is not."""
+        """Add at most ``limit`` files of a folder, except the entry named ``without``."""
         self._left = limit
         with contextlib.suppress(OSError), folder.opened() as fd:
             self._add(fd, is_inbox, without, MAX_DEPTH)
@@ -80,7 +77,7 @@ class Count:
                         usage.is_hidden = True
 
     def _add_below(self, folder_fd: int, name: str, is_inbox: bool, depth: int) -> bool:
-        """Whether it could be looked into, which its owner may prevent in many ways."""
+        """Return whether the folder could be read, which its owner may prevent in many ways."""
         if not depth:
             return False
         try:
@@ -100,20 +97,19 @@ class Count:
 
 logger = logging.getLogger(__name__)
 
-# In the rendezvous, which is memory: as many rings as are read.
+# The rendezvous folder is in memory: allow only as many rings as the daemon reads.
 FOLDER_BYTES = MAX_RINGS_PER_OWNER * MAX_RING_BYTES
-# Of an owner, in inbox and rendezvous together.
+# Per owner, in both folders together.
 OWNER_FILES = 4096
-# What looking at pods may take of a round, and what removing may take of each owner's inbox.
-LOOK_S = 1.0
-EVICT_S = 0.2
+# Time limits per round: to measure all pods, and to evict one owner's files.
+MEASURE_LIMIT_S, EVICT_LIMIT_S = 1.0, 0.2
 
 
 class Quotas:
-    """``measure`` is for one loop, ``excess`` may be asked from any thread.
+    """The owners over quota, as of the last ``measure``.
 
-    ``reject`` gets the reason when an owner comes to have too much, and when there is no room for
-    one more ring.
+    Call ``measure`` from one loop only; ``excess`` is thread-safe. ``reject`` receives a reason
+    if an owner exceeds its quota or if no new ring fits.
     """
 
     def __init__(
@@ -132,36 +128,38 @@ class Quotas:
         self._is_full = False
 
     def excess(self, owner: Owner) -> str | None:
-        """What this owner has too much of, as it was measured last."""
+        """Return the quota that the owner exceeds, or None."""
         return self._excess.get(owner)
 
     def measure(self) -> None:
-        self._look_for_room()
+        """Measure all owners and evict files of those over quota."""
+        self._check_free_space()
         excess: dict[Owner, str] = {}
         for owner, usage in self._of_users().items():
-            self._judge(excess, owner, usage, self._inbox)
+            self._enforce(excess, owner, usage, self._inbox)
         pods = self._pods()
-        until = self._monotonic() + LOOK_S
-        # In another order each time: who is not reached keeps what was measured of it.
+        until = self._monotonic() + MEASURE_LIMIT_S
+        # The order is random, so that the time limit does not always skip the same pods.
+        # A skipped pod keeps its last result.
         for pod in random.sample(pods, len(pods)):
             if self._monotonic() < until:
-                self._judge(excess, pod, self._of_pod(pod), self._inbox / PODS / pod)
+                self._enforce(excess, pod, self._of_pod(pod), self._inbox / PODS / pod)
             elif pod in self._excess:
                 excess[pod] = self._excess[pod]
         for owner in excess.keys() - self._excess.keys():
             self._reject("over_quota")
             name = f"uid {owner}" if isinstance(owner, int) else f"pod {owner}"
-            logger.warning("%s is not captured any more: it has %s", name, excess[owner])
+            logger.warning("refusing captures of %s, over quota: %s", name, excess[owner])
         self._excess = excess
 
-    def _look_for_room(self) -> None:
-        """Rings that are there lose nothing: their room was taken when they were made."""
+    def _check_free_space(self) -> None:
+        """Report if no new ring fits. Existing rings are preallocated."""
         with contextlib.suppress(OSError):
             found = os.statvfs(self._run.path)
             is_full = found.f_bavail * found.f_frsize < RING_SIZE
             if is_full and not self._is_full:
                 self._reject("no_room")
-                logger.warning("%s is full: new ranks are not seen", self._run.path)
+                logger.warning("%s is full: new ranks cannot report", self._run.path)
             self._is_full = is_full
 
     def _of_users(self) -> Mapping[Owner, Usage]:
@@ -183,10 +181,10 @@ class Quotas:
                 found.update(listed(fd))
         return list(found)
 
-    def _judge(
+    def _enforce(
         self, excess: dict[Owner, str], owner: Owner, usage: Usage, inbox_folder: Directory
     ) -> None:
-        """Note what the owner has too much of, and remove of its inbox what is beyond."""
+        """Record the owner's excess and evict its oldest inbox files."""
         what = self._excess_of(usage)
         if what is None:
             return
@@ -196,7 +194,8 @@ class Quotas:
         uid = owner if isinstance(owner, int) else None
         keep = pods_name(inbox_folder) if uid is not None else ""
         with contextlib.suppress(OSError):
-            inbox.evict(inbox_folder, uid, too_large, too_many, keep, EVICT_S, self._monotonic)
+            limits = (too_large, too_many, keep, EVICT_LIMIT_S, self._monotonic)
+            inbox.evict(inbox_folder, uid, *limits)
 
     def _excess_of(self, usage: Usage) -> str | None:
         size = self._config.owner_bytes

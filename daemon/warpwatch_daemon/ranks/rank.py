@@ -18,19 +18,18 @@ from warpwatch_telemetry.jobs import JobId, run_mark
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 from warpwatch_telemetry.state import RankState, RecentSteps
 
-# Where locks cannot be seen (another kernel) a heartbeat that stands still this long is a death.
+# Where locks cannot be seen (another kernel), a heartbeat this old is a death.
 FOREIGN_DEAD_AFTER_S = 30.0
 CAPTURE_GRACE_S = 120.0
-# After a restart the newest records are read again, for the detectors alone: they learn from them
-# what a step takes and when the last one was.
+# After a restart these newest records are read again only for the detectors, which learn from them.
 REWIND_RECORDS = 200
-# What the daemon alone may say of a process.
+# Only the daemon may report these of a process.
 RESERVED_EVENTS = frozenset(
     {"died", "stopped", "resumed", "process", "memory", "training", "finished", "compared"}
 )
-# That a rank trains without a step is said once in so long: often enough for any time-out.
+# The interval of the event ``training``, often enough for any time-out.
 TRAINING_S = 2.0
-# Calls without a step that are no first step yet: the shim's last clock takes over before.
+# More calls without a step mean that none will come: the shim's last clock takes over earlier.
 STEPLESS_CALLS = 96
 
 
@@ -122,23 +121,23 @@ class Rank:
     def update(
         self, now: float, at: float, limit: int, stopped_after_s: float, boot_id: bytes
     ) -> Iterator[Record]:
-        """Read what is new and say what happened. Raises ProtocolError for a broken ring.
+        """Yield what happened since the last call. Raises ProtocolError for a broken ring.
 
-        ``limit``: how many records may be read; of the older ones only the totals are known.
+        ``limit``: the number of newest records to read; older ones count in totals only.
         """
         news = self.ring.reader.read(limit)
         self._take_header(news, at)
         self.counts.lost += max(0, news.lost - self.process.rewound)
         self.process.rewound = 0
         for record in news.records:
-            # A clock that was set, or a lie: never before the process, never in the future.
+            # A wrong clock never dates a record before the process or in the future.
             time = min(max(record.wall_ns / 1e9, self.ring.created_time), now)
             yield from self._take_record(record, time, at)
         yield from self._take_calls(news.header.calls, now, at)
         yield from self._judge_life(news, now, at, stopped_after_s, boot_id)
 
     def take_refused(self) -> int:
-        """How many events were unreadable since the last call."""
+        """Return how many events were unreadable since the last call."""
         refused, self._refused = self._refused, 0
         return refused
 
@@ -254,7 +253,7 @@ class Rank:
         self.process.silence.over()
         self.process.memory = claims.AllocatorMemory()
         if not self.process.seen_alive:
-            # It ended while no daemon looked: before its successor came, whenever that was.
+            # It ended while no daemon ran, before its successor came.
             now = min(now, max(self.last_step_time or 0.0, self.ring.created_time))
         if in_order or self.process.end_reported:
             return End(now, rank=self.rank, **self.job.fields())
@@ -308,7 +307,7 @@ class Rank:
 
     def restore(self, saved: SavedRank) -> None:
         """Continue from ``save``. Raises ValueError for counts of another form."""
-        # Names that were shown before the restart stay, whatever this process calls its phases.
+        # Names from before the restart stay, even if this process has other phases.
         names = PhaseNames(self.phase_names.of_job)
         self.counts.restore(saved, names)
         self.phase_names, self.phases = names, names.admit(self.claims.phases)
@@ -319,17 +318,17 @@ class Rank:
         process.rewound = saved.position - reader.position
 
 
-# Where nothing says which start it is of, a rank that began so long after the first is of another.
+# Without a run id, a rank that began this long after the first is of another run.
 JOIN_S = 600.0
 
 
 def find_rank(
     ring: OpenRing, ranks: Sequence[Rank], saved: SavedRank | None
 ) -> tuple[JobId, Rank | None]:
-    """The job of a ring, and the ended rank of it that the ring continues.
+    """Return the job of a ring, and the ended rank of it that the ring continues.
 
-    saved: what was kept of the ring over a restart of the daemon: it stays what it was.
-    Raises ProtocolError("duplicate_rank") where another live process is that rank of that run.
+    saved: the ring's rank before a restart of the daemon, which stays the same.
+    Raises ProtocolError("duplicate_rank") if another live process is that rank of that run.
     """
     if saved is not None and saved.run:
         job = saved.job_id
@@ -354,17 +353,14 @@ def _continued(members: Sequence[Rank], ring: OpenRing) -> Rank | None:
 
 
 def _is_alone(members: Sequence[Rank], ring: OpenRing) -> bool:
-    """Whether it is a program of its own beside another one of the same id.
-
-    A Slurm allocation may run many: without peers there is nothing that they would join.
-    """
+    """Return whether it is one of several programs of a Slurm allocation, each without peers."""
     return ring.claims.world_size == 1 and any(rank.live for rank in members)
 
 
 def _may_join(members: Sequence[Rank], ring: OpenRing) -> bool:
-    """Whether a ring that names no run is of the one that these ranks are of.
+    """Return whether a ring that names no run belongs to the run of these ranks.
 
-    A rank that died is succeeded at any time; a run whose ranks have all ended in order is over.
+    A dead rank may have a successor at any time; a run whose ranks all exited is over.
     """
     said = ring.claims
     first = min(rank.first_time for rank in members)

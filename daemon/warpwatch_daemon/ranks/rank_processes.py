@@ -1,4 +1,4 @@
-"""What the kernel says of the ranks' processes, where it shows them to this daemon."""
+"""Reads the ranks' processes from the kernel, and the users of their cores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Identity = tuple[int, int]
 
 
 class RankProcesses:
-    """Looked at each ``process.INTERVAL_S``; all others where a rank waits long for a core."""
+    """The ranks' processes; all processes are read only if a rank waits long for a core."""
 
     def __init__(self) -> None:
         self._tree = ProcessTree()
@@ -34,15 +34,15 @@ class RankProcesses:
         self._use = ProcessorUse()
         self._due = 0.0
 
-    def look(self, ranks: Iterable[Rank], now: float, at: float) -> Iterator[RankEvent]:
-        """``now`` is wall clock, ``at`` monotonic."""
+    def poll(self, ranks: Iterable[Rank], now: float, at: float) -> Iterator[RankEvent]:
+        """Yield an event ``process`` of each rank. ``now`` is wall clock, ``at`` monotonic."""
         if at < self._due:
             return
         self._due = at + process.INTERVAL_S
         seen = {rank.process.confirmed: rank for rank in ranks if rank.live}
         pids = {identity[0] for identity in seen if identity is not None}
         family = self._tree.read(pids) if pids else {}
-        # One that wrote another start time into its ring is not looked at.
+        # A process that wrote another start time into its ring is ignored.
         known = {
             family[pid]: rank
             for pid in sorted(pids & family.keys())
@@ -61,7 +61,7 @@ class RankProcesses:
         details: Mapping[Process, dict[str, Any]],
         at: float,
     ) -> None:
-        """Adds to the details what keeps the ranks from a core, and who used those cores."""
+        """Add the waits for a core to the details, and the users of those cores."""
         ticks = parse_core_ticks(read_text(PROC / "stat")) if known else {}
         before = self._processors
         self._processors = {
@@ -84,7 +84,7 @@ class RankProcesses:
 def _described(
     own: Process, known: Mapping[Process, Rank], family: Mapping[int, Process], uses: list[Use]
 ) -> list[dict[str, Any]]:
-    """``rank``: of the same job, where the process is that rank's or a child of it."""
+    """Return the users of its cores; ``rank`` if the process or its parent is one of the job."""
     of_rank = {
         member.pid: rank.rank
         for process, rank in known.items()
@@ -96,13 +96,13 @@ def _described(
     return [{name: value for name, value in one.items() if value is not None} for one in told]
 
 
-# From this share of the time on it is asked who has the cores, and again if it has risen by RISE.
+# The share of waiting that starts a search for the cores' users, and the rise that repeats it.
 LONG_WAIT = 0.05
 RISE = 0.10
 
 
 class RankProcessor:
-    """Of two looks, what it waits for in between; ``tell`` when it was said who has its cores."""
+    """The waits of a process for a core; call ``tell`` after its cores' users were reported."""
 
     def __init__(self, pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> None:
         self._pid = pid
@@ -122,14 +122,14 @@ class RankProcessor:
         return self._wait_share >= self._told_share + RISE
 
     def tell(self) -> None:
-        """Who has its cores is known now."""
+        """Note that the users of its cores were reported."""
         self._told_share = self._wait_share
 
     def look(self, at: float, ticks: CoreTicks) -> Mapping[str, float]:
-        """Fields of the detail of an event ``process``, shares of the time since the look before.
+        """Return fields of an event ``process``, as shares of the time since the last call.
 
-        core_wait_share: in which the thread that waited longest was ready and had no core.
-        throttled_share: of the periods in which the CPU limit of its control group was reached;
+        core_wait_share: in which the thread that waited longest was ready without a core.
+        throttled_share: of periods in which the CPU limit of its control group was reached.
         core_limit: that limit in cores. steal_share: in which the hypervisor had its cores.
         """
         shares: dict[str, float | None] = {}
@@ -147,7 +147,7 @@ class RankProcessor:
         return {name: round(value, 4) for name, value in shares.items() if value is not None}
 
     def take_counts(self) -> Mapping[str, int]:
-        """Nanoseconds since the last call, by name; what is not known is not there."""
+        """Return nanoseconds since the last call by name; unknown ones are absent."""
         counts, self._counts = self._counts, {}
         return counts
 

@@ -1,7 +1,7 @@
-"""How many records are read of each ring in a round, so that none takes the daemon's time.
+"""Limits how many records are read from each ring in a round.
 
-The budget of a round is shared first among owners, then among the rings of each: who asks for
-little gets all of it, and what is left goes to the others in equal parts.
+The budget of a round is shared among owners, then among the rings of each: small requests are met
+in full, and the others share the rest equally.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import TypeVar
 
 from warpwatch_daemon.ranks.table import OpenRing
 
-# Of all rings together, on average. 1,024 rings at two steps a second write 2,048.
+# All rings together, on average. 1,024 rings at two steps per second write 2,048.
 RECORDS_PER_S = 4_000
-# What may be read at once after a quiet time: a daemon that was restarted reads 200 of each rank
-# again, and one that was stopped finds what was written meanwhile.
+# At most this many at once after a quiet time: a restarted daemon reads 200 of each rank again.
 MAX_SAVED = 12_000
-# Of a ring that was just opened, also when a flood has spent the budget.
+# A new ring gets these even if a flood has spent the budget.
 NEW_RING_RECORDS = 16
 
 logger = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class RecordBudget:
-    """``reject`` gets a reason for each ring of which a round skips records.
+    """The records that may be read; ``reject`` gets a reason for each ring with skipped records.
 
     Times are of the monotonic clock.
     """
@@ -40,12 +39,12 @@ class RecordBudget:
         self._named: set[OpenRing] = set()
 
     def share(self, rings: Collection[OpenRing], at: float) -> Mapping[OpenRing, int]:
-        """How many of its newest records may be read of each ring in this round."""
+        """Return for each ring how many of its newest records may be read in this round."""
         self._fill(at)
         self._named.intersection_update(rings)
         owners: dict[Hashable, dict[OpenRing, int]] = defaultdict(dict)
         for ring in rings:
-            owners[ring.budget][ring] = ring.reader.look()
+            owners[ring.budget][ring] = ring.reader.peek()
         asked = {owner: sum(unread.values()) for owner, unread in owners.items()}
         granted = fair_shares(asked, int(self._left))
         shares: dict[OpenRing, int] = {}
@@ -55,8 +54,8 @@ class RecordBudget:
         return shares
 
     def share_of_new(self, ring: OpenRing) -> int:
-        """As ``share``, of one ring that was just opened."""
-        unread = ring.reader.look()
+        """Return the share of a ring that was just opened."""
+        unread = ring.reader.peek()
         return self._take(ring, unread, min(unread, max(NEW_RING_RECORDS, int(self._left))))
 
     def _take(self, ring: OpenRing, unread: int, share: int) -> int:
@@ -77,7 +76,7 @@ class RecordBudget:
 
 
 def fair_shares(asked: Mapping[K, int], total: int) -> dict[K, int]:
-    """Parts of ``total``: as much as is asked for, or an equal part of what is left."""
+    """Return parts of ``total``: each request, or an equal part of the rest."""
     shares = {}
     for waiting, key in enumerate(sorted(asked, key=lambda key: asked[key])):
         shares[key] = min(asked[key], total // (len(asked) - waiting))

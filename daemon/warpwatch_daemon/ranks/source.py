@@ -33,12 +33,12 @@ from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankSeen, Record
 from warpwatch_telemetry.state import RankState
 
-# How long the ring of an ended rank stays.
+# The ring of an ended rank is kept for this time.
 RING_AFTER_END_S = 600.0
 
 
 class EndedRanks:
-    """For the thread that polls. ``ranks``: all that are known, of which those that ended go.
+    """Removes ended ranks from ``ranks``, and their rings, in the thread that polls.
 
     ``forget`` removes a ring and its files. ``at`` is monotonic.
     """
@@ -54,9 +54,9 @@ class EndedRanks:
         self._count = count
         self._positions = positions
         self._forget = forget
-        # Rings of the dead that another process continued, and when.
+        # Rings of dead processes whose rank continued in another, and since when.
         self._left: list[tuple[OpenRing, float]] = []
-        # Of them, those that go once so many positions are on disk.
+        # Of these, rings to remove once this number of positions is on disk.
         self._replaced: list[tuple[OpenRing, int]] = []
 
     @property
@@ -64,15 +64,15 @@ class EndedRanks:
         return [ring for ring, _ in self._left]
 
     def leave(self, ring: OpenRing, at: float) -> None:
-        """Its rank goes on in another ring."""
+        """Note that the ring's rank continues in another."""
         self._left.append((ring, at))
 
     def replaced(self, ring: OpenRing, save: int) -> None:
-        """One that was left goes, but only once its counts are on disk with the new ring."""
+        """Remove a left ring once its counts are on disk with the new ring."""
         self._replaced.append((ring, save))
 
     def drop_earlier(self, job: JobId, at: float) -> None:
-        """The ended ranks of an earlier run give their series to the run that is shown as them."""
+        """Drop ended ranks of an earlier run whose series now belong to this one."""
         for rank in list(self._ranks):
             same = (rank.job.owner, rank.job.name) == (job.owner, job.name)
             if same and rank.job.run != job.run and not rank.live:
@@ -83,7 +83,7 @@ class EndedRanks:
     def expire(self, at: float) -> None:
         for rank in list(self._ranks):
             if not rank.live and rank.has_ring and self._count.is_short(rank.ring.budget):
-                # Another ring needs the place; what was counted stays, of the newest such ranks.
+                # Another ring needs the place; the counts of the newest such ranks stay.
                 self._forget(rank.ring)
                 rank.has_ring = False
             if rank.ended_at is not None and at - rank.ended_at >= RING_AFTER_END_S:
@@ -103,7 +103,7 @@ class EndedRanks:
             self._forget(ring)
 
     def _drop_ringless(self) -> None:
-        """Of the ended ranks whose rings made room, each owner keeps the newest."""
+        """Keep only each owner's newest ended ranks without a ring."""
         ringless: dict[str, list[Rank]] = defaultdict(list)
         for rank in self._ranks:
             if not (rank.live or rank.has_ring):
@@ -115,25 +115,23 @@ class EndedRanks:
 
 logger = logging.getLogger(__name__)
 
-# How long the series of an ended rank stay.
+# The series of an ended rank are kept for this time.
 SERIES_AFTER_END_S = 300.0
 SAVE_INTERVAL_S = 1.0
-# What polls that failed had read is kept up to so many records: 1,024 rings at two steps a second
-# for ten seconds are 20,480.
+# Records of failed polls are kept up to this number: 1,024 rings at two steps per second for ten
+# seconds are 20,480.
 MAX_UNSENT = 20_000
 # More rings than there may be.
 MAX_ENDED = 2048
-# How long a scrape waits for a poll that is running; usually that is over in milliseconds.
+# A scrape waits this long for a running poll, which usually takes milliseconds.
 STATES_WAIT_S = 0.25
 
 
 class RanksSource:
-    """Polled by the pipeline, which touches the rendezvous in memory and no disk.
+    """The ranks of all rings. ``poll`` is the pipeline's and touches no disk.
 
-    Everything but ``poll`` may be called from any thread.
-
-    ``now`` is wall clock and dates what happened, ``at`` is monotonic and measures how long. The
-    time that a poll itself takes is measured with ``monotonic``.
+    Other methods may be called from any thread. ``now`` is wall clock and dates events, ``at`` is
+    monotonic and measures durations, ``monotonic`` measures the poll itself.
     """
 
     def __init__(
@@ -159,7 +157,7 @@ class RanksSource:
         )
         self._positions = positions
         self._saved = positions.load()
-        # Whether all rings that were there at the start have their saved counts.
+        # Whether all rings from before the start have their saved counts.
         self._claimed = False
         self._saved_at = 0.0
         self._rank_was_saved = True
@@ -170,7 +168,7 @@ class RanksSource:
         self._ranks: list[Rank] = []
         self._states: tuple[RankState, ...] = ()
         self._dead = EndedRanks(self._ranks, self._count, positions, self._forget)
-        # Rings of processes that have ended since they were taken last.
+        # Rings of processes that ended since the last ``take_ended``.
         self._ended: deque[tuple[OpenRing, RingFolder]] = deque(maxlen=MAX_ENDED)
         self._unsent: list[Record] = []
         self._shared.sweep_commands()
@@ -178,24 +176,24 @@ class RanksSource:
     # --- the pipeline's side ---
 
     def poll(self, now: float, at: float) -> list[Record]:
-        """Everything that happened since the last call, in order of time.
+        """Return everything since the last call, in order of time.
 
-        Raises OSError where the rendezvous cannot be read; the next call brings what this one read.
+        Raises OSError if the rendezvous cannot be read; the next call returns what this one read.
         """
         with self._lock:
             records = self._unsent
             del records[:-MAX_UNSENT]
-            # The living first: a successor finds that the one before it has just died.
+            # Living ranks come first, so that a successor finds the dead one before it.
             live = [rank for rank in self._ranks if rank.live]
             limits = self._budget.share([rank.ring for rank in live], at)
             for rank in live:
                 records.extend(self._update(rank, now, at, limits[rank.ring]))
             records.extend(self._adopt(now, at))
-            records.extend(self._processes.look(self._ranks, now, at))
+            records.extend(self._processes.poll(self._ranks, now, at))
             self._dead.expire(at)
             if at - self._saved_at >= SAVE_INTERVAL_S:
                 self._saved_at = at
-                # Once more when the last one is gone.
+                # Save once more after the last rank is removed.
                 if self._ranks or self._rank_was_saved:
                     self._save()
                 self._rank_was_saved = bool(self._ranks)
@@ -211,9 +209,9 @@ class RanksSource:
     # --- the hub's side ---
 
     def states(self, at: float) -> tuple[RankState, ...]:
-        """Every rank whose series are shown, as it is now.
+        """Return every shown rank as it is now.
 
-        While a poll hangs in a rendezvous on a dead disk, the states built last: a scrape goes on.
+        While a poll hangs in a rendezvous on a dead disk, return the last states for the scrape.
         """
         if self._lock.acquire(timeout=STATES_WAIT_S):
             try:
@@ -223,7 +221,7 @@ class RanksSource:
         return self._states
 
     def devices(self, at: float) -> dict[tuple[JobId, int], str | None]:
-        """The device that each of these ranks runs on; None for one that has ended."""
+        """Return the device of each shown rank; None for an ended one."""
         with self._lock:
             return {
                 (rank.job, rank.rank): rank.claims.device if rank.live else None
@@ -231,21 +229,21 @@ class RanksSource:
             }
 
     def served_pods(self) -> tuple[str, ...]:
-        """The UIDs of the pods whose own folders are looked at for rings."""
+        """Return the UIDs of the pods whose own folders are scanned for rings."""
         with self._lock:
             return self._pods.served
 
     # --- the captures' side ---
 
     def take_ended(self) -> list[tuple[OpenRing, RingFolder]]:
-        """The rings of processes that have ended since the last call, and where they lie."""
+        """Return the rings of processes that ended since the last call, with their folders."""
         with self._lock:
             ended = list(self._ended)
             self._ended.clear()
         return ended
 
     def jobs(self) -> set[JobId]:
-        """The jobs that have a live rank."""
+        """Return the jobs that have a live rank."""
         with self._lock:
             return {rank.job for rank in self._ranks if rank.live}
 
@@ -254,17 +252,17 @@ class RanksSource:
             return [rank for rank in self._ranks if rank.live]
 
     def targets(self, job: JobId) -> dict[int, Rank]:
-        """The live ranks of a job by number."""
+        """Return the live ranks of a job by number."""
         with self._lock:
             return {rank.rank: rank for rank in self._ranks if rank.live and rank.job == job}
 
     def open_ring(self, rank: Rank) -> tuple[OpenRing, RingFolder] | None:
-        """The ring of a live rank and the folder that it lies in; None when it has just ended."""
+        """Return the ring of a live rank and its folder; None if the rank has just ended."""
         with self._lock:
             return (rank.ring, self._folder_of(rank.ring)) if rank.live else None
 
     def step_begun(self, rank: Rank) -> int | None:
-        """The step that the rank has begun, read from its ring now."""
+        """Return the step that the rank has begun, read from its ring now."""
         with self._lock:
             return rank.ring.reader.step_begun() if rank.live else None
 
@@ -292,13 +290,13 @@ class RanksSource:
                 folder.commands.remove(ring.name)
                 folder.table.postpone(ring, error.reason, error, at)
                 continue
-            # Before its first step, whenever this daemon came to see it.
+            # The rank is dated before its first step, whenever this daemon found it.
             yield self._seen(rank, ring, min(now, ring.created_time))
             yield from self._update(rank, now, at, self._budget.share_of_new(ring))
         self._claimed = self._pods.settled
 
     def _pod(self, ring: OpenRing) -> dict[str, str]:
-        """As the kubelet has it; what a ring itself says of its pod is a claim."""
+        """Return the pod from the kubelet; the ring's own is only a claim."""
         pod = (self._known_pods() or {}).get(ring.pod_uid or "") if self._known_pods else None
         return {} if pod is None else {"pod": pod.name, "pod_uid": ring.pod_uid or ""}
 
@@ -311,7 +309,7 @@ class RanksSource:
         )  # fmt: skip
 
     def _was_left(self, ring: OpenRing, at: float) -> bool:
-        """Whether its rank went on in another ring before this daemon came."""
+        """Return whether its rank continued in another ring before this daemon started."""
         key = (ring.pod_uid, ring.name)
         saved = self._saved.get(key)
         if saved is None or not saved.left:
@@ -324,7 +322,7 @@ class RanksSource:
         return self._shared if ring.pod_uid is None else self._pods.folder(ring.pod_uid)
 
     def _rank_of(self, ring: OpenRing, now: float, at: float) -> Rank:
-        """The rank that this ring continues, or a new one."""
+        """Return the rank that this ring continues, or a new one."""
         entry = self._saved.get((ring.pod_uid, ring.name))
         job, rank = find_rank(ring, self._ranks, entry)
         self._saved.pop((ring.pod_uid, ring.name), None)
@@ -343,7 +341,7 @@ class RanksSource:
                 logger.warning("saved counts of %s are unusable: %s", ring.name, error)
         if before is not None:
             self._dead.leave(before, at)
-            # The files of another pod stay for as long as if it was not continued.
+            # Files of another pod stay as if the rank was not continued.
             if before.pod_uid == ring.pod_uid:
                 self._dead.replaced(before, self._save())
         return rank
@@ -357,7 +355,7 @@ class RanksSource:
             if not rank.live:
                 self._ended.append((rank.ring, self._folder_of(rank.ring)))
         except ProtocolError as error:
-            # What becomes of the process is unknown: nothing is expected of it any more.
+            # The fate of the process is unknown, so nothing is expected of it any more.
             yield End(now, rank=rank.rank, **rank.job.fields())
             folder = self._folder_of(rank.ring)
             folder.table.refuse(rank.ring, error)
@@ -374,7 +372,7 @@ class RanksSource:
         folder.commands.remove(ring.name)
 
     def _save(self) -> int:
-        """The number of this save."""
+        """Save all ranks, and return the number of this save."""
         ranks = (rank.save() for rank in self._ranks if rank.has_ring)
         left = (SavedRank(pod=ring.pod_uid, ring=ring.name, left=True) for ring in self._dead.left)
         unclaimed = () if self._claimed else self._saved.values()

@@ -1,4 +1,7 @@
-"""Reading one ring with ``pread``: a file that shrinks under us is a short read, never a SIGBUS."""
+"""Reads rings with ``pread``, and decides which files of ``ranks/`` are accepted as rings.
+
+A file that shrinks is a short read, never a SIGBUS. Refused files are counted, with a reason.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ from warpwatch_telemetry.jobs import Owner
 
 @dataclass(frozen=True, slots=True)
 class RingNews:
-    """What a ring held since the last look.
+    """The content of a ring since the last read.
 
-    lost: records overwritten or torn before it. holder_pid: None when its process is gone.
+    lost: records overwritten or torn before. holder_pid: None if its process exited.
     """
 
     header: protocol.Header
@@ -34,7 +37,7 @@ class RingNews:
 
 
 class RingReader:
-    """``position``: the sequence number of the last record that was read.
+    """Reads one ring; ``position`` is the sequence number of the last record read.
 
     The descriptor is closed by ``close`` or with the reader.
     """
@@ -49,35 +52,35 @@ class RingReader:
         self._close()
 
     def header(self) -> protocol.Header:
-        """Raises ProtocolError when the file no longer is a ring."""
+        """Return the header. Raises ProtocolError if the file is no longer a ring."""
         size = os.fstat(self._fd).st_size
         return protocol.decode_header(os.pread(self._fd, protocol.HEADER_SIZE, 0), size)
 
     def holder_pid(self) -> int | None:
-        """The ring's process as the kernel says, 0 in another PID namespace, None: it is gone."""
+        """Return the PID of the ring's process: 0 in another PID namespace, None if it exited."""
         return rendezvous.lock_holder(self._fd)
 
     def step_begun(self) -> int | None:
-        """The step that the process has begun, read now."""
+        """Return the step that the process has begun now."""
         data = os.pread(self._fd, 8, 8 * protocol.WORD_STEP_BEGUN)
         begun = int.from_bytes(data, "little")
         return begun - 1 if begun else None
 
-    def look(self) -> int:
-        """Look at the header; how many records there are for ``read`` to read."""
-        # Asked before reading: what a process wrote before it died is then read for certain.
+    def peek(self) -> int:
+        """Read the header, and return how many records there are for ``read``."""
+        # Asked before reading, so that all that a process wrote before its death is read.
         holder_pid = self.holder_pid()
         try:
             header = self.header()
         except protocol.ProtocolError:
-            # ``read`` looks again and raises it.
+            # ``read`` reads it again and raises this.
             self._seen = None
             return 0
         self._seen = (holder_pid, header)
         return min(max(0, header.records - self.position), header.identity.record_count)
 
     def read(self, limit: int) -> RingNews:
-        """What ``look`` saw: at most the ``limit`` newest records; those before count as lost."""
+        """Return the ``limit`` newest records that ``peek`` saw; older ones count as lost."""
         holder_pid, header = self._seen or (self.holder_pid(), self.header())
         self._seen = None
         if header.records < self.position:
@@ -97,7 +100,7 @@ class RingReader:
         return RingNews(header, tuple(records), lost, holder_pid)
 
     def _chunks(self, oldest: int, header: protocol.Header) -> list[bytes]:
-        """The bytes of the records after ``oldest``: one piece, or two where the ring wraps."""
+        """Return the bytes of the records after ``oldest``, in two pieces if the ring wraps."""
         count = header.identity.record_count
         wanted = header.records - oldest
         if not wanted:
@@ -124,15 +127,15 @@ logger = logging.getLogger(__name__)
 MAX_RINGS_PER_OWNER = 64
 # A half-made ring that is not finished after this time is counted as refused.
 UNFINISHED_S = 60.0
-# Files that are looked at; a folder with more of them is an attack.
+# A folder with more files is an attack.
 MAX_FILES = 20_000
-# There can be 256 folders of pods, and each is looked at.
+# There can be 256 folders of pods.
 MAX_FILES_PER_POD = 1_024
-# Anyone may write to the folder, and a look at it costs: it is not looked at more often.
+# Any user may write to the folder, and a scan is expensive.
 SCAN_INTERVAL_S = 1.0
-# Refusals that may be over once another ring is gone.
+# Refusals that may end once another ring is closed.
 TRANSIENT = frozenset({"too_many", "too_many_of_owner", "unreadable"})
-# A ring whose command file cannot be made is looked at again so much later.
+# A ring whose command file cannot be made is tried again after this time.
 POSTPONED_S = 30.0
 
 # Inode, size and mode of a file.
@@ -142,11 +145,10 @@ _NAME = re.compile(r"[0-9A-Za-z._-]{1,96}-[0-9a-f]{16}\.ring")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenRing:
-    """An accepted ring, equal to itself alone.
+    """An accepted ring, equal to itself alone; its claims are not facts, the other fields are.
 
-    ``owner_uid`` is the file's owner and ``pod_uid`` the pod whose own folder it lies in, None in
-    the folder of all; ``owner`` is whose a job of it is, ``ns/<namespace>`` where the kubelet says
-    it and else ``uid/<owner_uid>``: facts, where the claims are not.
+    owner_uid: the file's owner. pod_uid: the pod whose folder it lies in, None in the shared one.
+    owner: of its job, ``ns/<namespace>`` from the kubelet, else ``uid/<owner_uid>``.
     """
 
     name: str
@@ -159,19 +161,19 @@ class OpenRing:
 
     @property
     def payer(self) -> Owner:
-        """Whose bytes and files it takes: a pod's folder is one, whoever owns the files in it."""
+        """The owner for quotas: a pod with a folder of its own, else the user of the file."""
         return self.owner_uid if self.pod_uid is None else self.pod_uid
 
     @property
     def budget(self) -> str:
-        """Whose rings and records it counts among: the owner's, a pod's where that is unknown."""
+        """The owner for counts of rings and records; a pod, if its namespace is unknown."""
         return _budget(self.owner, self.pod_uid)
 
 
 class Limits(NamedTuple):
-    """Of all folders together. scan_s: what looking for new rings may take of one poll.
+    """Limits of all folders together. scan_s: of one poll for new rings.
 
-    A pod costs an open file, its lock. A kubelet runs 110 pods unless it is configured otherwise.
+    A pod costs an open file, its lock. A kubelet runs 110 pods by default.
     """
 
     rings: int = 1024
@@ -184,9 +186,9 @@ LIMITS = Limits()
 
 @dataclass(slots=True)
 class RingCount:
-    """The rings that are open in all folders together.
+    """Counts the open rings of all folders.
 
-    budgets: of each, by ``OpenRing.budget``; freed: how many were closed so far.
+    budgets: the rings by ``OpenRing.budget``; freed: the number of closed rings.
     """
 
     limit: int = LIMITS.rings
@@ -195,23 +197,23 @@ class RingCount:
     budgets: Counter[str] = field(default_factory=Counter)
 
     def is_short(self, budget: str) -> bool:
-        """Whether there is no room for another ring."""
+        """Return whether another ring does not fit."""
         return self.open >= self.limit or self.budgets[budget] >= MAX_RINGS_PER_OWNER
 
 
 @dataclass(slots=True)
 class _Wait:
-    """Of a file that is refused for now. counted: the reasons that were counted already."""
+    """A file that is refused for now. counted: the reasons that were counted already."""
 
     until: float = -math.inf
     counted: set[str] = field(default_factory=set)
 
 
 class RingTable:
-    """The rings of one folder, of the pod ``pod_uid`` if it is a pod's own.
+    """The rings of one folder, that of the pod ``pod_uid`` or the shared one.
 
-    ``reject`` gets the reason of every refusal, once a file. ``count`` is of all folders.
-    ``namespace`` is that of the pod, None where it is not known; rings keep what they came with.
+    ``reject`` gets the reason of every refusal, once for each file. ``count`` is of all folders.
+    ``namespace``: of the pod, None if unknown; open rings keep theirs.
     """
 
     def __init__(
@@ -228,10 +230,9 @@ class RingTable:
         self._count = count or RingCount()
         self._pod_uid = pod_uid
         self.namespace: str | None = None
-        # That are looked at.
         self.max_files = MAX_FILES if pod_uid is None else MAX_FILES_PER_POD
         self._refused: dict[str, _Identity] = {}
-        # Refused for now, and tried again when a ring has gone, or at a time.
+        # Refused for now; tried again after a ring was closed, or at a time.
         self._waiting: dict[str, _Wait] = {}
         self.open: dict[str, OpenRing] = {}
         self._scanned_at = -scan_interval_s
@@ -239,9 +240,9 @@ class RingTable:
         self._freed_seen = 0
 
     def scan(self, now: float, at: float) -> list[OpenRing]:
-        """Rings that are new since the last call. Cheap while the folder has not changed.
+        """Return new rings since the last call; cheap while the folder has not changed.
 
-        ``now`` is wall clock, ``at`` monotonic. Raises OSError when it is no folder any more.
+        ``now`` is wall clock, ``at`` monotonic. Raises OSError if it is not a folder.
         """
         self._retry_waiting(at)
         with self._folder.opened() as fd:
@@ -249,7 +250,7 @@ class RingTable:
             if at - self._scanned_at < self._interval_s or mtime_ns == self._scanned_mtime_ns:
                 return []
             self._scanned_at = at
-            # A file that comes within the clock's grain of this look is found at the next one.
+            # A file made within the clock's resolution of this scan is found at the next one.
             fresh = now - mtime_ns / 1e9 < 2
             self._scanned_mtime_ns = -1 if fresh else mtime_ns
             return self._take_new(fd, now)
@@ -274,7 +275,7 @@ class RingTable:
         return [ring for ring in new if ring is not None]
 
     def rescan(self) -> None:
-        """Look again at the next call, whether the folder has changed or not."""
+        """Scan at the next call even if the folder has not changed."""
         self._scanned_mtime_ns = -1
 
     def forget(self, ring: OpenRing, *, remove: bool) -> None:
@@ -290,7 +291,7 @@ class RingTable:
             self._folder.unlink(ring.name)
 
     def refuse(self, ring: OpenRing, error: protocol.ProtocolError) -> None:
-        """An accepted ring turned out to be broken: it is not looked at again."""
+        """Refuse an accepted ring that turned out to be broken."""
         try:
             with self._folder.opened() as fd:
                 identity = _identity(os.stat(ring.name, dir_fd=fd, follow_symlinks=False))
@@ -300,7 +301,7 @@ class RingTable:
         self.forget(ring, remove=False)
 
     def postpone(self, ring: OpenRing, reason: str, error: Exception, at: float) -> None:
-        """An accepted ring is of no use yet: it is looked at again in a while."""
+        """Close an accepted ring that cannot be used yet, and try it again later."""
         self.forget(ring, remove=False)
         self._freed_seen = self._count.freed
         if self._is_new(ring.name, reason, at + POSTPONED_S):

@@ -1,5 +1,5 @@
-"""What the agent knows now.
+"""The current state of the agent.
 
-- hub: what sources write to and everyone else reads from
-- device_table: what several sources know of one device; job_energy: of ranks and jobs
+- hub: sources write to it and everything else reads it; it merges the sources of a device
+- job_figures: energy and model FLOPs utilization of jobs
 """

@@ -1,6 +1,7 @@
-"""What several sources know of one device, made into one sample: never two values for one metric.
+"""Holds the current state: sources and parts of the daemon publish to it, others read it.
 
-Which source is believed is declared in the catalogue (``Metric.precedence``).
+The samples of several sources of a device become one: the catalogue's order of sources decides for
+each metric (``Metric.precedence``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from warpwatch_telemetry.records import DeviceReading, PortReading, Record
 from warpwatch_telemetry.samples import Attribution, DeviceSample, HostSample, Pod, SourceHealth
 from warpwatch_telemetry.state import JobState, RankState, State
 
-# When its most trusted source finds a device in such a state, values from other sources are old.
+# If the most trusted source reports this, values of other sources are old.
 _NOT_READABLE = frozenset({"lost", "stuck", "reset_required", "driver"})
 
 
@@ -36,10 +37,10 @@ class _Published(NamedTuple):
 
 
 class DeviceTable:
-    """The newest sample of every device from every source. Not for several threads at once.
+    """The newest sample of every device from every source; not thread-safe.
 
-    ``stale_after_s``: by source, how long its values are believed; ``default_s`` for others.
-    Times are of the monotonic clock: a wall clock that is set makes nothing old or young.
+    ``stale_after_s``: by source, how long its values are trusted; ``default_s`` for others.
+    Times are of the monotonic clock.
     """
 
     def __init__(self, default_s: float, stale_after_s: Mapping[str, float] | None = None) -> None:
@@ -48,7 +49,7 @@ class DeviceTable:
         self._devices: dict[str, dict[str, _Published]] = {}
 
     def put(self, sample: DeviceSample, at: float) -> DeviceSample | None:
-        """Keep it, published ``at``; returns what of it is believed, None for nothing."""
+        """Keep a sample, and return its trusted part, None for nothing."""
         sample = _read(sample)
         by_source = self._devices.setdefault(sample.device.uuid, {})
         known = sample.source in by_source
@@ -63,7 +64,7 @@ class DeviceTable:
         if not first.up and first.reason in _NOT_READABLE:
             return None
         own = {
-            key: value for key, value in sample.values.items() if _believed(key, in_order) is sample
+            key: value for key, value in sample.values.items() if _trusted(key, in_order) is sample
         }
         return replace(sample, values=own) if own and sample.up else None
 
@@ -74,7 +75,7 @@ class DeviceTable:
             self._devices.pop(uuid, None)
 
     def merged(self, now: float) -> tuple[DeviceSample, ...]:
-        """One sample a device, by index and instance; values that were not read again are gone."""
+        """Return one sample per device, by index and instance, without stale values."""
         samples = (self._merge(by_source, now) for by_source in self._devices.values())
         return tuple(sorted(samples, key=_place))
 
@@ -86,9 +87,9 @@ class DeviceTable:
         readable = [sample for sample in samples if sample.up]
         if not readable:
             return first
-        # A source that cannot read the device still has what is known without asking it.
+        # A source that cannot read the device still has values known without asking it.
         keys = {key: None for sample in samples for key in sample.values}
-        values = {key: _believed(key, samples).values[key] for key in keys}
+        values = {key: _trusted(key, samples).values[key] for key in keys}
         time = readable[0].time
         processes = next((sample.processes for sample in readable if sample.processes), ())
         return DeviceSample(first.device, time, values, processes=processes, source=first.source)
@@ -102,7 +103,7 @@ class DeviceTable:
 
 
 def _read(sample: DeviceSample) -> DeviceSample:
-    """Return the sample without what is no number: an unknown value is absent."""
+    """Return the sample without NaN and infinity: an unknown value is absent."""
     values = sample.values
     if all(map(math.isfinite, values.values())):
         return sample
@@ -114,8 +115,8 @@ def _rank(source: str, precedence: tuple[str, ...] = DEVICE_PRECEDENCE) -> int:
     return precedence.index(source) if source in precedence else len(precedence)
 
 
-def _believed(key: SeriesKey, samples: Sequence[DeviceSample]) -> DeviceSample:
-    """Of the samples that have the series, the one that the catalogue puts first."""
+def _trusted(key: SeriesKey, samples: Sequence[DeviceSample]) -> DeviceSample:
+    """Return the sample that the catalogue puts first, of those with the series."""
     row = CATALOGUE.get(key[0])
     precedence = row.precedence if row else DEVICE_PRECEDENCE
     having = (sample for sample in samples if key in sample.values)
@@ -127,14 +128,14 @@ def _place(sample: DeviceSample) -> tuple[int, int, str]:
     return sample.device.index, int(instance) if instance.isdigit() else -1, sample.device.uuid
 
 
-# Which pods there are is read each second; what is older than this may have changed.
-PODS_BELIEVED_S = 15.0
+# Pods are read each second; an older list may have changed.
+PODS_TRUSTED_S = 15.0
 
 
 class Hub:
     """Implements ``warpwatch_devices.source.Sink``. Every method may be called from any thread.
 
-    ``stale_after_s``: how long what a source read is believed; ``by_source`` where it differs.
+    ``stale_after_s``: how long values are trusted; ``by_source``: of sources with another time.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Hub:
         hostname: str = "",
         public_url: str = "",
     ) -> None:
-        # What the daemon counts about itself; no part of the state.
+        # The daemon's own metrics are not part of the state.
         self.metrics = AgentMetrics()
         self._wall = wall
         self._monotonic = monotonic
@@ -162,7 +163,7 @@ class Hub:
         self._ranks_known = False
         self._energy = JobEnergy()
         self._ideal_steps_s: dict[JobId, float] = {}
-        # With what the daemon's own parts have published.
+        # The fields that the daemon's own parts have published.
         hostname = hostname or socket.gethostname()
         self._known = State(0.0, __version__, hostname, public_url=public_url)
 
@@ -170,11 +171,11 @@ class Hub:
 
     def publish_device(self, sample: DeviceSample) -> None:
         with self._lock:
-            believed = self._devices.put(sample, self._monotonic())
-            if believed is None:
+            trusted = self._devices.put(sample, self._monotonic())
+            if trusted is None:
                 return
-            self._energy.add(believed)
-        device, values, up, reason = sample.device, believed.values, believed.up, believed.reason
+            self._energy.add(trusted)
+        device, values, up, reason = sample.device, trusted.values, trusted.up, trusted.reason
         load, slot = device.info.get("driver_load", ""), device.info.get("pci_bus_id", "")
         self._records.put(
             DeviceReading(sample.time, device.uuid, values, up, reason, device.index, load, slot)
@@ -211,17 +212,17 @@ class Hub:
     # --- what the daemon's own parts publish ---
 
     def watch_ranks(self, states: Callable[[], tuple[RankState, ...]]) -> None:
-        """Where to ask for the ranks when they are to be seen; called from any thread."""
+        """Set the function that returns the ranks, called from any thread."""
         self._rank_states = states
 
     def follow_ranks(self, devices: Mapping[RankId, str | None]) -> None:
-        """The device that each rank runs on now; None for one that has ended."""
+        """Set the device of each rank; None for an ended one."""
         with self._lock:
             self._ranks_known = True
             self._energy.follow(devices)
 
     def publish(self, **parts: Any) -> None:
-        """Fields of State: anomalies with contexts, sensitivities, captures, decisions."""
+        """Set fields of State: anomalies with contexts, sensitivities, captures, decisions."""
         with self._lock:
             self._known = replace(self._known, **parts)
             if "captures" in parts:
@@ -230,7 +231,7 @@ class Hub:
     # --- what everyone reads ---
 
     def take_records(self) -> list[Record]:
-        """What was published since the last call; for the pipeline alone."""
+        """Return records since the last call; only for the pipeline."""
         records = []
         while True:
             try:
@@ -246,7 +247,7 @@ class Hub:
         return self._rank_states()
 
     def ranks_known(self) -> bool:
-        """Whether ranks were looked for yet: to have found none is something else."""
+        """Return whether ranks were searched yet, which may have found none."""
         with self._lock:
             return self._ranks_known
 
@@ -255,10 +256,10 @@ class Hub:
             return self._devices.merged(self._monotonic())
 
     def pods(self) -> Mapping[str, Pod] | None:
-        """The pods of the node by UID, None where no one has said for a while which there are."""
+        """Return the pods of the node by UID, None without a recent list."""
         with self._lock:
             known = self._pods
-        if known is None or self._monotonic() - known[0] > PODS_BELIEVED_S:
+        if known is None or self._monotonic() - known[0] > PODS_TRUSTED_S:
             return None
         return known[1]
 
@@ -267,7 +268,7 @@ class Hub:
             return self._known.captures
 
     def job_energy(self, job: JobId) -> float | None:
-        """What its ranks' devices have used while this daemon looked, in joules."""
+        """Return the joules of its ranks' devices while this daemon ran."""
         with self._lock:
             return self._energy.joules(job)
 
@@ -288,7 +289,7 @@ class Hub:
             )
 
     def _fresh_host(self, now: float) -> HostSample | None:
-        """What the host's sources read lately, together."""
+        """Return the fresh values of all host sources together."""
         default_s = self._stale_after_s[""]
         fresh = [
             sample
@@ -327,7 +328,7 @@ class Hub:
 
 
 def _memory_ratio(ranks: Iterable[RankState], devices: Mapping[str, DeviceSample]) -> float | None:
-    """Of the rank whose tensors took most of its GPU; None where no rank or GPU tells."""
+    """Return the largest share of a GPU's memory that a rank's tensors took, or None."""
     taken = []
     for rank in ranks:
         device = devices.get(rank.device or "")

@@ -18,7 +18,7 @@ from warpwatch_telemetry.state import RankState
 
 
 def ideal_steps(captures: Iterable[Capture]) -> dict[JobId, float]:
-    """By job, seconds of a step in which its GPUs would compute all the time at their peak."""
+    """Return seconds of a step, by job, if its GPUs computed at their peak all the time."""
     found = {}
     for capture in captures:
         traces = (capture.diagnosis or {}).get("traces") or ()
@@ -37,7 +37,7 @@ def _ideal_step(trace: Mapping[str, Any]) -> float | None:
 def ratios(
     ranks: Sequence[RankState], ideal_step_s: float | None, models: Mapping[str, str]
 ) -> dict[str, float]:
-    """By method, of the ranks of one job that run. ``models``: names of GPUs by UUID."""
+    """Return MFU by method of a job's running ranks. ``models``: names of GPUs by UUID."""
     running = [rank for rank in ranks if rank.steps_per_s]
     found = {"user": _mean(running, models, _said)}
     if running and ideal_step_s is not None:
@@ -52,7 +52,7 @@ def _mean(
     models: Mapping[str, str],
     flops_per_s: Callable[[RankState], float],
 ) -> float:
-    """Over ranks of which all are known, else 0."""
+    """Return the mean over ranks, 0 unless all are known."""
     known = []
     for rank in ranks:
         peaks = peaks_of(models.get(rank.device or ""))
@@ -64,7 +64,7 @@ def _mean(
 def _said(rank: RankState) -> float:
     flops_per_s = rank.flops_per_token * (rank.tokens_per_s or 0.0)
     flops_per_s = flops_per_s or rank.flops_per_sample * (rank.samples_per_s or 0.0)
-    # They read the same batch, and each computes its part of it.
+    # These ranks read the same batch, and each computes its part of it.
     sharing = (rank.parallel.get(kind, (0, 1))[1] for kind in ("tensor", "pipeline", "context"))
     return flops_per_s / math.prod(sharing)
 
@@ -82,17 +82,19 @@ RankId = tuple[JobId, int]
 
 
 class JobEnergy:
+    """The energy of ranks and jobs: of a device's use, each owner and rank has an equal share."""
+
     def __init__(self) -> None:
         self._ranks_on: dict[str, list[RankId]] = {}
         # By device: the source of its counter, and the counter's newest value.
         self._last: dict[str, tuple[str, float]] = {}
         self._rank_joules: dict[RankId, float] = {}
         self._job_joules: dict[JobId, float] = {}
-        # By job: its tokens and joules when both were known for the first time.
+        # By job: its first tokens and joules, once both were known.
         self._first: dict[JobId, tuple[int, float]] = {}
 
     def follow(self, devices: Mapping[RankId, str | None]) -> None:
-        """The device that each rank runs on, None for one that has ended; others are forgotten."""
+        """Set the device of each rank, None for an ended one; others are forgotten."""
         self._ranks_on = {}
         for key, device in devices.items():
             if device:
@@ -119,7 +121,7 @@ class JobEnergy:
             self._job_joules[key[0]] = self._job_joules.get(key[0], 0.0) + share
 
     def joined(self, rank: RankState) -> RankState:
-        """The rank with its energy, where that is known."""
+        """Return the rank with its energy if known."""
         joules = self._rank_joules.get((rank.job_id, rank.rank))
         return rank if joules is None else replace(rank, energy_j=joules)
 
@@ -127,7 +129,7 @@ class JobEnergy:
         return self._job_joules.get(job)
 
     def tokens_per_joule(self, job: JobId, tokens: int) -> float | None:
-        """``tokens``: of all ranks until now. Since both were known; None where they are not."""
+        """Return tokens per joule since both are known, or None. ``tokens``: of all ranks."""
         joules = self._job_joules.get(job)
         if not joules or not tokens:
             return None

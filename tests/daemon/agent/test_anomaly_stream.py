@@ -116,7 +116,7 @@ def test_what_a_detector_cannot_take_costs_no_other_record(node, hub, stream, mo
         (CaptureService, "advance"),
         (Archive, "observe"),
         (Archive, "advance"),
-        (Archive, "take"),
+        (Archive, "note_change"),
         (Triggers, "advance"),
         (RanksSource, "devices"),
         (Oom, "observe"),

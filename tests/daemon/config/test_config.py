@@ -47,12 +47,12 @@ def test_a_reload_swaps_the_triggers_and_says_each_time_what_needs_a_restart(tmp
     for text in (changed, changed, "triggers: 5"):
         (tmp_path / "c.yaml").write_text(text)
         reloading.advance()
-        reloading.ask()
+        reloading.request()
         reloading.advance()
         assert policy.config.dry_run
     told, again, wrong = (one for one in caplog.messages if "reloaded" not in one)
     assert told == again == "changes of http need a restart"
-    assert wrong.startswith("the configuration stays as it was: ")
+    assert wrong.startswith("reload failed, old configuration kept: ")
     value = partial(metrics.registry.get_sample_value, "warpwatch_config_reloads_total")
     assert [value({"result": result}) for result in ("ok", "failed")] == [2, 1]
 

@@ -227,7 +227,7 @@ class Node:
         for record in records:
             self.archive.observe(record)
             for change in self.detection.feed(record):
-                self.archive.take(change)
+                self.archive.note_change(change)
                 changes.append(change.anomaly)
         self.archive.write()
         return changes
@@ -404,7 +404,7 @@ def test_what_waits_for_a_database_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("warpwatch_daemon.history.archive.MAX_QUEUED", 3)
     node = Node(tmp_path / "missing")
     for number in range(10):
-        node.archive.take(Change("closed", replace(OVER, id=str(number))))
+        node.archive.note_change(Change("closed", replace(OVER, id=str(number))))
         node.archive.write()
     (tmp_path / "missing").mkdir()
     node.archive.write()

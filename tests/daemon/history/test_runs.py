@@ -128,7 +128,7 @@ def test_a_run_is_summed_up_while_it_goes_on(node, golden):
     anomaly = Anomaly(kind="straggler", **about, **JOB.fields())
     node.runs.observe(step(0))
     for what in ("opened", "updated", "closed"):
-        node.runs.take(Change(what, anomaly))
+        node.runs.note_change(Change(what, anomaly))
     node.train(range(1, 121))
     # 20 steps of each rank are its warm-up.
     golden("history/run.json", rounded(replace(node.run(), version="")))

@@ -93,7 +93,7 @@ def test_folders_too_deep_to_look_into_are_too_much_also_for_a_round_without_tim
 ):
     (node.pod(A) / "ranks" / "1/2/3/4/5").mkdir(parents=True)
     for look_s in (1.0, -1.0):
-        monkeypatch.setattr(quotas, "LOOK_S", look_s)
+        monkeypatch.setattr(quotas, "MEASURE_LIMIT_S", look_s)
         measured.measure()
         assert measured.excess(A) == "folders that cannot be looked into"
 
@@ -159,7 +159,7 @@ def test_rings_in_a_full_rendezvous_lose_nothing_and_that_no_other_fits_is_said_
         state = node.newest()
         assert (state.steps_total, state.lost_records) == (5 * turn, 0)
         junk.unlink()
-    assert caplog.text.count("is full: new ranks are not seen") == 2
+    assert caplog.text.count("is full: new ranks cannot report") == 2
     node.close()
 
 
