@@ -1,11 +1,13 @@
-"""What captures need of the process that they run in: its live ranks, its state, its metrics."""
+"""The interfaces between captures and the process that they run in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from warpwatch_capturing.config import TriggersConfig
 from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import RankState
 
@@ -46,3 +48,25 @@ class LiveRanks(Protocol):
 
     def targets(self, job: JobId) -> Mapping[int, LiveRank]:
         """Return the job's live ranks by number."""
+
+
+class Capturer(Protocol):
+    """The service of a node or the captures of a fleet, for those that request captures.
+
+    config: a reload replaces it.
+    """
+
+    @property
+    def config(self) -> TriggersConfig: ...
+
+    def request(self, request: CaptureRequest) -> Capture:
+        """Start a capture. Raises Refused."""
+
+    def captures(self) -> Sequence[Capture]:
+        """Return all captures, oldest first."""
+
+    def capture(self, capture_id: str) -> Capture | None:
+        """Return a capture by its id."""
+
+    def is_busy(self, job: JobId) -> bool:
+        """Return whether a capture of the job runs."""

@@ -103,15 +103,25 @@ class Participant(ABC):
     def has_passed(self, number: int, start_step: int, at: float) -> bool:
         """Return whether a rank that has not answered can no longer record the start step."""
 
+    def lose(self, why: str) -> None:
+        """Expect nothing more of the participant."""
+        self.lost = why
+        for number, rank in self.ranks.items():
+            if rank.state not in RANK_ENDS:
+                self.ranks[number] = replace(rank, state="missing", detail=why)
+
     def collect(self, number: int, folder: Path) -> Collected:
         """Put what the rank brought into ``folder``, from any thread; it blocks."""
         rank = self.ranks[number]
         try:
             return self._fetched(rank, folder)
         except FetchError as error:
-            return Collected(self._without_file(rank, str(error)))
+            why = str(error)
         except OSError as error:
-            return Collected(self._without_file(rank, f"the store: {error.strerror}"))
+            why = f"the store: {error.strerror}"
+        # A trace on another node is still there.
+        elsewhere = (rank.file,) if rank.file else ()
+        return Collected(self._without_file(rank, why), elsewhere)
 
     @abstractmethod
     def _fetched(self, rank: RankCapture, folder: Path) -> Collected:

@@ -108,6 +108,19 @@ class CaptureService:
 
     # --- any thread ---
 
+    @property
+    def config(self) -> TriggersConfig:
+        """The section ``triggers``, which a reload replaces in the policy."""
+        return self.policy.config
+
+    def captures(self) -> Sequence[Capture]:
+        """Return all captures, in the order of their requests."""
+        return self.register.all()
+
+    def capture(self, capture_id: str) -> Capture | None:
+        """Return a capture by its id."""
+        return self.register.get(capture_id)
+
     def request(
         self, request: CaptureRequest, name: str = "", start_step: int | None = None
     ) -> Capture:

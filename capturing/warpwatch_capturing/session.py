@@ -72,7 +72,7 @@ class CaptureSession:
         """Return whether the capture is over. Raises Refused if it was refused meanwhile."""
         for one in self.participants:
             one.advance(at)
-        if self._phase == "paused" and at >= self._resume_at:
+        if self._phase == "paused" and at >= self._resume_at and not self._is_awaited():
             self._prepare(at)
         self._go_on(at)
         if self._phase == "following" and self._must_try_again(at):
@@ -122,7 +122,7 @@ class CaptureSession:
             if isinstance(one.answer, Prepared):
                 ready.append(one.answer)
             else:
-                one.lost = str(one.answer)
+                one.lose(str(one.answer))
         if not ready:
             lost = "; ".join(f"{one.node}: {one.lost}" for one in self.participants)
             self._give_up("failed", lost)
@@ -158,7 +158,7 @@ class CaptureSession:
             if not isinstance(one.answer, Exception):
                 continue
             if self.capture.request.kind not in STEP_KINDS:
-                one.lost = str(one.answer)
+                one.lose(str(one.answer))
             elif isinstance(one.answer, Refused) and one.answer.reason not in _AVOIDABLE:
                 self._give_up(one.answer.reason, _said(one, one.answer))
             else:
@@ -187,7 +187,7 @@ class CaptureSession:
         self._refusals = ""
         self._phase = "paused"
         self._resume_at = at + random.uniform(*self.participants[0].reach.pause_s)
-        if at >= self._resume_at:
+        if at >= self._resume_at and not self._is_awaited():
             self._prepare(at)
             self._go_on(at)
 

@@ -2,7 +2,8 @@
 
 - config: the section `fleet`
 - targets: which agents there are, by list, files and DNS
-- following: one agent's stream, read as fast as it may be; followed: those of all targets
+- agent_link: the connection to one agent: its stream, leases, requests and files
+- following: follows the agents of all targets
 - node: what an agent has said, validated
 - joining: which runs of several nodes are one
 - merging: records of several nodes in one order of time

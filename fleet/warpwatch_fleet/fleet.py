@@ -17,18 +17,20 @@ from warpwatch import rendezvous
 from warpwatch._version import __version__
 from warpwatch_capturing.alerts.alert_requests import AlertRequests
 from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.triggers.decisions import Triggers
+from warpwatch_capturing.triggers.regular import RegularCaptures
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_exporters.ways_out import WaysOut
-from warpwatch_fleet.captures.board import FleetBoard
-from warpwatch_fleet.captures.requests import Captures
-from warpwatch_fleet.captures.schedules import Schedules
-from warpwatch_fleet.captures.storing import open_store, uploads
+from warpwatch_fleet.agent_link import AgentError, Agents
+from warpwatch_fleet.captures.requests import FleetCaptures
+from warpwatch_fleet.captures.schedule import Schedule
+from warpwatch_fleet.captures.storing import FleetBoard, FleetMetrics, open_store
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
-from warpwatch_fleet.followed import Followed
-from warpwatch_fleet.following import AgentError, Agents
+from warpwatch_fleet.following import AgentFollower
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_fleet.memory import Memory
 from warpwatch_fleet.page.endpoint import FleetPage
@@ -37,7 +39,7 @@ from warpwatch_fleet.series import Series
 from warpwatch_fleet.targets import Targets
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.files import allow_enough
-from warpwatch_runtime.supervisor import Supervisor
+from warpwatch_runtime.supervisor import Loop, Supervisor
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.listening import passed_by_systemd
 from warpwatch_serving.server import Server
@@ -56,6 +58,8 @@ LEASE_LOOK_S = 2.0
 SCHEDULE_INTERVAL_S = 30.0
 RETAIN_INTERVAL_S = 60.0
 UPLOAD_INTERVAL_S = 1.0
+# A finisher that has something to do is woken.
+FINISH_INTERVAL_S = 5.0
 # How long the end waits for what is on its way.
 STOP_TIMEOUT_S = 5.0
 
@@ -73,22 +77,28 @@ class Fleet:
         self._agents = Agents(own.agents, own.shard, f"{self._hostname}/{own.listen}")
         self._memory = Memory(own.state_dir)
         self._cluster = Cluster(config.detection, config.anomalies, self._memory.load())
-        self._followed = Followed(self._targets, self._agents, self._cluster)
-        self._schedules = own.schedules
-        self.metrics = AgentMetrics()
-        self._store = open_store(config)
-        self._register = CaptureRegister(self._store, FleetBoard(self.metrics))
-        self._captures = Captures(
-            self._cluster, self._agents, config.triggers.recipes, self._store,
-            self._register,
-        )  # fmt: skip
+        self._follower = AgentFollower(self._targets, self._agents, self._cluster)
+        self._supervisor = Supervisor()
+        self.metrics: AgentMetrics = FleetMetrics()
+        self.metrics.read("loop_failures_total", self._supervisor.failures)
+        self.metrics.read("loop_duration_seconds", self._supervisor.durations_s)
+        self._board = FleetBoard(self.metrics)
+        self._register = CaptureRegister(open_store(config), self._board)
+        self._finisher_loops: tuple[Loop, ...] = ()
+        self._captures = FleetCaptures(
+            self._cluster, self._agents, config.triggers, self._register, self._board, self._wake
+        )
+        self._triggers = Triggers(self._captures, None, self._board)
+        schedule = Schedule(own.schedules, self._cluster)
+        self._schedules = RegularCaptures(schedule, self._captures)
+        # Changes of anomalies that the triggers have not seen yet.
+        self._changes: list[Change] = []
         self._kubernetes = Kubernetes(own, self._cluster, self._captures, self.metrics)
         self._alerts = AlertRequests(
             self._heard_state, self.request_capture, self._register, config.triggers.recipes,
             targets=lambda job: {},
         )  # fmt: skip
-        self._upload = uploads(config, self._store, self._register, self._captures, self.metrics)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._upload = self._uploads(config.remote_store.url)
         self._ended: asyncio.Event
         self._runs = Runs(self._run_parts)
         Series(self.metrics, self._cluster, own.shard)
@@ -111,8 +121,7 @@ class Fleet:
         """Serve until SIGTERM or SIGINT."""
         following = threading.Thread(target=lambda: asyncio.run(self._follow_all()), name="follow")
         following.start()
-        supervisor = Supervisor()
-        self._ways_out.start(supervisor)
+        self._start_loops()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.server.stop())
         if not self.server.trouble:
@@ -124,7 +133,7 @@ class Fleet:
             logger.info("stopping")
             self._stop()
             following.join(STOP_TIMEOUT_S)
-            supervisor.stop()
+            self._supervisor.stop()
             self._ways_out.close()
 
     def _bind_locally(self) -> None:
@@ -140,30 +149,43 @@ class Fleet:
                 return
         logger.warning("no socket, so the web page needs the token")
 
+    def _start_loops(self) -> None:
+        every, service = self._supervisor.every, self._captures.service
+        self._ways_out.start(self._supervisor)
+        self._finisher_loops = (
+            every("captures", FINISH_INTERVAL_S, service.finish),
+            every("stacks", FINISH_INTERVAL_S, service.finish_urgent),
+        )
+        every("retention", RETAIN_INTERVAL_S, service.retain)
+        every("triggers", JUDGE_INTERVAL_S, self._advance_triggers)
+        every("schedules", SCHEDULE_INTERVAL_S, self._advance_schedules)
+        if self._upload is not None:
+            every("uploads", UPLOAD_INTERVAL_S, self._upload)
+
+    def _wake(self) -> None:
+        for loop in self._finisher_loops:
+            loop.wake()
+
     def _stop(self) -> None:
-        loop = self._loop
+        loop = self._captures.loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended by itself
                 loop.call_soon_threadsafe(self._ended.set)
 
     async def _follow_all(self) -> None:
         self._ended = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        schedules = Schedules(self._schedules, self._cluster, self._captures)
+        self._captures.loop = asyncio.get_running_loop()
         loops = [
             asyncio.create_task(_every(interval_s, work))
             for interval_s, work in (
-                (TARGETS_INTERVAL_S, self._followed.look),
+                (TARGETS_INTERVAL_S, self._follower.refresh),
                 (JUDGE_INTERVAL_S, self._judge),
                 (LEASE_LOOK_S, self._renew_leases),
-                (SCHEDULE_INTERVAL_S, schedules.advance),
-                (RETAIN_INTERVAL_S, self._retain),
-                (UPLOAD_INTERVAL_S, self._upload_captures),
             )
         ]
         loops.append(asyncio.create_task(self._kubernetes.run()))
         await self._ended.wait()
-        tasks = [*loops, *self._followed.tasks]
+        tasks = [*loops, *self._follower.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -184,7 +206,8 @@ class Fleet:
         opened = [change.anomaly for change in changes if change.what == "opened"]
         for anomaly in opened:
             self._report(anomaly)
-            self._captures.trigger(anomaly)
+        with self._cluster.lock:
+            self._changes += changes
         if opened:
             await self._renew_leases(changed)
 
@@ -197,7 +220,8 @@ class Fleet:
         with self._cluster.lock:
             wanted = self._cluster.leases_due(time.time(), changed)
         results = await asyncio.gather(
-            *(self._agents.lease(*one) for one in wanted), return_exceptions=True
+            *(self._agents.link(target).lease(job, raised) for target, job, raised in wanted),
+            return_exceptions=True,
         )
         for (target, job, _), result in zip(wanted, results, strict=True):
             if isinstance(result, AgentError | Refused):
@@ -205,12 +229,27 @@ class Fleet:
 
     # --- captures ---
 
-    async def _retain(self) -> None:
-        await asyncio.to_thread(self._register.retain, time.time())
+    def _advance_triggers(self) -> None:
+        with self._cluster.lock:
+            changes, self._changes = self._changes, []
+        self._triggers.advance(time.time(), changes, ())
 
-    async def _upload_captures(self) -> None:
-        if self._upload is not None:
-            await asyncio.to_thread(self._upload)
+    def _advance_schedules(self) -> None:
+        with self._cluster.lock:
+            active = [one for one in self._cluster.anomalies() if one.end_time is None]
+        self._schedules.advance(time.time(), active)
+
+    def _uploads(self, url: str | None) -> Callable[[], None] | None:
+        """Return the work of the loop that uploads captures, if there is a remote store."""
+        if url is None:
+            return None
+        from warpwatch_capturing.remote.remote_store import RemoteStore
+        from warpwatch_capturing.remote.uploads import Uploads
+
+        return Uploads(
+            RemoteStore(url), self._register.store.path, self._register,
+            self._captures.is_settled, self.metrics, node="fleet",
+        ).advance  # fmt: skip
 
     # --- what HTTP asks ---
 
@@ -231,7 +270,7 @@ class Fleet:
                 jobs=tuple(job.state() for job in jobs),
                 anomalies=tuple(sorted(self._cluster.anomalies(), key=lambda one: one.time)),
                 captures=self._captures.shown(),
-                decisions=self._captures.decisions(),
+                decisions=self._board.decisions,
                 public_url=self._public_url,
             )
 
@@ -265,10 +304,8 @@ class Fleet:
         return self._targets.failing
 
     def request_capture(self, request: CaptureRequest) -> Capture:
-        """May wait for an agent."""
-        if self._loop is None:
-            raise Refused("failed", "the fleet is starting")
-        return self._captures.ask(request, self._loop)
+        """Start a capture; may wait for an agent."""
+        return self._captures.request(request)
 
     def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[AlertAnswer]:
         return self._alerts.receive(alerts)

@@ -91,8 +91,13 @@ class FleetJob:
         """What it is called here and on its nodes."""
         return {self.id, *self.nodes.values()}
 
+    def live_ranks(self) -> dict[int, str]:
+        """Return the node of each live rank, by its address."""
+        return {rank: member.node for rank, member in self.members.items() if member.is_live}
+
     def live_nodes(self) -> set[str]:
-        return {member.node for member in self.members.values() if member.is_live}
+        """Return the addresses of the nodes with a live rank."""
+        return set(self.live_ranks().values())
 
     # --- what nodes say ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from warpwatch_fleet.following import AgentError
+from warpwatch_fleet.agent_link import AgentError
 
 # A DNS name as hosts have it, with underscores. It is safe in a path, a label and a sentence.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")

@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 
 from warpwatch._version import __version__
-from warpwatch_fleet.following import AgentError
+from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.names import NodeNames
 from warpwatch_fleet.runs import RunPart
 from warpwatch_fleet.targets import Target

@@ -21,12 +21,14 @@ from warpwatch_capturing.children.confinement import Run
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
-from warpwatch_daemon.state.hub import Hub
+from warpwatch_capturing.triggers.decisions import Triggers
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_fleet.captures.requests import Captures
+from warpwatch_fleet.agent_link import Agents
+from warpwatch_fleet.captures.requests import FleetCaptures
+from warpwatch_fleet.captures.storing import FleetBoard, FleetMetrics
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import AgentsConfig, ShardConfig
-from warpwatch_fleet.following import Agents
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.jobs import JobId
@@ -134,7 +136,8 @@ class PlayedFleet:
         self.config = AgentsConfig(token_file=token, allow_plain=True)
         self.cluster = Cluster(DetectionConfig(), AnomaliesConfig())
         self.store = Store(StoreConfig(url=(folder / "fleet").as_uri()))
-        self.register = CaptureRegister(self.store, Hub(1.0))
+        self.board = FleetBoard(FleetMetrics())
+        self.register = CaptureRegister(self.store, self.board)
         for agent in self.agents:
             if not agent.address:
                 server = stack.enter_context(servers(agent))(token_file=token)
@@ -171,12 +174,13 @@ class PlayedFleet:
 
     def run(
         self,
-        ask: Callable[[Captures], Any],
+        ask: Callable[[FleetCaptures], Any],
         answers: Answers = lambda rank, name: "armed",
         meanwhile: Callable[[], None] = lambda: None,
         records: Records = lambda name: True,
-    ) -> Captures:
-        """``ask``, and play until all captures have ended."""
+        changes: Sequence[Change] = (),
+    ) -> FleetCaptures:
+        """``ask``, and play until all captures have ended. ``changes``: of anomalies."""
 
         async def sleep(seconds: float) -> None:
             self.advance(seconds)
@@ -185,19 +189,36 @@ class PlayedFleet:
             self.hear()
             await asyncio.sleep(0)
 
-        async def play() -> Captures:
+        async def play() -> FleetCaptures:
             agents = Agents(self.config, ShardConfig(), "fleet-0")
-            captures = Captures(
-                self.cluster, agents, TriggersConfig().recipes, self.store, self.register,
+            captures = FleetCaptures(
+                self.cluster, agents, TriggersConfig(), self.register, self.board, lambda: None,
                 self.clock.monotonic, self.clock.wall, sleep, self._run,
             )  # fmt: skip
+            captures.loop = asyncio.get_running_loop()
             try:
                 asked = ask(captures)
                 if asked is not None:
                     await asked
-                await captures.idle()
+                await self._idle(captures)
+                await self._trigger(captures, changes)
             finally:
                 await agents.close()
             return captures
 
         return asyncio.run(play())
+
+    async def _idle(self, captures: FleetCaptures) -> None:
+        await captures.idle()
+        await asyncio.to_thread(captures.service.finish)
+
+    async def _trigger(self, captures: FleetCaptures, changes: Sequence[Change]) -> None:
+        """Until nothing more is requested."""
+        triggers, before = Triggers(captures, None, self.board), -1
+        while changes and before != len(self.register.all()):
+            before = len(self.register.all())
+            now = self.clock.wall()
+            await asyncio.to_thread(triggers.advance, now, changes, ())
+            await self._idle(captures)
+            await asyncio.to_thread(triggers.advance, now, (), ())
+            await self._idle(captures)

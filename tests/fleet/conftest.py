@@ -10,7 +10,7 @@ import pytest
 
 from tests.fleet.capturing import PlayedFleet
 from tests.waiting import DEADLINE_S
-from warpwatch_fleet import following
+from warpwatch_fleet import agent_link
 from warpwatch_fleet.kubernetes import api
 
 
@@ -18,7 +18,7 @@ from warpwatch_fleet.kubernetes import api
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a hang reaches the limits on how long agents and the API server may take."""
     for limit in ("CONNECT_TIMEOUT_S", "SILENCE_S", "ANSWER_S"):
-        monkeypatch.setattr(following, limit, DEADLINE_S)
+        monkeypatch.setattr(agent_link, limit, DEADLINE_S)
     monkeypatch.setattr(api, "TIMEOUT_S", DEADLINE_S)
 
 

@@ -17,10 +17,10 @@ from warpwatch_capturing.remote.remote_store import RemoteStore
 from warpwatch_capturing.remote.uploads import Uploads
 from warpwatch_daemon.cli.diagnose import main as diagnose
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_fleet.captures import merging
-from warpwatch_fleet.captures.merging import FETCH_TIMEOUT_S, MAX_BYTES
-from warpwatch_fleet.captures.requests import Captures
-from warpwatch_fleet.following import Agents
+from warpwatch_fleet.agent_link import HttpLink
+from warpwatch_fleet.captures import remote_agents
+from warpwatch_fleet.captures.remote_agents import FETCH_TIMEOUT_S, MAX_BYTES
+from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.targets import Target
 from warpwatch_serving.page.captures import describe
 from warpwatch_telemetry import capture_id
@@ -29,8 +29,8 @@ from warpwatch_telemetry.captures import Capture
 RANKS = range(4)
 
 
-def captured(fleet: PlayedFleet) -> tuple[Captures, Capture]:
-    captures = fleet.run(lambda captures: captures.request(MANUAL))
+def captured(fleet: PlayedFleet) -> tuple[FleetCaptures, Capture]:
+    captures = fleet.run(lambda captures: captures.start(MANUAL))
     return captures, captures.shown()[-1]
 
 
@@ -120,14 +120,14 @@ def test_a_rank_whose_reduction_is_none_is_named_with_its_node_and_costs_the_oth
 def test_what_is_too_large_or_too_slow_is_not_fetched(fleet, monkeypatch):
     """The first rank has as much as is allowed, the second more, the third takes too long."""
 
-    def download(agents: Agents, target: Target, path: str) -> Iterator[bytes]:
+    def download(link: HttpLink, path: str) -> Iterator[bytes]:
         rank = int(path.rpartition("/rank")[2][0])
         yield b"x" * (MAX_BYTES + (rank == 1))
         fleet.clock.advance(FETCH_TIMEOUT_S + 1 if rank >= 2 else 0.0)
         yield b""
 
-    monkeypatch.setattr(merging, "MAX_FETCHES", 1)
-    monkeypatch.setattr(Agents, "download", download)
+    monkeypatch.setattr(remote_agents, "MAX_FETCHES", 1)
+    monkeypatch.setattr(HttpLink, "download", download)
     _, capture = captured(fleet)
     details = [rank.detail for rank in capture.ranks]
     assert details[0].startswith("more than 1,048,576 bytes")

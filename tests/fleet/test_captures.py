@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, TRAIN
 from tests.fleet.capturing import PlayedFleet
-from tests.manual_clock import ManualClock
 from warpwatch import protocol
-from warpwatch_fleet.captures import over_nodes
-from warpwatch_fleet.captures.choosing import MAX_RANKS, choose, spread
-from warpwatch_fleet.captures.over_nodes import MARGIN_S, OverNodes
-from warpwatch_fleet.captures.part import Part
-from warpwatch_fleet.captures.requests import SETTLED_S, Captures
-from warpwatch_fleet.captures.schedules import PAUSE_S, Schedules
+from warpwatch_capturing.triggers.decisions import Triggers
+from warpwatch_capturing.triggers.regular import PAUSE_S, RegularCaptures
+from warpwatch_detection.anomalies.changes import Change
+from warpwatch_fleet.captures import remote_agents
+from warpwatch_fleet.captures.remote_agents import MAX_RANKS, RemoteAgent, choose, spread
+from warpwatch_fleet.captures.requests import SETTLED_S, FleetCaptures
+from warpwatch_fleet.captures.schedule import Schedule
 from warpwatch_fleet.config import ScheduleConfig
+from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry import capture_id as ids
 from warpwatch_telemetry.anomalies import Anomaly
@@ -38,11 +39,11 @@ ANOMALY = Anomaly(
 SCHEDULE = ScheduleConfig(job="tr*", every=3600, steps=2, ranks=3)
 
 
-def by_hand(captures: Captures) -> Any:
-    return captures.request(MANUAL)
+def by_hand(captures: FleetCaptures) -> Any:
+    return captures.start(MANUAL)
 
 
-def only(captures: Captures) -> Capture:
+def only(captures: FleetCaptures) -> Capture:
     (capture,) = captures.shown()
     return capture
 
@@ -71,20 +72,18 @@ def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet: PlayedFl
     ("step_s", "ahead", "wait_s"),
     [(0.1, 20, 1.85), (0.001, 1000, 0.9985), (10.0, 4, 25.0), (0.0, 4, 10.0)],
 )
-def test_the_start_is_two_seconds_ahead_and_some_steps_but_not_too_many(step_s, ahead, wait_s):
-    clock = ManualClock()
-
-    class Agents:
-        async def ask(self, *about: Any) -> Any:
-            return msgspec.to_builtins(Prepared((0,), 3, 412, step_s))
-
-    agents: Any = Agents()
-    capture = Capture("20261122T201500-000000", MANUAL, 1000.0)
-    parts = [Part("gpu-1", Target("gpu-1:9400"), TRAIN, (0,))]
-    over_nodes = OverNodes(capture, parts, agents, lambda *_: "", print, clock.monotonic)
-    start, steps, until = asyncio.run(over_nodes._prepare(MARGIN_S))
-    assert (start, steps) == (412 + ahead, 3)
-    assert until - clock.monotonic() == pytest.approx(wait_s)
+def test_a_rank_is_late_one_and_a_half_steps_before_the_start(fleet, step_s, ahead, wait_s):
+    link: Any = object()
+    at = fleet.clock.monotonic()
+    agent = RemoteAgent(
+        fleet.cluster, Node(Target("gpu-1:9400")), link, TRAIN, (0,), lambda work: work.close(),
+        fleet.clock.monotonic,
+    )  # fmt: skip
+    agent.prepare(MANUAL, at)
+    agent.answer = Prepared((0,), 3, 412, step_s)
+    agent.arm(Capture("20261122T201500-000000", MANUAL, 1000.0, start_step=412 + ahead), 1, at)
+    passed = [agent.has_passed(0, 412 + ahead, at + wait_s + after_s) for after_s in (-0.01, 0.01)]
+    assert passed == [False, True]
 
 
 def test_a_rank_that_is_late_ends_the_try_on_all_nodes_and_a_later_step_is_named(fleet):
@@ -147,11 +146,11 @@ def test_a_node_that_is_away_is_left_out_and_one_that_dies_is_named(fleet, monke
             away.is_heard = False
             silent.append(fleet.clock.monotonic())
 
-    monkeypatch.setattr(over_nodes, "LOST_S", 3.0)
+    monkeypatch.setattr(remote_agents, "LOST_S", 3.0)
     capture = fleet.run(by_hand, meanwhile=die).shown()[-1]
     assert capture.detail == said
     assert states(capture) == [*WRITTEN[:2], "2 missing gpu-2", "3 missing gpu-2"]
-    assert fleet.clock.monotonic() - silent[0] == pytest.approx(over_nodes.LOST_S, abs=0.25)
+    assert fleet.clock.monotonic() - silent[0] == pytest.approx(remote_agents.LOST_S, abs=0.25)
 
 
 def test_of_two_fleets_the_second_is_refused(fleet, tmp_path, stack):
@@ -180,12 +179,12 @@ def test_a_fleet_that_was_restarted_shows_what_nodes_say_of_one_capture_as_one(
 
 def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(fleet: PlayedFleet) -> None:
     alert = replace(MANUAL, ranks=(2,), trigger="alert", alerts=("f1@2026-11-21T20:00:00Z",))
-    capture = only(fleet.run(lambda captures: captures.request(alert)))
+    capture = only(fleet.run(lambda captures: captures.start(alert)))
     (own,) = fleet.agents[1].captures()
     assert (capture.id, capture.ranks[0].rank, capture.ranks[0].node) == (own.id, 2, "gpu-2")
     assert (own.request.trigger, own.request.alerts) == ("alert", alert.alerts)
     with pytest.raises(Refused, match=r"^gpu-2: rank 2 of train is being captured"):
-        fleet.run(lambda captures: captures.request(replace(MANUAL, ranks=(2,))))
+        fleet.run(lambda captures: captures.start(replace(MANUAL, ranks=(2,))))
 
 
 @pytest.mark.parametrize(
@@ -193,19 +192,23 @@ def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(fleet: P
     [
         ({"job": "llama"}, "no running rank of job 'llama' is known; running jobs: train"),
         ({"owner": "ns/other"}, "no running rank of job 'train' is known; running jobs: none"),
-        ({"ranks": (1, 7)}, "train has no running rank 7, only 0, 1, 2, 3"),
+        ({"ranks": (1, 7)}, "train has no running rank 7 here, only 0, 1, 2, 3"),
     ],
 )
 def test_what_does_not_run_is_refused_by_name(fleet, changes, said):
     with pytest.raises(Refused, match=said):
-        fleet.run(lambda captures: captures.request(replace(MANUAL, **changes)))
+        fleet.run(lambda captures: captures.start(replace(MANUAL, **changes)))
+
+
+def for_anomaly(fleet: PlayedFleet, anomaly: Anomaly, **options: Any) -> Sequence[Capture]:
+    """All captures, after those for the anomaly."""
+    return fleet.run(lambda _: None, changes=[Change("opened", anomaly)], **options).captures()
 
 
 def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agents(fleet):
-    captures = fleet.run(lambda captures: captures.trigger(ANOMALY))
-    capture = only(captures)
+    (capture,) = for_anomaly(fleet, ANOMALY)
     assert capture.outcome == "complete"
-    (decision,) = captures.decisions()
+    (decision,) = fleet.board.decisions
     assert (decision.outcome, decision.capture_id) == (CAPTURED, capture.id)
     assert [agent.captures()[0].request.anomaly_id for agent in fleet.agents] == ["f1-1", "f1-1"]
     # The diagnoses of the fleet and of the agents hear what it saw.
@@ -215,12 +218,35 @@ def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agen
     )
     seen = [agent.captures()[0].request.anomaly_seen for agent in fleet.agents]
     assert seen == [AnomalySeen(0, 40, 0.8 / 0.5)] * 2
-    (decision,) = fleet.run(lambda captures: captures.trigger(replace(ANOMALY, id="2"))).decisions()
-    assert decision.outcome == "refused_cooldown"
-    assert decision.detail.startswith(("gpu-1: ", "gpu-2: "))
     gone = replace(ANOMALY, id="3", kind="oom", job="", owner="", run="")
-    (decision,) = fleet.run(lambda captures: captures.trigger(gone)).decisions()
+    for_anomaly(fleet, gone)
+    decision = fleet.board.decisions[-1]
     assert (decision.outcome, decision.anomaly_id) == (NO_RECIPE, "3")
+
+
+def test_a_refusal_that_passes_is_asked_again_after_a_minute(fleet):
+    for_anomaly(fleet, ANOMALY)
+    second = replace(ANOMALY, id="2")
+    decided: list[tuple[str, bool]] = []
+
+    async def poll(captures: FleetCaptures) -> None:
+        triggers = Triggers(captures, None, fleet.board)
+        changes = [Change("opened", second)]
+        for after_s in (0.0, 30.0, 31.0, 600.0):
+            fleet.advance(after_s)
+            for told in (changes, ()):
+                await asyncio.to_thread(triggers.advance, fleet.clock.wall(), told, ())
+                await captures.idle()
+            changes = []
+            said = fleet.board.decisions[-1]
+            decided.append((said.outcome, said.detail.startswith(("gpu-1: ", "gpu-2: "))))
+
+    fleet.run(poll)
+    assert decided == [("refused_cooldown", True)] * 3 + [(CAPTURED, False)]
+    refused = [one for one in fleet.register.all() if one.outcome == "refused_cooldown"]
+    assert len(refused) == 2
+    # The same again: Python stacks are recorded, too.
+    assert fleet.register.all()[-1].request.options == ("stacks",)
 
 
 @pytest.mark.parametrize("interruptions", [1, 2])
@@ -233,11 +259,11 @@ def test_a_capture_that_an_evaluation_interrupts_is_repeated_once(fleet, interru
         interrupted = asked.index(ids.base(name)) < interruptions
         return "interrupted: an evaluation began" if interrupted else True
 
-    captures = fleet.run(lambda captures: captures.trigger(ANOMALY), records=records)
-    outcomes = [capture.outcome for capture in captures.shown()]
+    captures = for_anomaly(fleet, ANOMALY, records=records)
+    outcomes = [capture.outcome for capture in captures]
     assert outcomes == ["failed", "complete" if interruptions == 1 else "failed"]
-    (decision,) = captures.decisions()
-    assert (decision.outcome, decision.capture_id) == (CAPTURED, captures.shown()[-1].id)
+    (decision,) = fleet.board.decisions
+    assert (decision.outcome, decision.capture_id) == (CAPTURED, captures[-1].id)
 
 
 def test_the_record_of_a_capture_waits_ten_minutes_for_the_nodes_uploads(fleet):
@@ -253,14 +279,29 @@ def test_the_record_of_a_capture_waits_ten_minutes_for_the_nodes_uploads(fleet):
 # --- schedules ---
 
 
+class Scheduled:
+    """The fleet's schedules, over all its captures."""
+
+    def __init__(self, fleet: PlayedFleet, captures: FleetCaptures) -> None:
+        self._fleet, self._captures = fleet, captures
+        rule = Schedule((SCHEDULE,), fleet.cluster)
+        self._regular = RegularCaptures(rule, captures)
+
+    async def advance(self) -> None:
+        active = [one for one in self._fleet.cluster.anomalies() if one.end_time is None]
+        await asyncio.to_thread(self._regular.advance, self._fleet.clock.wall(), active)
+        await self._captures.idle()
+
+
 def taken(fleet: PlayedFleet, after_s: float, times: int = 1) -> list[Capture]:
     """All captures, after schedules were polled so often."""
     fleet.advance(after_s)
 
-    async def poll(captures: Captures) -> None:
-        schedules = Schedules((SCHEDULE,), fleet.cluster, captures, fleet.clock.wall)
+    async def poll(captures: FleetCaptures) -> None:
+        scheduled = Scheduled(fleet, captures)
         for _ in range(times):
-            await schedules.advance()
+            await scheduled.advance()
+            fleet.advance(1.5)
 
     return list(fleet.run(poll).shown())
 
@@ -287,33 +328,15 @@ def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
 def test_a_schedules_capture_that_was_refused_is_asked_for_again_after_ten_minutes(fleet):
     fleet.agents[1].node.service.request(MANUAL)
 
-    async def poll(captures: Captures) -> None:
-        schedules = Schedules((SCHEDULE,), fleet.cluster, captures, fleet.clock.wall)
+    async def poll(captures: FleetCaptures) -> None:
+        scheduled = Scheduled(fleet, captures)
         for after_s, count in ((3600.0, 1), (PAUSE_S - 1, 1), (1.0, 2)):
             fleet.advance(after_s)
-            await schedules.advance()
-            await captures.idle()
+            await scheduled.advance()
             outcomes = [one.outcome for one in captures.shown()]
             assert outcomes.count("refused_busy") == count
 
     fleet.run(poll)
-
-
-def test_what_is_due_is_read_under_the_clusters_lock(fleet, monkeypatch):
-    cluster, held = fleet.cluster, []
-    read = cluster.anomalies
-
-    def anomalies():
-        held.append(cluster.lock.locked())
-        return read()
-
-    monkeypatch.setattr(cluster, "anomalies", anomalies)
-
-    async def poll(captures: Captures) -> None:
-        await Schedules((SCHEDULE,), cluster, captures, fleet.clock.wall).advance()
-
-    fleet.run(poll)
-    assert held and all(held)
 
 
 def test_ranks_are_chosen_by_name_and_of_as_many_nodes_as_there_are() -> None:

@@ -13,8 +13,8 @@ import pytest
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
 from tests.manual_clock import ManualClock
 from warpwatch._version import __version__
+from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.config import ShardConfig
-from warpwatch_fleet.following import AgentError
 from warpwatch_fleet.memory import KEPT_S, SAVE_INTERVAL_S, Memory
 from warpwatch_fleet.merging import Merger
 from warpwatch_fleet.series import Series

@@ -18,11 +18,11 @@ from tests.daemon.http.conftest import MemoryAgent, Serve, certified, servers
 from tests.fleet.nodes import NOW, TestNode
 from tests.manual_clock import ManualClock
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_fleet import following
+from warpwatch_fleet import agent_link, following
+from warpwatch_fleet.agent_link import AgentError, Agents
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import AgentsConfig, FleetConfig, ShardConfig
-from warpwatch_fleet.followed import Followed
-from warpwatch_fleet.following import RETRY_S, AgentError, Agents
+from warpwatch_fleet.following import RETRY_S, AgentFollower
 from warpwatch_fleet.targets import Target, Targets
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.errors import Refused
@@ -74,11 +74,11 @@ def with_agents(config: AgentsConfig, work: Callable[[Agents], Coroutine[Any, An
 def followed(
     config: AgentsConfig, to: Target, take: Callable[[list[bytes]], None], cursor: str | None = None
 ) -> None:
-    with_agents(config, lambda agents: agents.follow(to, lambda: cursor, take))
+    with_agents(config, lambda agents: agents.link(to).follow(cursor, take))
 
 
 def asked(config: AgentsConfig, to: Target, path: str) -> Any:
-    return with_agents(config, lambda agents: agents.ask(to, path, {"job": "llama"}))
+    return with_agents(config, lambda agents: agents.link(to).request(path, {"job": "llama"}))
 
 
 class Enough(Exception):
@@ -185,7 +185,7 @@ def test_what_is_no_agent_is_named_in_one_line(body, said):
     ("lines", "expected_s"),
     [
         # 5,000 lines of two bytes per second, or 4 MiB per second; ten seconds are saved.
-        ([b"{}"] * following.MAX_LINES_PER_S, 1.0),
+        ([b"{}"] * agent_link.MAX_LINES_PER_S, 1.0),
         ([b"x" * 2**19] * 16, 2.0),
     ],
 )
@@ -202,8 +202,8 @@ def test_an_agent_that_floods_is_read_no_faster_than_it_may(lines, expected_s):
 
     async def read() -> int:
         count = 0
-        async for portion in following._paced(batches(), clock.monotonic, sleep):
-            assert len(portion) <= following.MAX_LINES_PER_S // 10
+        async for portion in agent_link._paced(batches(), clock.monotonic, sleep):
+            assert len(portion) <= agent_link.MAX_LINES_PER_S // 10
             count += len(portion)
             times.append(clock.monotonic())
         return count
@@ -223,11 +223,11 @@ def test_what_is_packed_small_comes_in_portions():
 
     with answering(body) as to, pytest.raises(AgentError, match="enough"):
         followed(AgentsConfig(), to, take)
-    assert portions == [following.MAX_LINES_PER_S // 10] * 3
+    assert portions == [agent_link.MAX_LINES_PER_S // 10] * 3
 
 
 def test_a_lease_is_taken_by_name(agent, config, to):
-    with_agents(config, lambda agents: agents.lease(to, JOB, {"hang": "1-1"}))
+    with_agents(config, lambda agents: agents.link(to).lease(JOB, {"hang": "1-1"}))
     assert agent.leased == [(JOB, "fleet-0", 60.0)]
 
 
@@ -255,7 +255,7 @@ def test_what_an_agent_refuses_keeps_its_reason_and_what_it_does_not_know_is_an_
 )
 def test_an_answer_that_is_none_is_named_in_one_line(monkeypatch, body, said):
     if said.startswith("^no answer"):
-        monkeypatch.setattr(following, "ANSWER_S", 0.1)
+        monkeypatch.setattr(agent_link, "ANSWER_S", 0.1)
     with answering(body) as to, pytest.raises(AgentError, match=said):
         asked(AgentsConfig(), to, "captures")
 
@@ -277,11 +277,11 @@ def test_a_file_is_unpacked_in_portions():
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
     with answering(head.encode() + packed) as to:
         parts = with_agents(AgentsConfig(), lambda agents: downloaded(agents, to))
-    assert (sum(map(len, parts)), max(map(len, parts))) == (2**24, following.MAX_LINE_BYTES)
+    assert (sum(map(len, parts)), max(map(len, parts))) == (2**24, agent_link.MAX_LINE_BYTES)
 
 
 async def downloaded(agents: Agents, to: Target) -> list[bytes]:
-    return await asyncio.to_thread(lambda: list(agents.download(to, "captures/1/trace")))
+    return await asyncio.to_thread(lambda: list(agents.link(to).download("captures/1/trace")))
 
 
 # --- again and again ---
@@ -325,9 +325,13 @@ def test_agents_are_followed_while_they_are_targets_and_of_two_with_one_name_the
     cursors: list[str | None] = []
 
     class PlayedAgents:
-        async def follow(self, to: Target, cursor: Any, take: Any) -> None:
-            cursors.append(cursor())
-            take((first if to.address == first.address else second).lines(clock.wall()))
+        def link(self, to: Target) -> PlayedAgents:
+            self.to = to
+            return self
+
+        async def follow(self, cursor: str | None, take: Any) -> None:
+            cursors.append(cursor)
+            take((first if self.to.address == first.address else second).lines(clock.wall()))
             await asyncio.Event().wait()
 
     async def sleep(seconds: float) -> None:
@@ -336,8 +340,8 @@ def test_agents_are_followed_while_they_are_targets_and_of_two_with_one_name_the
 
     async def follow() -> None:
         agents: Any = PlayedAgents()
-        followed = Followed(targets, agents, cluster, clock.monotonic, clock.wall, sleep)
-        await followed.look()
+        followed = AgentFollower(targets, agents, cluster, clock.monotonic, clock.wall, sleep)
+        await followed.refresh()
         while len(cursors) < 4:
             await asyncio.sleep(0)
         assert [(node.up, node.reason) for node in cluster.nodes.values()] == [
@@ -346,7 +350,7 @@ def test_agents_are_followed_while_they_are_targets_and_of_two_with_one_name_the
         ]
         tasks = list(followed.tasks)
         targets._config = FleetConfig()
-        await followed.look()
+        await followed.refresh()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert (list(followed.tasks), cluster.nodes) == ([], {})
 

@@ -1,6 +1,6 @@
-"""Which anomalies are answered with a capture, of whom, and when.
+"""Automatic captures: for anomalies, and of healthy jobs.
 
-- decisions: what becomes of each anomaly's trigger, and why
-- recipes: from an anomaly to the request for its capture: which ranks, which options
-- baseline: the one capture of a healthy job that later ones are compared with
+- decisions: the triggers of anomalies: requested now, later, again or not at all, and why
+- recipes: from an anomaly to the request for its capture: ranks and options
+- regular: captures of healthy jobs: the baseline of each run, and what a fleet schedules
 """

@@ -1,4 +1,4 @@
-"""From an anomaly and its kind's recipe to the request for its capture."""
+"""Makes the request for a capture from an anomaly and its kind's recipe."""
 
 from __future__ import annotations
 
@@ -9,38 +9,33 @@ from warpwatch_capturing.config import RecipeConfig
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.captures import AnomalySeen, Capture, CaptureRequest
 
-# A capture of the same kind that long ago was of another problem.
+# An older capture of the same kind was of another problem.
 REPEAT_S = 86400.0
-# Whose value and baseline are times.
+# Kinds whose value and baseline are times.
 TIMED_KINDS = frozenset({"straggler", "step_regression", "comm_slow"})
 
 
 def request_for(
     anomaly: Anomaly,
     recipe: RecipeConfig,
-    local: Mapping[int, LiveRank],
+    local: Mapping[int, LiveRank] | None,
     active: Iterable[Anomaly],
     captures: Iterable[Capture],
 ) -> CaptureRequest:
-    """What to ask for. ``local``: the job's live ranks here; ``active``: all anomalies that are.
+    """Return the request for a job's anomaly.
 
+    ``local``: the job's live ranks here, None for a fleet; ``active``: all active anomalies;
     ``captures``: those taken so far.
     """
-    ranks = ranks_of(anomaly, recipe, local, active)
-    return automatic(anomaly, recipe, ranks, again=_is_repeated(anomaly, captures))
-
-
-def automatic(
-    anomaly: Anomaly, recipe: RecipeConfig, ranks: tuple[int, ...] | None, again: bool = False
-) -> CaptureRequest:
-    """Of a job's anomaly. ``again``: the cheap capture was not enough."""
     assert anomaly.job_id is not None
+    # If the same comes back, the cheap capture was not enough.
+    again = _is_repeated(anomaly, captures)
     options = {*recipe.options, *(("stacks",) if again else ())}
     return CaptureRequest(
         **anomaly.job_id.fields(),
         kind=recipe.kind,
         trigger="anomaly",
-        ranks=ranks,
+        ranks=ranks_of(anomaly, recipe, local, active),
         steps=recipe.steps,
         options=tuple(sorted(options)) if recipe.kind == "torch" else (),
         reason=anomaly.summary,
@@ -57,12 +52,17 @@ def _ratio(anomaly: Anomaly) -> float | None:
 
 
 def ranks_of(
-    anomaly: Anomaly, recipe: RecipeConfig, local: Mapping[int, LiveRank], active: Iterable[Anomaly]
+    anomaly: Anomaly,
+    recipe: RecipeConfig,
+    local: Mapping[int, LiveRank] | None,
+    active: Iterable[Anomaly],
 ) -> tuple[int, ...] | None:
-    """The ranks to capture; None means all that are here, also where none is named."""
+    """Return the ranks to capture; None for all that are here, or those that a fleet chooses."""
     culprit = anomaly.rank
     if recipe.ranks == "all" or culprit is None:
         return None
+    if local is None:
+        return (culprit,) if recipe.ranks == "culprit" else None
     peer = healthy_peer(anomaly, local, active) if recipe.ranks == "culprit_and_peer" else None
     return (culprit,) if peer is None else tuple(sorted((culprit, peer)))
 
@@ -70,7 +70,7 @@ def ranks_of(
 def healthy_peer(
     anomaly: Anomaly, local: Mapping[int, LiveRank], active: Iterable[Anomaly]
 ) -> int | None:
-    """The rank next to the culprit that runs here and that no anomaly names, nor its device."""
+    """Return the rank next to the culprit that runs here, without an anomaly of it or its GPU."""
     others = list(active)
     sick = {other.rank for other in others if other.job_id == anomaly.job_id}
     broken = {other.device for other in others if other.kind in DEVICE_KINDS}
@@ -85,7 +85,7 @@ def healthy_peer(
 
 
 def _is_repeated(anomaly: Anomaly, captures: Iterable[Capture]) -> bool:
-    """Whether another anomaly of the kind was captured on this job before, with some result."""
+    """Return whether another anomaly of the kind was captured on this job, with some result."""
     return any(
         (capture.request.job_id, capture.request.anomaly_kind) == (anomaly.job_id, anomaly.kind)
         and capture.request.anomaly_id != anomaly.id

@@ -116,8 +116,8 @@ class Daemon:
         self._log = telemetry_log(config, metrics)
         self._stream = RecordStream()
         self.pipeline = Pipeline(
-            self.hub, self.ranks, detection, service, self.captures.triggers, self.archive,
-            self._stream, self._log, self.runs,
+            self.hub, self.ranks, detection, service, self.captures.triggers,
+            self.captures.baselines, self.archive, self._stream, self._log, self.runs,
         )  # fmt: skip
         self._ways_out = WaysOut(
             config.exporters, node, "warpwatch", config.http.public_url_of(node), metrics,

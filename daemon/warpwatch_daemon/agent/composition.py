@@ -13,6 +13,7 @@ from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store
 from warpwatch_capturing.triggers.decisions import Triggers
+from warpwatch_capturing.triggers.regular import Baseline, RegularCaptures
 from warpwatch_daemon.config import Config
 from warpwatch_daemon.history.runs import RunTable
 from warpwatch_daemon.participants.local_ranks import LocalParticipants
@@ -133,6 +134,7 @@ class Capturing:
             hurry, self._wake,
         )  # fmt: skip
         self.triggers = Triggers(self.service, ranks, hub)
+        self.baselines = RegularCaptures(Baseline(self.service, hub), self.service)
         self.alerts = AlertRequests(
             lambda: hub.state() if hub.ranks_known() else None,
             self.service.request,

@@ -12,6 +12,7 @@ from typing import ParamSpec
 
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.triggers.decisions import Triggers
+from warpwatch_capturing.triggers.regular import RegularCaptures
 from warpwatch_daemon.config import Config
 from warpwatch_daemon.for_fleet.leases import Leases
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
@@ -112,6 +113,7 @@ class Pipeline:
         detection: Detection,
         service: CaptureService,
         triggers: Triggers,
+        baselines: RegularCaptures,
         archive: Archive,
         stream: RecordStream,
         log: TelemetryLog | None,
@@ -124,6 +126,7 @@ class Pipeline:
         self._detection = detection
         self._service = service
         self._triggers = triggers
+        self._baselines = baselines
         self._archive = archive
         self._stream = stream
         self.leases = Leases(monotonic, wall)
@@ -182,6 +185,7 @@ class Pipeline:
         changes, self._changes = self._changes, []
         active = self.leases.shown(self._detection.active)
         self._try(self._triggers.advance, now, changes, active)
+        self._try(self._baselines.advance, now, active)
         self._try(lambda: self._hub.follow_ranks(self._ranks.devices(at)))
         self._try(self._publish)
         self._try(self._stream.put_captures, self._hub.captures())

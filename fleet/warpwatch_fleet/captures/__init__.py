@@ -1,8 +1,7 @@
-"""Captures over nodes: the same steps on all ranks, under one id.
+"""Captures over several nodes: the same steps on all ranks, under one id.
 
-- choosing: which job is meant, and which ranks of a large one
-- part: what one node does of a capture
-- over_nodes: one capture, from the start step that all nodes are given to its outcome
-- board: the fleet as a place of captures
-- requests: all of them, as people and anomalies ask
+- remote_agents: the agents as participants, and the ranks of a large job that are captured
+- requests: all captures of a fleet, as users, anomalies and schedules request them
+- schedule: regular captures of healthy jobs
+- storing: the fleet as the process around its captures: their store, policy and metrics
 """

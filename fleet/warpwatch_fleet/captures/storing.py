@@ -1,29 +1,27 @@
-"""Where the fleet keeps its captures, and their way into the remote store."""
+"""The fleet as the process around its captures: their store, their policy, what is shown."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
-from warpwatch_capturing.config import StoreConfig
-from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.config import StoreConfig, TriggersConfig
 from warpwatch_capturing.store import Store
-from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.config import FleetFile
 from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_telemetry.captures import CaptureRequest, Decision
 from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
 
-# Who brought what the fleet itself writes.
-BY = "fleet"
-
 
 def open_store(config: FleetFile) -> Store:
-    """In ``fleet.state_dir``, within the limits of ``store``; else until the fleet ends."""
+    """Open the store in ``fleet.state_dir``, or else one that lasts until the fleet ends."""
     try:
         return Store(_at(config, config.fleet.state_dir))
     except UsageError as error:
@@ -37,19 +35,40 @@ def _at(config: FleetFile, folder: Path) -> StoreConfig:
     return config.store.model_copy(update={"url": (folder.absolute() / "captures").as_uri()})
 
 
-def uploads(
-    config: FleetFile,
-    store: Store,
-    register: CaptureRegister,
-    captures: Captures,
-    metrics: AgentMetrics,
-) -> Callable[[], None] | None:
-    """What a loop is to do; None where it is not wanted. Raises UsageError."""
-    url = config.remote_store.url
-    if url is None:
-        return None
-    from warpwatch_capturing.remote.remote_store import RemoteStore
-    from warpwatch_capturing.remote.uploads import Uploads
+class FleetMetrics(AgentMetrics):
+    """The metrics of a fleet. Captures are counted by the agents alone, so that sums are right."""
 
-    is_settled = captures.is_settled
-    return Uploads(RemoteStore(url), store.path, register, is_settled, metrics, BY).advance
+    def count_capture(self, kind: str, trigger: str, outcome: str, owner: str) -> None:
+        """Do nothing."""
+
+
+class FleetBoard:
+    """Implements ``warpwatch_capturing.board.Board``: no rank runs here."""
+
+    def __init__(self, metrics: AgentMetrics) -> None:
+        self.metrics = metrics
+        self.decisions: tuple[Decision, ...] = ()
+
+    def ranks(self) -> tuple[RankState, ...]:
+        """Return no ranks."""
+        return ()
+
+    def publish(self, **parts: Any) -> None:
+        """Keep the decisions; the rest of the state is composed when it is requested."""
+        self.decisions = parts.get("decisions", self.decisions)
+
+
+class AgentsDecide:
+    """A policy without limits: each agent applies its own to the capture's part on its node."""
+
+    def __init__(self, config: TriggersConfig) -> None:
+        self.config = config
+
+    def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
+        """Allow the capture."""
+
+    def begun(self, request: CaptureRequest, at: float) -> None:
+        """Count nothing."""
+
+    def withdrawn(self, request: CaptureRequest, at: float) -> None:
+        """Count nothing."""

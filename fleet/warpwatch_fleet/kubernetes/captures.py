@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from warpwatch_capturing.finisher import DIAGNOSED_KINDS
 from warpwatch_exporters import links
-from warpwatch_fleet.captures.requests import Captures
+from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.kubernetes.api import (
     MERGE,
     Api,
@@ -91,7 +91,7 @@ class CaptureObjects:
     def __init__(
         self,
         api: Api,
-        captures: Captures,
+        captures: FleetCaptures,
         lock: threading.Lock,
         shard: tuple[int, int],
         link: str,
@@ -184,7 +184,7 @@ class CaptureObjects:
         if not await self._put(one["metadata"]["uid"], asking):
             return {}
         try:
-            capture = await self._captures.request(_body(one).request(_owner(one)))
+            capture = await self._captures.start(_body(one).request(_owner(one)))
         except ValidationError as error:
             return self._ended("refused_invalid", str(mistakes(error, CaptureBody)[0]))
         except Refused as error:

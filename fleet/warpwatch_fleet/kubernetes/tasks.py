@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from warpwatch_fleet.captures.requests import Captures
+from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetConfig
 from warpwatch_fleet.kubernetes.api import Api, ApiError
@@ -38,7 +38,7 @@ class Kubernetes:
         self,
         config: FleetConfig,
         cluster: Cluster,
-        captures: Captures,
+        captures: FleetCaptures,
         metrics: AgentMetrics,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:

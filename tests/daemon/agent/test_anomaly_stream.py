@@ -11,6 +11,7 @@ from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.triggers.decisions import Triggers
+from warpwatch_capturing.triggers.regular import Baseline, RegularCaptures
 from warpwatch_daemon.agent import pipeline as pipeline_module
 from warpwatch_daemon.agent.pipeline import Pipeline, TelemetryLog
 from warpwatch_daemon.config import Config
@@ -51,9 +52,10 @@ def pipeline(
     detection = Detection(config.detection, config.anomalies)
     archive = Archive(node.store.path, detection, lambda what: None, lambda: None)
     triggers = Triggers(node.service, node.source, hub)
+    baselines = RegularCaptures(Baseline(node.service, hub), node.service)
     stream, runs = RecordStream(), RunTable(RunFiles(node.store.path), hub, "node")
     return Pipeline(
-        hub, node.source, detection, node.service, triggers, archive, stream, log, runs,
+        hub, node.source, detection, node.service, triggers, baselines, archive, stream, log, runs,
         clock.monotonic, clock.wall,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode, anomaly
 from warpwatch_capturing.config import BaselineConfig, TriggersConfig
-from warpwatch_capturing.triggers.baseline import BaselineCaptures
+from warpwatch_capturing.triggers.regular import Baseline, RegularCaptures
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Residual
 
@@ -27,7 +27,7 @@ class Node(CaptureNode):
     ) -> None:
         super().__init__(path, stack, baseline=baseline, **options)
         self.now = self.clock.wall()
-        self.baseline = BaselineCaptures(self.service, self.hub)
+        self.baseline = RegularCaptures(Baseline(self.service, self.hub), self.service)
         self.train(3)
 
     def train(self, steps: int) -> None:
@@ -52,7 +52,7 @@ class Node(CaptureNode):
 
     def restart(self, config: TriggersConfig | None = None) -> None:
         super().restart(config)
-        self.baseline = BaselineCaptures(self.service, self.hub)
+        self.baseline = RegularCaptures(Baseline(self.service, self.hub), self.service)
         self.poll()
 
 
@@ -124,7 +124,7 @@ def test_an_interrupted_one_is_tried_once_more(node):
         assert len(captures) == tries
         node.answer(0, "capture_failed", detail="interrupted: a checkpoint began")
         node.finished(captures[-1])
-        node.baseline = BaselineCaptures(node.service, node.hub)
+        node.baseline = RegularCaptures(Baseline(node.service, node.hub), node.service)
     assert len(node.look(8 * HOUR_S)) == 2
 
 

@@ -19,7 +19,7 @@ from tests.daemon.http.conftest import CAPTURE
 from tests.fleet.capturing import PlayedFleet
 from tests.fleet.kubernetes.api_server import CAPTURES, ApiServer
 from tests.waiting import DEADLINE_S, POLL_S
-from warpwatch_fleet.captures.requests import Captures
+from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.kubernetes import captures as objects
 from warpwatch_fleet.kubernetes.api import Api, timestamp
 from warpwatch_fleet.kubernetes.captures import CaptureObjects
@@ -52,7 +52,7 @@ class Asked:
     def run(self, work: Work) -> None:
         """``work`` with another fleet, once it watches the objects."""
 
-        async def ask(captures: Captures) -> None:
+        async def ask(captures: FleetCaptures) -> None:
             api = Api(self.server.folder)
             clock = self.fleet.clock
             own = CaptureObjects(

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 
 from tests.fuzz.watch import Target
-from warpwatch_fleet import following
+from warpwatch_fleet import agent_link
+from warpwatch_fleet.agent_link import MAX_LINE_BYTES, AgentError, Agents
 from warpwatch_fleet.config import AgentsConfig, ShardConfig
-from warpwatch_fleet.following import MAX_LINE_BYTES, AgentError, Agents
 from warpwatch_fleet.targets import Target as FleetTarget
 from warpwatch_telemetry.captures import OUTCOMES
 from warpwatch_telemetry.errors import Refused
@@ -28,7 +28,7 @@ class PlayedAgents(Agents):
 
     answer: httpx.Response
 
-    def _new_client(self) -> httpx.AsyncClient:
+    def new_client(self) -> httpx.AsyncClient:
         transport = httpx.MockTransport(lambda request: self.answer)
         return httpx.AsyncClient(transport=transport, trust_env=False)
 
@@ -36,7 +36,7 @@ class PlayedAgents(Agents):
 class Answers:
     def __init__(self) -> None:
         # A pace is not what is tested.
-        following.MAX_LINES_PER_S = following.MAX_BYTES_PER_S = 10**9
+        agent_link.MAX_LINES_PER_S = agent_link.MAX_BYTES_PER_S = 10**9
         self._loop = asyncio.new_event_loop()
         config = AgentsConfig()
         self._agents = PlayedAgents(config, ShardConfig(), "fleet")
@@ -59,14 +59,14 @@ class Answers:
             assert refused.reason in OUTCOMES and "\n" not in str(refused)
 
     async def _ask(self) -> None:
-        said = await self._agents.ask(AGENT, "captures", {})
+        said = await self._agents.link(AGENT).request("captures", {})
         json.dumps(said, allow_nan=False).encode()
 
     async def _follow(self) -> None:
         def take(lines: list[bytes]) -> None:
             assert all(len(line) <= 2 * MAX_LINE_BYTES for line in lines)
 
-        await self._agents.follow(AGENT, lambda: None, take)
+        await self._agents.link(AGENT).follow(None, take)
 
 
 class Parts(httpx.AsyncByteStream):

@@ -12,8 +12,8 @@ from tests.fleet.nodes import NOW, end, run, seen, step
 from tests.fuzz.shown import check_shown
 from tests.fuzz.watch import Target
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
+from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.cluster import Cluster
-from warpwatch_fleet.following import AgentError
 from warpwatch_fleet.targets import OWNER
 from warpwatch_fleet.targets import Target as FleetTarget
 from warpwatch_telemetry.log import encode_line

@@ -1,0 +1,319 @@
+"""The connection to one agent: its stream of records, leases, requests, files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from warpwatch_fleet.config import AgentsConfig, ShardConfig
+from warpwatch_fleet.targets import Target
+from warpwatch_telemetry import clean_text
+from warpwatch_telemetry.captures import OUTCOMES
+from warpwatch_telemetry.errors import Refused, UsageError
+from warpwatch_telemetry.jobs import JobId
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+# More at once would wait for each other too long.
+MAX_CONNECTING = 256
+# An agent sends something twice a second.
+SILENCE_S = 10.0
+# An agent answers a request within milliseconds.
+ANSWER_S = 10.0
+# Of one agent: 128 ranks at 30 steps a second. Who sends more is read no faster, and loses what
+# its own buffer does not hold.
+MAX_LINES_PER_S = 5000
+MAX_BYTES_PER_S = 4 * 2**20
+MAX_LINE_BYTES = 2**20
+# A job is judged by the fleet for so long unless it says so again.
+LEASE_S = 60.0
+
+Lines = Callable[[list[bytes]], None]
+
+
+class AgentError(Exception):
+    """Raised for an agent that cannot be followed or asked; the text is one line."""
+
+
+class AgentLink(Protocol):
+    """One agent, as the fleet reaches it. The coroutines are for the loop that follows agents."""
+
+    async def follow(self, cursor: str | None, take: Lines) -> None:
+        """Read the stream after ``cursor`` until it ends; ``take`` receives whole lines.
+
+        Raises AgentError.
+        """
+
+    async def lease(self, job: JobId, raised: Mapping[str, str]) -> None:
+        """Tell the agent that the fleet evaluates this job. Raises AgentError, Refused."""
+
+    async def request(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the JSON of the reply. Raises Refused as the agent does, else AgentError."""
+
+    def download(self, path: str) -> Iterator[bytes]:
+        """Yield the content of a file; it blocks, so not for the loop. Raises AgentError."""
+
+
+class Agents:
+    """What the links to all agents share. For one event loop. Raises UsageError for a bad file.
+
+    holder: the name of this fleet in leases.
+    """
+
+    def __init__(self, config: AgentsConfig, shard: ShardConfig, holder: str) -> None:
+        self.holder = holder
+        self.shard = f"{shard.index}/{shard.of}"
+        self.scheme = "https" if config.ca_file is not None else "http"
+        self.connecting = asyncio.Semaphore(MAX_CONNECTING)
+        self.verify = _context(config) if config.ca_file is not None else False
+        self._token = _token(config.token_file)
+        self.client = self.new_client()
+
+    def new_client(self) -> httpx.AsyncClient:
+        """Return a client with connections of its own."""
+        return httpx.AsyncClient(
+            verify=self.verify,
+            timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(max_keepalive_connections=MAX_CONNECTING),
+            follow_redirects=False,
+            headers={"Accept-Encoding": "gzip"},
+            trust_env=False,
+        )
+
+    def headers(self, target: Target) -> dict[str, str]:
+        """Return the token's header, but none for a tenant's own agent."""
+        if self._token is None or target.owner is not None:
+            return {}
+        return {"Authorization": f"Bearer {self._token()}"}
+
+    def link(self, target: Target) -> AgentLink:
+        """Return the link to the agent at this target."""
+        return HttpLink(self, target)
+
+    async def close(self) -> None:
+        """Close all connections but those that are followed."""
+        await self.client.aclose()
+
+
+class HttpLink:
+    """An ``AgentLink`` by HTTP."""
+
+    def __init__(self, agents: Agents, target: Target) -> None:
+        self._agents = agents
+        self._target = target
+        # The certificate of a target that was found by a name is for that name.
+        name = target.server_name
+        self._extensions = {} if name is None else {"sni_hostname": name}
+
+    def _url(self, path: str) -> str:
+        return f"{self._agents.scheme}://{self._target.address}/api/v1/{path}"
+
+    async def follow(self, cursor: str | None, take: Lines) -> None:
+        """Read the stream after ``cursor`` until it ends."""
+        params = {"follow": "true", "shard": self._agents.shard}
+        if cursor is not None:
+            params["after"] = cursor
+        # A client of its own: what a pool does for a connection takes longer the more it has.
+        try:
+            async with self._agents.new_client() as client, contextlib.AsyncExitStack() as stack:
+                async with self._agents.connecting:
+                    answer = await stack.enter_async_context(
+                        client.stream(
+                            "GET",
+                            self._url("records"),
+                            params=params,
+                            headers=self._agents.headers(self._target),
+                            extensions=self._extensions,
+                        )
+                    )
+                if answer.status_code != 200:
+                    raise AgentError(await _refusal(answer))
+                async for lines in _paced(_lines(_parts(answer))):
+                    take(lines)
+        except httpx.HTTPError as error:
+            raise AgentError(in_a_line(error)) from error
+
+    async def lease(self, job: JobId, raised: Mapping[str, str]) -> None:
+        """Tell the agent that the fleet evaluates this job."""
+        said = {"holder": self._agents.holder, "seconds": LEASE_S, "raised": dict(raised)}
+        await self.request("leases", {**job.fields(), **said})
+
+    async def request(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the JSON of the reply."""
+        try:
+            async with (
+                self._agents.connecting,
+                asyncio.timeout(ANSWER_S),
+                self._agents.client.stream(
+                    "POST",
+                    self._url(path),
+                    json=body,
+                    headers=self._agents.headers(self._target),
+                    extensions=self._extensions,
+                ) as answer,
+            ):
+                content = await _content(answer)
+        except TimeoutError as error:
+            raise AgentError(f"no answer within {ANSWER_S:g} s") from error
+        except httpx.HTTPError as error:
+            raise AgentError(in_a_line(error)) from error
+        try:
+            said = clean_text.load(content)
+        except ValueError as error:
+            raise AgentError(f"{answer.status_code}: no JSON: {error}") from error
+        if answer.status_code in (200, 202):
+            return said
+        reason, detail = _refused(said)
+        if reason in OUTCOMES:
+            raise Refused(reason, detail)
+        raise AgentError(f"{answer.status_code}: {detail}")
+
+    def download(self, path: str) -> Iterator[bytes]:
+        """Yield the content of a file."""
+        headers, verify = self._agents.headers(self._target), self._agents.verify
+        try:
+            with (
+                httpx.Client(verify=verify, timeout=SILENCE_S, trust_env=False) as client,
+                client.stream(
+                    "GET", self._url(path), headers=headers, extensions=self._extensions
+                ) as answer,
+            ):
+                if answer.status_code != 200:
+                    raise AgentError(f"{answer.status_code} for {path}")
+                unpack = _unpacker(answer)
+                for part in answer.iter_raw():
+                    yield from unpack(part)
+        except httpx.HTTPError as error:
+            raise AgentError(in_a_line(error)) from error
+
+
+def _unpacker(answer: httpx.Response) -> Callable[[bytes], Iterator[bytes]]:
+    """Return what unpacks a raw part of the answer, in portions of at most MAX_LINE_BYTES.
+
+    Every answer of an agent is read through it: a few bytes can be packed to unpack to gigabytes.
+    Raises AgentError for any encoding but one gzip.
+    """
+    encoding = answer.headers.get("content-encoding", "identity")
+    if encoding not in ("identity", "gzip"):
+        raise AgentError(f"content-encoding {encoding[:20]!r} was not asked for")
+    unpacker = zlib.decompressobj(wbits=31)
+
+    def unpack(part: bytes) -> Iterator[bytes]:
+        while encoding == "gzip" and part:
+            try:
+                yield unpacker.decompress(part, MAX_LINE_BYTES)
+            except zlib.error as error:
+                raise AgentError(f"no gzip: {error}") from error
+            part = unpacker.unconsumed_tail
+        if part:
+            yield part
+
+    return unpack
+
+
+async def _parts(answer: httpx.Response) -> AsyncIterator[bytes]:
+    unpack = _unpacker(answer)
+    async for part in answer.aiter_raw():
+        for one in unpack(part):
+            yield one
+
+
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    rest = b""
+    async for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            raise AgentError(f"a line is longer than {MAX_LINE_BYTES} bytes")
+        if lines:
+            yield lines
+
+
+async def _paced(
+    batches: AsyncIterator[list[bytes]],
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncIterator[list[bytes]]:
+    """In portions, at most MAX_LINES_PER_S and MAX_BYTES_PER_S of them on average."""
+    allowed_at = monotonic()
+    async for lines in batches:
+        for begin in range(0, len(lines), MAX_LINES_PER_S // 10):
+            portion = lines[begin : begin + MAX_LINES_PER_S // 10]
+            yield portion
+            now = monotonic()
+            # What was not used is saved for ten seconds: a new reader gets what was kept for it.
+            size = sum(map(len, portion))
+            cost_s = max(len(portion) / MAX_LINES_PER_S, size / MAX_BYTES_PER_S)
+            allowed_at = max(allowed_at, now - 10.0) + cost_s
+            await sleep(max(0.0, allowed_at - now))
+
+
+async def _refusal(answer: httpx.Response) -> str:
+    content = await _content(answer)
+    try:
+        _, detail = _refused(clean_text.load(content))
+    except ValueError:
+        detail = " ".join(content.decode(errors="replace").split())[:200]
+    return f"{answer.status_code}: {detail}"
+
+
+async def _content(answer: httpx.Response) -> bytes:
+    """As much as an agent has to say at once; one that says more is none. Raises AgentError."""
+    content = b""
+    async for part in _parts(answer):
+        content += part
+        if len(content) > MAX_LINE_BYTES:
+            raise AgentError(f"an answer is longer than {MAX_LINE_BYTES} bytes")
+    return content
+
+
+def _refused(said: Any) -> tuple[str, str]:
+    """Reason and detail of an error, each in a line."""
+    try:
+        error = said["error"]
+        return str(error["reason"])[:64], " ".join(str(error["detail"]).split())[:200]
+    except (KeyError, TypeError):
+        return "", " ".join(str(said).split())[:200]
+
+
+def in_a_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
+
+
+def _token(path: Path | None) -> Callable[[], str] | None:
+    """Reads the token; a file that changes is read again. Raises UsageError."""
+    if path is None:
+        return None
+
+    def read() -> str:
+        try:
+            return path.read_text().strip()
+        except OSError as error:
+            raise AgentError(f"fleet.agents.token_file {path}: {error.strerror}") from error
+
+    try:
+        if not read():
+            raise UsageError(f"fleet.agents.token_file {path} is empty; write the token into it")
+    except AgentError as error:
+        raise UsageError(str(error)) from error
+    return read
+
+
+def _context(config: AgentsConfig) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=config.ca_file)
+        if config.cert_file is not None:
+            context.load_cert_chain(config.cert_file, config.key_file)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(str(one) for one in (config.ca_file, config.cert_file) if one)
+        raise UsageError(f"fleet.agents: cannot use {files}: {error}") from error
+    return context
