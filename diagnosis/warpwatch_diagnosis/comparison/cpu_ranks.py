@@ -1,4 +1,4 @@
-"""The steps of ranks on the CPU beside each other: whose are longer without waiting, and why."""
+"""Compares ranks on the CPU: their steps without waiting, and their order at collectives."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ from warpwatch_diagnosis.measures.measures import Measures
 
 # Healthy peers differ by up to 14 % (PRISM, 2510.15596); cores shared with others by more.
 MIN_LOCAL_RATIO = 1.25
-# By how much of the window the others must wait longer than the culprit (our own value).
+# The others must wait longer than the culprit by this share of the window (our own value).
 MIN_WAIT_EXCESS = 0.10
-# A cause is there in (nearly) every step; noise changes sides.
+# A cause is there in nearly every step; noise changes sides.
 MIN_CONSISTENCY = 0.80
-# Of a rank that the detector of stragglers named, which has seen many more steps (own values).
+# The limits for a rank that the detector of stragglers named, over many more steps (own values).
 MIN_SUSPECT_RATIO = 1.10
 MIN_SUSPECT_CONSISTENCY = 0.5
+# Fewer calls of collectives do not show which rank is last (own values, as all below).
+MIN_CALLS = 4
+# One rank must be the last in this share of the calls.
+MIN_LAST = 0.80
+# In random order one of the ranks is last as often with at most this probability.
+MAX_CHANCE = 1e-3
+# If the others wait for less than this, the ranks come together.
+MIN_LATENESS_US = 100.0
 # The parts of a step on the CPU as the evidence names them, and the rules that say more.
 OPERATORS = "operators"
 CPU_PARTS: dict[str, tuple[str, ...]] = {
@@ -45,20 +53,19 @@ class RankSteps:
 
     @classmethod
     def of(cls, measures: Measures, cpu: CpuTime) -> RankSteps:
-        waits = within(cpu.waiting, measures.steps)
+        steps = measures.steps
+        waits = zip(steps, within(cpu.waiting, steps), strict=True)
         spent = zip(CPU_PARTS, _spent(measures, cpu), strict=True)
         return cls(
             measures=measures,
-            local_us=[
-                end - begin - us for (begin, end), us in zip(measures.steps, waits, strict=True)
-            ],
-            parts_us={part: median(within(us, measures.steps)) for part, us in spent},
+            local_us=[end - begin - us for (begin, end), us in waits],
+            parts_us={part: median(within(us, steps)) for part, us in spent},
             wait_share=measures.share(cpu.waiting),
         )
 
 
 def _spent(measures: Measures, cpu: CpuTime) -> tuple[Intervals, ...]:
-    """Disjoint, in the order of CPU_PARTS."""
+    """Return disjoint parts in the order of CPU_PARTS."""
     patterns = union(cpu.reading + cpu.saving)
     return (
         measures.loading,
@@ -72,35 +79,22 @@ def _spent(measures: Measures, cpu: CpuTime) -> tuple[Intervals, ...]:
 
 
 def lags(culprit: RankSteps, others: Sequence[RankSteps], is_suspect: bool) -> bool:
+    """Return whether the steps of a rank are longer than those of the others."""
     steps = min(len(r.local_us) for r in (culprit, *others))
-    typical = median(median(r.local_us) for r in others)
+    ratio = MIN_SUSPECT_RATIO if is_suspect else MIN_LOCAL_RATIO
+    consistency = MIN_SUSPECT_CONSISTENCY if is_suspect else MIN_CONSISTENCY
+    longer = median(culprit.local_us) > ratio * median(median(r.local_us) for r in others)
     slower = sum(culprit.local_us[i] > max(r.local_us[i] for r in others) for i in range(steps))
-    if is_suspect:
-        longer = median(culprit.local_us) > MIN_SUSPECT_RATIO * typical
-        return longer and slower >= MIN_SUSPECT_CONSISTENCY * steps
-    return (
-        median(culprit.local_us) > MIN_LOCAL_RATIO * typical
-        and slower >= MIN_CONSISTENCY * steps
-        and min(r.wait_share for r in others) - culprit.wait_share > MIN_WAIT_EXCESS
-    )
-
-
-# Collectives with fewer calls say nothing of who is last (own values, as all here).
-MIN_CALLS = 4
-# Of the calls one rank must be the last in so many.
-MIN_LAST = 0.80
-# In random order one of the ranks is last that often at most.
-MAX_CHANCE = 1e-3
-# A call in which the others wait for less than this has no last one: they come together.
-MIN_LATENESS_US = 100.0
+    excess = min(r.wait_share for r in others) - culprit.wait_share
+    return longer and slower >= consistency * steps and (is_suspect or excess > MIN_WAIT_EXCESS)
 
 
 @dataclass(frozen=True, slots=True)
 class LastRank:
     """The rank, an index into the capture, that is last in ``count`` of ``calls``.
 
-    lateness_us: what the typical other one waited for it, in all calls. chance: that one of the
-    ranks is last as often where the order is random.
+    lateness_us: the others' typical waiting for it in all calls. chance: the probability that one
+    of the ranks is last as often in random order.
     """
 
     rank: int
@@ -111,13 +105,15 @@ class LastRank:
 
 
 def last_rank(capture: Sequence[Measures]) -> LastRank | None:
-    """The one that nearly all calls wait for; None where there is none, or too few calls."""
-    calls = [_waits(spans) for spans in _matched(capture)]
+    """Return the rank that nearly all calls wait for, or None.
+
+    The last rank waits for nobody, so its calls are the shortest, and no clocks are compared.
+    """
+    calls = [[us - min(durations) for us in durations] for durations in _matched(capture)]
     late = [waits for waits in calls if median(sorted(waits)[1:]) >= MIN_LATENESS_US]
     if len(late) < MIN_CALLS:
         return None
-    lasts = Counter(waits.index(0.0) for waits in late)
-    ((rank, count),) = lasts.most_common(1)
+    ((rank, count),) = Counter(waits.index(0.0) for waits in late).most_common(1)
     ranks = len(capture)
     chance = min(1.0, ranks * comb(len(late), count) / ranks**count)
     if count < MIN_LAST * len(late) or chance > MAX_CHANCE:
@@ -127,7 +123,7 @@ def last_rank(capture: Sequence[Measures]) -> LastRank | None:
 
 
 def _matched(capture: Sequence[Measures]) -> list[list[float]]:
-    """Durations by rank of each call that all ranks have: the n-th of its name in its step."""
+    """Return for each call that all ranks have the durations on the ranks."""
     found: dict[tuple[str, int], list[list[float]]] = defaultdict(list)
     for measures in capture:
         mine: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -141,8 +137,3 @@ def _matched(capture: Sequence[Measures]) -> list[list[float]]:
         if len(ranks) == len(capture) and len(set(map(len, ranks))) == 1
         for call in zip(*ranks, strict=True)
     ]
-
-
-def _waits(durations: Sequence[float]) -> list[float]:
-    shortest = min(durations)
-    return [us - shortest for us in durations]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from warpwatch_diagnosis.advice import advice
 from warpwatch_diagnosis.comparison.alignment import Alignment
 from warpwatch_diagnosis.measures.host_events import Cause
 from warpwatch_diagnosis.measures.intervals import Intervals, difference, total, union
@@ -105,8 +106,8 @@ class RankRule(DiagnosisRule):
     @abstractmethod
     def evidence(self, measures: Measures, lost: Intervals) -> Iterable[str]: ...
 
-    @abstractmethod
-    def advice(self, measures: Measures) -> str: ...
+    def advice(self, measures: Measures) -> str:
+        return advice(self.kind)
 
     def share(self, measures: Measures, lost: Intervals) -> float:
         """Return the share that is reported, and compared with a baseline."""

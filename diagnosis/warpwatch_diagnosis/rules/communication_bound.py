@@ -1,9 +1,10 @@
-"""Collectives take time that no compute hides."""
+"""Finds collectives whose time no compute hides."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from warpwatch_diagnosis.advice import advice
 from warpwatch_diagnosis.comparison.alignment import (
     Alignment,
     align,
@@ -13,6 +14,7 @@ from warpwatch_diagnosis.comparison.alignment import (
 from warpwatch_diagnosis.measures.intervals import Intervals, total, union
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import (
+    Capture,
     DiagnosisRule,
     Finding,
     idle,
@@ -24,10 +26,10 @@ from warpwatch_diagnosis.rules.base import (
 # PyTorch's TensorBoard plugin warns above 10 % of the step.
 MIN_EXPOSED_SHARE = 0.10
 # On the CPU a collective works on the cores that the compute needs: a third of a step is common
-# for small models that are well (our own value).
+# for healthy small models (our own value).
 MIN_CPU_WAIT_SHARE = 0.40
 HIGH_SHARE = 0.20
-# TraceLens's target for what compute should hide.
+# TraceLens's target for the share that compute hides.
 GOOD_OVERLAP = 0.70
 _SHOWN = 3
 
@@ -35,15 +37,15 @@ _SHOWN = 3
 class CommunicationBoundRule(DiagnosisRule):
     kind = "communication_bound"
 
-    def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
-        """The rank that waits least shows the true price; the others' surplus is waiting for it.
+    def find(self, capture: Capture, alignment: Alignment | None) -> list[Finding]:
+        """Report the rank that waits least: the others' surplus is waiting for it.
 
-        In a single CPU trace the two look the same, so it brings no finding.
+        In a single CPU trace both look the same, so there is no finding.
         """
         if not capture or (len(capture) == 1 and capture[0].gpu is None):
             return []
-        prices_us = [_price_us(m, rank, alignment) for rank, m in enumerate(capture)]
-        shares = [m.share_of_us(us) for us, m in zip(prices_us, capture, strict=True)]
+        costs_us = [_cost_us(m, rank, alignment) for rank, m in enumerate(capture)]
+        shares = [m.share_of_us(us) for us, m in zip(costs_us, capture, strict=True)]
         rank = min(range(len(capture)), key=lambda rank: shares[rank])
         least, share = capture[rank], shares[rank]
         if share <= (MIN_EXPOSED_SHARE if least.gpu else MIN_CPU_WAIT_SHARE):
@@ -53,40 +55,36 @@ class CommunicationBoundRule(DiagnosisRule):
             self.finding(
                 least,
                 share=share,
-                recoverable_us=min(prices_us[rank], least.savings.get(self.kind, prices_us[rank])),
+                recoverable_us=min(costs_us[rank], least.savings.get(self.kind, costs_us[rank])),
                 confidence="high"
                 if share > HIGH_SHARE and least.gpu is not None and not missing
                 else "medium",
                 evidence=(*_evidence(least, share), *_bandwidths(alignment), *links, *missing),
-                advice=(
-                    "Let communication overlap with the backward pass: DistributedDataParallel "
-                    "with a tuned bucket_cap_mb and gradient_as_bucket_view=True, FSDP with "
-                    "forward_prefetch=True, gradient accumulation under no_sync(); then check the "
-                    "links between ranks."
-                ),
+                advice=advice(self.kind),
             )
         ]
 
-    def usual_shares(
-        self, baseline: Sequence[Measures], alignment: Alignment | None
-    ) -> list[float]:
-        """Empty where transfers and waiting can be separated in only one of the two."""
+    def usual_shares(self, baseline: Capture, alignment: Alignment | None) -> list[float]:
+        """Return the costs; empty if transfers and waiting are separate in only one of the two."""
         usual = align(baseline)
         if (alignment is None) != (usual is None):
             return []
-        return [m.share_of_us(_price_us(m, rank, usual)) for rank, m in enumerate(baseline)]
+        return [m.share_of_us(_cost_us(m, rank, usual)) for rank, m in enumerate(baseline)]
 
 
 def exposed(measures: Measures) -> Intervals:
-    """Collective kernels that run alone and idle time under collectives that block the host; on
-    the CPU the training thread's wait for collectives."""
+    """Return the time of collectives that compute does not hide.
+
+    On the GPU this is the time of collective kernels alone and idle time under collectives that
+    block the host, on the CPU the training thread's wait for collectives.
+    """
     if measures.gpu is not None:
         return union(measures.gpu.exposed_communication + idle(measures, "communication"))
     return measures.cpu.waiting if measures.cpu else []
 
 
-def _price_us(measures: Measures, rank: int, alignment: Alignment | None) -> float:
-    """Exposed communication; where all ranks are known, without what is waiting for another."""
+def _cost_us(measures: Measures, rank: int, alignment: Alignment | None) -> float:
+    """Return the exposed communication, with all ranks known without waiting for another one."""
     if alignment is None:
         return total(exposed(measures))
     blocked = total(idle(measures, "communication"))
@@ -94,7 +92,7 @@ def _price_us(measures: Measures, rank: int, alignment: Alignment | None) -> flo
 
 
 def _missing(measures: Measures, alignment: Alignment | None) -> list[str]:
-    """A rank that is late looks like slow communication to whoever lacks its trace."""
+    """Return a clause if ranks are missing: their lateness looks like slow communication."""
     sizes = [c.group_size or 0 for c in measures.gpu.collectives] if measures.gpu else []
     ranks = max(sizes, default=0)
     here = max((len(m.ranks) for m in alignment.matched), default=1) if alignment else 1

@@ -1,14 +1,10 @@
-"""The host waits for the device and the device then waits for the host: `.item()` in the loop.
-
-A long wait while the device works costs nothing by itself. What counts is the idle time after it:
-the host had no work queued and must build its lead again (idle.py). Without a GPU nothing waits for
-a device, but loops that read value after value would wait for one each time.
-"""
+"""Finds steps in which host and device wait for each other: synchronizing calls, and copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from warpwatch_diagnosis.advice import advice
 from warpwatch_diagnosis.measures.copies import CopyTime
 from warpwatch_diagnosis.measures.intervals import Intervals, difference, total, union
 from warpwatch_diagnosis.measures.measures import Measures
@@ -24,14 +20,23 @@ from warpwatch_diagnosis.rules.base import (
 )
 from warpwatch_diagnosis.rules.host_bound import reading
 
-# Without a GPU; as for the host's own time.
+# The limit without a GPU, as for the host's own time.
 HIGH_CPU_SHARE = 0.20
+# PCIe 4 x16 moves about 25 GB/s from pinned memory; half of it is slow (reference value).
+SLOW_GB_PER_S = 12.5
 _SHOWN = 3
 
 
 class SyncBoundRule(RankRule):
+    """Finds a host that waits for the device, which then waits for the host: `.item()` in the loop.
+
+    A long wait while the device works does not affect the step. The idle time after it counts: the
+    host had no work queued and must build its lead again. Without a GPU nothing waits for a device,
+    but loops that read value after value would wait for one each time.
+    """
+
     kind = "sync_bound"
-    # Idle time after synchronizing calls (reference value of this project).
+    # The limit on idle time after synchronizing calls (reference value of this project).
     min_share = 0.05
     high_share = 0.15
 
@@ -46,43 +51,30 @@ class SyncBoundRule(RankRule):
 
     def advice(self, measures: Measures) -> str:
         if measures.gpu is None:
-            return (
-                "Do not look at tensors value by value: sum, compare and count in tensors and read "
-                "one result, .tolist() copies all values at once; read metrics every 50 steps."
-            )
+            return advice(self.kind, "cpu")
         calls = _culprits(measures)
         line = next((f" ({call.place})" for call in calls if call.place), "")
-        if any(call.purpose == "read" for call in calls):
-            return (
-                f"Do not read values of the GPU in every step{line}: keep losses and metrics as "
-                "tensors and call .item() every 50 steps, copy with non_blocking=True, avoid "
-                'boolean indexing and nonzero; torch.cuda.set_sync_debug_mode("warn") names every '
-                "place."
-            )
-        return (
-            f"Remove torch.cuda.synchronize() and stream or event waits from the loop{line}; "
-            "measure with CUDA events instead, and let the host run ahead of the GPU."
-        )
+        reads = any(call.purpose == "read" for call in calls)
+        return advice(self.kind, "read" if reads else "wait", line=line)
 
 
 def _loops(measures: Measures, lost: Intervals) -> Iterator[str]:
     found = measures.synchronization
-    a_step = found.count / measures.step_count
     yield (
         f"{percent(measures.share(lost))} of the step is loops that read one value after the other"
     )
     yield (
-        f"{a_step:,.0f} values are read a step (.item(), float(), bool() of a tensor); the loops "
-        f"take {milliseconds(total(lost))} together"
+        f"{found.count / measures.step_count:,.0f} values are read a step (.item(), float(), bool()"
+        f" of a tensor); the loops take {milliseconds(total(lost))} together"
     )
-    # What a read takes by itself says nothing here.
+    # The count shows the loop: a single read takes no time of its own.
     for call in sorted(found.calls, key=lambda call: -call.count)[:_SHOWN]:
         if call.place:
             yield f"{call.name} at {call.place} ran {times(call.count)}"
 
 
 def _culprits(measures: Measures) -> list[SynchronizingCall]:
-    """Calls that wait for a value or for the device, not those that move data."""
+    """Return the longest calls that wait for a value or for the device, not for copied data."""
     calls = measures.synchronization.calls
     return [c for c in calls if c.purpose != "copy"][:_SHOWN]
 
@@ -105,11 +97,9 @@ def _waits(measures: Measures, lost: Intervals) -> Iterator[str]:
     yield from worst_gaps(measures, "synchronization")
 
 
-# PCIe 4 x16 moves about 25 GB/s from pinned memory; half of it is slow (reference value).
-SLOW_GB_PER_S = 12.5
-
-
 class TransferBoundRule(RankRule):
+    """Finds copies between host and device that no compute hides."""
+
     kind = "transfer_bound"
     # TraceLens flags exposed copies above this share of the step.
     min_share = 0.05
@@ -117,7 +107,7 @@ class TransferBoundRule(RankRule):
     needs_gpu = True
 
     def lost(self, measures: Measures) -> Intervals:
-        """Exposed copies and the idle time for them; a checkpoint's copies are its own."""
+        """Return exposed copies and the idle time for them, without those of a checkpoint."""
         transfers = measures.gpu.exposed_transfers if measures.gpu else []
         exposed = difference(transfers, measures.host.checkpoint.intervals)
         return union(exposed + idle(measures, "copy"))
@@ -135,23 +125,10 @@ class TransferBoundRule(RankRule):
 
     def advice(self, measures: Measures) -> str:
         copies = _crossing(measures)
+        slow = any((c.bandwidth_gb_per_s or SLOW_GB_PER_S) < SLOW_GB_PER_S for c in copies)
         if any(c.memory == "pageable" for c in copies):
-            return (
-                "Set DataLoader(pin_memory=True) and copy with tensor.to(device, "
-                "non_blocking=True): a copy from pageable memory blocks the host and runs at a "
-                "fraction of the bandwidth. Send small types (uint8 images) and convert them on "
-                "the GPU."
-            )
-        if any((c.bandwidth_gb_per_s or SLOW_GB_PER_S) < SLOW_GB_PER_S for c in copies):
-            return (
-                "The bus is slow for pinned memory: copy fewer, larger tensors, send small types, "
-                "and check the link (nvidia-smi -q: PCIe generation and width, NUMA node of the "
-                "process)."
-            )
-        return (
-            "Copy the next batch on a stream of its own with non_blocking=True while the current "
-            "one is trained, keep on the GPU what comes back to it, and send small types (uint8)."
-        )
+            return advice(self.kind, "pageable")
+        return advice(self.kind, "bus" if slow else "stream")
 
 
 def _crossing(measures: Measures) -> list[CopyTime]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from warpwatch_diagnosis.advice import advice
 from warpwatch_diagnosis.measures.host_events import HostActivity
 from warpwatch_diagnosis.measures.intervals import (
     Intervals,
@@ -76,16 +77,7 @@ class DataLoadingRule(RankRule):
         yield from in_lines(measures, "loading")
 
     def advice(self, measures: Measures) -> str:
-        if _single_process(measures):
-            return (
-                "Set DataLoader(num_workers=4, persistent_workers=True, pin_memory=True) so that "
-                "batches are made beside the training; then look at what Dataset.__getitem__ waits "
-                "for."
-            )
-        return (
-            "Raise num_workers or prefetch_factor; if the workers are at their limit, make "
-            "Dataset.__getitem__ cheaper: cache decoded samples or keep the data on a local disk."
-        )
+        return advice(self.kind, "single_process" if _single_process(measures) else "workers")
 
 
 def _single_process(measures: Measures) -> bool:
@@ -114,14 +106,9 @@ class GcPauseRule(RankRule):
         yield from in_lines(measures, "gc")
 
     def advice(self, measures: Measures) -> str:
+        text = advice(self.kind)
         called = any("collect" in name for name in measures.host.gc.names)
-        first = "Take gc.collect() out of the step; c" if called else "C"
-        return (
-            f"{first}all gc.freeze() once everything is built, so that old objects are not looked "
-            "at again, or gc.disable() and gc.collect() every 500 steps on all ranks at the same "
-            "step; keep fewer Python objects (lists of dicts) alive, arrays and tensors are not "
-            "looked at."
-        )
+        return f"Take gc.collect() out of the step; c{text[1:]}" if called else text
 
 
 def _sum(activity: HostActivity, count: str) -> str:
@@ -162,14 +149,6 @@ class CheckpointRule(RankRule):
         )
         yield from _frequency(measures, lost)
         yield from in_lines(measures, "checkpoint")
-
-    def advice(self, measures: Measures) -> str:
-        return (
-            "Save less often, or beside the training: torch.distributed.checkpoint.async_save "
-            "copies the state and writes it in the background, every rank its own part. With "
-            "torch.save: copy the state to the host first and write it in a thread, to a "
-            "local disk."
-        )
 
 
 def _frequency(measures: Measures, lost: Intervals) -> Iterator[str]:
@@ -233,13 +212,6 @@ class AllocatorThrashRule(RankRule):
                 )
         yield from worst_gaps(measures, "allocator")
 
-    def advice(self, measures: Measures) -> str:
-        return (
-            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, drop torch.cuda.empty_cache() "
-            "from the loop, keep shapes fixed (pad or bucket sequence lengths); if memory is "
-            "short, use a smaller batch or activation checkpointing."
-        )
-
 
 class RecompilationRule(RankRule):
     """Finds a torch.compile that costs more than it saves: recompilations and graph breaks.
@@ -263,24 +235,9 @@ class RecompilationRule(RankRule):
             yield from _breaks(measures, breaks)
 
     def advice(self, measures: Measures) -> str:
-        logs = "TORCH_LOGS=recompiles,graph_breaks names each reason"
         if not _compiling(measures):
-            return (
-                f"{logs}: take .item(), prints and checks of values out of the compiled code, "
-                "torch.compile(fullgraph=True) shows the first one; or compile only the parts "
-                "without."
-            )
-        if _compiles_again(measures):
-            return (
-                f"{logs}: call torch._dynamo.mark_dynamic(tensor, dim) or "
-                "torch.compile(dynamic=True) for sizes that change, pad batches to a few lengths, "
-                "use drop_last=True; raise torch._dynamo.config.recompile_limit only if the "
-                "variants are few."
-            )
-        return (
-            f"If these were the first steps, capture later ones. Else {logs}; a cache on disk "
-            "(TORCHINDUCTOR_CACHE_DIR) makes the next start faster."
-        )
+            return advice(self.kind, "graph_breaks")
+        return advice(self.kind, "again" if _compiles_again(measures) else "once")
 
 
 def _compiling(measures: Measures) -> Intervals:

@@ -1,9 +1,10 @@
-"""The device waits because the host is busy with Python between the operators."""
+"""Finds devices that wait for the host: for Python between operators, or for launches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from warpwatch_diagnosis.advice import advice
 from warpwatch_diagnosis.measures.cpu_time import CpuTime
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.intervals import Intervals, difference, intersection, total, union
@@ -19,25 +20,30 @@ from warpwatch_diagnosis.rules.base import (
     worst_gaps,
 )
 
-# TraceLens flags idle time above this; the same is taken for a CPU's time outside operators.
+# TraceLens flags idle time above this; a CPU's time outside operators has the same limit.
 MIN_SHARE = 0.15
 HIGH_SHARE = 0.30
-# What has a cause of its own needs less to be reported, as idle time after synchronizing calls.
+# A cause with a name of its own needs less to be reported, as idle time after synchronizing calls.
 MIN_NAMED_SHARE = 0.05
 # A model that is compiled whole is a few regions, forward and optimizer (own value).
 MIN_REGIONS_A_STEP = 10
+# Launches are the cause if more than half of the kernels are short (TraceLens's 10 µs), and Python
+# if more of the idle time than MAX_HOST_SHARE is outside operators.
+MIN_SHORT_SHARE = 0.50
+MAX_HOST_SHARE = 0.50
 
 
 class HostBoundRule(RankRule):
+    """Finds time of the host that the step waits for, without the part that other rules explain."""
+
     kind = "host_bound"
     high_share = HIGH_SHARE
 
     def lost(self, measures: Measures) -> Intervals:
-        """The host's time that costs, without what other rules explain."""
         return difference(_own_time(measures), _explained(measures))
 
     def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
-        """Beside a cause that has a name, a slow host is a second fault only if it is clear."""
+        """Return whether the share is high, if there is also a cause with a name of its own."""
         limit = HIGH_SHARE if _explained(measures) else MIN_SHARE
         return measures.share(lost) > limit
 
@@ -52,23 +58,57 @@ class HostBoundRule(RankRule):
             yield from in_lines(measures, "host")
 
     def advice(self, measures: Measures) -> str:
-        if measures.gpu is not None:
-            return (
-                "Move Python work (logging, metrics, loops over tensors) out of the loop, try "
-                "torch.compile(model) or a larger batch; a second capture with with_stack=True "
-                "names the lines."
-            )
+        return advice(self.kind, "gpu" if measures.gpu else "cpu")
+
+
+class LaunchBoundRule(HostBoundRule):
+    """Finds the idle time of host_bound if the cause is many small kernels."""
+
+    kind = "launch_bound"
+    supersedes = ("host_bound",)
+    needs_gpu = True
+
+    def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
+        gpu = measures.gpu
         return (
-            "Move Python work (loops over parameters, logging, sleeps) out of the training loop "
-            "and replace many small operators by few large ones. A second capture with "
-            "with_stack=True names the lines, and shows whether it is Python's garbage collection."
+            gpu is not None
+            and super().applies(measures, lost, several)
+            and gpu.kernels.short_share > MIN_SHORT_SHARE
+            and total(idle(measures, "host")) < MAX_HOST_SHARE * total(lost)
         )
+
+    def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
+        gpu = measures.gpu
+        if gpu is None:
+            return
+        kernels, steps = gpu.kernels, len(measures.steps)
+        yield (
+            f"the GPU is idle for {percent(measures.share(lost))} of the step because its kernels "
+            "are smaller than the price of launching them"
+        )
+        yield (
+            f"{percent(kernels.short_share)} of {kernels.count:,} kernels are shorter than "
+            f"{SHORT_KERNEL_US:.0f} µs; the median runs {kernels.median_us:.0f} µs and its launch "
+            f"takes {kernels.median_launch_us:.0f} µs"
+        )
+        if steps:
+            spent = milliseconds(gpu.launches.total_call_us / steps)
+            yield f"{gpu.launches.count // steps:,} launches a step keep the host busy for {spent}"
+        often = max(gpu.kernel_times, key=lambda k: k.count, default=None)
+        if often is not None:
+            yield (
+                f"most often launched: {short(often.name)}, {often.count:,} times, "
+                f"{often.median_us:.1f} µs each"
+            )
+
+    def advice(self, measures: Measures) -> str:
+        return advice(self.kind)
 
 
 def reading(measures: Measures) -> Intervals:
-    """Without a GPU: the loops that read one value after the other, if they are worth a finding.
+    """Return the loops that read values one by one without a GPU, if they are worth a finding.
 
-    In compiled code it is a graph break.
+    In compiled code such a read is a graph break.
     """
     if measures.cpu is None:
         return []
@@ -77,16 +117,15 @@ def reading(measures: Measures) -> Intervals:
 
 
 def saving(measures: Measures) -> Intervals:
-    """Without a GPU: time that no event names but that looks like the writing of a checkpoint, if
-    it is worth a finding."""
+    """Return the gaps that probably write a checkpoint, if they are worth a finding."""
     gaps = measures.cpu.saving if measures.cpu else []
     return gaps if measures.share(gaps) > MIN_NAMED_SHARE else []
 
 
 def graph_breaks(measures: Measures) -> Intervals:
-    """The host's time between pieces of compiled code, if these are many and it is worth a finding.
+    """Return the host's time between many pieces of compiled code, if it is worth a finding.
 
-    Pieces of one function only are no graph breaks: each layer of a model is compiled by itself.
+    Pieces of only one function are not graph breaks: layers may be compiled one by one.
     """
     host = measures.host
     many = host.compiled_regions > MIN_REGIONS_A_STEP * measures.step_count
@@ -101,9 +140,11 @@ def _explained(measures: Measures) -> Intervals:
 
 
 def _own_time(measures: Measures) -> Intervals:
-    """With a GPU its idle time in which the host launched, ran operators, or did what has no name;
-    without one the training thread's time outside operators, loading and collectives,
-    and its short operators."""
+    """Return the time in which the host launched, ran operators or did something without a name.
+
+    With a GPU only its idle time counts, without one short operators and the time outside of
+    operators, loading and collectives.
+    """
     if measures.gpu is not None:
         return idle(measures, "host", "dispatch", "launch")
     return union(measures.cpu.host + measures.cpu.dispatch) if measures.cpu else []
@@ -141,59 +182,3 @@ def _own_work(cpu: CpuTime) -> Iterator[str]:
         f"{cpu.dispatch_count:,} of {cpu.operators_count:,} operators are shorter than 10 µs and "
         f"take {milliseconds(total(cpu.dispatch))} together, mostly the price of calling them"
     )
-
-
-# More than half of the kernels short (TraceLens's 10 µs), idle time as for host_bound.
-MIN_SHORT_SHARE = 0.50
-# With more of the idle time than this outside operators, Python is to blame, not the launches.
-MAX_HOST_SHARE = 0.50
-
-
-class LaunchBoundRule(HostBoundRule):
-    """The idle time is host_bound's; this one knows why the host is late."""
-
-    kind = "launch_bound"
-    supersedes = ("host_bound",)
-    needs_gpu = True
-
-    def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
-        gpu = measures.gpu
-        return (
-            gpu is not None
-            and super().applies(measures, lost, several)
-            and gpu.kernels.short_share > MIN_SHORT_SHARE
-            and total(idle(measures, "host")) < MAX_HOST_SHARE * total(lost)
-        )
-
-    def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
-        assert measures.gpu is not None
-        kernels = measures.gpu.kernels
-        yield (
-            f"the GPU is idle for {percent(measures.share(lost))} of the step because its kernels "
-            "are smaller than the price of launching them"
-        )
-        yield (
-            f"{percent(kernels.short_share)} of {kernels.count:,} kernels are shorter than "
-            f"{SHORT_KERNEL_US:.0f} µs; the median runs {kernels.median_us:.0f} µs and its launch "
-            f"takes {kernels.median_launch_us:.0f} µs"
-        )
-        yield from _counts(measures, measures.gpu)
-
-    def advice(self, measures: Measures) -> str:
-        return (
-            'Use torch.compile(model, mode="reduce-overhead") or CUDA graphs, the optimizer with '
-            "fused=True (or foreach=True), or a larger batch: fewer and larger kernels."
-        )
-
-
-def _counts(measures: Measures, gpu: GpuTime) -> Iterator[str]:
-    if measures.steps:
-        per_step = gpu.launches.count // len(measures.steps)
-        spent = milliseconds(gpu.launches.total_call_us / len(measures.steps))
-        yield f"{per_step:,} launches a step keep the host busy for {spent}"
-    often = max(gpu.kernel_times, key=lambda k: k.count, default=None)
-    if often is not None:
-        yield (
-            f"most often launched: {short(often.name)}, {often.count:,} times, "
-            f"{often.median_us:.1f} µs each"
-        )

@@ -1,4 +1,4 @@
-"""The device is busy, but with kernels that move memory instead of computing."""
+"""Finds devices that are busy with kernels that move memory instead of computing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.roofline import MEMORY_CLASSES, ClassRoofline
 from warpwatch_diagnosis.rules.base import RankRule, milliseconds, percent, short, times
 
-# Of the compute, what must be memory-bound kernels (reference value of this project).
+# The share of memory-bound kernels in the compute (reference values of this project).
 MIN_SHARE_OF_COMPUTE = 0.50
 HIGH_SHARE_OF_COMPUTE = 0.70
-# Where the device waits, for the host or for other ranks, the waiting comes first.
+# If the device waits more, for the host or for other ranks, the waiting comes first.
 MIN_COMPUTE_SHARE = 0.80
 # A product below the ridge is limited by memory only if it comes near the memory's bandwidth.
 MIN_BANDWIDTH_RATIO = 0.50
@@ -24,11 +24,13 @@ _SHOWN = 3
 
 
 class MemoryBoundRule(RankRule):
+    """Finds devices that compute all the time, limited by their memory."""
+
     kind = "memory_bound"
     needs_gpu = True
 
     def lost(self, measures: Measures) -> Intervals:
-        """The compute: a part of it can be won, see ``recoverable_us``."""
+        """Return the compute, of which ``recoverable_us`` says how much can be saved."""
         return measures.gpu.compute if measures.gpu else []
 
     def share(self, measures: Measures, lost: Intervals) -> float:
@@ -58,16 +60,9 @@ class MemoryBoundRule(RankRule):
             yield f"{short(k.name)} ran {times(k.count)} for {milliseconds(k.total_us)}"
         yield f"the GPU computes for {percent(measures.share(lost))} of the step"
 
-    def advice(self, measures: Measures) -> str:
-        return (
-            "Let torch.compile(model) fuse the pointwise and normalisation kernels, train in "
-            "bfloat16 (torch.autocast) so that they move half the bytes, use a fused optimizer "
-            "(fused=True), channels_last for convolutions and scaled_dot_product_attention."
-        )
-
 
 def _moving(measures: Measures) -> list[ClassTime]:
-    """Classes that hardly compute, and those that the roofline proves to be limited by memory."""
+    """Return classes that hardly compute, or that the roofline shows to be limited by memory."""
     known = {c.kernel_class: c for c in measures.roofline.classes} if measures.roofline else {}
     classes = measures.gpu.class_times if measures.gpu else ()
     return [c for c in classes if _moves(c.kernel_class, known.get(c.kernel_class))]

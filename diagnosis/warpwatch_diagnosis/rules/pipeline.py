@@ -1,4 +1,4 @@
-"""One stage of a pipeline computes longer than the others, which wait for it in every step."""
+"""Finds faults of a pipeline: its bubble, and a stage that computes longer than the others."""
 
 from __future__ import annotations
 
@@ -8,26 +8,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from warpwatch_diagnosis.advice import advice
 from warpwatch_diagnosis.comparison.alignment import Alignment
 from warpwatch_diagnosis.measures.intervals import difference, total, union
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.rules.base import DiagnosisRule, Finding, milliseconds, percent
+from warpwatch_diagnosis.rules.base import Capture, DiagnosisRule, Finding, milliseconds, percent
 
-# What hands activations and gradients from stage to stage: torch.distributed's and NCCL's names.
+# The calls that hand activations and gradients from stage to stage, of torch.distributed and NCCL.
 _BETWEEN_STAGES = re.compile(r"send|recv", re.IGNORECASE)
+# The share of the step. A 1F1B schedule of p stages and m micro-batches waits (p - 1) / (m + p - 1)
+# of it (Narayanan et al., 2104.04473): 10 % is nine micro-batches for each further stage.
+MIN_BUBBLE_SHARE = 0.10
+HIGH_BUBBLE_SHARE = 0.20
+# Twice the micro-batches have about half of the bubble.
+RECOVERABLE = 0.5
+# The share of the step that an even split would save (our own values).
+MIN_IMBALANCE_SHARE = 0.05
+HIGH_IMBALANCE_SHARE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """``busiest``: of its ranks; ``busy_us``: the median of its ranks, of one step."""
+    """One stage: its busiest rank, and the median compute of its ranks in a step."""
 
     number: int
     busiest: Measures
     busy_us: float
 
 
-def stages(capture: Sequence[Measures]) -> list[Stage]:
-    """In order; nothing unless each stage of the pipeline has a rank in the capture."""
+def _stages(capture: Capture) -> list[Stage]:
+    """Return the stages in order; empty unless each one has a rank in the capture."""
     members: dict[int, list[Measures]] = defaultdict(list)
     sizes = {m.stage[1] if m.stage else 1 for m in capture}
     for measures in capture:
@@ -40,16 +50,20 @@ def stages(capture: Sequence[Measures]) -> list[Stage]:
     ]
 
 
+def _busiest(stages: Sequence[Stage]) -> Stage:
+    return max(stages, key=lambda stage: stage.busy_us)
+
+
 def _busy_us(measures: Measures) -> float:
-    """What the rank computes in a step; on the CPU all that is no waiting for data or others."""
+    """Return the compute in a step; on the CPU all time except waiting for data and ranks."""
     if measures.gpu is not None:
         return total(measures.gpu.compute) / measures.step_count
     waiting = union(measures.loading + (measures.cpu.waiting if measures.cpu else []))
     return (measures.window_us - total(waiting)) / measures.step_count
 
 
-def waits_for_stages_us(measures: Measures) -> float:
-    """In the window, for what other stages hand over, while nothing is computed."""
+def _waits_us(measures: Measures) -> float:
+    """Return the time in which the rank waits for other stages and does not compute."""
     if measures.gpu is not None:
         handed = [
             (max(c.begin_us, measures.window[0]), min(c.end_us, measures.window[1]))
@@ -62,104 +76,78 @@ def waits_for_stages_us(measures: Measures) -> float:
     return total(measures.cpu.waiting)
 
 
-# Of the step. A 1F1B schedule of p stages and m micro-batches waits (p - 1) / (m + p - 1) of it
-# (Narayanan et al., 2104.04473): 10 % is nine micro-batches for each further stage.
-MIN_BUBBLE_SHARE = 0.10
-HIGH_BUBBLE_SHARE = 0.20
-# Twice the micro-batches have about half of the bubble.
-RECOVERABLE = 0.5
-
-
 class PipelineBubbleRule(DiagnosisRule):
+    """Finds the bubble: all stages, also the busiest, stand still while the pipeline fills."""
+
     kind = "pipeline_bubble"
     supersedes = ("communication_bound",)
 
-    def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
-        """The busiest stage waits for no slower one, so that its waiting is the bubble."""
-        if not (known := stages(capture)):
+    def find(self, capture: Capture, alignment: Alignment | None) -> list[Finding]:
+        """Report the busiest stage: it waits for no slower one, so its waiting is the bubble."""
+        if not (stages := _stages(capture)):
             return []
-        stage = max(known, key=lambda stage: stage.busy_us)
-        waits_us = waits_for_stages_us(stage.busiest)
+        stage = _busiest(stages)
+        waits_us, count = _waits_us(stage.busiest), len(stages)
         share = stage.busiest.share_of_us(waits_us)
         if share <= MIN_BUBBLE_SHARE:
             return []
         a_step = milliseconds(waits_us / stage.busiest.step_count)
+        evidence = (
+            f"stage {stage.number}, the busiest of {count} of the pipeline, waits "
+            f"{percent(share)} of the step for other stages, {a_step} a step",
+            f"of a schedule without interleaving that is the bubble of about "
+            f"{(count - 1) * (1 - share) / share:.1f} micro-batches a step",
+        )
+        sure = share > HIGH_BUBBLE_SHARE
         return [
             self.finding(
-                stage.busiest,
-                share=share,
-                recoverable_us=RECOVERABLE * waits_us,
-                confidence="high" if share > HIGH_BUBBLE_SHARE else "medium",
-                evidence=(
-                    f"stage {stage.number}, the busiest of {len(known)} of the pipeline, waits "
-                    f"{percent(share)} of the step for other stages, {a_step} a step",
-                    f"of a schedule without interleaving that is the bubble of about "
-                    f"{(len(known) - 1) * (1 - share) / share:.1f} micro-batches a step",
-                ),
-                advice=(
-                    "Cut the batch into more micro-batches (at least four times as many as there "
-                    "are stages), or interleave the stages (ScheduleInterleaved1F1B, Megatron's "
-                    "virtual pipeline stages); use fewer stages where memory allows it."
-                ),
+                stage.busiest, share, RECOVERABLE * waits_us, "high" if sure else "medium",
+                evidence, advice(self.kind),
             )
-        ]
+        ]  # fmt: skip
 
-    def usual_shares(
-        self, baseline: Sequence[Measures], alignment: Alignment | None
-    ) -> list[float]:
-        if not (known := stages(baseline)):
+    def usual_shares(self, baseline: Capture, alignment: Alignment | None) -> list[float]:
+        if not (stages := _stages(baseline)):
             return []
-        busiest = max(known, key=lambda stage: stage.busy_us).busiest
-        return [busiest.share_of_us(waits_for_stages_us(busiest))]
-
-
-# Of the step, what an even split would save (our own values).
-MIN_IMBALANCE_SHARE = 0.05
-HIGH_IMBALANCE_SHARE = 0.15
+        busiest = _busiest(stages).busiest
+        return [busiest.share_of_us(_waits_us(busiest))]
 
 
 class StageImbalanceRule(DiagnosisRule):
+    """Finds a stage that computes longer than the others, which wait for it in every step."""
+
     kind = "stage_imbalance"
     supersedes = ("straggler",)
 
-    def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
-        known = stages(capture)
-        share = _imbalance(known)
+    def find(self, capture: Capture, alignment: Alignment | None) -> list[Finding]:
+        stages = _stages(capture)
+        share = _imbalance(stages)
         if share <= MIN_IMBALANCE_SHARE:
             return []
-        slowest = max(known, key=lambda stage: stage.busy_us)
-        each = ", ".join(f"{stage.number}: {milliseconds(stage.busy_us)}" for stage in known)
-        measures = slowest.busiest
+        slowest = _busiest(stages)
+        each = ", ".join(f"{stage.number}: {milliseconds(stage.busy_us)}" for stage in stages)
+        mean = milliseconds(fmean(stage.busy_us for stage in stages))
+        evidence = (
+            f"stage {slowest.number} of the pipeline computes {milliseconds(slowest.busy_us)} a "
+            f"step, the stages on average {mean}: {percent(share)} of the step",
+            f"compute a step by stage: {each}",
+        )
+        sure, saved_us = share > HIGH_IMBALANCE_SHARE, share * slowest.busiest.window_us
         return [
             self.finding(
-                measures,
-                share=share,
-                recoverable_us=share * measures.window_us,
-                confidence="high" if share > HIGH_IMBALANCE_SHARE else "medium",
-                evidence=(
-                    f"stage {slowest.number} of the pipeline computes "
-                    f"{milliseconds(slowest.busy_us)} a step, the stages on average "
-                    f"{milliseconds(fmean(stage.busy_us for stage in known))}: "
-                    f"{percent(share)} of the step",
-                    f"compute a step by stage: {each}",
-                ),
-                advice=(
-                    f"Move layers from stage {slowest.number} to the stages that compute least; "
-                    "count the embedding and the head with its loss as layers too."
-                ),
+                slowest.busiest, share, saved_us, "high" if sure else "medium", evidence,
+                advice(self.kind, stage=slowest.number),
             )
-        ]
+        ]  # fmt: skip
 
-    def usual_shares(
-        self, baseline: Sequence[Measures], alignment: Alignment | None
-    ) -> list[float]:
-        return [_imbalance(known)] if (known := stages(baseline)) else []
+    def usual_shares(self, baseline: Capture, alignment: Alignment | None) -> list[float]:
+        return [_imbalance(stages)] if (stages := _stages(baseline)) else []
 
 
-def _imbalance(known: Sequence[Stage]) -> float:
-    """Of the step, by which the slowest stage is above the mean: an even split has the mean."""
-    if not known:
+def _imbalance(stages: Sequence[Stage]) -> float:
+    """Return the share of the step by which the slowest stage is above the mean."""
+    if not stages:
         return 0.0
-    slowest = max(known, key=lambda stage: stage.busy_us)
-    longer_us = slowest.busy_us - fmean(stage.busy_us for stage in known)
+    slowest = _busiest(stages)
+    longer_us = slowest.busy_us - fmean(stage.busy_us for stage in stages)
     return slowest.busiest.share_of_us(longer_us * slowest.busiest.step_count)

@@ -1,0 +1,14 @@
+"""Provides the advice of all findings, which advice.toml holds."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+_ADVICE = tomllib.loads(Path(__file__).with_name("advice.toml").read_text(encoding="utf-8"))
+
+
+def advice(kind: str, variant: str = "", **values: object) -> str:
+    """Return the advice of a kind of finding; ``values`` fill its placeholders."""
+    text: str = _ADVICE[kind][variant] if variant else _ADVICE[kind]
+    return text.format(**values)
