@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from warpwatch_diagnosis.advice import advice
 from warpwatch_diagnosis.trace.files import (
     TraceError,
     TraceSource,
@@ -189,20 +190,6 @@ WAITS_S = 2.0
 _UNREAD = "could not be read"
 # What the daemon says of a rank without stacks, and what follows for those that wait for it.
 _FATES = (("stopped", "stopped"), ("died", "dead"), ("ended", "gone"), ("gone", "gone"))
-_ADVICE = {
-    "stopped_rank": "Let a stopped process go on (kill -CONT), or find what ended it in its log, "
-    "in the kernel's (dmesg: OOM killer, Xid) and at the scheduler.",
-    "late_rank": "Look at what the named rank does at that line and the others do not: "
-    "rank-dependent code, a lock, a slow file, an exception that it handles.",
-    "mismatched_collectives": "Make all ranks call the same collectives in the same order: look "
-    "for one behind a condition that depends on the rank or on its data.",
-    "stuck_collective": "All ranks are in it, so look at what carries it: links, NICs, switches, a "
-    "GPU that is stuck; NCCL_DEBUG=INFO and the Flight Recorder name the peer.",
-    "blocked_rank": "Look at who holds what the named line waits for.",
-    "no_rank_waits": "Take stacks once more: ranks that are still at the same lines hang there.",
-}
-
-
 _RANK = re.compile(r"\brank (\d+)")
 
 
@@ -273,7 +260,7 @@ def _finding(found: _Found, nodes: Mapping[int, str]) -> dict[str, Any]:
         "recoverable_s": None,
         "confidence": "high" if found.sure else "medium",
         "evidence": [found.sentence],
-        "advice": _ADVICE[found.kind],
+        "advice": advice(found.kind),
     }
 
 

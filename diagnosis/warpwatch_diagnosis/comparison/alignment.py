@@ -1,16 +1,14 @@
-"""Several ranks of one capture on one time axis, and who waited for whom in their collectives.
+"""Puts the ranks of one capture on one time axis, and finds waits, late ranks and slow links.
 
-A collective begins on a rank when that rank arrives and ends on all ranks at nearly the same time.
-So the difference between the ends of the same collective on two ranks is the difference between
-their clocks: a rank's offset is the median of it over all collectives. And whoever arrives last
-runs the shortest kernel: its duration is the transfer, what the others' kernels take longer is
-waiting for it.
+A collective ends on all ranks at nearly the same time, so the difference between the ends of the
+same collective on two ranks is that of their clocks: a rank's offset is the median over all
+collectives. The last rank to arrive runs the shortest kernel: its duration is the transfer, and the
+surplus of the others' kernels is waiting for it.
 
-The same collective has the same process group and sequence number. Where the trace does not have
-them, it is the n-th call of its name in its group and step, if the step has as many calls of it on
-every rank. Sends and receives between two ranks are left out: they end when both partners are done.
-A kernel of sends and receives of which the trace says no more is an all-to-all where all ranks of a
-capture of several leave it together.
+The same collective has the same process group and sequence number. If the trace does not have them,
+it is the n-th call of its name in its group and step, if every rank has as many calls of it in that
+step. Sends and receives between two ranks are ignored: they end when both partners are done. An
+unnamed kernel of sends and receives is an all-to-all if all ranks leave it together.
 """
 
 from __future__ import annotations
@@ -36,21 +34,29 @@ from warpwatch_diagnosis.measures.intervals import (
 )
 from warpwatch_diagnosis.measures.measures import Measures
 
-# Ends of one collective further apart than this and half of its shortest kernel: not the same one.
+# Kernels whose ends are further apart than this, plus half of the shortest one, are not the same
+# collective.
 MAX_END_SPREAD_US = 500.0
 MAX_END_SPREAD_SHARE = 0.5
-# An unnamed kernel of sends and receives is an all-to-all of at least so many ranks if their ends
-# are no further apart than this and this share of its shortest kernel.
+# An unnamed kernel of sends and receives is an all-to-all of at least this many ranks, if their
+# ends are no further apart than this, plus this share of the shortest one.
 MIN_EXCHANGING = 4
 MAX_EXCHANGE_SPREAD_US = 50.0
 MAX_EXCHANGE_SPREAD_SHARE = 0.05
-# With fewer agreeing collectives than this share, ranks were not matched rightly.
+# If fewer collectives agree, the ranks were matched wrongly.
 MIN_AGREEING_SHARE = 0.5
+# A group is slow if it is slower by this ratio than at least two others; each needs this many
+# transfers (our own values).
+MIN_GROUPS = 3
+MIN_COUNT = 3
+MIN_RATIO = 1.5
+_SHOWN_RANKS = 8
 SHOWN = 20
 _POINT_TO_POINT = re.compile(
     r"^(nccl:)?(send|recv|isend|irecv|coalesced)\b|SendRecv", re.IGNORECASE
 )
-# How much of the bytes crosses each link (nccl-tests, doc/PERFORMANCE.md), by the number of ranks.
+# The part of the bytes that crosses each link, by the number of ranks (nccl-tests,
+# doc/PERFORMANCE.md).
 _BUS_FACTORS = {"allreduce": 2.0, "allgather": 1.0, "reducescatter": 1.0, "alltoall": 1.0}
 
 Key = tuple[object, ...]
@@ -60,9 +66,9 @@ Key = tuple[object, ...]
 class MatchedCollective:
     """One collective on the ranks that took part; ranks are indices into the capture.
 
-    begins_us: by rank, on its own clock. transfer_us: duration on the rank that came last.
-    waits_us: by rank, what it waited for that one. skew_us: last arrival less first one, on the
-    aligned clocks. bytes, group_size (all ranks of the process group): None where unknown.
+    begins_us, waits_us: by rank, on its own clock, the begin and the waiting for the last one.
+    transfer_us: duration on the last rank. skew_us: last arrival less first one, on the aligned
+    clocks. group_size: the ranks of the process group. Unknown fields are None.
     """
 
     name: str
@@ -82,7 +88,7 @@ class MatchedCollective:
 
     @property
     def lateness_us(self) -> float:
-        """How much longer the typical other rank was in it than the last one."""
+        """The waiting of the typical other rank."""
         return median(sorted(self.waits_us)[1:]) if len(self.waits_us) > 1 else 0.0
 
     @property
@@ -92,9 +98,9 @@ class MatchedCollective:
 
     @property
     def bus_gb_per_s(self) -> float | None:
-        """What a link carries: comparable with its data sheet whatever the number of ranks.
+        """The rate of a link, comparable with its data sheet for any number of ranks.
 
-        None unless all ranks of the group are here: one of the others may have come last.
+        None unless all ranks of the group are in the capture: another one may have come last.
         """
         rate, ranks = self.algorithm_gb_per_s, self.group_size
         if rate is None or not ranks or len(self.ranks) < ranks:
@@ -106,8 +112,10 @@ class MatchedCollective:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """offsets_us: by rank index, what its clock is ahead of the first one's. unmatched: collectives
-    of single ranks that no other one has, counted on each.
+    """The matched collectives of a capture, and its clocks.
+
+    offsets_us: by rank index, the lead of its clock over the first one's. unmatched: collectives
+    that only one rank has, counted on each.
     """
 
     matched: tuple[MatchedCollective, ...]
@@ -115,7 +123,7 @@ class Alignment:
     unmatched: int
 
     def waits(self, rank: int, window: Interval) -> Intervals:
-        """When the rank was in a collective that others had not reached, on its own clock."""
+        """Return when the rank was in collectives that others had not reached, on its clock."""
         found = []
         for collective in self.matched:
             if rank in collective.ranks:
@@ -125,22 +133,20 @@ class Alignment:
         return union(clip(found, window))
 
     def blamed_us(self, rank: int) -> float:
-        """How long the others typically waited in the collectives that this rank entered last."""
+        """Return the others' typical waiting in the collectives that this rank entered last."""
         return sum(m.lateness_us for m in self.matched if m.last == rank)
 
     def by_name(self) -> list[dict[str, Any]]:
-        """Sums by name, group and size, longest transfer first, at most SHOWN."""
-        groups: dict[tuple[str, str | None, int | None], list[MatchedCollective]]
-        groups = defaultdict(list)
+        """Return sums by name, group and size, longest transfer first, at most SHOWN."""
+        groups: dict[tuple[object, ...], list[MatchedCollective]] = defaultdict(list)
         for collective in self.matched:
-            key = collective.name, collective.process_group, collective.bytes
-            groups[key].append(collective)
+            groups[collective.name, collective.process_group, collective.bytes].append(collective)
         rows = [_row(found) for found in groups.values()]
         rows.sort(key=lambda row: (-row["transfer_us"], row["name"], row["bytes"] or 0))
         return rows[:SHOWN]
 
     def to_json(self) -> dict[str, Any]:
-        """The key ``collectives`` of a diagnosis."""
+        """Return the key ``collectives`` of a diagnosis."""
         return {
             "matched": len(self.matched),
             "unmatched": self.unmatched,
@@ -167,7 +173,7 @@ def _row(found: list[MatchedCollective]) -> dict[str, Any]:
 
 
 def align(capture: Sequence[Measures]) -> Alignment | None:
-    """None for fewer than two ranks with a GPU, and where their collectives do not match."""
+    """Align at least two ranks with GPUs; None if their collectives do not match."""
     if len(capture) < 2 or any(m.gpu is None for m in capture):
         return None
     common: dict[Key, dict[int, Collective]] = defaultdict(dict)
@@ -176,8 +182,17 @@ def align(capture: Sequence[Measures]) -> Alignment | None:
             common[key][rank] = collective
     shared = [found for found in common.values() if _is_shared(found, len(capture))]
     offsets = _offsets(shared, len(capture))
-    shared = [found for found in shared if _is_named(found) or _is_exchange(found, offsets)]
-    agreeing = [found for found in shared if _agree(found, offsets)]
+    shared = [
+        found
+        for found in shared
+        if _is_named(found)
+        or _ends_within(found, offsets, MAX_EXCHANGE_SPREAD_US, MAX_EXCHANGE_SPREAD_SHARE)
+    ]
+    agreeing = [
+        found
+        for found in shared
+        if _ends_within(found, offsets, MAX_END_SPREAD_US, MAX_END_SPREAD_SHARE)
+    ]
     if not agreeing or len(agreeing) < MIN_AGREEING_SHARE * len(shared):
         return None
     matched = [_matched(found, offsets) for found in agreeing]
@@ -187,7 +202,7 @@ def align(capture: Sequence[Measures]) -> Alignment | None:
 
 
 def exposed_transfer_us(measures: Measures, rank: int, alignment: Alignment) -> float:
-    """Exposed communication without the waiting for other ranks, which is how a kernel begins."""
+    """Return the exposed communication without waiting for other ranks at the start of kernels."""
     exposed = measures.gpu.exposed_communication if measures.gpu else []
     return total(difference(exposed, alignment.waits(rank, measures.window)))
 
@@ -195,7 +210,9 @@ def exposed_transfer_us(measures: Measures, rank: int, alignment: Alignment) -> 
 def _keyed(measures: Measures) -> list[tuple[Key, Collective]]:
     groups: dict[Key, list[Collective]] = defaultdict(list)
     for collective in measures.gpu.collectives if measures.gpu else ():
-        if not collective.is_named or not _between_two(collective):
+        name = collective.name
+        between_two = _POINT_TO_POINT.search(name) and not ALL_TO_ALL.search(name)
+        if not collective.is_named or not between_two:
             groups[_group(collective, measures)].append(collective)
     return [
         ((*group, nth) if group[0] == "sequence" else (*group, len(found), nth), collective)
@@ -204,13 +221,8 @@ def _keyed(measures: Measures) -> list[tuple[Key, Collective]]:
     ]
 
 
-def _between_two(collective: Collective) -> bool:
-    name = collective.name
-    return _POINT_TO_POINT.search(name) is not None and not ALL_TO_ALL.search(name)
-
-
 def _group(collective: Collective, measures: Measures) -> Key:
-    """Its process group and sequence number; without one, its group and step."""
+    """Return its process group and sequence number; without one, its group and step."""
     name, group = collective.name, collective.process_group
     if collective.sequence is not None:
         return ("sequence", group, collective.sequence, name)
@@ -225,7 +237,7 @@ def _is_named(found: Mapping[int, Collective]) -> bool:
 
 
 def _is_shared(found: Mapping[int, Collective], ranks: int) -> bool:
-    """By at least two ranks, and not by groups of the same name on different ranks."""
+    """Return whether several ranks share it, not groups of one name on different ranks."""
     if not _is_named(found):
         return len(found) == ranks >= MIN_EXCHANGING
     sizes = {c.group_size for c in found.values()} - {None}
@@ -233,7 +245,7 @@ def _is_shared(found: Mapping[int, Collective], ranks: int) -> bool:
 
 
 def _offsets(shared: Sequence[Mapping[int, Collective]], ranks: int) -> list[float]:
-    """Rank by rank, from those whose offset is known; 0 for who shares nothing with them."""
+    """Derive offsets from ranks with known ones; 0 for ranks that share nothing with them."""
     known = {0: 0.0}
     while True:
         seen: dict[int, list[float]] = defaultdict(list)
@@ -249,20 +261,13 @@ def _offsets(shared: Sequence[Mapping[int, Collective]], ranks: int) -> list[flo
         known |= {rank: median(differences) for rank, differences in seen.items()}
 
 
-def _agree(found: Mapping[int, Collective], offsets: Sequence[float]) -> bool:
-    spread_us, shortest_us = _spread_us(found, offsets)
-    return spread_us <= MAX_END_SPREAD_US + MAX_END_SPREAD_SHARE * shortest_us
-
-
-def _is_exchange(found: Mapping[int, Collective], offsets: Sequence[float]) -> bool:
-    spread_us, shortest_us = _spread_us(found, offsets)
-    return spread_us <= MAX_EXCHANGE_SPREAD_US + MAX_EXCHANGE_SPREAD_SHARE * shortest_us
-
-
-def _spread_us(found: Mapping[int, Collective], offsets: Sequence[float]) -> tuple[float, float]:
-    """How far its ends are apart, and its shortest kernel."""
+def _ends_within(
+    found: Mapping[int, Collective], offsets: Sequence[float], limit_us: float, share: float
+) -> bool:
+    """Return whether its ends are at most the limit, and a share of its shortest kernel, apart."""
     ends = [c.end_us - offsets[rank] for rank, c in found.items()]
-    return max(ends) - min(ends), min(c.end_us - c.begin_us for c in found.values())
+    shortest_us = min(c.end_us - c.begin_us for c in found.values())
+    return max(ends) - min(ends) <= limit_us + share * shortest_us
 
 
 def _matched(found: Mapping[int, Collective], offsets: Sequence[float]) -> MatchedCollective:
@@ -284,23 +289,19 @@ def _matched(found: Mapping[int, Collective], offsets: Sequence[float]) -> Match
     )
 
 
-# Groups to tell what is usual, and by how much one must be slower than it (our own values).
-MIN_GROUPS = 3
-MIN_COUNT = 3
-MIN_RATIO = 1.5
-_SHOWN_RANKS = 8
-
-
 def slow_links(
     capture: Sequence[Measures], alignment: Alignment | None, ranks: Sequence[int] = ()
 ) -> list[str]:
-    """A sentence on the slowest group, if it is slow and has one of ``ranks``; empty: of any."""
+    """Return a sentence on the slowest group, if it is slow and has one of ``ranks``, if any.
+
+    A job's groups of one kind (data-parallel groups of each tensor-parallel rank, say) send as much
+    at the same time over different links. Their transfers are compared, in which no rank waits.
+    """
     alike: dict[tuple[object, ...], dict[tuple[int, ...], list[float]]]
     alike = defaultdict(lambda: defaultdict(list))
     for one in alignment.matched if alignment else ():
         if one.group_size in (None, len(one.ranks)):
-            key = (one.name, one.bytes, len(one.ranks))
-            alike[key][one.ranks].append(one.transfer_us)
+            alike[one.name, one.bytes, len(one.ranks)][one.ranks].append(one.transfer_us)
     found = [worst for groups in alike.values() if (worst := _slowest(groups))]
     if not found:
         return []
@@ -321,7 +322,7 @@ def slow_links(
 def _slowest(
     groups: dict[tuple[int, ...], list[float]],
 ) -> tuple[float, tuple[int, ...], float, float] | None:
-    """How many times slower it is, its ranks, its typical transfer and the others'."""
+    """Return the ratio, the ranks, and the typical transfers of a slow group and the others."""
     typical = sorted(
         (median(times), ranks) for ranks, times in groups.items() if len(times) >= MIN_COUNT
     )

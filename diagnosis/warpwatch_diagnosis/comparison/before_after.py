@@ -1,7 +1,7 @@
-"""What two traces of the same work differ in: by phase of the step, and by kernel or operator.
+"""Compares two traces of the same work by phase of the step, and by kernel or operator.
 
-Before and after a change of the same job, or a slow rank and a typical one. The phases of a step
-are disjoint and add up to it, so their changes add up to the change of the step.
+They are of the same job before and after a change, or of a slow rank and a typical one. The phases
+of a step are disjoint and add up to it, so their changes add up to the change of the step.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.measures_json import plain
 from warpwatch_diagnosis.measures.operators import TOP as OPERATORS
 
-# As many kernels a step as before, within this, is the same work.
+# The same work has as many kernels a step as before, within this share.
 SAME_COUNT = 0.02
-# A step that takes this much longer than the baseline's is worth a doubt (TraceML's warning level).
+# A step that is longer than the baseline's by this ratio is a doubt (TraceML's warning level).
 MIN_STEP_RATIO = 1.10
-# Of the step, below which a change is not reported.
+# A smaller share of the step is not reported as a change.
 MIN_REPORTED_SHARE = 0.01
 _SHOWN = 10
 _MAX_NAME = 60
@@ -49,8 +49,7 @@ class PhaseChange:
 
 @dataclass(frozen=True, slots=True)
 class KernelChange:
-    """All kernels of one name, per step. ratio: of the medians, None unless they are on both
-    sides."""
+    """All kernels of one name, per step. ratio: of the medians, None if only one side has them."""
 
     name: str
     kernel_class: KernelClass
@@ -72,7 +71,7 @@ class KernelChange:
 
 @dataclass(frozen=True, slots=True)
 class OperatorChange:
-    """All calls of one operator on the CPU, without what they call, in ms per step."""
+    """All calls of one operator on the CPU, without the operators inside, in ms per step."""
 
     name: str
     before_ms: float
@@ -86,10 +85,9 @@ class OperatorChange:
 
 @dataclass(frozen=True, slots=True)
 class BaselineComparison:
-    """phases: largest change first, in order of size; kernels: likewise, at most ten; operators:
-    the same of traces without a GPU.
+    """The changes of a rank since the baseline, largest first; at most ten kernels or operators.
 
-    slowdown_ratio: by which all kernels are slower alike, as with lower clocks; else None.
+    slowdown_ratio: the factor by which all kernels are slower, as with lower clocks; else None.
     """
 
     rank: int | None
@@ -103,13 +101,13 @@ class BaselineComparison:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the step, or all kernels alike, take so much longer that it is worth a doubt."""
+        """Whether the step, or all kernels alike, are longer by more than MIN_STEP_RATIO."""
         steps = self.now_step_ms / self.before_step_ms if self.before_step_ms else 1.0
         return max(steps, self.slowdown_ratio or 0.0) > MIN_STEP_RATIO
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The answer for a person: the step, the phases, then the kernels that changed."""
+        """Sentences on the step, the phases, then the kernels that changed."""
         least_ms = MIN_REPORTED_SHARE * max(self.before_step_ms, self.now_step_ms)
         found = [
             f"{self.label}: a step takes {self.now_step_ms:,.1f} ms, "
@@ -125,14 +123,14 @@ class BaselineComparison:
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of ``comparison``."""
+        """Return one entry of ``comparison``."""
         return {**plain(self, without=("label",)), "sentences": list(self.sentences)}
 
 
 def compare_captures(
     capture: Sequence[Measures], baseline: Sequence[Measures]
 ) -> tuple[BaselineComparison, ...]:
-    """Each rank with itself; a rank that the baseline lacks with the baseline's first."""
+    """Compare each rank with itself, else with the baseline's first rank."""
     if not baseline:
         return ()
     ranks = {m.rank: m for m in baseline}
@@ -141,7 +139,7 @@ def compare_captures(
 
 
 def compare(now: Measures, before: Measures) -> BaselineComparison | None:
-    """None where only one of them has a GPU, or annotated steps."""
+    """Compare two traces; None if only one of them has a GPU, or annotated steps."""
     if (now.gpu is None) != (before.gpu is None) or bool(now.steps) != bool(before.steps):
         return None
     phases_now, phases_before = phases_ms(now), phases_ms(before)
@@ -166,7 +164,7 @@ def compare(now: Measures, before: Measures) -> BaselineComparison | None:
 
 
 def phases_ms(measures: Measures) -> dict[str, float]:
-    """Disjoint parts of the window, in ms per step."""
+    """Return disjoint parts of the window, in ms per step."""
     parts = _gpu_phases(measures.gpu) if measures.gpu else cpu_phases(measures)
     return {phase: total(spent) / (measures.step_count * 1e3) for phase, spent in parts.items()}
 
@@ -181,7 +179,7 @@ def _gpu_phases(gpu: GpuTime) -> Mapping[str, Intervals]:
 
 
 def cpu_phases(measures: Measures) -> dict[str, Intervals]:
-    """Disjoint parts of the training thread's time; none with a GPU."""
+    """Return disjoint parts of the training thread's time; empty with a GPU."""
     cpu = measures.cpu
     if cpu is None:
         return {}
@@ -197,7 +195,7 @@ def cpu_phases(measures: Measures) -> dict[str, Intervals]:
 
 
 def kernel_changes(now: Measures, before: Measures) -> list[KernelChange]:
-    """Largest change first; collectives are left out, whose kernels wait for other ranks."""
+    """Return changes, largest first, without collectives, whose kernels wait for other ranks."""
     if now.gpu is None or before.gpu is None:
         return []
     new, old = _by_name(now.gpu), _by_name(before.gpu)
@@ -211,7 +209,7 @@ def kernel_changes(now: Measures, before: Measures) -> list[KernelChange]:
 
 
 def operator_changes(now: Measures, before: Measures) -> list[OperatorChange]:
-    """Largest change first; none with a GPU, where its kernels say it."""
+    """Return changes, largest first; empty with a GPU, where kernels show them."""
     if now.gpu is not None or before.gpu is not None:
         return []
     new, old = _self_ms(now), _self_ms(before)
@@ -226,7 +224,7 @@ def operator_changes(now: Measures, before: Measures) -> list[OperatorChange]:
 
 
 def _self_ms(measures: Measures) -> dict[str, float]:
-    """Per step by the operator's name, of whatever shapes."""
+    """Return the time per step by the operator's name, for all shapes."""
     found: dict[str, float] = {}
     for time in measures.operators.by_self_time:
         spent_ms = time.self_us / measures.step_count / 1e3
@@ -235,7 +233,7 @@ def _self_ms(measures: Measures) -> dict[str, float]:
 
 
 def _shortest_ms(measures: Measures) -> float:
-    """What an operator that is not listed takes at most: the list ends with the longest ones."""
+    """Return the time per step that an unlisted operator takes at most."""
     listed = measures.operators.by_self_time
     return listed[-1].self_us / measures.step_count / 1e3 if len(listed) >= OPERATORS else 0.0
 
@@ -245,7 +243,7 @@ def _by_name(gpu: GpuTime) -> dict[str, KernelTime]:
 
 
 def _surely_absent(kernel: KernelTime, mine: Measures, other: Measures) -> bool:
-    """Whether the other trace lacks the kernel: its list ends with its TOP longest kernels."""
+    """Return whether the other trace lacks the kernel: it lists only its TOP longest kernels."""
     listed = other.gpu.kernel_times if other.gpu else ()
     shortest_us = listed[-1].total_us / other.step_count if len(listed) >= TOP else 0.0
     return kernel.total_us / mine.step_count > shortest_us

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from warpwatch_diagnosis.measures.gpu_events import GpuEvents
 from warpwatch_diagnosis.measures.intervals import Interval, total, union
@@ -30,68 +31,12 @@ MAX_NAME = 2_000
 TOP = 20
 # A kernel shorter than this does less work than its launch (TraceLens).
 SHORT_KERNEL_US = 10.0
-# The first pattern that matches a part of the name decides.
-_PATTERNS: tuple[tuple[KernelClass, str], ...] = (
-    # NCCL, RCCL (whose kernels are named ncclDevKernel_*), oneCCL, HCCL, MSCCL++, NVSHMEM,
-    # DeepEP; PyTorch's symmetric memory and vLLM's own all-reduce.
-    (
-        "communication",
-        r"(?i)nccl|rccl|oneccl|hccl|nvshmem|deep_ep::|(one|two)_shot_all_?reduce"
-        r"|multimem_(all|one|reduce)|cross_device_reduce",
-    ),
-    (
-        "attention",
-        r"(?i)flash|fmha|attention|attn_(fwd|bwd)|_attn|\bmha_|sdpa|paged_kv|splitkv"
-        r"|flex_attn",
-    ),
-    ("gemm", r"^triton_tem_|^triton_.*_(mm|bmm|addmm)_"),
-    ("triton_fused", r"^triton_"),
-    (
-        "optimizer",
-        r"(?i)multi_tensor_apply|multi_?tensor_?(adam|lamb|sgd|scale)|fused_?(adam|sgd|lamb)"
-        r"|FusedOptimizer|adam_cuda_kernel|kOptimizer|blockwise_optimizer",
-    ),
-    (
-        "convolution",
-        r"(?i)cudnn_(infer_|train_)?\d+x\d+|cudnn_winograd|fft2d_|convolution|convolve|implicit_?gemm|winograd|[dw]grad|_fprop|fprop_|cask_cudnn"
-        r"|conv(_depthwise)?[123]d|depthwise|cudnn::cnn::|im2col|col2im|col2vol|vol2col"
-        r"|igemm_(fwd|bwd|wrw)|Sp3AsmConv|AsmConv|\bconv_|_conv_",
-    ),
-    (
-        "copy",
-        r"(?i)direct_copy|CatArray|nchwToNhwc|nhwcToNchw|transpose_|_transpose|permute"
-        r"|copy_(async_)?kernel|copy_device_to_device|(b?float16|half|float8\w*)_copy|chunk_cat"
-        r"|split_with_sizes_copy|tensorTransform|batch_transpose|__amd_rocclr_copy",
-    ),
-    (
-        "gemm",
-        r"gemm|Gemm|GEMM|gemv|cutlass|cublas|Cijk_|splitKreduce|splitK|nvjet|rocblas|hipblas"
-        r"|wgmma|xmma|tensorop|matmul|_mm_kernel|dot_kernel|gett|Gett",
-    ),
-    (
-        "normalization",
-        r"(?i)(layer|batch|group|instance|rms)_?norm|bn_(fw|bw)|RowwiseMoments|GammaBeta"
-        r"|ComputeInternalGradients|ComputeFusedParams|GroupNorm|::ln_(fwd|bwd)|ln_(fwd|bwd)_",
-    ),
-    ("softmax", r"(?i)soft_?max|cross_entropy|xentropy"),
-    (
-        "indexing",
-        r"(?i)embedding|index_|index(Func|Select|ing)|_index|gather|scatter|krn_partial"
-        r"|compute_grad_weight|radix|sort|topk|unique|DeviceScan|DeviceSelect|DeviceCompact"
-        r"|scan_|bincount|histogram|nonzero|sum_and_scatter|compute_num_of_partial",
-    ),
-    (
-        "reduction",
-        r"reduce_kernel|Reduce|reduce_|_reduce|nll_loss|NLLLoss|norm_kernel|cunn_.*Criterion",
-    ),
-    (
-        "elementwise",
-        r"elementwise|unrolled|Functor|pointwise|Pointwise|dropout|distribution|[Gg]elu|[Rr]elu"
-        r"|silu|swiglu|rotary|rope|activation|op_tensor|OpTensor|scalePacked|random_from_to"
-        r"|philox|triu_tril|where_kernel|fill_kernel|vectorized",
-    ),
-)
-_CLASSES = tuple((known, re.compile(pattern)) for known, pattern in _PATTERNS)
+# The classes and the patterns of their names; the first pattern that matches a part of the name
+# decides. Communication has NCCL, RCCL (whose kernels are named ncclDevKernel_*), oneCCL, HCCL,
+# MSCCL++, NVSHMEM, DeepEP, PyTorch's symmetric memory and vLLM's own all-reduce.
+_ROWS = Path(__file__).with_name("kernel_classes.tsv").read_text(encoding="utf-8").splitlines()
+_CLASSES = tuple((known, re.compile(pattern)) for known, pattern in (r.split("\t") for r in _ROWS))
+_KNOWN: Mapping[str, KernelClass] = {known: known for known in get_args(KernelClass)}
 
 
 def classify(name: str) -> KernelClass:
@@ -101,7 +46,7 @@ def classify(name: str) -> KernelClass:
 
 @lru_cache(maxsize=16_384)
 def _classify(name: str) -> KernelClass:
-    return next((known for known, pattern in _CLASSES if pattern.search(name)), "other")
+    return _KNOWN[next((known for known, p in _CLASSES if p.search(name)), "other")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""From findings to a verdict.
+"""Turns findings into a verdict.
 
-- conclusion: the Diagnosis, and how it comes about; findings: in their order; doubts: what speaks
-  against a verdict; likeliest: what is said nevertheless
+- conclusion: the Diagnosis; findings: one per fault, in order; doubts: reasons against a verdict
+- likeliest: the cause that is named if no rule is sure
 """

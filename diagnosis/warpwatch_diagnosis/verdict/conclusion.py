@@ -1,4 +1,4 @@
-"""The measures of a capture become a diagnosis."""
+"""Draws the conclusion from the measures of a capture: the diagnosis."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ INCONCLUSIVE = "inconclusive"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the traces of one capture say. ``findings``: most recoverable time first.
+    """The diagnosis of one capture; its findings are sorted by recoverable time.
 
     alignment: None unless there are several ranks with GPUs whose collectives match. comparison:
-    with the baseline, rank by rank; empty without one. decides: the end of an inconclusive
-    summary, what to record; empty without.
+    with the baseline, rank by rank. decides: the end of an inconclusive summary, a capture to take.
     """
 
     measures: tuple[Measures, ...]
@@ -46,24 +45,24 @@ class Diagnosis:
     decides: str = ""
 
     def clock_offset_us(self, measures: Measures) -> float | None:
-        """What the rank's clock is ahead of the first one's; None if not known."""
+        """Return the lead of the rank's clock over the first one's; None if unknown."""
         found = self._aligned(measures)
         return found[0].offsets_us[found[1]] if found else None
 
     def waits_for_ranks(self, measures: Measures) -> Intervals:
-        """When the rank was in a collective that others had not reached; empty if not known."""
+        """Return when the rank was in collectives that others had not reached, if known."""
         found = self._aligned(measures)
         return found[0].waits(found[1], measures.window) if found else []
 
     def _aligned(self, measures: Measures) -> tuple[Alignment, int] | None:
-        """The alignment, which has the ranks with enough in their traces, and this one's index."""
+        """Return the alignment, which has the ranks with enough events, and this one's index."""
         enough = [id(m) for m in self.measures if m.shortage is None]
         if self.alignment is None or id(measures) not in enough:
             return None
         return self.alignment, enough.index(id(measures))
 
     def to_json(self) -> dict[str, Any]:
-        """Schema 1, described in docs/diagnosis.md."""
+        """Return the JSON of schema 1, described in docs/diagnosis.md."""
         return {
             "schema": SCHEMA,
             "traces": [trace_json(m) for m in self.measures],
@@ -81,7 +80,7 @@ def conclude(
     missing: Mapping[int, str] | None = None,
     asked: Asked | None = None,
 ) -> Diagnosis:
-    """The verdict on the ranks of one capture; ``missing``: ranks without a trace, and why.
+    """Conclude from the ranks of one capture; ``missing``: ranks without a trace, and why.
 
     ``asked``: the anomaly that the capture is of.
     """
@@ -94,7 +93,7 @@ def conclude(
     if reasons:
         findings = [_unsure(f) for f in findings]
     reasons += ["; ".join(c.sentences[:1] + c.sentences[-1:]) for c in comparison if c.is_slower]
-    first, decides = _heads(findings, enough, sure_only=bool(reasons)), ""
+    first, decides = _head(findings, enough, sure_only=bool(reasons)), ""
     if brief:
         findings = [_brief(f, brief) for f in findings]
     if first is not None:
@@ -118,8 +117,11 @@ def conclude(
     )
 
 
-def _heads(findings: list[Finding], enough: Sequence[Measures], sure_only: bool) -> Finding | None:
-    """The first that is sure, unless more of the time is unexplained; then what the host was in."""
+def _head(findings: list[Finding], enough: Sequence[Measures], sure_only: bool) -> Finding | None:
+    """Return the finding that gives the verdict, or None.
+
+    It is the first sure one, or the place of the host if more of the time is unexplained.
+    """
     sure = [f for f in findings if f.confidence != "low"]
     if unexplained_share(enough) > max([MAX_UNEXPLAINED_SHARE, *(f.share for f in sure)]):
         found = sorted(unexplained(enough), key=lambda f: -f.recoverable_s)
@@ -132,13 +134,13 @@ def _heads(findings: list[Finding], enough: Sequence[Measures], sure_only: bool)
 
 
 def _brief(finding: Finding, brevity: str) -> Finding:
-    """A single step may be an odd one."""
+    """Lower the confidence: a single step may be an odd one."""
     lower: Literal["medium", "low"] = "medium" if finding.confidence == "high" else "low"
     return replace(finding, confidence=lower, evidence=(*finding.evidence, brevity))
 
 
 def _unsure(finding: Finding) -> Finding:
-    """What looks like communication may be the waiting for a rank that is missing."""
+    """Lower the confidence of communication: it may be waiting for a missing rank."""
     communicates = finding.kind == CommunicationBoundRule.kind
     return replace(finding, confidence="low") if communicates else finding
 
@@ -149,7 +151,7 @@ def _first_sentence(finding: Finding, several: bool) -> str:
 
 
 def _useless(baseline: Sequence[Measures]) -> str:
-    """Why a baseline cannot be compared with."""
+    """Return the reason why a baseline cannot be compared."""
     short = next((why for m in baseline if (why := m.shortage or m.brevity)), None)
     return short or "only one of the two has GPU events, or annotated steps"
 

@@ -1,4 +1,4 @@
-"""What the rules find becomes one finding a fault, judged against the baseline."""
+"""Reduces the rules' findings to one per fault, compared with the baseline and the anomaly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.rules.base import Confidence, Finding, percent
 from warpwatch_diagnosis.rules.straggler import StragglerRule
 
-# What a kind of anomaly is in a trace; a straggler may also be late for a reason with a name.
+# The findings that a kind of anomaly shows as; a straggler may show as any.
 _SEEN_AS = {
     "data_stall": "data_loading",
     "comm_slow": "communication_bound",
@@ -23,8 +23,10 @@ _SURER: dict[Confidence, Confidence] = {"low": "medium", "medium": "high", "high
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The anomaly: its kind, rank, the step that it began at, and how much longer it took than
-    usual (1.6: by 60 %); None where that is not known."""
+    """The anomaly that the capture is of: kind, rank, first step, and ratio to the usual time.
+
+    Unknown fields are None.
+    """
 
     kind: str
     rank: int | None = None
@@ -44,8 +46,10 @@ class Asked:
 
 
 def corroborated(findings: Iterable[Finding], asked: Asked | None) -> list[Finding]:
-    """Two that saw the same, one in every step and one in a few, are surer than one; it is what
-    was asked for, so it comes first."""
+    """Put findings that the anomaly shows as first, with more confidence.
+
+    The detector saw every step, the trace a few, so both together are surer than one.
+    """
     if asked is None:
         return list(findings)
     ordered = sorted(findings, key=lambda f: not _is_same(f, asked))
@@ -78,7 +82,7 @@ def find(
     baseline: Sequence[Measures],
     asked: Asked | None = None,
 ) -> list[Finding]:
-    """Most recoverable time first, before it what ``asked`` saw: the anomaly that asked."""
+    """Return findings by recoverable time, after those that the anomaly ``asked`` shows as."""
     found = [finding for rule in RULES for finding in rule.find(capture, alignment)]
     unnamed = not any(f.kind == StragglerRule.kind for f in found)
     if asked and asked.kind == StragglerRule.kind and asked.rank is not None and unnamed:
@@ -91,7 +95,7 @@ def find(
 
 
 def _one_a_fault(found: list[Finding]) -> list[Finding]:
-    """Without what a more exact rule explains, and each kind once, for the rank it hits most."""
+    """Drop findings that a more exact rule explains; merge those of a kind over ranks."""
     supersedes = {rule.kind: rule.supersedes for rule in RULES}
     present = {(f.kind, f.label) for f in found}
     exact = {f: [k for k in f.yields_to if (k, f.label) in present] for f in found}
@@ -119,7 +123,7 @@ def _merged(findings: list[Finding]) -> Finding:
 
 
 def _against_baseline(finding: Finding, usual_shares: list[float]) -> Finding:
-    """What was so before is less sure to be the fault, and only the surplus can be won back."""
+    """Lower the confidence of a fault that the baseline has, too; only the surplus counts."""
     if not usual_shares or not finding.share:
         return finding
     usual = median(usual_shares)

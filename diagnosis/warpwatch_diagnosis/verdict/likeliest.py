@@ -1,4 +1,4 @@
-"""What is said where no rule is sure: what the host was in, and the two likeliest kinds."""
+"""Names a cause if no rule is sure: the place of the host, or the two likeliest kinds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.rules.base import Finding, RankRule, idle, percent, short
 from warpwatch_diagnosis.rules.communication_bound import exposed
 
-# Above it idle time without a visible reason is put to what the host was in (the limit of idle time
-# that is no finding), if one place takes most of it.
+# More idle time without a visible reason (the limit of idle time that is not a finding) is put to
+# the place of the host that takes most of it.
 MAX_UNEXPLAINED_SHARE = 0.15
 MIN_PLACE_SHARE = 0.50
-# A kind that takes less of the step is no candidate.
+# A kind that takes less of the step is not a candidate.
 MIN_LIKELY_SHARE = 0.01
-# Of the idle time that no rule finds enough of: then it is of one kind rather than of several.
+# If one kind has this share of the idle time, the idle time is of this kind.
 MOST = 0.75
 WITH_STACKS = "a capture with stacks (with_stack=True) names the lines"
-# Of the host's time host_bound says less, and kernels that compute all the time are no loss.
+# The loss of launch_bound is that of host_bound, and kernels that compute are not a loss.
 _NO_CANDIDATES = frozenset({"launch_bound", "memory_bound"})
-# What would decide whether it is this kind.
+# The capture that would decide whether it is this kind.
 _DECIDES = {
     "communication_bound": "the traces of all ranks of the same steps say who waits for whom",
     "straggler": "more steps of all ranks show whether it is always the same one",
@@ -35,12 +35,12 @@ _DECIDES = {
 
 
 def unexplained_share(capture: Sequence[Measures]) -> float:
-    """Of the window, the largest of a rank; what the device takes from kernel to kernel is not."""
+    """Return the largest share of a rank, without the time from kernel to kernel."""
     return max((m.share(idle(m, "unexplained")) for m in capture), default=0.0)
 
 
 def unexplained(capture: Sequence[Measures]) -> Iterator[Finding]:
-    """Idle time without a visible reason as a finding of what the host was in meanwhile."""
+    """Yield findings for unexplained idle time, by the event that the host was in meanwhile."""
     for m in capture:
         share = m.share(idle(m, "unexplained"))
         places = m.doing.get("unexplained", ())
@@ -68,7 +68,7 @@ def _in_place(measures: Measures, place: str, share: float, us: float) -> Findin
 
 
 def mostly(capture: Sequence[Measures]) -> Iterator[Finding]:
-    """What most of the idle time goes to, where it is much in all and no rule finds enough."""
+    """Yield the kind of most of the idle time, if it is much and no rule finds enough."""
     for m in capture:
         if m.gpu is None or m.share(m.gpu.idle) <= MAX_UNEXPLAINED_SHARE:
             continue
@@ -78,12 +78,12 @@ def mostly(capture: Sequence[Measures]) -> Iterator[Finding]:
 
 
 def likeliest(capture: Sequence[Measures], findings: Sequence[Finding]) -> tuple[str, str]:
-    """A clause that names the two kinds that take most, and what would decide; empty without."""
+    """Return a clause on the two kinds that take most, and the capture that would decide."""
     shares = {finding.kind: finding.share for finding in findings}
     for m in capture:
         for rule, lost in _losses(m):
             shares[rule.kind] = max(m.share(lost), shares.get(rule.kind, 0.0))
-        # Either the transfer takes long, or another rank comes late.
+        # The transfer takes long, or another rank comes late.
         for kind in ("communication_bound", "straggler"):
             shares[kind] = max(m.share(exposed(m)), shares.get(kind, 0.0))
     ranked = sorted(shares, key=lambda kind: (-shares[kind], kind))[:2]
@@ -94,7 +94,7 @@ def likeliest(capture: Sequence[Measures], findings: Sequence[Finding]) -> tuple
 
 
 def _losses(measures: Measures) -> Iterator[tuple[RankRule, Intervals]]:
-    """What each kind of fault of a rank costs it, however little."""
+    """Yield the loss of a rank to each kind of fault."""
     for rule in RULES:
         if not isinstance(rule, RankRule) or rule.kind in _NO_CANDIDATES:
             continue
