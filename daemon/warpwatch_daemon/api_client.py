@@ -17,11 +17,11 @@ from warpwatch_telemetry import clean_text
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
 CONNECT_TIMEOUT_S = 2.0
-# Where a daemon listens besides, if its configuration does not say otherwise.
+# The default address of a daemon.
 DEFAULT_URL = "http://127.0.0.1:9400"
 
 
-# Sockets lie beside the rendezvous folder; never in it, for pods mount that.
+# The names of sockets, which lie beside the rendezvous folder, since pods mount the folder itself.
 DAEMON, FLEET = "api", "fleet-api"
 
 
@@ -31,9 +31,9 @@ def socket_path(folder: Path, server: str = DAEMON) -> Path:
 
 
 def find_socket(environ: Mapping[str, str], uid: int, server: str = DAEMON) -> Path | None:
-    """Return the socket of the daemon that trainings of this user find, None without one.
+    """Return the socket of the daemon that trainings of this user find, or None.
 
-    Only in a folder of root or of this user: no one else is to answer in the daemon's place.
+    Its folder must belong to root or this user, so that no other user can replace the daemon.
     """
     paths = (
         socket_path(Path(folder.path), server) for folder in rendezvous.candidates(environ, uid)
@@ -60,7 +60,7 @@ class ApiClient:
     """The API of a daemon or fleet, over HTTP or its Unix socket.
 
     token_file: the bearer token that a daemon wants over TCP.
-    socket_path: its Unix socket, used whatever ``url`` is; ``shown_url`` leads a person to the API.
+    socket_path: its Unix socket, used instead of ``url``; ``shown_url`` leads a person to the API.
     ca_file, server_name: as of Requests. Raises UsageError for a file that cannot be used.
     """
 
@@ -187,10 +187,10 @@ def _check_listener(url: str, token_file: Path) -> None:
 
 
 def listeners(port: int) -> set[int]:
-    """Return the UIDs of those who listen on this TCP port of this machine.
+    """Return the UIDs of the processes that listen on this TCP port of this machine.
 
-    Of proc_net_tcp(5): the second column is the local address, the fourth the state, 0A is
-    LISTEN, the eighth the UID.
+    The columns are those of proc_net_tcp(5): the second is the local address, the fourth the state
+    (0A is LISTEN), the eighth the UID.
     """
     found = set()
     for table in ("tcp", "tcp6"):

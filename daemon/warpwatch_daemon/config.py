@@ -26,9 +26,9 @@ class RendezvousConfig(Section):
 
 
 class Config(Section):
-    """``node``: what this node is called, else NODE_NAME or the host's name says.
+    """The agent's configuration. ``node``: its name, by default NODE_NAME or the host's name.
 
-    ``fleet``: what `warpwatch fleet` reads, and checks; nothing to an agent.
+    ``fleet``: ignored here; `warpwatch fleet` reads and checks it.
     """
 
     node: Annotated[str, Field(min_length=1, max_length=253)] | None = None

@@ -1,6 +1,6 @@
-"""What the daemon counts about itself, as metrics of prometheus_client.
+"""Provides the daemon's own metrics, from prometheus_client.
 
-Name, help, labels and unit of each are those of its row in the catalogue, scope ``agent``.
+Their names, help, labels and units are those of the catalogue, scope ``agent``.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.jobs import whose
 from warpwatch_telemetry.metric import Metric
 
-# Whose captures are told apart; those of further owners are nobody's.
+# Captures of further owners are counted without an owner.
 MAX_OWNERS = 64
 
 _Kind = TypeVar("_Kind", Counter, Gauge)
 
 
 class AgentMetrics:
-    """Every method may be called from any thread. Raises KeyError for what the catalogue has not.
+    """The metrics, for any thread. Raises KeyError for one that is not in the catalogue.
 
-    A metric is made when it is first asked for: one that nothing counts yet is absent, not 0.
+    A metric is made on first use: one that nothing counts yet is absent, not 0.
     """
 
     def __init__(self) -> None:
-        # The catalogue has no series that say since when another one counts.
+        # The catalogue has no series for the creation times of others.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._lock = threading.Lock()
@@ -52,9 +52,9 @@ class AgentMetrics:
         self.counter("captures_total").labels(kind, trigger, outcome, *whose(owner)).inc()
 
     def read(self, name: str, values: Callable[[], Mapping[Any, float]]) -> None:
-        """A metric that another part keeps: ``values`` is called at each scrape.
+        """Add a metric that another part keeps: ``values`` is called at each scrape.
 
-        Its keys are the values of the metric's label, or tuples of them where it has several.
+        Its keys are the values of the label, or tuples of them for several labels.
         """
         self.registry.register(_ReadWhenScraped(name, values))
 
@@ -80,7 +80,7 @@ class _ReadWhenScraped(Collector):
 
     def collect(self) -> Iterable[MetricFamily]:
         family = family_of(self._row)
-        # Copied in one step: whoever keeps them goes on meanwhile.
+        # Copied in one step, since their keeper may change them meanwhile.
         for key, value in dict(self._values()).items():
             texts = (key,) if isinstance(key, str) else key
             labels = dict(zip(self._row.labels, texts, strict=True))
@@ -89,7 +89,7 @@ class _ReadWhenScraped(Collector):
 
 
 def family_of(row: Metric) -> MetricFamily:
-    """The family of a metric, without samples; it has the unit that its name ends in."""
+    """Return the family of a metric without samples, with the unit that its name ends in."""
     name = row.full_name.removesuffix("_total") if row.kind == "counter" else row.full_name
     unit = row.unit if name.endswith(f"_{row.unit}") else ""
     return MetricFamily(name, row.help, row.kind, unit)

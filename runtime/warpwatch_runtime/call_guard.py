@@ -1,7 +1,7 @@
-"""Calls that may never return: watched from outside, given up, and left alone with their thread.
+"""Guards calls that may never return: a stuck call is abandoned with its thread.
 
-A call inside a driver or a library cannot be ended from outside. What can be done is to notice
-that it does not return, and to let another thread serve what is left.
+A call inside a driver or a library cannot be stopped from outside, but another thread can take
+over the rest of the work.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 from warpwatch_runtime.supervisor import LoopHandle, LoopRunner
 
-# Threads that one ``run_all`` may leave behind.
+# One ``run_all`` may leave this many threads behind.
 MAX_THREADS = 64
 
 
 class CallAbandoned(Exception):
-    """The guard was given up: whoever still holds it must touch nothing any more."""
+    """The guard was given up: its holder must not use shared data any more."""
 
 
 class CallGuard:
-    """``call`` is for one thread; everything else may be used from any."""
+    """Guards the calls of one thread; other methods may be called from any thread."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -33,9 +33,9 @@ class CallGuard:
         self._abandoned = False
 
     def call(self, subject: object, function: Callable[..., Any], *arguments: Any) -> Any:
-        """``function(*arguments)`` on behalf of ``subject``, which is not None.
+        """Return ``function(*arguments)``, called for ``subject``, which is not None.
 
-        Raises CallAbandoned instead of calling, or of returning, once the guard is given up.
+        Raises CallAbandoned instead of calling or returning once the guard is given up.
         """
         with self._lock:
             if self._abandoned:
@@ -58,13 +58,13 @@ class CallGuard:
         return self._begun is not None
 
     def abandon(self) -> bool:
-        """No further call; whether none is in flight, so that what calls use may be freed."""
+        """Refuse further calls. Return whether none is in flight, so that data may be freed."""
         with self._lock:
             self._abandoned = True
             return self._begun is None
 
     def abandon_if_stuck(self, stuck_after_s: float) -> object:
-        """Give the guard up if its call lasts longer than that; the call's subject, or None."""
+        """Give up a guard whose call lasts longer; return the subject of the call, or None."""
         with self._lock:
             begun = self._begun
             if self._abandoned or begun is None or self._monotonic() - begun < stuck_after_s:
@@ -74,9 +74,9 @@ class CallGuard:
 
 
 class GuardedLoop:
-    """A loop that is given up when a call of its round does not return, and begun again.
+    """A loop that is given up if a call of its round does not return, and started again.
 
-    ``step`` gets the guard for its calls. At most ``limit`` loops are begun after the first.
+    ``step`` gets the guard for its calls. At most ``limit`` loops are started after the first.
     Every method may be called from any thread.
     """
 
@@ -98,13 +98,13 @@ class GuardedLoop:
         self._lock = threading.Lock()
         self._closed = False
         self._loop: LoopHandle | None = None
-        # Given up: on whose behalf the call was.
+        # Abandoned guards with the subjects of their calls.
         self._hung: list[tuple[object, CallGuard]] = []
         self.guard = CallGuard(monotonic)
         self.running = False
 
     def begin(self) -> bool:
-        """Whether there is a loop again; the old thread ends when its call ever returns."""
+        """Start a loop unless one runs, and return whether one runs."""
         with self._lock:
             if self.running:
                 return True
@@ -123,7 +123,7 @@ class GuardedLoop:
             self._step(guard)
 
     def give_up_if_stuck(self, stuck_after_s: float) -> object:
-        """What the call is about that lasts longer than that, or None; the loop is over then."""
+        """Stop the loop if its call lasts longer; return the subject of the call, or None."""
         guard = self.guard
         subject = guard.abandon_if_stuck(stuck_after_s)
         if subject is not None:
@@ -135,7 +135,7 @@ class GuardedLoop:
 
     @property
     def hanging(self) -> tuple[object, ...]:
-        """What the calls are about that were given up and have not returned."""
+        """The subjects of abandoned calls that have not returned."""
         return tuple(subject for subject, guard in self._hung if guard.in_flight)
 
     @property
@@ -147,7 +147,7 @@ class GuardedLoop:
             self._loop.wake()
 
     def close(self, timeout_s: float) -> bool:
-        """Begin no other; whether no call is in flight after this time."""
+        """Stop for good, and return whether no call is in flight after this time."""
         with self._lock:
             self._closed = True
             self.running = False
@@ -157,9 +157,9 @@ class GuardedLoop:
 
 
 def run_all(works: Mapping[str, Callable[[], object]], timeout_s: float | None = None) -> None:
-    """Run each work in a thread that has its name, and wait so long for all of them.
+    """Run each work in a thread of its name, and wait for all of them until the time-out.
 
-    What has not returned by then is left to its thread, which does not keep the process. Raises
+    A thread that has not returned then goes on, but does not keep the process alive. Raises
     ValueError for more than MAX_THREADS.
     """
     if len(works) > MAX_THREADS:

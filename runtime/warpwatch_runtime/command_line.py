@@ -1,4 +1,4 @@
-"""Options and output that all commands share."""
+"""Provides options and output that all commands share."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def add_config(command: argparse.ArgumentParser) -> None:
 def say(text: str, file: TextIO | None = None) -> None:
     """Print the text for a person. All output of commands goes through here.
 
-    Names of jobs, devices and files come from strangers: what could drive a terminal is printed as
-    an escape. Line breaks stay, so each line of a list must be made of one stranger's text at most.
+    Names of jobs, devices and files come from strangers: control characters are printed as escapes.
+    Line breaks stay, so each line of a list must hold at most one stranger's text.
     """
     file = sys.stdout if file is None else file
     safe = "\n".join(escaped(line, None) for line in text.split("\n"))

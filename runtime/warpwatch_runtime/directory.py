@@ -1,7 +1,7 @@
-"""Folders that others may change under the daemon's hands, and the files in them.
+"""Opens folders, and files in them, that other users may change at any time.
 
 A folder is reached from one of the daemon's own, name by name and never through a link. A file is
-looked at before it is opened: opening a device does something, and opening a pipe may wait.
+checked before it is opened: opening a device may have effects, and opening a pipe may wait.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Modes of folders that everyone may write to, of those that are the daemon's alone, and of those
-# that no one else may even look into.
+# Modes of folders that all users may write to, that only the daemon may write to, and that no other
+# user may read.
 STICKY = 0o1777
 OWNED = 0o755
 PRIVATE = 0o700
@@ -25,7 +25,7 @@ FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A folder by the way to it: ``base`` is the daemon's own, ``names`` are reached from there."""
+    """A folder as a path: ``base`` is the daemon's own, ``names`` lead on from there."""
 
     base: Path
     names: tuple[str, ...] = ()
@@ -35,12 +35,12 @@ class Directory:
 
     @property
     def path(self) -> Path:
-        """For messages; what lies there when it is opened by this path is not known."""
+        """The path for messages; opening it may find another file."""
         return self.base.joinpath(*self.names)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """The folder's descriptor. Raises OSError where one of the names is no folder."""
+        """Open the folder. Raises OSError if one of the names is not a folder."""
         fd = os.open(self.base, FOLDER_FLAGS)
         try:
             for name in self.names:
@@ -52,7 +52,7 @@ class Directory:
             os.close(fd)
 
     def unlink(self, name: str) -> bool:
-        """Remove a file or link; False where there is none, or something else has its name."""
+        """Remove a file or link, and return whether that was done."""
         try:
             with self.opened() as fd:
                 os.unlink(name, dir_fd=fd)
@@ -62,7 +62,7 @@ class Directory:
 
 
 def make(folder_fd: int, name: str, mode: int) -> None:
-    """The daemon's folder ``name`` with this mode. Raises OSError where it can be none."""
+    """Make the daemon's folder ``name`` with this mode. Raises OSError."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=folder_fd)
     fd = os.open(name, FOLDER_FLAGS, dir_fd=folder_fd)
@@ -76,15 +76,15 @@ def make(folder_fd: int, name: str, mode: int) -> None:
 
 
 def make_parents(path: Path) -> None:
-    """What is missing above the folder, open to everybody whatever the umask. Raises OSError."""
+    """Make missing parents of the folder, readable by all users. Raises OSError."""
     for parent in reversed([one for one in path.parents if not one.exists()]):
         parent.mkdir(exist_ok=True)
         parent.chmod(OWNED)
 
 
 def set_mode(fd: int, mode: int) -> None:
-    """Give it to the folder, unless it has it. Raises OSError."""
-    # Each chmod is a change of the folder, and by its changes a pod's folder is known as used.
+    """Set the mode of a folder if it differs. Raises OSError."""
+    # Each chmod changes the folder, and changes mark a pod's folder as used.
     if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
         os.fchmod(fd, mode)
 
@@ -92,9 +92,9 @@ def set_mode(fd: int, mode: int) -> None:
 def open_checked(
     folder_fd: int, name: str, flags: int, check: Callable[[os.stat_result], None]
 ) -> int:
-    """Open what ``check`` has seen and not raised for, and nothing that took its place since.
+    """Open the very file that passed ``check``, without waiting.
 
-    It never waits. Raises OSError, and what ``check`` raises.
+    Raises OSError, and the errors of ``check``.
     """
     pinned = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
     try:
@@ -105,7 +105,7 @@ def open_checked(
 
 
 def open_own(folder_fd: int, name: str) -> int:
-    """A file that the daemon writes, mode 0644; made where it is missing. Raises OSError."""
+    """Open a file that the daemon writes, mode 0644, or make it. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(name, flags, 0o644, dir_fd=folder_fd)
@@ -120,6 +120,6 @@ def open_own(folder_fd: int, name: str) -> int:
 
 
 def check_regular(found: os.stat_result) -> None:
-    """Raises FileExistsError for anything but a regular file."""
+    """Raise FileExistsError unless it is a regular file."""
     if not stat.S_ISREG(found.st_mode):
-        raise FileExistsError(errno.EEXIST, "what has the name is no regular file")
+        raise FileExistsError(errno.EEXIST, "not a regular file")

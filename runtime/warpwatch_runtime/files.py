@@ -1,4 +1,4 @@
-"""How the daemon writes a file: all of it or nothing, and never through what another put there."""
+"""Writes files as a whole and never through links, and keeps values over a restart."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write(path: Path, data: bytes, durable: bool = True) -> None:
-    """``data`` in the file at ``path``; what it held before stays when that fails, by an OSError.
+    """Replace the content of the file at ``path``. Raises OSError, and the old content stays.
 
-    ``durable``: it also survives that the machine loses its power.
+    ``durable``: the content survives a power cut.
     """
     with replacing(path, durable) as file:
         file.write(data)
@@ -29,11 +29,11 @@ def write(path: Path, data: bytes, durable: bool = True) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
-    """A new file that takes the name ``path`` when the block has ended well. Raises OSError."""
+    """Yield a new file that takes the name ``path`` after the block. Raises OSError."""
     folder_fd = os.open(path.parent, _FOLDER)
     part = f"{path.name}.part"
     try:
-        # Of a daemon that was killed, or a link: gone it is neither followed nor in the way.
+        # A file of a killed daemon or a link of another user is removed, not followed.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part, dir_fd=folder_fd)
         fd = os.open(part, _NEW, MODE, dir_fd=folder_fd)
@@ -55,7 +55,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def make_folders(base: Path, path: Path) -> None:
-    """The folder ``path`` below ``base``, which is there. Raises OSError."""
+    """Make the folder ``path`` below ``base``, which exists. Raises OSError."""
     for name in path.relative_to(base).parts:
         above, base = base, base / name
         with contextlib.suppress(FileExistsError):
@@ -72,9 +72,9 @@ def _sync(folder: Path) -> None:
 
 
 def touch(path: Path) -> None:
-    """Make the file where there is none, for who can open it by its name only.
+    """Make the file if it is missing, for libraries that open it by name.
 
-    Raises OSError where something else than a regular file has the name.
+    Raises OSError if another kind of file has the name.
     """
     try:
         os.close(os.open(path, _NEW, MODE))
@@ -83,12 +83,12 @@ def touch(path: Path) -> None:
             raise
 
 
-# 1,024 rings, the locks of 256 pods' folders and what else there is need no more.
+# Enough for 1,024 rings and the locks of 256 pods' folders.
 ENOUGH = 16_384
 
 
 def allow_enough() -> None:
-    """Shells and containers commonly allow 1,024 at first, as many as there may be rings."""
+    """Raise the limit of open files, which is commonly 1,024, the possible number of rings."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -21,7 +21,7 @@ JSON = {"Accept": "application/json", "Content-Type": "application/json"}
 class RequestError(Exception):
     """A failed request, in one line without the URL, which may be a secret.
 
-    status: of the response, if one came. is_protocol: the peer does not speak HTTP.
+    status: the response's, if one came. is_protocol: the peer does not speak HTTP.
     """
 
     def __init__(self, text: str, status: int | None = None, is_protocol: bool = False) -> None:
@@ -45,7 +45,7 @@ class Requests:
 
     ca_file: signs the server's certificate; None: the authorities that the system trusts.
     server_name: in the certificate; empty: the host of the URL.
-    socket_path: a Unix socket to use, whatever host and port the URL has.
+    socket_path: a Unix socket to use instead of the host and port of the URL.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Requests:
     def send(
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] = JSON
     ) -> Answer:
-        """Return the response, whatever its status. Raises RequestError."""
+        """Return the response with any status. Raises RequestError."""
         import http.client
 
         try:
@@ -135,7 +135,7 @@ def connect(path: Path, timeout_s: float | None) -> socket.socket:
 
 
 def read_secret(path: Path) -> str:
-    """Read each time, so that a new one is taken up. Raises RequestError."""
+    """Return the secret in a file, read each time to follow changes. Raises RequestError."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError) as error:
@@ -143,9 +143,9 @@ def read_secret(path: Path) -> str:
 
 
 def read_headers(path: Path | None) -> dict[str, str]:
-    """``Name: value``, one a line; # begins a comment. Raises RequestError."""
+    """Return headers from lines ``Name: value``; # begins a comment. Raises RequestError."""
     lines = read_secret(path).splitlines() if path else []
     pairs = [line.partition(":") for line in lines if line.strip() and line.lstrip()[0] != "#"]
     if not all(separator and name.strip() for name, separator, _ in pairs):
-        raise RequestError(f"{path}: each line is to be a header, as `Name: value`")
+        raise RequestError(f"{path}: each line must be a header, as `Name: value`")
     return {name.strip(): value.strip() for name, _, value in pairs}

@@ -19,10 +19,9 @@ from warpwatch_telemetry.sections import Section, nearest
 
 
 class Mistake(NamedTuple):
-    """``text`` says what would be right, ``value`` is what was found as Python writes it.
+    """A mistake: ``text`` tells the expected, ``value`` is the repr of the value found.
 
-    ``value`` is empty where there is none: for a key that is unknown or missing. ``kind``: as
-    pydantic calls it.
+    ``value`` is empty for an unknown or missing key. ``kind``: pydantic's name.
     """
 
     path: str
@@ -31,16 +30,16 @@ class Mistake(NamedTuple):
     kind: str = ""
 
     def __str__(self) -> str:
-        """All in one line."""
+        """Return one line with all parts."""
         return self.without_value() + (f", not {self.value}" if self.value else "")
 
     def without_value(self) -> str:
-        """For what may be a secret or is a stranger's."""
+        """Return the line for a value that may be a secret or of a stranger."""
         return ": ".join(part for part in (self.path, self.text) if part)
 
 
 def mistakes(error: ValidationError, model: type[BaseModel]) -> list[Mistake]:
-    """Of a tree that is no ``model``: at least one, in the order of the fields."""
+    """Return the mistakes of a tree that does not fit the model, in the order of fields."""
     return [_mistake(details, model) for details in error.errors(include_url=False)]
 
 
@@ -54,23 +53,23 @@ def _mistake(details: ErrorDetails, model: type[BaseModel]) -> Mistake:
         return Mistake(path, text, kind=kind)
     if kind == "missing":
         return Mistake(path, "this key is needed", kind=kind)
-    # Which keys do not go together is in the text.
+    # The text names the keys that exclude each other.
     is_section = kind == "value_error" and isinstance(details["input"], dict)
     return Mistake(path, _expected(details), "" if is_section else repr(details["input"]), kind)
 
 
 def _keys(model: type[BaseModel], place: Sequence[int | str]) -> Iterator[str]:
-    """Names of the fields of the section at ``place``."""
+    """Return names of the fields of the section at ``place``."""
     for part in place:
         field = model.model_fields.get(str(part))
-        # What is no field is a key of the mapping that was entered last.
+        # Other names are keys of the mapping that was entered last.
         if field is not None:
             model = next(_models(field.annotation), model)
     return iter(model.model_fields)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The first of the models that a type is made of."""
+    """Yield the models in a type."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
@@ -83,7 +82,7 @@ def _written(place: Sequence[int | str]) -> str:
     )
 
 
-# By pydantic's own names of what is wrong.
+# By pydantic's names of mistakes.
 _TEXTS: dict[str, str] = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "expected a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "expected a number"),
@@ -130,13 +129,13 @@ SWITCHES = {f"detection.{kind}.enabled": kind for kind in KINDS}
 
 C = TypeVar("C", bound=Section)
 
-# What PyYAML raises for texts of its users: its own errors, bad dates and numbers, deep nesting,
-# and whatever its constructors of tagged values stumble over (`!!int ""`, `!!bool maybe`).
+# PyYAML raises these for bad texts: its own errors, bad dates and numbers, deep nesting, and errors
+# of constructors of tagged values (`!!int ""`, `!!bool maybe`).
 _NOT_YAML = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, TypeError)
 
 
 class ConfigError(UsageError):
-    """``lines``: one for each mistake; the text is the first of them."""
+    """A wrong configuration. ``lines``: one for each mistake; the text is the first of them."""
 
     def __init__(self, lines: list[str]) -> None:
         more = f" (and {len(lines) - 1} more: warpwatch config check)" if len(lines) > 1 else ""
@@ -157,7 +156,7 @@ def load(model: type[C], path: Path | None, environ: Mapping[str, str] = os.envi
 
 def parse(model: type[C], tree: dict[str, Any], origin: str) -> C:
     """Return the configuration of a tree that came from ``origin``. Raises ConfigError."""
-    # A section whose keys are all commented out is as if it were not there.
+    # A section whose keys are all commented out counts as absent.
     known = model.model_fields
     tree = {key: value for key, value in tree.items() if value is not None or key not in known}
     tree = _without_switches(_without_removed(tree, origin), origin)
@@ -212,12 +211,12 @@ def _remove(tree: dict[str, Any], key: str, of: type = object) -> Any:
 
 
 def as_tree(config: Section) -> dict[str, Any]:
-    """What YAML and JSON can hold, and ``parse`` reads."""
+    """Return the configuration as values of YAML and JSON, which ``parse`` reads."""
     return config.model_dump(mode="json")
 
 
 def parse_value(text: str) -> Any:
-    """One value as YAML would have it; what is no YAML is a text."""
+    """Return the value of a YAML text; another text is itself."""
     try:
         return yaml.safe_load(text)
     except _NOT_YAML:
@@ -225,7 +224,7 @@ def parse_value(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """What the file holds, None for an empty one. Raises UsageError with one line."""
+    """Return the content of a file, None for an empty one. Raises UsageError with one line."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -236,7 +235,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """The sections of a file. Raises UsageError with one line."""
+    """Return the sections of a file. Raises UsageError with one line."""
     tree = read_yaml(path)
     if tree is None:
         return {}
@@ -246,9 +245,9 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 def overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """Put ``WARPWATCH_SECTION__KEY`` into the tree. Raises UsageError where there is no section."""
+    """Put ``WARPWATCH_SECTION__KEY`` into the tree. Raises UsageError without such a section."""
     for name, text in environ.items():
-        # One without a section is another part's, such as WARPWATCH_DIR.
+        # A name without a section belongs to another part, such as WARPWATCH_DIR.
         if not name.startswith(ENV_PREFIX) or "__" not in name:
             continue
         *parents, leaf = name.removeprefix(ENV_PREFIX).lower().split("__")
@@ -256,6 +255,6 @@ def overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> None:
         for parent in parents:
             child = node.setdefault(parent, {})
             if not isinstance(child, dict):
-                raise UsageError(f"{name}: {parent} is no section")
+                raise UsageError(f"{name}: {parent} is not a section")
             node = child
         node[leaf] = parse_value(text)

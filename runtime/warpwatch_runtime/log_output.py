@@ -1,7 +1,7 @@
-"""The daemon's log: one line an entry, whoever chose its words, and few lines of a kind a minute.
+"""Writes the daemon's log: one line per entry, and few lines of a kind per minute.
 
-Much of what is logged holds names that training processes and requests choose. What none may do by
-it: forge a line, drive a terminal, or fill the disk.
+Entries hold names that training processes and requests choose. They must not forge a line, control
+a terminal, or fill the disk.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TextIO
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MAX_LINE = 2_000
 MAX_TRACEBACK_LINES = 60
-# Lines of a kind, that is of one logging call, that are written in a window; then they are counted.
+# In a window so many lines of a kind, that is of one logging call, are written, others counted.
 MAX_LINES_OF_A_KIND = 20
 WINDOW_S = 60.0
-# Loggers of libraries may put anything into the constant text; these kinds then share a window.
+# Libraries may log any text as constant; further kinds share a window.
 MAX_KINDS = 1_000
 REPORT_INTERVAL_S = 10.0
 
@@ -38,7 +38,7 @@ def escaped(text: str, limit: int | None = MAX_LINE) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """Traceback lines are indented, so that none of them looks like an entry."""
+    """Formats entries as one line; traceback lines are indented, unlike an entry."""
 
     def __init__(self) -> None:
         super().__init__(FORMAT)
@@ -59,7 +59,7 @@ class _Window:
 
 
 class LimitedHandler(logging.StreamHandler[TextIO]):
-    """Writes the first lines of a kind and counts the others, to be reported once a window."""
+    """Writes the first lines of a kind, and reports the number of others once a window."""
 
     def __init__(
         self, stream: TextIO | None = None, monotonic: Callable[[], float] = time.monotonic
@@ -83,7 +83,7 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
             super().emit(record)
 
     def report(self) -> None:
-        """Write how many lines were left out in the windows that are over. From any thread."""
+        """Write how many lines were left out in closed windows. Call from any thread."""
         at = self._monotonic()
         self.acquire()
         try:

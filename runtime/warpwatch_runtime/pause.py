@@ -1,4 +1,4 @@
-"""How long is waited after failures of somebody else's server or store."""
+"""Backoff after failures of another server or store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONGEST_S = 120.0
 
 
 class Pause:
-    """FIRST_S, doubled with each failure up to ``longest_s``."""
+    """A pause of FIRST_S, doubled with each failure up to ``longest_s``."""
 
     def __init__(
         self, monotonic: Callable[[], float] = time.monotonic, longest_s: float = LONGEST_S
@@ -25,7 +25,7 @@ class Pause:
         return self._monotonic() < self._until
 
     def begin(self) -> bool:
-        """After a failure: whether it is the first of several."""
+        """Start the pause after a failure, and return whether it is the first in a row."""
         is_first = not self._pause_s
         self._pause_s = min(max(FIRST_S, 2 * self._pause_s), self._longest_s)
         self._until = self._monotonic() + self._pause_s

@@ -1,4 +1,4 @@
-"""Numbers with units, the way people read them."""
+"""Formats numbers with units for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def text(value: object, limit: int = MAX_TEXT) -> str:
-    """One line of at most ``limit`` characters, all of them printable."""
+    """Return one line of at most ``limit`` printable characters."""
     line = str(value)[: limit + 1]
     if not line.isprintable():
         line = "".join(char if char.isprintable() else " " for char in line)
@@ -22,13 +22,13 @@ def text(value: object, limit: int = MAX_TEXT) -> str:
 
 
 def sentence(value: object, limit: int) -> str:
-    """As ``text``, with a capital letter first."""
+    """Return the text with a capital letter first."""
     line = text(value, limit)
     return line[:1].upper() + line[1:]
 
 
 def seconds(value: float | None) -> str:
-    """A duration with three digits: 0.21234 is ``212 ms``."""
+    """Return a duration with three digits: 0.21234 is ``212 ms``."""
     if value is None or not math.isfinite(value):
         return NO_VALUE
     if abs(value) < 0.0009995:
@@ -49,31 +49,31 @@ def percent(ratio: float | None) -> str:
 
 
 def joules(value: float) -> str:
-    """12345 is ``12.3 kJ``."""
+    """Return energy with a prefix: 12345 is ``12.3 kJ``."""
     number, prefix = _scaled(value)
     return f"{number} {prefix}J"
 
 
 def tokens_per_joule(value: float) -> str:
-    """0.0123 is ``0.0123 tokens/J``."""
+    """Return the rate with a prefix: 0.0123 is ``0.0123 tokens/J``."""
     number, prefix = _scaled(value)
     return f"{value:.3g} tokens/J" if value < 1 else f"{number}{prefix} tokens/J"
 
 
 def rate(value: float, what: str) -> str:
-    """12345 a second is ``12.3k tokens/s``."""
+    """Return a rate with a prefix: 12345 is ``12.3k tokens/s``."""
     number, prefix = _scaled(value)
     return f"{number}{prefix} {what}/s"
 
 
 def ago(then: float, now: float) -> str:
-    """Both wall clock in seconds."""
+    """Return how long ago it was. Both times are wall clock in seconds."""
     passed = now - then
     return "now" if passed < 2 else f"{_long(passed)} ago"
 
 
 def timestamp(value: float) -> str:
-    """ISO 8601 in UTC, for ``<time datetime>``. Raises nothing: a time that is none is empty."""
+    """Return ISO 8601 in UTC, for ``<time datetime>``; empty for an invalid time."""
     try:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
     except (OverflowError, ValueError, OSError):
@@ -81,7 +81,7 @@ def timestamp(value: float) -> str:
 
 
 def no_step(calls: int) -> str:
-    """Of a process that trains without a step: ``calls`` of backward and of optimizers' steps."""
+    """Explain training without a step; ``calls``: of backward and optimizers."""
     return (
         f"no end of a step seen in {calls} backwards and optimizer steps; "
         "put `with warpwatch.attach().step():` around a step"
@@ -97,7 +97,7 @@ def uncounted(steps: int) -> str:
 
 
 def places(parallel: Mapping[str, Sequence[int]]) -> str:
-    """``DP 1 of 2, TP 0 of 4``: a rank's place in each kind of parallelism of more than one."""
+    """Return a rank's places in each kind of parallelism: ``DP 1 of 2, TP 0 of 4``."""
     known = ((short, parallel.get(kind, (0, 1))) for kind, short in PARALLELISM.items())
     return ", ".join(f"{short} {place} of {size}" for short, (place, size) in known if size > 1)
 

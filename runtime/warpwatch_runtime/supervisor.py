@@ -19,7 +19,7 @@ from typing import Protocol
 
 
 class LoopHandle(Protocol):
-    """A piece of work that is repeated in a thread of its own."""
+    """A loop as its starter sees it."""
 
     interval_s: float
     last_duration_s: float
@@ -29,7 +29,7 @@ class LoopHandle(Protocol):
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the running round has taken so far; 0 between rounds."""
+        """Seconds that the current round has taken so far; 0 between rounds."""
 
     def wake(self) -> None:
         """Run the next round now instead of at its time."""
@@ -38,7 +38,7 @@ class LoopHandle(Protocol):
 
 
 class LoopRunner(Protocol):
-    """Owns all loops, their threads and their exceptions."""
+    """The loop interface for sources."""
 
     def every(self, name: str, interval_s: float, step: Callable[[], None]) -> LoopHandle: ...
 
@@ -47,12 +47,12 @@ logger = logging.getLogger(__name__)
 
 Wait = Callable[[threading.Event, float], bool]
 
-# The same error of the same loop is logged once in this time.
+# The same error of a loop is logged once in this time.
 ERROR_LOG_INTERVAL_S = 60.0
 
 
 class Loop:
-    """``step`` in its own thread, once each ``interval_s``, without drift."""
+    """Runs ``step`` in its own thread every ``interval_s``, without drift."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Loop:
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the running round has taken so far; 0 between rounds."""
+        """Seconds that the current round has taken so far; 0 between rounds."""
         begun = self._begun
         return 0.0 if begun is None else self._monotonic() - begun
 
@@ -131,7 +131,7 @@ class Loop:
 
 
 class Supervisor:
-    """Starts loops, knows them, and stops them together."""
+    """Owns all loops, their threads and exceptions, and stops them together."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Supervisor:
         self._wait = wait
         self._lock = threading.Lock()
         self._loops: list[Loop] = []
-        # Of loops that have ended, by name.
+        # Failures of stopped loops by name.
         self._past_failures: Counter[str] = Counter()
 
     def every(self, name: str, interval_s: float, step: Callable[[], None]) -> Loop:
@@ -156,7 +156,7 @@ class Supervisor:
         return loop
 
     def failures(self) -> dict[str, int]:
-        """How often rounds have failed, by the loop's name, also of loops that have ended."""
+        """Return the failed rounds by the loop's name, also of stopped loops."""
         with self._lock:
             counts = Counter(self._past_failures)
             for loop in self._loops:
@@ -164,7 +164,7 @@ class Supervisor:
         return dict(counts)
 
     def durations_s(self) -> dict[str, float]:
-        """How long the newest round of each loop took."""
+        """Return the duration of each loop's newest round."""
         return {loop.name: loop.last_duration_s for loop in self.loops if loop.alive}
 
     @property
@@ -173,7 +173,7 @@ class Supervisor:
             return tuple(self._loops)
 
     def stop(self, timeout_s: float = 3.0) -> None:
-        """Ask every loop to end and wait ``timeout_s`` for all of them together."""
+        """Stop all loops, and wait at most ``timeout_s`` for all of them together."""
         loops = self.loops
         for loop in loops:
             loop.stop()

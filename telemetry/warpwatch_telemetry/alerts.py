@@ -1,4 +1,4 @@
-"""What may become of an alert that a webhook brings: a closed set."""
+"""Defines alerts of Alertmanager and their outcomes, a closed set."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from warpwatch_telemetry.captures import OUTCOMES
 
 CAPTURED = "captured"
-# The anomaly that the alert tells of has been captured already.
+# The alert's anomaly has been captured already.
 ALREADY_CAPTURED = "already_captured"
-# This firing of the alert has been answered with a capture before.
+# This firing of the alert has had a capture before.
 DUPLICATE = "duplicate"
 RESOLVED = "resolved"
 # It names nothing that could be captured.
@@ -22,7 +22,7 @@ BAD_LABELS = "bad_labels"
 NO_RANK = "no_rank"
 # The kind's recipe is switched off.
 NO_RECIPE = "no_recipe"
-# One webhook brought more than are looked at.
+# One webhook has too many alerts.
 TOO_MANY = "too_many"
 
 ALERT_OUTCOMES = (
@@ -41,12 +41,12 @@ ALERT_OUTCOMES = (
 
 
 class NotReadyError(Exception):
-    """Which ranks run here is not known yet. In one line."""
+    """The ranks on this node are not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertAnswer:
-    """What became of one alert."""
+    """The outcome of one alert."""
 
     fingerprint: str
     outcome: Annotated[str, Field(json_schema_extra={"enum": list(ALERT_OUTCOMES)})]
@@ -70,23 +70,23 @@ class Alert(BaseModel):
 
     @property
     def key(self) -> str:
-        """Of this firing of the alert: every repetition of the notification has the same."""
+        """The key of this firing, the same in every repetition of the notification."""
         return f"{self.fingerprint}@{self.starts_at}"
 
     @property
     def name(self) -> str:
-        """In one line."""
+        """The alert's name in one line."""
         return " ".join(self.labels.get("alertname", "").split())[:100]
 
 
 def host_of(instance: str) -> str:
-    """The host of ``host:port`` as Prometheus writes its label ``instance``, as ``plain``."""
+    """Return the host of Prometheus' label ``instance``, as ``plain``."""
     host, colon, port = instance.rpartition(":")
     return plain((host if colon and port.isdecimal() else instance).strip("[]"))
 
 
 def plain(host: str) -> str:
-    """The one spelling of a host: IPv4 also where IPv6 wraps it, the shortest IPv6, lower case."""
+    """Return one spelling of a host: lower case, the shortest IPv6, wrapped IPv4 as IPv4."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

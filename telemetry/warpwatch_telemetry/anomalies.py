@@ -1,4 +1,4 @@
-"""The closed set of anomaly kinds, one finding, and the metrics of the minutes around it."""
+"""Defines the closed set of anomaly kinds, one anomaly with its sentence, and its context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from warpwatch_telemetry.jobs import JobId
 
 Severity = Literal["info", "warning", "critical"]
-# What an anomaly is about: somebody's program, a device or the node, the agent itself.
+# The subject of an anomaly: a program, a device or the node, the agent itself.
 Scope = Literal["job", "hardware", "agent"]
 
 JOB_KINDS = (
@@ -46,13 +46,13 @@ DEVICE_KINDS = (
     "overheating",
 )
 KINDS = JOB_KINDS + DEVICE_KINDS
-# Kinds that all nodes of a job see at once: only the daemon that has rank 0 acts on them.
+# All nodes of a job see these at once: only the daemon with rank 0 acts on them.
 WHOLE_JOB_KINDS = frozenset(
     {"step_regression", "step_drift", "step_spikes", "run_regression", "comm_slow"}
 )
-# Kinds about a job or a rank among its peers: judged where all ranks are seen.
+# Kinds about a job or a rank among its peers are evaluated where all ranks are visible.
 FLEET_KINDS = WHOLE_JOB_KINDS | {"straggler", "data_stall", "hang", "crash"}
-# Kinds that are events, not states: they stay active for a while after the last one.
+# Kinds that are events, not states, stay active for a while after the last one.
 EVENT_KINDS = frozenset({"crash", "oom", "xid", "ecc_uncorrectable", "row_remap"})
 
 
@@ -62,12 +62,12 @@ def scope_of(kind: str) -> Scope:
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """Something is wrong with a device, a rank or a job, in a detector's words.
+    """A fault of a device, a rank or a job, as a detector reports it.
 
-    time: wall clock, seconds. step: the newest one then; begin_step: where it began.
-    value, baseline: the quantity judged and what it is compared with, in the kind's own unit.
-    summary: the cause in one sentence with numbers, then after ``; `` what else is known of it.
-    owner, job, run: of which job, as JobId has them. gpu: the index of the device, None of a port.
+    time: wall clock, seconds. step: the newest one at that time; begin_step: where it began.
+    value, baseline: the evaluated quantity and its comparison, in the kind's own unit.
+    summary: the cause in one sentence with numbers, then more facts after ``; ``.
+    owner, job, run: the job, as in JobId. gpu: the index of the device, None for a port.
     """
 
     time: float
@@ -91,7 +91,7 @@ class Detected:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """What was found when an anomaly was at its worst; fields as in ``Detected``."""
+    """The worst moment of an anomaly; fields as in ``Detected``."""
 
     time: float
     summary: str
@@ -102,19 +102,19 @@ class Worst:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anomaly(Detected):
-    """What was found, from when it was raised (``time``, ``step``) to its end.
+    """An anomaly from its opening (``time``, ``step``) to its end.
 
-    ``value``, ``baseline`` and ``summary`` are the newest while it is active, then its worst.
+    ``value``, ``baseline`` and ``summary`` are the newest while it is active, then the worst.
 
-    end_time: when it was over, None while active.
-    worst: its worst moment so far; None of an anomaly that an older daemon kept.
-    explained_by: the id of the anomaly that turned out to be its cause, which also ended it.
-    effects: what it does to jobs, one sentence each; the summary has them too.
-    evidence: what was seen beside it and speaks for a cause, a sentence each; in the summary, too.
-    reopened: how often it came back within ``anomalies.reopen_s`` of its end and went on.
-    node, judged_by: of a fleet, where the rank or device is, and who found it.
-    first_summary: the summary as it was opened, or when its severity rose last; empty of an
-    anomaly that an older daemon kept.
+    end_time: None while active.
+    worst: its worst moment so far; None if an older daemon stored it.
+    explained_by: the id of the anomaly that caused it, and ended it.
+    effects: on jobs, one sentence each, which the summary has too.
+    evidence: for a cause, one sentence each, which the summary has too.
+    reopened: how often it came back within ``anomalies.reopen_s`` of its end.
+    node, judged_by: in a fleet, the node of the rank or device, and the finder.
+    first_summary: the summary at its opening or the last rise of its severity; empty if an older
+        daemon stored it.
     """
 
     id: str
@@ -132,14 +132,13 @@ class Anomaly(Detected):
 
 @dataclass(frozen=True, slots=True)
 class ContextSeries:
-    """What one job, rank or device did, in points of ``AnomalyContext.interval_s``.
+    """The series of one job, rank or device, in points of ``AnomalyContext.interval_s``.
 
-    times: where each point begins (wall clock, seconds); values: by series, one for each time,
-    None where nothing is known. Of a job and rank, means over the steps that ended in the point:
-    ``step_duration_s``, ``step_duration_max_s``, ``phase_s{phase=…}``, ``tokens_per_s``,
-    ``samples_per_s``, ``memory_allocated_bytes``; of a device, means of its gauges by their names
-    in the telemetry log.
-    counts: steps or readings of each point.
+    times: the start of each point (wall clock, seconds). counts: its steps or readings.
+    values: by series, one for each time, None if unknown. A job and a rank have means over the
+        steps that ended in the point: ``step_duration_s``, ``step_duration_max_s``,
+        ``phase_s{phase=…}``, ``tokens_per_s``, ``samples_per_s``, ``memory_allocated_bytes``.
+        A device has means of its gauges, named as in the telemetry log.
     """
 
     times: tuple[float, ...]
@@ -163,9 +162,9 @@ MAX_CAUSE_CHARS = 200
 
 
 def sentence(anomaly: Anomaly, node: str = "") -> str:
-    """Return the sentence, then what speaks for the cause and what the fault does.
+    """Return the sentence, then evidence and effects.
 
-    node: of the agent that found it, where the anomaly does not name its own.
+    node: the agent's, for an anomaly that does not name its own.
     """
     cause, _, more = anomaly.summary.partition("; ")
     said = _said(anomaly, cause, node)
@@ -181,7 +180,7 @@ def first_sentence(anomaly: Anomaly, node: str = "") -> str:
 def _said(anomaly: Anomaly, cause: str, node: str) -> str:
     if len(cause) > MAX_CAUSE_CHARS:
         cause = f"{cause[: MAX_CAUSE_CHARS - 1]}…"
-    # What a fleet finds without a node is on several.
+    # A fleet's anomaly without a node is on several.
     node = anomaly.node or ("" if anomaly.judged_by == "fleet" else node)
     said = f"{cause}: {', '.join((*_places(anomaly, node), _when(anomaly)))}"
     # Exceptions have several lines, and names may.

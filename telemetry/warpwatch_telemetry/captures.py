@@ -1,4 +1,4 @@
-"""One profiling request and what it brought: traces of one or more ranks, or stacks."""
+"""Defines one profiling request and its result: traces of one or more ranks, or stacks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from warpwatch_telemetry.jobs import JobId
 
 CaptureKind = Literal["torch", "memory", "stacks", "nsys"]
 CAPTURE_KINDS: tuple[CaptureKind, ...] = ("torch", "memory", "stacks", "nsys")
-# Captures of some steps, the same on all ranks; stacks are taken at once.
+# Captures of some steps, the same on all ranks; stacks are recorded at once.
 STEP_KINDS: frozenset[CaptureKind] = frozenset({"torch", "memory", "nsys"})
 # Captures that need the GPU's performance counters, which only one user may have at a time.
 COUNTER_KINDS: frozenset[CaptureKind] = frozenset({"nsys"})
 
-# What a capture of kind torch records besides, at a price: Python stacks, shapes, allocations.
+# A capture of kind torch can also record these, at a cost: Python stacks, shapes, allocations.
 CAPTURE_OPTIONS = ("stacks", "shapes", "memory")
 
-# Who asked. An anomaly's automatic request is subject to cooldown and budget; a person's is not.
-# What is taken of a healthy job, and later ones are compared with, has its own budget: once
-# (baseline), or by a fleet again and again (schedule).
+# Automatic requests for an anomaly are subject to cooldown and budget, requests of users are not.
+# Captures of a healthy job, to compare with, have their own budget: once (baseline), or repeatedly
+# by a fleet (schedule).
 REGULAR_TRIGGERS = frozenset({"baseline", "schedule"})
 
-# How a capture ended: every targeted rank brought its file, some did, none did, or it was never
-# begun and why (the reasons of the policy and of safety).
+# The results of captures: files of all targeted ranks, of some, of none, or the reason why it never
+# began, of the policy and of safety.
 OUTCOMES = (
     "complete",
     "partial",
@@ -44,21 +44,21 @@ OUTCOMES = (
     "refused_over",
 )
 
-# What became of a copy for the remote store: failed is tried again, given_up was removed before.
+# The outcomes of copies to the remote store: failed is tried again, given_up was removed before.
 UPLOAD_OUTCOMES = ("uploaded", "failed", "given_up")
 
-# How long a rank may take to hand over its file before it is left out: five steps of a slow job
-# and the compression of a large trace.
+# A rank that takes longer to hand over its file is left out: five steps of a slow job and the
+# compression of a large trace take less.
 CAPTURE_TIMEOUT_S = 120.0
 
-# How the detail of a capture, or of one rank of it, begins that something came in between.
+# The beginning of the detail of an interrupted capture or rank.
 INTERRUPTED = "interrupted: "
 
 
 @dataclass(frozen=True, slots=True)
 class AnomalySeen:
-    """What the anomaly that asked had seen, as far as it is known: of which rank, since which step,
-    and how many times as long as usual it took."""
+    """The known facts of the anomaly that requested a capture: its rank, first slow step, and the
+    duration relative to the usual one."""
 
     rank: int | None = None
     begin_step: int | None = None
@@ -67,12 +67,12 @@ class AnomalySeen:
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """What was asked for. ``ranks`` None means all ranks of the job that this daemon sees.
+    """A request for a capture. ``ranks`` None means all ranks of the job on this node.
 
-    ``reason`` is for people; an automatic request also carries the anomaly that asked.
-    options: of CAPTURE_OPTIONS.
-    owner, run: of which job of this name, as JobId has them; empty for the only one there is.
-    alerts: which firings of Alertmanager's alerts asked, as ``fingerprint@startsAt``.
+    ``reason`` is for people; an automatic request also has its anomaly.
+    options: a subset of CAPTURE_OPTIONS.
+    owner, run: as in JobId; empty if only one job has this name.
+    alerts: the firings of Alertmanager's alerts that requested it, as ``fingerprint@startsAt``.
     """
 
     job: str
@@ -94,7 +94,7 @@ class CaptureRequest:
         return JobId(self.owner, self.job, self.run)
 
 
-# What a rank does with a capture, in order; the last four are ends. ``exported``: its file lies in
+# The states of a rank in a capture, in order; the last four are final. ``exported``: its file is in
 # the inbox; ``written``: the file is in the store.
 RANK_STATES = ("asked", "armed", "recording", "exported", "written", "late", "failed", "missing")
 RANK_ENDS = frozenset({"written", "late", "failed", "missing"})
@@ -102,10 +102,10 @@ RANK_ENDS = frozenset({"written", "late", "failed", "missing"})
 
 @dataclass(frozen=True, slots=True)
 class RankCapture:
-    """How far one rank came, and why not further.
+    """The state of one rank in a capture, with its reason.
 
-    verified: whether the trace holds what was asked for, None before it was read; problems: what
-    it lacks. events: how many it has. node: which one has its file, of a capture over nodes.
+    verified: whether the trace is complete, None before it was read; problems: its missing parts.
+    events: their number. node: of its file, in a multi-node capture.
     """
 
     rank: int
@@ -122,10 +122,10 @@ class RankCapture:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a node would capture now: these ranks, of which the fastest has ``begun`` this step.
+    """The capture that a node could start now: of these ranks, the fastest has ``begun`` this step.
 
-    steps: how many each would record. step_s: the median step of the fastest, 0: not known. Of a
-    kind without steps all three are None.
+    steps: to record by each. step_s: the fastest's median step, 0 if unknown. For a kind without
+    steps all three are None.
     """
 
     ranks: tuple[int, ...]
@@ -136,9 +136,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """What stayed after a capture: the median step after it by the one before, of one rank.
+    """The lasting effect of a capture: one rank's median step after it, by the one before.
 
-    steps: on the side that has fewer. slower: by more than 5 % and more than chance explains.
+    steps: on the side with fewer. slower: by more than 5 % and more than chance explains.
     """
 
     ratio: float
@@ -151,14 +151,14 @@ class Capture:
     """A capture from request to diagnosis. Times are wall clock in seconds.
 
     outcome: one of OUTCOMES, None while it runs.
-    steps: how many each rank is to record; fewer than asked for where they would cost too much.
-    expected_cost_s: what ``cost_s`` was expected to be; None where nothing was known.
-    step_s: median step seconds of the job ``before``, ``during`` and ``after``. cost_s: what the
-    job lost by starting, recording, stopping and export. Both None or empty until it is known.
-    diagnosis: the JSON of the diagnosis (docs/diagnosis.md), None until there is one.
-    baseline_id: the capture of the same job when it was well that the diagnosis compares with.
-    remote: the address of its copy in the remote store, None until all of it is there.
-    of_fleet: it is this node's part of a capture over nodes.
+    steps: to record by each rank; fewer than requested if they would cost too much.
+    expected_cost_s: the expected ``cost_s``, None if unknown.
+    step_s: median step seconds of the job ``before``, ``during`` and ``after``; empty at first.
+    cost_s: lost by starting, recording, stopping and export; None at first.
+    diagnosis: its JSON (docs/diagnosis.md), None until there is one.
+    baseline_id: the capture of the healthy job that the diagnosis compares with.
+    remote: the address of its complete copy in the remote store, else None.
+    of_fleet: whether it is this node's part of a multi-node capture.
     """
 
     id: str
@@ -185,8 +185,8 @@ class Capture:
     of_fleet: bool = False
 
 
-# What became of an anomaly's trigger, besides the refusals of OUTCOMES: a capture was begun, may
-# still be, or is not wanted for the kind.
+# The outcomes of an anomaly's trigger, besides the refusals of OUTCOMES: a capture began, may still
+# begin, or is not wanted for the kind.
 CAPTURED = "captured"
 WAITING = "waiting"
 NO_RECIPE = "no_recipe"
@@ -194,9 +194,9 @@ NO_RECIPE = "no_recipe"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Why an anomaly was or was not captured. time: wall clock in seconds; detail: for people.
+    """The decision to capture an anomaly or not. time: wall clock in seconds; detail: for people.
 
-    outcome: CAPTURED, WAITING, NO_RECIPE, or why not (of OUTCOMES).
+    outcome: CAPTURED, WAITING, NO_RECIPE, or a refusal of OUTCOMES.
     """
 
     time: float

@@ -108,7 +108,7 @@ def series_text(key: SeriesKey) -> str:
 # A log repeats the same few hundred; process ids come and go.
 @functools.lru_cache(maxsize=4096)
 def series_key(text: str) -> SeriesKey:
-    """The inverse of series_text. Raises ValueError when the text is no series."""
+    """Return the key of a text of series_text. Raises ValueError for another text."""
     match = _SERIES.fullmatch(text)
     if match is None:
         raise ValueError(f"metrics: {text!r} is no metric")
@@ -133,7 +133,7 @@ def _labels(text: str, inside: str) -> dict[str, str]:
 
 Profile = Literal["minimal", "default", "full"]
 
-# What somebody owns, does, and what must be repaired.
+# Identity, use, and faults.
 _MINIMAL = """
     up info workload_info slurm_job_info sample_timestamp_seconds utilization_ratio
     memory_utilization_ratio busy_seconds_total sm_active_ratio tensor_active_ratio
@@ -142,7 +142,7 @@ _MINIMAL = """
     nvlink_receive_bytes_total nvlink_transmit_bytes_total ecc_errors_total remapped_rows
     row_remap_pending row_remap_failure xid_errors_total
 """
-# Settings, parts whose sum is told, and rates that counters give.
+# Settings, parts of exported sums, and rates of exported counters.
 _FULL_ONLY = """
     nvlink_link_up nvlink_receive_bytes_per_second nvlink_transmit_bytes_per_second
     pcie_receive_bytes_per_second pcie_transmit_bytes_per_second pcie_errors_total
@@ -159,7 +159,7 @@ FULL_ONLY = frozenset(f"device_{name}" for name in _FULL_ONLY.split())
 
 @functools.cache
 def names_of(profile: Profile) -> tuple[str, ...]:
-    """The metrics of a profile, in the catalogue's order; only devices have fewer."""
+    """Return the metrics of a profile in the catalogue's order; only devices have fewer."""
     return tuple(name for name, row in CATALOGUE.items() if _is_in(profile, name, row.scope))
 
 

@@ -25,7 +25,7 @@ def clean(text: str, limit: int | None = None) -> str:
 def clean_line(line: bytes) -> bytes:
     """Return the line of JSON with all of its texts cleaned.
 
-    Raises ValueError for what is no JSON, or nested deeper than MAX_DEPTH.
+    Raises ValueError for a text that is not JSON, or nested deeper than MAX_DEPTH.
     """
     # In ASCII without an escape there is no character to clean.
     if line.isascii() and b"\\" not in line and b"\x7f" not in line:

@@ -1,4 +1,4 @@
-"""What dcgm-exporter calls our series: its names, types and units, beside the series of ours.
+"""Maps dcgm-exporter's names, types and units to our series.
 
 The rows with ``default`` are the list that dcgm-exporter 4.5 exports without being configured.
 DCGM's device fields are in MiB, MHz, mJ and per cent; its profiling fields are ratios.

@@ -1,4 +1,4 @@
-"""Which job something is of: who owns it, what it is called, and which start of it is meant."""
+"""Defines the identity of a job, its owner, name and run, and the summary of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
 
-# A pod with folders of its own, or the user of files in the folders of all.
+# A pod with folders of its own, or the user of files in the shared folders.
 Owner = int | str
 
 
@@ -22,12 +22,12 @@ class JobFields(TypedDict):
 
 
 class JobId(NamedTuple):
-    """A job is known by owner, name and run; what any of them says is never looked up elsewhere.
+    """The identity of a job.
 
-    owner: ``ns/<namespace>`` as the kubelet says it, else ``uid/<n>``; a fact, never a claim. Empty
-    in logs of one owner.
-    name: as it is shown. A second live run of one owner's name is ``name#<6 digits of run>``.
-    run: tells one start from the next; empty where nothing does.
+    owner: ``ns/<namespace>`` from the kubelet, else ``uid/<n>``; a fact, not a claim. Empty in logs
+        of one owner.
+    name: the shown name. A second live run of one owner's name is ``name#<6 digits of run>``.
+    run: distinguishes starts; empty if unknown.
     """
 
     owner: str
@@ -39,25 +39,25 @@ class JobId(NamedTuple):
 
     @property
     def base_name(self) -> str:
-        """What its program calls it, on every node: without the mark of a second live run."""
+        """The program's own name, the same on every node: without the mark of a second live run."""
         return self.name.removesuffix(run_mark(self.run))
 
 
 def whose(owner: str) -> tuple[str, str]:
-    """The namespace, or the user of the node, that an owner is: one of them is empty."""
+    """Return an owner's namespace and user of the node, one of which is empty."""
     kind, _, name = owner.partition("/")
     return (name, "") if kind == "ns" else ("", name)
 
 
 def run_mark(run: str) -> str:
-    """What tells a run from another live one of the same name and owner: ``#<6 digits>``."""
+    """Return the mark of a second live run of the same name and owner: ``#<6 digits>``."""
     return f"#{hashlib.sha256(run.encode(errors='replace')).hexdigest()[:6]}"
 
 
 # Asked of every record that is streamed.
 @functools.lru_cache(maxsize=4096)
 def shard_key(job: JobId) -> int:
-    """Modulo their number, which of several fleets judges the job; the same on all of its nodes."""
+    """Return the key that, modulo their number, selects the job's fleet on all of its nodes."""
     return zlib.crc32("\0".join((job.owner, job.base_name)).encode(errors="replace"))
 
 
@@ -68,18 +68,16 @@ SCHEMA = 1
 class RunSummary:
     """A run as one daemon saw it. Times are wall clock in seconds, other figures SI units.
 
-    time: when it was summed up; first_time: when its first process began; end_time: None while it
-    runs. ranks: those that this daemon saw, of ``world_size``. gpu_model: of all of their devices;
-    framework: as the shim says it; version: Warpwatch's.
-    steps: of the rank with the most. judged_steps: of all ranks together, without warm-up and those
-    that a capture touched; what follows is of these, and of one rank, without the time of
-    checkpoints and evaluations.
-    step_p50_s, step_p95_s: percentiles, to 1 %. phases_s: mean seconds a step, ``other`` is what no
-    phase says. tokens_per_step, samples_per_step: means; tokens_per_s, samples_per_s: of all ranks
-    that this daemon saw. energy_j: of their devices. What is not known is None.
-    anomalies: how many were raised, by kind. captures: ids of the newest.
-    step_counts: how many steps took so long, by the number of the histogram's bin
-    (docs/runs.md); remote: the address of its copy, None until it is there.
+    time: of the summary; first_time: start of the first process; end_time: None while it runs.
+    ranks: on this node, of ``world_size``. gpu_model: of their devices. version: Warpwatch's.
+    steps: of the rank with the most.
+    judged_steps: of all ranks, without warm-up and steps of captures. The next fields are means of
+        these over ranks, without checkpoints and evaluations; unknown ones are None.
+    step_p50_s, step_p95_s: percentiles, to 1 %. phases_s: seconds per step; ``other``: the rest.
+    tokens_per_s, samples_per_s: of all ranks on this node. energy_j: of their devices.
+    anomalies: opened ones by kind. captures: the newest ids.
+    step_counts: steps by the number of the histogram's bin (docs/runs.md).
+    remote: the address of its copy, None until it is there.
     """
 
     owner: str

@@ -103,9 +103,8 @@ _usual = msgspec.json.Decoder(Step | _DeviceLine)
 class Decoder:
     """Decodes the lines of one log in order.
 
-    A step without its number or duration gets them from the step before it: steps follow each
-    other, and one lasts from the end of the one before to its own end. The first such line only
-    shows the rank.
+    A step without its number or duration gets them from the step before: it follows it, and lasts
+    from its end. The first such line only shows the rank.
     """
 
     def __init__(self) -> None:

@@ -19,8 +19,7 @@ IDENTITY_LABELS: dict[str, tuple[str, ...]] = {
     "agent": (),
 }
 
-# Who may read a device's metric, the most trusted first: of several, the first that has a value
-# gives it. A row of the catalogue may declare another order.
+# The sources of a device's metric, the most trusted first: the first one with a value gives it.
 DEVICE_PRECEDENCE = ("nvml", "dcgm", "dcgm_exporter", "simulated")
 
 # A metric's name without prefix, and the values of its own labels in the catalogue's order.
@@ -35,7 +34,7 @@ class Metric:
     name: without the prefix ``warpwatch_``, with base unit and ``_total`` where it belongs.
     scope: key of IDENTITY_LABELS; those labels precede ``labels``.
     origin: where the value is read: an NVML call or field, /proc, the rendezvous.
-    precedence: of a device's metric, its sources, the one that is believed first.
+    precedence: the sources of a device's metric, the most trusted first.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What happens, in order of time. The telemetry log is the JSON form of these records.
+"""Defines records of events, in order of time. The telemetry log is their JSON form.
 
 Times are wall clock in seconds, durations in seconds, memory in bytes. ``owner``, ``job`` and
 ``run`` say together of which job a record is, as ``JobId`` has them.
@@ -18,7 +18,7 @@ from warpwatch_telemetry.metric import SeriesKey
 # ``JobId(…)`` in half of its time: every record is asked for its job several times.
 _new = tuple.__new__
 
-# What a signed word of 64 bits holds; no count of a rank is larger.
+# The largest signed word of 64 bits; no count of a rank is larger.
 MAX_INTEGER = 2**63 - 1
 
 # Checked where a record is read by its types, as the lines of a log are.
@@ -29,10 +29,9 @@ Seconds = Annotated[float, Meta(ge=0)]
 class RankSeen(msgspec.Struct, frozen=True, gc=False):
     """A rank reported for the first time, or its places in parallelism have become known.
 
-    master: host and port where the ranks of a run meet that has no id of its own; with it, runs of
-    several nodes are found to be one.
-    pod, pod_uid: the Kubernetes pod that it runs in, as the kubelet names it; empty elsewhere.
-    parallel: of ``state.PARALLELISM``, where known, its place and how many there are.
+    master: host and port where the ranks of a run without an id meet, which joins its nodes.
+    pod, pod_uid: its Kubernetes pod, as the kubelet names it; else empty.
+    parallel: its place and the size, by kind of ``state.PARALLELISM`` if known.
     """
 
     time: float
@@ -95,7 +94,7 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
 
 
 class PortReading(DeviceReading, frozen=True, gc=False):
-    """Of a network port, ``<device>/<number>``: what a GPU is judged by does not hold for it."""
+    """The values of a network port, ``<device>/<number>``, which no rule for GPUs applies to."""
 
 
 class RankEvent(msgspec.Struct, frozen=True, gc=False):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from warpwatch_telemetry.metric import SeriesKey
 
-# Why a fleet's agent is not up, until it was asked for the first time.
+# The reason of a fleet's agent before the first request.
 NOT_ASKED = "not asked yet"
 
 
@@ -21,7 +21,7 @@ class Device:
     name: str
     gpu_instance: str = ""
     profile: str = ""
-    # What describes it and seldom changes: driver_version, pci_bus_id, vbios_version, serial, …
+    # Its description, which seldom changes: driver_version, pci_bus_id, vbios_version, serial, …
     info: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -29,7 +29,7 @@ class Device:
 class DeviceProcess:
     """A process on a device. ``name`` is the executable's, never its command line.
 
-    ``memory_bytes`` and ``sm_ratio`` (share of SM time, 0 to 1) are None where not known.
+    ``memory_bytes`` and ``sm_ratio`` (share of SM time, 0 to 1) may be None: unknown.
     """
 
     pid: int
@@ -42,10 +42,9 @@ class DeviceProcess:
 class DeviceSample:
     """Values of one device. ``time`` is wall clock in seconds; absent means it could not be read.
 
-    A device that cannot be read has ``up`` False, a ``reason`` from a closed set (lost, stuck,
-    no_permission, reset_required, driver) and only the values that are known without asking it,
-    such as its XID errors. ``source`` is who read it: what two sources know of one device is
-    merged by the precedence that the catalogue declares.
+    A device that cannot be read has ``up`` False and a ``reason`` (lost, stuck, no_permission,
+    reset_required, driver). Its values are those known without asking it, such as XID errors.
+    ``source``: its reader; samples of several sources are merged by the catalogue's precedence.
     """
 
     device: Device
@@ -61,7 +60,7 @@ class DeviceSample:
 class HostSample:
     """Values of the host at ``time`` (wall clock, seconds), as ``source`` read them.
 
-    ``ports``: those of ``values`` that are of a network port, by its name.
+    ``ports``: the part of ``values`` of each network port, by its name.
     """
 
     time: float
@@ -101,7 +100,7 @@ class Pod:
 
 
 class SlurmJob(NamedTuple):
-    """A job of Slurm, and what its prolog (or, a claim, its environment) says of it."""
+    """A job of Slurm, from its prolog, or from its environment, which is a claim."""
 
     id: str
     user: str = ""
@@ -111,7 +110,7 @@ class SlurmJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProcessOwner:
-    """What a process's control groups say of it; empty where they say nothing."""
+    """The owner of a process, from its control groups; unknown parts are empty."""
 
     name: str
     pod_uid: str = ""
@@ -121,11 +120,10 @@ class ProcessOwner:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """What one origin (kubelet, slurm, cgroup, pod_logs) knew when it was last read with success.
+    """The last successful reading of one origin (kubelet, slurm, cgroup, pod_logs).
 
-    ``time`` is that moment (wall clock, seconds): an origin that is away leaves its last word,
-    which grows old. ``workloads`` and ``slurm_jobs`` are by device UUID, ``processes`` by host PID,
-    ``pods`` by the pod's UID.
+    ``time``: of that reading (wall clock, seconds). ``workloads`` and ``slurm_jobs`` are by device
+    UUID, ``processes`` by host PID, ``pods`` by the pod's UID.
     """
 
     origin: str

@@ -1,4 +1,4 @@
-"""What the sections of the configuration are made of: values with units and bounds, and the base.
+"""Provides the parts of configuration sections: values with units and bounds, and the base.
 
 Each package declares its own section; the daemon composes them.
 """
@@ -21,12 +21,12 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def nearest(name: object, names: Iterable[str]) -> str | None:
-    """The one of ``names`` that was probably meant."""
+    """Return the one of ``names`` that was probably meant."""
     return next(iter(difflib.get_close_matches(str(name), list(names), n=1)), None)
 
 
 def _real(value: Any) -> Any:
-    """Python takes ``true`` for 1; who writes it means something else."""
+    """Refuse ``true``, which Python takes for 1."""
     if isinstance(value, bool):
         raise ValueError("expected a number")
     return value
@@ -39,7 +39,7 @@ def _whole(value: Any) -> Any:
 
 
 def _bytes(value: Any) -> Any:
-    """``5GiB`` → 5368709120. What is no quantity is left to pydantic."""
+    """Return bytes: ``5GiB`` → 5368709120. Other values are left to pydantic."""
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value
@@ -50,7 +50,7 @@ def _bytes(value: Any) -> Any:
 
 
 def _seconds(value: Any) -> Any:
-    """``14d`` → 1209600 seconds. What is no quantity is left to pydantic."""
+    """Return seconds: ``14d`` → 1209600. Other values are left to pydantic."""
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value

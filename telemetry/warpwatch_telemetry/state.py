@@ -1,4 +1,4 @@
-"""Everything known at one moment. Immutable: exporters and the web page read it without a lock."""
+"""Defines the state at one moment, immutable: exporters and the page read it without a lock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from warpwatch_telemetry.samples import Attribution, DeviceSample, HostSample, S
 COARSE_STEP_BOUNDS_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
-# What is counted: between 50 ms and 10 s each is at most 1.25 times the one before.
+# The counted bounds: between 50 ms and 10 s each is at most 1.25 times the one before.
 STEP_DURATION_BOUNDS_S = (
     0.005, 0.01, 0.025, 0.05, 0.06, 0.072, 0.085, 0.1, 0.125, 0.15, 0.18, 0.21, 0.25, 0.3, 0.35,
     0.42, 0.5, 0.6, 0.72, 0.85, 1.0, 1.25, 1.5, 1.8, 2.1, 2.5, 3.0, 3.5, 4.2, 5.0, 6.0, 7.2, 8.5,
@@ -38,37 +38,38 @@ class Histogram:
     sum: float = 0.0
 
 
-# Kinds of parallelism, as rank_info and people list them.
+# Kinds of parallelism, in the order of rank_info.
 PARALLELISM = {"data": "DP", "tensor": "TP", "pipeline": "PP", "expert": "EP", "context": "CP"}
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """One rank, from its ring. What a process says of itself is a claim; ``owner`` is a fact.
+    """One rank, from its ring. Its own values are claims; ``owner`` is a fact.
 
-    name: the rank's label value. owner, job, run: of which job it is, as JobId has them.
-    status: running, stopped (no heartbeat), exited (in order) or died.
+    name: the rank's label value. owner, job, run: its job, as in JobId.
+    status: running, stopped (no heartbeat), exited (cleanly) or died.
     step: the newest finished step; step_begun: the one now begun on the CPU.
-    silent_reason: why it is stopped, as far as it can be seen: "stopped" (from outside), "holds
-    the GIL" (a C call, so that no other thread runs) or "unknown".
-    seen_time: when the daemon came to know it; first_time is the ring's own word.
-    step_clock: what ends a step: step(), a framework's name, optimizer, dataloader, backward or
-    other. calls_without_step: backwards and optimizer steps of a process that trains and in which
-    no end of a step was seen; 0 where steps are seen, or may come yet. steps_elsewhere: of other
-    threads that trained at the same time, which are not counted; two significant digits.
+    silent_reason: of a stopped rank: "stopped" (from outside), "holds the GIL" (a C call, so that
+        no other thread runs) or "unknown".
+    seen_time: when the daemon first saw it; first_time: from the ring.
+    step_clock: the end of a step: step(), a framework's name, optimizer, dataloader, backward or
+        other.
+    calls_without_step: backwards and optimizer steps without the end of a step; 0 if steps end or
+        may still come. steps_elsewhere: of other threads that trained at the same time, which are
+        not counted; two significant digits.
     client: the version of its shim.
-    parallel: of PARALLELISM, where known, the rank's place in it and how many there are.
-    flops_per_token, flops_per_sample: of the model's training as the user says, 0 where not.
-    parameters: that its optimizers train, 0 where that is not known. precision: as the user says,
-    else of the parameters where these have 16 bits.
+    parallel: the rank's place and the size, by kind of PARALLELISM if known.
+    flops_per_token, flops_per_sample: of the model's training, from the user, else 0.
+    parameters: trained by its optimizers, 0 if unknown. precision: from the user, else of
+        parameters with 16 bits.
     recent_s: durations of the newest steps, oldest first, for the page's charts.
-    steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it runs. comm_s: a step
-    in phase comm, which is mostly waiting for other ranks, of the same steps.
-    gc_s: in Python's garbage collector. core_wait_s: in which threads were ready and had no core,
-    summed over them; throttled_s: for which the CPU limit of its control group held cores back,
-    summed over these. energy_j: this rank's share of what its device used. These three are counted
-    while this daemon saw it run. What is not known is None, so are values of now of a rank that
-    ended.
+    steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it runs. comm_s: per step
+        of these in phase comm, which is mostly waiting for other ranks.
+    gc_s: in Python's garbage collector. core_wait_s: in which threads were ready without a core.
+        throttled_s: in which the CPU limit of its control group held cores back. energy_j: its
+        share of its device's energy. The last three are counted while this daemon ran.
+
+    Unknown values are None, also current values of an ended rank.
     """
 
     job: str
@@ -135,10 +136,9 @@ class RankState:
 class JobState:
     """A training run: the ranks of it that this daemon sees, of ``world_size``.
 
-    model_flops_ratio: MFU by the method that knows it: ``user``, ``shapes`` or ``parameters``
-    (docs/shim.md).
-    memory_ratio: the most that tensors of one of its ranks took of the memory of its GPU.
-    tokens_per_joule: of what its ranks' devices used while this daemon saw both counted.
+    model_flops_ratio: MFU by method: ``user``, ``shapes`` or ``parameters`` (docs/shim.md).
+    memory_ratio: the largest share of its GPU's memory that tensors of a rank took.
+    tokens_per_joule: of its ranks' devices, while this daemon counted both.
     """
 
     name: str
@@ -158,7 +158,7 @@ class JobState:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Whether the detector of a kind sees what it is to find in a job; text: what it says of it."""
+    """Whether a detector is blind in a job; ``text`` explains it."""
 
     kind: str
     job: str
@@ -193,7 +193,7 @@ class State:
 
 
 RECENT_STEPS = 120
-# Of which the throughput is taken: few, so that it follows.
+# The throughput is that of these newest steps, so that it follows.
 THROUGHPUT_STEPS = 20
 
 

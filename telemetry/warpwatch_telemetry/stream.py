@@ -1,4 +1,4 @@
-"""What an agent streams to a fleet: lines of the telemetry log, and what only the stream has.
+"""Encodes an agent's stream to a fleet: lines of the telemetry log, and lines of its own.
 
 One JSON object a line. An anomaly or a capture comes whole whenever it has changed, a run when it
 begins, once a minute, and when it ends.
@@ -33,9 +33,9 @@ class RunLine(msgspec.Struct, frozen=True, tag_field="type", tag="run"):
 
 
 class CursorLine(msgspec.Struct, frozen=True, tag_field="type", tag="cursor"):
-    """The end of a batch: whoever asks for what comes after ``cursor`` misses nothing.
+    """The end of a batch: a request for lines after ``cursor`` misses none.
 
-    node: what the agent calls its node; version: of the agent.
+    node: the agent's name of its node; version: the agent's.
     """
 
     cursor: str
@@ -44,7 +44,7 @@ class CursorLine(msgspec.Struct, frozen=True, tag_field="type", tag="cursor"):
 
 
 class GapLine(msgspec.Struct, frozen=True, tag_field="type", tag="gap", omit_defaults=True):
-    """Lines that the reader came too late for; None: the agent was restarted and cannot tell."""
+    """The number of lines that the reader missed; None if the agent was restarted."""
 
     lost: int | None = None
 

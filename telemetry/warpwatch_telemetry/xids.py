@@ -1,4 +1,4 @@
-"""The catalogue of XIDs: what each means, where to look for the cause, and what to do.
+"""Lists XIDs: their meaning, the likely cause, and the remedy.
 
 Facts are NVIDIA's (its XID catalogue and debug guidelines), the words are ours.
 ``python -m warpwatch_telemetry.xids`` prints docs/xids.md.
@@ -58,7 +58,7 @@ COUNTED_FROM_START = tuple(
     xid.number for xid in XIDS.values() if xid.blame == "hardware" and xid.severity == "critical"
 )
 
-# Of the GPU's memory: what the ECC counters and the rows taken out of use tell, too.
+# Faults of the GPU's memory, which ECC counters and retired rows also show.
 MEMORY_XIDS = frozenset({48, 63, 64, 92, 94, 95, 140, 160, 161, 168, 171, 172})
 
 _INTRODUCTION = """\
@@ -84,7 +84,7 @@ to read.
 
 
 def explain(number: int) -> Xid:
-    """The entry of this XID; for a number that is not catalogued, one that says so."""
+    """Return the entry of an XID, or one for unknown numbers."""
     return XIDS.get(number) or Xid(
         number,
         "not in the catalogue",

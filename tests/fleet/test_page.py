@@ -25,7 +25,7 @@ from tests.fleet.shown import (
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import status
 from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.rows import Reader
+from warpwatch_daemon.cli.top.rows import TopClient
 from warpwatch_daemon.cli.top.screen import Top
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_serving.bodies import PageFilters
@@ -148,7 +148,7 @@ def test_status_begins_with_what_is_wrong_and_lists_the_ranks_of_one_job(
 def test_top_begins_with_ranks_and_gpus_in_trouble_and_is_searched(server, fleet):
     fleet.now = crowded_state()
     api = ApiClient(socket_path=socket_of(server))
-    reading = Reader(lambda: api).look()
+    reading = TopClient(lambda: api).read()
     assert rows.headline(reading).startswith("3 of 250 agents cannot be reached, 2000 GPUs, ")
     troubled = [key[1::2] for key, _ in rows.rank_rows(reading, wide=True)][:3]
     assert troubled == [("llama-0", "128"), ("llama-4", "16"), ("llama-0", "0")]
@@ -159,7 +159,7 @@ def test_top_begins_with_ranks_and_gpus_in_trouble_and_is_searched(server, fleet
     assert "! xid, " in rows.finding_lines(reading, 4)[0].plain
     found = reading.narrowed("GPU-155")
     assert [len(part) for part in (found.ranks, found.devices, found.anomalies)] == [8, 8, 3]
-    asyncio.run(fits_80_columns(Top(Reader(lambda: api), interval_s=3600.0)))
+    asyncio.run(fits_80_columns(Top(TopClient(lambda: api), interval_s=3600.0)))
 
 
 async def fits_80_columns(app: Top) -> None:

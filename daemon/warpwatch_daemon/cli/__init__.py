@@ -1,7 +1,7 @@
-"""The command line: one file a command, imported only when it is the one that runs.
+"""The command line: one file per command, which is imported only to run.
 
-Commands are entry points of the group `warpwatch.commands` (pyproject.toml), so that this package
-knows none that is built upon it.
+Commands are entry points of the group `warpwatch.commands` (pyproject.toml), so that packages above
+this one can add theirs.
 Exit status: 0 well, 1 a problem was found, 2 usage or unreadable input, 3 could not be done.
 """
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output is gone; nothing more can be said to it.
+        # The reader of the output exited.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -61,7 +61,7 @@ def _without_command(name: str, arguments: list[str], commands: metadata.EntryPo
 
 
 def _summary(command: metadata.EntryPoint) -> str:
-    """What the module says of itself in its first line, after the colon. It is not imported."""
+    """Return the first line of the module's docstring after the colon, without importing it."""
     spec = util.find_spec(command.module)
     assert spec is not None and spec.origin is not None, f"{command.module} is not installed whole"
     docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_bytes())) or ""

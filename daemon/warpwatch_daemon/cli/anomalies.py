@@ -10,7 +10,7 @@ from warpwatch_daemon.cli import parsing
 from warpwatch_runtime import command_line
 from warpwatch_runtime.quantities import text
 
-# Cause, place and owner fit in it; what is told beyond is on the page.
+# Cause, place and owner fit; the page has more.
 MAX_CHARS = 400
 
 

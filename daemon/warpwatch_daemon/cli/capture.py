@@ -140,7 +140,7 @@ def outcome_of(capture: Any) -> str:
 
 
 def _price(capture: Any) -> list[str]:
-    """What it cost and what stayed; known some steps after the capture only."""
+    """Return the cost and lasting effect, known only some steps after the capture."""
     said = []
     cost_s, expected_s = capture["cost_s"], capture.get("expected_cost_s")
     expected = "" if expected_s is None else f"{expected_s:.2f} s expected"

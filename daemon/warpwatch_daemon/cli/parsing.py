@@ -1,4 +1,4 @@
-"""What the commands' parsers have in common.
+"""Provides options of commands that use a daemon.
 
 The client is imported where it is used: the daemon itself needs none.
 """
@@ -52,7 +52,7 @@ def api(
     environ: Mapping[str, str] = os.environ,
     default_url: str = DEFAULT_URL,
 ) -> ApiClient:
-    """Through the socket of this machine's daemon, unless the URL names another daemon."""
+    """Return a client of this machine's daemon by its socket, or of the one of --url."""
     from warpwatch_daemon.api_client import ApiClient, is_url_of
 
     found = find_socket(environ, os.getuid())

@@ -1,4 +1,4 @@
-"""How far a long command is, on standard error: bars on a terminal, else now and then a line."""
+"""Shows the progress of a long command on standard error: bars on a terminal, else some lines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-# Without a terminal; a command that is done before says nothing.
+# Without a terminal; a shorter command prints nothing.
 LINE_INTERVAL_S = 5.0
 MAX_BARS = 16
 
 
 class Progress:
-    """``show`` as often as something moves. It prints lines; on a terminal there are bars."""
+    """Prints lines at intervals; call ``show`` at any progress."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Progress:
         self._said = ""
 
     def show(self, name: str, done: float, total: float, note: str = "") -> None:
-        """Of ``name`` so much is done; ``note``: what happens now."""
+        """Show the progress of ``name``; ``note``: the current work."""
         now = self._monotonic()
         share = f"{min(1.0, done / total):.0%}" if total > 0 else ""
         line = " ".join(filter(None, (f"{name}:", share, note)))
@@ -42,7 +42,7 @@ class Progress:
             self._said_at, self._said = now, line
 
     def done(self) -> None:
-        """What comes now is the result."""
+        """Hide the progress before the result."""
 
 
 class _OnTerminal(Progress):
@@ -64,7 +64,7 @@ class _OnTerminal(Progress):
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Bars where standard error is a terminal and rich is installed; they go at the end."""
+    """Yield bars if standard error is a terminal and rich is installed, else lines."""
     try:
         from rich import progress as rich_progress
         from rich.console import Console
@@ -83,7 +83,7 @@ def progress() -> Iterator[Progress]:
         rich_progress.TimeElapsedColumn(),
         console=console,
         transient=True,
-        # What is printed meanwhile comes above the bars, but never into another's pipe.
+        # Output comes above the bars, but must not go into a pipe.
         redirect_stdout=sys.stdout.isatty(),
     )
     with bars:

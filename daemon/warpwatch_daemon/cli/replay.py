@@ -33,23 +33,22 @@ from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.log import Decoder
 from warpwatch_telemetry.records import Record
 
-# Lines without a single record after which a file is no telemetry log.
+# A file that begins with this many other lines is not a telemetry log.
 MAX_STRANGE_LINES = 100
 MAX_REASONS = 20
 _GZIP_MAGIC = b"\x1f\x8b"
 BLOCK_SIZE = 1 << 16
-# What a line that is no record may raise.
+# The errors of a line that is not a record.
 _UNREADABLE = (ValueError, RecursionError, OverflowError)
 
 
 def read_lines(
     path: Path, moved: Callable[[int, int], None] = lambda at, size: None
 ) -> Iterator[bytes]:
-    """The log at ``path``, of standard input for ``-``, unpacked if it is gzip: whole lines, many
-    at a time, but of a log that is still being written as soon as they are there.
+    """Yield blocks of whole lines of a log, also of gzip, or of standard input for ``-``.
 
-    Only the last line may lack its end. ``moved`` hears how many bytes of how many of a file were
-    read. Raises UsageError when the log cannot be read.
+    Only the last line may lack its end. ``moved`` gets the bytes read and the size of a file.
+    Raises UsageError if the log cannot be read.
     """
     try:
         if str(path) == "-":
@@ -66,7 +65,7 @@ def read_lines(
 
 
 def _unpacked(plain: io.BufferedReader) -> Iterator[bytes]:
-    """A gzip file that is still being written ends where what is there of it ends."""
+    """Yield blocks of a file, also of a gzip file that is still being written."""
     packed = plain.peek(2)[:2] == _GZIP_MAGIC
     file = gzip.GzipFile(fileobj=plain) if packed else plain
     with contextlib.suppress(EOFError):
@@ -87,7 +86,7 @@ def _whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class LogReader:
-    """Lines in, records out; ``bad`` counts the lines that are none, by reason.
+    """Reads records from lines; ``bad`` counts other lines by reason.
 
     A last line without its end is still being written: it counts only if it is a record already.
     """
@@ -101,10 +100,7 @@ class LogReader:
         self._unfinished: tuple[int, Exception] | None = None
 
     def records(self, lines: Iterable[str | bytes]) -> Iterator[Record]:
-        """Of ``lines``, one or more at a time.
-
-        Raises UsageError when nothing in them is a telemetry record.
-        """
+        """Yield the records of blocks of lines. Raises UsageError if there is none."""
         return itertools.chain.from_iterable(self._blocks(lines))
 
     def _blocks(self, lines: Iterable[str | bytes]) -> Iterator[Iterable[Record]]:
@@ -125,7 +121,7 @@ class LogReader:
         if not self.good:
             if self._unfinished:
                 self._reject(*self._unfinished)
-            raise UsageError("no telemetry log: " + (self.complaint() or "it is empty"))
+            raise UsageError("not a telemetry log: " + (self.complaint() or "it is empty"))
 
     def _one_by_one(self, lines: bytes) -> Iterator[Record]:
         for line in io.BytesIO(lines):
@@ -142,7 +138,7 @@ class LogReader:
             yield record
 
     def complaint(self) -> str:
-        """One line about the bad lines, empty if there were none."""
+        """Return one line about the bad lines, empty without any."""
         if self.first_bad is None:
             return ""
         number, text = self.first_bad
@@ -158,11 +154,11 @@ class LogReader:
         self.bad[reason] += 1
         self.first_bad = self.first_bad or (number, text)
         if not self.good and self.bad.total() >= MAX_STRANGE_LINES:
-            raise UsageError(f"no telemetry log: {self.complaint()}")
+            raise UsageError(f"not a telemetry log: {self.complaint()}")
 
 
 def _parts(lines: bytes) -> Iterator[bytes]:
-    """Events lie between steps, and are read by themselves: a part holds nothing else, or none."""
+    """Yield parts of the lines that hold only events, or none, which are read in another way."""
     begin = 0
     while (found := lines.find(b'"event"', begin)) >= 0:
         event = max(begin, lines.rfind(b"\n", begin, found) + 1)
@@ -186,7 +182,7 @@ _ANOMALY_FIELDS = (
 
 
 def anomaly_to_json(anomaly: Anomaly) -> dict[str, Any]:
-    """What is unknown is null."""
+    """Return the form of ``replay --json``; unknown values are null."""
     known = {name: getattr(anomaly, name) for name in _ANOMALY_FIELDS}
     return {**known, "scope": scope_of(anomaly.kind), **_whose(anomaly)}
 
@@ -202,7 +198,7 @@ def status_to_json(kind: str, status: DetectorStatus) -> dict[str, Any]:
 
 
 def suppressed_to_json(one: Suppressed) -> dict[str, Any]:
-    """What was found and not raised, and since when (wall clock, seconds)."""
+    """Return a suppressed finding, and since when (wall clock, seconds)."""
     return {
         "type": "suppressed", "kind": one.kind, "job": one.found.job, "rank": one.found.rank,
         "cause": one.cause, "since": one.since, "summary": one.found.summary, **_whose(one.found),
@@ -210,12 +206,12 @@ def suppressed_to_json(one: Suppressed) -> dict[str, Any]:
 
 
 def budget_to_json(kind: str, a_day: float) -> dict[str, Any]:
-    """``a_day``: the false alarms of a kind that a job may raise."""
+    """Return the budget of a kind. ``a_day``: the false alarms that a job may have."""
     return {"type": "budget", "kind": kind, "false_alarms_per_job_day": a_day}
 
 
 def budget_lines(given: Mapping[str, float]) -> Iterator[str]:
-    """``given``: by kind, the false alarms that a job may raise a day."""
+    """Yield the budgets. ``given``: by kind, the false alarms per day that a job may have."""
     if given:
         kinds = ", ".join(f"{kind} {a_day:.3g}" for kind, a_day in given.items())
         yield ""
@@ -227,7 +223,7 @@ def lines(
     suppressed: Sequence[Suppressed],
     statuses: Sequence[tuple[str, DetectorStatus]],
 ) -> Iterator[str]:
-    """At most WIDTH wide: what was found, what was suppressed by its cause, what was judged how."""
+    """Yield tables of anomalies, suppressed findings and statuses, at most WIDTH wide."""
     yield from _block(
         ("found", "of", "began", "raised", "value", "baseline", "over"),
         [_evidence(anomaly) for anomaly in anomalies],
@@ -251,7 +247,7 @@ def lines(
 def _block(
     head: tuple[str, ...], rows: Sequence[tuple[str, ...]], texts: Sequence[str]
 ) -> Iterator[str]:
-    """A table of aligned columns, with a sentence under each row."""
+    """Yield a table of aligned columns, with a sentence under each row."""
     if not rows:
         return
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
@@ -311,13 +307,13 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# Of a kind and a job: whether it is shown.
+# Whether a kind and a job are shown.
 Shown = Callable[[str, str | None], bool]
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = _arguments(argv)
-    # A log may name jobs as it likes, also with what no terminal or file can take.
+    # Names of jobs in a log may hold characters that no terminal or file can take.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     shown = _filter(arguments.job, arguments.kind)
@@ -375,7 +371,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _filter(job: str | None, kind: str | None) -> Shown:
-    """Of which kind and job something is shown; what belongs to no job, only without ``job``."""
+    """Return the filter; entries without a job are shown only without ``job``."""
 
     def shown(its_kind: str, its_job: str | None) -> bool:
         return kind in (None, its_kind) and job in (None, its_job)
@@ -421,6 +417,6 @@ def _configured(path: Path | None, settings: list[str]) -> Config:
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
-                raise UsageError(f"--set {key}: {parent} is no section")
+                raise UsageError(f"--set {key}: {parent} is not a section")
         node[leaf] = parse_value(text)
     return loading.parse(Config, tree, "--set")

@@ -1,4 +1,4 @@
-"""`warpwatch runs`: what is kept of each training run, and how two of them differ."""
+"""`warpwatch runs`: list training runs, or compare two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warpwatch status`: what a running daemon sees."""
+"""`warpwatch status`: show jobs, anomalies and captures of a daemon."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from warpwatch_telemetry.samples import SourceHealth
 if TYPE_CHECKING:
     from warpwatch_daemon.api_client import ApiClient
 
-# Unless all ranks are asked for.
+# The limits without --ranks.
 MAX_JOBS = 20
 MAX_TROUBLED = 5
 
@@ -94,7 +94,7 @@ def _count(ranks: Sequence[Document]) -> str:
 
 
 def _pace(ranks: Sequence[Document]) -> Iterator[str]:
-    """Yield how far and how fast the ranks are together; they step together, and input adds up."""
+    """Yield the progress and pace of all ranks: they step together, and input adds up."""
     steps = [rank["step"] for rank in ranks if rank["step"] is not None]
     recent_s = [statistics.median(rank["recent_s"]) for rank in ranks if rank["recent_s"]]
     yield f"step {max(steps)}" if steps else "no step yet"
@@ -139,7 +139,7 @@ def _rank(rank: Document) -> Iterator[str]:
         yield parallel
 
 
-# Who comes because of an alert may come when all is over.
+# An operator may look after an alert is over.
 MAX_ENDED = 5
 MAX_ACTIVE = 20
 PARTS = ("jobs", "ranks", "anomalies", "captures")
@@ -197,7 +197,7 @@ def _lines(status: dict[str, Any], active: list[Any], now: float, all_ranks: boo
     for anomaly in sorted(ended, key=lambda one: -one["end_time"])[:MAX_ENDED]:
         yield anomaly_line(anomaly, now)
     for one in status["blind"][:MAX_ACTIVE]:
-        yield f"  {one['kind']} of {one['job']} is blind to what it is to find: {one['text']}"
+        yield f"  {one['kind']} of {one['job']} is blind: {one['text']}"
     devices, ranks, jobs = status["devices"], status["ranks"], status["jobs"]
     up = sum(1 for device in devices if device["up"])
     of_jobs = f"{plural(len(ranks), 'rank')} of {plural(len(jobs), 'job')}"
@@ -213,7 +213,7 @@ def _lines(status: dict[str, Any], active: list[Any], now: float, all_ranks: boo
 
 
 def _sources(documents: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield what cannot be read; ``!``: a fleet does not see an agent."""
+    """Yield sources that cannot be read; ``!``: a fleet does not see an agent."""
     sources = msgspec.convert(documents, list[SourceHealth])
     agents = unseen(sources)
     if agents.sentence:
@@ -225,7 +225,7 @@ def _sources(documents: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def anomaly_line(anomaly: Mapping[str, Any], now: float) -> str:
-    """``!``: it is active, and more than information. ``now``: wall clock, seconds."""
+    """Return a line; ``!``: active, and more than information. ``now``: wall clock, seconds."""
     end_time = anomaly["end_time"]
     mark = "!" if end_time is None and anomaly["severity"] != "info" else " "
     when = (

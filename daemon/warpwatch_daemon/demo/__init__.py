@@ -1,8 +1,5 @@
-"""The whole loop without a GPU: simulated devices, real training, real captures.
+"""Implements `warpwatch demo`: a real training on simulated GPUs, with faults that are found.
 
-- faults: what can be switched on, and what the loop must answer
-- training: the program of one rank
-- nodes: several daemons in folders of their own, and a fleet over them
-- processes: the daemon and the ranks, started and stopped
-- story: one fault from the first step to the verdict
+- faults: the faults and their expected findings; training: the program of a rank
+- processes: daemon, fleet and ranks as processes; story: one fault until its verdict
 """

@@ -1,4 +1,4 @@
-"""The faults that the demo switches on while it trains, and what the loop must answer to each."""
+"""Defines the faults of the demo, each with its expected findings, and their switch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CULPRIT = 0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``anomaly`` None: nothing may be found. ``rank`` None: any rank or none may be named.
+    """A fault. ``anomaly`` None: nothing may be found. ``rank`` None: any rank may be named.
 
-    rise: what its detector must be able to see, in the unit of its status.
+    rise: its size, in the unit of the detector's status.
     """
 
     name: str
@@ -81,10 +81,7 @@ class Switch:
 
 
 def python_work(seconds: float) -> int:
-    """``seconds`` of a core's time of Python, as per-sample code in a model takes.
-
-    Of a core's time: where the cores are shared, it takes longer as everything else does.
-    """
+    """Use a core for ``seconds`` of its time, as per-sample Python code in a model does."""
     deadline = time.thread_time() + seconds
     rounds = 0
     while time.thread_time() < deadline:

@@ -33,9 +33,9 @@ HANG_TIMEOUT_S = 8.0
 
 
 class DemoProcesses:
-    """A context: whatever was started is stopped at its end.
+    """The demo's processes, a context that stops them at its end.
 
-    ranks: of the training. watcher: whose log says why nothing was found.
+    ranks: their number. watcher: the process with the log of findings.
     """
 
     ranks = RANKS
@@ -59,7 +59,7 @@ class DemoProcesses:
     def __exit__(self, *_: object) -> None:
         self.stop_training()
         stop([*self._watchers.values()], signal.SIGTERM)
-        # What was captured stays, to be opened at leisure.
+        # Captures stay, to be opened later.
         for path in self.work.iterdir():
             if path == self.store and self.has_captured:
                 continue
@@ -79,11 +79,11 @@ class DemoProcesses:
     # --- the daemon ---
 
     def start_daemon(self) -> None:
-        """And whatever else watches. Raises WarpwatchError."""
+        """Start the daemon, or agents and fleet. Raises WarpwatchError."""
         self.watch("daemon", self.api, self.config(self.work, self.listen, DEVICES))
 
     def watch(self, name: str, api: ApiClient, config: dict[str, Any], command: str = "") -> None:
-        """Start one, and wait until it answers."""
+        """Start a process with this configuration, and wait for its API."""
         check_free(api.url.removeprefix("http://"))
         path = self.work / f"{name}.yaml"
         files.write(path, yaml.safe_dump(config).encode())
@@ -102,7 +102,7 @@ class DemoProcesses:
         raise WarpwatchError(f"the {name} did not start: {self.log_tail(name)}")
 
     def config(self, folder: Path, listen: str, devices: int) -> dict[str, Any]:
-        """Of the agent of one node."""
+        """Return the configuration of one node's agent."""
         return {
             "http": {"listen": listen},
             "rendezvous": {"dir": str(folder / "run"), "inbox": str(folder / "inbox")},
@@ -115,14 +115,14 @@ class DemoProcesses:
         }
 
     def rules(self) -> dict[str, Any]:
-        """The same for all that judge and capture."""
+        """Return the sections that agents and a fleet share."""
         return {
-            # The ranks and the daemon share few cores with everything else on this machine: what a
-            # neighbour takes from them for some seconds is not what the demo is about.
+            # Ranks and daemon share few cores with other programs, whose short bursts are not
+            # the demo's subject.
             "detection": {
                 "false_alarms_per_job_day": 1e-6,
                 "hang": {"timeout_s": HANG_TIMEOUT_S},
-                # Nor how its runs of a minute compare, each with a fault of its own.
+                # Its short runs with different faults cannot be compared.
                 "disabled": ["run_regression"],
             },
             # The same fault again is reported again.
@@ -137,7 +137,7 @@ class DemoProcesses:
     # --- the training ---
 
     def folder(self, rank: int) -> Path:
-        """Of the node of the rank."""
+        """Return the folder of the rank's node."""
         return self.work
 
     def start_training(self) -> None:
@@ -232,12 +232,12 @@ def free_port() -> int:
         return port
 
 
-# More would not train on one machine.
+# One machine cannot train more.
 MAX_NODES = 8
 
 
 class DemoNodes(DemoProcesses):
-    """``listen``: of the fleet; each node has RANKS of the training."""
+    """The processes of a fleet, at ``listen``, whose nodes have RANKS ranks each."""
 
     watcher = "fleet"
 

@@ -1,4 +1,4 @@
-"""One fault from the first step to the verdict, reported as it happens."""
+"""Tells the story of one fault, from the first step to the verdict."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from warpwatch_daemon.demo.faults import NONE, Fault
 from warpwatch_daemon.demo.processes import JOB, DemoProcesses
 from warpwatch_telemetry.errors import WarpwatchError
 
-# What every rank trains before the fault comes: warm-up, and a baseline of ten seconds.
+# Every rank trains this before the fault: warm-up, and a baseline of ten seconds.
 BASELINE_STEPS = 100
 BASELINE_S = 16.0
-# How long nothing may be found when nothing is wrong.
+# Without a fault nothing may be found for this time.
 QUIET_S = 30.0
-# What the machine's other programs do to the ranks is less.
+# Other programs of the machine slow ranks down by less.
 LEAST_RISE = 1.5
 RISES = ("step_regression", "step_drift", "straggler")
 START_TIMEOUT_S = 300.0
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the loop answered; ``closed``: as the fault demands."""
+    """The findings of one fault; ``closed``: they are as expected."""
 
     fault: str
     anomaly: Any = None
@@ -48,6 +48,8 @@ class Ending:
 
 
 class Story:
+    """Runs faults one after another, and reports what happens through ``say``."""
+
     def __init__(self, processes: DemoProcesses, say: Say) -> None:
         self._processes = processes
         self._api = processes.api
@@ -138,7 +140,7 @@ class Story:
     def wait_for_steps(self) -> None:
         def ready() -> Any:
             ranks = self._api.get("/api/v1/ranks")["ranks"]
-            # Those of the run before may be shown as running for a moment.
+            # Ranks of the last run may be shown as running for a moment.
             mine = filter(self._is_mine, ranks)
             return sum(map(_has_baseline, mine)) == self._processes.ranks or None
 

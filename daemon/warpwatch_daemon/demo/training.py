@@ -37,7 +37,7 @@ CHECK_PARAMETER_S = 0.0005
 class RandomVectors(Dataset):  # type: ignore[misc]
     """Random vectors; under ``data_stall`` each takes as long as a read from a slow disk.
 
-    steps_s: what the last healthy steps took.
+    steps_s: durations of the last healthy steps.
     """
 
     def __init__(self, switch: Switch) -> None:

@@ -28,7 +28,7 @@ PODS = "pods"
 MAX_LISTED = 4096
 # The interval at which known folders are checked for age and damage.
 ROUND_S = 60.0
-# An empty folder that is not served is removed after this time without a change, and sooner if
+# An empty folder that is not served is removed if it did not change for this time, or sooner if
 # others need its place. A served one stays: a pod may train on Friday and again on Monday, and
 # nobody would make its folder again.
 IDLE_S = 24 * 3600.0

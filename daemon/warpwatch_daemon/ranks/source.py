@@ -56,7 +56,7 @@ class EndedRanks:
         self._forget = forget
         # Rings of dead processes whose rank continued in another, and since when.
         self._left: list[tuple[OpenRing, float]] = []
-        # Of these, rings to remove once this number of positions is on disk.
+        # Left rings to remove once this number of positions is on disk.
         self._replaced: list[tuple[OpenRing, int]] = []
 
     @property

@@ -213,7 +213,7 @@ class RingTable:
     """The rings of one folder, that of the pod ``pod_uid`` or the shared one.
 
     ``reject`` gets the reason of every refusal, once for each file. ``count`` is of all folders.
-    ``namespace``: of the pod, None if unknown; open rings keep theirs.
+    ``namespace``: the pod's, None if unknown; open rings keep theirs.
     """
 
     def __init__(

@@ -129,7 +129,7 @@ class JobEnergy:
         return self._job_joules.get(job)
 
     def tokens_per_joule(self, job: JobId, tokens: int) -> float | None:
-        """Return tokens per joule since both are known, or None. ``tokens``: of all ranks."""
+        """Return tokens per joule since both are known, or None. ``tokens``: all ranks' total."""
         joules = self._job_joules.get(job)
         if not joules or not tokens:
             return None

@@ -47,7 +47,7 @@ def _notes(state: State) -> Iterator[str]:
             yield f"{text(source.name)} cannot be read: {text(source.reason) or 'no reason known'}"
     blind = [sight for sight in state.sensitivities if sight.blind]
     for sight in blind[:MAX_BLIND]:
-        yield f"{text(sight.job)}: {sight.kind} is blind to what it is to find: {text(sight.text)}"
+        yield f"{text(sight.job)}: {sight.kind} is blind: {text(sight.text)}"
 
 
 def _worst(state: State) -> Headline:

@@ -55,7 +55,7 @@ def test_help_says_what_each_command_does_and_imports_none():
     assert [line.split()[0] for line in lines[lines.index("commands:") + 1 :][: len(COMMANDS)]] == (
         COMMANDS
     )
-    assert "  status    what a running daemon sees" in lines
+    assert "  status    show jobs, anomalies and captures of a daemon" in lines
     assert imported == "[]"
 
 
@@ -73,7 +73,7 @@ def test_an_unknown_command_is_a_usage_error(capsys):
         (["capture", "--job", "x", "--url", NO_DAEMON], 3, f"no daemon answers at {NO_DAEMON}"),
         (["status", "--url", "localhost:9400"], 2, "is not an http:// or https:// address"),
         (["daemon", "--watch-config"], 2, "--watch-config needs --config FILE"),
-        (["replay", str(ROOT / "pyproject.toml")], 2, "no telemetry log"),
+        (["replay", str(ROOT / "pyproject.toml")], 2, "not a telemetry log"),
         (["replay", "/nonexistent"], 2, "No such file"),
         (["replay", "/nonexistent", "--set", "a"], 2, "KEY=VALUE is needed"),
         (["diagnose", str(ROOT / "pyproject.toml")], 2, ""),

@@ -20,7 +20,7 @@ from tests.loop.programs import STEPPING
 from tests.waiting import DEADLINE_S
 from warpwatch_daemon.api_client import ApiClient, socket_path
 from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.rows import Document, Reader, Reading, rank_key
+from warpwatch_daemon.cli.top.rows import Document, Reading, TopClient, rank_key
 from warpwatch_daemon.cli.top.screen import Top
 
 SMALL, LARGE = (80, 24), (200, 50)
@@ -51,7 +51,7 @@ class Screen:
 
 
 async def look_capture_and_restart(node: LoopNode) -> None:
-    reader = Reader(lambda: ApiClient(node.url, socket_path=socket_path(node.run_dir)))
+    reader = TopClient(lambda: ApiClient(node.url, socket_path=socket_path(node.run_dir)))
     app = Top(reader, 0.5)
     async with app.run_test(size=SMALL) as pilot:
         screen = Screen(app, pilot)
@@ -92,7 +92,7 @@ def test_it_shows_a_daemon_asks_for_captures_and_survives_a_restart(tmp_path):
 
 
 def test_shares_of_phases_are_of_the_steps_since_the_look_before():
-    reader = Reader(lambda: pytest.fail("nobody is asked"))
+    reader = TopClient(lambda: pytest.fail("nobody is asked"))
     rank = {"owner": "u", "job": "j", "run": "", "name": "0"}
 
     def shares(passed_s: float, **phases_s: float) -> object:
@@ -115,14 +115,14 @@ def test_a_connection_is_kept_until_an_answer_fails():
         connected.append(SimpleNamespace(where="there", get=lambda path, **_: answers[path]))
         return cast(ApiClient, connected[-1])
 
-    reader = Reader(connect)
-    assert [reader.look().url, reader.look().url] == ["there", "there"]
+    reader = TopClient(connect)
+    assert [reader.read().url, reader.read().url] == ["there", "there"]
     assert len(connected) == 1
     answered = answers.pop("/readyz")
     with pytest.raises(KeyError):
-        reader.look()
+        reader.read()
     answers["/readyz"] = answered
-    reader.look()
+    reader.read()
     assert len(connected) == 2
 
 

@@ -1,6 +1,6 @@
 """`warpwatch top`: GPUs, ranks and anomalies of an agent or a fleet, live in a terminal.
 
-- reading: what the API says, again and again; rows: as text for the tables; screen: the terminal
+- rows: reads the API and makes the text of the tables; screen: shows them in the terminal
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.cli.top.rows import Reader
+from warpwatch_daemon.cli.top.rows import TopClient
 from warpwatch_runtime import command_line
 from warpwatch_telemetry.errors import UsageError
 
@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> int:
         if error.name not in ("textual", "rich"):
             raise
         raise UsageError("warpwatch top needs textual: install the extra warpwatch[top]") from error
-    reader = Reader(lambda: parsing.api(arguments))
-    # A wrong address or token is said at once; what goes away later comes back.
-    reader.look()
-    Top(reader, max(0.5, arguments.interval)).run()
+    client = TopClient(lambda: parsing.api(arguments))
+    # A wrong address or token is an error now; later failures may pass.
+    client.read()
+    Top(client, max(0.5, arguments.interval)).run()
     return 0

@@ -1,4 +1,4 @@
-"""Reads an agent or a fleet over its API, and shows what it says as rows of text."""
+"""Reads an agent or a fleet over its API, and makes rows of text."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ RankKey = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Lists as the API has them. time: wall clock in seconds; url: who said it.
+    """The lists of the API. time: wall clock in seconds; url: of the server.
 
-    phases: of each rank, the share of each phase in its steps since the look before.
-    sources: what an agent reads, or the agents that a fleet follows.
+    phases: the shares of phases in the steps since the last reading, by rank.
+    sources: those of an agent, or the agents of a fleet.
     """
 
     time: float
@@ -44,7 +44,7 @@ class Reading:
     sources: Sequence[SourceHealth] = ()
 
     def narrowed(self, words: str) -> Reading:
-        """Return what has ``words`` in the name of its job, owner or node."""
+        """Return the entries with ``words`` in the name of their job, owner or node."""
         if not words:
             return self
         words = words.casefold()
@@ -74,10 +74,10 @@ def rank_key(rank: Document) -> RankKey:
     return rank["owner"], rank["job"], rank["run"], rank["name"]
 
 
-class Reader:
-    """Every method may wait for the other side and raises WarpwatchError, Refused among them.
+class TopClient:
+    """Reads the API. Every method may wait for it, and raises WarpwatchError, Refused among them.
 
-    connect: made anew after a failure, since a daemon that starts may be at its socket now.
+    connect: called again after a failure, since a starting daemon may use its socket now.
     """
 
     def __init__(self, connect: Callable[[], ApiClient]) -> None:
@@ -86,7 +86,7 @@ class Reader:
         self._before: dict[RankKey, tuple[float, Mapping[str, float]]] = {}
         self._phases: dict[RankKey, Mapping[str, float]] = {}
 
-    def look(self) -> Reading:
+    def read(self) -> Reading:
         api = self._api or self._connect()
         self._api = None
         parts = ("devices", "ranks", "anomalies", "captures")
@@ -96,14 +96,14 @@ class Reader:
         self._follow(said["ranks"])
         return Reading(time.time(), api.where, **said, phases=dict(self._phases), sources=sources)
 
-    def ask_for_capture(self, rank: Document) -> Document:
-        """Of the job that the rank is of."""
+    def request_capture(self, rank: Document) -> Document:
+        """Request a capture of the rank's job."""
         body = {"job": rank["job"], "owner": rank["owner"], "reason": "asked for in warpwatch top"}
         asked: Document = (self._api or self._connect()).post("/api/v1/captures", body)
         return asked
 
     def _follow(self, ranks: list[Document]) -> None:
-        """Totals are compared with those before; a rank without a new step keeps its shares."""
+        """Compare totals with the last ones; a rank without a new step keeps its shares."""
         totals = {rank_key(one): (one["durations"]["sum"], one["phases_s"]) for one in ranks}
         for key, (passed_s, phases_s) in totals.items():
             before_s, before = self._before.get(key, (0.0, {}))
@@ -221,7 +221,7 @@ def rank_columns(wide: bool) -> tuple[str, ...]:
 
 
 def rank_rows(reading: Reading, wide: bool) -> Iterator[tuple[RankKey, Row]]:
-    """Those in trouble, those that train, then those that have ended."""
+    """Yield ranks in trouble, training ranks, then ended ones."""
     named = {
         (one["owner"], one["job"], one["run"], one["rank"])
         for one in reading.anomalies

@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
 from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.rows import Document, Reader, Reading, rank_key
+from warpwatch_daemon.cli.top.rows import Document, Reading, TopClient, rank_key
 from warpwatch_runtime.quantities import seconds, text
 from warpwatch_telemetry.errors import WarpwatchError
 
@@ -41,7 +41,7 @@ MAX_WORD = 16
 
 
 class Top(App[None]):
-    """interval_s: between two looks. What cannot be reached is said and asked again."""
+    """The screen. interval_s: between two readings; after a failure it tries again."""
 
     CSS = _CSS
     ENABLE_COMMAND_PALETTE = False
@@ -53,7 +53,7 @@ class Top(App[None]):
         Binding("q", "quit", "Quit"),
     ]
 
-    def __init__(self, reader: Reader, interval_s: float) -> None:
+    def __init__(self, reader: TopClient, interval_s: float) -> None:
         # Sixteen colours of the terminal's own; with NO_COLOR, none at all.
         super().__init__(ansi_color=True)
         self._reader = reader
@@ -84,7 +84,7 @@ class Top(App[None]):
     @work(thread=True, exclusive=True, group="look")
     def look(self) -> None:
         try:
-            reading = self._reader.look()
+            reading = self._reader.read()
         except WarpwatchError as error:
             self.call_from_thread(self._show_away, str(error))
         else:
@@ -101,7 +101,7 @@ class Top(App[None]):
     @work(thread=True, exclusive=True, group="capture")
     def _capture(self, rank: Document) -> None:
         try:
-            capture = self._reader.ask_for_capture(rank)
+            capture = self._reader.request_capture(rank)
         except WarpwatchError as error:
             said = f"no capture: {error}"
         else:
@@ -161,7 +161,7 @@ class Top(App[None]):
             self._say(rows.capture_line(own[0]).plain.strip())
 
     def _show_away(self, why: str) -> None:
-        """What was seen before stays, and is said to be old."""
+        """Keep the last rows, and tell their age."""
         now = time.time()
         self._away_since = self._away_since or now
         self._head(f"AWAY for {seconds(now - self._away_since)}: {why}", away=True)
