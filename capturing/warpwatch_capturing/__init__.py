@@ -1,14 +1,16 @@
-"""From a request for a capture to a stored diagnosis.
+"""Captures, from the request to a stored diagnosis.
 
 - service: the one path of all captures; session: the states of one capture; participant: a place
-  that takes part in it; live_jobs: the job that a request names
-- board: the interface to the process that captures run in
-- policy: the limits on captures; disk: free space; cost: step time before, during and after
-- register: the captures that are known; store: their files and retention
-- finisher: the work that waits for a disk or a child process; fair_queue: takes owners in turn;
-  usable: the files that a diagnosis can read
-- children: child processes that read untrusted files
-- triggers: anomalies that request captures; alerts: Alertmanager's alerts that do
-- remote: finished captures in an object store
+  that takes part in it, and the job that a request names
+- board: the interfaces to the process that captures run in
+- policy: the limits on captures; budget: their expected cost; cost: step time before, during and
+  after a capture
+- register: the captures in memory; store: their files and retention; usable: the files that a
+  diagnosis reads
+- finisher: the work that waits for a disk or a child process; children: child processes that read
+  untrusted files
+- triggers: captures for anomalies; regular: captures of healthy jobs; alerts: captures for alerts
+  of Alertmanager
+- uploads, remote_store: finished captures in an object store
 - config: the sections ``triggers``, ``store`` and ``remote_store``
 """

@@ -7,7 +7,9 @@ are urgent: they do not wait until traces are read.
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,6 @@ from warpwatch_capturing.board import Board
 from warpwatch_capturing.children import child, verification
 from warpwatch_capturing.children.confinement import Run, run
 from warpwatch_capturing.cost import StepCost
-from warpwatch_capturing.fair_queue import FairQueue
 from warpwatch_capturing.participant import Collected, Participant
 from warpwatch_capturing.register import RUN_REGRESSION, CaptureRegister
 from warpwatch_capturing.session import CaptureSession
@@ -374,3 +375,38 @@ def _shortcomings(session: CaptureSession, brought: _Brought) -> str:
         for text in one.shortcomings([brought.ranks[number] for number in one.ranks])
     ]
     return "; ".join(found)
+
+
+Work = Callable[[], object]
+
+
+class FairQueue:
+    """Any thread may call any method."""
+
+    def __init__(self, most_per_owner: int) -> None:
+        self._most = most_per_owner
+        self._lock = threading.Lock()
+        # By owner, who is next first.
+        self._waiting: dict[str, deque[Work]] = {}
+
+    def put(self, owner: str, work: Work) -> bool:
+        """False, and nothing waits, when the owner has as much waiting as it may."""
+        with self._lock:
+            mine = self._waiting.setdefault(owner, deque())
+            if len(mine) >= self._most:
+                return False
+            mine.append(work)
+            return True
+
+    def do_next(self) -> bool:
+        """Do what is next; False when there is nothing."""
+        with self._lock:
+            if not self._waiting:
+                return False
+            owner, mine = next(iter(self._waiting.items()))
+            del self._waiting[owner]
+            work = mine.popleft()
+            if mine:
+                self._waiting[owner] = mine
+        work()
+        return True

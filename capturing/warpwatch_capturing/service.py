@@ -10,14 +10,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from warpwatch_capturing import budget, live_jobs
+from warpwatch_capturing import budget
 from warpwatch_capturing.board import Board
 from warpwatch_capturing.children.confinement import Run, run
 from warpwatch_capturing.config import TriggersConfig
 from warpwatch_capturing.cost import CostWatch
 from warpwatch_capturing.finisher import Finisher
-from warpwatch_capturing.live_jobs import LiveJob
-from warpwatch_capturing.participant import Participant
+from warpwatch_capturing.participant import LiveJob, Participant, find_job
 from warpwatch_capturing.policy import Refusals
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.session import CaptureSession
@@ -194,7 +193,7 @@ class CaptureService:
 
     def _choose(self, request: CaptureRequest) -> tuple[LiveJob, list[int], CaptureRequest]:
         """Return the job, its ranks, and the request with the job's full id. Raises Refused."""
-        job = live_jobs.find(self._participants.jobs(), request)
+        job = find_job(self._participants.jobs(), request)
         numbers = sorted(set(request.ranks or self._participants.choose(job, request)))
         return job, numbers, replace(request, **job.id.fields())
 

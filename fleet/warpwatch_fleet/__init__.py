@@ -1,14 +1,15 @@
 """One process for all nodes of a cluster: a job over many nodes is one job.
 
 - config: the section `fleet`
-- targets: which agents there are, by list, files and DNS
+- targets: the agents, from a list, files and DNS
 - agent_link: the connection to one agent: its stream, leases, requests and files
 - following: follows the agents of all targets
-- node: what an agent has said, validated
-- joining: which runs of several nodes are one
-- merging: records of several nodes in one order of time
-- jobs: the ranks of a job, and who judges it
-- captures: captures over nodes
-- kubernetes: what it does in its cluster
+- node: the validated state of one agent
+- jobs: the ranks of a job, and the detectors that evaluate it
+- memory: the state of jobs over a restart
+- cluster: all nodes, and the jobs over them; runs: summaries of finished runs
+- captures: captures over several nodes
+- kubernetes: Events, conditions, taints, Capture objects and the webhook
+- page: the web page; series: the metrics
 - fleet: all of it together, as the HTTP server asks for it
 """

@@ -12,11 +12,9 @@ from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_fleet import joining
 from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.memory import SAVE_INTERVAL_S, SavedJob
-from warpwatch_fleet.names import NodeNames
-from warpwatch_fleet.node import Node
+from warpwatch_fleet.node import Node, NodeNames
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.jobs import JobId
@@ -120,12 +118,12 @@ class Cluster:
     def _joined(self, address: str, seen: RankSeen) -> FleetJob | None:
         name = (seen.owner, seen.job_id.base_name)
         named = self._by_name.get(name, [])
-        job = joining.find(seen, address, named)
+        job = _find_job(seen, address, named)
         if job is None and (len(self.jobs) < MAX_JOBS or self._make_room(seen.owner)):
             saved = self._saved.get(seen.job_id)
             if saved is not None and saved.id in self.jobs:
                 saved = None
-            ident = saved.id if saved else joining.new(seen, [one.id for one in named])
+            ident = saved.id if saved else _new_id(seen, [one.id for one in named])
             job = self.jobs[ident] = FleetJob(ident, seen, self._kinds, self._anomalies, saved)
             self._by_name.setdefault(name, []).append(job)
         return job
@@ -298,3 +296,40 @@ class Cluster:
     def count_refused(self) -> Counter[str]:
         """Lines and ranks that were not believed, by why."""
         return sum((node.refused for node in self.nodes.values()), Counter(self.refused))
+
+
+JOIN_S = 600.0
+
+
+def _find_job(seen: RankSeen, node: str, jobs: Iterable[FleetJob]) -> FleetJob | None:
+    """The job that a rank of a node is of; None: of one that nobody has spoken of.
+
+    ``jobs``: of its owner and name.
+    """
+    for job in jobs:
+        if seen.master or job.master:
+            if _may_join(seen, node, job):
+                return job
+        elif job.id.run == seen.run:
+            return job
+    return None
+
+
+def _may_join(seen: RankSeen, node: str, job: FleetJob) -> bool:
+    others = {rank: member.node for rank, member in job.members.items()}
+    return (
+        job.master == seen.master
+        and job.world_size == seen.world_size
+        and others.get(seen.rank, node) == node
+        and (node not in job.nodes or job.run_of(node) == seen.run)
+        and abs(seen.time - job.begin_time) <= JOIN_S
+    )
+
+
+def _new_id(seen: RankSeen, taken: Iterable[JobId]) -> JobId:
+    """What a job is called that nobody has spoken of."""
+    same = {
+        job for job in taken if (job.owner, job.base_name) == (seen.owner, seen.job_id.base_name)
+    }
+    name = seen.job if same else seen.job_id.base_name
+    return JobId(seen.owner, name, seen.run)

@@ -15,18 +15,17 @@ from pathlib import Path
 
 from warpwatch import rendezvous
 from warpwatch._version import __version__
-from warpwatch_capturing.alerts.alert_requests import AlertRequests
+from warpwatch_capturing.alerts import AlertRequests
 from warpwatch_capturing.register import CaptureRegister
-from warpwatch_capturing.triggers.decisions import Triggers
-from warpwatch_capturing.triggers.regular import RegularCaptures
+from warpwatch_capturing.regular import RegularCaptures
+from warpwatch_capturing.triggers import Triggers
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_exporters.ways_out import WaysOut
 from warpwatch_fleet.agent_link import AgentError, Agents
-from warpwatch_fleet.captures.requests import FleetCaptures
-from warpwatch_fleet.captures.schedule import Schedule
+from warpwatch_fleet.captures.requests import FleetCaptures, Schedule
 from warpwatch_fleet.captures.storing import FleetBoard, FleetMetrics, open_store
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
@@ -243,8 +242,8 @@ class Fleet:
         """Return the work of the loop that uploads captures, if there is a remote store."""
         if url is None:
             return None
-        from warpwatch_capturing.remote.remote_store import RemoteStore
-        from warpwatch_capturing.remote.uploads import Uploads
+        from warpwatch_capturing.remote_store import RemoteStore
+        from warpwatch_capturing.uploads import Uploads
 
         return Uploads(
             RemoteStore(url), self._register.store.path, self._register,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -15,13 +17,11 @@ from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, NETWORK_CAUSES
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.engine import Detection
-from warpwatch_fleet.member import JobRecord, Member
 from warpwatch_fleet.memory import SavedJob
-from warpwatch_fleet.merging import Merger
 from warpwatch_telemetry.anomalies import FLEET_KINDS, Anomaly
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
-from warpwatch_telemetry.state import JobState, RankState
+from warpwatch_telemetry.state import JobState, RankState, RecentSteps, StepDurations
 
 # Of a job that was judged before a restart all ranks are awaited for so long.
 RANKS_AWAITED_S = 30.0
@@ -301,4 +301,114 @@ class FleetJob:
             run=self.id.run,
             world_size=self.world_size,
             ranks=tuple(str(rank) for rank in sorted(self.members)),
+        )
+
+
+# Records that wait for a node that is late or away, of a job and of each of its ranks; the oldest
+# are dropped: what a job does while nobody sees all of it is not judged.
+MAX_WAITING = 200_000
+MAX_WAITING_OF_RANK = 4000
+
+
+class Merger:
+    """``add`` in any order, ``until`` a time in order of time; what comes late is as of now."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, int, Record]] = []
+        self._numbers = itertools.count()
+        self._time = float("-inf")
+        # How many the job has on its nodes.
+        self.ranks = 1
+
+    def add(self, record: Record) -> None:
+        heapq.heappush(self._waiting, (record.time, next(self._numbers), record))
+        if len(self._waiting) > min(MAX_WAITING, MAX_WAITING_OF_RANK * self.ranks):
+            heapq.heappop(self._waiting)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def until(self, time: float) -> Iterator[Record]:
+        while self._waiting and self._waiting[0][0] <= time:
+            at, _, record = heapq.heappop(self._waiting)
+            if at < self._time:
+                record = msgspec.structs.replace(record, time=self._time)
+            self._time = max(self._time, at)
+            yield record
+
+
+JobRecord = RankSeen | Step | RankEvent | End
+
+
+@dataclass(slots=True)
+class Member:
+    """One rank of the job, on the node of this address."""
+
+    node: str
+    seen: RankSeen
+    status: str = "running"
+    silent_reason: str | None = None
+    step: int | None = None
+    last_step_time: float | None = None
+    samples: int = 0
+    tokens: int = 0
+    steps: int = 0
+    memory_allocated_bytes: int | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
+    durations: StepDurations = field(default_factory=StepDurations)
+    recent: RecentSteps = field(default_factory=RecentSteps)
+
+    @property
+    def is_live(self) -> bool:
+        return self.status in ("running", "stopped")
+
+    def take(self, record: JobRecord) -> None:
+        if isinstance(record, Step):
+            self._take_step(record)
+        elif isinstance(record, End):
+            self.status = "exited"
+        elif isinstance(record, RankEvent) and record.event in ("died", "stopped", "resumed"):
+            self.status = "running" if record.event == "resumed" else record.event
+            reason = record.detail.get("silent_reason")
+            self.silent_reason = str(reason)[:32] if record.event == "stopped" else None
+
+    def _take_step(self, step: Step) -> None:
+        self.step, self.last_step_time = step.step, step.time
+        self.steps += 1
+        self.samples += step.samples
+        self.tokens += step.tokens
+        self.memory_allocated_bytes = step.memory_allocated_bytes
+        for name, seconds in step.phases_s.items():
+            if name in self.phases_s or len(self.phases_s) < 16:
+                self.phases_s[name] = self.phases_s.get(name, 0.0) + seconds
+        self.durations.add(step.duration_s)
+        self.recent.add(step)
+
+    def state(self, job: JobId, host: str) -> RankState:
+        return RankState(
+            rank=self.seen.rank,
+            name=str(self.seen.rank),
+            **job.fields(),
+            pid=0,
+            host=host,
+            world_size=self.seen.world_size,
+            device=self.seen.device,
+            pod_uid=self.seen.pod_uid or None,
+            status=self.status,
+            silent_reason=self.silent_reason,
+            first_time=self.seen.time,
+            seen_time=self.seen.time,
+            last_step_time=self.last_step_time,
+            step=self.step,
+            steps_total=self.steps,
+            samples_total=self.samples,
+            tokens_total=self.tokens,
+            phases_s=dict(self.phases_s),
+            durations=self.durations.histogram(),
+            recent_s=tuple(self.recent),
+            **(self.recent.pace() if self.is_live else {}),
+            memory_allocated_bytes=self.memory_allocated_bytes,
         )

@@ -9,8 +9,14 @@ from pathlib import Path
 from tests.daemon.captures.capture_node import read_here
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
-from warpwatch_capturing.live_jobs import LiveJob
-from warpwatch_capturing.participant import Collected, FetchError, Participant, Reach, is_over
+from warpwatch_capturing.participant import (
+    Collected,
+    FetchError,
+    LiveJob,
+    Participant,
+    Reach,
+    is_over,
+)
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store

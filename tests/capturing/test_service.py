@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.capturing.played import JOB, REQUEST, Played, PlayedService
-from warpwatch_capturing.live_jobs import LiveJob, find
-from warpwatch_capturing.participant import Reach, steps_ahead
+from warpwatch_capturing.participant import LiveJob, Reach, find_job, steps_ahead
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_telemetry.captures import Capture, Prepared
 from warpwatch_telemetry.errors import Refused
@@ -236,5 +235,5 @@ def test_closing_cancels_what_runs(played):
 def test_a_name_of_jobs_of_two_owners_needs_the_owner():
     jobs = [LiveJob(JobId(owner, "train", "r1"), (0, 1), 2) for owner in ("a", "b")]
     with pytest.raises(Refused, match="train is a job of each of a, b; name the owner"):
-        find(jobs, REQUEST)
-    assert find(jobs, replace(REQUEST, owner="b")) == jobs[1]
+        find_job(jobs, REQUEST)
+    assert find_job(jobs, replace(REQUEST, owner="b")) == jobs[1]

@@ -16,13 +16,12 @@ import pytest
 from tests.daemon.captures.capture_node import MANUAL, TRAIN
 from tests.fleet.capturing import PlayedFleet
 from warpwatch import protocol
-from warpwatch_capturing.triggers.decisions import Triggers
-from warpwatch_capturing.triggers.regular import PAUSE_S, RegularCaptures
+from warpwatch_capturing.regular import PAUSE_S, RegularCaptures
+from warpwatch_capturing.triggers import Triggers
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_fleet.captures import remote_agents
 from warpwatch_fleet.captures.remote_agents import MAX_RANKS, RemoteAgent, choose, spread
-from warpwatch_fleet.captures.requests import SETTLED_S, FleetCaptures
-from warpwatch_fleet.captures.schedule import Schedule
+from warpwatch_fleet.captures.requests import SETTLED_S, FleetCaptures, Schedule
 from warpwatch_fleet.config import ScheduleConfig
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Target

@@ -15,8 +15,8 @@ from tests.manual_clock import ManualClock
 from warpwatch._version import __version__
 from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.config import ShardConfig
+from warpwatch_fleet.jobs import Merger
 from warpwatch_fleet.memory import KEPT_S, SAVE_INTERVAL_S, Memory
-from warpwatch_fleet.merging import Merger
 from warpwatch_fleet.series import Series
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
@@ -452,7 +452,7 @@ def test_what_an_agent_raised_while_no_fleet_judged_stays_its_own(two):
 
 
 def test_what_a_job_does_while_a_node_is_away_is_not_kept_for_ever(two, monkeypatch):
-    monkeypatch.setattr("warpwatch_fleet.merging.MAX_WAITING_OF_RANK", 50)
+    monkeypatch.setattr("warpwatch_fleet.jobs.MAX_WAITING_OF_RANK", 50)
     monkeypatch.setattr("warpwatch_fleet.cluster.MAX_WAITING", 150)
     train(two, 300)
     two.cluster.nodes[two.nodes[1].address].up = False
@@ -463,7 +463,7 @@ def test_what_a_job_does_while_a_node_is_away_is_not_kept_for_ever(two, monkeypa
         two.hear(two.nodes[0])
         noted.append(len(two.job().waiting))
     assert 100 < max(noted) <= 150 + 2
-    monkeypatch.setattr("warpwatch_fleet.merging.MAX_WAITING_OF_RANK", 5000)
+    monkeypatch.setattr("warpwatch_fleet.jobs.MAX_WAITING_OF_RANK", 5000)
     two.steps = 500
     train(two, 20)
     assert two.raised() == []

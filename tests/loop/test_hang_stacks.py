@@ -13,7 +13,7 @@ import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
 from warpwatch_daemon.demo.processes import free_port
-from warpwatch_daemon.participants.stacks import py_spy
+from warpwatch_daemon.participants import py_spy
 
 # Hangs at its 30th step until it is killed; a second thread sits in a place of its own.
 HANGING = """
@@ -66,7 +66,7 @@ sys.exit(main(["daemon", "--config", sys.argv[1]]))
 """
 # As where it is not installed: then nothing reads the stacks of a process that is stopped.
 WITHOUT_PY_SPY = f"""
-from warpwatch_daemon.participants.stacks import py_spy
+from warpwatch_daemon.participants import py_spy
 
 py_spy.find = lambda: None
 {DAEMON}

@@ -2,5 +2,5 @@
 
 - child: the diagnosis; verification: checks that a trace holds what was requested
 - documents: decodes what they write
-- confinement, seccomp: the limits and the sandbox of both
+- confinement: the limits and the sandbox of both
 """

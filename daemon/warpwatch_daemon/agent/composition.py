@@ -6,18 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from warpwatch_capturing.alerts.alert_requests import AlertRequests
-from warpwatch_capturing.disk import Disk
-from warpwatch_capturing.policy import Policy
+from warpwatch_capturing.alerts import AlertRequests
+from warpwatch_capturing.policy import Disk, Policy
 from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.regular import Baseline, RegularCaptures
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store
-from warpwatch_capturing.triggers.decisions import Triggers
-from warpwatch_capturing.triggers.regular import Baseline, RegularCaptures
+from warpwatch_capturing.triggers import Triggers
 from warpwatch_daemon.config import Config
 from warpwatch_daemon.history.runs import RunTable
+from warpwatch_daemon.participants import gil_stacks
 from warpwatch_daemon.participants.local_ranks import LocalParticipants
-from warpwatch_daemon.participants.stacks import gil_stacks
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.inboxes import Inboxes
 from warpwatch_daemon.ranks.quotas import Quotas
@@ -210,8 +209,8 @@ def uploads(
     url = config.remote_store.url
     if url is None:
         return None
-    from warpwatch_capturing.remote.remote_store import RemoteStore
-    from warpwatch_capturing.remote.uploads import Uploads
+    from warpwatch_capturing.remote_store import RemoteStore
+    from warpwatch_capturing.uploads import Uploads
     from warpwatch_daemon.history.run_uploads import RunUploads
 
     remote = RemoteStore(url, environ)

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ParamSpec
 
+from warpwatch_capturing.regular import RegularCaptures
 from warpwatch_capturing.service import CaptureService
-from warpwatch_capturing.triggers.decisions import Triggers
-from warpwatch_capturing.triggers.regular import RegularCaptures
+from warpwatch_capturing.triggers import Triggers
 from warpwatch_daemon.config import Config
 from warpwatch_daemon.for_fleet.leases import Leases
 from warpwatch_daemon.for_fleet.record_stream import RecordStream

@@ -12,7 +12,7 @@ from warpwatch_daemon.cli.progress import progress
 from warpwatch_diagnosis import __main__ as diagnosis
 
 if TYPE_CHECKING:
-    from warpwatch_capturing.remote.remote_captures import Fetched
+    from warpwatch_capturing.remote_store import Fetched
 
 PROGRAM = "warpwatch diagnose"
 # s3://bucket/…, not the name of a file.
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         if not addresses:
             return diagnosis.main(list(argv), prog=PROGRAM, reading=reading)
         # Not for who reads files: it loads half of the daemon.
-        from warpwatch_capturing.remote.remote_captures import fetch
+        from warpwatch_capturing.remote_store import fetch
 
         fetched = {}
         for number, address in enumerate(dict.fromkeys(addresses)):

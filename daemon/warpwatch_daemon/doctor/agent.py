@@ -14,7 +14,7 @@ from warpwatch import rendezvous
 from warpwatch_capturing.children import confinement
 from warpwatch_capturing.store import store_path
 from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs
-from warpwatch_daemon.participants.stacks import py_spy
+from warpwatch_daemon.participants import py_spy
 from warpwatch_daemon.ranks.folder import resolve
 from warpwatch_telemetry.errors import WarpwatchError
 

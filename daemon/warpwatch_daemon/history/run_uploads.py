@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import msgspec
 
-from warpwatch_capturing.remote.remote_store import RemoteStore, RemoteStoreError
+from warpwatch_capturing.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_daemon.history.runs import FOLDER, RunTable, key_of
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.pause import Pause

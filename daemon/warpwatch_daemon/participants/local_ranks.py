@@ -14,17 +14,17 @@ from typing import Any
 from warpwatch.protocol import MAX_ARM_TIMEOUT_S
 from warpwatch_capturing.board import LiveRank
 from warpwatch_capturing.children.verification import Expectation
-from warpwatch_capturing.live_jobs import LiveJob
 from warpwatch_capturing.participant import (
     Collected,
     FetchError,
+    LiveJob,
     Participant,
     Reach,
     fastest,
     is_over,
 )
 from warpwatch_capturing.policy import Policy
-from warpwatch_daemon.participants.stacks import outside
+from warpwatch_daemon.participants import outside
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.folder import RingFolder
 from warpwatch_daemon.ranks.rank import Rank

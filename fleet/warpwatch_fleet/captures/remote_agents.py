@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from warpwatch_capturing import usable
-from warpwatch_capturing.live_jobs import LiveJob
-from warpwatch_capturing.participant import Collected, FetchError, Participant, Reach
+from warpwatch_capturing.participant import Collected, FetchError, LiveJob, Participant, Reach
 from warpwatch_diagnosis.trace.files import reduction_name
 from warpwatch_fleet.agent_link import AgentError, AgentLink
 from warpwatch_fleet.cluster import Cluster

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from warpwatch_capturing import live_jobs
 from warpwatch_capturing.board import Board
 from warpwatch_capturing.children.confinement import Run, run
 from warpwatch_capturing.config import TriggersConfig
+from warpwatch_capturing.participant import find_job
 from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.regular import RegularJob
 from warpwatch_capturing.service import CaptureService
 from warpwatch_fleet.agent_link import AgentError, Agents
-from warpwatch_fleet.captures.remote_agents import RemoteAgent, RemoteAgents
+from warpwatch_fleet.captures.remote_agents import RemoteAgent, RemoteAgents, spread
 from warpwatch_fleet.captures.storing import AgentsDecide
 from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.config import ScheduleConfig
 from warpwatch_telemetry import capture_id as ids
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
@@ -111,7 +114,7 @@ class FleetCaptures:
 
     async def start(self, request: CaptureRequest) -> Capture:
         """Start a capture. Raises Refused."""
-        job = live_jobs.find(self._remote.jobs(), request)
+        job = find_job(self._remote.jobs(), request)
         numbers = request.ranks or self._remote.choose(job, request)
         agents = self._remote.of(job, numbers, request)
         if len(agents) == 1:
@@ -234,3 +237,44 @@ def joined(captures: Sequence[Capture]) -> Capture:
         residual=None,
         step_s={},
     )
+
+
+class Schedule:
+    """A rule of ``triggers.regular``: every so often, some ranks of as many nodes as possible."""
+
+    def __init__(self, schedules: Sequence[ScheduleConfig], cluster: Cluster) -> None:
+        self._schedules = schedules
+        self._cluster = cluster
+
+    def jobs(self, now: float) -> Iterable[RegularJob]:
+        """Return the jobs that run and have a schedule."""
+        with self._cluster.lock:
+            return [
+                RegularJob(job.id, job.names())
+                for job in self._cluster.jobs.values()
+                if self._schedule(job.id) is not None and job.live_nodes()
+            ]
+
+    def _schedule(self, job: JobId) -> ScheduleConfig | None:
+        """Return the first one that matches the job's name."""
+        name = job.base_name
+        return next((one for one in self._schedules if fnmatch.fnmatchcase(name, one.job)), None)
+
+    def due(self, job: RegularJob, taken: Sequence[Capture], now: float) -> CaptureRequest | None:
+        """Return a request, if the last capture that brought something is long ago."""
+        schedule = self._schedule(job.id)
+        with self._cluster.lock:
+            found = self._cluster.jobs.get(job.id)
+            live, began = (found.live_ranks(), found.begin_time) if found else ({}, now)
+        own = [one for one in taken if one.request.trigger == "schedule"]
+        times = [one.time for one in own if one.outcome in (None, "complete", "partial")]
+        if schedule is None or not live or now - max([began, *times]) < schedule.every:
+            return None
+        return CaptureRequest(
+            **job.id.fields(),
+            kind=schedule.kind,
+            trigger="schedule",
+            ranks=spread(live, schedule.ranks),
+            steps=schedule.steps,
+            reason=f"fleet.schedules: {schedule.job}",
+        )

@@ -12,10 +12,9 @@ from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetConfig
 from warpwatch_fleet.kubernetes.api import Api, ApiError
 from warpwatch_fleet.kubernetes.captures import CaptureObjects
-from warpwatch_fleet.kubernetes.conditions import Conditions
+from warpwatch_fleet.kubernetes.conditions import Conditions, Taints
 from warpwatch_fleet.kubernetes.events import Events
-from warpwatch_fleet.kubernetes.taints import Taints
-from warpwatch_fleet.kubernetes.webhook import InjectionServer
+from warpwatch_fleet.kubernetes.injection import InjectionServer
 from warpwatch_runtime.agent_metrics import AgentMetrics
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ import pytest
 from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
+from warpwatch_capturing.regular import Baseline, RegularCaptures
 from warpwatch_capturing.service import CaptureService
-from warpwatch_capturing.triggers.decisions import Triggers
-from warpwatch_capturing.triggers.regular import Baseline, RegularCaptures
+from warpwatch_capturing.triggers import Triggers
 from warpwatch_daemon.agent import pipeline as pipeline_module
 from warpwatch_daemon.agent.pipeline import Pipeline, TelemetryLog
 from warpwatch_daemon.config import Config

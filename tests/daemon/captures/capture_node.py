@@ -19,8 +19,7 @@ from tests.manual_clock import ManualClock
 from warpwatch import protocol
 from warpwatch_capturing.children.confinement import Ended, Run
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
-from warpwatch_capturing.disk import Disk
-from warpwatch_capturing.policy import Policy
+from warpwatch_capturing.policy import Disk, Policy
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store

@@ -11,7 +11,7 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode, anomaly
 from warpwatch_capturing.config import BaselineConfig, TriggersConfig
-from warpwatch_capturing.triggers.regular import Baseline, RegularCaptures
+from warpwatch_capturing.regular import Baseline, RegularCaptures
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Residual
 

@@ -17,8 +17,8 @@ import pytest
 from tests.daemon.ranks.ring_files import RingFile
 from tests.waiting import DEADLINE_S
 from warpwatch import protocol
-from warpwatch_daemon.participants.stacks import gil_stacks, outside, py_spy
-from warpwatch_daemon.participants.stacks.outside import NoStacks, Silent
+from warpwatch_daemon.participants import gil_stacks, outside, py_spy
+from warpwatch_daemon.participants.outside import NoStacks, Silent
 from warpwatch_daemon.ranks.process import HOLDS_GIL, STOPPED, UNKNOWN
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.table import RingTable

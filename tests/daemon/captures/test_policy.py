@@ -20,9 +20,8 @@ from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
 from warpwatch_capturing import policy as policies
 from warpwatch_capturing.config import Span, StoreConfig, TriggersConfig, parse_span
-from warpwatch_capturing.disk import MAX_AGE_S, Disk, Room
-from warpwatch_capturing.fair_queue import FairQueue
-from warpwatch_capturing.policy import DAY_S, HOUR_S, Policy, Refusals
+from warpwatch_capturing.finisher import FairQueue
+from warpwatch_capturing.policy import DAY_S, HOUR_S, MAX_AGE_S, Disk, Policy, Refusals, Room
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.state.hub import Hub

@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 from warpwatch_capturing.config import RecipeConfig, TriggersConfig
-from warpwatch_capturing.disk import Disk
-from warpwatch_capturing.policy import Policy
+from warpwatch_capturing.policy import Disk, Policy
 from warpwatch_daemon.agent.reloading import ConfigWatch, Reloading
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config import Config

@@ -15,7 +15,7 @@ import pytest
 
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
-from warpwatch_capturing.remote.remote_store import RemoteStore
+from warpwatch_capturing.remote_store import RemoteStore
 from warpwatch_daemon.history.run_uploads import RunUploads
 from warpwatch_daemon.history.runs import (
     MAX_CAPTURES,

@@ -17,11 +17,11 @@ from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, CaptureNode
 from tests.daemon.history.object_store import URL, Bucket, bucket
 from tests.daemon.state.counted import counted
 from tests.waiting import DEADLINE_S
+from warpwatch_capturing import remote_store
 from warpwatch_capturing.config import TriggersConfig
-from warpwatch_capturing.remote import remote_store
-from warpwatch_capturing.remote.remote_store import RemoteStore, RemoteStoreError
-from warpwatch_capturing.remote.uploads import Uploads
+from warpwatch_capturing.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_capturing.store import Store
+from warpwatch_capturing.uploads import Uploads
 from warpwatch_daemon.cli.diagnose import main as diagnose
 from warpwatch_runtime.pause import LONGEST_S
 from warpwatch_telemetry.captures import AnomalySeen, Capture, CaptureRequest

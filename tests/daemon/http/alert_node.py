@@ -14,7 +14,7 @@ from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.http.conftest import MemoryAgent
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
-from warpwatch_capturing.alerts.alert_requests import AlertRequests
+from warpwatch_capturing.alerts import AlertRequests
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.captures import Capture

@@ -12,7 +12,7 @@ import pytest
 
 from tests.daemon.http.alert_node import BEGAN, WEBHOOK, AlertNode, alert, notification, send
 from tests.daemon.http.conftest import STRAGGLER, local_client, servers
-from warpwatch_capturing.alerts.alert_requests import MAX_ALERTS
+from warpwatch_capturing.alerts import MAX_ALERTS
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.alerts import ALERT_OUTCOMES
 from warpwatch_telemetry.captures import Decision

@@ -17,7 +17,7 @@ from tests.fleet.kubernetes.webhook import BOOTSTRAP, GPU, LABELS, Served, env_o
 from tests.helm import chart
 from tests.helm.tenants_policy import refusals
 from tests.waiting import DEADLINE_S
-from warpwatch_fleet.kubernetes.webhook import MAX_BYTES
+from warpwatch_fleet.kubernetes.injection import MAX_BYTES
 from warpwatch_telemetry.errors import UsageError
 
 

@@ -9,8 +9,7 @@ from tests.fleet.kubernetes.stand_in import StandIn
 from tests.fleet.kubernetes.told import Told, fault
 from tests.fleet.nodes import NOW
 from warpwatch_fleet.kubernetes.api import ApiError, timestamp
-from warpwatch_fleet.kubernetes.conditions import AWAY_S, KNOWN_S
-from warpwatch_fleet.kubernetes.taints import KEY
+from warpwatch_fleet.kubernetes.conditions import AWAY_S, KEY, KNOWN_S
 
 OTHER = {"key": "team", "value": "a", "effect": "NoSchedule"}
 OWN = {"key": KEY, "value": "Xid", "effect": "NoSchedule"}

@@ -10,9 +10,8 @@ from tests.fleet.kubernetes.api_server import NODE, ApiServer
 from tests.fleet.nodes import NOW, TestCluster, TestNode
 from warpwatch_fleet.config import KubernetesConfig
 from warpwatch_fleet.kubernetes.api import Api
-from warpwatch_fleet.kubernetes.conditions import Conditions
+from warpwatch_fleet.kubernetes.conditions import Conditions, Taints
 from warpwatch_fleet.kubernetes.events import Events
-from warpwatch_fleet.kubernetes.taints import Taints
 from warpwatch_telemetry.anomalies import Anomaly
 
 LINK = "https://warpwatch.example.com"

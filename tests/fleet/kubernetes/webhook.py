@@ -17,7 +17,7 @@ import httpx
 from tests.fleet.kubernetes.api_server import certificate
 from tests.waiting import DEADLINE_S
 from warpwatch_fleet.config import InjectionConfig
-from warpwatch_fleet.kubernetes.webhook import InjectionServer
+from warpwatch_fleet.kubernetes.injection import InjectionServer
 
 GPU = {"limits": {"nvidia.com/gpu": 8}}
 LABELS = {"warpwatch.dev/inject": "true", "batch.kubernetes.io/job-name": "llama"}

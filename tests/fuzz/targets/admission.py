@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.fleet.kubernetes.webhook import LABELS, env_of, pod_of
 from tests.fuzz.watch import Target
-from warpwatch_fleet.kubernetes import webhook
+from warpwatch_fleet.kubernetes import injection
 from warpwatch_fleet.kubernetes.injection import Parts
 
 PARTS = Parts(
@@ -23,7 +23,7 @@ PARTS = Parts(
 
 
 def run(data: bytes) -> None:
-    answer = webhook.answer(data, PARTS)
+    answer = injection.answer(data, PARTS)
     assert answer.status_code in (200, 400)
     if answer.status_code == 200:
         response = json.loads(bytes(answer.body))["response"]

@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from tests.daemon.http.alert_node import alert, notification
 from tests.daemon.http.conftest import node_in_trouble
 from tests.fuzz.watch import Target
-from warpwatch_capturing.alerts import targets
+from warpwatch_capturing.alerts import Settled, targets_of, this_node
 from warpwatch_runtime.loading import mistakes
 from warpwatch_serving.bodies import AlertmanagerPayload
 
-NODE = targets.this_node(node_in_trouble(), frozenset({"node-17"}))
+NODE = this_node(node_in_trouble(), frozenset({"node-17"}))
 ABOUT = (
     {"training_job": "llama-7b", "rank": "1", "kind": "straggler", "instance": "node-17:9400"},
     {"gpu": "1", "node": "node-17", "capture": "stacks"},
@@ -31,8 +31,8 @@ def run(data: bytes) -> None:
     for one in alerts:
         assert one.fingerprint and one.key and "\n" not in one.name
         try:
-            found = targets.targets_of(one.labels, NODE)
-        except targets.Settled as settled:
+            found = targets_of(one.labels, NODE)
+        except Settled as settled:
             assert len(str(settled)) < 300
         else:
             assert all(target.job for target in found)

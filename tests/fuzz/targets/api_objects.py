@@ -20,9 +20,8 @@ from tests.fuzz.watch import Target
 from warpwatch_fleet.config import KubernetesConfig
 from warpwatch_fleet.kubernetes.api import Api, ApiError
 from warpwatch_fleet.kubernetes.captures import CaptureObjects
-from warpwatch_fleet.kubernetes.conditions import Conditions
+from warpwatch_fleet.kubernetes.conditions import Conditions, Taints
 from warpwatch_fleet.kubernetes.events import Events
-from warpwatch_fleet.kubernetes.taints import Taints
 from warpwatch_telemetry.errors import Refused
 
 # The first byte of an input: who asks, and the status of the answer.

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.watch import Target
-from warpwatch_daemon.participants.stacks import gil_stacks, outside, py_spy
-from warpwatch_daemon.participants.stacks.outside import NoStacks, Silent
+from warpwatch_daemon.participants import gil_stacks, outside, py_spy
+from warpwatch_daemon.participants.outside import NoStacks, Silent
 from warpwatch_daemon.ranks.process import HOLDS_GIL
 from warpwatch_diagnosis.stacks import read_stack
 from warpwatch_diagnosis.trace.files import TraceError

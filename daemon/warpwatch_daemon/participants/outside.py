@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch import protocol
-from warpwatch_daemon.participants.stacks import gil_stacks, py_spy
+from warpwatch_daemon.participants import gil_stacks, py_spy
 from warpwatch_daemon.ranks import process
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_runtime import files

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 
 from warpwatch_capturing.register import CaptureRegister
-from warpwatch_capturing.remote.remote_store import RemoteStore, RemoteStoreError
+from warpwatch_capturing.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_capturing.store import RECORD
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.pause import Pause
