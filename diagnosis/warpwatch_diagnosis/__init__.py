@@ -1,13 +1,13 @@
-"""Traces in, diagnosis out: a pure function of files, with msgspec beside the standard library.
+"""Turns traces into a diagnosis: a pure function of files that needs only msgspec.
 
 From the top floor down, each importing only what is below it:
 
 - __main__: the command; diagnosis: from files to a diagnosis
 - report: the diagnosis as text, as a page, and as a smaller trace for a viewer
-- stacks: where the ranks of a hanging job stand; memory_growth: what keeps memory
-- verdict: one finding a fault, the doubts, the verdict
-- rules: one file a bottleneck
-- comparison: ranks beside each other, and a capture beside its baseline
+- stacks: the late ranks of a hanging job; memory_growth: the lines that keep memory
+- verdict: one finding per fault, the doubts, the verdict
+- rules: the faults; advice: their advice
+- comparison: ranks with each other, and a capture with its baseline
 - measures: the numbers of one trace
-- trace: a Kineto/Chrome trace file becomes compact events
+- trace: reads a Kineto/Chrome trace file into compact events
 """

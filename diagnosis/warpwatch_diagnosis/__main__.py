@@ -1,4 +1,4 @@
-"""``python -m warpwatch_diagnosis``, and ``warpwatch diagnose``, which calls it."""
+"""Provides ``python -m warpwatch_diagnosis``, which ``warpwatch diagnose`` calls."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def main(
     asked: Asked | None = None,
     reading: Callable[[int, int, str], None] = lambda number, count, name: None,
 ) -> int:
-    """Exit status: 0 healthy, 1 a problem or inconclusive, 2 usage, unusable input or output.
+    """Run the command and return its exit status; the other arguments are those of ``diagnose``.
 
-    ``missing``, ``nodes``, ``asked``, ``reading``: as ``diagnose`` takes them.
+    0: healthy, 1: a problem or inconclusive, 2: usage, unusable input or output.
     """
     arguments = _parser(prog).parse_args(argv)
     read = [*arguments.trace, *arguments.baseline]
@@ -50,7 +50,8 @@ def main(
         _print(diagnosis, arguments.json)
     except TraceError as error:
         return _unusable(prog, str(error))
-    except BrokenPipeError:  # who read it has seen enough
+    except BrokenPipeError:
+        # The reader of the output has closed it.
         _close_output()
     except OSError as error:
         if error.filename is None:
@@ -63,7 +64,7 @@ def main(
 
 def _print(diagnosis: Diagnosis, as_json: bool) -> None:
     output = json.dumps(diagnosis.to_json(), indent=1) + "\n" if as_json else render_text(diagnosis)
-    # Names in traces are strangers' text, and could drive a terminal.
+    # Names in traces are untrusted text, and could control a terminal.
     output = "".join(
         c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in output
     )
@@ -73,7 +74,7 @@ def _print(diagnosis: Diagnosis, as_json: bool) -> None:
 
 
 def _close_output() -> None:
-    """Otherwise Python would try to flush it again at exit, and report the same error."""
+    """Close the output: otherwise Python flushes it again at exit, with the same error."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

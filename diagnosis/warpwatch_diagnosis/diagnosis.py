@@ -1,4 +1,4 @@
-"""From trace files to a diagnosis: read each file, measure it, conclude."""
+"""Diagnoses trace files: reads each one, measures it, concludes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ def diagnose(
     asked: Asked | None = None,
     reading: Callable[[int, int, str], None] = lambda number, count, name: None,
 ) -> Diagnosis:
-    """Diagnose the ranks of one capture together; ``baseline``: traces of the same job when well.
+    """Diagnose the ranks of one capture; ``baseline`` has traces of the same job when healthy.
 
-    A trace may be its reduction. ``missing``: ranks that are known to have brought no trace, and
-    why. ``nodes``: where ranks ran, to be named. ``asked``: the anomaly that the capture is of.
-    ``reading`` hears which file of how many is read now, and that all were.
-    Raises TraceError for the first file that cannot be used, and for files that are not ranks of
-    one capture.
+    A trace may be its reduction. missing: ranks without a trace, and why. nodes: the nodes of
+    ranks, to be named. asked: the anomaly that the capture is of. reading: receives the number of
+    the file that is read next, their count, and its name. Raises TraceError for the first unusable
+    file, and for files that are not ranks of one capture.
     """
     count = len(paths) + len(baseline)
     numbers = itertools.count()
@@ -38,7 +37,8 @@ def diagnose(
         reading(next(numbers), count, path.name)
         return _read(path)
 
-    capture = [_placed(m, nodes or {}) for m in _measures(map(read, paths))]
+    ranks, where = _measures(map(read, paths)), nodes or {}
+    capture = [replace(m, node=None if m.rank is None else where.get(m.rank)) for m in ranks]
     check_one_capture(capture)
     well = _measures(map(read, baseline))
     reading(count, count, "")
@@ -46,14 +46,10 @@ def diagnose(
 
 
 def _measures(read: Iterable[Measures]) -> list[Measures]:
-    """One file after the other: a trace's events are gone before the next is read."""
+    """Read one file after the other, so that only one trace is in memory."""
     with without_collection():
         measured = list(read)
     return sorted(measured, key=lambda m: (m.rank is None, m.rank or 0, m.file))
-
-
-def _placed(measures: Measures, nodes: Mapping[int, str]) -> Measures:
-    return replace(measures, node=None if measures.rank is None else nodes.get(measures.rank))
 
 
 def _read(path: TraceSource) -> Measures:

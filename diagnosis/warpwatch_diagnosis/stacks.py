@@ -1,7 +1,7 @@
-"""Where the ranks of a hanging job stand: who waits in a collective, and for whom.
+"""Finds from the stacks of a hanging job which ranks wait in a collective, and for which ones.
 
 Ranks whose main thread is inside torch.distributed wait for the ranks whose main thread is not,
-and for those that are stopped, dead, or keep their GIL.
+and for ranks that are stopped, dead, or keep their GIL.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _COLLECTIVE = re.compile(
     r"(_object_list|_object|_into_tensor|_tensor|_base|_single|_coalesced|_multigpu)?"
 )
 _TORCH_DISTRIBUTED = re.compile(r"torch[/\\]distributed[/\\]")
-# Python that torch or the standard library runs on the way says nothing of where it is.
+# Frames of torch and of the standard library do not show where the program is.
 _NOT_OWN = re.compile(
     r"[/\\]torch[/\\]|[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)|<frozen "
 )
 _AUTOGRAD = re.compile(r"torch[/\\](autograd[/\\](graph|__init__)|_tensor)\.py$")
-# (end of the file, functions, what such a frame waits for): the outermost such frame says it.
+# The end of a file, functions in it, and the thing that such a frame waits for. The outermost one
+# counts.
 _WAITS = (
     (r"torch[/\\]utils[/\\]data[/\\]dataloader\.py", r"_(try_)?get_data|_next_data", "its data"),
     (r"[/\\]queue\.py", "get|put|join", "a queue"),
@@ -47,7 +48,7 @@ _WAITS = (
     (r"[/\\]threading\.py", "acquire|__enter__", "a lock"),
     (r"[/\\](subprocess|popen_fork|popen_spawn_posix|process)\.py", "wait|join", "a process"),
 )
-# C functions that a frame can be in while it waits for a lock.
+# A frame that waits for a lock is in one of these C functions.
 _LOCK_CALLS = ("acquire", "__enter__")
 
 
@@ -60,8 +61,7 @@ class Frame(NamedTuple):
 class RecordedCollective(NamedTuple):
     """A collective of the Flight Recorder: its number in its process group, and its name.
 
-    waits: it was entered and is not completed. time: when it was entered, wall clock; None: not
-    known.
+    waits: entered and not completed. time: the wall clock when it was entered, if known.
     """
 
     group: str
@@ -73,13 +73,12 @@ class RecordedCollective(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """The thread that matters of one rank: its main thread, or the one that holds the GIL.
+    """The main thread of one rank, or the thread that holds the GIL.
 
-    thread: its name, where it is not the main thread. collective: the one that it is in.
-    where: the user's own innermost frame. waits_for: what it waits for there, if that can be seen.
-    silent: STOPPED or HOLDS_GIL for a process that could not answer. locked: the other threads
-    that wait for a lock, (name, where). recorded: its newest collectives. time: when this was
-    seen, wall clock; None: not known.
+    thread: the name of a thread other than the main one. collective: the one that it is in. where:
+    the user's own innermost frame. waits_for: the thing that it waits for there, if known. silent:
+    STOPPED or HOLDS_GIL for a process that could not answer. locked: other threads that wait for a
+    lock, (name, where). recorded: its newest collectives. time: the wall clock, if known.
     """
 
     rank: int
@@ -95,7 +94,7 @@ class RankStack:
 
 
 def read_stack(path: TraceSource) -> RankStack:
-    """Raises TraceError when it is no stacks file."""
+    """Read a stacks file. Raises TraceError if it is not one."""
     content = load_json(path)
     rank = content.get("rank") if isinstance(content, dict) else None
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
@@ -126,7 +125,7 @@ def read_stack(path: TraceSource) -> RankStack:
 
 
 def _frames(thread: dict[str, Any]) -> list[Frame]:
-    """Innermost last."""
+    """Return the frames of a thread, the innermost last."""
     found = []
     for frame in dicts(thread.get("frames")):
         line = frame.get("line")
@@ -137,7 +136,7 @@ def _frames(thread: dict[str, Any]) -> list[Frame]:
 
 
 def _in_lock(thread: dict[str, Any]) -> bool:
-    """Whether the innermost frame itself waits for a lock, and no library does so for it."""
+    """Return whether the innermost frame is the user's own and waits for a lock."""
     frames = dicts(thread.get("frames"))
     return bool(
         frames
@@ -163,7 +162,7 @@ def _waits_for(frames: list[Frame]) -> str | None:
 
 
 def _where(frames: list[Frame]) -> str:
-    """The innermost frame outside torch and the standard library, else the innermost of all."""
+    """Return the innermost frame outside torch and the standard library, else the innermost."""
     own = [frame for frame in frames if not _NOT_OWN.search(frame.file)]
     file, function, line = (own or frames)[-1]
     name = re.split(r"[/\\]", file)[-1]
@@ -171,7 +170,7 @@ def _where(frames: list[Frame]) -> str:
 
 
 def _recorded(collectives: Any) -> tuple[RecordedCollective, ...]:
-    """Collectives of all ranks of a group; what two ranks do between themselves is left out."""
+    """Return the collectives of whole groups, without those between two ranks."""
     found = []
     for entry in dicts(collectives):
         sequence = entry.get("sequence")
@@ -183,19 +182,18 @@ def _recorded(collectives: Any) -> tuple[RecordedCollective, ...]:
     return tuple(found)
 
 
-# So many ranks are named one by one where none waits.
+# If no rank waits, at most this many are named one by one.
 MAX_NAMED = 8
-# In training that goes on ranks seldom wait for so long.
+# Ranks of a running training seldom wait this long.
 WAITS_S = 2.0
 _UNREAD = "could not be read"
-# What the daemon says of a rank without stacks, and what follows for those that wait for it.
+# A word in the daemon's reason for missing stacks, and the state of the rank that follows.
 _FATES = (("stopped", "stopped"), ("died", "dead"), ("ended", "gone"), ("gone", "gone"))
 _RANK = re.compile(r"\brank (\d+)")
 
 
 class _Found(NamedTuple):
-    """One of _ADVICE's kinds, the ranks that it is about, and the sentence; sure: seen in the
-    frames and not only concluded from them."""
+    """A kind of finding, its ranks, and its sentence; sure: the frames themselves show it."""
 
     kind: str
     ranks: list[int]
@@ -208,11 +206,10 @@ def diagnose_stacks(
     missing: Mapping[int, str] | None = None,
     nodes: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
-    """The JSON of a diagnosis (schema 1) whose summary says who waits for whom.
+    """Return the JSON of a diagnosis (schema 1) whose summary names the waiting and late ranks.
 
-    missing: ranks that were asked and brought no file, and why. A damaged file whose name has
-    its rank counts as missing too. nodes: where ranks ran, to be named. Raises TraceError when no
-    file can be used.
+    missing: ranks without a file, and why. A damaged file with a rank in its name counts as
+    missing, too. nodes: the nodes of ranks, to be named. Raises TraceError if no file is usable.
     """
     stacks: dict[int, RankStack] = {}
     lost = {rank: _fate(why) for rank, why in (missing or {}).items()}
@@ -249,7 +246,7 @@ def _with_node(nodes: Mapping[int, str], rank: re.Match[str]) -> str:
 
 
 def _finding(found: _Found, nodes: Mapping[int, str]) -> dict[str, Any]:
-    """As that of a trace; a stack shows no times."""
+    """Return the finding in the form of a trace's; a stack shows no times."""
     rank = found.ranks[0] if len(found.ranks) == 1 else None
     node = None if rank is None else nodes.get(rank)
     return {
@@ -265,12 +262,12 @@ def _finding(found: _Found, nodes: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _find(stacks: list[RankStack], lost: dict[int, str]) -> _Found:
-    """``lost``: ranks without a stack, and what has become of them."""
+    """Find the state of the job; ``lost`` has the ranks without a stack and their state."""
     waiting = [s for s in stacks if s.collective and not s.silent]
     busy = [s for s in stacks if s not in waiting]
-    behind = _who_is_behind(stacks)
+    behind = _behind(stacks)
     if waiting:
-        return _who_waits_for_whom(waiting, busy, lost, behind)
+        return _waiting_for(waiting, busy, lost, behind)
     backward = [s for s in stacks if s.in_backward and not s.silent]
     others = [s for s in busy if s not in backward]
     if backward and (others or lost):
@@ -293,7 +290,7 @@ def _find(stacks: list[RankStack], lost: dict[int, str]) -> _Found:
     return _Found("late_rank", behind[0], sentence)
 
 
-def _who_waits_for_whom(
+def _waiting_for(
     waiting: list[RankStack],
     busy: list[RankStack],
     lost: dict[int, str],
@@ -314,7 +311,7 @@ def _who_waits_for_whom(
 
 
 def _late(busy: list[RankStack], lost: dict[int, str], sentence: str, sure: bool = True) -> _Found:
-    """Those that the others wait for; if some of them are stopped or dead, these."""
+    """Name the ranks that the others wait for, or only the stopped and dead ones among them."""
     stopped = _stopped(busy, lost)
     if stopped:
         return _Found("stopped_rank", stopped, sentence, sure)
@@ -327,7 +324,7 @@ def _stopped(stacks: list[RankStack], lost: dict[int, str]) -> list[int]:
 
 
 def _culprits(busy: list[RankStack], lost: dict[int, str]) -> str:
-    """Those that are waited for, together where the same can be said of them."""
+    """Return a clause on the ranks that are waited for, grouped by their state."""
     clauses: dict[str, list[int]] = {}
     for stack in busy:
         does = _predicate(stack)
@@ -345,7 +342,7 @@ def _culprits(busy: list[RankStack], lost: dict[int, str]) -> str:
 
 
 def _predicate(stack: RankStack) -> str:
-    """What the rank does, where more than its line is known."""
+    """Return a clause on the rank if more than its line is known."""
     if stack.silent == STOPPED:
         return f"is stopped in {stack.where}"
     if stack.silent == HOLDS_GIL:
@@ -364,11 +361,11 @@ def _whereabouts(stacks: list[RankStack]) -> str:
     return ", ".join(named) + more
 
 
-def _who_is_behind(stacks: list[RankStack]) -> tuple[list[int], str]:
-    """Who never entered the collective in which a peer waits, and the clause that says so.
+def _behind(stacks: list[RankStack]) -> tuple[list[int], str]:
+    """Return the ranks that never entered a collective in which a peer waits, and a clause.
 
-    The stacks of a job that goes on are not of the same moment: a newer collective alone says
-    nothing of who has not come to it yet.
+    The stacks of a running job are of different moments, so a newer collective alone shows nothing
+    about ranks that have not reached it.
     """
     newest: dict[str, dict[int, int]] = {}
     names: dict[tuple[str, int], str] = {}
@@ -389,7 +386,7 @@ def _who_is_behind(stacks: list[RankStack]) -> tuple[list[int], str]:
 def _has_waited(
     peer: RankStack, group: str, last: int, stacks: list[RankStack], behind: list[int]
 ) -> bool:
-    """Whether it was in a later collective than ``last`` before those behind were looked at."""
+    """Return whether it was in a later collective before the ranks behind were sampled."""
     seen = min((s.time for s in stacks if s.rank in behind and s.time is not None), default=None)
     return any(
         entry.group == group
@@ -418,7 +415,7 @@ def _is(ranks: list[int], fate: str) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """``rank 3``, ``ranks 1-3 and 7``."""
+    """Return ``rank 3`` or ``ranks 1-3 and 7``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

@@ -59,7 +59,7 @@ class GpuEvents:
 
 
 def by_correlation(events: Iterable[TraceEvent]) -> RuntimeCalls:
-    """Return the first event of each correlation, in whatever order they come."""
+    """Return the first event of each correlation; the order of ``events`` does not matter."""
     ordered = by_begin(events, attrgetter("end_us", "thread", "name"))
     found = {event.correlation: event for event in reversed(ordered)}
     found.pop(None, None)

@@ -1,9 +1,8 @@
-"""What the host did besides running operators, and which events of a trace show it.
+"""Finds the host's activities beside operators, which often explain why it is slow.
 
-A slow host has a reason that often has a name of its own in the trace: the next batch is fetched,
-Python collects garbage, torch.compile compiles, a checkpoint is written, the allocator asks the
-driver for memory, a collective blocks the thread. Everything here is a union of intervals in µs,
-clipped to the window.
+They have names of their own in the trace: the next batch is fetched, Python collects garbage,
+torch.compile compiles, a checkpoint is written, the allocator asks the driver for memory, a
+collective blocks the thread. All are unions of intervals in µs, clipped to the window.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 LOADING = re.compile(r"enumerate\(DataLoader\).*__next__")
-# torch >= 2.9 with record_python_gc_info and stacks: "Python GC"; with stacks a call of
+# torch >= 2.9 with record_python_gc_info and stacks records "Python GC"; with stacks a call of
 # gc.collect() is a frame of its own.
 _GC = re.compile(r"Python GC\b|<built-in (function|method) collect\b|gc\.collect\b")
 # dynamo_timed's names since 2.4 end in "(dynamo_timed)"; before, compile times were annotated bare.
@@ -51,8 +50,8 @@ _COMPILE_FRAME = re.compile(
     r"|_inductor/(compile_fx\.py\(\d+\): compile_fx|async_compile\.py\(\d+\): \w+)"
     r"|_inductor/runtime/triton_heuristics\.py\(\d+\): (autotune_to_one_config|precompile))"
 )
-# The shim's annotation is the bare word. Any other has to say that something is saved: activation
-# checkpointing is not meant, nor is loading a checkpoint.
+# The shim's annotation is the bare word. Any other name must also mean saving: neither activation
+# checkpointing nor loading a checkpoint counts.
 _CHECKPOINT = re.compile(
     r"checkpoint$|(?!.*(gradient|activation|selective|recompute|wrapper|(?<!up)load|restor|CheckpointFunction"
     r"|save_for_backward))"
@@ -67,7 +66,7 @@ _CHECKPOINT_FRAME = re.compile(
     r"|.*(?<!utils/)checkpoint\w*\.py\(\d+\): save\w*$"
     r"|.*\.py\(\d+\): (_?save_(checkpoint|ckpt|model|state)\w*|save_pretrained)$)"
 )
-# What PyTorch's caching allocators call when their pools do not suffice.
+# PyTorch's caching allocators call these if their pools do not suffice.
 _ALLOCATOR = re.compile(
     r"(cuda|hip)(Malloc|Free|Host(Alloc|Malloc|Free|Register|Unregister))(?!FromPool|Async)"
     r"|(cuda|hip)(MallocHost|FreeHost|MallocManaged)"
@@ -77,12 +76,12 @@ COLLECTIVE = re.compile(r"(gloo|mpi|ucc|nccl|c10d|rccl|hccl|xccl)::?|record_para
 
 # A collective that keeps its thread for longer was not merely enqueued.
 BLOCKING_COLLECTIVE_US = 1_000.0
-# From a batch that another thread has fetched to the first operator on it (own value): through
-# a queue, by a thread that first gets the interpreter's lock.
+# The time from a batch that another thread has fetched to the first operator on it: through a
+# queue, to a thread that needs the interpreter's lock (own value).
 HANDOVER_US = 2_000.0
 _NAMES = 5
 # Guards, the cache lookup and entering the next region take 50 to 300 µs.
-BORDER_US = 1_000.0
+BOUNDARY_US = 1_000.0
 _REGION = re.compile(r"Torch-Compiled Region(?:: \S*?(\d+)/(\d+))?")
 BACKGROUND_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):")
 
@@ -100,7 +99,7 @@ ACTIVITIES = ("loading", "gc", "compile", "checkpoint", "allocator", "collective
 
 @dataclass(frozen=True, slots=True)
 class HostActivity:
-    """One kind of host activity. ``names``: what it is called in the trace, longest first."""
+    """One kind of host activity. ``names``: its names in the trace, longest first."""
 
     count: int
     total_us: float
@@ -111,18 +110,15 @@ class HostActivity:
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """What the host did in the window, on the threads that train or launch (GC: on any).
+    """The host's activities in the window, on the threads that train or launch (GC: on any).
 
-    loading: a DataLoader's iteration; if another thread iterates it, only what the training threads
-    wait for it. gc: Python's garbage collection. compile: torch.compile at work, not the compiled
-    code; ``compile.count``: compilations, each with those inside it. checkpoint: torch.save,
-    torch.distributed.checkpoint and annotations that say so. allocator: calls that get memory from
-    the driver or give it back. collectives: calls and annotations of collectives on the training
-    threads, and gloo's on any thread.
-    compiled_regions: calls of compiled code; recompiled_regions: regions that exist only because an
-    earlier compilation of the same code did not fit; compiled_frames: functions (or what graph
-    breaks left of them) that have regions; compiled_spans: the regions with the short gaps between
-    them.
+    loading: a DataLoader's iteration; if another thread iterates it, only the training threads'
+    waiting for it. compile: torch.compile at work, not the compiled code; its count has outermost
+    compilations. checkpoint: torch.save, torch.distributed.checkpoint and annotations. allocator:
+    calls that get memory from the driver or return it. collectives: on the training threads, and
+    gloo's on any thread. compiled_regions: calls of compiled code; recompiled_regions: regions that
+    an earlier compilation did not fit; compiled_frames: functions, or parts between graph breaks,
+    with regions; compiled_spans: the regions with the short gaps between them.
     """
 
     loading: HostActivity
@@ -137,7 +133,7 @@ class HostTime:
     compiled_spans: Intervals
 
     def by_cause(self) -> Iterator[tuple[Cause, Intervals]]:
-        """Disjoint: of several activities at one time, the first."""
+        """Yield disjoint intervals: of several activities at one time, the first counts."""
         taken: Intervals = []
         activities: dict[Cause, HostActivity] = {
             "compile": self.compile,
@@ -153,7 +149,7 @@ class HostTime:
 
 
 def host_time(trace: Trace, window: Interval, threads: set[str]) -> HostTime:
-    """``threads``: those that train or launch GPU work; other threads do not hold a step up."""
+    """Measure the activities; ``threads`` train or launch, other ones do not delay a step."""
     found: dict[str, list[TraceEvent]] = defaultdict(list)
     _sort(trace.events["annotation"], _ANNOTATED, window, found)
     _sort(trace.events["operator"], _ANNOTATED, window, found)
@@ -171,7 +167,7 @@ def host_time(trace: Trace, window: Interval, threads: set[str]) -> HostTime:
     return HostTime(
         **activities,
         compiled_regions=len(regions),
-        # Numbered frame/compilation: above 0 it was compiled again for its frame.
+        # Regions are numbered frame/compilation; above 0 the frame was compiled again.
         recompiled_regions=sum(compilation not in (None, "0") for _, compilation in numbers),
         compiled_frames=len({frame for frame, _ in numbers if frame}),
         compiled_spans=compiled_spans(regions, window),
@@ -184,7 +180,7 @@ def _sort(
     window: Interval,
     found: dict[str, list[TraceEvent]],
 ) -> None:
-    """Puts into ``found`` what is in the window; a name is looked at once."""
+    """Add the events in the window to ``found``; each name is matched once."""
     names = {event.name for event in events}
     matches = {name: next((what for what, p in patterns if p.match(name)), None) for name in names}
     if any(matches.values()):
@@ -195,7 +191,7 @@ def _sort(
 
 
 def _keeps_thread(event: TraceEvent, threads: set[str]) -> bool:
-    """Whether a collective keeps a thread that matters: NCCL's calls only enqueue."""
+    """Return whether a collective blocks a thread that trains: NCCL's calls only enqueue."""
     if BACKGROUND_COLLECTIVE.match(event.name):
         return True
     return event.thread in threads and event.end_us - event.begin_us >= BLOCKING_COLLECTIVE_US
@@ -204,8 +200,9 @@ def _keeps_thread(event: TraceEvent, threads: set[str]) -> bool:
 def _waited_for(
     loading: list[TraceEvent], trace: Trace, window: Interval, threads: set[str]
 ) -> HostActivity:
-    """A prefetcher's loading, where it holds the training threads up: these do nothing meanwhile
-    and go on as soon as a batch is there. A thread that is busy with Python goes on at any time.
+    """Return a prefetcher's loading as far as the training threads wait for it.
+
+    They do nothing meanwhile and go on as soon as the batch is there.
     """
     calls = trace.events["operator"] + trace.events["runtime"]
     pauses = difference([window], union(spans(e for e in calls if e.thread in threads)))
@@ -221,7 +218,7 @@ def _waited_for(
 def _activity(
     events: list[TraceEvent], window: Interval, intervals: Intervals | None = None
 ) -> HostActivity:
-    """``intervals``: what of the events counts, else all of them."""
+    """Sum events; ``intervals`` is the part of them that counts, by default all."""
     taken: Counter[str] = Counter()
     outermost: dict[str, float] = {}
     count = 0
@@ -239,9 +236,9 @@ def _activity(
 
 
 def compiled_spans(regions: Sequence[TraceEvent], window: Interval) -> Intervals:
-    """Calls of compiled code with the Python between one and the next."""
+    """Return calls of compiled code with the Python between one and the next."""
     spans: Intervals = []
     for begin, end in sorted((e.begin_us, e.end_us) for e in regions):
-        near = spans and begin - spans[-1][1] <= BORDER_US
+        near = spans and begin - spans[-1][1] <= BOUNDARY_US
         spans.append((spans[-1][1] if near else begin, end))
     return union(clip(spans, window))

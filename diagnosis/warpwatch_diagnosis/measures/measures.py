@@ -277,7 +277,7 @@ def _memory_of(arguments: Mapping[str, Any]) -> str:
 
 
 def _allocator_use(device: str, events: list[TraceEvent]) -> AllocatorUse:
-    # Of events at one instant the larger total comes last, so their order does not matter.
+    # The larger total of one instant comes last, so the order of the events does not matter.
     events.sort(key=lambda e: (e.begin_us, e.whole("Total Allocated") or 0))
     allocated = [a for e in events if (a := e.whole("Total Allocated")) is not None]
     reserved = [r for e in events if (r := e.whole("Total Reserved")) is not None]

@@ -1,4 +1,4 @@
-"""Measures as JSON, as docs/diagnosis.md describes it."""
+"""Writes measures as the JSON of docs/diagnosis.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from warpwatch_diagnosis.measures.host_events import ACTIVITIES, CAUSES
 from warpwatch_diagnosis.measures.intervals import Intervals
 from warpwatch_diagnosis.measures.measures import Measures
 
-# Times are in µs with ns; ratios to a hundredth of a percent; counts a step.
+# Times are in µs with ns; ratios are exact to a hundredth of a percent.
 _TIME_DIGITS = 3
 _RATIO_DIGITS = 4
 _COUNT_DIGITS = 2
@@ -21,7 +21,7 @@ _GPU_RATIOS = (
 
 
 def trace_json(measures: Measures) -> dict[str, Any]:
-    """One entry of ``traces``; times in µs from the window's begin, None where nothing applies."""
+    """Return one entry of ``traces``; times are in µs from the window's begin."""
     gpu, operators = measures.gpu, measures.operators
     return {
         "file": measures.file,
@@ -90,7 +90,7 @@ def _ratio(measures: Measures, intervals: Intervals) -> float:
 
 
 def _idle(measures: Measures) -> dict[str, float] | None:
-    """Shares of the window by cause; together they are ``idle_ratio``."""
+    """Return shares of the window by cause, which add up to ``idle_ratio``."""
     if measures.gpu is None:
         return None
     window_us = measures.window_us or 1.0
@@ -119,7 +119,7 @@ def _host(measures: Measures) -> dict[str, Any]:
 
 
 def plain(value: Any, without: tuple[str, ...] = (), name: str = "") -> Any:
-    """Dataclasses become objects, less the fields ``without``; ``name``: says how to round."""
+    """Turn dataclasses into objects, except the fields ``without``; ``name`` decides rounding."""
     if isinstance(value, float):
         return round(value, _digits(name))
     if is_dataclass(value):

@@ -1,4 +1,4 @@
-"""Operators by the time that they take on the host and on the device, with shapes and places."""
+"""Measures operators by time on the host and on the device, with shapes, places and FLOPs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from warpwatch_diagnosis.trace.events import ONE_GRADIENT, TraceEvent, by_begin
 
 MAX_NAME = 200
 _MAX_SHAPES = 400
-# Operators of PyTorch and of libraries; not a Python autograd function, which may hold anything.
+# Operators of PyTorch and of libraries, but not Python autograd functions, which may hold anything.
 _OPERATOR = re.compile(r"(?!autograd::engine::evaluate_function: \w*Function)[\w.]+::")
 
 
@@ -33,11 +33,11 @@ _OPERATOR = re.compile(r"(?!autograd::engine::evaluate_function: \w*Function)[\w
 class OperatorTime:
     """All calls of one operator with the same input shapes that began in the window.
 
-    shapes: of the inputs that have one, ``[16, 64] [64, 8]``; None without record_shapes. place:
-    line of the user's code of the longest call, None without stacks. total_us: of the calls with
-    what they call; self_us: without. gpu_us: sum of the kernels and copies that the operator itself
-    launched, not operators inside it. flops: of all calls, None where unknown; counted once, for
-    the innermost operator whose shapes are enough. longest: thread and begin of the longest call.
+    shapes: those of the inputs, ``[16, 64] [64, 8]``; None without record_shapes. place: the user's
+    line of the longest call, None without stacks. total_us: with the operators inside; self_us:
+    without. gpu_us: the kernels and copies that the operator itself launched. flops: all calls,
+    None if unknown; counted once, for the innermost operator whose shapes are enough. longest:
+    thread and begin of the longest call.
     """
 
     name: str
@@ -54,8 +54,10 @@ class OperatorTime:
 
 @dataclass(frozen=True, slots=True)
 class _OperatorKind:
-    """Operators of one name and equal arguments. ``work``: of one call; that of a ``convolution``
-    is known only in the end."""
+    """Operators of one name and equal arguments, and the work of one call.
+
+    The work of a ``convolution`` is known only in the end.
+    """
 
     name: str
     shapes: Shapes
@@ -68,7 +70,7 @@ class _OperatorKind:
 
 @dataclass(slots=True)
 class _OpenOperator:
-    """An operator that has begun and not ended. ``counted``: FLOPs of an operator inside are."""
+    """An operator that has begun and not ended; ``counted``: FLOPs inside it are counted."""
 
     kind: _OperatorKind
     begin_us: float
@@ -81,11 +83,10 @@ class _OpenOperator:
 
 @dataclass(slots=True)
 class OperatorSweep:
-    """Goes through each thread's operators in order, with a stack of those under way.
+    """One pass over each thread's operators in order, with a stack of the open ones.
 
-    wanted: instants of which the operator is wanted, in ``owners`` then, and its line where it has
-    a stack. work: of each class, the calls whose FLOPs are counted and the sum of the µs of their
-    kernels.
+    wanted: instants whose operators go to ``owners``, and their lines to ``owner_lines``. work: by
+    class, the calls with FLOPs and the µs of their kernels.
     """
 
     wanted: set[Instant]
@@ -101,7 +102,7 @@ class OperatorSweep:
     def thread(
         self, thread: str, events: list[TraceEvent], marks: list[tuple[float, float]]
     ) -> None:
-        """``marks``: instants of the thread, and the µs of GPU work that was launched then."""
+        """Pass over one thread; ``marks`` are instants and the µs of GPU work launched then."""
         self.running[thread] = _running(events)
         stack: list[_OpenOperator] = []
         kinds = self._kinds
@@ -136,7 +137,7 @@ class OperatorSweep:
                 self.owner_lines[thread, at_us] = call.kind.place
 
     def _learn(self, event: TraceEvent) -> _OperatorKind:
-        """What the name and the arguments say about all such calls."""
+        """Return the facts that the name and the arguments show for all such calls."""
         name, arguments = event.name, event.arguments or {}
         shapes, types, text = shapes_of(arguments), types_of(arguments), None
         if shapes is not None:
@@ -190,7 +191,7 @@ class OperatorSweep:
         self.work.setdefault(work.kernel_class, []).append((work, gpu_us))
 
     def resolve_convolutions(self) -> None:
-        """Counts the forward convolutions whose backward call has the shape of their output."""
+        """Count the forward convolutions whose backward call has the shape of their output."""
         for kind, gpu_us in self._convolutions:
             shapes = kind.shapes
             gradient = self._gradients.get((shapes[0], shapes[1])) if len(shapes) > 1 else None
@@ -200,7 +201,7 @@ class OperatorSweep:
 
 
 def _running(events: list[TraceEvent]) -> Intervals:
-    """``events``: of one thread by their begin."""
+    """Return the union of the operators of one thread, which are sorted by begin."""
     operators = {name for name in {event.name for event in events} if _OPERATOR.match(name)}
     return merge((e.begin_us, e.end_us) for e in events if e.name in operators)
 
@@ -210,9 +211,10 @@ TOP = 20
 
 @dataclass(frozen=True, slots=True)
 class ClassWork:
-    """What operators of known shapes computed with one class of kernels, and the sum of the
-    kernels' µs that it took; ``dtype``: the one with most FLOPs. model_flops: without what is
-    computed a second time."""
+    """The work of operators with known shapes in one class of kernels, and the kernels' µs.
+
+    model_flops: without repeated ones. dtype: the one with most FLOPs.
+    """
 
     flops: float
     model_flops: float
@@ -223,9 +225,11 @@ class ClassWork:
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """by_self_time, by_gpu_time: at most TOP each. owners, lines: the innermost operator around
-    each instant that was asked for, and the line of the user's code. running: by thread, the union
-    of the framework's operators that began in the window, in µs."""
+    """The TOP operators by time, and the work of all.
+
+    owners, lines: the innermost operator around each requested instant, and the user's line.
+    running: by thread, the union of operators that began in the window, in µs.
+    """
 
     by_self_time: tuple[OperatorTime, ...]
     by_gpu_time: tuple[OperatorTime, ...]
@@ -242,8 +246,10 @@ def operators(
     launched: Mapping[str, Mapping[float, float]],
     instants: set[Instant],
 ) -> Operators:
-    """``launched``: µs of GPU work by the thread and the begin of its launch call; ``instants``: of
-    which the operator is wanted."""
+    """Measure operators; ``instants`` are those whose operators are wanted.
+
+    launched: µs of GPU work by the thread and the begin of its launch call.
+    """
     marks: dict[str, dict[float, float]] = defaultdict(dict)
     for thread, at_us in instants:
         marks[thread][at_us] = 0.0
@@ -256,7 +262,7 @@ def operators(
             threads[event.thread].append(event)
     sweep = OperatorSweep(wanted=instants)
     for thread in sorted(threads):
-        # Of operators that begin at one instant the longer one is the caller.
+        # If two operators begin at one instant, the longer one is the caller.
         mine = by_begin(threads[thread], lambda e: (-e.end_us, e.name))
         sweep.thread(thread, mine, sorted(marks.get(thread, {}).items()))
     sweep.resolve_convolutions()

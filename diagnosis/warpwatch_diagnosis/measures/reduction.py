@@ -1,8 +1,8 @@
-"""One rank's measures as a file: all that a diagnosis over ranks needs of a trace, in some 100 kB.
+"""Packs one rank's measures into a file of about 100 kB, from which a diagnosis over ranks is made.
 
-gzip around MessagePack: the schema and the fields of Measures. Unions of intervals, which are most
-of it, are the window's begin in µs, a unit, and in it the time from there to each following begin
-and end: a ns, or more where the file were too large else.
+It is gzip around MessagePack with the schema and the fields of Measures. Unions of intervals are
+most of it: the window's begin in µs, a unit, and in this unit the distances to each following begin
+and end. The unit is 1 ns, or more if the file would be too large.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from warpwatch_diagnosis.trace.files import TraceError, TraceSource, reduction_n
 
 SCHEMA = 1
 MAX_BYTES = 2**20
-# Of what comes from another machine; real ones have up to eight times the file.
+# The limit for a file from another machine; real ones unpack to up to eight times the file.
 MAX_UNPACKED_BYTES = 16 * MAX_BYTES
 _INTERVALS = 1
-# In µs. Rounding is of the time since the window's begin, so that sums of many intervals stay.
+# Units in µs. Times since the window's begin are rounded, so that sums of many intervals stay.
 _UNITS_US = (1e-3, 0.1, 1.0)
 
 
 def pack(measures: Measures) -> bytes:
-    """At most MAX_BYTES. Raises TraceError where even the least of it is more."""
-    # What only measuring itself asks for.
+    """Pack into at most MAX_BYTES. Raises TraceError if the measures do not fit."""
+    # Only measuring itself needs these.
     operators = replace(measures.operators, owners={}, lines={}, running={})
     measures = replace(measures, operators=operators)
     packed = b""
@@ -40,13 +40,13 @@ def pack(measures: Measures) -> bytes:
         packed = gzip.compress(content, mtime=0)
         if len(packed) <= MAX_BYTES:
             return packed
-        # Of most ranks no lanes are drawn.
+        # A report draws the lanes of one rank only.
         measures = replace(measures, timeline=None)
     raise TraceError(f"{measures.file}: its reduction has {len(packed):,} bytes; capture less")
 
 
 def read_reduction(path: TraceSource) -> Measures:
-    """Raises TraceError for what is none, or of another version."""
+    """Read a reduction. Raises TraceError if it is not one of this version."""
     try:
         with path.open("rb") as file:
             packed = file.read(MAX_BYTES + 1)
@@ -70,7 +70,7 @@ def read_reduction(path: TraceSource) -> Measures:
 
 
 def _plain(value: Any, base_us: float, unit_us: float) -> Any:
-    """Without classes; tuples stay, which may be keys."""
+    """Return the value without classes; tuples stay, because they may be keys."""
     if isinstance(value, list):
         steps = _steps(value, base_us, unit_us)
         return msgspec.msgpack.Ext(_INTERVALS, _encoder.encode(steps))
@@ -90,7 +90,7 @@ def _steps(intervals: Intervals, base_us: float, unit_us: float) -> list[float]:
 
 
 class _Unions:
-    """Decodes those of one file, in which most intervals are in several."""
+    """Decodes the unions of one file; most of its intervals are in several unions."""
 
     def __init__(self) -> None:
         self._known: dict[Interval, Interval] = {}

@@ -1,6 +1,6 @@
-"""The diagnosis for people: text for a terminal, html as a page, trace_out for a trace viewer.
+"""Renders the diagnosis: text for a terminal, html as a page, trace_out for a trace viewer.
 
-- words: what kinds, parts and causes are called
+- words: the titles of kinds, parts and causes
 - parts: a stretch of time as disjoint parts, which add up to it
 - drawing: rows of coloured spans as SVG, few enough to stay small
 - timeline: the longest step; tables: the details

@@ -1,4 +1,4 @@
-"""Rows of coloured spans as SVG that stretches with the page; text stays in HTML beside them."""
+"""Draws rows of coloured spans as SVG that stretches with the page, and bars of time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.report.parts import Breakdown, TimeParts, steps_us, sums_us
 from warpwatch_diagnosis.report.words import LANES, PARTS, duration, origin, safe
 
-# In units of the drawing, which the page stretches to its width.
+# The units of the drawing, which the page stretches to its width.
 WIDTH = 1_000.0
-# As many as a screen has pixels, and no more than 100 kB, whatever the trace holds.
+# A screen has no more pixels, and the drawing stays below 100 kB for any trace.
 MAX_RECTANGLES = 2_000
-# Named ones show what they are when pointed at; the rest would make the file large.
+# Named rectangles show a title when pointed at; more of them would make the file large.
 _NAMED = 25
 _MIN_NAMED_WIDTH = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnSpan:
-    """A coloured span in µs. ``label``: of LANES; ``name``: of what it is, if known."""
+    """A coloured span in µs. ``label``: a key of LANES; ``name``: the event's name, if known."""
 
     begin_us: float
     end_us: float
@@ -30,7 +30,7 @@ class DrawnSpan:
 
 
 def shares(counts: Sequence[int], budget: int = MAX_RECTANGLES) -> list[int]:
-    """How many marks each row may have: what short rows leave goes to the long ones."""
+    """Return the number of marks for each row; long rows get the rest of short ones."""
     given = [0] * len(counts)
     left = budget
     for place, row in enumerate(sorted(range(len(counts)), key=lambda row: counts[row])):
@@ -40,7 +40,7 @@ def shares(counts: Sequence[int], budget: int = MAX_RECTANGLES) -> list[int]:
 
 
 def thin(marks: Iterable[DrawnSpan], limit: int) -> list[DrawnSpan]:
-    """At most ``limit`` marks that look alike: neighbours of one colour merge, and slivers."""
+    """Reduce to at most ``limit`` marks: neighbours of one colour merge, and slivers."""
     found = sorted(marks, key=lambda m: (m.begin_us, m.end_us))
     if len(found) <= limit or not found:
         return found
@@ -54,7 +54,7 @@ def thin(marks: Iterable[DrawnSpan], limit: int) -> list[DrawnSpan]:
 
 
 def _merged(marks: list[DrawnSpan], near_us: float) -> list[DrawnSpan]:
-    """Close marks of one colour become one, and slivers in the colour of the longer one."""
+    """Merge close marks of one colour, and slivers into the colour of the longer one."""
     kept: list[DrawnSpan] = []
     for mark in marks:
         last = kept[-1] if kept else None
@@ -70,7 +70,7 @@ def _merged(marks: list[DrawnSpan], near_us: float) -> list[DrawnSpan]:
 
 
 def row(marks: Sequence[DrawnSpan], span_us: float, title: str, height: int = 10) -> str:
-    """One SVG: ``title`` says in words what it shows; ``span_us``: what its width stands for."""
+    """Return one SVG; ``title`` describes it in words, ``span_us`` is the time of its width."""
     scale = WIDTH / span_us if span_us > 0 else 0.0
     longest = sorted(range(len(marks)), key=lambda n: marks[n].begin_us - marks[n].end_us)[:_NAMED]
     named = {n for n in longest if _width(marks[n], scale) >= _MIN_NAMED_WIDTH}
@@ -106,7 +106,7 @@ def _described(mark: DrawnSpan) -> str:
 
 
 def legend(labels: Iterable[str]) -> str:
-    """Colours and their meaning, each once, in the order of LANES."""
+    """Return the colours and their meaning, each once, in the order of LANES."""
     present = set(labels)
     items = "".join(
         f'<li><i class="b-{label}"></i>{safe(LANES[label])}</li>'
@@ -117,23 +117,23 @@ def legend(labels: Iterable[str]) -> str:
 
 
 def axis(span_us: float) -> str:
-    """Times under a drawing."""
+    """Return the times under a drawing."""
     ticks = "".join(f"<span>{duration(span_us * part / 4)}</span>" for part in range(5))
     return f'<div class="axis" aria-hidden="true">{ticks}</div>'
 
 
-# More than any capture of the daemon holds, and still to be overlooked.
+# A capture of the daemon has fewer steps, and a page of this many is still clear.
 MAX_STEPS = 24
 MAX_RANKS = 64
-# Less would read as 0.0 %.
+# A smaller share would read as 0.0 %.
 MIN_SHARE = 0.0005
-# Of the longest bar: about two pixels.
+# This share of the longest bar is about two pixels.
 MIN_SEEN = 0.002
 _NAMED_PARTS = 3
 
 
 def time_bars(breakdown: Breakdown, chosen: Measures) -> str:
-    """The chosen rank part by part; of several ranks each as one bar as well."""
+    """Draw the chosen rank part by part, and each of several ranks as one bar."""
     parts = breakdown.parts(chosen)
     if not parts:
         return ""
@@ -146,7 +146,7 @@ def time_bars(breakdown: Breakdown, chosen: Measures) -> str:
 
 
 def largest_parts(parts: TimeParts, measures: Measures) -> list[tuple[str, float, float]]:
-    """Part, share of the window, and µs of each step; largest first, without what reads as 0."""
+    """Return part, share of the window and µs per step, largest first, without tiny ones."""
     spent = sums_us(parts)
     window_us, steps = measures.window_us or 1.0, measures.step_count
     return [
@@ -157,7 +157,7 @@ def largest_parts(parts: TimeParts, measures: Measures) -> list[tuple[str, float
 
 
 def _by_part(parts: TimeParts, measures: Measures) -> str:
-    """The parts add up to the window."""
+    """Draw one bar per part; the parts add up to the window."""
     lines = "".join(
         f'<div class="bar-row"><span>{safe(PARTS[part])}</span><span class="bar">'
         f'<i class="b-{part}" style="width:{100 * min(1.0, share):.1f}%"></i></span>'
@@ -183,7 +183,7 @@ def _all_ranks(breakdown: Breakdown) -> str:
 
 
 def _stacks(titles: Sequence[str], stacks: Sequence[Mapping[str, float]], span_us: float) -> str:
-    """Bars of parts behind each other; the legend leaves out what is too thin to be seen."""
+    """Draw bars of parts behind each other; the legend omits parts too thin to be seen."""
     rows = "".join(_stack(*both, span_us) for both in zip(titles, stacks, strict=True))
     least_us = MIN_SEEN * span_us
     seen = (part for spent in stacks for part, us in spent.items() if us >= least_us)
@@ -203,7 +203,7 @@ def _stack(title: str, spent: Mapping[str, float], span_us: float) -> str:
 
 
 def step_bars(breakdown: Breakdown, chosen: Measures) -> str:
-    """Each step of the chosen rank; of many the longest, in their order."""
+    """Draw each step of the chosen rank; of many steps the longest, in order."""
     times = chosen.per_step
     if len(times) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""What to run next: Nsight Compute on the hottest kernels, Nsight Systems, and Perfetto.
+"""Provides the next commands: Nsight Compute for the hottest kernel, Nsight Systems, Perfetto.
 
 Options as in the documentation of the Nsight Compute CLI and of Nsight Systems 2025.3, links as in
 Perfetto's page on deep links.
@@ -18,14 +18,14 @@ from warpwatch_diagnosis.report.words import duration
 from warpwatch_diagnosis.rules.base import percent, short
 
 PROGRAM = ("python", "-u", "train.py")
-# Beside the speed of light, by what limits the kernel: its memory, its arithmetic, its grid.
+# The sections beside the speed of light, by the kernel's limit: memory, arithmetic, grid.
 _MEMORY = ("MemoryWorkloadAnalysis", "SourceCounters")
 _COMPUTE = ("ComputeWorkloadAnalysis", "WarpStateStats")
 _GRID = ("LaunchStats", "Occupancy")
 # Below one block per SM the grid does not fill the device.
 FULL_GRID = 1.0
 LAUNCHES = 3
-# How what must stay one line begins.
+# Lines with these beginnings must stay whole.
 WHOLE = ("ncu ", "nsys ", "https://")
 _BARE = re.compile(
     r"(?:void\s+)?(?:[\w~]+::|\(anonymous namespace\)::|\{anonymous\}::)*([A-Za-z_]\w*)"
@@ -33,7 +33,7 @@ _BARE = re.compile(
 
 
 class Handover(NamedTuple):
-    """place: of the kernel on the roofline, a sentence. Each command is one line for a shell."""
+    """The hottest kernel, a sentence on its place on the roofline, and its command line."""
 
     kernel: str
     place: str
@@ -41,7 +41,7 @@ class Handover(NamedTuple):
 
 
 def hottest(measures: Measures) -> Handover | None:
-    """Of the kernel that takes most time and is no collective: replaying one of those can hang."""
+    """Return the longest kernel, without collectives: replaying one of those can hang."""
     gpu = measures.gpu
     kernels = [k for k in gpu.kernel_times if k.kernel_class != "communication"] if gpu else []
     if not kernels:
@@ -53,7 +53,7 @@ def hottest(measures: Measures) -> Handover | None:
 
 
 def nsys(measures: Measures) -> str | None:
-    """Of the whole program, from cudaProfilerStart on; None without a GPU."""
+    """Return the command for the program from cudaProfilerStart on; None without a GPU."""
     if measures.gpu is None:
         return None
     options = (
@@ -65,7 +65,7 @@ def nsys(measures: Measures) -> str | None:
 
 
 def perfetto(measures: Measures) -> str | None:
-    """The UI with the longest step in view, once the trace is opened there; None without steps."""
+    """Return a link that shows the longest step of an opened trace; None without steps."""
     if not measures.steps:
         return None
     begin_us, end_us = max(measures.steps, key=lambda step: step[1] - step[0])
@@ -75,7 +75,7 @@ def perfetto(measures: Measures) -> str | None:
 
 
 def commands(measures: Measures) -> Iterator[tuple[str, str]]:
-    """Titles and what belongs to them: lines for a shell, and the kernel's place."""
+    """Yield titles with shell commands, and with the kernel's place."""
     found = hottest(measures)
     if found is not None:
         yield "Hottest kernel", found.place
@@ -89,7 +89,7 @@ def commands(measures: Measures) -> Iterator[tuple[str, str]]:
 
 
 def lines(measures: Measures) -> Iterator[tuple[str, str]]:
-    """The commands and the link."""
+    """Yield the commands and the link."""
     yield from commands(measures)
     link = perfetto(measures)
     if link is not None:
@@ -122,7 +122,7 @@ def _limit(kernel: KernelTime, known: ClassRoofline | None) -> str:
 
 
 def _ncu(kernel: KernelTime, known: ClassRoofline | None, measures: Measures) -> str:
-    """Of the kernel's calls in a step after the first ones, which warm caches up."""
+    """Return the command for calls in a step after the first ones, which warm caches up."""
     limit = _limit(kernel, known)
     more = {"memory": _MEMORY, "arithmetic": _COMPUTE}.get(limit, _GRID)
     sections = [f"--section={name}" for name in ("SpeedOfLight", *more)]
@@ -136,6 +136,6 @@ def _ncu(kernel: KernelTime, known: ClassRoofline | None, measures: Measures) ->
 
 
 def _regex(name: str) -> str:
-    """The bare function of a demangled name: no return type, namespace, template or argument."""
+    """Match the function of a demangled name without return type, namespace and arguments."""
     match = _BARE.match(name)
     return f"^{match[1]}$" if match and match[1] else re.escape(name[:80])

@@ -1,4 +1,4 @@
-"""The diagnosis as one page: no network, no script; everything from the trace is escaped."""
+"""Renders the diagnosis as one page without network and script; text of traces is escaped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOTE = (
 
 
 def render_html(diagnosis: Diagnosis) -> str:
-    """A complete HTML document of at most 500 kB, whatever the traces hold."""
+    """Return a complete HTML document of at most 500 kB."""
     breakdown = Breakdown(diagnosis)
     chosen = breakdown.chosen
     head = title(diagnosis.verdict, diagnosis.measures)
@@ -63,7 +63,7 @@ def _verdict(diagnosis: Diagnosis, chosen: Measures | None) -> str:
 
 
 def _changes(diagnosis: Diagnosis, chosen: Measures | None) -> str:
-    """What differs from the baseline, where no finding says it."""
+    """Return the changes since the baseline, if no finding names them."""
     found = [c.sentences for c in diagnosis.comparison if chosen and c.label == chosen.label]
     return _list(found[0][1 : 1 + _MAX_CHANGES]) if found else ""
 
@@ -89,7 +89,7 @@ def _list(sentences: Sequence[str], css: str = ' class="why"') -> str:
 
 
 def _gain(finding: Finding, measures: Measures | None) -> str:
-    """What the step takes, and what it would take without the fault."""
+    """Return the duration of a step, and its duration without the fault."""
     if measures is None or not measures.steps or finding.recoverable_s <= 0:
         return ""
     count = len(measures.steps)
@@ -109,14 +109,14 @@ def _price(finding: Finding) -> str:
 
 
 def _others(diagnosis: Diagnosis) -> str:
-    """Findings after the first, and that one too where it does not head the report."""
+    """Return the findings after the first, or all if none heads the report."""
     rest = diagnosis.findings[not diagnosis.decides :]
     cards = "".join(_card(f, title(f.kind, diagnosis.measures)) for f in rest)
     return f"<h2>Then</h2>{cards}" if cards else ""
 
 
 def _next(measures: Measures) -> str:
-    """The next tool's command lines, to be copied; the page itself has no links."""
+    """Return the next tool's command lines, to be copied; the page has no links."""
     rows = "".join(
         f'<p class="soft">{safe(title)}</p>'
         + (

@@ -1,4 +1,4 @@
-"""A rank's window as disjoint parts: every instant belongs to exactly one of them."""
+"""Splits a rank's window into disjoint parts: every instant belongs to exactly one of them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ TimeParts = Mapping[str, Intervals]
 
 
 class Breakdown:
-    """A diagnosis whose windows are taken apart, each once.
+    """The parts of each rank of a diagnosis, split once.
 
-    chosen: the rank that the verdict names, else the one with the longest window; None if there
-    is no trace.
+    chosen: the rank that the verdict names, else that with the longest window; None without traces.
     """
 
     def __init__(self, diagnosis: Diagnosis) -> None:
@@ -41,7 +40,7 @@ class Breakdown:
         return len(self.ranks) > 1
 
     def parts(self, measures: Measures) -> TimeParts:
-        """By the keys of PARTS, in that order, without empty ones."""
+        """Return the parts that are not empty, in the order of PARTS."""
         if id(measures) not in self._parts:
             gpu, waits = measures.gpu, self.diagnosis.waits_for_ranks(measures)
             found = _gpu_parts(gpu, waits) if gpu else _cpu_parts(measures)
@@ -89,5 +88,5 @@ def sums_us(parts: TimeParts) -> dict[str, float]:
 
 
 def steps_us(parts: TimeParts, windows: Sequence[Interval]) -> list[dict[str, float]]:
-    """Of each window what its parts take."""
+    """Return the duration of each part per window."""
     return [sums_us(clipped(parts, window)) for window in windows]

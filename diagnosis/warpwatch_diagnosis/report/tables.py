@@ -1,4 +1,4 @@
-"""The details, folded away: what ran, what waited, what was copied, what changed."""
+"""Renders the details as folded tables: kernels, copies, waits, operators, changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = Sequence[str]
 
 
 def tables(diagnosis: Diagnosis, chosen: Measures) -> str:
-    """Tables of the chosen rank and of the capture; those without rows are left out."""
+    """Return the tables of the chosen rank and of the capture that have rows."""
     operators = chosen.operators
     found = "".join(_comparison(c) for c in diagnosis.comparison if c.label == chosen.label)
     found += _collectives(diagnosis) + _device(chosen) + _synchronization(chosen)
@@ -34,7 +34,7 @@ def tables(diagnosis: Diagnosis, chosen: Measures) -> str:
 
 
 def _table(title: str, heads: Row, rows: Iterable[Row], opened: bool = False) -> str:
-    """The first column is text, the others are numbers; a head that begins with ~ is text too."""
+    """Return a table; columns are numbers, except the first one and heads that begin with ~."""
     lines = list(rows)
     if not lines:
         return ""

@@ -1,4 +1,4 @@
-"""The diagnosis for a terminal: the verdict first, then why, what to do, and the numbers."""
+"""Renders the diagnosis for a terminal: the verdict, evidence, advice, and the numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TITLES = {
 
 
 def render_text(diagnosis: Diagnosis) -> str:
-    """At most 100 columns; names without a blank are not broken."""
+    """Return lines of at most 100 columns; names without a blank are not broken."""
     lines = [*_wrapped(f"{diagnosis.verdict}: {diagnosis.summary}", "   "), ""]
     for number, finding in enumerate(diagnosis.findings, 1):
         # The summary is the first sentence of the first finding.
@@ -52,7 +52,7 @@ def render_text(diagnosis: Diagnosis) -> str:
 
 
 def _next(measures: Measures) -> Iterator[str]:
-    """Commands and links are not broken, so that they can be copied."""
+    """Yield commands and links, which are not broken, so that they can be copied."""
     for title, text in handover.lines(measures):
         yield ""
         yield from _wrapped(f"   {title}:", "   ")
@@ -70,7 +70,7 @@ def _finding(number: int, finding: Finding, evidence: Sequence[str]) -> list[str
 
 
 def _against_baseline(breakdown: Breakdown) -> list[str]:
-    """Of the chosen rank; the others are in the JSON."""
+    """Return the comparison of the chosen rank; the others are in the JSON."""
     label = breakdown.chosen.label if breakdown.chosen is not None else None
     for comparison in breakdown.diagnosis.comparison:
         if comparison.label == label:
@@ -80,14 +80,14 @@ def _against_baseline(breakdown: Breakdown) -> list[str]:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    """Without a break between a number and its percent sign."""
+    """Wrap text without a break between a number and its percent sign."""
     joined = printable(text).replace(" %", "\N{NO-BREAK SPACE}%")
     lines = textwrap.wrap(joined, WIDTH, subsequent_indent=indent, break_long_words=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def _numbers(breakdown: Breakdown, measures: Measures) -> list[str]:
-    """Which trace it is, its window as parts that add up to it, and the ratios."""
+    """Return the trace, its window as parts that add up to it, and the ratios."""
     lines = [origin(measures)]
     parts = breakdown.parts(measures)
     if parts:
@@ -105,7 +105,7 @@ def _numbers(breakdown: Breakdown, measures: Measures) -> list[str]:
 
 
 def _ranks(breakdown: Breakdown) -> list[str]:
-    """One row a rank: the parts that take most on any of them."""
+    """Return one row per rank with the parts that take most on any of them."""
     shown = breakdown.ranks[:MAX_RANKS]
     rows = []
     for measures in shown:

@@ -1,4 +1,4 @@
-"""The longest step on a time axis: for one rank its lanes, for several a row for each as well."""
+"""Draws the longest step on a time axis: the lanes of one rank, and a row for each of several."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMED_LABELS = 3
 
 
 def timeline(breakdown: Breakdown, chosen: Measures) -> str:
-    """HTML; empty where no step is annotated. ``chosen``: the rank whose lanes are drawn."""
+    """Return HTML, empty without steps; ``chosen`` is the rank whose lanes are drawn."""
     if not breakdown.several:
         return _lanes(breakdown, chosen, MAX_RECTANGLES)
     half = MAX_RECTANGLES // 2
@@ -39,7 +39,7 @@ def _lanes(breakdown: Breakdown, measures: Measures, budget: int) -> str:
         return ""
     marks = [_marks(lane) for lane in drawn.lanes]
     if measures.gpu is None:
-        # Nothing but the thread itself: what it does is all there is to see.
+        # Without a GPU the parts of the thread's time replace its lane of operators.
         step = max(measures.per_step, key=lambda s: (s.duration_us, -s.begin_us))
         marks = [_marks_of_parts(breakdown.parts(measures), step, 0.0), *marks[1:]]
     titles = [_title(lane) for lane in drawn.lanes]
@@ -59,7 +59,7 @@ def _lanes(breakdown: Breakdown, measures: Measures, budget: int) -> str:
 def _marks(lane: Lane) -> list[DrawnSpan]:
     if lane.kind == "stream":
         return [DrawnSpan(s.begin_us, s.end_us, stream_label(s.label), s.name) for s in lane.spans]
-    # Of the host and of idleness a collective is one that blocks the thread.
+    # In lanes of the host and of idleness, a collective blocks the thread.
     labels = {label: label for label in LANES} | {"communication": "blocked"}
     return [
         DrawnSpan(s.begin_us, s.end_us, labels[s.label], s.name)
@@ -83,7 +83,7 @@ def _title(lane: Lane) -> str:
 
 
 def _row(title: str, marks: Sequence[DrawnSpan], span_us: float) -> str:
-    """With what takes most of it in words, for who cannot see it."""
+    """Draw a row, with its largest labels in words for readers who cannot see it."""
     spent_us: dict[str, float] = defaultdict(float)
     for mark in marks:
         spent_us[mark.label] += mark.end_us - mark.begin_us
@@ -93,7 +93,7 @@ def _row(title: str, marks: Sequence[DrawnSpan], span_us: float) -> str:
 
 
 def _ranks(breakdown: Breakdown, chosen: Measures, budget: int) -> str:
-    """One step on every rank that has it."""
+    """Draw one step on every rank that has it."""
     if not chosen.per_step:
         return ""
     number = _step_with_most_waiting(breakdown, chosen)
@@ -123,7 +123,7 @@ def _ranks(breakdown: Breakdown, chosen: Measures, budget: int) -> str:
 
 
 def _window(diagnosis: Diagnosis, measures: Measures, step: StepTime) -> tuple[float, float]:
-    """On the common clock; without one every step begins at 0."""
+    """Return the step's times on the common clock; without one it begins at 0."""
     offset_us = diagnosis.clock_offset_us(measures)
     origin_us = step.begin_us if offset_us is None else offset_us
     return step.begin_us - origin_us, step.end_us - origin_us
@@ -132,15 +132,14 @@ def _window(diagnosis: Diagnosis, measures: Measures, step: StepTime) -> tuple[f
 def _ranks_with_step(
     breakdown: Breakdown, chosen: Measures, number: int
 ) -> tuple[list[tuple[Measures, StepTime]], int]:
-    """At most MAX_RANKS ranks with their step of that number, the chosen one among them; and how
-    many more there are."""
+    """Return up to MAX_RANKS ranks and steps, including the chosen one, and the number left out."""
     having = [(m, s) for m in breakdown.ranks for s in m.per_step if s.number == number]
     first = sorted(range(len(having)), key=lambda n: having[n][0] is not chosen)[:MAX_RANKS]
     return [having[n] for n in sorted(first)], len(having) - len(first)
 
 
 def _step_with_most_waiting(breakdown: Breakdown, chosen: Measures) -> int:
-    """Of the chosen rank's steps the one in which ranks wait most for each other, else the longest.
+    """Return the chosen rank's step in which ranks wait most for each other, else the longest.
 
     A device that is behind its host does a step's communication in the window of the next one.
     """
@@ -155,7 +154,7 @@ def _step_with_most_waiting(breakdown: Breakdown, chosen: Measures) -> int:
 
 
 def _marks_of_parts(parts: TimeParts, step: StepTime, at_us: float) -> list[DrawnSpan]:
-    """What of the parts lies in the step, which begins at ``at_us`` of the drawing."""
+    """Return the parts within the step, which begins at ``at_us`` of the drawing."""
     moved_us = at_us - step.begin_us
     return [
         DrawnSpan(begin + moved_us, end + moved_us, part)

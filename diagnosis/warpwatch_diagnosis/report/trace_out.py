@@ -1,10 +1,9 @@
-"""Writes a reduced trace for a viewer: the steps, what ran in them, and why the GPU was idle.
+"""Writes a reduced trace for a viewer: the steps with their events, and causes of idle time.
 
-Of each trace it keeps what diagnosis reads, as many whole steps around the longest one as fit, and
-adds two things: an arrow from each launch to its work, and a track that names the cause of each
-long idle gap. Several ranks come into one file on the clock of the first one. The file of a single
-rank is a trace like any other: its diagnosis gives the same verdict. That of several ranks says so,
-and the reader refuses it.
+It keeps the events that diagnosis reads in as many whole steps around the longest one as fit, and
+adds an arrow from each launch to its work and a track that names the cause of each long idle gap.
+Several ranks are on the clock of the first one. The file of a single rank can be diagnosed again
+with the same verdict; the reader refuses a file of several ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from warpwatch_diagnosis.trace.events import MEMORY_NAME, Kind, TraceEvent, insi
 from warpwatch_diagnosis.trace.reader import Trace, read_trace
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
-# Kinds as the profiler's categories, the most important first.
+# The profiler's categories of the kinds, the most important first.
 CATEGORIES: dict[Kind, str] = {
     "annotation": "user_annotation",
     "kernel": "kernel",
@@ -37,14 +36,14 @@ CATEGORIES: dict[Kind, str] = {
     "memory": "cpu_instant_event",
 }
 DEVICE: tuple[Kind, ...] = ("kernel", "copy")
-# Braces, keys, times and ids of one event in JSON; measured, rounded up. Arrows come on top.
+# Measured sizes of one event in JSON (braces, keys, times, IDs), rounded up, and of its arrow.
 _EVENT_BYTES = 150
 _ARGUMENT_BYTES = 40
 _ARROW_BYTES = 230
 
 
 def excerpt_window(trace: Trace, measures: Measures, max_bytes: int) -> Interval | None:
-    """The steps around the longest one that fit, at least MIN_STEPS; None for all there is."""
+    """Return the steps around the longest one that fit, at least MIN_STEPS; None for all."""
     sizes = [(event, _size(kind, event)) for kind in CATEGORIES for event in trace.events[kind]]
     steps = measures.steps
     if sum(size for _, size in sizes) <= max_bytes or len(steps) <= MIN_STEPS:
@@ -72,8 +71,10 @@ def _size(kind: Kind, event: TraceEvent) -> int:
 def excerpt(
     trace: Trace, work: GpuEvents, window: Interval | None, max_bytes: int
 ) -> dict[Kind, list[TraceEvent]]:
-    """By kind what lies in the window, and the launches of what ran in it; if that is too much,
-    the longest of each kind, in the order of importance of CATEGORIES."""
+    """Return by kind the events in the window, and the launches of its GPU work.
+
+    If they are too large, only the longest of each kind are kept, in the order of CATEGORIES.
+    """
     kept: dict[Kind, list[TraceEvent]] = {}
     left = max_bytes
     launched = {
@@ -109,12 +110,12 @@ def _longest(kind: Kind, events: list[TraceEvent], max_bytes: int) -> list[Trace
     return kept
 
 
-# What a viewer opens in a second or two; all ranks together.
+# A viewer opens this much, all ranks together, in a second or two.
 MAX_BYTES = 64 << 20
 MAX_GAPS = 2_000
-# Process ids in a file of several ranks: rank k has those from (k + 1) times this on.
+# In a file of several ranks, the process IDs of rank k start at (k + 1) times this.
 _PROCESSES_A_RANK = 100
-# The process of the idle track: the last one of a rank; alone, an id that no machine gives.
+# The process of the idle track: the last one of a rank; alone, an ID that no machine gives.
 _IDLE, _IDLE_ALONE = _PROCESSES_A_RANK - 1, 1 << 30
 # The process of events without a thread: pauses of all threads.
 _ANY_THREAD = _IDLE_ALONE + 1
@@ -127,9 +128,9 @@ PathOrText = str | PathLike[str]
 
 @dataclass(slots=True)
 class _RankMapping:
-    """How a rank's events are written: on which clock, and with which process ids.
+    """The clock and the process IDs of a rank's events in the file.
 
-    first_process: the first one of this rank; None where the ids stay as they are.
+    first_process: the first ID of this rank; None if the IDs stay.
     """
 
     label: str
@@ -159,9 +160,9 @@ def _id(text: str) -> Id:
 
 
 def write_trace(diagnosis: Diagnosis, paths: Sequence[PathOrText], target: Path) -> None:
-    """``paths``: the traces that were diagnosed; compressed if ``target`` ends in ``.gz``.
+    """Write the diagnosed traces; compressed if ``target`` ends in ``.gz``.
 
-    Raises TraceError when a trace cannot be read again, OSError when ``target`` cannot be written.
+    Raises TraceError if a trace cannot be read again, OSError if ``target`` cannot be written.
     """
     waiting = list(diagnosis.measures)
     with _opened(target) as file:
@@ -185,7 +186,7 @@ def _opened(target: Path) -> TextIO:
 
 
 def _measures_of(trace: Trace, waiting: list[Measures]) -> Measures:
-    """Traces of equal name and rank are in the order of their paths."""
+    """Return the trace's measures; traces of equal name and rank are in the order of paths."""
     found = next(m for m in waiting if (m.file, m.rank) == (trace.file, trace.rank))
     waiting.remove(found)
     return found
@@ -201,7 +202,7 @@ def _mapping(diagnosis: Diagnosis, measures: Measures) -> _RankMapping:
 
 
 def _head(trace: Trace, ranks: int) -> str:
-    """The members beside the events that the reader looks for."""
+    """Return the members beside the events that the reader needs."""
     head: Element = {"schemaVersion": 1, "displayTimeUnit": "ms"}
     work = trace.events["kernel"] or trace.events["copy"]
     if work and trace.device_name is not None:
@@ -250,7 +251,7 @@ def _element(kind: Kind, event: TraceEvent, mapping: _RankMapping) -> Element:
 
 
 def _arrow_end(phase: str, call: TraceEvent, event: TraceEvent, mapping: _RankMapping) -> Element:
-    """One end of the arrow from a launch call to its work, as the profiler writes it."""
+    """Return one end of the arrow from a launch call to its work, as the profiler writes it."""
     number: Id | None = call.correlation
     if mapping.first_process is not None:
         # Correlations of two ranks may be equal.
@@ -262,7 +263,7 @@ def _arrow_end(phase: str, call: TraceEvent, event: TraceEvent, mapping: _RankMa
 
 
 def _idle_track(measures: Measures, window: Interval, mapping: _RankMapping) -> Iterator[Element]:
-    """The longest idle intervals with their causes; the reader passes over their category."""
+    """Yield the longest idle intervals with their causes; the reader ignores their category."""
     if measures.gpu is None:
         return
     gaps = [
@@ -280,7 +281,7 @@ def _idle_track(measures: Measures, window: Interval, mapping: _RankMapping) -> 
 
 
 def _names(threads: set[str], streams: set[str], mapping: _RankMapping) -> Iterator[Element]:
-    """What the viewer calls processes and threads, and their order: CPU, GPU, idle time."""
+    """Yield the names of processes and threads, and their order: CPU, GPU, idle time."""
     before = "" if mapping.first_process is None else f"{mapping.label}: "
     order = 10 * (mapping.first_process or 0)
     devices = {thread.partition("/")[0] for thread in streams}

@@ -1,4 +1,4 @@
-"""What a person reads instead of the identifiers of the JSON."""
+"""Provides the words that a report uses for the identifiers of the JSON."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ VERDICTS = {
     "healthy": "Healthy",
     "inconclusive": "No clear answer",
 }
-# Of traces without a GPU.
+# The titles for traces without a GPU.
 _ON_CPU = {
     "host_bound": "Python between the operators takes the time",
     "sync_bound": "Values are read one by one",
 }
-# Disjoint parts of a step in the order in which they are stacked (what the step is for, what it
-# pays for company, what it loses), and what they are called at the head of a terminal's column.
+# The disjoint parts of a step in the order in which they are stacked (work, communication, losses),
+# their titles, and their heads of columns on a terminal.
 _PARTS = {
     "compute": ("Compute", "compute"),
     "operators": ("Operators", "operators"),
@@ -54,7 +54,7 @@ _PARTS = {
 }
 PARTS = {part: title for part, (title, _) in _PARTS.items()}
 COLUMN_HEADS = {part: head for part, (_, head) in _PARTS.items()}
-# What the spans of a timeline's lanes are called beside PARTS.
+# The titles of spans in a timeline's lanes.
 LANES = {
     "matrix": "Matrix products",
     "other_kernel": "Other kernels",
@@ -70,13 +70,13 @@ _COPIES = frozenset({"HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset"})
 
 
 def title(kind: str, capture: Sequence[Measures]) -> str:
-    """What the verdict or finding is called in a report of these traces."""
+    """Return the title of a verdict or finding in a report of these traces."""
     on_cpu = all(measures.gpu is None for measures in capture)
     return (on_cpu and _ON_CPU.get(kind)) or VERDICTS[kind]
 
 
 def stream_label(label: str) -> str:
-    """A kernel's class or a copy's direction, as a lane of a stream colours it."""
+    """Return the label that colours a kernel's class or a copy's direction."""
     if label in _MATRIX:
         return "matrix"
     if label == "communication":
@@ -85,13 +85,12 @@ def stream_label(label: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Names come from the trace: without control characters, which a terminal would obey, and
-    half characters, which no file takes."""
+    """Replace the characters of a trace that a terminal would obey or a file cannot hold."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def origin(measures: Measures) -> str:
-    """One line: which trace this is."""
+    """Return one line that identifies the trace."""
     parts = [measures.file]
     if measures.rank is not None:
         parts.append(f"rank {measures.rank}")
@@ -105,12 +104,12 @@ def origin(measures: Measures) -> str:
 
 
 def safe(text: str) -> str:
-    """For HTML, inside and outside of attributes; cut where no sentence of ours ends."""
+    """Escape text for HTML and its attributes, and cut it where no sentence of ours ends."""
     return escape(printable(text[:_MAX_TEXT]))
 
 
 def sentence(text: str) -> str:
-    """With a capital, unless it begins with a name of the trace, and a full stop."""
+    """Add a full stop, and a capital unless the text begins with a name of the trace."""
     first = text.partition(" ")[0]
     if first.isalpha():
         text = text[:1].upper() + text[1:]
@@ -119,7 +118,7 @@ def sentence(text: str) -> str:
 
 
 def duration(us: float) -> str:
-    """In the unit that fits."""
+    """Return a duration in the unit that fits."""
     if not us:
         return "0"
     if us >= 1e6:
@@ -130,7 +129,7 @@ def duration(us: float) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes with the decimal units that bandwidths have."""
+    """Return bytes in decimal units, as bandwidths have them."""
     if count is None:
         return "-"
     for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

@@ -1,5 +1,7 @@
-"""The rules in alphabetical order. A new rule is one class and one line here; a new kind also has
-its words in report/words.py."""
+"""Registers the rules in alphabetical order.
+
+A new rule is one class and one line here; a new kind has its words in report/words.py, too.
+"""
 
 from __future__ import annotations
 
