@@ -1,4 +1,4 @@
-"""What tests of the daemon begin with: what is closed after a test."""
+"""Fixtures of the daemon's tests: a stack of contexts that ends with the test."""
 
 from __future__ import annotations
 

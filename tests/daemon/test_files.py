@@ -1,4 +1,4 @@
-"""What the daemon writes: never through a link, all of it or nothing, and by one function alone."""
+"""Files of the daemon: written as a whole, never through a link, and by one function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_runtime import files
 
 ROOT = Path(__file__).resolve().parents[2]
-# Who opens a file for writing without `files`, and why that follows no link.
+# Modules that write without `files`, and the reason why that follows no link.
 EXCEPTIONS = {
     "warpwatch_runtime/files.py": "it is the function",
     "warpwatch_runtime/directory.py": "command and lock files are written in place: O_EXCL",

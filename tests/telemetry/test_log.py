@@ -122,7 +122,7 @@ def test_a_step_without_duration_lasts_since_the_one_before() -> None:
     ]
 
 
-# What a field of a line may hold: mostly what it should, and often what it should not.
+# Values of a line's fields, mostly valid and often invalid.
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "time": st.floats(0, 1e10) | st.integers(0, 10**10),
     "job": st.text(max_size=3),

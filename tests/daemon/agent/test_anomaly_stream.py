@@ -1,4 +1,4 @@
-"""The pipeline's part in an anomaly's life: reported once, whatever restarts or fails."""
+"""The pipeline's part in an anomaly's life: reported once, over restarts and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written beside standard output: progress of long commands, and the daemon's log.
+"""Output besides standard output: progress of long commands, and the daemon's log.
 
 Strangers can neither fill that log, nor forge a line of it.
 """

@@ -28,7 +28,7 @@ PAUSE_S = 0.1
 
 
 class Screen:
-    """What a user sees, and the keys that they press."""
+    """The user's screen and keys."""
 
     def __init__(self, app: Top, pilot: Pilot[None]) -> None:
         self.app = app

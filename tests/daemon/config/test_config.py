@@ -233,7 +233,7 @@ def keys(tree: dict[str, Any], path: str = "") -> Iterator[str]:
 
 
 def explained() -> list[str]:
-    """What the table's first column names; ``.b`` after ``a.c`` is ``a.b``."""
+    """Return the keys of the table's first column; ``.b`` after ``a.c`` is ``a.b``."""
     found: list[str] = []
     for cell in re.findall(r"^\| (`.*?`) \|", DOCS.read_text(), flags=re.M):
         for name in re.findall(r"`([^`]+)`", cell):
@@ -277,7 +277,7 @@ def test_only_new_content_is_a_change_and_only_once(tmp_path):
     assert not watch.changed()
     publish(tmp_path, "..3", "triggers: {dry_run: true}")
     assert [watch.changed(), watch.changed()] == [True, False]
-    # A file that is away for a moment is no change either.
+    # A file that is missing for a moment does not count as a change.
     file.unlink()
     assert not watch.changed()
     file.write_text("triggers: {dry_run: true}")

@@ -50,7 +50,7 @@ def test_the_next_daemon_finds_the_last_word_and_the_first_context(tmp_path):
     first.write([(OVER, None)], NOW + 60)
     first.close()
     second, _ = store(tmp_path)
-    # What has no end ended when it was last written.
+    # An anomaly without an end gets its last write time.
     assert [(one.id, one.end_time) for one in second.newest(10)] == [
         ("a1", NOW + 60),
         ("cut off", NOW + 30),
@@ -205,7 +205,7 @@ def test_contexts_of_two_daemons_are_joined_and_the_fuller_point_wins():
 
 
 class Node:
-    """What the pipeline does with an archive, in event time."""
+    """A pipeline of an archive, in event time."""
 
     def __init__(self, folder: Path, **detectors: Any) -> None:
         self.failures: list[str] = []
@@ -274,7 +274,7 @@ def test_the_minutes_after_an_anomaly_are_added_every_ten_seconds_and_then_kept(
     assert last_point(9.5, 70) == 50
     assert last_point(0.5, 80) == 80
     assert last_point(361, 300) == 300
-    # That was the end of its five minutes, which the store has now.
+    # Its five minutes are over, and the store has them.
     assert last_point(10, 350) == 300
     stored = node.archive.find(crash.id)
     assert stored is not None
@@ -420,7 +420,7 @@ def test_what_has_come_since_a_failed_write_is_newer_and_the_oldest_are_too_many
     node, new = Node(tmp_path), replace(OVER, id="new")
     node.archive._queue = {"a1": (OVER, None), "new": (new, None)}
     node.archive._put_back({"old": (replace(OVER, id="old"), None), "a1": (HANG, CONTEXT)})
-    # What is not known takes the place of nothing.
+    # An unknown context replaces none.
     assert node.archive._queue == {"a1": (OVER, CONTEXT), "new": (new, None)}
     assert node.failures == ["queue"]
 

@@ -1,4 +1,4 @@
-"""What is kept of runs: figures, files, restarts, copies, and how two of them differ."""
+"""Summaries of runs: figures, files, restarts, copies, and comparison."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_run_ends_with_its_ranks_and_is_on_disk(node):
     copied = node.run()
     node.ranks = (rank(0, "exited"), rank(1, "died"))
     node.train(range(120, 130))
-    # A copy of what it was before is none of it now.
+    # A copy of an older summary does not count.
     node.runs.copied(copied, "s3://ours")
     assert node.run().remote is None
     node.runs.write()
@@ -330,7 +330,7 @@ def kept(number: int, step_s: float = 0.5, **changes: Any) -> RunSummary:
 
 
 def said(node: Node, *before: RunSummary) -> list[float] | None:
-    """What the detectors are told that earlier runs took; None: nothing."""
+    """Return the step times of earlier runs that detectors get, or None."""
     for run in before:
         RunFiles(node.path).save(run)
     node.start()

@@ -170,7 +170,7 @@ def test_the_record_waits_until_the_price_is_known(node, s3):
     node.poll(after_s=60)
     node.finished(asked)
     assert node.sent(asked).remote is not None
-    # What was there already was not sent again.
+    # Existing files were not sent again.
     assert sorted(set(puts(s3))) == sorted(puts(s3))
 
 
@@ -271,7 +271,7 @@ def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node, s3, capsys):
     local = json.loads(Path(str(capture.folder), "diagnosis.json").read_text())
     assert "rank 0 since step 7" in json.dumps(local)
     assert diagnosis(str(capture.remote)) == local
-    # Without what the capture says of itself it is another one.
+    # Without its own description it is another capture.
     assert diagnosis(f"{capture.remote}rank0.pt.trace.json.gz") != local
 
 

@@ -27,7 +27,7 @@ B = "7d1e8c44-1b2a-4f5e-8c9d-0a1b2c3d4e5f"
 C = "f00dfeed-0000-4000-8000-000000000001"
 STATIC = "8fae0c9d3d1f4a5b6c7d8e9f0a1b2c3d"
 
-# What lies between the creations of two rings: a fraction that a float has exactly.
+# The time between the creations of two rings, a fraction that a float holds exactly.
 TICK_S = 2.0**-10
 
 # A training process that takes a step.
@@ -54,7 +54,7 @@ def ranks_source(
     known_pods: KnownPods | None = None,
     **clock: Callable[[], float],
 ) -> RanksSource:
-    """It looks for rings at each poll; positions are on disk, beside the folder, at once."""
+    """Return a source that scans at each poll and writes positions beside the folder at once."""
     positions = Positions(folder.path.parent, wake=lambda: positions.write())
     return RanksSource(folder, positions, 10.0, reject, 0, limits, known_pods, **clock)
 
@@ -104,13 +104,13 @@ class RankNode:
         self.rejects[reason] += 1
 
     def start(self) -> RanksSource:
-        """The ranks source of a daemon that has just started."""
+        """Return the ranks source of a daemon that has just started."""
         return ranks_source(
             self.folder, self.reject, self.limits, self.known_pods, monotonic=self.clock.monotonic
         )
 
     def restart(self) -> list[Record]:
-        """What the first poll of the next daemon brings."""
+        """Return the records of the next daemon's first poll."""
         self.source.close()
         self.source = self.start()
         return self.poll()
@@ -128,11 +128,11 @@ class RankNode:
         return RingFile(ranks, wall=lambda: self.clock.wall() + made, **said)
 
     def ring(self, pod: str | None = None, **said: Any) -> RingFile:
-        """A ring that a process holds until it is killed (``ring.die``), or the test is over."""
+        """Make a ring that a process holds until it is killed (``ring.die``) or the test ends."""
         return self.hold(self.file(pod, **said))
 
     def met(self, pod: str | None = None, *, steps: int = 0, **said: Any) -> RingFile:
-        """A ring that a process holds and that the source has read, with so many steps."""
+        """Make a held ring with this number of steps that the source has read."""
         ring = self.ring(pod, **said)
         ring.steps_of(steps)
         self.poll()
@@ -150,14 +150,14 @@ class RankNode:
         return self.folder.inbox / "pods" / uid
 
     def mount(self, *uids: str) -> None:
-        """What the kubelet does before the pods' containers start, and the daemon after it."""
+        """Mount the folders as the kubelet does before containers start, then poll."""
         for uid in uids:
             self.pod(uid).mkdir(parents=True, exist_ok=True)
             self.inbox(uid).mkdir(parents=True, exist_ok=True)
         self.poll()
 
     def poll(self, *at_s: float) -> list[Record]:
-        """One poll now, or one at each of these seconds since the node's beginning."""
+        """Poll now, or at each of these seconds since the node's start, and return the records."""
         records: list[Record] = []
         for at in at_s or (0.0,):
             self.clock.advance(max(0.0, self.began + at - self.clock.wall()))
@@ -166,7 +166,7 @@ class RankNode:
         return records
 
     def steps(self, at_s: float = 0.0) -> list[int]:
-        """The numbers of the steps that a poll brings."""
+        """Return the numbers of the steps of a poll."""
         return [one.step for one in self.poll(at_s) if isinstance(one, Step)]
 
     def events(self, at_s: float = 0.0, *, without: str = "process") -> list[RankEvent]:
@@ -178,13 +178,13 @@ class RankNode:
         return sorted(found, key=lambda state: (state.job, state.rank))
 
     def newest(self, *at_s: float) -> RankState:
-        """The only rank, after ``poll``."""
+        """Return the only rank, after ``poll``."""
         self.poll(*at_s)
         (state,) = self.states()
         return state
 
     def served(self) -> set[str]:
-        """The pods in whose folders a lock was made and ranks may write."""
+        """Return the pods whose folders have a lock, where ranks may write."""
         pods = (self.folder.path / "pods").iterdir()
         return {pod.name for pod in pods if (pod / "daemon.lock").exists()}
 

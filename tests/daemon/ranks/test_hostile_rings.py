@@ -97,7 +97,7 @@ def test_a_broken_record_is_lost_not_fatal(node):
 def test_an_event_that_is_no_json_is_counted_and_costs_nothing_else(node):
     ring = node.ring()
     ring.record(protocol.RECORD_EVENT, b'{"event": "exce')
-    # What the daemon alone may say of a process, or the kernel.
+    # Only the daemon or the kernel may report these of a process.
     ring.event("died")
     ring.record(protocol.RECORD_EVENT, b'{"event":"process","cpu_s":1}')
     ring.step()

@@ -1,4 +1,4 @@
-"""What the kubelet knows of pods: whose their rings are, and what of them may be removed."""
+"""Pods of the kubelet: owners of their rings, and removal after the pod."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def known_pods():
 
 
 def owners(node: RankNode) -> dict[str, str]:
-    """Of the rings of live ranks, by job."""
+    """Return the owners of the rings of live ranks, by job."""
     return {rank.job.name: rank.ring.owner for rank in node.source.live() if rank.ring}
 
 
@@ -48,7 +48,7 @@ def test_a_ring_waits_for_the_kubelet_to_know_its_pod(node, known_pods):
     known_pods.return_value = TEAM
     node.poll(14.5)
     assert owners(node) == {"early": "ns/team"}
-    # What it was once, it stays.
+    # The first owner stays.
     known_pods.return_value = {}
     node.poll(40)
     assert owners(node) == {"early": "ns/team"}

@@ -97,7 +97,7 @@ def test_the_pod_of_a_rank_is_the_one_whose_folder_its_ring_lies_in(node):
     ring.step()
     state = node.newest()
     assert (state.pod_uid, state.device, state.steps_total) == (A, "GPU-1", 1)
-    # What it says later does not count more than what it said first.
+    # Later claims do not count more than the first.
     said = {"job": "train", "rank": 0, "world_size": 2, "pod_uid": B, "device": "GPU-2"}
     ring.put(protocol.META_OFFSETS[1], protocol.encode_metadata(2, said))
     state = node.newest()

@@ -1,4 +1,4 @@
-"""What a pod does to its own folder, as root in its container may, it does to itself alone."""
+"""Pods that damage their own folder, as root in the container may, harm only themselves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "train-r0-0123456789abcdef"
 
 @pytest.fixture
 def node(tmp_path):
-    """Pod B is the good one: it has a rank that trains, whatever happens meanwhile."""
+    """Pod B is the good one: it has a rank that trains all the time."""
     node = RankNode(tmp_path)
     node.mount(A, B)
     ring = node.met(B, job="good", steps=1)
@@ -52,7 +52,7 @@ def test_a_link_to_another_pods_folder_is_not_followed(node, name):
     node.poll(0, 30, 61)
     assert sorted(os.listdir(node.pod(B) / name)) == before
     assert (node.pod(A) / name).is_symlink()
-    # Of the ring that lies in the other pod's folder they have nothing.
+    # They have nothing of the ring in the other pod's folder.
     assert {state.pod_uid for state in node.states()} == {B}
     assert node.rejects["pod_unusable"] == 2
     assert not (node.pod(C) / "daemon.lock").exists()

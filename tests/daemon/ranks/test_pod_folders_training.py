@@ -19,7 +19,7 @@ from tests.waiting import eventually
 from warpwatch_daemon.ranks.counts import FILE
 from warpwatch_runtime.files import ENOUGH
 
-# What a container runtime does with the two mounts of the pod's specification, and its own PIDs.
+# Enter the two mounts of the pod's specification, and PIDs of its own, as a container runtime does.
 _MOUNT = """
 mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /var/lib || exit 125
 mkdir -p /run/warpwatch /var/lib/warpwatch/inbox
@@ -65,7 +65,7 @@ def test_a_job_in_two_pods_is_captured_together_and_followed_over_a_restart(tmp_
     logs = tmp_path / "pod-logs"
     for uid in (A, B):
         (logs / f"team_train_{uid}").mkdir(parents=True)
-    # A link in the rendezvous is no way to have a file of the daemon's written somewhere else.
+    # A link in the rendezvous does not redirect files of the daemon.
     victim = tmp_path / "victim"
     (tmp_path / "run").mkdir()
     for name in (FILE, f"{FILE}.part"):

@@ -165,7 +165,7 @@ def test_rings_in_a_full_rendezvous_lose_nothing_and_that_no_other_fits_is_said_
 
 @only_root
 def test_a_folder_in_which_names_alone_can_be_seen_ends_no_count(open_path):
-    """Root without capabilities, as in the chart, is told no more of another user's files."""
+    """Root without capabilities, as in the chart, reads no more of another user's files."""
     (open_path / "closed").mkdir()
     (open_path / "closed" / "x").touch()
     (open_path / "closed").chmod(0o744)
@@ -177,7 +177,7 @@ def test_a_folder_in_which_names_alone_can_be_seen_ends_no_count(open_path):
         count.add(Directory(open_path), 100)
     finally:
         os.seteuid(0)
-    # The folder and the files beside it, whichever was listed first.
+    # The folder and the files beside it, in any order of listing.
     assert (count.by_owner["pod"].files, count.by_owner["pod"].is_hidden) == (6, True)
 
 
@@ -199,7 +199,7 @@ def abyss(tmp_path):
     os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
     os.close(here)
     yield folder
-    # What a sweep has left, pytest could not remove.
+    # Pytest could not remove the rest of a sweep.
     subprocess.run(["rm", "-rf", folder], check=True)
 
 

@@ -1,8 +1,7 @@
-"""What a rank tells beside its steps, and what the kernel says of its process."""
+"""Facts of a rank besides its steps, and of its process from the kernel."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -14,7 +13,6 @@ from tests.daemon.ranks.sources import TRAINS, RankNode
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch import protocol
-from warpwatch_daemon.ranks.counts import FILE
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.process import OomKills, reading, silent_reason
 from warpwatch_daemon.ranks.rank_processes import LONG_WAIT, RankProcessor
@@ -92,23 +90,6 @@ def test_a_restarted_daemon_knows_what_records_that_it_does_not_read_again_count
     assert (state.gc_s, state.gc_collections_total, state.steps_total) == (3.0, 14, 300)
 
 
-# What versions before did not save yet: the counts of records, the pod.
-@pytest.mark.parametrize("missing", [["recorded"], ["pod"]])
-def test_positions_of_a_version_that_saved_less_are_used_or_left_alone(node, missing):
-    ring = node.met(steps=1)
-    node.source.close()
-    path = node.folder.path.parent / FILE
-    saved = json.loads(path.read_text())
-    for name in missing:
-        del saved["ranks"][0][name]
-        saved["ranks"][0]["base"].pop(name, None)
-    path.write_text(json.dumps(saved))
-    gc(ring, 0.25, 1)
-    node.source = node.start()
-    state = node.newest()
-    assert (sum(state.durations.counts), state.gc_s) == (1, 0.25)
-
-
 def test_a_pause_of_the_collector_is_an_event_and_nonsense_is_refused(node):
     ring = node.ring()
     good = {"duration_s": 0.31, "generation": 2, "step": 7}
@@ -154,7 +135,7 @@ def test_the_throughput_is_that_of_the_newest_steps_of_a_live_rank(node):
     ring.steps_of(30, 1.0)
     ring.steps_of(20, 0.5)
     state = node.newest()
-    # Eight samples a step, of tokens it says nothing.
+    # Eight samples per step, and unknown tokens.
     assert (state.steps_per_s, state.samples_per_s) == pytest.approx((2.0, 16.0))
     assert state.tokens_per_s is None
     state = node.newest(11)

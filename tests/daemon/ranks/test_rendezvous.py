@@ -301,7 +301,7 @@ def test_no_two_live_jobs_of_an_owner_are_shown_by_one_name(node):
     node.ring()
     node.ring(run="r2")
     third = node.file(job=shown("r2"), run="r3")
-    # A ring's name has no such letter, what it says may.
+    # A ring's name cannot have this letter, its claims may.
     third.path = third.path.rename(third.path.with_name(third.path.name.replace("#", "-")))
     node.hold(third)
     assert len({job.name for job in look(node)}) == 3

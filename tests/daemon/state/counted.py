@@ -1,4 +1,4 @@
-"""What a daemon has counted about itself."""
+"""Reads the daemon's own metrics."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_published_sample_is_also_a_record_for_the_pipeline(hub):
     read = sample(1.0, 5.0)
     nothing = {("device_power_watts", ()): float("nan"), ("device_clock_hertz", ("sm",)): math.inf}
     hub.publish_device(replace(read, values={**read.values, **nothing}))
-    # What is no number is unknown, and so absent.
+    # NaN and infinity are unknown, and so absent.
     assert hub.state().devices[0].values == {ENERGY: 5.0}
     hub.publish_host(HostSample(2.0, {}, ports={"mlx5_0:1": {}}))
     assert hub.take_records() == [
@@ -207,7 +207,7 @@ def test_it_is_the_time_at_the_peak_of_what_a_capture_counted_by_the_time_of_a_s
     trace = {"window_s": 0.5, "steps": 4, "roofline": {"mfu_ratio": 0.2}}
     other = {"window_s": 0.5, "steps": 4, "roofline": {"mfu_ratio": 0.4}}
     assert ratios(RANK, traces=[trace, other]) == {"shapes": pytest.approx(0.0375 * 4)}
-    # Of another run, without a GPU, or without a step.
+    # Ranks of another run, without a GPU, or without a step.
     assert ratios(RANK, traces=[trace], run="r2") == {}
     assert ratios(RANK, traces=[{**trace, "roofline": None}, {**other, "steps": 0}]) == {}
     assert ratios(replace(RANK, steps_per_s=None), traces=[trace]) == {}
@@ -295,7 +295,7 @@ def test_captures_are_counted_by_whose_they_are_up_to_a_number_of_owners():
     name = "warpwatch_captures_total"
     assert said(name, labels | {"namespace": "ml", "user": ""}) == 1
     assert said(name, labels | {"namespace": "", "user": "1000"}) == 1
-    # Of those beyond the limit.
+    # Owners beyond the limit.
     assert said(name, labels | {"namespace": "", "user": ""}) == 2
 
 
