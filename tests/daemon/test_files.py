@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 EXCEPTIONS = {
     "warpwatch_runtime/files.py": "it is the function",
     "warpwatch_runtime/directory.py": "command and lock files are written in place: O_EXCL",
-    "warpwatch_daemon/ranks/ring_folder.py": "a command file, by directory.open_checked",
+    "warpwatch_daemon/ranks/folder.py": "a command file, by directory.open_checked",
     "warpwatch_capturing/store.py": "the lock: O_NOFOLLOW",
     "warpwatch_daemon/doctor/driver.py": "a device, not a file",
     "warpwatch_daemon/cli/__init__.py": "/dev/null",
     "warpwatch_daemon/demo/processes.py": "logs in the demo's own folder, appended to",
     "warpwatch_daemon/history/store.py": "SQLite, after files.touch",
-    "warpwatch_capturing/remote/remote_store.py": "`warpwatch diagnose`, in its own folder: O_EXCL",
+    "warpwatch_capturing/remote_store.py": "`warpwatch diagnose`, in its own folder: O_EXCL",
     "warpwatch_exporters/jsonl.py": "the telemetry log: O_NOFOLLOW",
 }
 WRITERS = ("daemon", "fleet", "serving", "capturing", "exporters", "runtime", "telemetry")
