@@ -27,7 +27,8 @@ LIVENESS = "/healthz"
 # An answer may bring its own of each.
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    # With no-referrer, browsers would hide the origin of our own forms, too.
+    "referrer-policy": "same-origin",
     "x-frame-options": "DENY",
     "cross-origin-resource-policy": "same-origin",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",

@@ -21,6 +21,11 @@ from warpwatch_serving.sessions import LINK_S, Sessions
 _PAGES = ("/", "/run", LOGIN, "/logout")
 _USED = "This link has been used or is older than a minute."
 _WRONG_TOKEN = "This is not the token."
+_TOKEN_FORM = """<form class="filters" method="post" action="/login">
+    <input type="password" name="token" aria-label="Token" autocomplete="current-password" required>
+    <button class="button">Sign in</button>
+  </form>"""
+_NO_TOKEN = '<p class="quiet">None is configured (<code>http.token_file</code>).</p>'
 
 
 class Login:
@@ -80,7 +85,7 @@ class Login:
             style=STYLE.read_text(),
             message=f'<p class="lost" role="alert">{message}</p>' if message else "",
             base=escape(base[:200]),
-            token=(FOLDER / "login_token.html").read_text() if self._access.has_tokens else "",
+            token=_TOKEN_FORM if self._access.has_tokens else _NO_TOKEN,
         )
         all_headers = {"Content-Security-Policy": policy(), **(headers or {})}
         return Response(page, status, all_headers, "text/html")

@@ -125,7 +125,7 @@ def test_every_answer_carries_the_security_headers(client):
     for path in ("/", "/metrics", "/api/v1/devices", "/nothing"):
         headers = client.get(path).headers
         assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["referrer-policy"] == "same-origin"
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert "server" not in headers

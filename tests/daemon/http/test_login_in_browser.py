@@ -1,0 +1,135 @@
+"""Sessions in a real browser, on a forwarded port: links, two users, their end, and other sites."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.browser import NEEDS_BROWSER, browser, open_page, picture
+from tests.daemon.http.conftest import TIMEOUT_S, link_to
+from tests.daemon.http.forwarding import forwarded
+from tests.loop.other_users import OWNER, STRANGER
+
+pytestmark = NEEDS_BROWSER
+__all__ = ["browser"]
+JOB = "llama-7b"
+HOSTILE = """<form method="post" action="{target}/logout"><button>x</button></form>
+<script>
+const ask = (path) => fetch("{target}" + path,
+  {{method: "POST", mode: "no-cors", credentials: "include", body: '{{"job":"a"}}'}});
+Promise.allSettled([ask("/api/v1/captures"), ask("/logout")])
+  .then(() => document.title = "done");
+</script>"""
+
+
+@contextmanager
+def site(text: str) -> Iterator[str]:
+    """Yield the address of a page of another program on this machine."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+def heading(page: Any, name: str) -> None:
+    page.get_by_role("heading", name=name).wait_for(timeout=1000 * TIMEOUT_S)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of others")
+def test_two_users_each_see_their_own_jobs_on_a_forwarded_port(browser, serve, agent):
+    server = serve()
+    complaints: list[str] = []
+    agent.now = replace(
+        agent.now,
+        ranks=tuple(replace(one, owner=f"uid/{OWNER}") for one in agent.now.ranks),
+        jobs=tuple(replace(one, owner=f"uid/{OWNER}") for one in agent.now.jobs),
+        anomalies=(),
+        captures=(),
+    )
+    with forwarded(server.address) as port:
+        base = f"http://localhost:{port}"
+        seen = {}
+        for uid in (OWNER, STRANGER):
+            page = open_page(browser, base + link_to(server, uid), complaints)
+            assert page.url == f"{base}/"
+            seen[uid] = JOB in page.content()
+            assert page.evaluate("document.cookie") == ""
+            page.context.close()
+    assert seen == {OWNER: True, STRANGER: False}
+    assert complaints == []
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width", "name"), [("light", 390, "login-phone"), ("light", 1280, "login")]
+)
+def test_a_link_that_was_used_shows_the_login_which_fits(browser, serve, scheme, width, name):
+    server = serve()
+    complaints: list[str] = []
+    link = link_to(server)
+    with forwarded(server.address) as port:
+        base, viewport = f"http://localhost:{port}", {"width": width, "height": 700}
+        open_page(browser, base + link, complaints, viewport=viewport).context.close()
+        page = open_page(browser, base + link, complaints, viewport=viewport, color_scheme=scheme)
+        assert "has been used" in page.get_by_role("alert").inner_text()
+        assert f"warpwatch page --base {base}" in page.content()
+        picture(page, name, 700)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+    # The browser itself reports the status of the page.
+    assert all("401" in one for one in complaints)
+
+
+def test_a_session_that_was_signed_out_or_ended_by_a_restart_shows_the_login(
+    browser, serve, tmp_path
+):
+    (tmp_path / "token").write_text("correct horse")
+    section = {"token_file": tmp_path / "token"}
+    server = serve(**section)
+    complaints: list[str] = []
+    page = open_page(browser, server.url.rstrip("/") + link_to(server), complaints)
+    page.get_by_role("button", name="Sign out").click()
+    heading(page, "Sign in with a link")
+    page.get_by_role("textbox", name="Token").fill("correct horse")
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("button", name="Sign out").wait_for(timeout=1000 * TIMEOUT_S)
+    # The page that is open asks again every two seconds, with the cookie of another daemon's life.
+    (cookie,) = page.context.cookies()
+    page.context.clear_cookies()
+    page.context.add_cookies([cookie | {"value": "x" * 43}])
+    heading(page, "Sign in with a link")
+
+
+def test_a_page_of_another_port_of_the_host_changes_nothing(browser, serve, agent):
+    """The same site for a browser, which sends the cookie: only the origin tells it apart."""
+    server = serve()
+    complaints: list[str] = []
+    own = server.url.rstrip("/")
+    page = open_page(browser, own + link_to(server), complaints)
+    with site(HOSTILE.format(target=own)) as other:
+        page.goto(other)
+        page.wait_for_function("document.title === 'done'")
+        page.get_by_role("button").click()
+        page.wait_for_url(f"{own}/logout")
+        assert "foreign_origin" in page.content()
+    assert agent.asked == []
+    page.goto(own)
+    page.get_by_role("button", name="Sign out").wait_for(timeout=1000 * TIMEOUT_S)
