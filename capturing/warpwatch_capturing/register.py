@@ -13,12 +13,7 @@ from typing import Any
 from warpwatch_capturing.board import Board
 from warpwatch_capturing.budget import Known
 from warpwatch_capturing.store import Store
-from warpwatch_telemetry.captures import (
-    INTERRUPTED,
-    REGULAR_TRIGGERS,
-    Capture,
-    CaptureRequest,
-)
+from warpwatch_telemetry.captures import INTERRUPTED, REGULAR_TRIGGERS, Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)

@@ -233,12 +233,7 @@ class Triggers:
         self._decide(anomaly_id, capture.time, CAPTURED, "", capture.id)
 
     def _decide(
-        self,
-        anomaly_id: str,
-        now: float,
-        outcome: str,
-        detail: str,
-        capture_id: str | None = None,
+        self, anomaly_id: str, now: float, outcome: str, detail: str, capture_id: str | None = None
     ) -> None:
         decision = Decision(now, anomaly_id, outcome, detail, capture_id)
         put_newest(self._decisions, anomaly_id, decision, MAX_DECISIONS)

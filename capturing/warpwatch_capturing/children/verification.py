@@ -72,10 +72,7 @@ class TraceVerdict:
 
 
 def verify(
-    folder: Path,
-    expected: Mapping[str, Expectation],
-    timeout_s: float = TIMEOUT_S,
-    run: Run = run,
+    folder: Path, expected: Mapping[str, Expectation], timeout_s: float = TIMEOUT_S, run: Run = run
 ) -> dict[str, TraceVerdict]:
     """What the files of a stored capture lack; blocks until they are read.
 

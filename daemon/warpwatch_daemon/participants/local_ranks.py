@@ -86,10 +86,7 @@ class LocalParticipants:
     is_local = True
 
     def __init__(
-        self,
-        policy: Policy,
-        ranks: RanksSource,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, policy: Policy, ranks: RanksSource, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._policy = policy
         self._ranks = ranks
@@ -359,11 +356,7 @@ _STATE = {
     "capture_disarmed": "failed",
 }
 _STEPS = ("first_step", "last_step")
-_WHEN = {
-    "asked": "before it answered",
-    "armed": "while armed",
-    "recording": "while recording",
-}
+_WHEN = {"asked": "before it answered", "armed": "while armed", "recording": "while recording"}
 
 
 def _answered(rank: RankCapture, event: RankEvent) -> RankCapture:

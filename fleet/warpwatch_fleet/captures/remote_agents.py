@@ -22,13 +22,7 @@ from warpwatch_fleet.node import FILE, Node
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime import files
 from warpwatch_telemetry import capture_id as ids
-from warpwatch_telemetry.captures import (
-    STEP_KINDS,
-    Capture,
-    CaptureRequest,
-    Prepared,
-    RankCapture,
-)
+from warpwatch_telemetry.captures import STEP_KINDS, Capture, CaptureRequest, Prepared, RankCapture
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent
