@@ -1,4 +1,4 @@
-"""What becomes of each alert of a webhook: a capture is asked for once, or why not."""
+"""Requests one capture per alert of a webhook, and returns the outcome of each alert."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MAX_REMEMBERED = 4096
 
 
 class _Wanted(NamedTuple):
-    """What one alert asks for. number: of the alert in its webhook."""
+    """The request of one alert. number: the place of the alert in its webhook."""
 
     number: int
     alert: Alert
@@ -54,10 +54,9 @@ class _Wanted(NamedTuple):
 class AlertRequests:
     """``receive`` may be called from any thread.
 
-    What was captured for which alert is known from the capture store, so that a restart of the
-    daemon asks for nothing twice. ``state`` is None until the ranks are known; ``request`` raises
-    Refused; ``targets``: the live ranks of a job, of which healthy peers are chosen; ``node``: how
-    an alert's label ``node`` calls this one.
+    Captures are found in the store, so that a restart requests nothing twice. ``state`` returns
+    None until the ranks are known. ``targets``: the live ranks of a job, for healthy peers.
+    ``node``: this node's name in the label ``node`` of alerts.
     """
 
     def __init__(
@@ -87,8 +86,8 @@ class AlertRequests:
     def receive(self, alerts: Sequence[Alert], own_name: str = "") -> list[AlertAnswer]:
         """One answer for each alert, in their order.
 
-        Raises NotReadyError before the ranks have been looked for the first time.
-        ``own_name``: what else this node is called: the address at which Prometheus reaches it.
+        ``own_name``: the address at which Prometheus reaches this node. Raises NotReadyError
+        before the ranks have been read for the first time.
         """
         state = self._state()
         if state is None:
@@ -105,7 +104,7 @@ class AlertRequests:
     def _sort(
         self, alerts: Sequence[Alert], state: State, node: ThisNode, answers: dict[int, AlertAnswer]
     ) -> Iterable[list[_Wanted]]:
-        """What is to be captured, together what becomes one request; the rest is answered."""
+        """Return the alerts to capture, grouped by request; answer the others."""
         groups: dict[tuple[object, ...], list[_Wanted]] = {}
         looked_at = 0
         for number, alert in enumerate(alerts):
@@ -148,7 +147,7 @@ class AlertRequests:
         else:
             outcome, detail, found = CAPTURED, "", capture_id
         for number, alert, _ in wanted:
-            # Of a device with several jobs, what was captured is the answer.
+            # A device may have several jobs: the capture of any of them is the answer.
             if number not in answers or answers[number].capture_id is None:
                 answers[number] = _answer(alert, outcome, detail, found)
 
@@ -185,7 +184,7 @@ class AlertRequests:
 
 
 def _capture_of_anomaly(target: AlertTarget, state: State) -> str | None:
-    """Of the anomaly that the alert is about, which its own trigger has had captured."""
+    """Return the capture that the trigger of the alert's anomaly has started, if any."""
     captured = {decision.anomaly_id: decision.capture_id for decision in state.decisions}
     found = [
         captured[anomaly.id]
@@ -210,7 +209,7 @@ def _answer(alert: Alert, outcome: str, detail: str, capture_id: str | None) -> 
 
 Recipes = Mapping[str, RecipeConfig | None]
 
-# What no recipe says: ranks that are named are captured alone.
+# Without a recipe, named ranks are captured alone.
 _PLAIN = RecipeConfig(ranks="culprit")
 
 
@@ -223,8 +222,8 @@ def request_for(
 ) -> CaptureRequest:
     """One request for targets of the same job, kind and capture, with the union of their ranks.
 
-    ``alerts``: that have these targets; ``local``: the job's live ranks here; ``active``: all
-    anomalies that are. Raises Settled where the kind's recipe is switched off.
+    ``alerts``: the alerts with these targets; ``local``: the job's live ranks here; ``active``:
+    all active anomalies. Raises Settled where the kind's recipe is switched off.
     """
     first = targets[0]
     recipe = _recipe(first, recipes)
@@ -270,19 +269,19 @@ def _ranks_of(
 
 
 def _anomaly(target: AlertTarget, rank: int) -> Anomaly:
-    """What the alert is about, as far as its labels say."""
+    """Return the anomaly that the alert is about, as far as its labels tell."""
     kind = str(target.kind)
     return Anomaly(0.0, "warning", "", rank=rank, id="", kind=kind, **target.job.fields())
 
 
-# What the label ``capture`` may say. Nsight Systems has to run around the program beforehand.
+# The values of the label ``capture``. Nsight Systems has to run around the program beforehand.
 CAPTURES: Mapping[str, CaptureKind] = {"torch": "torch", "stacks": "stacks", "memory": "memory"}
 MAX_RANK = 2**31
 _GONE = frozenset({"exited", "died"})
 
 
 class Settled(Exception):
-    """Nothing is asked for. outcome: of telemetry.alerts.ALERT_OUTCOMES."""
+    """Raised if no capture is requested. outcome: of telemetry.alerts.ALERT_OUTCOMES."""
 
     def __init__(self, outcome: str, detail: str = "", capture_id: str | None = None) -> None:
         super().__init__(detail)
@@ -294,8 +293,8 @@ class Settled(Exception):
 class AlertTarget:
     """Ranks of one job. ranks: None for all that are here.
 
-    kind: of the anomaly that the alert is about; capture: what the alert itself asks for; device:
-    the UUID, where the alert is about a device. None where the labels say nothing of it.
+    kind: the kind of the alert's anomaly; capture: the kind of capture that the alert requests;
+    device: the UUID for an alert about a device. None if the labels do not tell.
     """
 
     job: JobId
@@ -307,10 +306,9 @@ class AlertTarget:
 
 @dataclass(frozen=True, slots=True)
 class ThisNode:
-    """own_names: what an alert's ``node`` and ``instance`` may call it.
+    """This node: own_names: its names in the labels ``node`` and ``instance``.
 
-    jobs: live ranks by job; on_device: (job, rank) by
-    UUID; uuids: by the device's index.
+    jobs: live ranks by job; on_device: (job, rank) by UUID; uuids: by the device's index.
     """
 
     own_names: frozenset[str]
@@ -369,7 +367,7 @@ def _job(labels: Mapping[str, str], node: ThisNode) -> JobId:
 
 
 def _ranks(job: JobId, labels: Mapping[str, str], node: ThisNode) -> frozenset[int] | None:
-    """Those that are named; None: all that are here. Raises Settled."""
+    """Return the named ranks, or None for all that are here. Raises Settled."""
     known, rank = node.jobs[job], labels.get("rank")
     if not rank:
         return None
@@ -382,7 +380,7 @@ def _ranks(job: JobId, labels: Mapping[str, str], node: ThisNode) -> frozenset[i
 
 
 def _uuid(labels: Mapping[str, str], node: ThisNode) -> str:
-    """Of the device that the labels name. An index means something on one node only."""
+    """Return the UUID of the named device; an index is only valid on one node. Raises Settled."""
     if labels.get("uuid"):
         return labels["uuid"]
     index = labels.get("gpu")

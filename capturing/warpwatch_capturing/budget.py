@@ -1,4 +1,4 @@
-"""How much a capture may cost the training, known before it begins."""
+"""Limits the cost of a capture before it starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from warpwatch_telemetry.captures import CaptureRequest
 
-# Of one rank's trace: more steps than bring so many are not recorded.
+# Per trace of one rank: steps that would record more events are left out.
 MAX_EVENTS = 1_000_000
 # Seconds of the training thread an event, to record, stop and export it; so many times as many with
 # an option. Medians with torch 2.13 on the CPU, of traces of 150,000 events on a busy machine.
@@ -18,14 +18,14 @@ MIN_COST_S = 1.0
 
 
 class Known(NamedTuple):
-    """What is known of a job's traces: events a step, and seconds an event; None: not measured."""
+    """Events per step, and seconds per event (None: not measured), of a job's traces."""
 
     events: int
     event_s: float | None = None
 
 
 class Plan(NamedTuple):
-    """What is asked of the ranks, and what it is expected to cost; None: nothing is known."""
+    """The request to the ranks, and its expected cost; None if nothing is known."""
 
     request: CaptureRequest
     steps: int
@@ -35,8 +35,7 @@ class Plan(NamedTuple):
 def plan(request: CaptureRequest, known: Known | None, step_s: float) -> Plan:
     """Return the request with fewer steps, and without options, where it would cost too much.
 
-    step_s: the job's median step, 0 if it is not known. What a person asked to be recorded besides
-    is recorded.
+    step_s: the job's median step, 0 if it is not known. Options that a user requested are kept.
     """
     if known is None or request.kind != "torch":
         return Plan(request, request.steps)

@@ -1,4 +1,4 @@
-"""The section `triggers`: what may be captured by itself."""
+"""The sections `triggers`, `store` and `remote_store`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Steps = Annotated[int, Field(ge=1, le=100), WHOLE]
 
 
 class RecipeConfig(Section):
-    """What an anomaly of a kind captures.
+    """The capture for a kind of anomaly.
 
     ``ranks``: all that this daemon sees, the one that the anomaly names (all if it names none), or
     that one and one healthy peer to compare it with. ``steps``: five are what PyTorch's own
-    examples record; each more costs as much again. ``options``: what a capture of kind torch
-    records besides, at a price.
+    examples record; each more costs as much again. ``options``: more that a
+    capture of kind torch records, at a cost.
     """
 
     kind: Literal["torch", "memory", "stacks", "nsys"] = "torch"
@@ -54,7 +54,7 @@ def _default_recipes() -> dict[str, RecipeConfig | None]:
         "straggler": RecipeConfig(ranks="culprit_and_peer"),
         "gc_pause": RecipeConfig(ranks="culprit"),
         "hang": RecipeConfig(kind="stacks"),
-        # What leaks with every tenth batch is among them, too.
+        # Enough steps to contain a leak at every tenth batch.
         "memory_leak": RecipeConfig(kind="memory", ranks="culprit", steps=20),
         "memory_pressure": RecipeConfig(kind="memory", ranks="culprit"),
     }
@@ -84,9 +84,9 @@ def check_quiet_hours(node: Any) -> Any:
 class BaselineConfig(Section):
     """One capture of a rank of a healthy job, which later diagnoses compare with.
 
-    It waits for ``after_steps`` steps of the rank (warm-up, compilation and the first evaluation
-    are over in most jobs) and for ``after_s`` of the job's life: what ends within ten minutes is
-    not worth it.
+    It waits for ``after_steps`` steps of the rank: most jobs have then finished warm-up,
+    compilation and the first evaluation. It also waits until the job is ``after_s`` old: a job of
+    less than ten minutes is not worth it.
     """
 
     enabled: Boolean = True
@@ -95,7 +95,7 @@ class BaselineConfig(Section):
 
 
 class TriggersConfig(Section):
-    """What may be captured by itself.
+    """The limits on automatic captures.
 
     ``captures_per_hour``: a burst of different findings; ``captures_per_day``: one an hour on
     average. ``cooldown_s``: per job and kind, long enough to see what a capture has changed.
@@ -166,6 +166,6 @@ class StoreConfig(Section):
 
 
 class RemoteStoreConfig(Section):
-    """``url``: of a folder in an object store, which holds nothing secret; null: none."""
+    """``url``: the address of a folder in an object store, without secrets; null for none."""
 
     url: Annotated[str, Field(pattern=_REMOTE)] | None = None

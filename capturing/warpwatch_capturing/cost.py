@@ -1,4 +1,4 @@
-"""What a capture cost: the job's step time before, during and after it."""
+"""Measures the cost of a capture: the job's step time before, during and after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from warpwatch_telemetry.records import Step
 
 BASELINE_STEPS = 30
 AFTER_STEPS = 20
-# With fewer on either side nothing is said of a residual.
+# With fewer steps on either side a residual is not computed.
 MIN_STEPS = 10
 # The job is slower since: this much, and more than chance explains (one-sided p < 0.001).
 RESIDUAL_RATIO = 1.05
@@ -93,13 +93,13 @@ class StepCost:
         return {name: statistics.median(steps_s) for name, steps_s in parts.items() if steps_s}
 
     def cost_s(self) -> float | None:
-        """What the job lost: starting, recorded and stopping steps less what they used to take."""
+        """Return the extra time of the starting, recorded and stopping steps, or None."""
         if not self._before_s or not self._paid_s:
             return None
         return sum(self._paid_s) - len(self._paid_s) * statistics.median(self._before_s)
 
     def residual(self) -> Residual | None:
-        """None when there are too few steps on one side."""
+        """Return the residual, or None if there are too few steps on one side."""
         steps = min(len(self._before_s), len(self._after_s))
         before_s = statistics.median(self._before_s) if self._before_s else 0.0
         if steps < MIN_STEPS or before_s <= 0:
@@ -131,7 +131,7 @@ class CostWatch:
         self._watched: dict[str, _Watched] = {}
 
     def begin(self, session: CaptureSession, rank: int) -> None:
-        """``rank``: whose steps are compared."""
+        """Follow a capture that starts; ``rank``: the one that is compared."""
         capture = session.capture
         if capture.request.kind not in STEP_KINDS:
             return
@@ -154,7 +154,7 @@ class CostWatch:
                 watched.cost.add(step, first, first + (capture.steps or 0) - 1)
 
     def forget_rank(self, job: JobId, rank: int | None) -> None:
-        """It has ended. ``rank`` None: all of the job's."""
+        """Forget a rank that has ended; None for all of the job."""
         self._baselines.forget(job, rank)
 
     def end(self, capture_id: str, at: float) -> None:
@@ -185,7 +185,7 @@ class CostWatch:
 
 
 def rank_sum_z(before: Sequence[float], after: Sequence[float]) -> float:
-    """The z of Mann and Whitney's U test: how surely ``after`` is larger, whatever its form.
+    """Return the z of Mann and Whitney's U test: how surely ``after`` is larger.
 
     Normal approximation without correction for ties (Mann and Whitney 1947), good from about
     ten values a side.

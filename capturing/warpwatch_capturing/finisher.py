@@ -37,11 +37,11 @@ MAX_WAITING = 64
 
 @dataclass(slots=True)
 class _Brought:
-    """What the ranks of a capture brought.
+    """The results of the ranks of a capture.
 
-    read, baseline: files that the diagnosis reads, by rank. elsewhere: ranks whose traces stay on
-    their nodes, whether they can be read here or not. tries: how many unreadable files may be left
-    out; large ones of this node take minutes each.
+    read, baseline: the files for the diagnosis. elsewhere: the ranks whose traces are on another
+    node, readable here or not. tries: the unreadable files that may still be left out; large files
+    of this node take minutes each.
     """
 
     ranks: dict[int, RankCapture]
@@ -136,7 +136,7 @@ class Finisher:
                 return
             outcome = self._conclude(session)
         except Exception as error:
-            # Whatever it was, the capture must end.
+            # The capture must end in any case.
             logger.exception("capture %s could not be finished", name)
             outcome = "failed"
             self._register.update(name, outcome=outcome, detail=f"{type(error).__name__}: {error}")
@@ -229,10 +229,9 @@ class Finisher:
             counter.labels(problem.partition(":")[0]).inc()
 
     def _diagnose(self, capture: Capture, brought: _Brought, folder: Path) -> str | None:
-        """Return the result as ``child.diagnose``, None for a kind without diagnosis.
+        """Return the result as ``child.diagnose``, None for a kind that has no diagnosis.
 
-        A file that cannot be read is left out, and the rest is read again: the large files of
-        this node once, small ones of other nodes as often as it takes.
+        A file that cannot be read is left out, and the rest is read again.
         """
         kind = capture.request.kind
         if kind not in DIAGNOSED_KINDS:
@@ -386,11 +385,11 @@ class FairQueue:
     def __init__(self, most_per_owner: int) -> None:
         self._most = most_per_owner
         self._lock = threading.Lock()
-        # By owner, who is next first.
+        # By owner, the next one first.
         self._waiting: dict[str, deque[Work]] = {}
 
     def put(self, owner: str, work: Work) -> bool:
-        """False, and nothing waits, when the owner has as much waiting as it may."""
+        """Return False, and drop the work, if too much work of the owner waits."""
         with self._lock:
             mine = self._waiting.setdefault(owner, deque())
             if len(mine) >= self._most:
@@ -399,7 +398,7 @@ class FairQueue:
             return True
 
     def do_next(self) -> bool:
-        """Do what is next; False when there is nothing."""
+        """Do the next work; return False if there is none."""
         with self._lock:
             if not self._waiting:
                 return False

@@ -23,9 +23,9 @@ class FetchError(WarpwatchError):
 class Reach(NamedTuple):
     """How fast ranks can be reached.
 
-    margin_s, margin_steps: the least time (doubled at each attempt) and steps between the newest
-    step of the fastest rank and the start step. pause_s: the shortest and the longest pause
-    between attempts.
+    margin_s, margin_steps: the least distance from the fastest rank's newest step to the start
+    step; the time doubles at each attempt. pause_s: the shortest and the longest pause between
+    attempts.
     """
 
     margin_s: float
@@ -34,10 +34,10 @@ class Reach(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """What a rank has left.
+    """The files of a rank.
 
-    files: names in the capture's folder. read: the one that the diagnosis reads, if any.
-    baseline: the one of the same rank while its job was healthy, if it is fetched with it.
+    files: names in the capture's folder. read: the one for the diagnosis, if any. baseline: one of
+    the same rank while its job was healthy, if there is one.
     """
 
     rank: RankCapture
@@ -52,9 +52,9 @@ class Participant(ABC):
     All methods but ``collect`` return at once. ``prepare`` and ``arm`` set ``answer``, or
     ``is_awaited`` until it arrives: Prepared or None if the participant accepts, else why not.
 
-    ranks: by number, as they are now. node: None for this node. lost: why the participant brings
-    nothing more. recording_time: wall clock, when the first rank started to record. fetches: how
-    many files are fetched at once.
+    ranks: the present state by number. node: None for this node. lost: why the participant brings
+    nothing more. recording_time: the wall clock when the first rank started to record. fetches:
+    the number of files that are fetched at once.
     """
 
     reach: Reach
@@ -149,7 +149,7 @@ def is_over(rank: RankCapture) -> bool:
     return rank.state in RANK_ENDS or rank.state == "exported"
 
 
-# A rank is at most this far ahead of its peers, whatever it claims.
+# Limits the claim of a rank to be ahead of its peers.
 MAX_AHEAD_STEPS = 1000
 
 

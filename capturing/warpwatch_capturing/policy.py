@@ -1,4 +1,4 @@
-"""May this be captured now? Every refusal has a reason that is counted."""
+"""Decides whether a capture may start now; every refusal has a reason that is counted."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from warpwatch_telemetry.jobs import JobId, Owner
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 SPANS_S = {"hour": HOUR_S, "day": DAY_S}
-# Of all jobs together, so that a sweep of short jobs under ever new names is not profiled all day.
+# For all jobs together, so that a sweep of short, newly named jobs is not profiled all day.
 BASELINES_PER_DAY = 24
-# What a capture may bring; less than this must stay free in the store's file system, twice over.
+# The expected size of a capture; twice as much must be free in the store's file system.
 EXPECTED_BYTES = 100 << 20
 # And at least this share of it.
 MIN_FREE_SHARE = 0.05
 
 
 class _Begun(NamedTuple):
-    """A capture: when it was begun (monotonic), and whose it was."""
+    """A started capture: its time (monotonic) and its owner."""
 
     at: float
     owner: str
@@ -37,7 +37,7 @@ class Policy:
 
     Baselines and a fleet's schedules have a budget of their own and no cooldown. ``check``
     touches no file, for detection waits for it. ``disk``: the store's; ``at`` is monotonic,
-    ``wall`` the wall clock. ``excess``: what an owner has too much of.
+    ``wall`` the wall clock. ``excess`` returns the quota that an owner exceeds.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Policy:
         self._last: dict[tuple[JobId, str], tuple[float, str | None]] = {}
 
     def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
-        """Raises Refused. ``busy``: ranks of the job that are being captured."""
+        """Raise Refused if not now. ``busy``: ranks of the job that are being captured."""
         automatic = request.trigger != "manual"
         if automatic:
             self._check_quiet_hours()
@@ -81,14 +81,14 @@ class Policy:
             raise Refused("refused_dry_run", "it would have been taken; triggers.dry_run is on")
 
     def check_owners(self, owners: Iterable[Owner]) -> None:
-        """Raises Refused where one of the ranks' owners has laid down too much."""
+        """Raise Refused if an owner of the ranks exceeds its quota."""
         for owner in owners:
             excess = self._excess(owner)
             if excess is not None:
                 raise Refused("refused_quota", f"the owner of the job has {excess}")
 
     def begun(self, request: CaptureRequest, at: float) -> None:
-        """An allowed capture was begun: it counts against budgets and cooldown."""
+        """Count a started capture against budgets and cooldown."""
         if request.trigger in REGULAR_TRIGGERS:
             self._baselines.append(_Begun(at, request.owner))
         elif request.trigger != "manual":
@@ -97,7 +97,7 @@ class Policy:
         self._forget(at)
 
     def withdrawn(self, request: CaptureRequest, at: float) -> None:
-        """What was begun ``at`` came to nothing by no fault of its own: it counts for nothing."""
+        """Uncount a capture that was started ``at`` and recorded nothing."""
         begun = self._baselines if request.trigger in REGULAR_TRIGGERS else self._automatic
         this = _Begun(at, request.owner)
         if request.trigger != "manual" and this in begun:
@@ -127,9 +127,9 @@ class Policy:
     def _check_budget(
         request: CaptureRequest, begun: Collection[_Begun], at: float, span: str, allowed: int
     ) -> None:
-        """``span``: of SPANS_S, of which ``captures_per_<span>`` are ``allowed``.
+        """Check a budget of ``allowed`` captures per ``span``, a key of SPANS_S. Raises Refused.
 
-        The node's, but whoever had less than an equal part of it gets that.
+        The budget is the node's, but each owner is allowed an equal part of it.
         """
         taken = Counter(one.owner for one in begun if at - one.at < SPANS_S[span])
         total, own = taken.total(), taken[request.owner]
@@ -168,9 +168,9 @@ MAX_REMEMBERED = 1000
 
 
 class Refusals:
-    """A person's request counts each time, an anomaly's when the reason is not the last one.
+    """Counts refusals: a user's each time, an anomaly's if its reason changes.
 
-    An alert's, known by job and kind, counts once in ALERT_REPEAT_S too. ``at`` is monotonic.
+    An alert's, by job and kind, also counts once per ALERT_REPEAT_S. ``at`` is monotonic.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class Refusals:
         self._last: OrderedDict[tuple[str, ...], tuple[str, float]] = OrderedDict()
 
     def is_new(self, request: CaptureRequest, reason: str, at: float) -> bool:
-        """Whether this refusal is to be counted, which it then is."""
+        """Return whether to count this refusal, and remember it."""
         key = _asker(request)
         if key is None:
             return True
@@ -191,7 +191,7 @@ class Refusals:
         return not is_known
 
     def forget(self, request: CaptureRequest) -> None:
-        """It was captured: the next refusal is a new one."""
+        """Count the next refusal: a capture has succeeded."""
         key = _asker(request)
         if key is not None:
             self._last.pop(key, None)

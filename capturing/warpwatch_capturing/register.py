@@ -1,4 +1,4 @@
-"""The captures that are known: in memory for the state, each also in its folder of the store."""
+"""The captures in memory, each also stored in its folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # Captures that the state shows; older ones stay in the store.
 SHOWN = 200
-# Of them, those that the store had no room for.
+# The part of SHOWN for captures without a folder, per outcome.
 SHOWN_REFUSED = 10
 # The kind of a run that is slower than the job's runs before: it has no healthy time of its own.
 RUN_REGRESSION = "run_regression"
@@ -41,7 +41,7 @@ class CaptureRegister:
         self._publish()
 
     def _end_interrupted(self) -> None:
-        """After a restart: what was running is over, and counted as every capture is."""
+        """End and count the captures that ran when the process ended."""
         for capture in self.all():
             if capture.outcome is None:
                 detail = f"{INTERRUPTED}the daemon ended meanwhile"
@@ -52,7 +52,7 @@ class CaptureRegister:
                 logger.warning("capture %s was running when the daemon ended", capture.id)
 
     def all(self) -> list[Capture]:
-        """In the order in which they were asked for."""
+        """Return all captures in the order of their requests."""
         with self._lock:
             return list(self._captures.values())
 
@@ -61,7 +61,7 @@ class CaptureRegister:
             return self._captures.get(capture_id)
 
     def refuse(self, capture: Capture) -> None:
-        """Show what ended without a folder, which retention does not count, beside a few others."""
+        """Show a capture that ended without a folder; only the newest few are kept."""
         with self._lock:
             refused = [c.id for c in self._captures.values() if c.outcome == capture.outcome]
             for capture_id in refused[: 1 - SHOWN_REFUSED]:
@@ -69,9 +69,9 @@ class CaptureRegister:
             self.keep(capture)
 
     def file(self, capture_id: str, name: str, owner: str | None = None) -> Path | None:
-        """A file that the capture brought; whether it is still there is not looked at.
+        """Return the path of a capture's file, which may have been removed.
 
-        ``owner``: whose capture it must be, None for anybody's.
+        ``owner``: the required owner, or None for any.
         """
         capture = self.get(capture_id)
         if capture is not None and owner not in (None, capture.request.owner):
@@ -122,7 +122,7 @@ class CaptureRegister:
         return capture
 
     def known_events(self, request: CaptureRequest) -> Known | None:
-        """What a step brought in the newest verified capture of the same job and options."""
+        """Return the events per step of the newest verified capture of the same job and options."""
         for capture in reversed(self.all()):
             asked = capture.request
             same = (asked.owner, asked.job, asked.kind, asked.options)
@@ -136,7 +136,7 @@ class CaptureRegister:
         return None
 
     def baselines(self, job: JobId, now: float) -> list[Capture]:
-        """What was taken of the job while it was well, in this run of it, oldest first."""
+        """Return the regular captures of this run of the job, oldest first."""
         return [
             capture
             for capture in self.all()
@@ -148,12 +148,12 @@ class CaptureRegister:
         ]
 
     def baseline(self, job: JobId, now: float) -> Capture | None:
-        """The newest of these that can be compared with."""
+        """Return the newest complete one."""
         complete = [c for c in self.baselines(job, now) if c.outcome == "complete"]
         return complete[-1] if complete else None
 
     def earlier_baseline(self, job: JobId, now: float) -> Capture | None:
-        """The newest of an earlier run of the job, one that was not found slower itself."""
+        """Return the newest of an earlier run of the job that was not slow itself."""
         captures = self.all()
         slow = {c.request.job_id for c in captures if c.request.anomaly_kind == RUN_REGRESSION}
         found = [
@@ -170,7 +170,7 @@ class CaptureRegister:
 
     def retain(self, now: float) -> None:
         """Retention of the store."""
-        # In this order: a folder is made of a capture that is known.
+        # Folders come first: each is made for a capture that is already in memory.
         folders = self.store.folders()
         captures = self.all()
         baselines = [self.baseline(job, now) for job in self._began()]
@@ -185,7 +185,7 @@ class CaptureRegister:
         self._board.metrics.gauge("store_captures").set(len(kept))
 
     def publish_residuals(self) -> None:
-        """The newest residual of every job that still runs, of this run of it."""
+        """Publish the newest residual of each job that runs, for this run."""
         began = self._began()
         ratios = {
             (capture.request.job, capture.request.owner): capture.residual.ratio
@@ -202,7 +202,7 @@ class CaptureRegister:
             self._with_residual = ratios.keys()
 
     def _began(self) -> dict[JobId, float]:
-        """When the ranks of the jobs that run now began."""
+        """Return when the ranks of running jobs started."""
         began: dict[JobId, float] = {}
         for rank in self._board.ranks():
             if rank.status == "running":
@@ -215,6 +215,6 @@ class CaptureRegister:
 
 
 def _is_of(job: JobId, other: JobId) -> bool:
-    """Of one owner and name: a second live run is called ``name#<6 digits>``."""
+    """Return whether owner and name are the same; a second live run is ``name#<6 digits>``."""
     names = {one.name.partition("#")[0] for one in (job, other)}
     return job.owner == other.owner and len(names) == 1

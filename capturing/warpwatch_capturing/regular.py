@@ -58,7 +58,7 @@ class RegularCaptures:
 
     def advance(self, now: float, active: Sequence[Anomaly]) -> None:
         """Request what is due. ``now``: wall clock; ``active``: all active anomalies."""
-        # A clock that was set back is no reason to wait for it.
+        # If the clock was set back, do not wait until it catches up.
         if 0 < self._next_at - now <= INTERVAL_S:
             return
         self._next_at = now + INTERVAL_S
@@ -138,7 +138,7 @@ class Baseline:
             return None
         self._check_harm(job.id)
         rank = min(self._ranks[job.id], key=lambda rank: rank.rank)
-        # Shapes tell what the job's model computes, unless it says so itself.
+        # Shapes are needed for the model's FLOPs, unless the job reports them.
         counts = rank.device is not None and not (rank.flops_per_token or rank.flops_per_sample)
         return CaptureRequest(
             kind="torch",

@@ -1,4 +1,4 @@
-"""The remote store: what outlasts the node, in an object store by ``obstore``.
+"""The remote store: an object store, by ``obstore``, and captures fetched from it.
 
 It is only written and read by name: nothing here lists or deletes. Credentials come from the
 environment or the workload's identity, as the provider's own tools take them.
@@ -27,13 +27,13 @@ from warpwatch_telemetry.errors import UsageError, WarpwatchError
 PART_BYTES = 5 * 2**20
 PARTS_AT_ONCE = 2
 CONNECT_TIMEOUT_S = 10
-# Of one request with its body: both parts at 170 kB/s.
+# Enough for both parts of a request's body at 170 kB/s.
 REQUEST_TIMEOUT_S = 60
 # Within one put; who uploads tries again much later.
 RETRIES = 2
 RETRY_TIMEOUT_S = 60
 READ_BYTES = 2**20
-# Of what is read into memory: records and summaries.
+# For records and summaries, which are read into memory.
 MAX_DOCUMENT_BYTES = 16 * 2**20
 _PROVIDERS = ("AWS", "GOOGLE", "AZURE")
 _QUERY = re.compile(r"\?\S+")
@@ -50,7 +50,7 @@ class RemoteStoreError(WarpwatchError):
 class RemoteStore:
     """Every call waits for the network, for minutes where the store does not answer.
 
-    Not for a process that forks afterwards without exec: obstore hangs in the child.
+    A process that uses it must not fork and go on: obstore hangs in the child.
     """
 
     def __init__(self, url: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -73,7 +73,7 @@ class RemoteStore:
             raise UsageError(f"{url}: {_line(error)}") from error
 
     def put(self, key: str, content: Path | bytes) -> None:
-        """What the key had before is replaced. Raises RemoteStoreError."""
+        """Write or replace an object. Raises RemoteStoreError."""
         with self._errors(key):
             self._obstore.put(
                 self._store, key, content, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
@@ -142,10 +142,10 @@ TRACES = (".json", ".json.gz")
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Files of this machine now. missing: the ranks that brought none, and why.
+    """Local copies of a capture's files. missing: why ranks have none.
 
-    baseline: what the daemon compared with, empty where it had none or it is not there any more.
-    nodes: where the ranks of a capture over nodes ran. asked: the anomaly that the capture is of.
+    baseline: the traces that the daemon compared with, if they still exist. nodes: the ranks'
+    nodes in a capture over nodes. asked: the anomaly that requested the capture.
     """
 
     traces: Sequence[Path]
@@ -162,9 +162,9 @@ Reading = Callable[[int, int, str], None]
 def fetch(
     address: str, folder: Path, reading: Reading = lambda number, count, name: None
 ) -> Fetched:
-    """One trace, or all that the diagnosis of a capture reads, into an empty folder.
+    """Fetch one trace, or all files for the diagnosis of a capture, into an empty folder.
 
-    Of a capture over nodes that is the reductions, which the fleet has read as well.
+    For a capture over nodes these are the reductions, as in the fleet's own diagnosis.
 
     Raises UsageError for what is neither, RemoteStoreError and OSError.
     """

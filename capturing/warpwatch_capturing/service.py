@@ -125,8 +125,7 @@ class CaptureService:
     ) -> Capture:
         """Start a capture. Raises Refused; refusals are counted, a repeated one only once.
 
-        ``name``, ``start_step``: those of a capture over several nodes; by default this service
-        chooses them.
+        A capture over several nodes passes ``name`` and ``start_step``; else they are chosen here.
         """
         at = self._monotonic()
         with self._lock:

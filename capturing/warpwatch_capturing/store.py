@@ -40,7 +40,7 @@ class Store:
         self.config = config
         self.path = store_path(config)
         try:
-            # Traces hold source lines: others read them through the API, which knows who asks.
+            # Traces hold source lines: other users read them through the API, which checks them.
             make_parents(self.path)
             self.path.mkdir(exist_ok=True)
             self.path.chmod(PRIVATE)
@@ -59,7 +59,7 @@ class Store:
             weakref.finalize(self, os.close, lock_fd)
 
     def _lock(self) -> int:
-        """A second daemon on the store would take this one's captures for its own."""
+        """Lock the store: a second daemon would take over this one's captures."""
         try:
             fd = os.open(self.path / ".lock", _LOCK, 0o600)
         except OSError:
@@ -70,7 +70,7 @@ class Store:
         return fd
 
     def folder(self, capture_id: str, now: float) -> Path:
-        """Where a capture of this time lies, whether there is such a folder or not."""
+        """Return the folder of a capture, which need not exist yet."""
         return self.path / time.strftime("%Y/%m/%d", time.gmtime(now)) / capture_id
 
     def create(self, capture: Capture) -> None:
@@ -91,7 +91,7 @@ class Store:
         files.write(path, json.dumps(content, indent=1).encode())
 
     def load(self, with_diagnosis: int) -> list[Capture]:
-        """The stored captures, oldest first; unreadable ones are passed over and logged.
+        """Return the stored captures, oldest first; unreadable ones are ignored and logged.
 
         Only the newest ``with_diagnosis`` of them get their diagnosis: it takes memory.
         """
@@ -106,7 +106,7 @@ class Store:
         return older + [replace(capture, diagnosis=diagnosis_of(capture)) for capture in newest]
 
     def folders(self) -> list[Path]:
-        """Every folder that lies where captures do, whatever is in it."""
+        """Return all folders in the places of captures, with any content."""
         return [
             path for path in self.path.glob(_FOLDERS) if path.is_dir() and not path.is_symlink()
         ]
@@ -118,10 +118,10 @@ class Store:
         last: Collection[str] = (),
         folders: Collection[Path] = (),
     ) -> tuple[list[Capture], int]:
-        """Remove what is too old or too much: (captures that stay, bytes of the store).
+        """Remove captures that are too old or too many: (captures that stay, bytes of the store).
 
-        ``last``: ids of those that go after all others of their owner, but for their age.
-        ``folders``: what ``folders`` found before ``captures`` was asked for.
+        ``last``: ids of captures that are removed after all others of their owner.
+        ``folders``: the result of ``folders``, called before ``captures`` were read.
         """
         own = {Path(capture.folder) for capture in captures if capture.folder}
         stored = [orphan(path, now) for path in folders if path not in own]
@@ -140,7 +140,7 @@ def store_path(config: StoreConfig) -> Path:
     return Path(unquote(urlparse(config.url).path))
 
 
-# What is shown of the diagnosis of a capture over nodes: it does not grow with the ranks.
+# For a capture over nodes only the parts of a diagnosis are shown that do not grow with ranks.
 _SHOWN = ("schema", "verdict", "summary", "findings", "collectives")
 
 
@@ -155,21 +155,24 @@ def diagnosis_of(capture: Capture) -> Mapping[str, Any] | None:
 
 
 def parse(record: bytes) -> Capture:
-    """Of capture.json. Raises ValueError, KeyError, TypeError, AttributeError for what is none."""
+    """Return the capture of a capture.json.
+
+    Raises ValueError, KeyError, TypeError, AttributeError for an invalid one.
+    """
     content = json.loads(record)
     if content.pop("schema") != SCHEMA:
         raise ValueError("another schema")
-    # What another version saved besides is passed over.
+    # Fields of another version are ignored.
     return msgspec.convert(content, Capture)
 
 
-# A folder without a byte that is no capture's is not kept for long.
+# How long an empty folder without a record is kept.
 EMPTY_AFTER_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A folder of the store; ``capture`` is None where a power cut left no record of one."""
+    """A folder of the store; ``capture`` is None if a power cut has lost its record."""
 
     path: Path
     time: float
@@ -199,11 +202,11 @@ def keep(
     config: StoreConfig,
     now: float,
 ) -> list[Stored]:
-    """Remove what is too old or too much; what stays. Who has the most gives way.
+    """Remove folders that are too old or too many; return the others. The largest owner is first.
 
-    running: what may not go, and takes its part. last: ids of captures that go after all others
-    of their owner, but for their age; the newest of all goes after these: it was just asked for.
-    Before all others of an owner go those that the remote store has.
+    running: folders that stay, but count. last: ids of captures that are removed after all others
+    of their owner, unless they are too old. The newest capture is removed after these. Captures
+    that are in the remote store are removed first.
     """
     rest = [one for one in stored if now - one.time <= one.max_age(config) or not _removed(one)]
     used = sum(one.size for one in running)
@@ -231,7 +234,7 @@ def keep(
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files in it, at any depth."""
+    """Return the bytes of all files in the folder, at any depth."""
     size = 0
     for above, _, names in os.walk(folder):
         for name in names:

@@ -52,9 +52,9 @@ _PASSING = frozenset(
 class _Trigger:
     """The trigger of one active anomaly.
 
-    is_open: whether it was decided if a capture is wanted. ask_at: wall clock, None while nothing
-    is requested. tries: captures that were started. capture_id: the one that may have to be
-    repeated. refused: the reason of the last refusal, None after a capture was started.
+    is_open: whether it has been decided if a capture is wanted. ask_at: wall clock, or None while
+    nothing is to be requested. tries: the number of started captures. capture_id: the capture that
+    may have to be repeated. refused: the reason of the last refusal, None after a start.
     """
 
     anomaly: Anomaly
@@ -69,8 +69,8 @@ class Triggers:
     """Follows anomalies and requests captures for them, for one thread at a time.
 
     Captures are found in the store, so that a restart requests nothing twice. Decisions are
-    published through the board. ``ranks``: those of this node; None for a fleet, which sees all
-    nodes and chooses peers itself.
+    published through the board. ``ranks``: the ranks of this node; None for a fleet, which sees
+    all nodes and chooses peers itself.
     """
 
     def __init__(self, capturer: Capturer, ranks: LiveRanks | None, board: Board) -> None:
@@ -254,7 +254,7 @@ def _passes(anomaly: Anomaly, reason: str) -> bool:
 def is_interrupted(capture: Capture, culprit: int | None) -> bool:
     """Return whether a capture failed because something came in between.
 
-    That is the end of the daemon or of a process, or an evaluation or checkpoint that began.
+    Something is the end of the daemon or of a process, an evaluation or a checkpoint.
     """
     lost = [rank for rank in capture.ranks if rank.state != "written"]
     if capture.outcome == "partial":

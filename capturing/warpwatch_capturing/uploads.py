@@ -1,10 +1,10 @@
-"""Finished captures on their way into the remote store.
+"""Uploads finished captures into the remote store.
 
-What is not there yet is known from the captures themselves, so it survives a restart. A capture
-lies at ``captures/<YYYY>/<MM>/<DD>/<capture-id>/``, as in the local store. Its record, the file
-capture.json, is written when it will not change any more, and manifest.json last: where that lies,
-all lies. Each try writes the same bytes to the same keys. A node's part of a capture over nodes
-lies in ``nodes/<node>/`` of the fleet's.
+Each capture records whether it has been uploaded, so a restart goes on. A capture lies at
+``captures/<YYYY>/<MM>/<DD>/<capture-id>/``, as in the local store. Its record, capture.json, is
+written when it no longer changes, and manifest.json last: if that is there, all is there. Each try
+writes the same bytes to the same keys. A node's part of a capture over nodes lies in
+``nodes/<node>/`` of the fleet's.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ FAILURES_IN_FRONT = 5
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """manifest.json. node: who brought it; files: their sizes in bytes, by name; nodes: those whose
-    parts lie below it, each with a manifest of its own."""
+    """manifest.json. node: the uploader; files: their sizes in bytes, by name; nodes: the nodes
+    whose parts lie below it, each with a manifest of its own."""
 
     capture: str
     node: str
@@ -84,10 +84,10 @@ class Uploads:
         self._bytes = metrics.counter("upload_bytes_total")
         self._pending = metrics.gauge("uploads_pending").labels("capture")
         self._progress: dict[str, _Progress] = {}
-        self._look()
+        self._pending_captures()
 
     def advance(self) -> None:
-        waiting = self._look()
+        waiting = self._pending_captures()
         if self._pause.lasts:
             return
         for capture in waiting:
@@ -97,10 +97,10 @@ class Uploads:
                 self._failed(capture, error)
                 break
             self._pause.reset()
-        self._look()
+        self._pending_captures()
 
-    def _look(self) -> list[Capture]:
-        """What is not there yet, in the order in which it is to be tried."""
+    def _pending_captures(self) -> list[Capture]:
+        """Return the captures to upload, in the order in which they are tried."""
         known = {capture.id: capture for capture in self._captures.all()}
         given_up = self._progress.keys() - known.keys()
         for capture_id in given_up:

@@ -30,12 +30,12 @@ MAX_CONNECTING = 256
 SILENCE_S = 10.0
 # An agent answers a request within milliseconds.
 ANSWER_S = 10.0
-# Of one agent: 128 ranks at 30 steps a second. Who sends more is read no faster, and loses what
-# its own buffer does not hold.
+# Per agent: 128 ranks at 30 steps per second. An agent that sends more is read no faster, and
+# drops lines when its own buffer is full.
 MAX_LINES_PER_S = 5000
 MAX_BYTES_PER_S = 4 * 2**20
 MAX_LINE_BYTES = 2**20
-# A job is judged by the fleet for so long unless it says so again.
+# The fleet evaluates a job for so long after each lease.
 LEASE_S = 60.0
 
 Lines = Callable[[list[bytes]], None]
@@ -65,7 +65,7 @@ class AgentLink(Protocol):
 
 
 class Agents:
-    """What the links to all agents share. For one event loop. Raises UsageError for a bad file.
+    """The parts that all links share, for one event loop. Raises UsageError for a bad file.
 
     holder: the name of this fleet in leases.
     """
@@ -250,7 +250,7 @@ async def _paced(
             portion = lines[begin : begin + MAX_LINES_PER_S // 10]
             yield portion
             now = monotonic()
-            # What was not used is saved for ten seconds: a new reader gets what was kept for it.
+            # Unused time is saved for 10 s: a new reader catches up with the agent's buffer.
             size = sum(map(len, portion))
             cost_s = max(len(portion) / MAX_LINES_PER_S, size / MAX_BYTES_PER_S)
             allowed_at = max(allowed_at, now - 10.0) + cost_s
@@ -267,7 +267,7 @@ async def _refusal(answer: httpx.Response) -> str:
 
 
 async def _content(answer: httpx.Response) -> bytes:
-    """As much as an agent has to say at once; one that says more is none. Raises AgentError."""
+    """Return the body of a reply. Raises AgentError for a longer one than agents send."""
     content = b""
     async for part in _parts(answer):
         content += part

@@ -1,4 +1,4 @@
-"""What all agents have said: their nodes, and the jobs over them. No I/O, and no clock."""
+"""The nodes of all agents, and the jobs over them. No I/O, and no clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 LATE_S = 5.0
 # Ended jobs are shown for so long.
 KEPT_S = 600.0
-# Of three, two may be lost.
+# Two of three may be lost.
 LEASE_INTERVAL_S = 20.0
 MAX_JOBS = 4096
 # Records of all jobs that wait to be judged: a gigabyte at most.
@@ -37,7 +37,7 @@ MIN_SAVE_ROUNDS = 400
 
 
 class Cluster:
-    """Whoever feeds or reads it holds ``lock``. ``now``: wall clock, in seconds."""
+    """All nodes and jobs. Callers hold ``lock``. ``now``: wall clock, in seconds."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class Cluster:
         anomalies: AnomaliesConfig,
         saved: Mapping[JobId, SavedJob] | None = None,
     ) -> None:
-        # The loop that follows has it for long, whoever asks for a moment.
+        # The loop that follows agents holds it for long, other threads for a moment.
         self.lock = threading.Lock()
-        # What the fleet before this one knew, by what a job is called on a node.
+        # The state of the fleet before this one, by the job's name on a node.
         self._saved = saved or {}
         # Jobs that are not kept any more, for who keeps them over a restart.
         self.forgotten: list[JobId] = []
@@ -67,7 +67,7 @@ class Cluster:
     # --- nodes ---
 
     def set_targets(self, targets: Mapping[str, Target]) -> None:
-        """Those that are gone are forgotten with what they said; their ranks stay as they were."""
+        """Add and remove nodes. The ranks of removed nodes stay as they are."""
         for address in self.nodes.keys() - targets.keys():
             self.node_names.release(self.nodes.pop(address))
         for address, target in targets.items():
@@ -78,22 +78,22 @@ class Cluster:
                 self.nodes[address] = Node(target, self.node_names)
 
     def names(self) -> dict[str, str]:
-        """Of nodes, by address."""
+        """Return the names of nodes by address."""
         return {address: node.name for address, node in self.nodes.items()}
 
     # --- what they say ---
 
-    def take(self, address: str, lines: Iterable[bytes], now: float) -> None:
+    def feed(self, address: str, lines: Iterable[bytes], now: float) -> None:
         """Apply lines of the agent at ``address``. Raises AgentError to stop following it."""
         node = self.nodes.get(address)
         if node is None:
             return
         for line in lines:
-            for record in node.take(line, now):
+            for record in node.feed(line, now):
                 try:
                     self._take(address, record)
                 except Exception:
-                    # Whatever is wrong with a record costs that record.
+                    # A bad record is dropped alone.
                     logger.exception("%s: a record is ignored", address)
                     self.refused["error"] += 1
 
@@ -113,7 +113,7 @@ class Cluster:
         elif job is None:
             self.refused["unknown_rank"] += 1
         else:
-            job.take(address, record)
+            job.feed(address, record)
 
     def _joined(self, address: str, seen: RankSeen) -> FleetJob | None:
         name = (seen.owner, seen.job_id.base_name)
@@ -141,12 +141,12 @@ class Cluster:
     # --- judging ---
 
     def is_heard(self) -> bool:
-        """Whether every agent has told what runs there, or could not be asked."""
+        """Return whether each agent has reported its ranks, or cannot be reached."""
         reasons = {node.reason for node in self.nodes.values()}
         return bool(reasons) and NOT_ASKED not in reasons
 
     def judge(self, now: float) -> list[Change]:
-        """What has changed of the anomalies that are the fleet's to raise, with their nodes."""
+        """Return the changes of the fleet's own anomalies, with their nodes."""
         self._drop_waiting()
         found: list[tuple[FleetJob, Change]] = []
         for job in list(self.jobs.values()):
@@ -165,13 +165,13 @@ class Cluster:
         ]
 
     def _drop_waiting(self) -> None:
-        """Of who has the most, what waits for nodes that are away."""
+        """Drop the waiting records of the jobs that have the most."""
         waiting = [job.waiting for job in self.jobs.values()]
         while sum(map(len, waiting)) > MAX_WAITING:
             max(waiting, key=len).clear()
 
     def _is_ours(self, job: FleetJob, change: Change) -> bool:
-        """Whether the fleet raises it; it counts those that it does."""
+        """Return whether the fleet opens the anomaly, and count it."""
         kind, ident = change.anomaly.kind, change.anomaly.id
         if change.what == "opened" and self._raised_by_agents(job, change.anomaly):
             job.left.add(ident)
@@ -180,7 +180,7 @@ class Cluster:
         return ident not in job.left
 
     def _raised_by_agents(self, job: FleetJob, found: Anomaly) -> bool:
-        """Whether one has this, from when nobody else judged the job."""
+        """Return whether an agent has opened this before the fleet evaluated the job."""
         return any(
             node.has_active(found, name)
             for address, name in job.nodes.items()
@@ -188,7 +188,7 @@ class Cluster:
         )
 
     def to_save(self, now: float, changed: Collection[JobId | None]) -> list[SavedJob]:
-        """Of the jobs that have changed, and a few whose turn it is."""
+        """Return the state of the jobs that have changed, and of a few that are due."""
         judged = [job for job in self.jobs.values() if job.judged]
         due = [job for job in judged if now - job.saved_at > SAVE_INTERVAL_S]
         wanted = {job.id: job for job in due[: 1 + len(judged) // MIN_SAVE_ROUNDS]}
@@ -198,7 +198,7 @@ class Cluster:
         return [saved for job in wanted.values() if (saved := job.saved())]
 
     def _known_until(self, job: FleetJob, now: float) -> float | None:
-        """Until when all of its nodes have told what happened; None while one is away."""
+        """Return until when all nodes of the job have reported; None while one is away."""
         clocks = []
         for address in job.live_nodes():
             node = self.nodes.get(address)
@@ -215,9 +215,9 @@ class Cluster:
     def leases_due(
         self, now: float, changed: Collection[JobId | None]
     ) -> list[tuple[Target, JobId, dict[str, str]]]:
-        """Which agent is to hear that the fleet judges which job, and what is raised of it.
+        """Return the leases to renew: the agent, the job's name there, its active anomalies.
 
-        Of others the agents judge alone. changed: jobs of which something new is raised.
+        Agents evaluate other jobs alone. changed: the jobs with a new anomaly.
         """
         due = []
         for job in self.jobs.values():
@@ -254,7 +254,7 @@ class Cluster:
     # --- what is known ---
 
     def _device_faults(self) -> dict[str, list[Anomaly]]:
-        """What agents have found of devices, by their address."""
+        """Return the anomalies of devices that agents have found, by the agent's address."""
         found = {
             address: [one for one in node.anomalies() if one.kind in DEVICE_KINDS]
             for address, node in self.nodes.items()
@@ -271,7 +271,7 @@ class Cluster:
                 yield self._on_gpu(job, anomaly)
         for node in self.nodes.values():
             for anomaly in node.anomalies():
-                # What an agent goes on with while no fleet is there has the fleet's id.
+                # An anomaly that an agent continues while there is no fleet has the fleet's id.
                 if anomaly.id.removesuffix(f"@{node.name}") not in own:
                     yield anomaly
 
@@ -302,9 +302,9 @@ JOIN_S = 600.0
 
 
 def _find_job(seen: RankSeen, node: str, jobs: Iterable[FleetJob]) -> FleetJob | None:
-    """The job that a rank of a node is of; None: of one that nobody has spoken of.
+    """Return the job of a node's rank, or None for a new job.
 
-    ``jobs``: of its owner and name.
+    ``jobs``: the jobs of its owner and name.
     """
     for job in jobs:
         if seen.master or job.master:
@@ -327,7 +327,7 @@ def _may_join(seen: RankSeen, node: str, job: FleetJob) -> bool:
 
 
 def _new_id(seen: RankSeen, taken: Iterable[JobId]) -> JobId:
-    """What a job is called that nobody has spoken of."""
+    """Return the id of a new job."""
     same = {
         job for job in taken if (job.owner, job.base_name) == (seen.owner, seen.job_id.base_name)
     }

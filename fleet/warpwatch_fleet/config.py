@@ -18,7 +18,7 @@ Address = Annotated[str, Field(pattern=ADDRESS)]
 
 
 class ShardConfig(Section):
-    """Of ``of`` fleets that share the jobs, this is the one at ``index``, from 0."""
+    """This fleet is number ``index``, from 0, of ``of`` fleets that share the jobs."""
 
     index: Annotated[int, Field(ge=0)] = 0
     of: Annotated[int, Field(ge=1, le=999)] = 1
@@ -56,9 +56,10 @@ class AgentsConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """Of each job whose name is like ``job`` (shell-style), ``ranks`` are captured ``every`` so
-    often while it is well, over as many nodes as possible. Five steps are what PyTorch's own
-    examples record; eight ranks tell one slow rank from a slow job.
+    """Regular captures of healthy jobs whose name matches ``job`` (shell-style).
+
+    ``ranks`` on as many nodes as possible are captured ``every`` so often. Five steps are as in
+    PyTorch's own examples; eight ranks tell one slow rank from a slow job.
     """
 
     job: Annotated[str, Field(min_length=1, max_length=512)]
@@ -69,8 +70,8 @@ class ScheduleConfig(Section):
 
 
 class InjectionConfig(Section):
-    """Of the webhook that puts the shim into pods: where it listens, its certificate, and
-    ``file``, what a pod gets.
+    """The webhook that adds the shim to pods: its address, its certificate, and ``file`` with the
+    parts that are added.
     """
 
     listen: Listen
@@ -80,7 +81,7 @@ class InjectionConfig(Section):
 
 
 class KubernetesConfig(Section):
-    """What the fleet does in its cluster; nothing by default. With ``dry_run`` taints are only
+    """The fleet's work in its cluster; none by default. With ``dry_run`` taints are only
     told of. ``clear_after``: how long a node has been well when its taint goes.
 
     ``service_account``: the folder with ``token`` and ``ca.crt``.
@@ -107,9 +108,9 @@ class FleetConfig(Section):
     """``targets``, ``targets_files`` (file_sd of Prometheus) and ``targets_dns`` (every address of
     a name) together are the agents that are followed.
 
-    ``token_file``: what the fleet demands of who asks it. ``probe_listen``: where nothing but
-    probes is answered. ``state_dir``: what it has judged and captured, for its next start.
-    ``public_url``: how people reach it, for links.
+    ``token_file``: the token for requests to the fleet. ``probe_listen``: an address for probes
+    alone. ``state_dir``: the state of jobs and captures for the next start.
+    ``public_url``: the fleet's address for users, for links.
     """
 
     listen: Listen = "127.0.0.1:9401"

@@ -1,4 +1,4 @@
-"""The process: agents are found and followed, jobs judged, and HTTP asks for what is known."""
+"""The process of a fleet: finds and follows agents, evaluates jobs, serves HTTP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.following import AgentFollower
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
-from warpwatch_fleet.memory import Memory
+from warpwatch_fleet.memory import JobStateStore
 from warpwatch_fleet.page.endpoint import FleetPage
 from warpwatch_fleet.runs import RunPart, Runs
 from warpwatch_fleet.series import Series
@@ -74,7 +74,7 @@ class Fleet:
         self._hostname = socket.gethostname()
         self._public_url = own.public_url or ""
         self._agents = Agents(own.agents, own.shard, f"{self._hostname}/{own.listen}")
-        self._memory = Memory(own.state_dir)
+        self._memory = JobStateStore(own.state_dir)
         self._cluster = Cluster(config.detection, config.anomalies, self._memory.load())
         self._follower = AgentFollower(self._targets, self._agents, self._cluster)
         self._supervisor = Supervisor()
@@ -200,7 +200,7 @@ class Fleet:
             saved = self._cluster.to_save(now, changed)
             forgotten, self._cluster.forgotten = self._cluster.forgotten, []
         if saved or forgotten:
-            # Before anything is said of it: a fleet that is killed now says it once.
+            # Saved first: a fleet that is killed now reports it only once.
             await asyncio.to_thread(self._memory.keep, saved, forgotten)
         opened = [change.anomaly for change in changes if change.what == "opened"]
         for anomaly in opened:
@@ -299,7 +299,7 @@ class Fleet:
         return Options()
 
     def missing(self) -> tuple[str, ...]:
-        """A fleet without some agents is ready: it says of each job whether it sees all of it."""
+        """Return why the fleet is not ready. Lost agents are shown with their jobs instead."""
         return self._targets.failing
 
     def request_capture(self, request: CaptureRequest) -> Capture:

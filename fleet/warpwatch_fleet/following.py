@@ -62,7 +62,7 @@ class AgentFollower:
         def take(lines: list[bytes]) -> None:
             now = self._wall()
             with self._cluster.lock:
-                self._cluster.take(address, lines, now)
+                self._cluster.feed(address, lines, now)
                 if not node.up:
                     logger.info("%s: following %s", address, node.name)
                 node.up, node.reason = True, ""

@@ -23,11 +23,11 @@ from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
 from warpwatch_telemetry.state import JobState, RankState, RecentSteps, StepDurations
 
-# Of a job that was judged before a restart all ranks are awaited for so long.
+# How long all ranks are awaited of a job that was evaluated before a restart.
 RANKS_AWAITED_S = 30.0
 # By address, what agents have found of their devices.
 Faults = Mapping[str, Iterable[Anomaly]]
-# What was over so long before may have brought it about.
+# A fault that closed so long before may be the cause.
 CAUSE_S = 60.0
 MAX_EVIDENCE = 4
 # Anomalies that have ended, which a restart remembers.
@@ -40,12 +40,10 @@ _RANK = re.compile(r"\brank (\d{1,7})\b")
 class FleetJob:
     """``nodes``: by address, what the job is called there. judged: whether by the fleet.
 
-    waiting: records that are not judged yet.
-    left: ids of what the fleet has found when an agent had raised it: it stays the agent's.
-    saved_at, leased_at: wall clock; when what is known was last kept for a restart, and when agents
-    last heard that the fleet judges it.
+    waiting: records that are not evaluated yet. left: ids of anomalies that an agent had opened
+    first, and keeps. saved_at, leased_at: wall clock of the last save, and of the last lease.
 
-    A job of one node is its agent's; the fleet shows it and judges only what several nodes have.
+    A job of one node is its agent's: the fleet evaluates only jobs on several nodes.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class FleetJob:
         self.ended_at: float | None = None
         self._kinds = kinds
         self._anomalies = anomalies
-        self.waiting = Merger()
+        self.waiting = RecordMerger()
         self._time = -math.inf
         self._skip = False
         self._saved = saved
@@ -88,7 +86,7 @@ class FleetJob:
         return self.nodes[node].run
 
     def names(self) -> set[JobId]:
-        """What it is called here and on its nodes."""
+        """Return the names of the job here and on its nodes."""
         return {self.id, *self.nodes.values()}
 
     def live_ranks(self) -> dict[int, str]:
@@ -122,12 +120,12 @@ class FleetJob:
             self._begin_to_judge()
         return True
 
-    def take(self, node: str, record: Step | RankEvent | End) -> None:
+    def feed(self, node: str, record: Step | RankEvent | End) -> None:
         for one in self._of_ranks(node, record):
             member = self.members.get(one.rank if one.rank is not None else -1)
             if member is None or member.node != node:
                 continue
-            member.take(one)
+            member.feed(one)
             if self.judged:
                 self.waiting.add(self._as_ours(one))
 
@@ -155,7 +153,7 @@ class FleetJob:
     def advance(self, known_until: float | None) -> list[Change]:
         """Judge what is known of all nodes until then; None: one is away, and time stands still.
 
-        Its ranks would look as if they hung. What has changed of what is the fleet's to raise.
+        Its ranks would look as if they hung. Return the changes of the fleet's own anomalies.
         """
         detection = self.detection
         if detection is None or known_until is None:
@@ -182,7 +180,7 @@ class FleetJob:
     # --- over a restart of the fleet ---
 
     def _awaits_ranks(self, now: float) -> bool:
-        """Those of a node that is not followed yet would look as if they had ended."""
+        """Return whether to wait for ranks of nodes that are not followed yet."""
         if self._awaited_until is None:
             self._awaited_until = now + RANKS_AWAITED_S
         return len(self.members) < self.world_size and now < self._awaited_until
@@ -190,7 +188,7 @@ class FleetJob:
     def _resume(
         self, detection: Detection, saved: SavedJob, records: Iterable[Record], until: float
     ) -> list[Change]:
-        """Go on as the fleet before this one. Time that no records tell of has not passed."""
+        """Go on as the fleet before this one. Time without records has not passed."""
         fresh = snapshot.give_back(saved.detectors, detection.parts())
         detection.history.extend(saved.history)
         if snapshot.ENGINE in fresh:
@@ -200,7 +198,7 @@ class FleetJob:
         return detection.resume(begun, fresh)
 
     def saved(self) -> SavedJob | None:
-        """What a restart needs to know; None of one that is not judged, or not yet again."""
+        """Return the state for a restart, or None for a job that is not evaluated (again)."""
         detection = self.detection
         if detection is None or self._saved is not None:
             return None
@@ -217,7 +215,7 @@ class FleetJob:
     # --- what it finds ---
 
     def anomalies(self, names: Mapping[str, str], faults: Faults) -> Iterator[Anomaly]:
-        """Those that are the fleet's to raise, with the node of their rank. names: of nodes."""
+        """Yield the fleet's own anomalies with the node of their rank. names: node names."""
         knows = self._saved or self.detection
         if knows is None:
             return
@@ -233,7 +231,7 @@ class FleetJob:
     def located(self, anomaly: Anomaly, names: Mapping[str, str], faults: Faults) -> Anomaly:
         """With an id that is its alone, the node of its rank, and what was found of its GPU.
 
-        What it does and what speaks for it name their nodes, too.
+        Its effects and evidence name their nodes, too.
         """
 
         def node_of(rank: int | None) -> str:
@@ -262,7 +260,7 @@ class FleetJob:
         )
 
     def _beside(self, anomaly: Anomaly, faults: Faults) -> Iterator[str]:
-        """What agents found of its ranks' GPUs and of their nodes' network: it may be the cause."""
+        """Yield faults of its ranks' GPUs and their nodes' network, which may be the cause."""
         kinds = DEVICE_CAUSES.get(anomaly.kind, ())
         of_network = NETWORK_CAUSES.get(anomaly.kind, ())
         end = math.inf if anomaly.end_time is None else anomaly.end_time
@@ -289,7 +287,7 @@ class FleetJob:
         ]
 
     def step_s(self) -> float | None:
-        """Of the newest steps of one live rank: all ranks of a job go at one pace."""
+        """Return the newest step time of one live rank: all ranks of a job keep one pace."""
         live = next((member for member in self.members.values() if member.is_live), None)
         pace = live.recent.pace().get("steps_per_s") if live else None
         return 1.0 / pace if pace else None
@@ -304,13 +302,13 @@ class FleetJob:
         )
 
 
-# Records that wait for a node that is late or away, of a job and of each of its ranks; the oldest
-# are dropped: what a job does while nobody sees all of it is not judged.
+# Records that wait for a node that is late or away, per job and per rank. The oldest are dropped:
+# a job is not evaluated while a part of it is not seen.
 MAX_WAITING = 200_000
 MAX_WAITING_OF_RANK = 4000
 
 
-class Merger:
+class RecordMerger:
     """``add`` in any order, ``until`` a time in order of time; what comes late is as of now."""
 
     def __init__(self) -> None:
@@ -345,7 +343,7 @@ JobRecord = RankSeen | Step | RankEvent | End
 
 @dataclass(slots=True)
 class Member:
-    """One rank of the job, on the node of this address."""
+    """One rank of the job, on the node at this address."""
 
     node: str
     seen: RankSeen
@@ -365,7 +363,7 @@ class Member:
     def is_live(self) -> bool:
         return self.status in ("running", "stopped")
 
-    def take(self, record: JobRecord) -> None:
+    def feed(self, record: JobRecord) -> None:
         if isinstance(record, Step):
             self._take_step(record)
         elif isinstance(record, End):

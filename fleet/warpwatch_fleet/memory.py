@@ -1,6 +1,6 @@
-"""What a fleet has judged, in a file a job, so that its restart neither repeats nor forgets it.
+"""Saves the state of each job in a file, so that a restart neither repeats nor forgets it.
 
-Agents keep the lines of ten minutes: a state that is not older goes on without a gap.
+Agents keep the lines of ten minutes: a younger state goes on seamlessly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_BYTES = 256 * 2**20
 
 
 class SavedJob(msgspec.Struct, frozen=True):
-    """names: what the job is called on its nodes. left: what agents had raised before."""
+    """names: the job's names on its nodes. left: anomalies that agents had opened before."""
 
     id: JobId
     names: tuple[JobId, ...]
@@ -41,8 +41,8 @@ class SavedJob(msgspec.Struct, frozen=True):
     left: frozenset[str] = frozenset()
 
 
-class Memory:
-    """Below ``folder``. What cannot be written or read is logged, and costs only itself."""
+class JobStateStore:
+    """Below ``folder``. Files that cannot be written or read are logged and skipped."""
 
     def __init__(self, folder: Path, wall: Callable[[], float] = time.time) -> None:
         self._folder = folder

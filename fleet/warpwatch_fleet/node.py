@@ -1,4 +1,4 @@
-"""An agent as far as it can be believed: its lines, validated and bounded, in the fleet's time."""
+"""One agent's state: its lines, validated and bounded, in the fleet's time."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from warpwatch_telemetry.stream import (
 LEAST_SKEW_S = 0.5
 # Worth a word to a person.
 TOLD_SKEW_S = TOLD_LAG_S = 5.0
-# What an agent may have at once: as many rings as its own limit, as many anomalies as it keeps.
+# Limits per agent: as many rings as its own limit, as many anomalies as it keeps.
 MAX_RANKS = 1024
 MAX_ANOMALIES = 1000
 # Records that come before the agent has told its time: what it keeps for a new reader.
 MAX_EARLY_BYTES = 32 * 2**20
-# Of a step, rank or event.
+# The longest line of a step, rank or event.
 MAX_RECORD_BYTES = 4096
 MAX_TEXT = 500
-# Of a summary of a run.
+# The longest summary of a run.
 MAX_RUN_BYTES = 64 << 10
 # Year 5138: what a calendar can show.
 MAX_TIME = 1e11
@@ -54,7 +54,7 @@ MAX_SENTENCES = 16
 MAX_CAPTURES = 20
 MAX_RUNS = 20
 MAX_DEVICES = 128
-# What is kept of a device.
+# The series that are kept of a device.
 MAX_SERIES = 64
 _OF_DEVICE = frozenset(
     f"device_{name}"
@@ -75,11 +75,11 @@ _CAPTURE_ID = re.compile(capture_id.PATTERN)
 
 
 class Node:
-    """``take`` every line in order. name: what the agent calls its node, its address until then.
+    """One agent's node. Call ``feed`` with every line in order.
 
-    up, reason: whether it can be followed, and why not. clock: until when, in the fleet's time,
-    everything that happened there is known. refused: lines that were not believed, by why; newer:
-    lines of types, or with fields, that only newer versions know.
+    name: the agent's name for its node, its address until then. up, reason: whether the agent can
+    be followed, and why not. clock: until this time, in the fleet's clock, all is reported.
+    refused: untrusted lines by reason; newer: lines of types or with fields of newer versions.
     """
 
     def __init__(self, target: Target, names: NodeNames | None = None) -> None:
@@ -93,7 +93,7 @@ class Node:
         self.lost = 0
         self.refused: Counter[str] = Counter()
         self.newer = 0
-        # Of the agent, as it says.
+        # The agent's version, as it claims.
         self.version = ""
         self._is_newer = False
         self._anomalies: dict[str, Anomaly] = {}
@@ -126,7 +126,7 @@ class Node:
         self._unnamed, self._unnamed_bytes = deque(), 0
         self._is_named = self.target.owner is not None
 
-    def take(self, line: bytes, now: float) -> Iterator[Record]:
+    def feed(self, line: bytes, now: float) -> Iterator[Record]:
         """Yield the records that the line completes, in the fleet's time. ``now``: wall clock.
 
         Lines wait for the first one that names the agent. Raises AgentError for a name that it
@@ -155,7 +155,7 @@ class Node:
         try:
             said = decode_stream_line(line)
         except Exception:
-            # Whatever is wrong with a line costs that line.
+            # A bad line is dropped alone.
             self.refused["unreadable"] += 1
             return None
         # Lines of other agents are read once.
@@ -270,7 +270,7 @@ class Node:
             )
 
     def take_capture(self, capture: Capture) -> None:
-        """One that has begun or changed; of another owner, or with a name that is none, refused."""
+        """Keep a capture that has changed; refuse another owner's, or one with an invalid id."""
         owner = self.target.owner
         foreign = owner is not None and capture.request.owner != owner
         timely = _is_time(capture.time) and _is_time(capture.end_time or 0.0)
@@ -298,7 +298,7 @@ class Node:
             )
 
     def _take_device(self, reading: DeviceReading) -> None:
-        """As much of it as the page shows; a network port is no GPU."""
+        """Keep the values that the page shows; network ports are ignored."""
         if isinstance(reading, PortReading):
             return
         name, reason = reading.device[:MAX_TEXT], reading.reason[:MAX_TEXT]

@@ -14,17 +14,17 @@ import msgspec
 from warpwatch_detection.runs.run_figures import StepHistogram
 from warpwatch_telemetry.jobs import JobId, RunSummary
 
-# Of nodes that are named.
+# Nodes that are named.
 MAX_NAMED = 8
 MAX_CAPTURES = 20
-# Whoever looks at the page asks every two seconds.
+# The page asks every 2 s.
 AGE_S = 5.0
 
 
 class RunPart(NamedTuple):
-    """What one agent keeps of a run. encoded: a RunSummary as JSON, a fifth of its size in memory.
+    """One agent's summary of a run. encoded: a RunSummary as JSON, a fifth of its size in memory.
 
-    run: what the fleet calls it. ahead_s: what the fleet's clock is ahead of the agent's.
+    run: its name in the fleet. ahead_s: by how much the fleet's clock is ahead of the agent's.
     """
 
     run: JobId
@@ -123,7 +123,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _mean(parts: Sequence[RunSummary], values: Sequence[float | None]) -> float | None:
-    """Of all steps, where each part says it of its own."""
+    """Return the mean over all steps, given the mean of each part."""
     known = [
         (part.judged_steps, value)
         for part, value in zip(parts, values, strict=True)

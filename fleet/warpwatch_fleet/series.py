@@ -1,4 +1,4 @@
-"""What a fleet says on ``/metrics`` of its agents and jobs; ranks are on their agents' own."""
+"""The metrics of a fleet's agents and jobs; ranks are on the ``/metrics`` of their agents."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Series:
             return {"up": up, "down": len(self._cluster.nodes) - up}
 
     def _ups(self) -> Mapping[str, float]:
-        """Of two agents with one name the second is not followed: the name is not up."""
+        """Return 1 for nodes that are followed; a name that two agents claim is not up."""
         with self._cluster.lock:
             ups: dict[str, float] = {}
             for node in self._cluster.nodes.values():

@@ -1,4 +1,4 @@
-"""Which agents there are: a list, files as Prometheus reads them, every address of a name."""
+"""Finds the agents: from a list, files as Prometheus reads them, every address of a name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ADDRESS = re.compile(ADDRESS)
 class Target:
     """``address``: host and port. labels: of its group in the file.
 
-    server_name: whom its certificate is of, where that is not the host of the address.
+    server_name: the name in its certificate, if that is not the host of the address.
     """
 
     address: str
@@ -45,7 +45,7 @@ class Target:
 class Targets:
     """``read`` may wait for disks and the network.
 
-    A file or name that cannot be read keeps the targets that it gave before, and is said once.
+    A file or name that cannot be read keeps its last targets, and is logged once.
     """
 
     def __init__(self, config: FleetConfig) -> None:
@@ -55,7 +55,7 @@ class Targets:
 
     @property
     def failing(self) -> tuple[str, ...]:
-        """What cannot be read now, one line each."""
+        """The sources that cannot be read now, one line each."""
         return tuple(self._failing.values())
 
     def read(self) -> dict[str, Target]:

@@ -158,7 +158,7 @@ class PlayedFleet:
             node.reason = "" if agent.is_heard else "ConnectError"
             if agent.is_heard:
                 lines = agent.lines(node.cursor)
-                self.cluster.take(agent.address, lines, self.clock.wall())
+                self.cluster.feed(agent.address, lines, self.clock.wall())
 
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)

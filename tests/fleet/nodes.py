@@ -9,7 +9,7 @@ from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.cluster import Cluster
-from warpwatch_fleet.memory import Memory
+from warpwatch_fleet.memory import JobStateStore
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import RunSummary
@@ -61,7 +61,7 @@ class TestCluster:
     def hear(self, *nodes: TestNode) -> None:
         """Of these, or of all, what they have to say; then judge."""
         for node in nodes or self.nodes:
-            self.cluster.take(node.address, node.lines(self.now), self.now)
+            self.cluster.feed(node.address, node.lines(self.now), self.now)
             self.cluster.nodes[node.address].up = True
         self.changes += self.cluster.judge(self.now)
 
@@ -71,14 +71,14 @@ class TestCluster:
             if forget:
                 node.stream = RecordStream()
             node.cursor = None
-        self.cluster = Cluster(DetectionConfig(), AnomaliesConfig(), Memory(folder).load())
+        self.cluster = Cluster(DetectionConfig(), AnomaliesConfig(), JobStateStore(folder).load())
         targets = {one.address: Target(one.address, self.labels) for one in self.nodes}
         self.cluster.set_targets(targets)
         self.changes.clear()
 
     def save(self, folder: Path) -> None:
         saved = self.cluster.to_save(self.now, [one.id for one in self.cluster.jobs.values()])
-        Memory(folder).keep(saved, self.cluster.forgotten)
+        JobStateStore(folder).keep(saved, self.cluster.forgotten)
 
     def raised(self) -> list[str]:
         return [one.anomaly.kind for one in self.changes if one.what == "opened"]

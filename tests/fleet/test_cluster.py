@@ -15,8 +15,8 @@ from tests.manual_clock import ManualClock
 from warpwatch._version import __version__
 from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.config import ShardConfig
-from warpwatch_fleet.jobs import Merger
-from warpwatch_fleet.memory import KEPT_S, SAVE_INTERVAL_S, Memory
+from warpwatch_fleet.jobs import RecordMerger
+from warpwatch_fleet.memory import KEPT_S, SAVE_INTERVAL_S, JobStateStore
 from warpwatch_fleet.series import Series
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
@@ -182,7 +182,7 @@ def test_a_node_that_is_away_is_no_hang_and_time_stands_still_for_its_jobs(two):
     assert two.anomalies() == []
     # A clock that took a while to come says until when all is known; up to 5 s behind is not away.
     late = encode_line(Clock(two.now - 0.3)) or b""
-    two.cluster.take(first.address, [late], two.now)
+    two.cluster.feed(first.address, [late], two.now)
     assert two.now - two.cluster.nodes[first.address].clock == pytest.approx(0.3, abs=0.01)
     two.hear()
     assert two.cluster.is_whole(two.job(), two.now + 5.0)
@@ -304,7 +304,7 @@ GARBAGE = (
 
 @pytest.mark.parametrize("line", GARBAGE)
 def test_garbage_is_counted_and_nothing_else(two, line):
-    two.cluster.take("gpu-1:9400", [line], two.now)
+    two.cluster.feed("gpu-1:9400", [line], two.now)
     train(two, 5)
     assert len(two.cluster.jobs) == 1
     assert sum(two.cluster.count_refused().values()) == 1
@@ -314,7 +314,7 @@ def test_too_many_ranks_and_a_record_as_long_as_a_book_are_refused_and_the_agent
     cluster = TestCluster(TestNode("gpu-1"))
     records = [seen(0, job=f"job-{number}") for number in range(1030)]
     lines = [encode_line(one) or b"" for one in (*records, seen(0, device="x" * 5000))]
-    cluster.cluster.take("gpu-1:9400", lines, cluster.now)
+    cluster.cluster.feed("gpu-1:9400", lines, cluster.now)
     cluster.hear()
     assert len(cluster.cluster.jobs) == 1024
     assert cluster.cluster.count_refused() == {"too_many_ranks": 6, "too_long": 1}
@@ -326,7 +326,7 @@ def test_what_comes_before_an_agent_has_told_its_time_is_bounded(monkeypatch):
     cluster = TestCluster(TestNode("gpu-1"))
     lines = [encode_line(seen(rank, world=99)) or b"" for rank in range(10, 99)]
     monkeypatch.setattr("warpwatch_fleet.node.MAX_EARLY_BYTES", 3 * len(lines[0]) + 1)
-    cluster.cluster.take("gpu-1:9400", lines, cluster.now)
+    cluster.cluster.feed("gpu-1:9400", lines, cluster.now)
     assert cluster.cluster.jobs == {}
     cluster.hear()
     assert sorted(cluster.job().members) == [97, 98]
@@ -340,17 +340,17 @@ def test_a_name_belongs_to_the_first_agent_that_has_it_until_it_is_away():
     one, other = cluster.nodes.values()
     other.begin()
     second.say(seen(0))
-    cluster.take("gpu-1:9400", first.lines(NOW), NOW)
+    cluster.feed("gpu-1:9400", first.lines(NOW), NOW)
     one.up = True
     with pytest.raises(AgentError, match="another agent says that it is on gpu-1"):
-        cluster.take("gpu-9:9400", second.lines(NOW), NOW)
+        cluster.feed("gpu-9:9400", second.lines(NOW), NOW)
     # Nothing of what it said before is believed.
     assert (cluster.jobs, other.name) == ({}, "gpu-9:9400")
     with pytest.raises(AgentError, match="now says that it is on 'gpu-2'"):
-        cluster.take("gpu-1:9400", [encode_stream_line(CursorLine("1-1", "gpu-2"))], NOW)
+        cluster.feed("gpu-1:9400", [encode_stream_line(CursorLine("1-1", "gpu-2"))], NOW)
     one.up = False
     other.begin()
-    cluster.take("gpu-9:9400", second.lines(NOW), NOW)
+    cluster.feed("gpu-9:9400", second.lines(NOW), NOW)
     assert other.name == "gpu-1"
 
 
@@ -373,7 +373,7 @@ def test_a_tenants_agent_takes_no_name_of_a_node():
 
 
 def test_records_of_several_nodes_come_in_order_and_late_ones_as_of_now():
-    merger = Merger()
+    merger = RecordMerger()
     for time in (3.0, 1.0, 2.0, 5.0):
         merger.add(step(0, int(time), time))
     assert [one.time for one in merger.until(3.0)] == [1.0, 2.0, 3.0]
@@ -429,11 +429,11 @@ def test_what_was_judged_is_kept_each_four_minutes_and_for_a_day(two, tmp_path):
     kept_at = path.stat().st_mtime
     for after_s, count in ((KEPT_S, 1), (KEPT_S + 1, 0)):
         clock = ManualClock(wall=kept_at + after_s)
-        assert len(Memory(tmp_path, clock.wall).load()) == count
+        assert len(JobStateStore(tmp_path, clock.wall).load()) == count
     two.save(tmp_path)
     path.write_bytes(path.read_bytes()[:-9])
-    assert Memory(tmp_path).load() == {}
-    Memory(tmp_path).keep([], [job.id])
+    assert JobStateStore(tmp_path).load() == {}
+    JobStateStore(tmp_path).keep([], [job.id])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -506,7 +506,7 @@ def test_text_of_an_agent_is_one_line_that_utf_8_can_hold():
     job = "j\ud800\x1b[2J\n\u202e"
     line = json.dumps({"type": "rank", "time": NOW, "job": job, "rank": 0, "world_size": 1})
     node.stream.put_anomaly(found_by_agent("xid", summary="a\x9bb\nc", evidence=("\x07",)))
-    cluster.cluster.take(node.address, [line.encode()], NOW)
+    cluster.cluster.feed(node.address, [line.encode()], NOW)
     cluster.hear()
     assert cluster.job().id.name == "j  [2J  "
     (anomaly,) = cluster.anomalies()
@@ -516,7 +516,7 @@ def test_text_of_an_agent_is_one_line_that_utf_8_can_hold():
 def test_a_line_that_a_newer_agent_alone_knows_is_ignored_and_counted():
     cluster = TestCluster(TestNode("gpu-1"))
     cluster.hear()
-    cluster.cluster.take("gpu-1:9400", [b'{"type":"tomorrow","time":1}'], NOW)
+    cluster.cluster.feed("gpu-1:9400", [b'{"type":"tomorrow","time":1}'], NOW)
     node = cluster.cluster.nodes["gpu-1:9400"]
     assert (node.newer, node.version, sum(node.refused.values())) == (1, "0.1.0", 0)
     said = f"its agent is 0.1.0, this fleet {__version__}: 1 lines have types or fields"
@@ -537,7 +537,7 @@ def test_what_an_agent_makes_up_grows_nothing_without_end(monkeypatch):
     for number in range(100):
         made_up = seen(0, job=f"job-{number}"), step(0, number, NOW, run=f"run-{number}")
         lines = [encode_line(one) or b"" for one in made_up]
-        cluster.cluster.take("gpu-1:9400", lines, NOW)
+        cluster.cluster.feed("gpu-1:9400", lines, NOW)
     assert (len(node._ranks), len(cluster.cluster.jobs)) == (10, 10)
 
 

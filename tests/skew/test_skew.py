@@ -68,7 +68,7 @@ def told(*lines: bytes) -> tuple[Cluster, Node]:
     """Return a fleet that has been told these lines after the agent's name, and the node."""
     fleet = TestCluster(TestNode("gpu-1"))
     (address,) = fleet.cluster.nodes
-    fleet.cluster.take(address, [lines[-1], *lines], NOW + 20)
+    fleet.cluster.feed(address, [lines[-1], *lines], NOW + 20)
     node = fleet.cluster.nodes[address]
     node.up, node.reason = True, ""
     return fleet.cluster, node

@@ -13,7 +13,7 @@ from tests.daemon.ranks.sources import RankNode
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.history.runs import RunFiles
 from warpwatch_daemon.history.store import FILE, HistoryStore
-from warpwatch_fleet.memory import Memory
+from warpwatch_fleet.memory import JobStateStore
 from warpwatch_telemetry.jobs import JobId
 
 KEPT = Path(__file__).parent
@@ -62,6 +62,6 @@ def test_the_job_of_a_fleet_is_read(tmp_path):
     path = tmp_path / "job.job"
     shutil.copy(KEPT / "fleet-job-0.2.0.job", path)
     clock = ManualClock(wall=path.stat().st_mtime)
-    (saved,) = Memory(tmp_path, clock.wall).load().values()
+    (saved,) = JobStateStore(tmp_path, clock.wall).load().values()
     assert (saved.id.name, saved.history[0].kind) == ("llama", "hang")
     assert "hang" in saved.detectors.parts

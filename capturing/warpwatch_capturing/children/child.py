@@ -4,7 +4,7 @@ Run as ``python -m warpwatch_capturing.children.child LIMIT_BYTES KIND MISSING N
 OUTPUTS FILE…``, where MISSING is JSON, the ranks without a file and why, NODES where ranks ran,
 ASKED the anomaly that asked, as the fields of ``Asked``, or null, BASELINE a JSON list of paths and
 OUTPUTS one of descriptors: of the diagnosis as JSON and, of traces, of the report as HTML and of
-each trace's reduction. What is wrong is in the last line that it prints.
+each trace's reduction. The last line of the output is the error, if any.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from warpwatch_diagnosis.trace.files import REDUCTION, TraceError, reduction_nam
 from warpwatch_runtime import files
 from warpwatch_telemetry.captures import CaptureRequest
 
-# A diagnosis that has less than this is not begun.
+# A diagnosis is not started with less than this.
 MIN_MEMORY_BYTES = 192 << 20
 MAX_MEMORY_BYTES = 4 << 30
-# What must stay for the daemon when a child takes all that it may.
+# Left for the daemon if a child uses its whole limit.
 RESERVE_BYTES = 32 << 20
 EXIT_UNREADABLE = 2
 EXIT_NO_MEMORY = 5
@@ -59,7 +59,7 @@ def made_of(kind: str, names: Sequence[str], *, for_fleet: bool = False) -> list
 
 
 def asked(request: CaptureRequest) -> dict[str, Any] | None:
-    """The anomaly that asked, as ``diagnose`` takes it; None where none did."""
+    """Return the anomaly that requested the capture, as ``diagnose`` takes it, or None."""
     seen = request.anomaly_seen
     return None if seen is None else {"kind": request.anomaly_kind, **asdict(seen)}
 
@@ -106,7 +106,7 @@ def diagnose(
 
 
 class _Failed(Exception):
-    """Nothing that it wrote is kept."""
+    """Raised so that no output is kept."""
 
 
 def _outcome(ended: Ended) -> str:
@@ -122,7 +122,7 @@ def _outcome(ended: Ended) -> str:
 
 
 def memory_left() -> int:
-    """Bytes that a diagnosis may take: what the container leaves, half of what the host has."""
+    """Return the bytes that a diagnosis may use: the container's rest, half of the host's."""
     groups = [room for room in map(group_room, memory_groups("self")) if room is not None]
     host = host_room()
     left = [MAX_MEMORY_BYTES, *(room.available - RESERVE_BYTES for room in groups)]
@@ -131,7 +131,7 @@ def memory_left() -> int:
 
 
 def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine) -> int:
-    # Before it is confined; and the daemon itself has no need of them.
+    # Imported before the process is confined; the daemon itself does not need them.
     from warpwatch_diagnosis.diagnosis import diagnose as diagnose_traces
     from warpwatch_diagnosis.measures.reduction import pack
     from warpwatch_diagnosis.memory_growth import diagnose_memory
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine
             report.write(render_html(diagnosis).encode())
             measures = {reduction_name(one.file): one for one in diagnosis.measures}
             for path, reduction in zip(paths, reductions, strict=False):
-                # Empty where it is too much; who reads it says so.
+                # The file stays empty if it is too large; its reader reports that.
                 with suppress(TraceError):
                     reduction.write(pack(measures[reduction_name(path.name)]))
         document.write(json.dumps(found, indent=1).encode())

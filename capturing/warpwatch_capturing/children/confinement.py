@@ -1,7 +1,7 @@
-"""A process that parses a stranger's file: what starts it, and what it gives up before it does.
+"""Starts a process that parses an untrusted file, and confines it before it does.
 
-It opens its files first. Then it has less memory and time, may write little, is no one in
-particular where the daemon is root and may become another user, and its system calls are filtered.
+The process opens its files first. Then its memory, time and output are limited, it becomes an
+unused user if the daemon is root, and its system calls are filtered.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 # By the clock, on a machine whose cores are all taken.
 TIMEOUT_S = 180.0
-# Of a core: some ten times what real traces take.
+# CPU time: about ten times as much as real traces need.
 BASE_CPU_S = 15
 CPU_S_PER_MIB = 15
 MAX_FILE_BYTES = 16 << 20
 # For a process that gives up everything and then ends.
 TRIAL_S = 10.0
-# Of what it writes to its output, so much is read.
+# The part of its output that is read.
 MAX_OUTPUT_BYTES = 64 << 10
 # A range that no system gives to users (systemd's "Users, Groups, UIDs and GIDs"), so that no
 # process of anybody has the same; else "nobody", where a container has fewer.
@@ -41,7 +41,7 @@ _FIRST_UID, _UIDS = 1_900_000_000, 10_000_000
 _NOBODY = 65534
 # CAP_KILL, without which the daemon could not end it, CAP_SETGID and CAP_SETUID.
 _NEEDED_CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
-# What an interpreter needs. No secret of the daemon's is where hostile bytes are read.
+# The variables that an interpreter needs; the daemon's secrets are not passed on.
 _ENVIRONMENT = re.compile(r"PATH|HOME|TMPDIR|TZ|LANG|(LC|LD|PYTHON|COVERAGE)_?\w*")
 READING = "reading "
 _UNCONFINED = "unconfined: "
@@ -51,7 +51,7 @@ _UNCONFINED = "unconfined: "
 class Ended:
     """How a process ended. status: negative for a signal, None when it was not done in time.
 
-    lines: of its output.
+    lines: its output.
     """
 
     status: int | None
@@ -59,7 +59,7 @@ class Ended:
 
     @property
     def killed_by(self) -> str | None:
-        """Which limit it ran into, as a clause; None: it ended by itself."""
+        """The limit that ended it, as a clause; None if it ended by itself."""
         if self.status is None:
             return "not read in time"
         if self.status == -signal.SIGXCPU:
@@ -87,12 +87,12 @@ def run(
 
 
 def shortcomings() -> tuple[str, ...]:
-    """What such a process would not have given up, by its own trial. Raises OSError."""
+    """Return the protections that a trial process lacks. Raises OSError."""
     return _unconfined(_run(__name__, (), TRIAL_S, ()))
 
 
 def _run(module: str, arguments: Sequence[str], timeout_s: float, pass_fds: Sequence[int]) -> Ended:
-    # -P: the folder that the daemon was started in is no place to import from.
+    # -P: do not import from the folder that the daemon was started in.
     command = [sys.executable, "-P", "-m", module, *arguments]
     # A pipe could be filled faster than the limit of a file's size allows.
     with os.fdopen(os.memfd_create("output"), "w+b") as output:
@@ -113,7 +113,7 @@ def _run(module: str, arguments: Sequence[str], timeout_s: float, pass_fds: Sequ
 
 
 def _unconfined(ended: Ended) -> tuple[str, ...]:
-    """What could not be given up, and why."""
+    """Return the protections that the process lacks, and why."""
     said = (line for line in ended.lines if line.startswith(_UNCONFINED))
     return tuple(line.removeprefix(_UNCONFINED) for line in said)
 
@@ -126,14 +126,14 @@ def _lines(output: BinaryIO) -> list[str]:
 
 @lru_cache(maxsize=8)
 def _warn(reason: str) -> None:
-    """Once for each reason."""
-    logger.warning("traces are read with less protection than there should be: %s", reason[:200])
+    """Log each reason once."""
+    logger.warning("traces are read without the full sandbox: %s", reason[:200])
 
 
 class OpenedFile:
     """Stands for a Path whose file was opened before its process was confined.
 
-    Says on the output when it is read, for whoever wants to know which file was the last.
+    It prints a line when it is read, so that the last file read is known.
     """
 
     def __init__(self, path: Path) -> None:
@@ -156,13 +156,13 @@ class OpenedFile:
 
 
 def cpu_limit_s(paths: Sequence[Path]) -> int:
-    """What reading these files may take of a core; a file that is gone takes nothing."""
+    """Return the CPU seconds for reading these files."""
     size = sum(path.stat().st_size for path in paths if path.is_file())
     return min(int(TIMEOUT_S), BASE_CPU_S + (size * CPU_S_PER_MIB >> 20))
 
 
 def confine(memory_bytes: int, cpu_s: int) -> None:
-    """Give up what is not needed to read files that are open already.
+    """Give up all rights but reading files that are open already.
 
     Nothing can be imported any more.
     """
@@ -211,7 +211,7 @@ def _capabilities() -> int:
 
 # By name, the numbers on x86_64 and aarch64; None where a machine does not have it.
 _DENIED: dict[str, tuple[int | None, int | None]] = {
-    # Files: whatever is needed was opened before.
+    # Files: all that are needed are open.
     "open": (2, None), "creat": (85, None), "openat": (257, 56), "openat2": (437, 437),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "truncate": (76, 45),
     "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276), "link": (86, None),
@@ -262,7 +262,7 @@ class _Program(ctypes.Structure):
 
 
 def deny_system_calls() -> None:
-    """Of this thread and what it starts. Raises OSError where the kernel does not filter."""
+    """Filter the calls of this thread and its children. Raises OSError without kernel support."""
     if platform.machine() not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no filter for {platform.machine()}")
     instructions = _filter(*_MACHINES[platform.machine()])

@@ -1,4 +1,4 @@
-"""Does a trace hold what was asked for? Read in a process of its own, which keeps nothing of it.
+"""Verifies that a trace holds what was requested, in a process of its own.
 
 Run as ``python -m warpwatch_capturing.children.verification FILE EXPECTATION``, where EXPECTATION
 is JSON: the last line of its output is JSON, ``[events, problems]``.
@@ -30,7 +30,7 @@ MEMORY_BYTES = 512 << 20
 # Kernels run after the step that launched them; what lies further off than this, or than the
 # steps are long, has a broken clock.
 SLACK_S = 10.0
-# What a trace can lack; a problem begins with one of these.
+# The kinds of problems; the text of a problem begins with one of them.
 UNREADABLE = "unreadable"
 NO_OPERATORS = "no_operators"
 NO_KERNELS = "no_kernels"
@@ -42,13 +42,12 @@ PROBLEMS = (UNREADABLE, NO_OPERATORS, NO_KERNELS, STEPS, RANK, TIMESTAMPS)
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a rank's trace must hold.
+    """The required content of a rank's trace.
 
-    rank: None where it is not known.
-    first_step, last_step: None when the trace has a window of time and no steps; such a trace
-    need not name its rank. window_s: how long such a trace may span, None: not known.
-    on_gpu: whether the rank computes on a GPU, so that there must be kernels; where the trace knows
-    of no GPU either, the device is a simulated one.
+    rank: None if it is not known. first_step, last_step: None for a window of time, whose trace
+    need not name its rank. window_s: the longest span of such a trace, None if not known. on_gpu:
+    whether the rank computes on a GPU, so that there must be kernels. If the trace does not know
+    of a GPU either, the device is a simulated one.
     """
 
     rank: int | None
@@ -74,9 +73,9 @@ class TraceVerdict:
 def verify(
     folder: Path, expected: Mapping[str, Expectation], timeout_s: float = TIMEOUT_S, run: Run = run
 ) -> dict[str, TraceVerdict]:
-    """What the files of a stored capture lack; blocks until they are read.
+    """Return the verdict on each file of a stored capture; blocks until they are read.
 
-    ``timeout_s``: of each file, that one costs the others nothing.
+    ``timeout_s``: the limit for each file, so that one does not delay the others.
     """
     return {
         name: _verify_file(folder / name, expectation, timeout_s, run)
@@ -97,7 +96,7 @@ def _verify_file(path: Path, expectation: Expectation, timeout_s: float, run: Ru
 
 
 def problems(found: TraceInventory, expected: Expectation) -> list[str]:
-    """What a trace lacks of what was asked for, each beginning with one of PROBLEMS."""
+    """Return what a trace lacks; each text begins with one of PROBLEMS."""
     lacks = [*_step_problems(found, expected), *_rank_problems(found, expected)]
     if not found.counts["operator"]:
         lacks.append(NO_OPERATORS)

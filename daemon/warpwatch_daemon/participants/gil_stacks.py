@@ -1,7 +1,7 @@
 """The pipe that a process holds ready, for faulthandler to write into when nothing else can.
 
-It is full, so that nothing is written before it is read here. It is the process's: removed only
-when that is gone, and believed as little as all that it says.
+It is full, so that nothing is written before it is read here. It belongs to the process: it is
+removed only after the process has exited, and its content is untrusted.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def read(
     """Empty the pipe and wait for the threads that are written then; none: an empty list.
 
     ``name`` comes from ``file_name``, ``deadline`` is monotonic. To be asked for only when the
-    process gives no sign of life: faulthandler must not look at threads that run. What is not a
-    named pipe of this owner says nothing.
+    process gives no sign of life: faulthandler must not look at threads that run. Anything but a
+    named pipe of this owner is ignored.
     """
     fd = _open(inbox, name, owner_uid)
     if fd < 0:
@@ -58,7 +58,7 @@ def read(
 
 
 def remove(inbox: Directory, name: str, owner_uid: int) -> None:
-    """Remove the pipe of a process that has left it. What is none of this owner stays."""
+    """Remove the pipe of a process that has left it. Other owners' files stay."""
     with contextlib.suppress(OSError), inbox.opened() as folder_fd:
         _check(owner_uid, os.stat(name, dir_fd=folder_fd, follow_symlinks=False))
         os.unlink(name, dir_fd=folder_fd)
@@ -132,9 +132,9 @@ MAX_FRAMES = 128
 
 
 def parse(text: str, names: Mapping[int, str], main: int | None) -> list[dict[str, Any]]:
-    """The threads as in a stacks file, innermost frame last. What is no traceback is passed over.
+    """The threads as in a stacks file, innermost frame last. Other lines are ignored.
 
-    names: of threads by ident, for Pythons that do not write them; main: the main thread's ident.
+    names: thread names by ident, for Pythons that do not write them; main: the main thread.
     """
     threads: list[dict[str, Any]] = []
     for line in text.splitlines():

@@ -50,7 +50,7 @@ MARGIN_S = 0.15
 MARGIN_STEPS = 2
 # The start step is two steps off, and as much again for a rank that is behind.
 ARM_STEPS = 4
-# Limits whatever a ring claims of its steps, and however often ranks are asked again.
+# Limits for rings that claim long steps, and for ranks that are asked again and again.
 MAX_RECORDING_S = 3600.0
 MAX_CAPTURE_S = 2 * 3600.0
 # A helper thread answers within its heartbeat; one without a heartbeat for SILENT_S does not.
@@ -134,7 +134,7 @@ class LocalParticipants:
 class LocalRanks(Participant):
     """Ranks of this node, each of which has a command file.
 
-    ``targets``: those of the ranks ``numbers`` that have not ended. ``begun`` reads the step that
+    ``targets``: the ranks among ``numbers`` that have not ended. ``begun`` reads the step that
     a rank has begun.
     """
 

@@ -38,7 +38,7 @@ class NoStacks(WarpwatchError):
 class Silent:
     """A rank that gives no sign.
 
-    reason: of ranks.process.
+    reason: one of those in ranks.process.
     """
 
     job: str
@@ -50,7 +50,7 @@ class Silent:
 
 
 def look(rank: Rank, ring_name: str) -> Silent:
-    """What is known of a rank that does not answer. Raises NoStacks when its process is gone."""
+    """Return the state of a silent rank. Raises NoStacks if its process has exited."""
     ring = rank.ring
     if not rank.live:
         raise NoStacks("the process is gone")

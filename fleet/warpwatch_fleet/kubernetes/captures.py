@@ -1,6 +1,6 @@
 """Objects of kind Capture: `kubectl apply` asks for a capture of a job of the object's namespace.
 
-What has become of one is in its status alone. It is asked for once: what a fleet that was killed
+The result of one is in its status alone. It is asked for once: what a fleet that was killed
 had begun is found again by the reason that it gave, and is never begun a second time.
 """
 
@@ -42,13 +42,13 @@ logger = logging.getLogger(__name__)
 
 GROUP = "/apis/warpwatch.dev/v1alpha1"
 RETRY_S = 5.0
-# Between two watches, whoever ended the first.
+# Between two watches.
 AGAIN_S = 1.0
 PAGE = "500"
 # How long the verdict of a capture that has ended is waited for, and one that is no longer known.
 VERDICT_S = 600.0
 LOST_S = 120.0
-# What a tenant may say; the rest of an agent's request is the fleet's.
+# The fields that a tenant may set; the fleet sets the others.
 FIELDS = ("job", "run", "kind", "ranks", "steps", "options", "reason")
 
 
@@ -105,7 +105,7 @@ class CaptureObjects:
         self._link = link
         self._wall = wall
         self._sleep = sleep
-        # Those that have not ended, as the server had them last, by UID.
+        # The objects that have not ended, as the server had them last, by UID.
         self._open: dict[str, Object] = {}
 
     async def follow(self) -> None:
@@ -179,7 +179,7 @@ class CaptureObjects:
                 await self._put(uid, changed)
 
     async def _begin(self, one: Object) -> Object:
-        """That it is being asked for is said first: who fails in between asks no second time."""
+        """Request the capture. The status is written first, so that a crash cannot repeat it."""
         asking = {"time": timestamp(self._wall()), "detail": "asking"}
         if not await self._put(one["metadata"]["uid"], asking):
             return {}
@@ -192,7 +192,7 @@ class CaptureObjects:
         return {"captureId": capture.id, "detail": "running"}
 
     def _progress(self, one: Object, status: Object) -> Object:
-        """What is new of it; of one whose id is not in the status, by its reason."""
+        """Return the new status; a capture without an id in the status is found by its reason."""
         reason, known = _mark(one), status.get("captureId")
         with self._lock:
             shown = self._captures.shown()
@@ -243,7 +243,7 @@ def _is_wrong(one: Object) -> bool:
 
 
 def _owner(one: Object) -> str:
-    """Whose jobs it reaches: those of its own namespace, as kubelets have it."""
+    """Return the owner of the jobs that it reaches: its own namespace."""
     return f"ns/{one['metadata']['namespace']}"
 
 
@@ -260,7 +260,7 @@ def _body(one: Object) -> CaptureBody:
 
 
 def _news(capture: Capture, link: str, status: Object, now: float) -> Object:
-    """Of its status what has changed."""
+    """Return the changed fields of the status."""
     if capture.outcome is None or capture.end_time is None:
         return {} if status.get("captureId") else {"captureId": capture.id, "detail": "running"}
     written = sum(rank.state == "written" for rank in capture.ranks)

@@ -33,7 +33,7 @@ TYPE = "GpuHealthy"
 AWAY_S = 60.0
 # With a round each 5 s: two nodes a second.
 MAX_PER_ROUND = 10
-# What a node has is read again after so long, as others may have written it.
+# Nodes are read again after so long, as others may have written to them.
 KNOWN_S = 600.0
 
 
@@ -48,7 +48,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """What the cluster has. since: when its status became that; read_at: wall clock."""
+    """The condition in the cluster. since: when its status changed last; read_at: wall clock."""
 
     condition: Condition | None
     since: float
@@ -92,7 +92,7 @@ class Conditions:
                 for node in self._cluster.nodes.values()
                 if node.target.owner is None and node.name != node.target.address
             ]
-            # Of two agents that say the same name, the one that can be followed.
+            # If two agents have one name, return the one that can be followed.
             nodes.sort(key=lambda node: node.clock)
             return {node.name: _condition(node, now) for node in nodes}
 
@@ -162,7 +162,7 @@ def _condition(node: Node, now: float) -> Condition:
     # Hardware must leave service for what is critical, and for nothing else.
     critical = [one for one in node.anomalies() if one.severity == "critical"]
     active = [one for one in critical if one.kind in DEVICE_KINDS and one.end_time is None]
-    # What lasts until it is served comes before what shows that it must be.
+    # Faults that last until service come before those that only indicate it.
     found = sorted(active, key=lambda one: (one.kind != "device_needs_service", one.time))
     if not found:
         return Condition("True", "NoFault", "no fault of a GPU that needs service")
@@ -170,7 +170,7 @@ def _condition(node: Node, now: float) -> Condition:
     return Condition("False", reason, "; ".join(map(sentence, found))[:1024])
 
 
-# Of the taint and of the label; the value is the reason of the condition.
+# The key of the taint and of the label; the value is the condition's reason.
 KEY = "warpwatch.dev/gpu-fault"
 # Pods that run stay; whether to drain is for others to say.
 EFFECT = "NoSchedule"
@@ -209,7 +209,7 @@ class Taints:
         self._conditions = conditions
         self._events = events
         self._wall = wall
-        # Of a dry run, what would be tainted; by node, what was last said of it.
+        # In a dry run, the nodes that would be tainted. By node: the last report.
         self._would: set[str] = set()
         self._said: dict[str, str] = {}
 
@@ -260,7 +260,7 @@ class Taints:
         return True
 
     async def _change(self, node: Object, reason: str | None) -> None:
-        """Of the node as it was read; what another has changed since is for the next round."""
+        """Patch the node as it was read; later changes by others wait for the next round."""
         about = node["metadata"]
         others = [one for one in node["spec"].get("taints") or () if one["key"] != KEY]
         own = [] if reason is None else [{"key": KEY, "value": reason, "effect": EFFECT}]

@@ -18,24 +18,24 @@ from warpwatch_telemetry.newest import put_newest
 
 # With a round each 5 s: two writes a second.
 MAX_PER_ROUND = 10
-# An API server forgets an Event after an hour; what lasts longer is told again.
+# An API server forgets an Event after an hour, so a lasting anomaly is repeated.
 AGAIN_S = 1800.0
 # The API's own limit.
 MAX_NOTE = 1024
-# What was over before the fleet began is not news after so long.
+# An anomaly that closed so long before the fleet started is not reported.
 OLD_S = 600.0
-# Of what is to be told besides anomalies.
+# The longest queue of notices besides anomalies.
 MAX_MORE = 1000
 _NAMESPACE = re.compile(r"ns/([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)")
-# Of the API's object, what may change.
+# The fields of the API's object that may change.
 _CHANGING = ("message", "lastTimestamp", "count", "type")
 
 
 class Events:
-    """``advance`` in a loop of its own. public_url: of the fleet's page.
+    """``advance`` runs in a loop of its own. public_url: the address of the fleet's page.
 
-    What has been told is read back from the API server: an Event has a name that follows from its
-    anomaly, so another fleet goes on with it.
+    Reported Events are read back from the API server: the name of an Event follows from its
+    anomaly, so that another fleet goes on with it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Events:
         self._served: dict[str, float] = {}
 
     def put(self, node: str, reason: str, note: str, *, warns: bool) -> None:
-        """What was done with a node."""
+        """Report an action on a node."""
         now = self._wall()
         event = _event(f"{reason}/{node}/{note}", about_node(node), reason, note, warns, now, now)
         put_newest(self._more, _path(event), event, MAX_MORE)
@@ -82,7 +82,7 @@ class Events:
             except ApiError as error:
                 if not error.is_of_one_object:
                     raise
-                # Of a namespace that is gone, or where the fleet has no right: not again and again.
+                # The namespace was removed, or the fleet has no rights in it: do not try again.
                 refused = error
             self._told[path] = wanted[path]
         if refused is not None:
@@ -171,10 +171,10 @@ def _event(
     begin: float,
     again: float,
 ) -> Object:
-    """key: what makes it one Event, whatever is told of it later. about: the involvedObject.
+    """Return an Event. key: identifies it. about: the involvedObject.
 
-    begin, again: wall clock; when it was told first and last. Of a node it is in ``default``, where
-    kubectl looks for it.
+    begin, again: wall clock of the first and the last report. A node's Event is in ``default``,
+    where kubectl looks for it.
     """
     plain = re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")[:40]
     name = f"warpwatch-{plain}-{zlib.crc32(key.encode(errors='replace')):08x}"

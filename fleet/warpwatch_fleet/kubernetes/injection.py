@@ -1,6 +1,6 @@
-"""What a pod that is labelled `warpwatch.dev/inject: "true"` gets: an init container with the shim,
-variables, and folders of its own.
+"""The webhook that adds the shim to pods with the label `warpwatch.dev/inject: "true"`.
 
+A pod gets an init container with the shim, variables, and folders of its own.
 The parts are those of the chart's named templates, so there is one description of them.
 """
 
@@ -49,7 +49,7 @@ _SYSTEM = ("kube-system", "kube-public", "kube-node-lease")
 
 
 class Parts(Section):
-    """Of a pod: as Kubernetes writes them, under its own names."""
+    """Parts of a pod, as Kubernetes writes them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -70,7 +70,7 @@ def load(config: InjectionConfig) -> Parts:
 
 
 def review(request: Object, parts: Parts) -> Object:
-    """The AdmissionReview that answers ``request``, which is let in whatever it says."""
+    """Return the AdmissionReview for ``request``, which is always admitted."""
     asked = request.get("request") or {}
     pod = asked.get("object") or {}
     about = pod.get("metadata") or {}
@@ -88,7 +88,7 @@ def review(request: Object, parts: Parts) -> Object:
 def _operations(
     spec: Object, labels: Object, parts: Parts, warnings: list[str]
 ) -> Iterator[Object]:
-    """Of JSON Patch. What is there already stays, so a pod that was injected gets nothing more."""
+    """Return a JSON Patch. Existing parts stay, so an injected pod is not changed again."""
     env = [_named(one, labels) for one in parts.env]
     for number in _training(spec):
         container = spec["containers"][number]
@@ -212,7 +212,7 @@ class InjectionServer:
 
 
 def answer(body: bytes, parts: injection.Parts) -> Response:
-    """Return the reviewed pod, or 400 for a body that is no review of a pod."""
+    """Return the reviewed pod, or 400 for a body that is not the review of a pod."""
     try:
         asked = msgspec.json.decode(body, type=dict[str, Any])
         reviewed = dict(injection.review(asked, parts))

@@ -30,7 +30,7 @@ Count = Callable[[], None]
 class Kubernetes:
     """Raises UsageError.
 
-    Of several fleets the first speaks for nodes, each for its own jobs.
+    The first of several fleets reports nodes; each reports its own jobs.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Kubernetes:
 async def _again(
     interval_s: float, work: Round, failed: Count, sleep: Callable[[float], Awaitable[None]]
 ) -> None:
-    """What the server refuses, or that it is away, is counted, said once, and tried again."""
+    """Repeat the work. Errors of the server are counted, logged once, and tried again."""
     complaint = ""
     while True:
         try:

@@ -11,7 +11,7 @@ from warpwatch_runtime.quantities import seconds, text
 from warpwatch_serving.page.job_order import SLOW, RankedJob, own_times, step_s
 from warpwatch_telemetry.state import RankState
 
-# Of the worst jobs; the others are rows.
+# The worst jobs; the others are rows.
 MAX_MAPS = 3
 # Ranks of all maps on the page.
 MAX_CELLS = 4096
@@ -95,7 +95,7 @@ def _cell(rank: RankState, own_s: float | None, median_s: float, marked: bool) -
 
 
 def slow_nodes(found: HeatMap) -> set[str]:
-    """Those with a rank to look at."""
+    """Return the nodes with a slow rank."""
     return {name for name, cells in found.nodes.items() if any(map(_is_slow, cells))}
 
 

@@ -30,7 +30,7 @@ class Gpu:
 
 
 def listed(state: State) -> list[tuple[SourceHealth, list[Gpu]]]:
-    """Those that are away or late first, then those with an anomaly or a GPU in trouble."""
+    """Return lost and late nodes first, then nodes with an anomaly or a GPU in trouble."""
     named = troubled(state)
     found: dict[str, list[DeviceSample]] = {}
     for sample in state.devices:
@@ -83,7 +83,7 @@ def _gpu(sample: DeviceSample, now: float) -> Gpu:
 
 
 def ranks(state: State) -> Mapping[str, int]:
-    """That run, by node."""
+    """Return the running ranks by node."""
     return Counter(rank.host for rank in state.ranks if rank.status in ("running", "stopped"))
 
 

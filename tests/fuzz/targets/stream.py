@@ -54,7 +54,7 @@ class Stream:
         clock = encode_line(Clock(self._now)) or b""
         with contextlib.suppress(AgentError):
             lines = b"\n".join((NAMED.strip(), clock.strip(), data[1:], clock.strip()))
-            self._cluster.take(address, lines.split(b"\n"), self._now)
+            self._cluster.feed(address, lines.split(b"\n"), self._now)
         if self._number % EVALUATE_EACH == 0:
             self._evaluate()
 
