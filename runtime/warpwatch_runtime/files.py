@@ -13,6 +13,8 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 
+logger = logging.getLogger(__name__)
+
 MODE = 0o600
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -94,8 +96,6 @@ def allow_enough() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _FAST = 1

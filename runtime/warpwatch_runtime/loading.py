@@ -17,6 +17,8 @@ from warpwatch_telemetry.anomalies import KINDS
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.sections import Section, nearest
 
+logger = logging.getLogger(__name__)
+
 
 class Mistake(NamedTuple):
     """A mistake: ``text`` tells the expected, ``value`` is the repr of the value found.
@@ -118,8 +120,6 @@ def _listed(expected: str) -> str:
     """``'a', 'b' or 'c'`` → ``a, b, c``."""
     return expected.replace("'", "").replace(" or ", ", ")
 
-
-logger = logging.getLogger(__name__)
 
 ENV_PREFIX = "WARPWATCH_"
 # Keys of the minor version before, each with the reason that a warning gives.

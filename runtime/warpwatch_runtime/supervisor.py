@@ -17,6 +17,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from warpwatch_telemetry.newest import NewestMap
+
+logger = logging.getLogger(__name__)
+
 
 class LoopHandle(Protocol):
     """A loop as its starter sees it."""
@@ -43,12 +47,11 @@ class LoopRunner(Protocol):
     def every(self, name: str, interval_s: float, step: Callable[[], None]) -> LoopHandle: ...
 
 
-logger = logging.getLogger(__name__)
-
 Wait = Callable[[threading.Event, float], bool]
 
 # The same error of a loop is logged once in this time.
 ERROR_LOG_INTERVAL_S = 60.0
+MAX_ERRORS = 100
 
 
 class Loop:
@@ -73,7 +76,8 @@ class Loop:
         self._begun: float | None = None
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._logged: dict[str, float] = {}
+        # When errors were logged, by their text.
+        self._logged: NewestMap[str, float] = NewestMap(MAX_ERRORS)
         self._thread = threading.Thread(target=self._run, name=f"ww-{name}", daemon=True)
 
     def start(self) -> None:
@@ -124,8 +128,6 @@ class Loop:
         text = f"{type(error).__name__}: {error}"
         now = self._monotonic()
         if now - self._logged.get(text, -ERROR_LOG_INTERVAL_S) >= ERROR_LOG_INTERVAL_S:
-            if len(self._logged) > 100:
-                self._logged.clear()
             self._logged[text] = now
             logger.error("loop %s failed: %s", self.name, text, exc_info=True)
 

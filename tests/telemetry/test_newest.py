@@ -1,12 +1,14 @@
-"""A mapping of bounded size, of which the newest stays."""
+"""Mappings of bounded size."""
 
 from __future__ import annotations
 
-from warpwatch_telemetry.newest import put_newest
+from warpwatch_telemetry.newest import NewestMap, put_newest
 
 
-def test_what_was_put_longest_ago_goes_first() -> None:
-    kept: dict[str, int] = {}
-    for number, key in enumerate("abcad"):
-        put_newest(kept, key, number, 3)
-    assert list(kept.items()) == [("c", 2), ("a", 3), ("d", 4)]
+def test_the_newest_entries_stay_and_setting_an_old_one_renews_it() -> None:
+    plain: dict[str, int] = {}
+    bounded: NewestMap[str, int] = NewestMap(3)
+    for number, key in enumerate("abcadb"):
+        put_newest(plain, key, number, 3)
+        bounded[key] = number
+    assert list(plain.items()) == list(bounded.items()) == [("a", 3), ("d", 4), ("b", 5)]

@@ -27,6 +27,7 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.log_output import Complaint
 from warpwatch_telemetry.anomalies import Anomaly, sentence
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.records import Clock, Record, Step
@@ -56,7 +57,7 @@ class TelemetryLog:
         self._errors = metrics.counter("jsonl_errors_total")
         self._waiting: deque[Record] = deque()
         self._put_time = wall()
-        self._failed: int | None = None
+        self._complaint = Complaint(logger)
 
     def put(self, records: Sequence[Record], now: float) -> None:
         """Add records, or after a silence one that tells the time."""
@@ -76,9 +77,7 @@ class TelemetryLog:
             self._records.inc(self._writer.write(records))
         except OSError as error:
             self._errors.inc()
-            if self._failed is None or self._failed != error.errno:
-                logger.error("cannot write the telemetry log: %s", error.strerror)
-            self._failed = error.errno
+            self._complaint.make("cannot write the telemetry log: %s", error.strerror)
 
 
 def telemetry_log(config: Config, metrics: AgentMetrics) -> TelemetryLog | None:

@@ -85,7 +85,7 @@ class Archive:
         self._wake = wake
         self._monotonic, self._wall = monotonic, wall
         self._context = Context()
-        self._followed: dict[str, _Followed] = {}
+        self._followed: NewestMap[str, _Followed] = NewestMap(MAX_FOLLOWED)
         self._contexts: NewestMap[str, AnomalyContext] = NewestMap(MAX_CONTEXTS)
         self._refreshed_at = self._taken_at = monotonic()
         self._interval_s = SNAPSHOT_INTERVAL_S
@@ -140,8 +140,6 @@ class Archive:
         if followed is None:
             followed = _Followed(anomaly, self._contexts.get(anomaly.id))
             self._followed[anomaly.id] = followed
-            if len(self._followed) > MAX_FOLLOWED:
-                del self._followed[next(iter(self._followed))]
         followed.anomaly = anomaly
         if change.what != "updated":
             self._note(followed)

@@ -16,6 +16,8 @@ from warpwatch_runtime.files import StateFile
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import StepDurations
 
+logger = logging.getLogger(__name__)
+
 _NO_TOTALS = protocol.Totals(0, 0, None, 0, 0, 0, ())
 
 
@@ -157,8 +159,6 @@ class PhaseNames:
         self.of_job.add(name)
         return name
 
-
-logger = logging.getLogger(__name__)
 
 FILE = "positions.json"
 VERSION = 1

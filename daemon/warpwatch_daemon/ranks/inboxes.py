@@ -23,6 +23,8 @@ from warpwatch_daemon.ranks.pods import IDLE_S, PODS, ROUND_S, Complaints, Known
 from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD
 from warpwatch_runtime.directory import PRIVATE, STICKY, Directory, make
 
+logger = logging.getLogger(__name__)
+
 # The time limit for sweeping one inbox.
 SWEEP_S = 0.2
 
@@ -115,8 +117,6 @@ def pods_name(shared: Directory) -> str:
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid())
     return PODS if is_own else ""
 
-
-logger = logging.getLogger(__name__)
 
 # The kubelet must not list a pod for this time.
 GONE_S = 600.0

@@ -23,6 +23,8 @@ from warpwatch_daemon.ranks.table import MAX_FILES, MAX_RINGS_PER_OWNER
 from warpwatch_runtime.directory import FOLDER_FLAGS, Directory
 from warpwatch_telemetry.jobs import Owner
 
+logger = logging.getLogger(__name__)
+
 # The protocol has one level of folders; deeper ones are ignored.
 MAX_DEPTH = 4
 
@@ -94,8 +96,6 @@ class Count:
             os.close(below)
         return True
 
-
-logger = logging.getLogger(__name__)
 
 # The rendezvous folder is in memory: allow only as many rings as the daemon reads.
 FOLDER_BYTES = MAX_RINGS_PER_OWNER * MAX_RING_BYTES

@@ -13,14 +13,14 @@ from typing import TypeVar
 
 from warpwatch_daemon.ranks.table import OpenRing
 
+logger = logging.getLogger(__name__)
+
 # All rings together, on average. 1,024 rings at two steps per second write 2,048.
 RECORDS_PER_S = 4_000
 # At most this many at once after a quiet time: a restarted daemon reads 200 of each rank again.
 MAX_SAVED = 12_000
 # A new ring gets these even if a flood has spent the budget.
 NEW_RING_RECORDS = 16
-
-logger = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 

@@ -33,6 +33,8 @@ from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankSeen, Record
 from warpwatch_telemetry.state import RankState
 
+logger = logging.getLogger(__name__)
+
 # The ring of an ended rank is kept for this time.
 RING_AFTER_END_S = 600.0
 
@@ -112,8 +114,6 @@ class EndedRanks:
             for rank in ranks[:-MAX_RINGS_PER_OWNER]:
                 self._ranks.remove(rank)
 
-
-logger = logging.getLogger(__name__)
 
 # The series of an ended rank are kept for this time.
 SERIES_AFTER_END_S = 300.0

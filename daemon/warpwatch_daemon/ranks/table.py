@@ -22,6 +22,8 @@ from warpwatch_daemon.ranks import claims
 from warpwatch_runtime.directory import Directory, open_checked
 from warpwatch_telemetry.jobs import Owner
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class RingNews:
@@ -121,8 +123,6 @@ def _decode(data: bytes) -> protocol.RecordHead | None:
     except protocol.ProtocolError:
         return None
 
-
-logger = logging.getLogger(__name__)
 
 MAX_RINGS_PER_OWNER = 64
 # A half-made ring that is not finished after this time is counted as refused.
