@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from warpwatch_capturing.board import Board, Capturer, LiveRank, LiveRanks
 from warpwatch_capturing.config import RecipeConfig
-from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, WHOLE_JOB_KINDS, Anomaly
 from warpwatch_telemetry.captures import (
     CAPTURED,

@@ -1,10 +1,16 @@
-"""Records in, anomalies out: pure, without a clock and without input or output.
+"""Turns records into anomalies: pure, without a clock and without input or output.
 
-- engine: feeds records to the detectors and keeps the register of anomalies
-- detector: what a detector is; detector_runner: all of them at once
-- detectors: one file a kind of anomaly, and their registry; signals: what they work out of series
-- job_steps: joins the ranks' steps; capture_windows: which of them a capture touched
-- anomalies: the register, what is suppressed under another cause, what survives a restart
-- replay: a log of records through the same engine, in event time
+A record goes down one line, which engine.feed draws; each stage keeps a state of its own:
+
+    record -> ranks             which ranks live, on which device; too many jobs
+           -> job_steps         joins the ranks' steps into a step of the job
+           -> detector_runner   shows both to the detectors, which return results
+           -> anomalies         who took the cores, which fault explains it; then the register
+                                opens, updates and closes anomalies
+           -> changes
+
+- detector: what a detector is; detectors: one or two kinds of anomaly a file, and their registry
+- signals: levels, noise and growth of series; budget: how many false alarms a kind may raise
+- replay: a log of records through the same engine; runs: figures of runs, and their comparison
 - config: the sections `detection` and `anomalies` of the configuration
 """

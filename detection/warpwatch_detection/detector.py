@@ -1,11 +1,10 @@
-"""What a detector is: records in, verdicts out, no clock but the records' own time."""
+"""Defines what a detector is: records in, results out, no clock but the records' own time."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, make_dataclass
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import GenericAlias
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -14,25 +13,27 @@ import msgspec
 from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY, rate_per_s
 from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import Record
+from warpwatch_telemetry.records import RankEvent, Record
 
-# Steps after a job's start that are not judged: enough for compilation and the first allocations of
-# a plain loop, and for loaders to fill.
+# The first steps of a job are not evaluated: they are enough for compilation and the first
+# allocations of a plain loop, and for loaders to fill.
 WARMUP_STEPS = 20
 # The deadline of a detector that waits for nothing.
 NEVER = float("inf")
+# Far above every count and duration in an event, and far below where float arithmetic ends.
+MAX_NUMBER = 1e30
 
 
 class JobStep(msgspec.Struct, frozen=True):
-    """One step of all ranks of a job that this daemon sees. Seconds; ``index`` counts from 0.
+    """One step of all ranks of a job that this process follows. Seconds; ``index`` counts from 0.
 
-    Steps that a capture touched are left out, declared pauses (checkpoint, eval) are taken off.
-    compute_s: per rank, duration less comm, data_wait and pauses: what the rank itself works.
+    Steps that a capture touched are left out, declared pauses (checkpoint, eval) are subtracted.
+    compute_s: per rank, duration less comm, data_wait and pauses: the rank's own work.
     data_wait_s, comm_s: per rank, waiting for input and for other ranks.
     duration_s: median over the ranks.
     common_s: median compute + smallest comm: the step as it would be without one rank's delay.
     tokens, samples: per rank, the work of the step; a rank that does not count it is absent, and
-    of one that counts tokens the samples are left out. work: of the median rank, 0 if unknown.
+    samples are left out of a rank that counts tokens. work: the median rank's, 0 if unknown.
     stages: where parallelism is known, per rank the number of the group that does the same work.
     alike: whether the ranks of a group do equal work; None if the program does not report it.
     """
@@ -52,10 +53,10 @@ class JobStep(msgspec.Struct, frozen=True):
     stages: Mapping[int, int] = {}
     alike: bool | None = None
 
-    def found(self, severity: Severity = "warning", **said: Any) -> Detected:
-        """Return a finding about the job at this step; ``said``: the fields that the step lacks."""
+    def found(self, severity: Severity = "warning", **more: Any) -> Detected:
+        """Return a finding about the job at this step; ``more``: fields that the step lacks."""
         fields = self.job_id.fields()
-        return Detected(time=self.time, severity=severity, step=self.step, **fields, **said)
+        return Detected(time=self.time, severity=severity, step=self.step, **fields, **more)
 
 
 Observation = Record | JobStep
@@ -63,7 +64,7 @@ Observation = Record | JobStep
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What was found about the job or device is over.
+    """The end of what was found about a job or device.
 
     for_good: what is found next is another anomaly, however soon that is.
     """
@@ -74,21 +75,21 @@ class Cleared:
     for_good: bool = False
 
 
-# What lasts is found again and again. No verdict means: nothing new, or not enough data.
+# What lasts is found again and again. No result means: nothing new, or not enough data.
 DetectorResult = Detected | Cleared
 Results = Iterable[DetectorResult]
 
 
 @dataclass(frozen=True, slots=True)
 class DetectorStatus:
-    """How a detector sees one job, rank or device now: why it would fire, or why not.
+    """The present view of a detector on one job, rank or device: why it would fire, or why not.
 
     answer: learning (not enough data yet), fine or found.
-    value, baseline, limit: the quantity judged, what it is compared with, and where it is found.
+    value, baseline, limit: the quantity, what it is compared with, and where it is found.
     nearest: the largest value/limit excess so far, 1 at the limit, and the step (if any) it was at.
-    sees, effect: what it would find now at least, and what it is to find, as shares of what is
-    usual; blind: that is less, or there is nothing to judge by. Only of those that judge noise.
-    text: one line: what it judges with its limit, how near it came, and what it sees.
+    sees, effect: the least effect that would be found now, and the one that should be, as shares
+    of the usual; blind: the first is larger, or there is nothing to compare with.
+    text: one line: the quantity with its limit, how near it came, and the least effect.
     """
 
     answer: Literal["learning", "fine", "found"]
@@ -111,9 +112,9 @@ class DetectorStatus:
         sees, effect = self.sees, self.effect
         if sees is not None and effect is not None:
             object.__setattr__(self, "blind", sees > effect)
-        object.__setattr__(self, "text", "; ".join(self._said()))
+        object.__setattr__(self, "text", "; ".join(self._parts()))
 
-    def _said(self) -> Iterator[str]:
+    def _parts(self) -> Iterator[str]:
         yield self.text
         if self.nearest is not None:
             at = f" at step {self.nearest_step}" if self.nearest_step is not None else ""
@@ -128,54 +129,43 @@ class DetectorStatus:
 
 
 class Detector(ABC):
-    """One kind of anomaly.
+    """A detector of one kind of anomaly.
 
     ``state`` is everything that it remembers: a dataclass of numbers, texts, None, lists, tuples,
     dicts, sets and such dataclasses, fully annotated, so that it outlives a restart of the daemon.
     ``state_version`` grows when the state's form or meaning changes, so that an older one is not
-    read. A state with a ``deadline`` is that of a detector to which silence says something.
-    ``reads``: the only types that it is shown.
+    read. ``waits``: silence can mean something to it, and the state has a ``deadline``.
+    ``reads``: the only types of observations that it gets.
     """
 
     kind: str
     state: Any
     state_version = 1
+    waits = False
     reads: tuple[type, ...]
+
+    @property
+    def state_form(self) -> Any:
+        """The type of the state with the types of all that it contains."""
+        return type(self.state)
 
     @abstractmethod
     def observe(self, seen: Any) -> Results: ...
 
     def expire(self, now: float) -> Results:
-        """Called with ``now`` equal to the deadline; a later one must follow."""
+        """Return what the silence until the deadline, ``now``, means; set a later deadline."""
         return ()
 
     def forget(self, job: JobId) -> None:  # noqa: B027
-        """The job is over: what is known of it can go."""
+        """Drop what is known of a job that is over."""
 
     def resolve(self, device: str, now: float) -> Cleared | None:
-        """End what was found about a device by hand; None where it ends by itself."""
+        """End what was found about a device by hand; return None if it ends by itself."""
         return None
 
     @abstractmethod
     def statuses(self) -> Iterable[DetectorStatus]:
-        """One for every job, rank or device that is judged."""
-
-
-def is_waiting(detector: Detector) -> bool:
-    """Whether silence can say something to it; ``expire`` of no other is ever called."""
-    return hasattr(detector.state, "deadline")
-
-
-@cache
-def state_of(name: str, key: type, each: type, **numbers: float) -> Callable[[], Any]:
-    """The type of a state: a dict ``name`` of ``each`` by ``key``, and ``numbers``."""
-    known: tuple[str, Any, Any] = (
-        name,
-        GenericAlias(dict, (key, each)),
-        field(default_factory=dict),
-    )
-    more = [(number, float, value) for number, value in numbers.items()]
-    return make_dataclass(f"{each.__name__}s", [known, *more], slots=True)
+        """Return a status for every job, rank or device that is evaluated."""
 
 
 class DetectorJobState(Protocol):
@@ -187,11 +177,19 @@ class DetectorJobState(Protocol):
     def on(self) -> object: ...
 
 
+S = TypeVar("S")
 J = TypeVar("J", bound=DetectorJobState)
 
 
+@dataclass(slots=True)
+class JobStates(Generic[S]):
+    """The state of a detector that remembers jobs."""
+
+    jobs: dict[JobId, S] = field(default_factory=dict)
+
+
 class JobDetector(Detector, Generic[J]):
-    """A detector that judges steps of jobs, which vary in health as well.
+    """A detector that evaluates steps of jobs, which vary in health as well.
 
     job_type: what it remembers of a job.
     """
@@ -201,13 +199,17 @@ class JobDetector(Detector, Generic[J]):
 
     def __init__(self, false_alarms_per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> None:
         self._rate_per_s = rate_per_s(self.kind, false_alarms_per_job_day)
-        self.state = state_of("jobs", JobId, self.job_type)()
+        self.state: JobStates[J] = JobStates()
+
+    @property
+    def state_form(self) -> Any:
+        return GenericAlias(JobStates, (self.job_type,))
 
     @abstractmethod
     def judge(self, job: J, seen: JobStep) -> Results: ...
 
     def observe(self, seen: Any) -> Results:
-        """Of a JobStep; a detector that reads more handles the rest."""
+        """Evaluate a JobStep; a detector that reads more types handles the others."""
         jobs: dict[JobId, J] = self.state.jobs
         job, index = jobs.get(seen.job_id), seen.index
         if job is not None and index > job.index:
@@ -216,10 +218,18 @@ class JobDetector(Detector, Generic[J]):
         # The job was restarted: maybe on other machines, with other work.
         restarted = jobs[seen.job_id] = self.job_type()
         restarted.index = seen.index
-        verdicts = self.judge(restarted, seen)
+        results = self.judge(restarted, seen)
         return (
-            (Cleared(seen.time, seen.job_id), *verdicts) if job is not None and job.on else verdicts
+            (Cleared(seen.time, seen.job_id), *results) if job is not None and job.on else results
         )
 
     def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)
+
+
+def detail_number(event: RankEvent, name: str) -> float | None:
+    """Return a finite number of an event's detail, which a process wrote; else None."""
+    value = event.detail.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= MAX_NUMBER else None

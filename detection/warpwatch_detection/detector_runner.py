@@ -1,7 +1,7 @@
-"""All detectors at once: each is shown what it reads, and asked when its deadline falls.
+"""Runs all detectors at once: each gets what it reads, and is asked when its deadline is due.
 
-A detector that raises costs none of the others the record; it is counted, and not asked for the
-same deadline again.
+A detector that raises does not affect the others; the error is counted, and the detector is not
+asked for the same deadline again.
 """
 
 from __future__ import annotations
@@ -10,52 +10,67 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from warpwatch_detection.anomalies.changes import Change
-from warpwatch_detection.anomalies.register import AnomalyRegister
-from warpwatch_detection.detector import NEVER, Detector, Observation, Results, is_waiting
+from warpwatch_detection.detector import NEVER, Detector, DetectorResult, Observation, Results
 from warpwatch_telemetry.jobs import JobId
 
-# A kind, what shows its detector an observation, and its place in the dues (-1 without deadlines).
+# A kind, its detector's ``observe``, and its place in the deadlines (-1 without one).
 Reader = tuple[str, Callable[[Observation], Results], int]
+# The results of detectors in the order in which they were asked, each with its kind.
+KindResults = list[tuple[str, DetectorResult]]
 
 
 class DetectorRunner:
-    """Verdicts go to ``register``; methods return what they change there.
+    """Turns observations and the passing of time into results.
 
-    due_time: the earliest deadline of the register's and of all detectors, -NEVER where it is not
-    known. failures: observations that a detector could not take, by its kind.
+    deadline: the earliest of all detectors. failures: errors of detectors, by kind.
     """
 
-    def __init__(self, detectors: Sequence[Detector], register: AnomalyRegister) -> None:
+    def __init__(self, detectors: Sequence[Detector]) -> None:
         self.detectors = detectors
         self.failures: Counter[str] = Counter()
-        self.due_time = -NEVER
-        self._register = register
-        # Those that wait for something, until when, and, by slot, the deadlines that failed.
-        self._timed = [one for one in detectors if is_waiting(one)]
+        self.deadline = NEVER
+        self._timed = [one for one in detectors if one.waits]
         self._states: list[Any] = []
-        self._dues: list[float] = []
-        self._failed_dues: dict[int, float] = {}
-        self._readers = _readers(detectors, self._timed)
+        # By place in ``_timed``; NEVER for a deadline at which the detector failed.
+        self._deadlines: list[float] = []
+        self._failed: dict[int, float] = {}
+        # By type of observation.
+        self._readers: dict[type, list[Reader]] = {}
+        for detector in detectors:
+            place = self._timed.index(detector) if detector.waits else -1
+            for seen in detector.reads:
+                reader = (detector.kind, detector.observe, place)
+                self._readers.setdefault(seen, []).append(reader)
         self._failure: Exception | None = None
-        self.look_up_dues()
+        self.read_deadlines()
 
-    def show(self, seen: Observation) -> list[Change]:
-        """To all who read its type, in the order in which they judge."""
-        changes: list[Change] = []
-        dues, states = self._dues, self._states
-        for kind, observe, slot in self._readers.get(type(seen), ()):
+    def observe(self, seen: Observation) -> KindResults:
+        """Return the results of all detectors that read the observation's type."""
+        found: KindResults = []
+        for kind, observe, place in self._readers.get(type(seen), ()):
             try:
-                verdicts = observe(seen)
-                if verdicts:
-                    changes += self._register.take(kind, verdicts)
-                    self.due_time = -NEVER
+                if results := observe(seen):
+                    found += [(kind, one) for one in results]
             except Exception as error:
                 self._fail(kind, error)
-            if slot >= 0 and (due := states[slot].deadline) != dues[slot]:
-                dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
-                self.due_time = -NEVER
-        return changes
+            if place >= 0 and self._states[place].deadline != self._deadlines[place]:
+                self.read_deadlines()
+        return found
+
+    def expire(self, now: float, put_off: Callable[[float], float]) -> KindResults:
+        """Return the results of detectors that are due. put_off: delays a deadline."""
+        found: KindResults = []
+        for place, detector in enumerate(self._timed):
+            if put_off(self._deadlines[place]) > now:
+                continue
+            due = detector.state.deadline
+            try:
+                found += [(detector.kind, one) for one in detector.expire(now)]
+            except Exception as error:
+                self._failed[place] = due
+                self._fail(detector.kind, error)
+        self.read_deadlines()
+        return found
 
     def forget(self, job: JobId) -> None:
         for detector in self.detectors:
@@ -63,57 +78,21 @@ class DetectorRunner:
                 detector.forget(job)
             except Exception as error:
                 self._fail(detector.kind, error)
-        self.look_up_dues()
+        self.read_deadlines()
+
+    def read_deadlines(self) -> None:
+        """Read the deadlines again after states were changed or replaced."""
+        self._states = [detector.state for detector in self._timed]
+        deadlines = enumerate(state.deadline for state in self._states)
+        failed = self._failed
+        self._deadlines = [NEVER if failed.get(place) == due else due for place, due in deadlines]
+        self.deadline = min(self._deadlines, default=NEVER)
 
     def pop_failure(self) -> Exception | None:
-        """What a detector raised since the last call, the first of it."""
+        """Return the first error that a detector raised since the last call."""
         failure, self._failure = self._failure, None
         return failure
-
-    # --- deadlines ---
-
-    def look_up_dues(self) -> None:
-        """After detectors were given other states."""
-        self._states = [detector.state for detector in self._timed]
-        dues = enumerate(state.deadline for state in self._states)
-        failed = self._failed_dues
-        self._dues = [NEVER if failed.get(slot) == due else due for slot, due in dues]
-        self.due_time = -NEVER
-
-    def expire(self, until: float, put_off: Callable[[float], float]) -> list[Change]:
-        """What falls due ``until`` then. put_off: when a detector's deadline falls."""
-        changes: list[Change] = []
-        while (now := self._deadline(put_off)) <= until and now < NEVER:
-            changes += self._register.expire(now)
-            for slot, detector in enumerate(self._timed):
-                if put_off(self._dues[slot]) <= now:
-                    changes += self._ask(slot, detector, now)
-                    self.look_up_dues()
-        self.due_time = now
-        return changes
-
-    def _deadline(self, put_off: Callable[[float], float]) -> float:
-        return min(put_off(min(self._dues, default=NEVER)), self._register.deadline())
-
-    def _ask(self, slot: int, detector: Detector, now: float) -> list[Change]:
-        due = detector.state.deadline
-        try:
-            return self._register.take(detector.kind, detector.expire(now))
-        except Exception as error:
-            self._failed_dues[slot] = due
-            self._fail(detector.kind, error)
-            return []
 
     def _fail(self, kind: str, error: Exception) -> None:
         self.failures[kind] += 1
         self._failure = self._failure or error
-
-
-def _readers(detectors: Sequence[Detector], timed: Sequence[Detector]) -> dict[type, list[Reader]]:
-    """Those that read a type of observation, in the order in which they judge."""
-    readers: dict[type, list[Reader]] = {}
-    for detector in detectors:
-        slot = timed.index(detector) if detector in timed else -1
-        for seen in detector.reads:
-            readers.setdefault(seen, []).append((detector.kind, detector.observe, slot))
-    return readers

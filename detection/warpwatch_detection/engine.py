@@ -1,39 +1,38 @@
-"""The engine: records through the detectors, verdicts into anomalies. Daemon and replay alike.
+"""The engine: a line of stages from records to changes of anomalies, for daemon, fleet and replay.
 
-It has no clock: deadlines fall in the records' own time, before the first record after them.
+It has no clock: deadlines are due in the records' own time, before the first record after them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from warpwatch_detection.anomalies import core_contention
-from warpwatch_detection.anomalies.changes import Change
-from warpwatch_detection.anomalies.rank_devices import LiveRank, RankDevices
-from warpwatch_detection.anomalies.register import AnomalyRegister
-from warpwatch_detection.anomalies.register_state import RegisterState, Suppressed
-from warpwatch_detection.anomalies.resumption import Resumption
+from warpwatch_detection.anomalies.register import AnomalyRegister, Change, RegisterState
 from warpwatch_detection.anomalies.snapshot import ENGINE, SnapshotPart
+from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import NEVER, DetectorStatus
-from warpwatch_detection.detector_runner import DetectorRunner
+from warpwatch_detection.detector_runner import DetectorRunner, KindResults
 from warpwatch_detection.detectors import build
 from warpwatch_detection.job_steps import JobSteps
+from warpwatch_detection.ranks import Exit, JobLimit, LiveRank, RankDevices, RankId, as_exit
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Record, Step
 from warpwatch_telemetry.state import Sensitivity
 
-MAX_JOBS = 256
-# If there are too many jobs, one that was silent for so long makes room for another.
-SILENT_S = 600.0
+# Rings are read at once and live ranks have a heartbeat every second: all have reported by then.
+CONFIRM_S = 10.0
 
 
 @dataclass(slots=True)
 class EngineState:
-    """What the engine remembers besides its detectors. ``time``: of the newest record."""
+    """The state of the engine without that of its detectors. ``time``: the newest record's."""
 
     time: float = float("-inf")
     ranks: RankDevices = field(default_factory=RankDevices)
@@ -49,19 +48,15 @@ class Detection:
         anomalies: AnomaliesConfig | None = None,
     ) -> None:
         kinds, anomalies = kinds or DetectionConfig(), anomalies or AnomaliesConfig()
-        self._kinds = kinds
-        self._job_steps = JobSteps()
         self._ranks = RankDevices()
+        self._limit = JobLimit()
+        self._job_steps = JobSteps()
+        self._runner = DetectorRunner(build(kinds, anomalies))
         self._register = AnomalyRegister(anomalies, self._ranks)
-        self._runner = DetectorRunner(build(kinds, anomalies), self._register)
         self._time = -NEVER
         self._resumption: Resumption | None = None
-        self._jobs_forgotten = 0
-        # Jobs that there was no room for, and until when there is none.
-        self._jobs_refused: set[JobId] = set()
-        self._full_until = -NEVER
 
-    # --- what it knows ---
+    # --- what is known ---
 
     @property
     def active(self) -> tuple[Anomaly, ...]:
@@ -69,38 +64,38 @@ class Detection:
 
     @property
     def history(self) -> deque[Anomaly]:
-        """Those that ended, the newest last."""
+        """The closed anomalies, newest last."""
         return self._register.history
 
     @property
     def suppressed(self) -> tuple[Suppressed, ...]:
-        """What is found now and explained by an anomaly that is active."""
-        return tuple(self._register.suppressed.known.values())
+        """What is found now and explained by an active anomaly."""
+        return tuple(self._register.state.suppressed.values())
 
     @property
     def suppressed_counts(self) -> Counter[tuple[str, str]]:
-        """How often a kind was not raised because another (the second) explained it."""
-        return self._register.suppressed.counts
+        """How often a kind was not opened because another (the second) explained it."""
+        return self._register.suppressed_counts
 
     @property
     def failures(self) -> Counter[str]:
-        """Observations that a detector could not take, by its kind."""
+        """Errors of detectors, by kind."""
         return self._runner.failures
 
     @property
     def refused(self) -> dict[str, int]:
-        """What was too much: anomalies not raised, jobs refused or forgotten before their end."""
-        return {"anomalies": self._register.refused, "jobs": self._jobs_forgotten}
+        """Anomalies not opened, and jobs refused or forgotten before their end: too many."""
+        return {"anomalies": self._register.refused, "jobs": self._limit.dropped}
 
     def statuses(self) -> dict[str, list[DetectorStatus]]:
-        """How every detector sees what it judges, by kind."""
+        """Return each detector's view of what it evaluates, by kind."""
         return {detector.kind: list(detector.statuses()) for detector in self._runner.detectors}
 
     def sensitivities(self) -> tuple[Sensitivity, ...]:
-        """Of each kind and job of which it is known; a rank that is hidden hides the job."""
+        """Return each kind's sensitivity in each job; a blind rank makes the job blind."""
         found: dict[tuple[str, str, str], Sensitivity] = {}
-        for kind, some in self.statuses().items():
-            for one in some:
+        for kind, statuses in self.statuses().items():
+            for one in statuses:
                 if one.job is None or (one.sees is None and not one.blind):
                     continue
                 key = (kind, one.job, one.owner)
@@ -110,123 +105,78 @@ class Detection:
         return tuple(found.values())
 
     def pop_failure(self) -> Exception | None:
-        """What a detector raised since the last call, the first of it."""
+        """Return the first error that a detector raised since the last call."""
         return self._runner.pop_failure()
 
-    # --- records ---
+    # --- the line ---
 
     def feed(self, record: Record) -> list[Change]:
-        """What the record, or time up to it, does to anomalies."""
+        """Return what the record, and the time until it, does to anomalies."""
         time, resumption = record.time, self._resumption
         changes: list[Change] = []
         if resumption is not None:
-            changes += self._settle(time, resumption)
-        if self._runner.due_time <= time:
-            put_off = self._resumption.put_off if self._resumption else float
-            changes += self._runner.expire(time, put_off)
+            changes += self._end_missing(time, resumption)
+        if self._runner.deadline <= time or self._register.deadline <= time:
+            changes += self._expire(time)
         if resumption is not None and resumption.knew(record):
             return changes
         if time > self._time:
             self._time = time
-        if type(record) is not Step:
+        # A rank's duration is a claim; after this check no detector has to doubt it.
+        if type(record) is not Step or 0.0 <= record.duration_s < NEVER:
             changes += self._process(record)
-        elif 0.0 <= record.duration_s < NEVER:
-            # What a rank says of itself is a claim; after this no detector has to doubt it.
-            changes += self._step(record)
         return changes
+
+    def _expire(self, until: float) -> list[Change]:
+        """Let deadlines of detectors and events that are due pass, in their order."""
+        put_off = self._resumption.put_off if self._resumption else float
+        changes: list[Change] = []
+        while True:
+            now = min(put_off(self._runner.deadline), self._register.deadline)
+            if now > until or now == NEVER:
+                return changes
+            changes += self._register.expire(now)
+            changes += self._register.apply(self._runner.expire(now, put_off))
 
     def _process(self, record: Record) -> list[Change]:
-        """Any but a step."""
+        """Send a record down the line: ranks, joined steps, detectors, register."""
         changes: list[Change] = []
-        if isinstance(record, RankSeen):
-            changes += self._join(record)
-            rank = self._ranks.find(record.job_id, record.rank)
-            if rank is None:
+        if isinstance(record, Step | RankSeen) and not self._ranks.add(record):
+            job = self._limit.victim(self._ranks, record)
+            if job is None:
                 return changes
-            rank.device = record.device or rank.device
-            rank.world_size = record.world_size
-            rank.seen_time = record.time
+            changes += self._forget(job, record.time)
+            self._ranks.add(record)
         elif isinstance(record, DeviceReading):
-            self._ranks.observe(record)
-        elif isinstance(record, RankEvent) and self._ranks.find(record.job_id, record.rank):
-            core_contention.observe(self._register.state.cores, record)
-        leaver: End | RankEvent | None = record if isinstance(record, End) else None
-        if isinstance(record, RankEvent) and record.event == "died":
-            leaver = record
-        if leaver and self._ranks.jobs.get(leaver.job_id, {}).keys() == {leaver.rank}:
-            # Before a detector says of the last rank that nothing is wrong with it any more.
-            changes += self._register.end_job(leaver.job_id, leaver.time)
-        changes += self._runner.show(record)
-        self._job_steps.observe(record)
-        if leaver:
-            changes += self._leave(leaver)
-        return changes
-
-    def _step(self, record: Step) -> list[Change]:
-        """One that lasted finitely long."""
-        changes: list[Change] = []
-        rank = self._ranks.find(record.job_id, record.rank)
-        if rank is None:
-            changes += self._join(record)
-            rank = self._ranks.find(record.job_id, record.rank)
-            if rank is None:
-                return changes
-        rank.step_time, rank.step = record.time, record.step
-        changes += self._runner.show(record)
+            self._ranks.index(record)
+        elif isinstance(record, RankEvent):
+            core_contention.observe(self._register.state.cores, record, self._ranks)
         joined = self._job_steps.observe(record)
+        results = self._runner.observe(record)
         if joined is not None:
-            changes += self._runner.show(joined)
+            results += self._runner.observe(joined)
+        exit = as_exit(record)
+        if exit is not None:
+            return changes + self._end(exit, results)
+        return changes + self._register.apply(results) if results else changes
+
+    def _end(self, exit: Exit, results: KindResults) -> list[Change]:
+        """Apply the results of an exit; end what is found of a job without ranks."""
+        changes: list[Change] = []
+        if self._ranks.ends_with(exit):
+            # Otherwise a detector would clear what ends with the job.
+            changes += self._register.end_job(exit.job_id, exit.time)
+        changes += self._register.apply(results)
+        core_contention.forget(self._register.state.cores, exit.job_id, exit.rank)
+        if self._ranks.leave(exit):
+            changes += self._forget(exit.job_id, exit.time)
         return changes
-
-    # --- ranks and jobs ---
-
-    def _join(self, record: Step | RankSeen) -> list[Change]:
-        """The rank is known from here on, unless there is no room for another job."""
-        jobs, changes = self._ranks.jobs, []
-        if record.job_id not in jobs and len(jobs) >= MAX_JOBS:
-            changes = self._make_room(record)
-        if record.job_id in jobs or len(jobs) < MAX_JOBS:
-            jobs.setdefault(record.job_id, {}).setdefault(record.rank, LiveRank())
-        return changes
-
-    def _make_room(self, record: Step | RankSeen) -> list[Change]:
-        """Of who has the most jobs one goes, for who has fewer; else only a silent one.
-
-        A live one of the same owner would return and push out the next.
-        """
-        owners = Counter(job.owner for job in self._ranks.jobs)
-        greediest, most = owners.most_common(1)[0]
-        if owners[record.owner] + 1 < most:
-            self._jobs_forgotten += 1
-            return self._forget(self._ranks.longest_silent(greediest)[0], record.time)
-        if record.time >= self._full_until:
-            job, heard = self._ranks.longest_silent()
-            if record.time >= heard + SILENT_S:
-                self._jobs_forgotten += 1
-                self._jobs_refused.discard(record.job_id)
-                return self._forget(job, record.time)
-            self._full_until = heard + SILENT_S
-        if record.job_id not in self._jobs_refused and len(self._jobs_refused) < MAX_JOBS:
-            self._jobs_refused.add(record.job_id)
-            self._jobs_forgotten += 1
-        return []
-
-    def _leave(self, record: End | RankEvent) -> list[Change]:
-        """Ranks that ended or died; the last one takes the job and its states with it."""
-        ranks = self._ranks.jobs.get(record.job_id)
-        if ranks is None:
-            return []
-        if record.rank is not None:
-            self._ranks.leave(record.job_id, record.rank, record.time)
-            self._register.state.cores.get(record.job_id, {}).pop(record.rank, None)
-            if ranks:
-                return []
-        return self._forget(record.job_id, record.time)
 
     def _forget(self, job: JobId, time: float) -> list[Change]:
+        """End what is found of a job without ranks, and forget it."""
         changes = self._register.end_job(job, time)
         self._ranks.jobs.pop(job, None)
-        self._register.state.cores.pop(job, None)
+        core_contention.forget(self._register.state.cores, job)
         self._job_steps.forget(job)
         self._runner.forget(job)
         return changes
@@ -234,11 +184,12 @@ class Detection:
     # --- over a restart of the daemon ---
 
     def parts(self) -> dict[str, SnapshotPart]:
-        """All that remembers something, the engine first; detectors by their kind."""
+        """Return all that has a state, the engine first; detectors by their kind."""
+        detectors = self._runner.detectors
         return {
             ENGINE: SnapshotPart(self),
             "job_steps": SnapshotPart(self._job_steps),
-            **{one.kind: SnapshotPart(one, one.state_version) for one in self._runner.detectors},
+            **{one.kind: SnapshotPart(one, one.state_version, one.state_form) for one in detectors},
         }
 
     @property
@@ -252,25 +203,25 @@ class Detection:
         self._register.state = state.register
 
     def resume(self, now: float, fresh: set[str]) -> list[Change]:
-        """After ``state`` was set: the daemon was away until ``now``, wall clock in seconds.
+        """Go on after ``state`` was set: the daemon was away until ``now``, wall clock in seconds.
 
-        fresh: kinds whose detector could not be given its state back. They cannot know when what
-        they found is over, so it ends here, and so does what is not judged any more; found again
+        fresh: kinds whose detector could not get its state back. They cannot know when what they
+        found is over, so it ends here, and so does what is not evaluated any more; found again
         soon, it is the same anomaly.
         """
         self._resumption = Resumption(now, self._time, self._ranks.live())
-        self._runner.look_up_dues()
-        judged = {detector.kind for detector in self._runner.detectors} - fresh
+        self._runner.read_deadlines()
+        kinds = {detector.kind for detector in self._runner.detectors} - fresh
         why = ", judged from the start since the daemon was restarted"
-        return self._register.end_unjudged(judged, self._time, why)
+        return self._register.end_unjudged(kinds, self._time, why)
 
     def skip_to(self, now: float) -> None:
-        """The clock leapt to ``now`` since the newest record: no time has passed meanwhile."""
+        """Let no time pass for a clock that leapt to ``now`` since the newest record."""
         if self._resumption is None:
             self._resumption = Resumption(now, self._time, {})
         else:
             self._resumption.skip(now, self._time)
-        self._runner.look_up_dues()
+        self._runner.read_deadlines()
 
     def resolve(self, ident: str, now: float, who: str) -> list[Change]:
         """End an anomaly that only service ends. ``who`` did it: for the summary.
@@ -281,17 +232,65 @@ class Detection:
         if anomaly is None:
             raise Refused("not_found", "there is no such active anomaly")
         detector = next(one for one in self._runner.detectors if one.kind == anomaly.kind)
-        fine = detector.resolve(anomaly.device, now) if anomaly.device else None
-        if fine is None:
+        cleared = detector.resolve(anomaly.device, now) if anomaly.device else None
+        if cleared is None:
             raise Refused("ends_by_itself", f"{anomaly.kind} ends when it is over, not by hand")
-        return self._register.take(anomaly.kind, [fine], f", resolved by {who}")
+        return self._register.apply([(anomaly.kind, cleared)], f", resolved by {who}")
 
-    def _settle(self, time: float, resumption: Resumption) -> list[Change]:
-        """Ranks that have not shown up since the restart ended while the daemon was away."""
+    def _end_missing(self, time: float, resumption: Resumption) -> list[Change]:
+        """End ranks that have not reported since the restart: they ended before it."""
         changes: list[Change] = []
-        for job, rank in resumption.take_gone(time):
+        for job, rank in resumption.pop_missing(time):
             changes += self._process(End(time, rank=rank, **job.fields()))
         if time > resumption.over_time:
             self._resumption = None
-            self._runner.due_time = -NEVER
         return changes
+
+
+class Resumption:
+    """The first moments after a restart of the daemon, or a leap of the clock.
+
+    Records that were read before the restart are read again (the rendezvous rewinds), and deadlines
+    have passed unobserved. For them time stood still: what was left of it when the daemon stopped
+    starts to run when it is back. ``now``: of the restart; ``before``: of the newest record that
+    was read before it.
+    """
+
+    def __init__(self, now: float, before: float, ranks: Mapping[RankId, LiveRank]) -> None:
+        # As of the restart: the ranks themselves go on.
+        self._known = {name: (rank.seen_time, rank.step_time) for name, rank in ranks.items()}
+        self._missing = set(ranks)
+        self._away_s = 0.0
+        self.skip(now, before)
+
+    def skip(self, now: float, before: float) -> None:
+        """Let time stand still once more, between ``before`` and ``now``."""
+        self._now = now
+        if math.isfinite(before):
+            self._away_s += max(0.0, now - before)
+        self.over_time = now + max(CONFIRM_S, self._away_s)
+
+    def put_off(self, deadline: float) -> float:
+        """Return when a deadline is due: after all rings are read, and not by the time away."""
+        if deadline <= self._now:
+            deadline += self._away_s
+        return max(self._now + CONFIRM_S, deadline)
+
+    def pop_missing(self, time: float) -> set[RankId]:
+        """Return the ranks that lived before and have not reported in time, once each."""
+        if time < self._now + CONFIRM_S:
+            return set()
+        missing, self._missing = self._missing, set()
+        return missing
+
+    def knew(self, record: Record) -> bool:
+        """Return whether the record was read before the restart; its rank lives either way."""
+        if not isinstance(record, Step | RankSeen):
+            return False
+        name = (record.job_id, record.rank)
+        self._missing.discard(name)
+        known = self._known.get(name)
+        if known is None:
+            return False
+        seen_time, step_time = known
+        return record.time <= (step_time if isinstance(record, Step) else seen_time)

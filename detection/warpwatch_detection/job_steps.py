@@ -9,25 +9,65 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from warpwatch_detection.capture_windows import CaptureWindows
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.signals.peers import stages
+from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
 
-# Steps that may wait for a rank; after that they are judged without it.
+# Steps that may wait for a rank; after that they are evaluated without it.
 MAX_PENDING = 64
-# Export and tracing that is not torn down at once still cost the steps that follow a capture.
+# Export and tracing that is not torn down at once still slow the steps that follow a capture.
 STEPS_AFTER_CAPTURE = 20
 # A step number this far back is a restart, not a late or repeated record.
 RESTART_STEPS = MAX_PENDING
+START_EVENTS = frozenset({"capture_armed", "capture_started"})
+END_EVENTS = frozenset(
+    {"capture_finished", "capture_failed", "capture_disarmed", "capture_late", "died"}
+)
+
+
+@dataclass(slots=True)
+class CaptureWindows:
+    """The jobs that are being profiled: what happens meanwhile is caused by the capture.
+
+    ``since``: by job, the ranks that capture and when each started. A capture whose end is never
+    reported ends after CAPTURE_TIMEOUT_S.
+    """
+
+    since: dict[JobId, dict[int, float]] = field(default_factory=dict)
+
+    def observe(self, event: RankEvent) -> bool:
+        """Return whether this event ended a capture of its rank."""
+        ranks = self.since.get(event.job_id)
+        if event.event in START_EVENTS:
+            self.since.setdefault(event.job_id, {})[event.rank] = event.time
+        elif event.event in END_EVENTS and ranks and ranks.pop(event.rank, None) is not None:
+            if not ranks:
+                del self.since[event.job_id]
+            return True
+        return False
+
+    def runs_until(self, job: JobId, now: float) -> float | None:
+        """Return when the job's running captures end at the latest; None if none runs."""
+        ranks = self.since.get(job)
+        if not ranks:
+            return None
+        until = max(ranks.values()) + CAPTURE_TIMEOUT_S
+        if until > now:
+            return until
+        self.forget(job)
+        return None
+
+    def forget(self, job: JobId) -> None:
+        self.since.pop(job, None)
 
 
 @dataclass(slots=True)
 class JoinedJob:
     """newest: per live rank, its newest step; pending: steps that wait for a rank, by number.
 
-    index: of the next joined step; emitted: the newest; masked_until: after a capture.
+    index: the next joined step's; emitted: the newest joined step; masked_until: after a capture.
     left_at: the newest joined step when a rank left; its successor may count from 0.
     """
 
@@ -39,12 +79,12 @@ class JoinedJob:
     left_at: int = -1
 
     def is_restart(self, record: Step) -> bool:
-        """Whether the step is the first of a program that was started again."""
+        """Return whether the step is the first of a program that was started again."""
         number, newest = record.step, self.newest.get(record.rank, self.left_at)
         return number <= newest and (number == 0 or number <= newest - RESTART_STEPS)
 
-    def take(self, record: Step) -> dict[int, Step] | None:
-        """A new step of a rank. The step of all ranks that it ends, or that has waited too long."""
+    def add(self, record: Step) -> dict[int, Step] | None:
+        """Add a rank's step. Return a step of all ranks that is complete or has waited too long."""
         number = record.step
         ranks = self.pending.get(number)
         if ranks is None:
@@ -66,7 +106,7 @@ class JoinedJob:
 
 @dataclass(slots=True)
 class JobStepsState:
-    """places: by job and rank where it stands in each kind of parallelism, where that is known."""
+    """places: by job and rank its position in each kind of parallelism, where that is known."""
 
     jobs: dict[JobId, JoinedJob] = field(default_factory=dict)
     places: dict[JobId, dict[int, dict[str, tuple[int, int]]]] = field(default_factory=dict)
@@ -74,15 +114,15 @@ class JobStepsState:
 
 
 class JobSteps:
-    """Records in, finished steps of whole jobs out. Memory: MAX_PENDING steps a rank."""
+    """Joins records into finished steps of whole jobs. Memory: MAX_PENDING steps per rank."""
 
     def __init__(self) -> None:
         self.state = JobStepsState()
-        # By job, as far as asked for since the last rank came.
+        # By job, computed once after the last rank came.
         self._stages: dict[JobId, tuple[dict[int, int], bool | None]] = {}
 
     def observe(self, record: Record) -> JobStep | None:
-        """The step of the job that the record ends."""
+        """Return the step of the job that the record completes."""
         if type(record) is Step:
             return self._step(record)
         if isinstance(record, RankEvent):
@@ -93,7 +133,7 @@ class JobSteps:
                 places[record.rank] = _place(record)
                 self._stages.pop(record.job_id, None)
         elif isinstance(record, End) and record.rank is not None:
-            self._gone(record.job_id, record.rank)
+            self._remove(record.job_id, record.rank)
         return None
 
     def forget(self, job: JobId) -> None:
@@ -107,45 +147,40 @@ class JobSteps:
         if self.state.captures.observe(record) and job is not None:
             job.masked_until = max(job.newest.values(), default=-1) + STEPS_AFTER_CAPTURE
         if record.event == "died":
-            self._gone(record.job_id, record.rank)
+            self._remove(record.job_id, record.rank)
 
-    def _gone(self, name: JobId, rank: int) -> None:
+    def _remove(self, name: JobId, rank: int) -> None:
         job = self.state.jobs.get(name)
         if job is not None and job.newest.pop(rank, None) is not None:
             job.left_at = job.emitted
 
     def _step(self, record: Step) -> JobStep | None:
-        """Of one that lasted finitely long."""
-        job, rank, number = self.state.jobs.get(record.job_id), record.rank, record.step
+        """Add a step of finite duration."""
+        name, rank, number = record.job_id, record.rank, record.step
+        job = self.state.jobs.get(name)
         if job is None or job.is_restart(record):
-            job = self.state.jobs[record.job_id] = JoinedJob()
+            job = self.state.jobs[name] = JoinedJob()
         if number <= job.newest.get(rank, -1):
             return None
         job.newest[rank] = number
-        ranks = job.take(record) if number > job.emitted else None
+        ranks = job.add(record) if number > job.emitted else None
         if ranks is None:
             return None
-        joined = join(ranks, job.index, *self._stages_of(record.job_id))
+        grouped = self._stages.get(name)
+        if grouped is None:
+            grouped = self._stages[name] = stages(self.state.places.get(name, {}))
+        joined = join(ranks, job.index, *grouped)
         if joined is None:
             job.masked_until = max(job.masked_until, job.emitted + STEPS_AFTER_CAPTURE)
-        if job.emitted <= job.masked_until or self._is_captured(ranks):
+        time = next(iter(ranks.values())).time
+        if job.emitted <= job.masked_until or self.state.captures.runs_until(name, time):
             return None
         job.index += 1
         return joined
 
-    def _stages_of(self, name: JobId) -> tuple[dict[int, int], bool | None]:
-        known = self._stages.get(name)
-        if known is None:
-            known = self._stages[name] = stages(self.state.places.get(name, {}))
-        return known
-
-    def _is_captured(self, ranks: dict[int, Step]) -> bool:
-        some = next(iter(ranks.values()))
-        return self.state.captures.runs_until(some.job_id, some.time) is not None
-
 
 def _place(record: RankSeen) -> dict[str, tuple[int, int]]:
-    """Return where the rank stands; nothing if copies of the model are all that is known of it.
+    """Return the rank's position; nothing if copies of the model are all that is known of it.
 
     Fewer copies than ranks: the program splits the model in a way that it does not report.
     """
@@ -157,9 +192,9 @@ def _place(record: RankSeen) -> dict[str, tuple[int, int]]:
 def join(
     ranks: dict[int, Step], index: int, stages: dict[int, int], alike: bool | None
 ) -> JobStep | None:
-    """One step of several ranks; every rank's phases are disjoint parts of its duration.
+    """Return one step of several ranks, or None if one of them was profiled.
 
-    None where one of them was profiled.
+    Every rank's phases are disjoint parts of its duration.
     """
     compute_s: dict[int, float] = {}
     data_wait_s: dict[int, float] = {}
@@ -201,5 +236,5 @@ def join(
 
 
 def _middle(values: Collection[float]) -> float:
-    """One that there is, the lower of two: time and work of a step are of the same rank."""
+    """Return the lower median, so that time and work of a step belong to the same rank."""
     return sorted(values)[(len(values) - 1) // 2]

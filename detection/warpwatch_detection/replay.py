@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-from warpwatch_detection.anomalies.register_state import EndedKey, Suppressed
+from warpwatch_detection.anomalies.tracked import EndedKey, Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from warpwatch_detection.anomalies.changes import Change
-from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.anomalies.register import Change
+from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_fleet.jobs import FleetJob

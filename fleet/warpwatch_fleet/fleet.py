@@ -19,8 +19,8 @@ from warpwatch_capturing.alerts import AlertRequests
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.regular import RegularCaptures
 from warpwatch_capturing.triggers import Triggers
-from warpwatch_detection.anomalies.changes import Change
-from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.anomalies.register import Change
+from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_exporters.ways_out import WaysOut

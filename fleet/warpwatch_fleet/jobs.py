@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from warpwatch_detection.anomalies import snapshot
-from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, NETWORK_CAUSES
-from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.explanation import DEVICE_CAUSES, NETWORK_CAUSES
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.engine import Detection
 from warpwatch_fleet.memory import SavedJob
@@ -189,7 +189,7 @@ class FleetJob:
         self, detection: Detection, saved: SavedJob, records: Iterable[Record], until: float
     ) -> list[Change]:
         """Go on as the fleet before this one. Time without records has not passed."""
-        fresh = snapshot.give_back(saved.detectors, detection.parts())
+        fresh = snapshot.restore(saved.detectors, detection.parts())
         detection.history.extend(saved.history)
         if snapshot.ENGINE in fresh:
             return []
@@ -202,7 +202,7 @@ class FleetJob:
         detection = self.detection
         if detection is None or self._saved is not None:
             return None
-        detectors = snapshot.take(detection.parts())
+        detectors = snapshot.save(detection.parts())
         return SavedJob(
             self.id,
             tuple(self.nodes.values()),

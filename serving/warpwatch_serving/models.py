@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.alerts import AlertAnswer
 from warpwatch_telemetry.anomalies import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.detection.streams import EPOCH_S
-from warpwatch_detection.anomalies.rank_devices import LiveRank, RankDevices
 from warpwatch_detection.anomalies.register import AnomalyRegister
 from warpwatch_detection.config import AnomaliesConfig
-from warpwatch_detection.detector import Cleared
+from warpwatch_detection.detector import Cleared, DetectorResult
+from warpwatch_detection.ranks import LiveRank, RankDevices
 from warpwatch_telemetry.anomalies import Anomaly, Detected
 from warpwatch_telemetry.jobs import JobId
 
@@ -29,13 +29,13 @@ class Life:
         """About the job, or a rank of it, or a device."""
         whole: dict[str, Any] = {} if "device" in about else {"job": "llama"}
         whole |= {"severity": "warning", "summary": summary or kind.replace("_", " ")} | about
-        return self.take(kind, Detected(EPOCH_S + at, **whole))
+        return self.apply(kind, Detected(EPOCH_S + at, **whole))
 
     def fine(self, kind: str, at: float, **about: Any) -> list[Anomaly]:
-        return self.take(kind, Cleared(EPOCH_S + at, **about or {"job_id": LLAMA}))
+        return self.apply(kind, Cleared(EPOCH_S + at, **about or {"job_id": LLAMA}))
 
-    def take(self, kind: str, verdict: Detected | Cleared) -> list[Anomaly]:
-        changes = self.register.take(kind, [verdict])
+    def apply(self, kind: str, result: DetectorResult) -> list[Anomaly]:
+        changes = self.register.apply([(kind, result)])
         self.changes += [change.anomaly for change in changes]
         return [change.anomaly for change in changes]
 

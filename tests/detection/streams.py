@@ -149,8 +149,8 @@ def restart(engine: Detection) -> None:
     """What a restart of the daemon does to the detectors."""
     for detector in engine._runner.detectors:
         saved = msgspec.msgpack.encode(detector.state)
-        detector.state = msgspec.msgpack.decode(saved, type=type(detector.state))
-    engine._runner.look_up_dues()
+        detector.state = msgspec.msgpack.decode(saved, type=detector.state_form)
+    engine._runner.read_deadlines()
 
 
 def with_events(steps: Iterable[Step], tell: Extra) -> Iterator[Record]:
@@ -168,10 +168,10 @@ REWIND = 200
 
 def restarted(engine: Detection, now: float, **sections: Any) -> tuple[Detection, list[Anomaly]]:
     """The next daemon's engine, and what the restart closed."""
-    body = snapshot.take(engine.parts())
+    body = snapshot.save(engine.parts())
     fresh = detection(**sections)
     saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
-    kinds = snapshot.give_back(saved, fresh.parts())
+    kinds = snapshot.restore(saved, fresh.parts())
     return fresh, [change.anomaly for change in fresh.resume(now, kinds)]
 
 

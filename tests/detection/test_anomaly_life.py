@@ -9,13 +9,12 @@ import pytest
 from tests.detection.life import LLAMA, Life
 from tests.detection.streams import EPOCH_S, stories
 from warpwatch_detection.anomalies import register as register_module
-from warpwatch_detection.anomalies import suppressed as suppressed_module
-from warpwatch_detection.anomalies.causes import (
+from warpwatch_detection.anomalies.explanation import (
     DEVICE_CAUSES,
     EXPLAINED_BY,
-    FOUND_ONCE,
     JOB_CAUSES,
 )
+from warpwatch_detection.anomalies.register import FOUND_ONCE
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS
 from warpwatch_telemetry.jobs import JobId
 
@@ -101,7 +100,7 @@ def test_what_is_explained_is_known_with_its_cause() -> None:
         "step_regression", "straggler", cause.id,
     )  # fmt: skip
     assert (suppressed.since, suppressed.found.time) == (EPOCH_S + 5, EPOCH_S + 15)
-    assert life.register.suppressed.counts == {("step_regression", "straggler"): 1}
+    assert life.register.suppressed_counts == {("step_regression", "straggler"): 1}
     life.tell("300 fine straggler; 310 step_regression; 320 step_regression")
     assert life.active == []
 
@@ -264,7 +263,7 @@ def test_an_owner_with_many_anomalies_leaves_room_for_those_of_others(monkeypatc
 
 def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register_module, "MAX_ENDED", 10)
-    monkeypatch.setattr(suppressed_module, "MAX_SUPPRESSED", 10)
+    monkeypatch.setattr(register_module, "MAX_SUPPRESSED", 10)
     life = Life()
     for number in range(50):
         life.found("hang", number, job=f"job-{number}")

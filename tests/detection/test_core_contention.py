@@ -10,7 +10,7 @@ import pytest
 
 from tests.detection.streams import Extra, Job, detection, fed, on, stories
 from warpwatch_detection.anomalies.core_contention import users_text
-from warpwatch_detection.anomalies.snapshot import Snapshot, give_back, take
+from warpwatch_detection.anomalies.snapshot import Snapshot, restore, save
 from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.log import decode, encode
@@ -77,8 +77,8 @@ def test_a_log_says_the_same_and_evidence_outlives_a_restart_of_the_daemon() -> 
     assert found(decode(encode(record)) for record in records) == found(records)
     engine, successor = detection(), detection()
     fed(engine, records)
-    body = msgspec.msgpack.decode(take(engine.parts()), type=Snapshot)
-    assert give_back(body, successor.parts()) == set()
+    body = msgspec.msgpack.decode(save(engine.parts()), type=Snapshot)
+    assert restore(body, successor.parts()) == set()
     assert successor.active == engine.active
     assert successor.active[0].evidence
 

@@ -11,15 +11,14 @@ from msgspec.structs import replace
 from tests.detection import jobs
 from tests.detection.life import LLAMA
 from tests.detection.streams import EPOCH_S, Job, detection, fed, opened
-from warpwatch_detection.anomalies import rank_devices as rank_devices_module
+from warpwatch_detection import ranks as ranks_module
 from warpwatch_detection.anomalies import snapshot
-from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
-from warpwatch_detection.anomalies.rank_devices import DEPARTED_S, LiveRank, RankDevices
+from warpwatch_detection.anomalies.explanation import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors import DETECTORS
-from warpwatch_detection.engine import MAX_JOBS, SILENT_S
 from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE, JobSteps
+from warpwatch_detection.ranks import DEPARTED_S, MAX_JOBS, SILENT_S, LiveRank, RankDevices
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, JOB_KINDS, KINDS
 from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
 
@@ -88,7 +87,7 @@ def test_the_end_of_a_job_closes_its_states_and_frees_its_memory():
     changed = fed(engine, [End(job.time, "llama")])
     assert [a.end_time for a in changed] == [job.time]
     assert engine.active == ()
-    remembered = snapshot.take(
+    remembered = snapshot.save(
         {name: part for name, part in engine.parts().items() if name != "engine"}
     )
     assert b"llama" not in remembered
@@ -100,7 +99,7 @@ def test_of_more_jobs_than_the_bound_those_that_live_stay():
         for number in range(MAX_JOBS + 50):
             engine.feed(Step(EPOCH_S + step, f"job-{number:03}", 0, step, 0.1))
     assert engine.refused == {"anomalies": 0, "jobs": 50}
-    remembered = snapshot.take(engine.parts())
+    remembered = snapshot.save(engine.parts())
     assert b"job-000" in remembered
     assert b"job-255" in remembered
     assert b"job-256" not in remembered
@@ -112,7 +111,7 @@ def test_a_job_that_was_silent_for_long_makes_room_for_another():
         engine.feed(Step(EPOCH_S + (number != 7), f"job-{number:03}", 0, 0, 0.1))
     engine.feed(Step(EPOCH_S + SILENT_S, "job-new", 0, 0, 0.1))
     assert engine.refused == {"anomalies": 0, "jobs": 1}
-    remembered = snapshot.take(engine.parts())
+    remembered = snapshot.save(engine.parts())
     assert b"job-007" not in remembered
     assert b"job-new" in remembered
 
@@ -141,14 +140,14 @@ def test_an_owner_with_many_jobs_leaves_room_for_those_of_others():
 
 
 def test_the_places_of_the_departed_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_devices_module, "MAX_DEPARTED", 50)
+    monkeypatch.setattr(ranks_module, "MAX_DEPARTED", 50)
     rank_devices = RankDevices()
     for number in range(100):
         rank_devices.jobs[LLAMA] = {number: LiveRank(device="GPU-0")}
-        rank_devices.leave(LLAMA, number, EPOCH_S)
+        rank_devices.leave(End(EPOCH_S, "llama", number))
     assert len(rank_devices.departed) == 50
     rank_devices.jobs[LLAMA] = {0: LiveRank(device="GPU-0")}
-    rank_devices.leave(LLAMA, 0, EPOCH_S + DEPARTED_S + 1)
+    rank_devices.leave(End(EPOCH_S + DEPARTED_S + 1, "llama", 0))
     assert list(rank_devices.departed) == [(LLAMA, 0)]
 
 

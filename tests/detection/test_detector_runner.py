@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 from tests.detection.streams import EPOCH_S
-from warpwatch_detection.anomalies.rank_devices import RankDevices
-from warpwatch_detection.anomalies.register import AnomalyRegister
-from warpwatch_detection.config import AnomaliesConfig
-from warpwatch_detection.detector import Detector, DetectorResult, DetectorStatus, is_waiting
-from warpwatch_detection.detector_runner import DetectorRunner
+from warpwatch_detection.detector import Detector, DetectorResult, DetectorStatus
+from warpwatch_detection.detector_runner import DetectorRunner, KindResults
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock
@@ -28,6 +25,7 @@ class Watching(Detector):
     """Finds something in every record, and again at its deadline; fails in one of its methods."""
 
     reads = (Clock,)
+    waits = True
 
     def __init__(self, kind: str, fails: str = "") -> None:
         self.kind = kind
@@ -59,23 +57,23 @@ class Watching(Detector):
 class Timeless(Watching):
     """Has no deadline."""
 
+    waits = False
+
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
         self.state = None
 
 
-def runner(*detectors: Detector) -> DetectorRunner:
-    return DetectorRunner(detectors, AnomalyRegister(AnomaliesConfig(), RankDevices()))
+def summaries(results: KindResults) -> list[tuple[str, str]]:
+    return [(kind, one.summary) for kind, one in results if isinstance(one, Detected)]
 
 
 @pytest.mark.parametrize("method", ["observe", "expire", "forget"])
 def test_a_detector_that_fails_blinds_no_other(method: str) -> None:
     failing, other = Watching("hang", fails=method), Watching("crash")
-    both = runner(failing, other)
-    shown = [change.anomaly.kind for change in both.show(Clock(EPOCH_S))]
-    assert "crash" in shown
-    expired = [change.anomaly.summary for change in both.expire(EPOCH_S + 20, float)]
-    assert "expired" in expired
+    both = DetectorRunner([failing, other])
+    assert ("crash", "seen") in summaries(both.observe(Clock(EPOCH_S)))
+    assert ("crash", "expired") in summaries(both.expire(EPOCH_S + 20, float))
     both.forget(JobId("", "llama", ""))
     assert both.failures == {"hang": 1}
     assert isinstance(both.pop_failure(), ZeroDivisionError)
@@ -84,18 +82,18 @@ def test_a_detector_that_fails_blinds_no_other(method: str) -> None:
 
 def test_a_detector_that_failed_at_a_deadline_is_not_asked_for_it_again() -> None:
     failing = Watching("hang", fails="expire")
-    alone = runner(failing)
+    alone = DetectorRunner([failing])
     for second in range(20):
-        alone.show(Clock(EPOCH_S + second))
-        alone.expire(EPOCH_S + second, float)
+        alone.observe(Clock(EPOCH_S + second))
+        if alone.deadline <= EPOCH_S + second:
+            alone.expire(EPOCH_S + second, float)
     assert failing.asked == 1
 
 
 def test_a_detector_without_a_deadline_waits_for_nothing() -> None:
     timeless, other = Timeless("oom"), Watching("crash")
-    both = runner(timeless, other)
-    assert (is_waiting(timeless), is_waiting(other)) == (False, True)
-    assert len(both.show(Clock(EPOCH_S))) == 2
+    both = DetectorRunner([timeless, other])
+    assert len(both.observe(Clock(EPOCH_S))) == 2
     assert len(both.expire(EPOCH_S + 20, float)) == 1
     assert (timeless.asked, other.asked) == (0, 1)
     assert not both.failures

@@ -12,7 +12,6 @@ from tests.detection.gpus import JOB, Fault, Metrics, Node, key
 from tests.detection.streams import alone, detection, opened
 from warpwatch_daemon.config import Config
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.detector import is_waiting
 from warpwatch_detection.detectors.devices import DEVICE_DETECTORS
 from warpwatch_detection.detectors.devices.watch import MAX_DEVICES
 from warpwatch_detection.engine import Detection
@@ -286,7 +285,7 @@ def test_a_detector_that_is_restored_knows_its_devices_and_goes_on() -> None:
         reported = [verdict for record in records for verdict in whole.observe(record)]
         half = [verdict for record in records[:250] for verdict in first.observe(record)]
         state = msgspec.msgpack.encode(first.state)
-        second.state = msgspec.msgpack.decode(state, type=type(first.state))
+        second.state = msgspec.msgpack.decode(state, type=first.state_form)
         half += [verdict for record in records[250:] for verdict in second.observe(record)]
         assert half == reported, whole.kind
         assert second.state == whole.state, whole.kind
@@ -309,12 +308,12 @@ def test_whatever_devices_say_is_judged_and_remembered() -> None:
         reading = DeviceReading(node.time, uuid, reported, up, "" if up else chance.choice(reasons))
         for detector in detectors:
             verdicts = [*detector.observe(reading)]
-            if is_waiting(detector) and detector.state.deadline <= node.time:
+            if detector.waits and detector.state.deadline <= node.time:
                 verdicts += detector.expire(detector.state.deadline)
             assert all(verdict.device for verdict in verdicts)
     for detector in detectors:
         state = msgspec.msgpack.encode(detector.state)
-        assert msgspec.msgpack.decode(state, type=type(detector.state)) == detector.state
+        assert msgspec.msgpack.decode(state, type=detector.state_form) == detector.state
         assert len(detector.state.devices) <= MAX_DEVICES
         assert all(status.text for status in detector.statuses())
 

@@ -159,7 +159,7 @@ def test_a_new_daemon_finds_it_in_the_kernel_log_unless_the_driver_asks_for_noth
 def test_a_state_that_an_older_version_saved_is_read() -> None:
     gpus, engine = begun()
     anomaly = falls(gpus, engine)
-    body = snapshot.take(engine.parts())
+    body = snapshot.save(engine.parts())
     saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
     state = msgspec.msgpack.decode(saved.parts["engine"].state)
     # What came later.
@@ -169,7 +169,7 @@ def test_a_state_that_an_older_version_saved_is_read() -> None:
     older = msgspec.Raw(msgspec.msgpack.encode(state))
     saved.parts["engine"] = snapshot.SavedState(older)
     engine = alone("device_needs_service")
-    assert snapshot.give_back(saved, engine.parts()) == set()
+    assert snapshot.restore(saved, engine.parts()) == set()
     assert engine.resume(gpus.time, set()) == []
     assert [one.id for one in engine.active] == [anomaly.id]
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from tests.detection.streams import Job, alone, opened
-from warpwatch_detection.anomalies import rank_devices
+from warpwatch_detection import ranks
+from warpwatch_detection.detector import detail_number
 from warpwatch_detection.detectors import deaths
-from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_telemetry.records import RankEvent, RankSeen
 
 
@@ -29,7 +29,7 @@ def test_no_number_of_an_event_stops_a_detector() -> None:
 
 
 def test_rank_numbers_that_churn_are_not_remembered_for_ever(monkeypatch):
-    monkeypatch.setattr(rank_devices, "MAX_DEPARTED", 500)
+    monkeypatch.setattr(ranks, "MAX_DEPARTED", 500)
     monkeypatch.setattr(deaths, "MAX_GONE", 500)
     job, engine = Job(ranks=1), alone("crash", "oom", "hang", "memory_leak", "memory_pressure")
     opened(engine, [*job.seen(), *job.steps(10)])

@@ -65,7 +65,7 @@ def test_every_detector_keeps_all_it_remembers_in_a_state_that_can_be_saved():
         state = part.owner.state
         assert dataclasses.is_dataclass(state), name
         body = msgspec.msgpack.encode(state)
-        back = msgspec.msgpack.decode(body, type=type(state))
+        back = msgspec.msgpack.decode(body, type=part.form or type(state))
         assert msgspec.msgpack.encode(back) == body, name
 
 
@@ -155,6 +155,6 @@ def test_a_new_training_of_the_same_name_is_taken_for_what_it_is():
 def test_without_the_engines_part_nothing_is_given_back():
     engine = detection()
     opened(engine, Job().steps(100))
-    saved = msgspec.msgpack.decode(snapshot.take(engine.parts()), type=snapshot.Snapshot)
+    saved = msgspec.msgpack.decode(snapshot.save(engine.parts()), type=snapshot.Snapshot)
     del saved.parts["engine"]
-    assert snapshot.give_back(saved, detection().parts()) == set(engine.parts())
+    assert snapshot.restore(saved, detection().parts()) == set(engine.parts())

@@ -26,7 +26,7 @@ def test_a_state_of_0_2_0_is_read_whatever_the_configuration_is_now():
     body = zlib.decompress(KEPT.read_bytes())
     saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
     parts = detection.parts()
-    fresh = snapshot.give_back(saved, parts)
+    fresh = snapshot.restore(saved, parts)
     assert fresh == CHANGED | (parts.keys() - saved.parts.keys())
     assert [one.kind for one in detection.active] == ["crash"]
     (regression,) = (one for one in detection._runner.detectors if one.kind == "step_regression")
@@ -35,26 +35,27 @@ def test_a_state_of_0_2_0_is_read_whatever_the_configuration_is_now():
 
 def test_a_state_of_another_version_is_left_to_its_detector_alone():
     detection = Detection(DetectionConfig(), AnomaliesConfig())
-    saved = msgspec.msgpack.decode(snapshot.take(detection.parts()), type=snapshot.Snapshot)
+    saved = msgspec.msgpack.decode(snapshot.save(detection.parts()), type=snapshot.Snapshot)
     hang = msgspec.structs.replace(saved.parts["hang"], version=99)
     newer = snapshot.Snapshot({**saved.parts, "hang": hang})
-    assert snapshot.give_back(newer, detection.parts()) == {"hang"}
+    assert snapshot.restore(newer, detection.parts()) == {"hang"}
 
 
 def test_a_state_of_another_form_has_another_version(golden):
     """If this fails, raise ``state_version`` of the detector, then run with --update-golden."""
     parts = Detection(DetectionConfig(), AnomaliesConfig()).parts()
     forms = [
-        f"{name} {part.version}\n" + "".join(f"  {line}\n" for line in form(part.owner.state))
+        f"{name} {part.version}\n"
+        + "".join(f"  {line}\n" for line in form(part.form or type(part.owner.state)))
         for name, part in sorted(parts.items())
     ]
     golden("detection/state_forms.txt", "\n".join(forms).encode())
 
 
-def form(state: Any) -> list[str]:
-    """Return the fields of the state, and of all that it is made of, with their types."""
+def form(part: snapshot.SnapshotPart) -> list[str]:
+    """Return the fields of a state, and of all that it is made of, with their types."""
     found: dict[str, str] = {}
-    waiting: list[type] = [type(state)]
+    waiting = list(named(part.form or type(part.owner.state)))
     while waiting:
         one = waiting.pop()
         if one.__qualname__ not in found:
@@ -71,5 +72,5 @@ def named(hint: Any) -> Iterator[type]:
         dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct)
     ):
         yield hint
-    for inner in typing.get_args(hint):
+    for inner in (typing.get_origin(hint), *typing.get_args(hint)):
         yield from named(inner)

@@ -136,7 +136,7 @@ def test_no_detector_fails_and_a_restart_in_the_middle_changes_nothing(pieces, b
 def test_every_state_can_be_saved_before_anything_was_seen() -> None:
     for detector in build(DetectionConfig(), AnomaliesConfig()):
         saved = msgspec.msgpack.encode(detector.state)
-        assert msgspec.msgpack.decode(saved, type=type(detector.state)) == detector.state
+        assert msgspec.msgpack.decode(saved, type=detector.state_form) == detector.state
 
 
 def is_loggable(record: Record) -> bool:

@@ -22,7 +22,7 @@ from warpwatch_capturing.config import StoreConfig, TriggersConfig
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
 from warpwatch_capturing.triggers import Triggers
-from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.agent_link import Agents
 from warpwatch_fleet.captures.requests import FleetCaptures

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
-from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.memory import JobStateStore

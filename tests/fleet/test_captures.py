@@ -18,7 +18,7 @@ from tests.fleet.capturing import PlayedFleet
 from warpwatch import protocol
 from warpwatch_capturing.regular import PAUSE_S, RegularCaptures
 from warpwatch_capturing.triggers import Triggers
-from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.captures import remote_agents
 from warpwatch_fleet.captures.remote_agents import MAX_RANKS, RemoteAgent, choose, spread
 from warpwatch_fleet.captures.requests import SETTLED_S, FleetCaptures, Schedule

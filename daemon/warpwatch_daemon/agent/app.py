@@ -33,7 +33,7 @@ from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
 from warpwatch_daemon.ranks.inboxes import GonePods
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.source import RanksSource
-from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_devices.attribution.pod_folders import folder_of

@@ -20,9 +20,9 @@ from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.runs import RunTable
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_detection.anomalies.changes import Change
-from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.snapshot import SnapshotPart
+from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_exporters.jsonl import JsonlWriter

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from warpwatch_daemon.cli.progress import progress
 from warpwatch_daemon.config import Config
-from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.budget import SHARES
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.replay import LogReplay

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_telemetry.anomalies import FLEET_KINDS, Anomaly
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId

@@ -15,8 +15,7 @@ from pathlib import Path
 from warpwatch_daemon.history.context import AFTER_S, Context, joined
 from warpwatch_daemon.history.store import HistoryStore
 from warpwatch_detection.anomalies import snapshot
-from warpwatch_detection.anomalies.changes import Change
-from warpwatch_detection.anomalies.register import MAX_HISTORY
+from warpwatch_detection.anomalies.register import MAX_HISTORY, Change
 from warpwatch_detection.anomalies.snapshot import Snapshot
 from warpwatch_detection.engine import Detection
 from warpwatch_runtime.files import StateFile
@@ -105,7 +104,7 @@ class Archive:
         detection = self._detection
         saved = self._state.read()
         if saved is not None:
-            fresh = snapshot.give_back(saved, self.parts)
+            fresh = snapshot.restore(saved, self.parts)
             if fresh:
                 logger.info("detectors that learn from the start: %s", ", ".join(sorted(fresh)))
             if snapshot.ENGINE not in fresh:
@@ -194,7 +193,7 @@ class Archive:
         self._wake()
 
     def _take_snapshot(self, at: float) -> None:
-        body = snapshot.take(self.parts)
+        body = snapshot.save(self.parts)
         with self._lock:
             self._body = body
         took_s = self._monotonic() - at

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from warpwatch._version import __version__
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.detectors.run_regression import EVENT
 from warpwatch_detection.runs.comparison import compared, earlier, has_enough, name_of
 from warpwatch_detection.runs.run_figures import RunFigures

@@ -1,8 +1,8 @@
-"""Why a slow rank had no core: evidence of kinds that judge how long ranks compute.
+"""Collects evidence of why a slow rank had no core, for kinds about how long ranks compute.
 
-The daemon says now and then what the kernel told it of each rank (events ``process``). What stands
-out of the peers of a straggler, or of what was usual for the ranks of a slow job, is said beside
-it; it is evidence, not a verdict.
+The daemon reports now and then what the kernel knows of each rank (events ``process``). If that
+differs from the peers of a straggler, or from what was usual for the ranks of a slow job, the
+anomaly mentions it; it is evidence, not a cause.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from warpwatch_detection.detectors.event_numbers import detail_number
+from warpwatch_detection.detector import detail_number
+from warpwatch_detection.ranks import RankDevices
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent
 
 KINDS = frozenset({"straggler", "step_regression"})
-# By name in the detail of an event, in the order of their weight: a CPU limit shows as waiting for
-# a core, too.
+# Names in the detail of an event, in the order of their weight: a CPU limit also counts as waiting
+# for a core.
 SHARES = ("throttled_share", "steal_share", "core_wait_share")
-# A share counts if it is by this part of the time above what it is compared with.
+# A share counts if it exceeds what it is compared with by this part of the time.
 MIN_EXCESS = 0.05
-# Looks whose mean is judged; they come every two seconds.
+# The mean of so many polls counts; they come every 2 s.
 LOOKS = 3
-# Older looks say nothing of now.
+# Older polls mean nothing now.
 MAX_AGE_S = 15.0
-# All processes are looked at every half a minute.
+# All processes are polled every 30 s.
 MAX_USERS_AGE_S = 60.0
-# Weight of a look in what is usual; of the first ones, which see the process begin, it is larger.
+# The weight of a poll in the usual share; it is larger for the first ones, at a process's start.
 USUAL_WEIGHT = 0.02
 MAX_USERS = 3
 MAX_CORES = 1e6
@@ -38,7 +39,7 @@ MAX_NAME = 16
 
 
 class Evidence(NamedTuple):
-    """``weight``: of two about the same anomaly, the one with more says more."""
+    """``weight``: the evidence with more is shown."""
 
     weight: float
     sentence: str
@@ -49,10 +50,10 @@ NONE = Evidence(0.0, "")
 
 @dataclass(slots=True)
 class RankCores:
-    """looks: the newest shares by name, of ``count`` in all.
+    """looks: the newest shares by name, of ``count`` polls in all.
 
-    usual: their slow mean while nothing stands out.
-    users: who used its cores, in words, as it was at users_time, when it waited users_share.
+    usual: their slow mean while they are low.
+    users: processes on its cores, in words, as of users_time, when it waited users_share.
     """
 
     time: float = float("-inf")
@@ -68,7 +69,7 @@ class RankCores:
         known = [look[name] for look in self.looks if name in look]
         return sum(known) / len(known) if known else None
 
-    def take(self, seen: RankEvent) -> None:
+    def add(self, seen: RankEvent) -> None:
         shares = {n: s for n in SHARES if (s := detail_number(seen, n)) is not None}
         self.count += 1
         weight = max(USUAL_WEIGHT, 1 / self.count)
@@ -84,7 +85,7 @@ class RankCores:
             self.users_share = shares.get("core_wait_share", 0.0)
 
     def users_at(self, time: float) -> str:
-        """Empty where they were not looked at since it waits for so long."""
+        """Return the users in words; empty if they were not polled since it waits this long."""
         is_new = time - self.users_time <= MAX_USERS_AGE_S
         waits = self.looks[-1].get("core_wait_share", 0.0)
         return self.users if is_new and self.users_share >= waits - MIN_EXCESS else ""
@@ -94,22 +95,30 @@ class RankCores:
 Cores = dict[JobId, dict[int, RankCores]]
 
 
-def observe(cores: Cores, seen: RankEvent) -> None:
-    """Of a rank that is known to live."""
-    if seen.event == "process":
-        cores.setdefault(seen.job_id, {}).setdefault(seen.rank, RankCores()).take(seen)
+def observe(cores: Cores, seen: RankEvent, ranks: RankDevices) -> None:
+    """Note an event ``process`` of a live rank."""
+    if seen.event == "process" and ranks.find(seen.job_id, seen.rank):
+        cores.setdefault(seen.job_id, {}).setdefault(seen.rank, RankCores()).add(seen)
+
+
+def forget(cores: Cores, job: JobId, rank: int | None = None) -> None:
+    """Forget a rank that ended, or all of the job."""
+    if rank is None:
+        cores.pop(job, None)
+    else:
+        cores.get(job, {}).pop(rank, None)
 
 
 def evidence(cores: Cores, kind: str, found: Detected) -> Evidence:
-    """NONE where nothing stands out, or where it is another kind."""
+    """Return the evidence for a finding; NONE if no share stands out, or for other kinds."""
     job = found.job_id
     if kind not in KINDS or job is None:
         return NONE
     ranks = {n: r for n, r in cores.get(job, {}).items() if found.time - r.time <= MAX_AGE_S}
     for name in SHARES:
         shares = {n: s for n, rank in ranks.items() if (s := rank.share(name)) is not None}
-        asked = shares.keys() if found.rank is None else shares.keys() & {found.rank}
-        excess = {n: shares[n] - _reference(kind, n, name, shares, ranks) for n in asked}
+        wanted = shares.keys() if found.rank is None else shares.keys() & {found.rank}
+        excess = {n: shares[n] - _reference(kind, n, name, shares, ranks) for n in wanted}
         worst = max(excess, key=lambda n: excess[n], default=None)
         if worst is not None and excess[worst] >= MIN_EXCESS:
             whose = "its peers" if kind == "straggler" and len(shares) > 1 else "usually"
@@ -121,7 +130,7 @@ def evidence(cores: Cores, kind: str, found: Detected) -> Evidence:
 def _reference(
     kind: str, rank: int, name: str, shares: Mapping[int, float], ranks: Mapping[int, RankCores]
 ) -> float:
-    """Of the peers, where it is one rank that is slow; else what was usual."""
+    """Return the peers' share if one rank is slow, else the usual one."""
     peers = [share for number, share in shares.items() if number != rank]
     return median(peers) if kind == "straggler" and peers else ranks[rank].usual[name]
 
@@ -141,13 +150,13 @@ def _evidence(
     return Evidence(1.0 + share, f"{text}, while {users}") if users else Evidence(share, text)
 
 
-# --- who used them ---
+# --- the users of cores ---
 
 
 def users_text(users: list[Any]) -> str:
-    """``python (pid 17, 18) used 80 % of core 5, rank 0 (pid 9) used 1.2 cores``.
+    """Return ``python (pid 17, 18) used 80 % of core 5, rank 0 (pid 9) used 1.2 cores``.
 
-    Alike are told together; what makes no sense is left out.
+    Processes of one name and core are joined; invalid entries are left out.
     """
     alike: dict[tuple[str, int | None], list[tuple[int, float]]] = {}
     for user in users[:MAX_USERS]:
@@ -156,25 +165,22 @@ def users_text(users: list[Any]) -> str:
         pid, used, core = (user.get(name) for name in ("pid", "cores", "core"))
         if isinstance(pid, int) and isinstance(used, int | float) and 0 <= used <= MAX_CORES:
             where = core if isinstance(core, int) else None
-            alike.setdefault((_who(user), where), []).append((pid, used))
-    return ", ".join(_used(who, core, uses) for (who, core), uses in alike.items())
+            alike.setdefault((_name(user), where), []).append((pid, used))
+    return ", ".join(_used(name, core, uses) for (name, core), uses in alike.items())
 
 
-def _used(who: str, core: int | None, uses: list[tuple[int, float]]) -> str:
+def _used(name: str, core: int | None, uses: list[tuple[int, float]]) -> str:
     cores = sum(used for _, used in uses)
     where = "a core" if core is None else f"core {core}"
     part = f"{cores:.1f} cores" if cores >= 1.05 else f"{100 * cores:.0f} % of {where}"
-    return f"{who} (pid {', '.join(str(pid) for pid, _ in uses)}) used {part}"
+    return f"{name} (pid {', '.join(str(pid) for pid, _ in uses)}) used {part}"
 
 
-def _who(user: Mapping[str, Any]) -> str:
-    """A name is of the process's own choice."""
+def _name(user: Mapping[str, Any]) -> str:
+    """Return a process's own name for itself, cleaned, or its rank."""
     rank, name = user.get("rank"), user.get("name")
-    if isinstance(rank, int):
-        return f"rank {rank}" if not isinstance(name, str) else f"{_clean(name)} of rank {rank}"
-    return _clean(name) if isinstance(name, str) else "another owner's process"
-
-
-def _clean(name: str) -> str:
+    if not isinstance(name, str):
+        return f"rank {rank}" if isinstance(rank, int) else "another owner's process"
     shown = "".join(char if char.isprintable() else "?" for char in name[:MAX_NAME])
-    return shown.strip() or "a process"
+    cleaned = shown.strip() or "a process"
+    return f"{cleaned} of rank {rank}" if isinstance(rank, int) else cleaned

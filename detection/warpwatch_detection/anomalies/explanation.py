@@ -1,30 +1,70 @@
-"""Which active anomaly is the cause of what is found.
+"""Decides which active anomaly is the cause of what is found.
 
 A kind of a job is explained by another kind of the same job (``EXPLAINED_BY``), or by a fault of
-the device that its rank runs on (``DEVICE_CAUSES``). Of a finding about a job as a whole, any of
-its devices is the cause if it stopped the job; if the job is slow, half of them must be at fault:
-one slow device is one slow rank. What stops a job is explained only by a critical fault, and by no
-XID that a program brings on itself. What is found about a device is explained by what its job does
-(``JOB_CAUSES``), or by the same fault seen in another way (``SAME_FAULT``).
+the device that its rank runs on (``DEVICE_CAUSES``). A finding about a job as a whole is caused by
+any of its devices if it stopped the job; if the job is slow, half of them must be at fault:
+one slow device is one slow rank. Only a critical fault explains that a job stops, and no XID that a
+program causes itself. A finding about a device is explained by what its job does
+(``JOB_CAUSES``), or by the same fault in another form (``SAME_FAULT``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from warpwatch_detection.anomalies.causes import (
-    DEVICE_CAUSES,
-    EXPLAINED_BY,
-    JOB_CAUSES,
-    NETWORK_CAUSES,
-    SAME_FAULT,
-)
-from warpwatch_detection.anomalies.rank_devices import RankDevices
-from warpwatch_detection.anomalies.register_state import Key, TrackedAnomaly
+from warpwatch_detection.anomalies.tracked import Key, TrackedAnomaly
+from warpwatch_detection.ranks import RankDevices
 from warpwatch_telemetry.anomalies import Anomaly, Severity
 from warpwatch_telemetry.xids import MEMORY_XIDS, explain
 
-# All ranks wait for the one whose device fails.
+# These stop or delay a rank: the whole job waits for it.
+_DELAYS = ("hang", "crash", "oom", "straggler", "data_stall")
+_SPIKES = (*_DELAYS, "gc_pause", "comm_slow", "step_spikes")
+
+# While one of these is active on the job, it is the cause and the other only its effect.
+EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
+    "step_regression": (*_SPIKES, "step_drift"),
+    "step_drift": (*_SPIKES, "step_regression"),
+    "step_spikes": (*_DELAYS, "gc_pause"),
+    "run_regression": (*_SPIKES, "step_drift", "step_regression"),
+    "comm_slow": (*_DELAYS, "step_spikes"),
+}
+
+_SLOW = ("thermal_throttle", "power_brake", "clock_drop", "pcie_degraded", "nvlink_error")
+_FAILED = ("device_lost", "device_stuck", "xid", "ecc_uncorrectable")
+
+# Faults of a rank's device that explain what is found about the rank or its job.
+DEVICE_CAUSES: Mapping[str, tuple[str, ...]] = {
+    "straggler": _SLOW,
+    "step_regression": _SLOW,
+    "step_drift": _SLOW,
+    "step_spikes": _SLOW,
+    "run_regression": _SLOW,
+    "comm_slow": ("nvlink_error", "pcie_degraded"),
+    "hang": (*_FAILED, "nvlink_error"),
+    "crash": (*_FAILED, "nvlink_error"),
+}
+
+# Faults of any network port of a node that explain what is found about a job of several nodes.
+NETWORK_CAUSES: Mapping[str, tuple[str, ...]] = {
+    "comm_slow": ("network_link_down", "network_errors"),
+    "hang": ("network_link_down",),
+    "crash": ("network_link_down",),
+}
+
+# One fault of a device in several forms. A memory error: as an XID (only those that are about
+# memory), in the ECC counters, and as rows taken out of use. Heat: as temperature and clock.
+SAME_FAULT: Mapping[str, tuple[str, ...]] = {
+    "ecc_uncorrectable": ("xid",),
+    "row_remap": ("xid", "ecc_uncorrectable"),
+    "overheating": ("thermal_throttle",),
+    "clock_drop": ("thermal_throttle",),
+}
+
+# Findings about a job that explain that nothing runs on its devices.
+JOB_CAUSES: Mapping[str, tuple[str, ...]] = {"device_idle": ("hang", "crash", "data_stall")}
+
+# All ranks wait for the rank whose device fails.
 _STOPPED = frozenset({"hang", "crash"})
 
 Active = Mapping[Key, TrackedAnomaly]
@@ -33,38 +73,37 @@ Active = Mapping[Key, TrackedAnomaly]
 def cause_of(
     key: Key, rank: int | None, severity: Severity, active: Active, ranks: RankDevices
 ) -> TrackedAnomaly | None:
-    """The active anomaly that explains a finding of this kind about this job, rank or device."""
+    """Return the active anomaly that explains a finding of this kind about a job or device."""
     kind, job, device = key
     if job is None and kind in SAME_FAULT:
-        memory = {of: known for of, known in active.items() if _is_of_memory(known.anomaly)}
+        memory = {key: known for key, known in active.items() if _is_of_memory(known.anomaly)}
         return _first(memory, ((cause, None, device) for cause in SAME_FAULT[kind]))
     if job is None:
         jobs = ranks.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
-        return _first(active, ((cause, of, None) for of in jobs for cause in JOB_CAUSES[kind]))
+        return _first(active, ((cause, job, None) for job in jobs for cause in JOB_CAUSES[kind]))
     # A rank that perhaps only has more work explains nothing that comes later.
-    sure = {of: known for of, known in active.items() if known.anomaly.severity != "info"}
+    sure = {key: known for key, known in active.items() if known.anomaly.severity != "info"}
     own = _first(sure, ((cause, job, device) for cause in EXPLAINED_BY.get(kind, ())))
     if own is None and ranks.spans_nodes(job):
-        own = next(
-            (known for of, known in active.items() if of[0] in NETWORK_CAUSES.get(kind, ())), None
-        )
+        causes = NETWORK_CAUSES.get(kind, ())
+        own = next((known for key, known in active.items() if key[0] in causes), None)
     if own is not None or kind not in DEVICE_CAUSES:
         return own
     devices = ranks.devices(job) if rank is None else {ranks.device(job, rank)}
-    if kind in _STOPPED:
-        # Ended on purpose, as far as anyone can tell: any fault is the better word.
-        faults = active if severity == "info" else _critical(active)
-        able = {of: known for of, known in faults.items() if not _is_own(known.anomaly)}
-        return _device_cause(DEVICE_CAUSES[kind], devices, 1, able)
-    return _device_cause(DEVICE_CAUSES[kind], devices, len(devices) / 2, active)
-
-
-def _critical(active: Active) -> Active:
-    return {key: known for key, known in active.items() if known.anomaly.severity == "critical"}
+    if kind not in _STOPPED:
+        return _device_cause(DEVICE_CAUSES[kind], devices, len(devices) / 2, active)
+    # A stop of severity info is on purpose, as far as it is known: any fault explains it better.
+    able = {
+        key: known
+        for key, known in active.items()
+        if (severity == "info" or known.anomaly.severity == "critical")
+        and not _is_own(known.anomaly)
+    }
+    return _device_cause(DEVICE_CAUSES[kind], devices, 1, able)
 
 
 def _is_own(fault: Anomaly) -> bool:
-    """Whether the program brought the fault on itself."""
+    """Return whether the program caused the fault itself."""
     if fault.kind != "xid" or fault.value is None:
         return False
     return explain(int(fault.value)).blame == "application"
@@ -77,16 +116,12 @@ def _is_of_memory(fault: Anomaly) -> bool:
 def _device_cause(
     causes: Iterable[str], devices: Collection[str | None], needed: float, active: Active
 ) -> TrackedAnomaly | None:
-    """The first of the devices' faults, if enough of the devices have one."""
-    faults = {
-        device: fault
-        for device in devices
-        if device is not None
-        and (fault := _first(active, ((cause, None, device) for cause in causes)))
-    }
+    """Return the first of the devices' faults, if enough of the devices have one."""
+    keys = [[(cause, None, device) for cause in causes] for device in devices if device is not None]
+    faults = [fault for of_device in keys if (fault := _first(active, of_device))]
     if not faults or len(faults) < needed:
         return None
-    return min(faults.values(), key=lambda tracked: tracked.anomaly.time)
+    return min(faults, key=lambda tracked: tracked.anomaly.time)
 
 
 def _first(active: Active, keys: Iterable[Key]) -> TrackedAnomaly | None:

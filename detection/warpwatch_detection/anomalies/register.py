@@ -1,59 +1,93 @@
-"""Verdicts into anomalies: opened once, updated, explained, closed, and continued if they return.
+"""Turns results into anomalies: opened once, updated, explained, closed, continued if they return.
 
-Pure and without a clock, as the detectors: times are those of the verdicts.
+It has no clock: times are those of the results.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import asdict, replace
+from collections import Counter, deque
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
-from warpwatch_detection.anomalies.causes import EXPLAINED_BY, LONG_EVIDENCE
-from warpwatch_detection.anomalies.changes import Change
-from warpwatch_detection.anomalies.core_contention import NONE, evidence
-from warpwatch_detection.anomalies.explanation import cause_of
-from warpwatch_detection.anomalies.rank_devices import RankDevices, with_job
-from warpwatch_detection.anomalies.register_state import (
+from warpwatch_detection.anomalies.core_contention import NONE, Cores, evidence
+from warpwatch_detection.anomalies.explanation import EXPLAINED_BY, cause_of
+from warpwatch_detection.anomalies.tracked import (
     EndedKey,
     Key,
-    RegisterState,
+    Suppressed,
     TrackedAnomaly,
+    recovers,
+    worse,
 )
-from warpwatch_detection.anomalies.suppressed import SuppressedFindings
-from warpwatch_detection.anomalies.worst import worse
 from warpwatch_detection.config import AnomaliesConfig
-from warpwatch_detection.detector import NEVER, Cleared, Results
+from warpwatch_detection.detector import NEVER, Cleared
+from warpwatch_detection.detector_runner import KindResults
+from warpwatch_detection.ranks import RankDevices, with_job
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.xids import SEVERITIES
 
-# Of devices, and of jobs.
+# The most active anomalies about devices, and about jobs.
 MAX_ACTIVE = 1000
-# Of jobs of one owner.
 MAX_ACTIVE_OF_OWNER = 100
 MAX_ENDED = 1000
 MAX_HISTORY = 1000
 MAX_EFFECTS = 4
+MAX_SUPPRESSED = 1000
+# Detectors work in blocks that end at different times, so an effect may be found once or twice
+# more after its cause is over. What is found a third time stands on its own.
+FOUND_AFTER_CAUSE = 3
+# Their evidence comes from hundreds of steps: what started before such a cause ended is its effect.
+LONG_EVIDENCE = frozenset({"step_spikes"})
+# Found once, however long they last: not again when their cause is over.
+FOUND_ONCE = frozenset({"hang", "crash", "oom", "memory_leak", "memory_pressure"})
+
+What = Literal["opened", "reopened", "updated", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """``anomaly``: as it is after the change. reopened: it came back soon after its end."""
+
+    what: What
+    anomaly: Anomaly
+
+
+@dataclass(slots=True)
+class RegisterState:
+    """The part of the register that survives a restart of the daemon.
+
+    ended: what may be continued, in the order of its end. suppressed: what an active anomaly
+    explains. cores: why ranks had none.
+    """
+
+    count: int = 0
+    active: dict[Key, TrackedAnomaly] = field(default_factory=dict)
+    ended: dict[EndedKey, TrackedAnomaly] = field(default_factory=dict)
+    suppressed: dict[Key, Suppressed] = field(default_factory=dict)
+    cores: Cores = field(default_factory=dict)
 
 
 class AnomalyRegister:
-    """``ranks``: which rank runs on which device, kept up by the engine."""
+    """All anomalies of one engine. ``ranks`` is kept up to date by the engine.
+
+    deadline: when the next event has been held long enough. refused: anomalies that were too many.
+    suppressed_counts: how often a kind was explained by another, the second.
+    """
 
     def __init__(self, config: AnomaliesConfig, ranks: RankDevices) -> None:
         self._config = config
         self.ranks = ranks
         self._state = RegisterState()
-        self._deadline = NEVER
+        self.deadline = NEVER
         self._changes: list[Change] = []
         self.history: deque[Anomaly] = deque(maxlen=MAX_HISTORY)
-        self.suppressed = SuppressedFindings(self._state.suppressed)
-        # Anomalies that were too many.
+        self.suppressed_counts: Counter[tuple[str, str]] = Counter()
         self.refused = 0
 
     @property
     def active(self) -> tuple[Anomaly, ...]:
-        return tuple(tracked.anomaly for tracked in self.state.active.values())
+        return tuple(tracked.anomaly for tracked in self._state.active.values())
 
     @property
     def state(self) -> RegisterState:
@@ -62,73 +96,69 @@ class AnomalyRegister:
     @state.setter
     def state(self, state: RegisterState) -> None:
         self._state = state
-        self.suppressed.known = state.suppressed
         self._schedule()
 
-    def deadline(self) -> float:
-        """When the next event has been held long enough."""
-        return self._deadline
-
     def _schedule(self) -> None:
-        held = (tracked.held_until for tracked in self.state.active.values())
-        self._deadline = min(held, default=NEVER)
+        held = (tracked.held_until for tracked in self._state.active.values())
+        self.deadline = min(held, default=NEVER)
 
     # --- what may change an anomaly ---
 
-    def take(self, kind: str, verdicts: Results, why: str = "") -> list[Change]:
-        """What a detector has said. ``why`` something is over: for the summary."""
-        for verdict in verdicts:
-            if isinstance(verdict, Cleared):
-                self._fine(kind, verdict, why)
+    def apply(self, results: KindResults, why: str = "") -> list[Change]:
+        """Apply results in their order. ``why`` something is cleared: for the summary."""
+        for kind, result in results:
+            if isinstance(result, Cleared):
+                self._clear(kind, result, why)
             else:
-                self._found(kind, verdict)
-        return self._take_changes()
+                self._find(kind, result)
+        return self._pop_changes()
 
     def expire(self, now: float) -> list[Change]:
-        for key, tracked in list(self.state.active.items()):
+        """Close the events that were held long enough."""
+        for key, tracked in list(self._state.active.items()):
             if tracked.held_until <= now:
                 self._close(key, tracked.held_until)
-        return self._take_changes()
+        return self._pop_changes()
 
     def end_job(self, job: JobId, time: float) -> list[Change]:
-        """The states of the job are over with it; its events keep their time."""
-        self.suppressed.forget_job(job)
-        for key in [key for key in self.state.active if key[1] == job]:
+        """Close the states of a job that ended; its events keep their time."""
+        for key in [key for key in self._state.suppressed if key[1] == job]:
+            del self._state.suppressed[key]
+        for key in [key for key in self._state.active if key[1] == job]:
             if key[0] not in EVENT_KINDS:
                 self._close(key, time, why=", until the job ended")
-        for ended in [key for key in self.state.ended if key[1] == job]:
+        for ended in [key for key in self._state.ended if key[1] == job]:
             if ended[0] not in EVENT_KINDS:
-                del self.state.ended[ended]
-        return self._take_changes()
+                del self._state.ended[ended]
+        return self._pop_changes()
 
-    def end_unjudged(self, judged: set[str], time: float, why: str) -> list[Change]:
-        """End what no detector follows any more; events keep their time. why: for the summary."""
-        for key in list(self.suppressed.known):
-            if key[0] not in judged:
-                self.suppressed.forget(key)
-        for key in list(self.state.active):
-            if key[0] not in judged and key[0] not in EVENT_KINDS:
+    def end_unjudged(self, kinds: set[str], time: float, why: str) -> list[Change]:
+        """End what is of no kind of ``kinds``; events keep their time. why: for the summary."""
+        for key in [key for key in self._state.suppressed if key[0] not in kinds]:
+            del self._state.suppressed[key]
+        for key in list(self._state.active):
+            if key[0] not in kinds and key[0] not in EVENT_KINDS:
                 self._close(key, time, why=why)
-        return self._take_changes()
+        return self._pop_changes()
 
-    def _take_changes(self) -> list[Change]:
+    def _pop_changes(self) -> list[Change]:
         changes, self._changes = self._changes, []
         return changes
 
-    # --- verdicts ---
+    # --- results ---
 
-    def _found(self, kind: str, found: Detected) -> None:
+    def _find(self, kind: str, found: Detected) -> None:
         key = (kind, found.job_id, found.device)
         if cause := self._cause(key, found):
             self._explain(key, found, cause)
             return
-        tracked = self.state.active.get(key)
+        tracked = self._state.active.get(key)
         if tracked is not None and not tracked.is_of_another_rank(found):
             self._update("updated", key, tracked, found)
         elif tracked is None and (over := self._ended_cause(key, found)):
-            self.suppressed.add(key, found, over)
-        elif tracked is not None or self.suppressed.outlives_cause(key, found):
-            ended = self._recently_ended(key, found)
+            self._suppress(key, found, over)
+        elif tracked is not None or self._outlives_cause(key, found):
+            ended = self._pop_ended(key, found)
             if tracked is not None:
                 self._replace_culprit(key, tracked, ended, found)
             if ended is None:
@@ -136,13 +166,13 @@ class AnomalyRegister:
             else:
                 self._update("reopened", key, ended, found)
 
-    def _fine(self, kind: str, fine: Cleared, why: str = "") -> None:
-        key = (kind, fine.job_id, fine.device)
-        self.suppressed.forget(key)
-        self._close(key, fine.time, why=why)
-        if fine.for_good:
+    def _clear(self, kind: str, cleared: Cleared, why: str) -> None:
+        key = (kind, cleared.job_id, cleared.device)
+        self._state.suppressed.pop(key, None)
+        self._close(key, cleared.time, why=why)
+        if cleared.for_good:
             for ended in self._ended_like(key, rank=None):
-                del self.state.ended[ended]
+                del self._state.ended[ended]
 
     # --- opening and updating ---
 
@@ -150,8 +180,8 @@ class AnomalyRegister:
         if not self._has_room(key[1]):
             self.refused += 1
             return
-        self.state.count += 1
-        ident = f"{int(found.time):x}-{self.state.count:x}"
+        self._state.count += 1
+        ident = f"{int(found.time):x}-{self._state.count:x}"
         about = asdict(self.ranks.located(found))
         anomaly = Anomaly(**about, id=ident, kind=key[0], first_summary=found.summary)
         tracked = TrackedAnomaly(anomaly, found, worse(key[0], None, found))
@@ -159,25 +189,19 @@ class AnomalyRegister:
         self._explain_by_newest(key)
 
     def _has_room(self, job: JobId | None) -> bool:
-        """Whether one more is kept; jobs leave that of devices to them, and owners each other's."""
+        """Return whether one more is kept: devices, jobs and each owner's jobs have limits."""
         if job is None:
-            return sum(key[1] is None for key in self.state.active) < MAX_ACTIVE
-        owners = [key[1].owner for key in self.state.active if key[1] is not None]
+            return sum(key[1] is None for key in self._state.active) < MAX_ACTIVE
+        owners = [key[1].owner for key in self._state.active if key[1] is not None]
         has_part = not job.owner or owners.count(job.owner) < MAX_ACTIVE_OF_OWNER
         return len(owners) < MAX_ACTIVE and has_part
 
-    def _update(
-        self,
-        what: Literal["reopened", "updated"],
-        key: Key,
-        tracked: TrackedAnomaly,
-        found: Detected,
-    ) -> None:
+    def _update(self, what: What, key: Key, tracked: TrackedAnomaly, found: Detected) -> None:
         located = self.ranks.located(found)
         before = with_job(tracked.anomaly, located.job_id)
         rank = located.rank
         if rank is None and key[0] in DEVICE_KINDS:
-            # The one that ran on the device when it was raised.
+            # The rank that ran on the device when it was opened.
             rank = before.rank
         tracked.update(found)
         severity = max(before.severity, found.severity, key=SEVERITIES.index)
@@ -191,18 +215,12 @@ class AnomalyRegister:
         )
         self._keep(what, key, tracked, found)
 
-    def _keep(
-        self,
-        what: Literal["opened", "reopened", "updated"],
-        key: Key,
-        tracked: TrackedAnomaly,
-        found: Detected,
-    ) -> None:
+    def _keep(self, what: What, key: Key, tracked: TrackedAnomaly, found: Detected) -> None:
         if found.rank is not None:
             tracked.named = found.rank
         before = NONE if what == "reopened" else tracked.evidence
-        tracked.evidence = max(before, evidence(self.state.cores, key[0], found))
-        self.state.active[key] = tracked
+        tracked.evidence = max(before, evidence(self._state.cores, key[0], found))
+        self._state.active[key] = tracked
         if key[0] in EVENT_KINDS:
             tracked.held_until = found.time + self._config.hold_s
             self._schedule()
@@ -212,8 +230,8 @@ class AnomalyRegister:
     # --- closing and continuing ---
 
     def _close(self, key: Key, time: float, explained_by: str | None = None, why: str = "") -> None:
-        """Nothing if there is no such anomaly. ``why``: for the summary."""
-        tracked = self.state.active.pop(key, None)
+        """Close the anomaly, if there is one. ``why``: for the summary."""
+        tracked = self._state.active.pop(key, None)
         if tracked is None:
             return
         if key[0] in EVENT_KINDS:
@@ -224,19 +242,18 @@ class AnomalyRegister:
         closed = tracked.anomaly
         self.history.append(closed)
         self._changes.append(Change("closed", closed))
-        ended = self.state.ended
-        # Again at the end of the order.
+        ended = self._state.ended
+        # Pop first, so that it is last in the order.
         ended.pop((*key, tracked.named), None)
         ended[(*key, tracked.named)] = tracked
         if len(ended) > MAX_ENDED:
             del ended[next(iter(ended))]
-        for released, found in self.suppressed.release(closed, end_time, self._config.hold_s):
-            self._found(released[0], found)
+        self._release_effects(closed, end_time)
 
-    def _recently_ended(self, key: Key, found: Detected) -> TrackedAnomaly | None:
-        """The anomaly that was over a moment ago and now goes on, without its end."""
+    def _pop_ended(self, key: Key, found: Detected) -> TrackedAnomaly | None:
+        """Return the anomaly that ended a moment ago and now goes on, without its end."""
         for ended in self._ended_like(key, found.rank):
-            tracked = self.state.ended.pop(ended)
+            tracked = self._state.ended.pop(ended)
             before = tracked.anomaly
             if before.end_time is None or found.time - before.end_time > self._config.reopen_s:
                 continue
@@ -249,54 +266,55 @@ class AnomalyRegister:
         return None
 
     def _ended_like(self, key: Key, rank: int | None) -> list[EndedKey]:
-        """Those that ended of the same rank, else of an unknown one; without a rank, of any."""
+        """Return those that ended of the same rank, else of an unknown one; of any without one."""
         if rank is None:
-            return [ended for ended in self.state.ended if ended[:3] == key]
-        return [ended for ended in ((*key, rank), (*key, None)) if ended in self.state.ended]
+            return [ended for ended in self._state.ended if ended[:3] == key]
+        return [ended for ended in ((*key, rank), (*key, None)) if ended in self._state.ended]
 
     def _replace_culprit(
         self, key: Key, tracked: TrackedAnomaly, ended: TrackedAnomaly | None, found: Detected
     ) -> None:
-        """Another rank is another anomaly; a rank that was it before makes it one of the job."""
+        """Close the anomaly of another rank; if ranks take turns, it becomes the job's."""
         tracked.anomaly = replace(tracked.anomaly, rank=tracked.named)
         self._close(key, found.time, None if ended is None else ended.anomaly.id)
         if ended is not None:
             ended.shared = True
-            self.state.ended.pop((*key, tracked.named), None)
+            self._state.ended.pop((*key, tracked.named), None)
 
     # --- explaining ---
 
     def _cause(self, key: Key, found: Detected) -> TrackedAnomaly | None:
-        return cause_of(key, found.rank, found.severity, self.state.active, self.ranks)
+        return cause_of(key, found.rank, found.severity, self._state.active, self.ranks)
 
     def _ended_cause(self, key: Key, found: Detected) -> Anomaly | None:
-        """The cause that was over when this was first found, but not when it began."""
-        if key[0] not in LONG_EVIDENCE or key in self.suppressed.known or found.begin_step is None:
+        """Return the cause that was over when this was first found, but not when it started."""
+        known = key in self._state.suppressed
+        if key[0] not in LONG_EVIDENCE or known or found.begin_step is None:
             return None
-        for (kind, job, _, _), tracked in reversed(self.state.ended.items()):
+        for (kind, job, _, _), tracked in reversed(self._state.ended.items()):
             explains = job == key[1] and kind in EXPLAINED_BY[key[0]]
             if explains and tracked.end_step >= found.begin_step:
                 return tracked.anomaly
         return None
 
     def _explain(self, key: Key, found: Detected, cause: TrackedAnomaly) -> None:
-        """``cause`` is active: what is found is its effect and no anomaly of its own."""
+        """Make what is found an effect of the active ``cause``, and no anomaly of its own."""
         about = cause.anomaly
         self._close(key, found.time, about.id)
-        self.suppressed.add(key, found, about)
+        self._suppress(key, found, about)
         if about.kind in DEVICE_KINDS:
             self._add_effect(cause, key, found)
 
     def _add_effect(self, cause: TrackedAnomaly, key: Key, found: Detected) -> None:
         if key[1] is None and key[0] in EVENT_KINDS:
-            # As long as the error shows in either way.
+            # The event lasts as long as the error is seen in either form.
             cause.held_until = max(cause.held_until, found.time + self._config.hold_s)
             self._schedule()
         name = f"{key[0]} of {found.job or key[2]}"
         if name not in cause.effects and len(cause.effects) >= MAX_EFFECTS:
             return
-        said = f"in {found.job} {found.summary}" if found.job else found.summary
-        cause.effects[name] = worse(key[0], cause.effects.get(name), found, said)
+        text = f"in {found.job} {found.summary}" if found.job else found.summary
+        cause.effects[name] = worse(key[0], cause.effects.get(name), found, text)
         before = cause.anomaly
         cause.anomaly = replace(
             before if before.job else with_job(before, found.job_id),
@@ -307,11 +325,58 @@ class AnomalyRegister:
         self._changes.append(Change("updated", cause.anomaly))
 
     def _explain_by_newest(self, opened: Key) -> None:
-        """What was found before its cause ends, and becomes an effect of the cause."""
-        for key, tracked in list(self.state.active.items()):
+        """End what was found before its cause, and make it an effect of the cause."""
+        for key, tracked in list(self._state.active.items()):
             cause = self._cause(key, tracked.anomaly)
             if key == opened or cause is None:
                 continue
-            time = self.state.active[opened].anomaly.time
+            time = self._state.active[opened].anomaly.time
             effect = replace(tracked.found(), time=time, device=key[2])
             self._explain(key, effect, cause)
+
+    # --- what is found while its cause is active ---
+
+    def _suppress(self, key: Key, found: Detected, cause: Anomaly) -> None:
+        known = self._state.suppressed
+        before = known.pop(key, None)
+        if before is None or before.cause_id != cause.id:
+            self.suppressed_counts[key[0], cause.kind] += 1
+        since = found.time if before is None else before.since
+        known[key] = Suppressed(key[0], found, cause.kind, cause.id, since)
+        if len(known) > MAX_SUPPRESSED:
+            del known[next(iter(known))]
+
+    def _outlives_cause(self, key: Key, found: Detected) -> bool:
+        """Return whether what is found, with no cause active, is an anomaly of its own.
+
+        Long evidence that fades comes from the time of the cause and does not count.
+        """
+        suppressed = self._state.suppressed.get(key)
+        if suppressed is None:
+            return True
+        if key[0] in LONG_EVIDENCE and recovers(key[0], found, suppressed.found):
+            return False
+        suppressed.again += 1
+        if suppressed.again < FOUND_AFTER_CAUSE:
+            return False
+        del self._state.suppressed[key]
+        return True
+
+    def _release_effects(self, cause: Anomaly, time: float) -> None:
+        """Open what goes on although its cause is over, and will not be found a second time.
+
+        An event that another event explained was part of it, and is over.
+        """
+        known = self._state.suppressed
+        released = {
+            key: one
+            for key, one in known.items()
+            if one.cause_id == cause.id and key[0] in FOUND_ONCE
+        }
+        for key in released:
+            del known[key]
+        for key, one in released.items():
+            found = one.found
+            is_over = cause.kind in EVENT_KINDS or found.time + self._config.hold_s <= time
+            if key[0] not in EVENT_KINDS or not is_over:
+                self._find(key[0], replace(found, time=max(time, found.time)))

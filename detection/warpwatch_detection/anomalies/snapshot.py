@@ -1,4 +1,4 @@
-"""The state of the engine and its detectors as bytes, so that a restart loses nothing.
+"""Saves the state of the engine and its detectors as bytes, so that a restart loses nothing.
 
 Every part is saved by its name with the version of its state. A part of another version is left
 out, and only its detector learns from the start. The versions are those of the states' forms and
@@ -28,10 +28,14 @@ class Stateful(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """The owner of a state, and the version of the state's form and meaning."""
+    """The owner of a state, and the version of the state's form and meaning.
+
+    form: the type that the state is decoded as, if it is not the state's own.
+    """
 
     owner: Stateful
     version: int = 1
+    form: Any = None
 
 
 class SavedState(msgspec.Struct, frozen=True):
@@ -45,7 +49,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     parts: dict[str, SavedState]
 
 
-def take(parts: dict[str, SnapshotPart]) -> bytes:
+def save(parts: dict[str, SnapshotPart]) -> bytes:
     """Return the snapshot of all parts; what cannot be saved is left out."""
     saved = {}
     for name, part in parts.items():
@@ -59,11 +63,11 @@ def take(parts: dict[str, SnapshotPart]) -> bytes:
 
 @functools.cache
 def _complain(name: str, why: str) -> None:
-    """Once for each reason."""
+    """Log each reason once."""
     logger.error("the state of %s cannot be saved: %s", name, why)
 
 
-def give_back(snapshot: Snapshot, parts: dict[str, SnapshotPart]) -> set[str]:
+def restore(snapshot: Snapshot, parts: dict[str, SnapshotPart]) -> set[str]:
     """Set the state of every part that fits; return the names of those that start without one.
 
     Without the engine's, which knows what has been read already, the others mean nothing.
@@ -75,8 +79,8 @@ def give_back(snapshot: Snapshot, parts: dict[str, SnapshotPart]) -> set[str]:
             fresh.add(name)
             continue
         try:
-            form_of = type(part.owner.state)
-            part.owner.state = msgspec.msgpack.decode(saved.state, type=form_of)
+            form = part.form or type(part.owner.state)
+            part.owner.state = msgspec.msgpack.decode(saved.state, type=form)
         except (msgspec.DecodeError, AttributeError, NameError, TypeError) as error:
             logger.warning("the state of %s cannot be used: %s", name, error)
             fresh.add(name)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Observation, state_of
+from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Observation
 from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
@@ -80,14 +80,21 @@ class JobDeaths:
         return bool(self.died or self.lost_peer)
 
 
+@dataclass(slots=True)
+class DeathsState:
+    jobs: dict[JobId, JobDeaths] = field(default_factory=dict)
+    deadline: float = NEVER
+
+
 class DeathDetector(Detector):
     """Finds the causes of its ``kind``; both kinds see them all, so that a death is one of them."""
 
     kind: str
+    waits = True
     reads: tuple[type, ...] = (Step, RankSeen, RankEvent, End)
 
     def __init__(self) -> None:
-        self.state = state_of("jobs", JobId, JobDeaths, deadline=NEVER)()
+        self.state = DeathsState()
 
     def observe(self, seen: Observation) -> Iterable[Detected]:
         if isinstance(seen, Step):

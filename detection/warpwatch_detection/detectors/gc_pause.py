@@ -18,8 +18,8 @@ from warpwatch_detection.detector import (
     JobDetector,
     JobStep,
     Results,
+    detail_number,
 )
-from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_detection.signals import peers
 from warpwatch_detection.signals.regular_pauses import MIN_PAUSES, RegularPauses
 from warpwatch_detection.signals.reported_pauses import (

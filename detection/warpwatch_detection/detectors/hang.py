@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from warpwatch_detection.capture_windows import CaptureWindows
 from warpwatch_detection.config import HangConfig
 from warpwatch_detection.detector import (
     NEVER,
@@ -22,6 +21,7 @@ from warpwatch_detection.detector import (
 )
 from warpwatch_detection.detectors.idleness import DeviceActivity, read_device
 from warpwatch_detection.detectors.step_progress import JobProgress, RankProgress
+from warpwatch_detection.job_steps import CaptureWindows
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
@@ -51,6 +51,7 @@ class Hang(Detector):
     """One anomaly a job, named after a rank only where it is known whose fault it is."""
 
     kind = "hang"
+    waits = True
     reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 
     def __init__(self, config: HangConfig) -> None:

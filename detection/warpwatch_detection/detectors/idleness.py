@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detectors.event_numbers import detail_number
+from warpwatch_detection.detector import detail_number
 from warpwatch_telemetry.records import DeviceReading, RankEvent
 
 # Older readings say nothing of now.

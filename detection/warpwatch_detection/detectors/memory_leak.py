@@ -11,8 +11,8 @@ from warpwatch_detection.detector import (
     DetectorStatus,
     Observation,
     Results,
+    detail_number,
 )
-from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_detection.signals.exhaustion import MIN_SHARE
 from warpwatch_detection.signals.memory_growth import WINDOW_BLOCKS, MemoryGrowth
 from warpwatch_detection.signals.trend import Trend

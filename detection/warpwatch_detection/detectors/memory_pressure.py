@@ -14,8 +14,8 @@ from warpwatch_detection.detector import (
     DetectorStatus,
     Observation,
     Results,
+    detail_number,
 )
-from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
@@ -98,6 +98,7 @@ class MemoryPressure(Detector):
     """One anomaly a job; the rank is named if only one is short of memory."""
 
     kind = "memory_pressure"
+    waits = True
     state: MemoryPressureState
     reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 

@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from warpwatch_detection.detector import Cleared, Detector, DetectorStatus, Results, state_of
-from warpwatch_detection.detectors.event_numbers import MAX_NUMBER, detail_number
+from warpwatch_detection.detector import (
+    MAX_NUMBER,
+    Cleared,
+    Detector,
+    DetectorStatus,
+    JobStates,
+    Results,
+    detail_number,
+)
 from warpwatch_detection.signals.medians import SIGMA_PER_MAD
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
@@ -59,7 +66,11 @@ class RunRegression(Detector):
     reads = (RankEvent,)
 
     def __init__(self) -> None:
-        self.state = state_of("jobs", JobId, RunLevel)()
+        self.state: JobStates[RunLevel] = JobStates()
+
+    @property
+    def state_form(self) -> Any:
+        return JobStates[RunLevel]
 
     def observe(self, seen: Any) -> Results:
         if seen.event != EVENT:

@@ -205,7 +205,7 @@ class Straggler(JobDetector[JobLevels]):
         if job.groups and judged:
             self._judge_quartiles(job, judged, seen, healthy, error)
         spreads = sorted(rank.baseline.spread for rank in job.ranks.values())
-        job.noise = spreads[(len(spreads) - 1) // 2]
+        job.noise = spreads[(len(spreads) - 1) // 2] if spreads else 0.0
         if not job.groups and all(rank.is_ready or rank.on for rank in job.ranks.values()):
             job.form_groups()
         for rank in job.ranks.values():

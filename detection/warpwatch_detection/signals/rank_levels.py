@@ -18,7 +18,7 @@ from warpwatch_detection.signals.medians import (
     SlidingMedian,
     median_of_others,
 )
-from warpwatch_detection.signals.peers import PeerRatios, group_by_level
+from warpwatch_detection.signals.peers import ALONE, PeerRatios, group_by_level
 from warpwatch_detection.signals.work_scaling import WorkScaling
 
 # A scheduler's slices of some milliseconds weigh much in short steps: these share a tick.
@@ -266,8 +266,8 @@ class JobLevels:
         noise = GROUP_NOISE_FACTOR * self.noise
         self.groups = {**self.stages} or group_by_level(levels, max(STAGE_GAP, noise))
         for number, rank in known.items():
-            if self.groups[number] >= 0 and not self.stages:
-                alike = [n for n in known if self.groups[n] == self.groups[number]]
+            if self.groups.get(number, ALONE) >= 0 and not self.stages:
+                alike = [n for n in known if self.groups.get(n) == self.groups[number]]
                 rank.baseline.shift(-median([levels[n] for n in alike if n != number]))
                 rank.window.clear()
                 rank.on, rank.above_ticks, rank.above_s = False, 0, 0.0

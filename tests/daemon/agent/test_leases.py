@@ -10,7 +10,7 @@ import pytest
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet import leases as module
 from warpwatch_daemon.for_fleet.leases import Leases
-from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId

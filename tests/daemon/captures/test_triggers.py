@@ -13,7 +13,7 @@ import pytest
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode, anomaly
 from warpwatch_capturing.config import RecipeConfig, TriggersConfig
 from warpwatch_capturing.triggers import Triggers, healthy_peer, is_interrupted
-from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Decision, RankCapture
 from warpwatch_telemetry.sections import AnomalyKind

@@ -15,7 +15,7 @@ import pytest
 from tests.detection.streams import EPOCH_S, Job
 from warpwatch_daemon.cli import main, replay
 from warpwatch_daemon.cli.replay import LogReader, read_lines
-from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Anomaly, Detected
 from warpwatch_telemetry.errors import UsageError

@@ -18,7 +18,7 @@ from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.context import MAX_PHASES, MAX_POINTS, Context, joined
 from warpwatch_daemon.history.store import ASIDE, FILE, HistoryStore
 from warpwatch_detection.anomalies import snapshot
-from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.snapshot import SnapshotPart
 from warpwatch_detection.engine import Detection
 from warpwatch_runtime.files import StateFile
@@ -353,7 +353,7 @@ def test_a_part_that_cannot_say_what_it_remembers_is_left_out(tmp_path):
 
     broken: Any = Broken()
     parts = Node(tmp_path).detection.parts()
-    body = snapshot.take({**parts, "hang": SnapshotPart(broken)})
+    body = snapshot.save({**parts, "hang": SnapshotPart(broken)})
     saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
     assert parts.keys() - saved.parts.keys() == {"hang"}
 

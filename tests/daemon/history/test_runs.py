@@ -26,7 +26,7 @@ from warpwatch_daemon.history.runs import (
     key_of,
 )
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.runs.comparison import compare
 from warpwatch_detection.runs.run_figures import RunFigures, StepHistogram
 from warpwatch_telemetry.anomalies import Anomaly

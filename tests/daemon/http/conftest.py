@@ -24,7 +24,7 @@ from tests.daemon.http.certificates import make_certificate
 from tests.loop.other_users import request
 from warpwatch_daemon.for_fleet.api import agent_routes
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
-from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_runtime.agent_metrics import AgentMetrics

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent
-from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.captures import Capture, Decision

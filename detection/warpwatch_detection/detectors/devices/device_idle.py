@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from warpwatch_detection.config import DeviceIdleConfig
 from warpwatch_detection.detector import NEVER, Observation, Results
@@ -50,6 +51,10 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
     unknown = "the GPU reports neither its utilization nor who uses it"
     # A lone kernel is no work.
     clear_s = 10.0
+
+    @property
+    def state_form(self) -> Any:
+        return IdleState
 
     def __init__(self, config: DeviceIdleConfig) -> None:
         super().__init__()

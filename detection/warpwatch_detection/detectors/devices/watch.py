@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import GenericAlias
 from typing import Any, Generic, TypeVar
 
 from warpwatch_detection.detector import (
@@ -14,7 +15,6 @@ from warpwatch_detection.detector import (
     DetectorResult,
     DetectorStatus,
     Results,
-    state_of,
 )
 from warpwatch_detection.detectors.devices.hysteresis import Hysteresis, Symptom
 from warpwatch_telemetry.anomalies import Detected, Severity
@@ -37,7 +37,22 @@ class Watched:
     hysteresis: Hysteresis = field(default_factory=Hysteresis)
 
 
+S = TypeVar("S")
 D = TypeVar("D", bound=Watched)
+
+
+@dataclass(slots=True)
+class DeviceStates(Generic[S]):
+    """The state of a detector that remembers devices, by UUID."""
+
+    devices: dict[str, S] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class WatchedStates(DeviceStates[S]):
+    """``deadline``: when something may have become stale."""
+
+    deadline: float = NEVER
 
 
 class DeviceDetector(Detector, Generic[D]):
@@ -49,7 +64,11 @@ class DeviceDetector(Detector, Generic[D]):
     device_type: Any
 
     def __init__(self) -> None:
-        self.state = state_of("devices", str, self.device_type)()
+        self.state: Any = DeviceStates()
+
+    @property
+    def state_form(self) -> Any:
+        return GenericAlias(type(self.state), (self.device_type,))
 
     def device(self, uuid: str) -> D:
         """The state of one; where it is the first of too many, the longest unseen goes."""
@@ -72,10 +91,11 @@ class DeviceWatch(DeviceDetector[D]):
     hold_s: float = 0.0
     clear_s: float = 0.0
     stale_s: float = STALE_S
+    waits = True
     usual_severity: Severity = "warning"
 
     def __init__(self) -> None:
-        self.state = state_of("devices", str, self.device_type, deadline=NEVER)()
+        self.state = WatchedStates()
 
     @abstractmethod
     def examine(self, device: D, seen: DeviceReading) -> Symptom | None:
