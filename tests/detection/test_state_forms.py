@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 import zlib
 from collections.abc import Iterator
@@ -45,8 +46,7 @@ def test_a_state_of_another_form_has_another_version(golden):
     """If this fails, raise ``state_version`` of the detector, then run with --update-golden."""
     parts = Detection(DetectionConfig(), AnomaliesConfig()).parts()
     forms = [
-        f"{name} {part.version}\n"
-        + "".join(f"  {line}\n" for line in form(part.form or type(part.owner.state)))
+        f"{name} {part.version}\n" + "".join(f"  {line}\n" for line in form(part))
         for name, part in sorted(parts.items())
     ]
     golden("detection/state_forms.txt", "\n".join(forms).encode())
@@ -61,7 +61,8 @@ def form(part: snapshot.SnapshotPart) -> list[str]:
         if one.__qualname__ not in found:
             hints = typing.get_type_hints(one)
             fields = ", ".join(f"{name}: {hint}" for name, hint in hints.items())
-            found[one.__qualname__] = fields
+            # A module may be renamed.
+            found[one.__qualname__] = re.sub(r"warpwatch_[\w.]+\.", "", fields)
             waiting += [inner for hint in hints.values() for inner in named(hint)]
     return [f"{name}: {fields}" for name, fields in sorted(found.items())]
 
@@ -72,5 +73,7 @@ def named(hint: Any) -> Iterator[type]:
         dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct)
     ):
         yield hint
-    for inner in (typing.get_origin(hint), *typing.get_args(hint)):
+    if origin := typing.get_origin(hint):
+        yield from named(origin)
+    for inner in typing.get_args(hint):
         yield from named(inner)

@@ -125,7 +125,7 @@ def test_what_went_away_is_over_and_a_restart_in_the_middle_changes_nothing(
     assert [status.answer for status in detector.statuses()] == ["found"]
     again = begun(restarted, steps[: -count // 8])
     saved = msgspec.msgpack.encode(restarted.state)
-    restarted.state = msgspec.msgpack.decode(saved, type=type(restarted.state))
+    restarted.state = msgspec.msgpack.decode(saved, type=restarted.state_form)
     again += begun(restarted, steps[-count // 8 :])
     assert again[0] == found
     assert list(restarted.statuses()) == list(detector.statuses())
