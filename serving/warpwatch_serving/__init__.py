@@ -1,14 +1,10 @@
 """HTTP for agent and fleet: metrics, probes, the JSON API and the web page.
 
-- watcher: the interface that agent and fleet implement
-- server, listening, web_config, certificate: addresses, sockets, TLS
-- guard, basic_auth: limits and passwords, checked before a route runs
-- access: permissions of a request; peer, socket_owner: the user at the other end of a connection
-- metrics: the scrape; probes: a port for probes only; connection: time-outs of silent peers
-- models: the documents of the JSON API; api: its answers; bodies, request_data: its input
-- routes: the table of operations; app, openapi: the router and the document made of it
-- capture_files: traces and reports
-- alert_webhook, alertmanager: alerts that request captures
-- page: the web page
+- backend: the interface that agent and fleet implement
+- server, listening: ports, the Unix socket, probes; connection: requests and their limits
+- access: permissions of requests; sessions: links and cookies; web_config: TLS and passwords
+- guard: the middleware around all routes; routes: the operations, and `/openapi.json`
+- api: the JSON API; bodies: its input; answers: its documents; metrics: the scrape
+- page: the web page and the login
 - config: the section ``http``
 """

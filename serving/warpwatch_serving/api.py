@@ -1,20 +1,27 @@
-"""The JSON API: the current state, and requests for captures."""
+"""The JSON API: the current state, requests for captures, their files, and alerts."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
+import anyio.to_thread
+from anyio import CapacityLimiter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_serving import bodies, models
+from warpwatch_serving import answers, bodies
 from warpwatch_serving.access import Access, caller_of, may_see, visible
-from warpwatch_serving.answers import HttpError, json_answer
+from warpwatch_serving.answers import AlertAnswers, HttpError, json_answer
 from warpwatch_serving.backend import ApiBackend
-from warpwatch_serving.bodies import filters, json_body
+from warpwatch_serving.bodies import AlertmanagerPayload, filters, json_body
+from warpwatch_telemetry.alerts import NotReadyError, plain
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
@@ -35,20 +42,20 @@ class JsonApi:
     async def healthz(self, request: Request) -> Response:
         """Whether the process lives."""
         port = request.app.state.port
-        return json_answer(models.Health(version=self._backend.state().version, port=port))
+        return json_answer(answers.Health(version=self._backend.state().version, port=port))
 
     async def readyz(self, request: Request) -> Response:
         """Whether every source can be read."""
         missing = self._backend.missing()
         sources = self._backend.state().sources
-        document = models.Readiness(ready=not missing, missing=missing, sources=sources)
+        document = answers.Readiness(ready=not missing, missing=missing, sources=sources)
         return json_answer(document, 503 if missing else 200)
 
     async def devices(self, request: Request) -> Response:
         """Devices with their newest values."""
         filters(request, bodies.Filters)
-        devices = [models.DeviceReport.of(sample) for sample in self._backend.state().devices]
-        return json_answer(models.DeviceList(devices=devices))
+        devices = [answers.DeviceReport.of(sample) for sample in self._backend.state().devices]
+        return json_answer(answers.DeviceList(devices=devices))
 
     async def ranks(self, request: Request) -> Response:
         """Ranks with their newest steps."""
@@ -58,14 +65,14 @@ class JsonApi:
             for rank in self._state(request).ranks
             if wanted.admits(job=rank.job, owner=rank.owner)
         ]
-        return json_answer(models.RankList(ranks=ranks))
+        return json_answer(answers.RankList(ranks=ranks))
 
     async def jobs(self, request: Request) -> Response:
         """Jobs."""
         wanted = filters(request, bodies.JobFilters)
         state = self._state(request)
         jobs = [job for job in state.jobs if wanted.admits(job=job.name, owner=job.owner)]
-        return json_answer(models.JobList(jobs=jobs))
+        return json_answer(answers.JobList(jobs=jobs))
 
     async def anomalies(self, request: Request) -> Response:
         """Anomalies, each with what became of its trigger."""
@@ -73,12 +80,12 @@ class JsonApi:
         state = self._state(request)
         decided = {decision.anomaly_id: decision for decision in state.decisions}
         anomalies = [
-            models.AnomalyReport.of(anomaly, state.hostname, decided.get(anomaly.id))
+            answers.AnomalyReport.of(anomaly, state.hostname, decided.get(anomaly.id))
             for anomaly in state.anomalies
             if wanted.admits(job=anomaly.job, owner=anomaly.owner, kind=anomaly.kind)
             and wanted.admits(active=anomaly.end_time is None)
         ]
-        return json_answer(models.AnomalyList(anomalies=anomalies))
+        return json_answer(answers.AnomalyList(anomalies=anomalies))
 
     async def anomaly(self, request: Request) -> Response:
         """One anomaly, also of the history, with the metrics of the minutes around it."""
@@ -94,7 +101,7 @@ class JsonApi:
         if found is None:
             raise HttpError(404, "not_found", "there is no such anomaly")
         decision = next((one for one in state.decisions if one.anomaly_id == ident), None)
-        report = models.AnomalyInContext.around(found, state.hostname, decision, context)
+        report = answers.AnomalyInContext.around(found, state.hostname, decision, context)
         return json_answer(report)
 
     async def detectors(self, request: Request) -> Response:
@@ -108,7 +115,7 @@ class JsonApi:
             return mine and wanted.admits(job=one.job, owner=one.owner)
 
         detectors = [
-            models.DetectorReport(
+            answers.DetectorReport(
                 kind=kind,
                 readings=[one for one in readings if seen(one)],
             )
@@ -116,11 +123,11 @@ class JsonApi:
             if wanted.admits(kind=kind)
         ]
         admitted = [
-            models.SuppressedReport.of(one)
+            answers.SuppressedReport.of(one)
             for one in suppressed
             if wanted.admits(kind=one.kind) and seen(one.found)
         ]
-        return json_answer(models.DetectorList(detectors=detectors, suppressed=admitted))
+        return json_answer(answers.DetectorList(detectors=detectors, suppressed=admitted))
 
     async def captures(self, request: Request) -> Response:
         """Captures."""
@@ -130,7 +137,7 @@ class JsonApi:
             for capture in self._captures(request, wanted)
             if wanted.admits(active=capture.outcome is None)
         ]
-        return json_answer(models.CaptureList(captures=captures))
+        return json_answer(answers.CaptureList(captures=captures))
 
     async def runs(self, request: Request) -> Response:
         """What is kept of runs, those that go on and those that ended."""
@@ -142,12 +149,12 @@ class JsonApi:
             and wanted.admits(job=run.job, owner=run.owner, run=run.run)
             and wanted.admits(active=run.end_time is None)
         ]
-        return json_answer(models.RunList(runs=runs))
+        return json_answer(answers.RunList(runs=runs))
 
     async def diagnoses(self, request: Request) -> Response:
         """What the captures' traces say."""
         diagnoses = [
-            models.DiagnosisReport(
+            answers.DiagnosisReport(
                 capture=capture.id,
                 job=capture.request.job,
                 owner=capture.request.owner,
@@ -158,7 +165,7 @@ class JsonApi:
             for capture in self._captures(request, filters(request, bodies.DiagnosisFilters))
             if capture.diagnosis is not None
         ]
-        return json_answer(models.DiagnosisList(diagnoses=diagnoses))
+        return json_answer(answers.DiagnosisList(diagnoses=diagnoses))
 
     async def capture(self, request: Request) -> Response:
         """One capture."""
@@ -210,3 +217,114 @@ def refusals() -> Iterator[None]:
     except Refused as error:
         status = _REFUSED_STATUS.get(error.reason, _CONFLICT)
         raise HttpError(status, error.reason, str(error)) from error
+
+
+TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._#-]{0,199}")
+# By the end of the name, the first that fits.
+_TYPES = (
+    (".gz", "application/gzip"),
+    (".json", "application/json"),
+    (".html", "text/html; charset=utf-8"),
+    (".txt", "text/plain; charset=utf-8"),
+    ("", "application/octet-stream"),
+)
+# Read in the browser; the rest is downloaded.
+_SHOWN = (".html", ".txt", ".json")
+_REPORT_POLICY = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class CaptureFiles:
+    def __init__(self, backend: ApiBackend, access: Access) -> None:
+        self._backend = backend
+        self._access = access
+
+    async def send(self, request: Request) -> Response:
+        """A file of a capture."""
+        caller = self._access.check_files(request)
+        capture_id, name = request.path_params["id"], request.path_params["file"]
+        found = None
+        if _NAME.fullmatch(capture_id) and _NAME.fullmatch(name):
+            # Off the thread that serves: the store's disk may be slow, or another node.
+            try:
+                found = await run_in_threadpool(self._find, capture_id, name, caller.owner)
+            except Refused as error:
+                raise HttpError(503, error.reason, str(error)) from error
+        if found is None:
+            raise HttpError(404, "not_found", "there is no such capture or file")
+        headers = _headers(name)
+        if isinstance(found, Path):
+            return FileResponse(found, headers=headers)
+        # Of another node, which is believed less.
+        headers["Content-Disposition"] = f'attachment; filename="{name}"'
+        return StreamingResponse(found, headers=headers | {"Content-Security-Policy": "sandbox"})
+
+    def _find(self, capture: str, name: str, owner: str | None) -> Path | Iterator[bytes] | None:
+        found = self._backend.capture_file(capture, name, owner)
+        is_plain = not isinstance(found, Path) or (found.is_file() and not found.is_symlink())
+        return found if is_plain else None
+
+
+def _headers(name: str) -> dict[str, str]:
+    trace = name.endswith(TRACE_SUFFIXES)
+    headers = {"Content-Type": next(kind for end, kind in _TYPES if name.endswith(end))}
+    if trace or not name.endswith(_SHOWN):
+        headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    if name.endswith(".html"):
+        headers["Content-Security-Policy"] = _REPORT_POLICY
+    return headers
+
+
+# Webhooks that are being answered: each may hold a body in memory.
+MAX_AT_ONCE = 16
+# Answers that are written; the rest of them is counted.
+MAX_ANSWERS = 1000
+# They take turns anyway: one webhook is answered at a time.
+WORKERS = 2
+# Alertmanager sends a refused notification again only after a status of 500 and above.
+_RETRY = {"Retry-After": "1"}
+
+
+class AlertWebhook:
+    """``receive`` answers 200 also where nothing is captured, if asking again would change nothing.
+
+    Else it answers 503: what was captured meanwhile is known by its alert.
+    """
+
+    def __init__(self, backend: ApiBackend, access: Access) -> None:
+        self._backend = backend
+        self._access = access
+        self._workers: CapacityLimiter | None = None
+        self._busy = 0
+
+    async def receive(self, request: Request) -> Response:
+        """Alerts that fire ask for captures."""
+        if not self._access.check_change(request).all_jobs:
+            raise HttpError(403, "not_root", "alerts ask for everybody's jobs: only root may")
+        if self._busy >= MAX_AT_ONCE:
+            raise HttpError(503, "busy", "too many webhooks are being answered", _RETRY)
+        self._busy += 1
+        try:
+            return await self._answer(request)
+        except NotReadyError as error:
+            raise HttpError(503, "starting", str(error), _RETRY) from error
+        finally:
+            self._busy -= 1
+
+    async def _answer(self, request: Request) -> Response:
+        alerts = (await json_body(request, AlertmanagerPayload)).alerts
+        own = plain(str((request.scope.get("server") or ("",))[0]))
+        if self._workers is None:
+            self._workers = CapacityLimiter(WORKERS)
+        # It waits for the capture that is being begun: off the thread that serves.
+        work = partial(self._backend.receive_alerts, alerts, own)
+        answers = await anyio.to_thread.run_sync(work, limiter=self._workers)
+        received = self._backend.metrics.counter("alerts_received_total")
+        for outcome, count in Counter(answer.outcome for answer in answers).items():
+            received.labels(outcome).inc(count)
+        listed, unlisted = answers[:MAX_ANSWERS], max(0, len(answers) - MAX_ANSWERS)
+        return json_answer(AlertAnswers(alerts=list(listed), unlisted=unlisted))

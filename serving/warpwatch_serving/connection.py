@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import h11
 from starlette.types import ASGIApp, Message
 
-from warpwatch_serving.peer import Peer
+from warpwatch_serving.access import Peer
 
 logger = logging.getLogger(__name__)
 

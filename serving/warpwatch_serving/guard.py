@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from warpwatch_serving.access import Access
 from warpwatch_serving.answers import HttpError
-from warpwatch_serving.basic_auth import BasicAuth
 from warpwatch_serving.bodies import MAX_BODY_BYTES, too_large
 from warpwatch_serving.connection import ClientGone
+from warpwatch_serving.web_config import BasicAuth
 
 logger = logging.getLogger(__name__)
 
@@ -36,34 +36,8 @@ SECURITY_HEADERS = {
 }
 
 
-class Admission:
-    """Decides which requests reach a route; the routes decide what they may see and do."""
-
-    def __init__(self, access: Access, basic_auth: BasicAuth | None) -> None:
-        self._access = access
-        self._basic_auth = basic_auth
-
-    async def admit(self, request: HTTPConnection) -> None:
-        """Leave the caller's rights in the request's state. Raises HttpError to refuse it."""
-        length = request.headers.get("content-length", "0")
-        if not length.isascii() or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
-            raise too_large()
-        password = await self._check_password(request)
-        state = request.scope.setdefault("state", {})
-        state["caller"] = self._access.caller(request, has_password=password)
-
-    async def _check_password(self, request: HTTPConnection) -> bool:
-        """Return whether the right one was given. Raises HttpError if it is missing or wrong."""
-        if self._basic_auth is None or request.url.path == LIVENESS:
-            return False
-        if self._access.is_known(request):
-            return False
-        await self._basic_auth.check(request.headers.get("authorization", ""))
-        return True
-
-
 class Guard:
-    """The middleware.
+    """The middleware; the routes decide what an admitted request may see and do.
 
     count: receives the status of every answer. refuse: makes the answer to a request that was
     refused.
@@ -73,13 +47,15 @@ class Guard:
         self,
         app: ASGIApp,
         *,
-        admission: Admission,
+        access: Access,
+        basic_auth: BasicAuth | None,
         count: Callable[[int], None],
         refuse: Callable[[HTTPConnection, HttpError], Response],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
-        self._admission = admission
+        self._access = access
+        self._basic_auth = basic_auth
         self._count = count
         self._refuse = refuse
         self._monotonic = monotonic
@@ -102,7 +78,7 @@ class Guard:
             await send(message)
 
         try:
-            await self._admission.admit(request)
+            await self._admit(request)
             await self._app(scope, receive, watched)
         except HttpError as error:
             await self._refuse(request, error)(scope, receive, watched)
@@ -113,6 +89,21 @@ class Guard:
             if not begun:
                 failure = HttpError(500, "internal", "the daemon failed; its log says how")
                 await failure.answer()(scope, receive, watched)
+
+    async def _admit(self, request: HTTPConnection) -> None:
+        """Leave the caller's rights in the request's state. Raises HttpError to refuse it."""
+        length = request.headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
+            raise too_large()
+        needs_password = (
+            self._basic_auth is not None
+            and request.url.path != LIVENESS
+            and not self._access.is_known(request)
+        )
+        if self._basic_auth is not None and needs_password:
+            await self._basic_auth.check(request.headers.get("authorization", ""))
+        state = request.scope.setdefault("state", {})
+        state["caller"] = self._access.caller(request, has_password=needs_password)
 
     def _log(self, path: str) -> None:
         now = self._monotonic()

@@ -1,13 +1,19 @@
-"""The operations of the API, and the application that is made of them."""
+"""The operations of the API, and the application and `/openapi.json` that are made of them."""
 
 from __future__ import annotations
 
+import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
+from http import HTTPStatus
 from typing import Any
 
+import msgspec
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -15,22 +21,177 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from warpwatch_serving import bodies, models
+from warpwatch_serving import answers, bodies
 from warpwatch_serving.access import Access, Caller
-from warpwatch_serving.alertmanager import AlertWebhook
-from warpwatch_serving.answers import HttpError
-from warpwatch_serving.api import JsonApi
+from warpwatch_serving.answers import ErrorAnswer, HttpError
+from warpwatch_serving.api import AlertWebhook, CaptureFiles, JsonApi
 from warpwatch_serving.backend import ApiBackend
-from warpwatch_serving.basic_auth import BasicAuth
-from warpwatch_serving.capture_files import CaptureFiles
+from warpwatch_serving.bodies import Filters
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.guard import Admission, Guard
+from warpwatch_serving.guard import Guard
 from warpwatch_serving.metrics import MetricsPages
-from warpwatch_serving.openapi import Operation, openapi
 from warpwatch_serving.page.endpoint import PageEndpoint
 from warpwatch_serving.page.login import Login
 from warpwatch_serving.sessions import Sessions
+from warpwatch_serving.web_config import BasicAuth
 from warpwatch_telemetry.captures import Capture
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+Schema = dict[str, Any]
+# The reference to the schema of each model.
+Schemas = Mapping[Any, Schema]
+
+JSON = "application/json"
+# The meaning of a status for all operations; others are described by the name of the status.
+_MEANINGS = {
+    400: "A parameter or the body is wrong",
+    401: "There is neither a session nor the right token",
+    403: "Not for this user, or sent by the page of another site",
+    404: "No such thing here",
+    409: "A rank is busy, or the policy says no",
+    413: "The body is too large",
+    415: "The body is not declared as JSON",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path. The endpoint's docstring says what it is for.
+
+    answer: the dataclass of its document, or a media type that is not JSON. also: the documents of
+    other statuses than ``status``. errors: statuses with an ErrorAnswer, beside those that every
+    operation with filters or a body has, and each that is not open. is_open: whether anybody may
+    use it: docs/http.md, "Who may do what".
+    """
+
+    path: str
+    endpoint: Endpoint
+    answer: type | str
+    filters: type[Filters] | None = None
+    method: str = "GET"
+    body: type[BaseModel] | None = None
+    is_open: bool = False
+    status: int = 200
+    also: Mapping[int, type] = field(default_factory=dict)
+    errors: tuple[int, ...] = ()
+
+
+def openapi(version: str, operations: Sequence[Operation]) -> Schema:
+    """Return the document; ``version``: of the daemon."""
+    schemas, components = _components(operations)
+    paths: Schema = {}
+    for operation in operations:
+        methods = paths.setdefault(operation.path, {})
+        methods[operation.method.lower()] = _described(operation, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Warpwatch",
+            "version": version,
+            "description": "The GPUs of a node, the training jobs on them, and what is wrong.",
+        },
+        "paths": paths,
+        # Nothing of both is needed on the Unix socket.
+        "security": [{"token": []}, {"session": []}, {}],
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "session": {"type": "apiKey", "in": "cookie", "name": "warpwatch"},
+            },
+        },
+    }
+
+
+def _components(operations: Sequence[Operation]) -> tuple[Schemas, Schema]:
+    """Return references to all models, and their schemas: pydantic's of input, else msgspec's."""
+    bodies = list(dict.fromkeys(one.body for one in operations if one.body is not None))
+    references, written = models_json_schema(
+        [(body, "validation") for body in bodies],
+        ref_template="#/components/schemas/{model}",
+        schema_generator=_Generator,
+    )
+    schemas: dict[Any, Schema] = {model: schema for (model, _), schema in references.items()}
+    answers = list(dict.fromkeys(_answers(operations)))
+    described, components = msgspec.json.schema_components(
+        answers, ref_template="#/components/schemas/{name}"
+    )
+    schemas.update(zip(answers, described, strict=True))
+    for schema in components.values():
+        # An answer has every field, also one that has a default.
+        if "properties" in schema:
+            schema["required"] = list(schema["properties"])
+        schema.pop("title", None)
+    return schemas, components | written["$defs"]
+
+
+class _Generator(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _answers(operations: Iterable[Operation]) -> Iterator[type]:
+    yield ErrorAnswer
+    for operation in operations:
+        for answer in (operation.answer, *operation.also.values()):
+            if not isinstance(answer, str):
+                yield answer
+
+
+def _described(operation: Operation, schemas: Schemas) -> Schema:
+    described: Schema = {
+        "summary": (operation.endpoint.__doc__ or "").rstrip("."),
+        "responses": _responses(operation, schemas),
+    }
+    if parameters := [*_path_parameters(operation.path), *_query_parameters(operation)]:
+        described["parameters"] = parameters
+    if operation.body is not None:
+        content = {JSON: {"schema": schemas[operation.body]}}
+        described["requestBody"] = {"required": True, "content": content}
+    if operation.is_open:
+        described["security"] = []
+    return described
+
+
+def _responses(operation: Operation, schemas: Schemas) -> Schema:
+    answers: dict[int, list[type | str]] = {operation.status: [operation.answer]}
+    for status, model in operation.also.items():
+        answers.setdefault(status, []).append(model)
+    for status in _errors(operation):
+        answers.setdefault(status, []).append(ErrorAnswer)
+    return {str(status): _response(status, answers[status], schemas) for status in sorted(answers)}
+
+
+def _errors(operation: Operation) -> Iterator[int]:
+    """Yield the statuses with an ErrorAnswer."""
+    yield from operation.errors
+    if operation.filters is not None or operation.body is not None:
+        yield 400
+    if operation.body is not None:
+        yield from (413, 415)
+    if not operation.is_open:
+        yield from (401, 403)
+
+
+def _response(status: int, answers: list[type | str], schemas: Schemas) -> Schema:
+    content: Schema = {answer: {} for answer in answers if isinstance(answer, str)}
+    documents = [schemas[answer] for answer in answers if not isinstance(answer, str)]
+    if documents:
+        content[JSON] = {"schema": documents[0] if len(documents) == 1 else {"anyOf": documents}}
+    return {"description": _MEANINGS.get(status, HTTPStatus(status).phrase), "content": content}
+
+
+def _path_parameters(path: str) -> Iterator[Schema]:
+    for name in re.findall(r"{(\w+)}", path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _query_parameters(operation: Operation) -> Iterator[Schema]:
+    if operation.filters is not None:
+        known = operation.filters.model_json_schema(schema_generator=_Generator)["properties"]
+        for name, schema in known.items():
+            yield {"name": name, "in": "query", "required": False, "schema": schema}
+
 
 Routes = Callable[[Any, Access], tuple[JsonApi, Sequence[Operation]]]
 
@@ -62,28 +223,28 @@ def operations(
            errors=(401,)),
         of("/logout", login.log_out, "text/html", method="POST", status=303),
         of("/metrics", metrics.scrape, "text/plain", is_open=True),
-        of("/healthz", api.healthz, models.Health, is_open=True),
-        of("/readyz", api.readyz, models.Readiness, is_open=True,
-           also={503: models.Readiness}),
+        of("/healthz", api.healthz, answers.Health, is_open=True),
+        of("/readyz", api.readyz, answers.Readiness, is_open=True,
+           also={503: answers.Readiness}),
         of("/openapi.json", describe, "application/json"),
-        of(f"{v1}/sessions", login.make_link, models.SessionLink, method="POST",
+        of(f"{v1}/sessions", login.make_link, answers.SessionLink, method="POST",
            status=201),
-        of(f"{v1}/devices", api.devices, models.DeviceList, bodies.Filters),
-        of(f"{v1}/jobs", api.jobs, models.JobList, bodies.JobFilters),
-        of(f"{v1}/ranks", api.ranks, models.RankList, bodies.JobFilters),
-        of(f"{v1}/anomalies", api.anomalies, models.AnomalyList, bodies.AnomalyFilters),
-        of(f"{v1}/anomalies/{{id}}", api.anomaly, models.AnomalyInContext, bodies.Filters,
+        of(f"{v1}/devices", api.devices, answers.DeviceList, bodies.Filters),
+        of(f"{v1}/jobs", api.jobs, answers.JobList, bodies.JobFilters),
+        of(f"{v1}/ranks", api.ranks, answers.RankList, bodies.JobFilters),
+        of(f"{v1}/anomalies", api.anomalies, answers.AnomalyList, bodies.AnomalyFilters),
+        of(f"{v1}/anomalies/{{id}}", api.anomaly, answers.AnomalyInContext, bodies.Filters,
            errors=missing),
-        of(f"{v1}/detectors", api.detectors, models.DetectorList, bodies.DetectorFilters),
-        of(f"{v1}/captures", api.captures, models.CaptureList, bodies.CaptureFilters),
+        of(f"{v1}/detectors", api.detectors, answers.DetectorList, bodies.DetectorFilters),
+        of(f"{v1}/captures", api.captures, answers.CaptureList, bodies.CaptureFilters),
         of(f"{v1}/captures", api.request_capture, Capture, method="POST",
            body=bodies.CaptureBody, status=202, errors=refused),
         of(f"{v1}/captures/{{id}}", api.capture, Capture, errors=missing),
         of(f"{v1}/captures/{{id}}/{{file}}", files.send, octets, errors=(404, 503)),
-        of(f"{v1}/alertmanager", webhook.receive, models.AlertAnswers, method="POST",
+        of(f"{v1}/alertmanager", webhook.receive, answers.AlertAnswers, method="POST",
            body=bodies.AlertmanagerPayload, errors=(503,)),
-        of(f"{v1}/runs", api.runs, models.RunList, bodies.RunFilters),
-        of(f"{v1}/diagnoses", api.diagnoses, models.DiagnosisList, bodies.DiagnosisFilters),
+        of(f"{v1}/runs", api.runs, answers.RunList, bodies.RunFilters),
+        of(f"{v1}/diagnoses", api.diagnoses, answers.DiagnosisList, bodies.DiagnosisFilters),
     ]  # fmt: skip
 
 
@@ -112,7 +273,8 @@ def create_app(
     pages = MetricsPages(backend, monotonic)
     guard = Middleware(
         Guard,
-        admission=Admission(access, basic_auth),
+        access=access,
+        basic_auth=basic_auth,
         count=partial(_count, backend),
         refuse=login.refuse,
         monotonic=monotonic,

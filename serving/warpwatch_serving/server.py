@@ -13,17 +13,18 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
 from warpwatch_runtime.pause import Pause
 from warpwatch_serving import listening, web_config
+from warpwatch_serving.access import identify
 from warpwatch_serving.backend import ApiBackend
-from warpwatch_serving.basic_auth import BasicAuth
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.connection import Connections, Service
 from warpwatch_serving.page.endpoint import PageEndpoint
-from warpwatch_serving.peer import identify
-from warpwatch_serving.probes import Probes
 from warpwatch_serving.routes import Routes, create_app, only_common_routes
-from warpwatch_serving.web_config import Tls, WebConfig
+from warpwatch_serving.web_config import BasicAuth, Tls, WebConfig
 from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -130,6 +131,22 @@ class Port:
                 self.listener = self._open()
                 return self.listener
         return None
+
+
+class Probes:
+    """The application of ``http.probe_listen``. ``missing`` returns why a process is not ready."""
+
+    def __init__(self, missing: Callable[[], tuple[str, ...]]) -> None:
+        self._missing = missing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ready = not (scope["path"] == "/readyz" and self._missing())
+        status, document = 200 if ready else 503, f'{{"ready": {str(ready).lower()}}}\n'
+        if scope["path"] == "/healthz":
+            document = '{"status": "ok"}\n'
+        elif scope["path"] != "/readyz" or scope["method"] not in ("GET", "HEAD"):
+            status, document = 404, '{"error": {"reason": "not_found", "detail": "only probes"}}\n'
+        await Response(document, status, media_type="application/json")(scope, receive, send)
 
 
 class Server:

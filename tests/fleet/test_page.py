@@ -29,8 +29,8 @@ from warpwatch_daemon.cli.top.rows import TopClient
 from warpwatch_daemon.cli.top.screen import Top
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_serving.bodies import PageFilters
-from warpwatch_serving.page.headline import headline
-from warpwatch_serving.page.job_order import ranked
+from warpwatch_serving.page.findings import headline
+from warpwatch_serving.page.jobs import ranked
 from warpwatch_serving.page.selection import Selection
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.anomalies import sentence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warpwatch_exporters.prometheus import Options, render
-from warpwatch_serving import models
+from warpwatch_serving import answers
 from warpwatch_serving.answers import json_answer
 from warpwatch_telemetry.anomalies import sentence
 from warpwatch_telemetry.state import State
@@ -14,6 +14,6 @@ def check_shown(state: State) -> None:
     assert "\r" not in page
     for anomaly in state.anomalies:
         assert "\n" not in sentence(anomaly)
-    json_answer(models.CaptureList(captures=list(state.captures)))
-    json_answer(models.RankList(ranks=list(state.ranks)))
-    json_answer(models.JobList(jobs=list(state.jobs)))
+    json_answer(answers.CaptureList(captures=list(state.captures)))
+    json_answer(answers.RankList(ranks=list(state.ranks)))
+    json_answer(answers.JobList(jobs=list(state.jobs)))

@@ -26,8 +26,7 @@ from warpwatch_runtime.quantities import (
     tokens_per_joule,
     uncounted,
 )
-from warpwatch_serving.page.agents import unseen
-from warpwatch_serving.page.headline import SEVERITIES
+from warpwatch_serving.page.findings import SEVERITIES, unseen
 from warpwatch_telemetry.samples import SourceHealth
 
 if TYPE_CHECKING:

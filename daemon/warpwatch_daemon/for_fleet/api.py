@@ -20,7 +20,7 @@ from warpwatch_serving.answers import HttpError, json_answer
 from warpwatch_serving.api import JsonApi, refusals
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.bodies import json_body
-from warpwatch_serving.openapi import Operation
+from warpwatch_serving.routes import Operation
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.jobs import JobId

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from warpwatch_runtime.quantities import seconds, text
-from warpwatch_serving.page.job_order import SLOW, RankedJob, own_times, step_s
+from warpwatch_serving.page.jobs import SLOW, RankedJob, own_times, step_s
 from warpwatch_telemetry.state import RankState
 
 # The worst jobs; the others are rows.

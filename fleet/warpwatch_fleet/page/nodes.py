@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from warpwatch_runtime.quantities import plural, seconds, text
 from warpwatch_serving.page import devices
-from warpwatch_serving.page.agents import is_late
+from warpwatch_serving.page.findings import is_late
 from warpwatch_telemetry.anomalies import sentence
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 from warpwatch_telemetry.state import State

@@ -1,16 +1,12 @@
 """The web page: server-rendered, one screen, no build step.
 
-- endpoint: the answers to ``GET /`` and ``GET /run`` and its content security policy
-- templates: one file a section, with the style and the script that goes on refreshing; each asks
-  the module of its name
-- headline: the one line on top
-- agents: those that a fleet does not see
+- endpoint: ``GET /`` and ``GET /run``, and the content security policy; login: sessions
+- templates: one file per section, which calls the module of its name, the style, and the script
+  that refreshes the page
 - selection: the part of the state that a search selects
-- job_order: jobs, the worst first, each with a sentence
-- findings, jobs, devices, captures, runs: what each section says of a record
-- minutes: what happened around an anomaly, as drawings
-- charts: step times and phases as drawings
+- findings: the headline, anomalies, and agents that are not seen
+- jobs, devices, captures, runs: the text of each section; charts: its drawings
 
-Everything that a training process says of itself is hostile: lists are bounded, and whatever a
-template prints is cut and escaped.
+Everything that a training process reports is hostile: lists are bounded, and whatever a template
+prints is cut and escaped.
 """

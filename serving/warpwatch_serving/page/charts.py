@@ -1,13 +1,14 @@
-"""The numbers of inline SVG: step times as a line, phases as a stacked bar."""
+"""The numbers of inline SVG: step times, phases, and the minutes around an anomaly."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch_runtime.quantities import percent, seconds, text
+from warpwatch_runtime.quantities import gibibytes, percent, rate, seconds, text
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 
 WIDTH = 300
 HEIGHT = 64
@@ -109,3 +110,163 @@ def _share(name: str, colour: int, start: float, ratio: float) -> PhaseShare:
 
 def _colour(name: str, own: Sequence[str]) -> int:
     return PHASES.index(name) if name in PHASES else len(PHASES) + own.index(name)
+
+
+PLOT_WIDTH = 240
+PLOT_HEIGHT = 48
+MAX_PLOTS = 4
+# A drawing of one point says nothing.
+MIN_POINTS = 2
+
+# The part of a step that does not wait for other ranks: it shows whose work takes long.
+LOCAL = "local"
+COMM = "phase_s{phase=comm}"
+STEP = "step_duration_s"
+CLOCK = "clock_hertz{domain=sm}"
+TEMPERATURE = "temperature_celsius{sensor=gpu}"
+
+Show = Callable[[float], str]
+# Times and finite values of one quantity.
+Points = list[tuple[float, float]]
+_QUANTITIES: dict[str, tuple[str, Show]] = {
+    STEP: ("step time", seconds),
+    LOCAL: ("own work", seconds),
+    COMM: ("waiting for ranks", seconds),
+    "phase_s{phase=data_wait}": ("waiting for data", seconds),
+    "tokens_per_s": ("throughput", lambda value: rate(value, "tokens")),
+    "samples_per_s": ("throughput", lambda value: rate(value, "samples")),
+    "memory_allocated_bytes": ("memory of the rank", gibibytes),
+    "memory_used_bytes": ("memory of the GPU", gibibytes),
+    "power_watts": ("power", lambda value: f"{value:.0f} W"),
+    TEMPERATURE: ("temperature", lambda value: f"{value:.0f} °C"),
+    CLOCK: ("SM clock", lambda value: f"{value / 1e6:.0f} MHz"),
+    "utilization_ratio": ("utilisation", percent),
+}
+# What the ranks do together.
+_OF_JOB = ("tokens_per_s", "samples_per_s")
+_USUAL = (STEP, "tokens_per_s", "samples_per_s", CLOCK, "power_watts", "utilization_ratio")
+_MEMORY = ("memory_allocated_bytes", "memory_used_bytes", STEP)
+# What a kind changes comes first; what is not known is passed over.
+_FIRST: dict[str, tuple[str, ...]] = {
+    "straggler": (LOCAL,),
+    "data_stall": ("phase_s{phase=data_wait}",),
+    "comm_slow": (COMM,),
+    "memory_leak": _MEMORY,
+    "memory_pressure": _MEMORY,
+    "oom": _MEMORY,
+    "thermal_throttle": (TEMPERATURE, CLOCK),
+    "overheating": (TEMPERATURE, CLOCK),
+    "power_brake": (CLOCK, "power_watts"),
+    "clock_drop": (CLOCK, "power_watts"),
+    "device_idle": ("utilization_ratio", "power_watts"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlotView:
+    """``lines``, ``peers``: SVG point lists, of the rank and of its job; ``begin_x``: its begin.
+
+    ``since`` is empty where nothing came after the begin.
+    """
+
+    title: str
+    before: str
+    since: str
+    lines: tuple[str, ...]
+    peers: tuple[str, ...]
+    begin_x: float
+    label: str
+
+
+def plots(anomaly: Anomaly, context: AnomalyContext | None) -> tuple[PlotView, ...]:
+    """At most MAX_PLOTS, what the kind changes first; none where nothing is known."""
+    if context is None:
+        return ()
+    times = [time for series in context.series for time in series.times]
+    if not times:
+        return ()
+    first, last = min(times), max(times) + context.interval_s
+    names = dict.fromkeys((*_FIRST.get(anomaly.kind, ()), *_USUAL))
+    drawn = (_plot(name, anomaly, context, first, last) for name in names)
+    return tuple(plot for plot in drawn if plot is not None)[:MAX_PLOTS]
+
+
+def _plot(
+    name: str, anomaly: Anomaly, context: AnomalyContext, first: float, last: float
+) -> PlotView | None:
+    known = list(_known(name, context))
+    if not known:
+        return None
+    points, peers = known[0], known[1] if len(known) > 1 else []
+    top = max(value for _, value in points + peers) * 1.12 or 1.0
+    scale = _Scale(first, last, top, context.interval_s)
+    title, show = _QUANTITIES[name]
+    # The point in which it began is neither before nor since.
+    before = [v for t, v in points if t + context.interval_s <= anomaly.time]
+    since = [v for t, v in points if t >= anomaly.time]
+    medians = [show(statistics.median(part)) if part else "" for part in (before, since)]
+    label = ", ".join(
+        f"{when} {value}" for when, value in zip(("before", "since"), medians, strict=True) if value
+    )
+    return PlotView(
+        title=title,
+        before=medians[0],
+        since=medians[1],
+        lines=tuple(scale.lines(points)),
+        peers=tuple(scale.lines(peers)),
+        begin_x=scale.x(anomaly.time),
+        label=f"{title}: {label}" if label else title,
+    )
+
+
+def _known(name: str, context: AnomalyContext) -> Iterator[Points]:
+    """Of the rank and then of its job, or of the job alone, or of the device."""
+    for series in sorted(context.series, key=lambda one: one.rank is None):
+        if name in _OF_JOB and series.rank is not None:
+            continue
+        values = _local(series) if name == LOCAL else series.values.get(name, ())
+        points = [
+            (time, value)
+            for time, value in zip(series.times, values, strict=False)
+            if value is not None and math.isfinite(value)
+        ]
+        if len(points) >= MIN_POINTS:
+            yield points
+
+
+def _local(series: ContextSeries) -> Sequence[float | None]:
+    steps, comms = series.values.get(STEP, ()), series.values.get(COMM, ())
+    return [
+        None if step is None or comm is None else max(0.0, step - comm)
+        for step, comm in zip(steps, comms, strict=False)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """From times and values to the drawing; points lie in the middle of their interval."""
+
+    first: float
+    last: float
+    top: float
+    interval_s: float
+
+    def x(self, time: float) -> float:
+        return round(
+            PLOT_WIDTH * min(1.0, max(0.0, (time - self.first) / (self.last - self.first))), 1
+        )
+
+    def lines(self, points: Points) -> Iterator[str]:
+        """One for each stretch without a gap."""
+        stretch: list[str] = []
+        before = -math.inf
+        for time, value in points:
+            if time - before > 1.5 * self.interval_s:
+                if len(stretch) > 1:
+                    yield " ".join(stretch)
+                stretch = []
+            y = PLOT_HEIGHT * (1 - min(1.0, max(0.0, value / self.top)))
+            stretch.append(f"{self.x(time + self.interval_s / 2):g},{y:.1f}")
+            before = time
+        if len(stretch) > 1:
+            yield " ".join(stretch)

@@ -18,9 +18,9 @@ from warpwatch_serving.access import Caller, caller_of, visible
 from warpwatch_serving.answers import HttpError
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.bodies import PageFilters, RunFilters, filters
-from warpwatch_serving.page import captures, charts, devices, findings, jobs, minutes, runs
-from warpwatch_serving.page.headline import Headline, headline
-from warpwatch_serving.page.job_order import ranked
+from warpwatch_serving.page import captures, charts, devices, findings, jobs, runs
+from warpwatch_serving.page.findings import Headline, headline
+from warpwatch_serving.page.jobs import ranked
 from warpwatch_serving.page.selection import Selection
 from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.state import State
@@ -120,7 +120,6 @@ class PageEndpoint:
             "findings": findings,
             "jobs": jobs,
             "max_sources": MAX_SOURCES,
-            "minutes": minutes,
             "runs": runs,
             **self.modules,
         }

@@ -12,9 +12,8 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 
 from warpwatch_serving.access import HOLDER_OF_TOKEN, LOGIN, Access, Caller, has_own_origin
-from warpwatch_serving.answers import HttpError, json_answer
+from warpwatch_serving.answers import HttpError, SessionLink, json_answer
 from warpwatch_serving.bodies import LoginFilters, filters, read_body
-from warpwatch_serving.models import SessionLink
 from warpwatch_serving.page.endpoint import FOLDER, STYLE, policy
 from warpwatch_serving.sessions import LINK_S, Sessions
 

@@ -34,9 +34,8 @@ from tests.loop.other_users import OWNER, STRANGER
 from tests.manual_clock import ManualClock
 from warpwatch_daemon import api_client
 from warpwatch_daemon.cli import main, page
-from warpwatch_serving.access import NO_OWNER, visible
+from warpwatch_serving.access import NO_OWNER, Peer, _is_of_this_machine, identify, visible
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.peer import Peer, _is_of_this_machine, identify
 from warpwatch_serving.server import Server
 from warpwatch_serving.sessions import Keys, Sessions
 from warpwatch_telemetry.captures import Decision

@@ -19,9 +19,9 @@ from tests.daemon.http.conftest import TIMEOUT_S, http_client
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet.api import agent_routes
 from warpwatch_serving import connection
+from warpwatch_serving.access import Peer, network
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.connection import Connections, PeerRates, Service
-from warpwatch_serving.peer import Peer, network
 from warpwatch_serving.routes import create_app
 
 HEAD = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n"

@@ -17,9 +17,8 @@ from warpwatch_daemon.cli import status
 from warpwatch_daemon.cli.capture import describe
 from warpwatch_runtime.quantities import ago, gibibytes, rate, seconds, text
 from warpwatch_serving.page.captures import outcome, price
-from warpwatch_serving.page.charts import ceiling_s, phase_shares, step_chart
-from warpwatch_serving.page.headline import MAX_BLIND, headline
-from warpwatch_serving.page.minutes import plots
+from warpwatch_serving.page.charts import ceiling_s, phase_shares, plots, step_chart
+from warpwatch_serving.page.findings import MAX_BLIND, headline
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.samples import SourceHealth

@@ -18,9 +18,9 @@ from tests.fuzz.targets.web_config import HASH
 from tests.fuzz.watch import Target
 from warpwatch_daemon.for_fleet.api import agent_routes
 from warpwatch_serving import guard
-from warpwatch_serving.basic_auth import BasicAuth
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.routes import create_app
+from warpwatch_serving.web_config import BasicAuth
 
 HEAD = "Host: 127.0.0.1:9400\r\nAuthorization: Bearer secret\r\nContent-Type: application/json\r\n"
 QUERIES = ("", "?job=llama-7b&kind=straggler", "?active=true", "?kind=torch&job=%ff%00")

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.fuzz.targets.config import TOKENS, check_line
 from tests.fuzz.watch import Target
 from warpwatch_serving import web_config
-from warpwatch_serving.basic_auth import BasicAuth
+from warpwatch_serving.web_config import BasicAuth
 from warpwatch_telemetry.errors import UsageError
 
 HASH = b"$2b$04$Xex9uoxw6CcXmL7CYl12geqnwljLC65zEQ5R3tga0X84FERdsX9Y6"

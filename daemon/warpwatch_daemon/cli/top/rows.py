@@ -16,8 +16,7 @@ from warpwatch_daemon.cli.capture import outcome_of
 from warpwatch_daemon.cli.status import anomaly_line
 from warpwatch_runtime.quantities import NO_VALUE, gibibytes, plural, rate, seconds, text
 from warpwatch_serving.page import devices as gpu
-from warpwatch_serving.page.agents import unseen
-from warpwatch_serving.page.headline import SEVERITIES
+from warpwatch_serving.page.findings import SEVERITIES, unseen
 from warpwatch_telemetry.catalogue import series_key
 from warpwatch_telemetry.metric import DEVICE_PRECEDENCE
 from warpwatch_telemetry.samples import SourceHealth
