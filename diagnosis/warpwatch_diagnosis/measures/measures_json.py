@@ -14,10 +14,6 @@ from warpwatch_diagnosis.measures.measures import Measures
 _TIME_DIGITS = 3
 _RATIO_DIGITS = 4
 _COUNT_DIGITS = 2
-_GPU_RATIOS = (
-    "gpu_busy_ratio", "idle_ratio", "compute_ratio", "communication_ratio",
-    "exposed_communication_ratio", "overlap_ratio", "memory_copy_ratio",
-)  # fmt: skip
 
 
 def trace_json(measures: Measures) -> dict[str, Any]:
@@ -53,20 +49,19 @@ def trace_json(measures: Measures) -> dict[str, Any]:
 
 
 def gpu_ratios(measures: Measures) -> dict[str, float | None]:
-    gpu = measures.gpu
-    found: dict[str, float | None] = dict.fromkeys(_GPU_RATIOS)
-    if gpu is not None:
-        overlap = gpu.overlap_ratio
-        found |= {
-            "gpu_busy_ratio": _ratio(measures, gpu.busy),
-            "idle_ratio": _ratio(measures, gpu.idle),
-            "compute_ratio": _ratio(measures, gpu.compute),
-            "communication_ratio": _ratio(measures, gpu.communication),
-            "exposed_communication_ratio": _ratio(measures, gpu.exposed_communication),
-            "overlap_ratio": None if overlap is None else round(overlap, _RATIO_DIGITS),
-            "memory_copy_ratio": _ratio(measures, gpu.copies),
-        }
-    return found | {"data_loading_ratio": _ratio(measures, measures.loading)}
+    gpu, overlap = measures.gpu, measures.gpu.overlap_ratio if measures.gpu else None
+    unions: dict[str, Intervals | None] = {
+        "gpu_busy_ratio": gpu.busy if gpu else None,
+        "idle_ratio": gpu.idle if gpu else None,
+        "compute_ratio": gpu.compute if gpu else None,
+        "communication_ratio": gpu.communication if gpu else None,
+        "exposed_communication_ratio": gpu.exposed_communication if gpu else None,
+        "overlap_ratio": None,
+        "memory_copy_ratio": gpu.copies if gpu else None,
+        "data_loading_ratio": measures.loading,
+    }
+    found = {k: None if us is None else _ratio(measures, us) for k, us in unions.items()}
+    return found | {"overlap_ratio": None if overlap is None else round(overlap, _RATIO_DIGITS)}
 
 
 def cpu_ratios(measures: Measures) -> dict[str, float] | None:
@@ -121,7 +116,8 @@ def _host(measures: Measures) -> dict[str, Any]:
 def plain(value: Any, without: tuple[str, ...] = (), name: str = "") -> Any:
     """Turn dataclasses into objects, except the fields ``without``; ``name`` decides rounding."""
     if isinstance(value, float):
-        return round(value, _digits(name))
+        digits = _RATIO_DIGITS if name.endswith("ratio") else _TIME_DIGITS
+        return round(value, _COUNT_DIGITS if name.endswith("_count") else digits)
     if is_dataclass(value):
         kept = [f.name for f in fields(value) if f.name not in without]
         return {key: plain(getattr(value, key), name=key) for key in kept}
@@ -130,9 +126,3 @@ def plain(value: Any, without: tuple[str, ...] = (), name: str = "") -> Any:
     if isinstance(value, tuple | list):
         return [plain(one, without) for one in value]
     return value
-
-
-def _digits(name: str) -> int:
-    if name.endswith("_count"):
-        return _COUNT_DIGITS
-    return _RATIO_DIGITS if name.endswith("ratio") else _TIME_DIGITS

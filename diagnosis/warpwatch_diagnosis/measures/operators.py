@@ -24,6 +24,7 @@ from warpwatch_diagnosis.measures.kernels import KernelClass
 from warpwatch_diagnosis.trace.events import ONE_GRADIENT, TraceEvent, by_begin
 
 MAX_NAME = 200
+TOP = 20
 _MAX_SHAPES = 400
 # Operators of PyTorch and of libraries, but not Python autograd functions, which may hold anything.
 _OPERATOR = re.compile(r"(?!autograd::engine::evaluate_function: \w*Function)[\w.]+::")
@@ -103,7 +104,8 @@ class OperatorSweep:
         self, thread: str, events: list[TraceEvent], marks: list[tuple[float, float]]
     ) -> None:
         """Pass over one thread; ``marks`` are instants and the µs of GPU work launched then."""
-        self.running[thread] = _running(events)
+        operators = {name for name in {event.name for event in events} if _OPERATOR.match(name)}
+        self.running[thread] = merge((e.begin_us, e.end_us) for e in events if e.name in operators)
         stack: list[_OpenOperator] = []
         kinds = self._kinds
         following = iter(marks)
@@ -198,15 +200,6 @@ class OperatorSweep:
             work = convolution_work(shapes, gradient, kind.types) if gradient else None
             if work is not None:
                 self._count(kind.time, work, gpu_us)
-
-
-def _running(events: list[TraceEvent]) -> Intervals:
-    """Return the union of the operators of one thread, which are sorted by begin."""
-    operators = {name for name in {event.name for event in events} if _OPERATOR.match(name)}
-    return merge((e.begin_us, e.end_us) for e in events if e.name in operators)
-
-
-TOP = 20
 
 
 @dataclass(frozen=True, slots=True)

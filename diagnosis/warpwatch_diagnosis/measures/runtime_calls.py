@@ -90,6 +90,7 @@ def waits(
     ``copies`` has the GPU's copies by correlation. A copy that keeps the host waits with any name.
     """
     named = {name for name in {call.name for call in runtime} if _WAITS.match(name)}
+    pageable = {key for key, copy in copies.items() if copy_kind(copy.name)[1] == "pageable"}
     launched: dict[str, list[TraceEvent]] = defaultdict(list)
     for call in runtime:
         if call.correlation in copies:
@@ -101,8 +102,7 @@ def waits(
             c.begin_us, c.end_us, c.thread, c.name, _purpose(c, launched[c.thread], copies)
         )
         for c in inside(runtime, window)
-        if c.thread in threads
-        and (c.name in named or _is_pageable(copies.get(c.correlation)) or _keeps_host(c))
+        if c.thread in threads and (c.name in named or c.correlation in pageable or _keeps_host(c))
     )
 
 
@@ -127,10 +127,6 @@ def _by_end(calls: Iterable[BlockingCall]) -> list[BlockingCall]:
 
 def _keeps_host(call: TraceEvent) -> bool:
     return call.end_us - call.begin_us >= BLOCKING_COPY_US and "Memcpy" in call.name
-
-
-def _is_pageable(copy: TraceEvent | None) -> bool:
-    return copy is not None and copy_kind(copy.name)[1] == "pageable"
 
 
 def _purpose(call: TraceEvent, launched: list[TraceEvent], copies: RuntimeCalls) -> Purpose:

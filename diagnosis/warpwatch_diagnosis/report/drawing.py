@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.measures.steps import LaneSpan
 from warpwatch_diagnosis.report.parts import Breakdown, TimeParts, steps_us, sums_us
 from warpwatch_diagnosis.report.words import LANES, PARTS, duration, origin, safe
 
@@ -19,16 +19,6 @@ _NAMED = 25
 _MIN_NAMED_WIDTH = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnSpan:
-    """A coloured span in µs. ``label``: a key of LANES; ``name``: the event's name, if known."""
-
-    begin_us: float
-    end_us: float
-    label: str
-    name: str | None = None
-
-
 def shares(counts: Sequence[int], budget: int = MAX_RECTANGLES) -> list[int]:
     """Return the number of marks for each row; long rows get the rest of short ones."""
     given = [0] * len(counts)
@@ -39,7 +29,7 @@ def shares(counts: Sequence[int], budget: int = MAX_RECTANGLES) -> list[int]:
     return given
 
 
-def thin(marks: Iterable[DrawnSpan], limit: int) -> list[DrawnSpan]:
+def thin(marks: Iterable[LaneSpan], limit: int) -> list[LaneSpan]:
     """Reduce to at most ``limit`` marks: neighbours of one colour merge, and slivers."""
     found = sorted(marks, key=lambda m: (m.begin_us, m.end_us))
     if len(found) <= limit or not found:
@@ -53,9 +43,9 @@ def thin(marks: Iterable[DrawnSpan], limit: int) -> list[DrawnSpan]:
     return found
 
 
-def _merged(marks: list[DrawnSpan], near_us: float) -> list[DrawnSpan]:
+def _merged(marks: list[LaneSpan], near_us: float) -> list[LaneSpan]:
     """Merge close marks of one colour, and slivers into the colour of the longer one."""
-    kept: list[DrawnSpan] = []
+    kept: list[LaneSpan] = []
     for mark in marks:
         last = kept[-1] if kept else None
         if last is not None and mark.begin_us - last.end_us < near_us:
@@ -63,13 +53,13 @@ def _merged(marks: list[DrawnSpan], near_us: float) -> list[DrawnSpan]:
             if last.label == mark.label or max(us, last_us) < near_us:
                 longer = mark if us > last_us else last
                 end_us = max(last.end_us, mark.end_us)
-                kept[-1] = DrawnSpan(last.begin_us, end_us, longer.label, longer.name)
+                kept[-1] = LaneSpan(last.begin_us, end_us, longer.label, longer.name)
                 continue
         kept.append(mark)
     return kept
 
 
-def row(marks: Sequence[DrawnSpan], span_us: float, title: str, height: int = 10) -> str:
+def row(marks: Sequence[LaneSpan], span_us: float, title: str, height: int = 10) -> str:
     """Return one SVG; ``title`` describes it in words, ``span_us`` is the time of its width."""
     scale = WIDTH / span_us if span_us > 0 else 0.0
     longest = sorted(range(len(marks)), key=lambda n: marks[n].begin_us - marks[n].end_us)[:_NAMED]
@@ -79,9 +69,11 @@ def row(marks: Sequence[DrawnSpan], span_us: float, title: str, height: int = 10
     for n, mark in enumerate(marks):
         x, width = mark.begin_us * scale, max(0.3, _width(mark, scale))
         if n in named:
+            described = f"{LANES[mark.label]}, {duration(mark.end_us - mark.begin_us)}"
+            described += f": {mark.name}" if mark.name else ""
             rectangles.append(
                 f'<rect class="p-{mark.label}" x="{_short(x)}" width="{_short(width)}" '
-                f'height="{height}"><title>{safe(_described(mark))}</title></rect>'
+                f'height="{height}"><title>{safe(described)}</title></rect>'
             )
         else:
             paths[mark.label].append(f"M{_short(x)} 0h{_short(width)}v{height}h-{_short(width)}z")
@@ -92,17 +84,12 @@ def row(marks: Sequence[DrawnSpan], span_us: float, title: str, height: int = 10
     )
 
 
-def _width(mark: DrawnSpan, scale: float) -> float:
+def _width(mark: LaneSpan, scale: float) -> float:
     return (mark.end_us - mark.begin_us) * scale
 
 
 def _short(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
-
-
-def _described(mark: DrawnSpan) -> str:
-    what = f"{LANES[mark.label]}, {duration(mark.end_us - mark.begin_us)}"
-    return f"{what}: {mark.name}" if mark.name else what
 
 
 def legend(labels: Iterable[str]) -> str:
@@ -194,7 +181,7 @@ def _stack(title: str, spent: Mapping[str, float], span_us: float) -> str:
     marks = []
     reached_us = 0.0
     for part, us in spent.items():
-        marks.append(DrawnSpan(reached_us, reached_us + us, part))
+        marks.append(LaneSpan(reached_us, reached_us + us, part, None))
         reached_us += us
     largest = sorted(spent, key=lambda part: -spent[part])[:_NAMED_PARTS]
     words = ", ".join(f"{PARTS[part].lower()} {duration(spent[part])}" for part in largest)

@@ -49,7 +49,10 @@ def _verdict(diagnosis: Diagnosis, chosen: Measures | None) -> str:
     verdict = diagnosis.verdict
     tone = verdict if verdict in (HEALTHY, INCONCLUSIVE) else "problem"
     first = diagnosis.findings[0] if diagnosis.findings else None
-    why = _what_to_change(first, chosen) if first else _changes(diagnosis, chosen)
+    why = _changes(diagnosis, chosen)
+    if first is not None:
+        gain = f'<p class="gain">{_gain(first, chosen)}{_price(first)}</p>'
+        why = f"{_advice(first)}{gain}{_list(first.evidence[1:])}"
     lead = diagnosis.summary
     if diagnosis.decides:
         lead = lead.replace(f"; {diagnosis.decides}", "")
@@ -66,13 +69,6 @@ def _changes(diagnosis: Diagnosis, chosen: Measures | None) -> str:
     """Return the changes since the baseline, if no finding names them."""
     found = [c.sentences for c in diagnosis.comparison if chosen and c.label == chosen.label]
     return _list(found[0][1 : 1 + _MAX_CHANGES]) if found else ""
-
-
-def _what_to_change(finding: Finding, chosen: Measures | None) -> str:
-    return (
-        f'{_advice(finding)}<p class="gain">{_gain(finding, chosen)}{_price(finding)}</p>'
-        f"{_list(finding.evidence[1:])}"
-    )
 
 
 def _advice(finding: Finding) -> str:

@@ -142,15 +142,11 @@ def _synchronization(measures: Measures) -> str:
 def _operators(title: str, times: Sequence[OperatorTime]) -> str:
     rows = [
         (_name(o.name), _name(o.shapes), _name(o.place), f"{o.count:,}", duration(o.self_us),
-         duration(o.total_us), duration(o.gpu_us), _giga(o.flops))
+         duration(o.total_us), duration(o.gpu_us), _number(o.flops and o.flops / 1e9, 2))
         for o in times
     ]  # fmt: skip
     heads = ("operator", "~shapes", "~line", "count", "self", "with children", "GPU", "GFLOP")
     return _table(title, heads, rows)
-
-
-def _giga(flops: float | None) -> str:
-    return _NONE if flops is None else f"{flops / 1e9:,.2f}"
 
 
 def _collectives(diagnosis: Diagnosis) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from warpwatch_diagnosis.measures.intervals import within
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.measures.steps import Lane, StepTime
+from warpwatch_diagnosis.measures.steps import Lane, LaneSpan, StepTime
 from warpwatch_diagnosis.report.drawing import (
     MAX_RECTANGLES,
-    DrawnSpan,
     axis,
     legend,
     row,
@@ -56,19 +55,19 @@ def _lanes(breakdown: Breakdown, measures: Measures, budget: int) -> str:
     )
 
 
-def _marks(lane: Lane) -> list[DrawnSpan]:
+def _marks(lane: Lane) -> list[LaneSpan]:
     if lane.kind == "stream":
-        return [DrawnSpan(s.begin_us, s.end_us, stream_label(s.label), s.name) for s in lane.spans]
+        return [LaneSpan(s.begin_us, s.end_us, stream_label(s.label), s.name) for s in lane.spans]
     # In lanes of the host and of idleness, a collective blocks the thread.
     labels = {label: label for label in LANES} | {"communication": "blocked"}
     return [
-        DrawnSpan(s.begin_us, s.end_us, labels[s.label], s.name)
+        LaneSpan(s.begin_us, s.end_us, labels[s.label], s.name)
         for s in lane.spans
         if s.label in labels
     ]
 
 
-def _fitting(marks: list[list[DrawnSpan]], budget: int) -> list[list[DrawnSpan]]:
+def _fitting(marks: list[list[LaneSpan]], budget: int) -> list[list[LaneSpan]]:
     limits = shares([len(found) for found in marks], budget)
     return [thin(found, limit) for found, limit in zip(marks, limits, strict=True)]
 
@@ -82,7 +81,7 @@ def _title(lane: Lane) -> str:
     return f"GPU {device}, stream {stream.removeprefix('stream ')}"
 
 
-def _row(title: str, marks: Sequence[DrawnSpan], span_us: float) -> str:
+def _row(title: str, marks: Sequence[LaneSpan], span_us: float) -> str:
     """Draw a row, with its largest labels in words for readers who cannot see it."""
     spent_us: dict[str, float] = defaultdict(float)
     for mark in marks:
@@ -153,11 +152,11 @@ def _step_with_most_waiting(breakdown: Breakdown, chosen: Measures) -> int:
     return max(steps, key=lambda s: (waited_us[s.number], s.duration_us, -s.number)).number
 
 
-def _marks_of_parts(parts: TimeParts, step: StepTime, at_us: float) -> list[DrawnSpan]:
+def _marks_of_parts(parts: TimeParts, step: StepTime, at_us: float) -> list[LaneSpan]:
     """Return the parts within the step, which begins at ``at_us`` of the drawing."""
     moved_us = at_us - step.begin_us
     return [
-        DrawnSpan(begin + moved_us, end + moved_us, part)
+        LaneSpan(begin + moved_us, end + moved_us, part, None)
         for part, intervals in clipped(parts, (step.begin_us, step.end_us)).items()
         for begin, end in intervals
     ]
@@ -167,7 +166,7 @@ def _rank_row(
     diagnosis: Diagnosis,
     measures: Measures,
     step: StepTime,
-    marks: Sequence[DrawnSpan],
+    marks: Sequence[LaneSpan],
     span_us: float,
 ) -> str:
     blamed = [f for f in diagnosis.findings[:1] if f.label == measures.label]

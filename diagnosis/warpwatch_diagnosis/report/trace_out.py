@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from warpwatch_diagnosis.measures.gpu_events import GpuEvents
 from warpwatch_diagnosis.measures.host_events import CAUSES
@@ -165,7 +165,8 @@ def write_trace(diagnosis: Diagnosis, paths: Sequence[PathOrText], target: Path)
     Raises TraceError if a trace cannot be read again, OSError if ``target`` cannot be written.
     """
     waiting = list(diagnosis.measures)
-    with _opened(target) as file:
+    opened = gzip.open if target.suffix == ".gz" else open
+    with opened(target, "wt", encoding="utf-8") as file:
         separator = ""
         for index, path in enumerate(paths):
             trace = read_trace(Path(path))
@@ -177,12 +178,6 @@ def write_trace(diagnosis: Diagnosis, paths: Sequence[PathOrText], target: Path)
                 file.write(separator + json.dumps(element, separators=(",", ":")))
                 separator = ",\n"
         file.write("\n]}\n")
-
-
-def _opened(target: Path) -> TextIO:
-    if target.suffix == ".gz":
-        return gzip.open(target, "wt", compresslevel=6, encoding="utf-8")
-    return target.open("w", encoding="utf-8")
 
 
 def _measures_of(trace: Trace, waiting: list[Measures]) -> Measures:

@@ -270,7 +270,9 @@ class Collector:
         name = self._names.get(name) or self._name(name)
         if kind == "operator" and name in self._annotations:
             kind = "annotation"
-        elif kind == "python" and not self._uses(name):
+        elif kind == "python" and (
+            name in self._unused_frames or len(self._events["python"]) >= MAX_FRAMES
+        ):
             return
         thread = self._threads.get((raw.pid, raw.tid)) or self._thread(raw.pid, raw.tid)
         given: Any = raw.args
@@ -298,9 +300,6 @@ class Collector:
             if _UNUSED_FRAME.match(name):
                 self._unused_frames.add(name)
         return self._names[name]
-
-    def _uses(self, frame: str) -> bool:
-        return frame not in self._unused_frames and len(self._events["python"]) < MAX_FRAMES
 
     def _thread(self, process: Any, number: Any) -> str:
         """Return ``process/thread``, for GPU events ``device/stream``."""

@@ -91,13 +91,17 @@ def conclude(
     brief = next((m.brevity for m in enough if m.brevity), None)
     findings = find(enough, alignment, well, asked)
     if reasons:
-        findings = [_unsure(f) for f in findings]
+        # Communication may be waiting for a missing rank.
+        kind = CommunicationBoundRule.kind
+        findings = [replace(f, confidence="low") if f.kind == kind else f for f in findings]
     reasons += ["; ".join(c.sentences[:1] + c.sentences[-1:]) for c in comparison if c.is_slower]
     first, decides = _head(findings, enough, sure_only=bool(reasons)), ""
     if brief:
         findings = [_brief(f, brief) for f in findings]
     if first is not None:
-        verdict, summary = first.kind, _first_sentence(first, several=len(capture) > 1)
+        verdict, summary = first.kind, first.evidence[0]
+        if len(capture) > 1 and first.label not in summary:
+            summary = f"{first.label}: {summary}"
         findings.sort(key=lambda f: f.kind != verdict)
     else:
         reasons += doubts(capture, enough, alignment)
@@ -111,7 +115,9 @@ def conclude(
         if brief and not reasons:
             summary += f"; {brief}: what comes seldom is not in it"
     if baseline and enough and not comparison:
-        summary += f"; the baseline cannot be compared: {_useless(baseline)}"
+        short = next((why for m in baseline if (why := m.shortage or m.brevity)), None)
+        reason = short or "only one of the two has GPU events, or annotated steps"
+        summary += f"; the baseline cannot be compared: {reason}"
     return Diagnosis(
         tuple(capture), tuple(findings), verdict, summary, alignment, comparison, decides
     )
@@ -137,23 +143,6 @@ def _brief(finding: Finding, brevity: str) -> Finding:
     """Lower the confidence: a single step may be an odd one."""
     lower: Literal["medium", "low"] = "medium" if finding.confidence == "high" else "low"
     return replace(finding, confidence=lower, evidence=(*finding.evidence, brevity))
-
-
-def _unsure(finding: Finding) -> Finding:
-    """Lower the confidence of communication: it may be waiting for a missing rank."""
-    communicates = finding.kind == CommunicationBoundRule.kind
-    return replace(finding, confidence="low") if communicates else finding
-
-
-def _first_sentence(finding: Finding, several: bool) -> str:
-    where = f"{finding.label}: " if several and finding.label not in finding.evidence[0] else ""
-    return where + finding.evidence[0]
-
-
-def _useless(baseline: Sequence[Measures]) -> str:
-    """Return the reason why a baseline cannot be compared."""
-    short = next((why for m in baseline if (why := m.shortage or m.brevity)), None)
-    return short or "only one of the two has GPU events, or annotated steps"
 
 
 def _well(measures: Sequence[Measures]) -> str:

@@ -13,8 +13,9 @@ from tests.diagnosis.captures import diagnosed, kernel, loading, operator, stepp
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.measures.steps import LaneSpan
 from warpwatch_diagnosis.report import html
-from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, DrawnSpan, thin
+from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, thin
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.parts import Breakdown, sums_us
 from warpwatch_diagnosis.report.words import COLUMN_HEADS, LANES, PARTS, VERDICTS
@@ -137,7 +138,8 @@ def test_a_report_without_steps_or_findings_is_complete_as_well(tmp_path: Path) 
 
 
 def test_thinning_keeps_the_picture() -> None:
-    marks = [DrawnSpan(at, at + 0.9, "compute" if at < 5000 else "host") for at in range(10_000)]
+    labels = ["compute"] * 5000 + ["host"] * 5000
+    marks = [LaneSpan(at, at + 0.9, label, None) for at, label in enumerate(labels)]
     few = thin(marks, 100)
     assert 1 <= len(few) <= 100
     assert few[0].begin_us == 0
