@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from warpwatch_daemon.demo.faults import NONE, Fault
@@ -39,12 +39,7 @@ class Ending:
     closed: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "fault": self.fault,
-            "anomaly": self.anomaly,
-            "capture": self.capture,
-            "diagnosis": self.diagnosis,
-        }
+        return {name: value for name, value in asdict(self).items() if name != "closed"}
 
 
 class Story:
