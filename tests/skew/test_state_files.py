@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import tarfile
 from contextlib import closing
 from pathlib import Path
 
@@ -11,8 +12,13 @@ import pytest
 
 from tests.daemon.ranks.sources import RankNode
 from tests.manual_clock import ManualClock
+from warpwatch_capturing.budget import Known
+from warpwatch_capturing.config import StoreConfig
+from warpwatch_capturing.register import CaptureRegister
+from warpwatch_capturing.store import Store
 from warpwatch_daemon.history.runs import RunFiles
 from warpwatch_daemon.history.store import FILE, HistoryStore
+from warpwatch_daemon.state.hub import Hub
 from warpwatch_fleet.memory import JobStateStore
 from warpwatch_telemetry.jobs import JobId
 
@@ -65,3 +71,23 @@ def test_the_job_of_a_fleet_is_read(tmp_path):
     (saved,) = JobStateStore(tmp_path, clock.wall).load().values()
     assert (saved.id.name, saved.history[0].kind) == ("llama", "hang")
     assert "hang" in saved.detectors.parts
+
+
+def test_captures_are_read_and_one_that_ran_is_interrupted(tmp_path):
+    with tarfile.open(KEPT / "captures-0.2.0.tar.gz") as folders:
+        folders.extractall(tmp_path, filter="data")
+    store = Store(StoreConfig(url=tmp_path.as_uri()))
+    register = CaptureRegister(store, Hub(1.0))
+    whole, running = register.all()
+    assert (whole.outcome, running.outcome) == ("complete", "failed")
+    assert running.detail == "interrupted: the daemon ended meanwhile"
+    assert [rank.verified for rank in whole.ranks] == [True, True]
+    assert (whole.diagnosis or {})["verdict"]
+    # It is compared with, bounds the next capture, and its files are still given.
+    assert register.known_events(whole.request) == Known(2)
+    for name in ("rank0.pt.trace.json.gz", "rank1.reduction.gz"):
+        path = register.file(whole.id, name)
+        assert path is not None and path.is_file()
+    # What this version writes over it, it reads again.
+    register.update(whole.id, remote="s3://ours/")
+    assert store.load(2)[0] == register.get(whole.id)
