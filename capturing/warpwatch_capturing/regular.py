@@ -107,7 +107,6 @@ class Baseline:
         self._ranks: dict[JobId, list[RankState]] = {}
 
     def jobs(self, now: float) -> Iterable[RegularJob]:
-        """Return the jobs that have warmed up."""
         self._ranks = {}
         if not self._capturer.config.baseline.enabled:
             return
@@ -131,7 +130,6 @@ class Baseline:
         )
 
     def due(self, job: RegularJob, taken: Sequence[Capture], now: float) -> CaptureRequest | None:
-        """Return a request for the first rank, if the run has no baseline."""
         tried = [one for one in taken if one.request.kind == "torch" and not _is_refused(one)]
         is_taken = any(one.outcome in (None, "complete") for one in tried)
         if is_taken or len(tried) >= MAX_TRIES or self._capturer.is_busy(job.id):

@@ -109,15 +109,12 @@ class CaptureService:
 
     @property
     def config(self) -> TriggersConfig:
-        """The section ``triggers``, which a reload replaces in the policy."""
         return self.policy.config
 
     def captures(self) -> Sequence[Capture]:
-        """Return all captures, in the order of their requests."""
         return self.register.all()
 
     def capture(self, capture_id: str) -> Capture | None:
-        """Return a capture by its id."""
         return self.register.get(capture_id)
 
     def request(
@@ -179,7 +176,6 @@ class CaptureService:
         return self.register.get(name)
 
     def is_busy(self, job: JobId) -> bool:
-        """Return whether a capture of the job runs."""
         with self._lock:
             return any(s.capture.request.job_id == job for s in self._sessions.values())
 

@@ -119,7 +119,6 @@ class HttpLink:
         return f"{self._agents.scheme}://{self._target.address}/api/v1/{path}"
 
     async def follow(self, cursor: str | None, take: Lines) -> None:
-        """Read the stream after ``cursor`` until it ends."""
         params = {"follow": "true", "shard": self._agents.shard}
         if cursor is not None:
             params["after"] = cursor
@@ -144,12 +143,10 @@ class HttpLink:
             raise AgentError(in_a_line(error)) from error
 
     async def lease(self, job: JobId, raised: Mapping[str, str]) -> None:
-        """Tell the agent that the fleet evaluates this job."""
         said = {"holder": self._agents.holder, "seconds": LEASE_S, "raised": dict(raised)}
         await self.request("leases", {**job.fields(), **said})
 
     async def request(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the JSON of the reply."""
         try:
             async with (
                 self._agents.connecting,
@@ -179,7 +176,6 @@ class HttpLink:
         raise AgentError(f"{answer.status_code}: {detail}")
 
     def download(self, path: str) -> Iterator[bytes]:
-        """Yield the content of a file."""
         headers, verify = self._agents.headers(self._target), self._agents.verify
         try:
             with (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+import psutil
+
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import ShardConfig
 from warpwatch_fleet.jobs import FleetJob
@@ -35,6 +37,12 @@ class Series:
         metrics.read("fleet_job_ranks", lambda: self._of_jobs(lambda job: len(job.members)))
         metrics.read("fleet_job_nodes", lambda: self._of_jobs(lambda job: len(job.live_nodes())))
         metrics.read("fleet_job_step_seconds", lambda: self._of_jobs(FleetJob.step_s))
+        own = psutil.Process()
+        metrics.read("agent_resident_memory_bytes", lambda: {(): own.memory_info().rss})
+        metrics.read("agent_cpu_seconds_total", lambda: {(): sum(own.cpu_times()[:2])})
+        metrics.read("agent_open_files", lambda: {(): own.num_fds()})
+        metrics.read("agent_threads", lambda: {(): own.num_threads()})
+        metrics.read("agent_start_timestamp_seconds", lambda: {(): own.create_time()})
 
     def _agents(self) -> Mapping[str, float]:
         with self._cluster.lock:

@@ -93,7 +93,6 @@ class LocalParticipants:
         self._monotonic = monotonic
 
     def jobs(self) -> Iterable[LiveJob]:
-        """Return the jobs that have a live rank."""
         return [self._job(job) for job in self._ranks.jobs()]
 
     def _job(self, job: JobId) -> LiveJob:
@@ -102,18 +101,15 @@ class LocalParticipants:
         return LiveJob(job, live.keys(), world_size)
 
     def choose(self, job: LiveJob, request: CaptureRequest) -> Collection[int]:
-        """Return all ranks."""
         return job.ranks
 
     def events_per_step(self, job: JobId) -> int | None:
-        """Return the most events that a rank claims to record per step, or None."""
         ranks = self._ranks.targets(job).values()
         return max((rank.claims.events_per_step for rank in ranks), default=0) or None
 
     def of(
         self, job: LiveJob, numbers: Collection[int], request: CaptureRequest
     ) -> Sequence[Participant]:
-        """Return these ranks as one participant. Raises Refused."""
         live = self._ranks.targets(job.id)
         targets: dict[int, AskedRank] = {}
         for number in sorted(live.keys() & set(numbers)):
@@ -179,7 +175,6 @@ class LocalRanks(Participant):
         self.answer = Prepared(numbers, request.steps, begun, self._step_s(min))
 
     def arm(self, capture: Capture, attempt: int, at: float) -> None:
-        """Write the command of each rank that has not ended."""
         self._command_id = f"{capture.id}-{attempt}"
         self._asked_at = at
         self._arm_timeout_s = min(
@@ -206,7 +201,6 @@ class LocalRanks(Participant):
         """Do nothing: the next command replaces this one."""
 
     def cancel(self, detail: str = "") -> None:
-        """Tell ranks that brought nothing that they are no longer waited for."""
         for number, rank in self.ranks.items():
             if detail and not is_over(rank):
                 self.ranks[number] = rank = replace(rank, state="missing", detail=detail)
@@ -222,7 +216,6 @@ class LocalRanks(Participant):
     # --- answers ---
 
     def observe(self, event: RankEvent | End, at: float) -> None:
-        """Apply an event of a rank."""
         number = event.rank
         rank = None if number is None else self.ranks.get(number)
         if rank is None or event.job_id != self._job or rank.state in RANK_ENDS:
@@ -239,13 +232,12 @@ class LocalRanks(Participant):
                 self._recording_at, self.recording_time = at, event.time
 
     def has_passed(self, number: int, start_step: int, at: float) -> bool:
-        """Return whether the rank has begun the start step: until then, even one behind may arm."""
+        # Until then, even a rank that is behind may arm.
         return (self._begun(self.targets[number].rank) or 0) >= start_step
 
     # --- time-outs ---
 
     def advance(self, at: float) -> None:
-        """Give up ranks that are overdue."""
         for number, rank in self.ranks.items():
             overdue = "" if is_over(rank) else self._overdue(rank, at)
             if overdue:
@@ -253,7 +245,6 @@ class LocalRanks(Participant):
 
     @property
     def is_over(self) -> bool:
-        """Whether all ranks have ended or exported."""
         return all(map(is_over, self.ranks.values()))
 
     def _overdue(self, rank: RankCapture, at: float) -> str:
@@ -339,7 +330,6 @@ class LocalRanks(Participant):
             return []
 
     def expectation(self, number: int) -> Expectation | None:
-        """Return the steps that a trace must contain."""
         if self._kind != "torch" or number not in self.targets:
             return None
         on_gpu = self.targets[number].rank.claims.device is not None

@@ -74,7 +74,6 @@ class RemoteAgents:
         self._monotonic = monotonic
 
     def jobs(self) -> Iterable[LiveJob]:
-        """Return the jobs that have a live rank."""
         with self._cluster.lock:
             return [
                 LiveJob(job.id, job.live_ranks().keys(), job.world_size)
@@ -94,7 +93,6 @@ class RemoteAgents:
     def of(
         self, job: LiveJob, numbers: Collection[int], request: CaptureRequest
     ) -> Sequence[RemoteAgent]:
-        """Return the agents of these ranks. Raises Refused."""
         with self._cluster.lock:
             found = self._cluster.jobs[job.id]
             live = found.live_ranks()
@@ -177,12 +175,10 @@ class RemoteAgent(Participant):
         }
 
     def prepare(self, request: CaptureRequest, at: float) -> None:
-        """Ask the agent how far its ranks are."""
         self._asked_at = at
         self._ask("captures/prepare", self.body(request))
 
     def arm(self, capture: Capture, attempt: int, at: float) -> None:
-        """Ask the agent for its part of the capture."""
         if isinstance(self.answer, Prepared):
             self._ready = self.answer
         self._kind = capture.request.kind
@@ -201,7 +197,6 @@ class RemoteAgent(Participant):
             self._show()
 
     def cancel(self, detail: str = "") -> None:
-        """End the agent's capture, if it has not ended."""
         if detail and not self.is_over:
             if self._name:
                 self._ask(f"captures/{self._name}/cancel", {})
@@ -263,11 +258,9 @@ class RemoteAgent(Participant):
 
     @property
     def is_over(self) -> bool:
-        """Whether the agent's capture has ended, or nothing more comes."""
         return bool(self.lost) or (self.said is not None and self.said.outcome is not None)
 
     def has_passed(self, number: int, start_step: int, at: float) -> bool:
-        """Return whether the rank should have armed by now, by its pace."""
         step_s, waited_s = self._ready.step_s or 0.0, at - self._asked_at
         ahead = start_step - (self._ready.begun or 0)
         return waited_s >= ((ahead - LEAD_STEPS) * step_s if step_s > 0 else UNKNOWN_S)

@@ -189,17 +189,14 @@ class FleetCaptures:
     # --- what is shown ---
 
     def captures(self) -> Sequence[Capture]:
-        """Return all captures, oldest first."""
         with self._cluster.lock:
             return self.shown()
 
     def capture(self, capture_id: str) -> Capture | None:
-        """Return a capture by its id."""
         own = self._register.get(capture_id)
         return own or next((one for one in self.captures() if one.id == capture_id), None)
 
     def is_busy(self, job: JobId) -> bool:
-        """Return whether a capture of the job runs."""
         shown = self.captures()
         return any(one.outcome is None and one.request.job_id == job for one in shown)
 
@@ -247,7 +244,6 @@ class Schedule:
         self._cluster = cluster
 
     def jobs(self, now: float) -> Iterable[RegularJob]:
-        """Return the jobs that run and have a schedule."""
         with self._cluster.lock:
             return [
                 RegularJob(job.id, job.names())
@@ -261,7 +257,6 @@ class Schedule:
         return next((one for one in self._schedules if fnmatch.fnmatchcase(name, one.job)), None)
 
     def due(self, job: RegularJob, taken: Sequence[Capture], now: float) -> CaptureRequest | None:
-        """Return a request, if the last capture that brought something is long ago."""
         schedule = self._schedule(job.id)
         with self._cluster.lock:
             found = self._cluster.jobs.get(job.id)
