@@ -53,7 +53,7 @@ def _slack_us(job: Job) -> float:
 
 
 def _excess_us(job: Job, random: Random, low: float = 0.25, high: float = 1.0) -> float:
-    """Time of the host that costs this share of a step, whatever lead it has."""
+    """Return time of the host that costs this share of a step in spite of its lead."""
     return _slack_us(job) + random.uniform(low, high) * job.model.step_us
 
 
@@ -85,7 +85,7 @@ def _compilation(job: Job, random: Random) -> dict[str, Any]:
     return {"named_us": us, "named": ("cpu_op", name), "every": 2}
 
 
-# What the fault changes in the steps of the ranks that have it.
+# The changes that a fault makes to the steps of its ranks.
 FAULTS: dict[str, Callable[[Job, Random], dict[str, Any]]] = {
     "data_loading": lambda job, random: {
         "loading_us": _excess_us(job, random, 0.2, 2.0),
@@ -102,8 +102,8 @@ FAULTS: dict[str, Callable[[Job, Random], dict[str, Any]]] = {
     "checkpoint": _checkpoint,
     "recompilation": _compilation,
 }
-# Of one rank that delays the others: the cause that is named, and its fault. The earliest cause in
-# the chain has a name of its own.
+# One rank delays the others: the cause to be named, and its fault. The earliest cause in the chain
+# has a name of its own.
 LATE: dict[str, tuple[str, Callable[[Job, Random], dict[str, Any]]]] = {
     "straggler_clocks": ("straggler", lambda job, random: {}),
     "straggler_work": ("straggler", lambda job, random: {"more_layers": random.uniform(1.25, 1.8)}),

@@ -3,8 +3,8 @@
 Physics, not features: a host thread runs operators and launches work, which costs it time; the
 device runs each stream's work in order, not before its launch has reached it; a full launch queue
 and synchronizing calls block the host; a collective starts on a rank when that rank's device gets
-to it and ends everywhere when the last rank has arrived and the bytes are transferred. What a rule
-looks for follows from that or it does not.
+to it and ends everywhere when the last rank has arrived and the bytes are transferred. The findings
+of a rule follow from that alone.
 
 Ranks are coroutines: each runs ahead on its own simulated clock and yields at a collective, whose
 end is known when all ranks have launched it.
@@ -39,7 +39,7 @@ Program = Generator[Arrival, float, None]
 
 @dataclass(frozen=True)
 class Machine:
-    """speed: of this rank's kernels, 1 is normal. The costs are those of the host, in µs."""
+    """speed: the factor for this rank's kernels. The costs are those of the host, in µs."""
 
     speed: float = 1.0
     launch_us: float = 5.0

@@ -30,7 +30,7 @@ from warpwatch_diagnosis.trace.events import KINDS
 WARM_STEPS = 3
 ACTIVE_STEPS = 4
 CLASSES = 16
-# Of reduced traces: any time that is far from 0, where a time means a lost clock.
+# The first time of reduced traces, far from 0, which means a lost clock.
 ORIGIN_US = 1_700_000_000_000_000
 MIN_FRAME_US = 200
 # Large enough for a checkpoint that takes longer than a step of these models.
@@ -39,7 +39,7 @@ HEAP_OBJECTS = 400_000
 CHECKED_LAYERS = 100
 LOGGED_S = 0.12
 ROLLOUT_STEPS = 48
-# Of a pair, each side is recorded so often by turns, and the least disturbed one is kept.
+# Each side of a pair is recorded this often by turns, and the least disturbed one is kept.
 ROUNDS = 4
 BATCH_SCALE = 2
 
@@ -192,8 +192,8 @@ def slow_collate(samples: list[tuple[Tensor, int]]) -> Any:
 class Training:
     """One model that is trained with one fault.
 
-    ``scale``: of loops, less than 1 makes traces of many small operators smaller; batches shrink
-    less.
+    ``scale``: a factor for loops; below 1 it makes traces of many small operators smaller. Batches
+    shrink less.
     """
 
     fault: str

@@ -21,7 +21,7 @@ from tests.diagnosis.recorded_faults import Training, record, reduce, steps_us
 SIZE, CULPRIT = 2, 1
 FAULTS = ("healthy", "more_work", "shared_core", "slow_network")
 MODELS = ("perceptron", "convolutional")
-# Of the gradients of a large model: 256 MB over the loopback of one machine.
+# The gradients of a large model: 256 MB over the loopback of one machine.
 GRADIENTS = 64_000_000
 # Longer than any step of the other rank, also on a machine that is busy with other work.
 SLEEP_S = 0.3

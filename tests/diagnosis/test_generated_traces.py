@@ -17,7 +17,7 @@ from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.trace.reader import read_trace
 
-# What the evidence says of a rank that holds up the others.
+# The evidence on a rank that delays the others.
 REASONS = {
     "straggler_clocks": "slower than on rank",
     "straggler_work": "it has more work than rank",

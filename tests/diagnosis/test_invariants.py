@@ -1,4 +1,4 @@
-"""What holds for the numbers of every trace: real and simulated ones, shuffled, stretched."""
+"""Invariants of the numbers of real and simulated traces, shuffled and stretched."""
 
 from __future__ import annotations
 

@@ -116,14 +116,14 @@ def test_a_predicted_saving_is_that_of_the_program_without_its_fault() -> None:
         finding, measures = diagnosed(path).findings[0], diagnosed(path).measures[0]
         predicted_us = finding.recoverable_s * 1e6 / measures.step_count
         errors[path.name] = predicted_us / (step_us(path) - step_us(without)) - 1
-        # What the same operators, which the fault does not touch, took more or less is noise.
+        # The difference of the same operators, which the fault does not touch, is noise.
         noise_us = operators_us(path) - operators_us(without)
         quiet[path.name] = predicted_us / (step_us(path) - step_us(without) - noise_us) - 1
     assert len([e for e in errors.values() if abs(e) <= TOLERANCE]) >= CLOSE_PAIRS, errors
     assert len([e for e in quiet.values() if abs(e) <= TOLERANCE]) >= CLOSE_QUIET_PAIRS, quiet
 
 
-# Of the finding of a trace: texts of its sentences, and how its advice starts.
+# The finding of a trace: texts of its sentences, and the start of its advice.
 EVIDENCE: dict[str, tuple[tuple[str, ...], str]] = {
     "stacks/garbage_collection-transformer": (
         ("<built-in function collect>: 2 times, ", "recorded_faults.py(", "): step"),

@@ -17,14 +17,14 @@ from warpwatch_diagnosis.trace.reader import read_trace
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
-# Of the language model of live_recordings.py: 6 N + 12 L d T a token (PaLM, appendix B), where N
-# are the weights of the blocks and of the tied head, without biases.
+# The language model of live_recordings.py takes 6 N + 12 L d T per token (PaLM, appendix B). N are
+# the weights of the blocks and of the tied head, without biases.
 LAYERS, WIDTH, VOCABULARY, LENGTH = 2, 64, 512, 64
 WEIGHTS = LAYERS * 12 * WIDTH**2 + VOCABULARY * WIDTH
 LANGUAGE_FLOPS = LENGTH * (6 * WEIGHTS + 12 * LAYERS * WIDTH * LENGTH)
 
 
-# Of the program that reads values, in each step.
+# The program that reads values reads this many in each step.
 READS = 800
 
 

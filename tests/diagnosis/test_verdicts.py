@@ -1,4 +1,4 @@
-"""When a verdict is given, when it is a doubt, what is still said then, and what is no capture."""
+"""Verdicts, doubts and the likeliest causes, and files that do not make a capture."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ EXCHANGES = ("all_to_all", "all_to_all", "all_reduce") * 2
 def recommender(rank: int, waits: Sequence[float], on_gpu: bool, annotated: bool) -> TraceFile:
     """One step of 60 ms: work before each exchange, for whose last rank the others wait.
 
-    Of an all-to-all on the GPU the trace has the kernel of its sends and receives alone.
+    An all-to-all on the GPU has only the kernel of its sends and receives in the trace.
     """
     backend = "nccl" if on_gpu else "gloo"
     trace = TraceFile(steps=0, distributedInfo={"backend": backend, "rank": rank, "world_size": 8})

@@ -50,7 +50,7 @@ class Timeline:
         arguments: dict[str, Any] | None = None,
         kind: Kind = "kernel",
     ) -> None:
-        """With its launch call, unless ``launched_us`` is None."""
+        """Add a kernel, with its launch call if ``launched_us`` is given."""
         self._correlation += 1
         self.add(kind, name, at_us, us, stream, self._correlation, arguments)
         if launched_us is not None:

@@ -11,7 +11,7 @@ from typing import Any
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 STEP_US = 10_000
 MB = 1 << 20
-# Of a job on GPUs; and how late its latest rank is.
+# The ranks of a job on GPUs, and the delay of the latest one.
 RANKS = 4
 LATEST_US = 3000
 # Real traces count from the epoch or from boot: far from 0, where a time means a lost clock.

@@ -38,11 +38,11 @@ class Model:
 
     @property
     def step_us(self) -> float:
-        """Of the GPU, without communication."""
+        """The GPU's time, without communication."""
         return 3 * self.layers * self.layer_us + 3 * self.optimizer_us
 
     def host_us(self, machine: Machine) -> float:
-        """What the host needs to launch a step."""
+        """Return the time that the host needs to launch a step."""
         operator_us = machine.python_us + machine.dispatch_us + machine.launch_us + 1.5
         kernels = self.layers * 3 * (1 + self.pointwise_count)
         return kernels * operator_us + 3 * machine.launch_us + self.buckets * 14.0
@@ -50,7 +50,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong in a step of the ranks that have it; 0 and empty where nothing does. Times in
+    """The faults in a step of the ranks that have them; 0 and empty without. Times in
     µs of a step. metric_us: Python with each value that is read. every: n-th step has it."""
 
     loading_us: float = 0.0
@@ -73,7 +73,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Job:
-    """cause, rank: what the diagnosis must say. faults: by rank, the others have ``usual``."""
+    """cause, rank: the expected diagnosis. faults: by rank; the others have ``usual``."""
 
     cause: str
     rank: int | None
@@ -145,7 +145,7 @@ def _between(rank: Rank, fault: Fault, hit: bool, layers: int, layer: int) -> No
 
 
 def _named(rank: Rank, fault: Fault) -> None:
-    """What the profiler has a name for: a collection, a compilation, a checkpoint."""
+    """Add an activity that has a name in the trace: a collection, a compilation, a checkpoint."""
     with rank.span(fault.named[0], fault.named[1]):
         if fault.saved_bytes:
             rank.copy("Memcpy DtoH (Device -> Pageable)", fault.saved_bytes, 6.0, blocking=True)

@@ -1,4 +1,4 @@
-"""What a device does: its kernels, copies, streams and launches, and those of several devices."""
+"""Kernels, copies, streams and launches of one device and of several."""
 
 from __future__ import annotations
 

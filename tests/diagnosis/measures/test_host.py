@@ -1,4 +1,4 @@
-"""What the host does besides operators, by the names of real traces, and what makes it wait."""
+"""The host's activities beside operators, by the names of real traces, and its waits."""
 
 from __future__ import annotations
 

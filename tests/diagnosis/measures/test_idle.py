@@ -11,7 +11,6 @@ from tests.diagnosis.traces import LOADER
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.intervals import intersection, total, union
-from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.trace.events import Kind
 
 # Kind, name, start and duration in µs, thread.
@@ -19,8 +18,7 @@ Added = tuple[Kind, str, float, float, str] | tuple[Kind, str, float, float]
 
 
 def causes(timeline: Timeline) -> dict[str, float]:
-    gpu = measure(timeline.trace).gpu
-    assert gpu is not None
+    gpu = timeline.gpu()
     assert_split(gpu)
     return {cause: round(us, 3) for cause in CAUSES if (us := gpu.idle_time.total_us(cause))}
 
@@ -204,9 +202,7 @@ def test_the_worst_gaps_name_the_work_that_came_late() -> None:
     timeline = Timeline()
     for begin in (100, 1_600, 3_600, 8_000):
         timeline.kernel(begin, 500, begin - 10, name=f"kernel_{begin}")
-    gpu = measure(timeline.trace).gpu
-    assert gpu is not None
-    worst = gpu.idle_time.worst["host"]
+    worst = timeline.gpu().idle_time.worst["host"]
     assert [gap.before for gap in worst] == ["kernel_8000", None, "kernel_3600"]
     assert [gap.end_us - gap.begin_us for gap in worst] == [3_900, 1_500, 1_500]
 
@@ -229,6 +225,6 @@ def test_causes_are_disjoint_and_add_up_to_the_idle_time(
     for (kind, name), spans in zip(kinds, host, strict=True):
         for at, us in spans:
             timeline.add(kind, name, at, us, MAIN)
-    gpu = measure(timeline.trace).gpu
+    gpu = timeline.measured().gpu
     if gpu is not None:
         assert_split(gpu)

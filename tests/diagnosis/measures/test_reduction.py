@@ -1,4 +1,4 @@
-"""A rank's measures as a file: it says what its trace said, in less, and is not believed more."""
+"""A rank's measures as a file: smaller than its trace, the same diagnosis, and not trusted."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_forward_and_backward_of_one_name_are_two_sizes() -> None:
 @pytest.mark.parametrize(
     ("now", "before", "factor"),
     [
-        # Whatever the mixture of sizes.
+        # The mixture of sizes does not matter.
         ([(13, FORWARD)] * 5 + [(26, BACKWARD)], [(10, FORWARD)] * 5 + [(20, BACKWARD)] * 9, 1.3),
         # Larger grids, and more kernels.
         ([(20, BACKWARD)], [(10, FORWARD)], None),

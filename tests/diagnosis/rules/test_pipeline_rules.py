@@ -50,7 +50,7 @@ def test_waiting_of_the_busiest_stage_is_the_pipelines_bubble(tmp_path: Path, on
 def test_a_stage_that_computes_longer_is_named_and_no_straggler(
     tmp_path: Path, on_gpu: bool, golden_text: Callable[[Diagnosis], None]
 ) -> None:
-    # Of two ranks of the third stage the one that computes longer is named.
+    # The third stage has two ranks; the one that computes longer is named.
     ranks = stages([6000, 6000, 500, 6000], on_gpu)
     found = diagnosed(tmp_path, *ranks, stage(2, 4, 900, on_gpu))
     golden_text(found)

@@ -1,4 +1,4 @@
-"""Who waits for whom, from the stacks of the ranks of a hanging job."""
+"""Waiting and late ranks of a hanging job, from their stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What odd traces are made of, and what holds of every verdict on them."""
+"""Parts of odd traces, and the invariants of every verdict on them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ELEMENTS = st.fixed_dictionaries(
 
 
 def verdict(path: Path) -> str | None:
-    """Of all that a user can get; None where the file is refused, in one line."""
+    """Return all output that a user can get, or None if the file is refused in one line."""
     try:
         diagnosis = diagnose([path])
     except TraceError as error:

@@ -1,4 +1,4 @@
-"""What is counted while a trace streams by is what the diagnosis reads of it."""
+"""The inventory counts the events that the diagnosis reads."""
 
 from __future__ import annotations
 

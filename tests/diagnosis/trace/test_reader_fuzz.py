@@ -1,4 +1,4 @@
-"""Whatever a file holds: no crash, no verdict on garbage, and one way to read it.
+"""Files with any content: no crash, no verdict on garbage, and one way to read them.
 
 ``tests/fuzz`` draws many more.
 """
