@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from warpwatch_detection.runs.run_figures import StepHistogram
+from warpwatch_detection.runs import StepHistogram
 from warpwatch_telemetry.jobs import JobId, RunSummary
 
 # Nodes that are named.

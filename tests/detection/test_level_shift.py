@@ -8,14 +8,17 @@ import statistics
 import msgspec
 import pytest
 
-from warpwatch_detection.signals.level_shift import LevelShift, Shift, quantile_of, student
-from warpwatch_detection.signals.medians import SlidingMedian
-from warpwatch_detection.signals.signal_history import (
+from warpwatch_detection.signals.level_shift import (
     MIN_REFERENCE,
     REFERENCE,
     WINDOWS,
+    LevelShift,
+    Shift,
     level,
+    quantile_of,
+    student,
 )
+from warpwatch_detection.signals.medians import SlidingMedian
 
 
 def shifts(values: list[float]) -> list[tuple[int, Shift]]:

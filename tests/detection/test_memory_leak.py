@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.detection.streams import EPOCH_S, alone, opened, restart
-from warpwatch_detection.signals.trend import GrowthPoint, theil_sen
+from warpwatch_detection.signals.memory_growth import GrowthPoint, theil_sen
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, RankEvent, RankSeen, Record, Step
 

@@ -10,9 +10,8 @@ import pytest
 
 from tests.detection.jobs import Extra, Steps, begun
 from warpwatch_detection.detector import Cleared, Detector
-from warpwatch_detection.detectors.comm_slow import CommSlow
+from warpwatch_detection.detectors.level_shifts import CommSlow, StepRegression
 from warpwatch_detection.detectors.step_drift import StepDrift
-from warpwatch_detection.detectors.step_regression import StepRegression
 from warpwatch_detection.detectors.step_spikes import StepSpikes
 from warpwatch_telemetry.anomalies import Detected
 

@@ -13,8 +13,7 @@ from tests.detection.jobs import joined
 from tests.detection.streams import EPOCH_S, Job, alone, detection, fed, kinds_of, lived, on, opened
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors.straggler import Straggler
-from warpwatch_detection.signals.peers import compare, stages
-from warpwatch_detection.signals.work_scaling import WorkScaling
+from warpwatch_detection.signals.peers import WorkScaling, compare, stages
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.log import Decoder, encode_line
 from warpwatch_telemetry.records import RankSeen, Step

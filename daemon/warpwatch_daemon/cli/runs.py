@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_detection.runs.comparison import RunComparison, compare
+from warpwatch_detection.runs import RunComparison, compare
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
 from warpwatch_runtime.quantities import rate, seconds, text

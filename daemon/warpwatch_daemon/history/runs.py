@@ -17,8 +17,7 @@ from warpwatch._version import __version__
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.detectors.run_regression import EVENT
-from warpwatch_detection.runs.comparison import compared, earlier, has_enough, name_of
-from warpwatch_detection.runs.run_figures import RunFigures
+from warpwatch_detection.runs import RunFigures, compared, earlier, has_enough, name_of
 from warpwatch_runtime import files
 from warpwatch_runtime.files import StateFile
 from warpwatch_telemetry.jobs import SCHEMA, JobId, RunSummary

@@ -1,12 +1,11 @@
-"""Detectors, one file a kind: records in, verdicts out.
+"""Detectors by kind: observations in, results out.
 
-- step_regression, comm_slow (both by shift_detector), step_drift, step_spikes, data_stall,
-  straggler, gc_pause: kinds that judge the steps of a job
-- run_regression: a run beside the job's earlier ones
-- hang: a job that stands still; step_progress, idleness: what it remembers of steps and activity
-- deaths: crash and oom, who went first and of what
-- memory_leak, memory_pressure: kinds that judge what ranks and devices say of memory
-- event_numbers: numbers in the detail of events
+- level_shifts (step_regression, comm_slow), step_drift, step_spikes, data_stall, straggler,
+  gc_pause: kinds about the steps of a job
+- run_regression: a run against the job's earlier ones
+- hang: a job that stands still; step_progress: what it remembers of steps and activity
+- deaths: crash and oom, which rank failed first and why
+- memory_leak, memory_pressure: kinds about the memory of ranks and devices
 - devices: the kinds about a device
 """
 
@@ -16,17 +15,16 @@ from collections.abc import Callable
 
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import Detector
-from warpwatch_detection.detectors.comm_slow import CommSlow
 from warpwatch_detection.detectors.data_stall import DataStall
 from warpwatch_detection.detectors.deaths import Crash, Oom
 from warpwatch_detection.detectors.devices import DEVICE_DETECTORS
 from warpwatch_detection.detectors.gc_pause import GcPause
 from warpwatch_detection.detectors.hang import Hang
+from warpwatch_detection.detectors.level_shifts import CommSlow, StepRegression
 from warpwatch_detection.detectors.memory_leak import MemoryLeak
 from warpwatch_detection.detectors.memory_pressure import MemoryPressure
 from warpwatch_detection.detectors.run_regression import RunRegression
 from warpwatch_detection.detectors.step_drift import StepDrift
-from warpwatch_detection.detectors.step_regression import StepRegression
 from warpwatch_detection.detectors.step_spikes import StepSpikes
 from warpwatch_detection.detectors.straggler import Straggler
 

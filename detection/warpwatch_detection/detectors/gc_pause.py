@@ -21,14 +21,15 @@ from warpwatch_detection.detector import (
     detail_number,
 )
 from warpwatch_detection.signals import peers
-from warpwatch_detection.signals.regular_pauses import MIN_PAUSES, RegularPauses
-from warpwatch_detection.signals.reported_pauses import (
+from warpwatch_detection.signals.pauses import (
+    MIN_PAUSES,
     MIN_SHARE,
     WINDOW_S,
     WINDOW_STEPS,
+    RegularPauses,
     ReportedPauses,
 )
-from warpwatch_detection.signals.work_scaling import WorkScaling
+from warpwatch_detection.signals.peers import WorkScaling
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent

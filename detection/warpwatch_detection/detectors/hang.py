@@ -19,8 +19,12 @@ from warpwatch_detection.detector import (
     Observation,
     Results,
 )
-from warpwatch_detection.detectors.idleness import DeviceActivity, read_device
-from warpwatch_detection.detectors.step_progress import JobProgress, RankProgress
+from warpwatch_detection.detectors.step_progress import (
+    DeviceActivity,
+    JobProgress,
+    RankProgress,
+    read_device,
+)
 from warpwatch_detection.job_steps import CaptureWindows
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId

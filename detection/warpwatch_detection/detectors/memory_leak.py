@@ -13,9 +13,7 @@ from warpwatch_detection.detector import (
     Results,
     detail_number,
 )
-from warpwatch_detection.signals.exhaustion import MIN_SHARE
-from warpwatch_detection.signals.memory_growth import WINDOW_BLOCKS, MemoryGrowth
-from warpwatch_detection.signals.trend import Trend
+from warpwatch_detection.signals.memory_growth import MIN_SHARE, WINDOW_BLOCKS, MemoryGrowth, Trend
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step

@@ -14,10 +14,8 @@ from warpwatch_detection.detector import (
     JobStep,
     Results,
 )
-from warpwatch_detection.detectors.shift_detector import ACCEPT_AFTER_S, EFFECT
-from warpwatch_detection.signals.level_shift import LevelShift
-from warpwatch_detection.signals.rise import Rise
-from warpwatch_detection.signals.signal_history import level
+from warpwatch_detection.detectors.level_shifts import ACCEPT_AFTER_S, EFFECT
+from warpwatch_detection.signals.level_shift import LevelShift, Rise, level
 from warpwatch_detection.signals.step_signal import StepSignal
 from warpwatch_telemetry.anomalies import Detected
 

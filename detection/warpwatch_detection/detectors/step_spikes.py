@@ -19,7 +19,7 @@ from warpwatch_detection.detector import (
     JobStep,
     Results,
 )
-from warpwatch_detection.signals.step_work import StepWork
+from warpwatch_detection.signals.step_signal import StepWork
 from warpwatch_telemetry.anomalies import Detected
 
 # A slow step is 15 % and 20 ms longer than normal, beyond what scheduling of the operating system

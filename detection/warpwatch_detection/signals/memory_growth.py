@@ -1,24 +1,198 @@
 """Whether a level grows without end: medians of blocks, a robust slope, growth in every part.
 
 Two scales share one code: short blocks for a leak that fills the device within hours, and blocks
-of sixteen of them for one that comes with every evaluation or epoch. What would fill it sooner is
-found by how much is left (exhaustion.py).
+of sixteen of them for a leak that comes with every evaluation or epoch. A leak that would fill the
+memory sooner is found by its share of what is left (``Exhaustion``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import combinations, pairwise
 from statistics import median
 
 from warpwatch_detection.detector import WARMUP_STEPS
-from warpwatch_detection.signals.exhaustion import Exhaustion
-from warpwatch_detection.signals.trend import (
-    GrowthPoint,
-    Trend,
-    begin_of,
-    every_part_grows,
-    trend,
-)
+from warpwatch_detection.signals.medians import SIGMA_PER_MAD
+
+# Growth counts above this part of the level, and above so many times the scatter about the line.
+# Two segments of 20 MB of PyTorch's allocator and some, within a window.
+MIN_GROWTH_BYTES = 64e6
+MIN_GROWTH_RATIO = 0.005
+NOISE_FACTOR = 5.0
+# Parts of the window that must all grow, each by this part of an even share.
+PARTS = 6
+MIN_PART = 0.25
+# A cache that fills slows down, what leaks does not: least growth of the end against the begin.
+MIN_LATE = 0.7
+
+
+@dataclass(slots=True)
+class GrowthPoint:
+    """``value`` of a block at ``step`` (the block's first) and ``time``.
+
+    left: what was left of the memory then, -1 if it is not known.
+    """
+
+    step: int
+    time: float
+    value: float
+    left: float = -1.0
+
+
+@dataclass(slots=True)
+class Trend:
+    """Growth a step over a window, in the value's unit; ``limit`` is the least that counts.
+
+    steps_per_s: how fast the job went through the window. excess: growth over its limit, which
+    says something only where every part of the window grew.
+    """
+
+    slope: float = 0.0
+    limit: float = 0.0
+    excess: float = 0.0
+    steps_per_s: float = 0.0
+
+
+def trend(points: list[GrowthPoint]) -> Trend:
+    """How the level moved over a full window."""
+    first, last = points[0], points[-1]
+    steps, seconds = max(1, last.step - first.step), last.time - first.time
+    slope = theil_sen(points)
+    offsets = [point.value - slope * (point.step - first.step) for point in points]
+    base = median(offsets)
+    noise = SIGMA_PER_MAD * median([abs(offset - base) for offset in offsets])
+    least = max(MIN_GROWTH_BYTES, MIN_GROWTH_RATIO * abs(base), NOISE_FACTOR * noise)
+    pace = steps / seconds if seconds > 0 else 0.0
+    excess = slope * steps / least if least > 0 else 0.0
+    return Trend(slope, least / steps, excess, pace)
+
+
+def begin_of(points: list[GrowthPoint]) -> int:
+    """Return the step at which the newer half's line meets the level of the first points."""
+    newer = points[len(points) // 2 :]
+    slope = theil_sen(newer)
+    if slope <= 0:
+        return points[0].step
+    level = median([point.value for point in points[:3]])
+    offset = median([point.value - slope * (point.step - newer[0].step) for point in newer])
+    begin = newer[0].step - (offset - level) / slope
+    return round(min(max(begin, points[0].step), newer[0].step))
+
+
+def theil_sen(points: list[GrowthPoint]) -> float:
+    """Median of the slopes between all pairs: right with up to 29 % of outliers (Sen, 1968)."""
+    pairs = combinations(points, 2)
+    return median([(b.value - a.value) / (b.step - a.step) for a, b in pairs if b.step > a.step])
+
+
+def every_part_grows(points: list[GrowthPoint]) -> bool:
+    size = len(points) // PARTS
+    values = [point.value for point in points[len(points) - size * PARTS :]]
+    parts = [median(values[start : start + size]) for start in range(0, len(values), size)]
+    total = parts[-1] - parts[0]
+    if total <= 0:
+        return False
+    rises = [after - before for before, after in pairwise(parts)]
+    if min(rises) < MIN_PART * total / len(rises):
+        return False
+    return sum(rises[-2:]) >= MIN_LATE * sum(rises[:2])
+
+
+# Found if so much is gone of what was left at its begin: well below a half, and more than what a
+# process loads, caches and warms up with on a host of its size.
+MIN_SHARE = 0.25
+# Points of a growth: with the least of them each sixth has two; with the most, every other goes.
+MIN_POINTS = 12
+MAX_POINTS = 24
+# Points that are kept of a level that does not grow.
+FLAT_POINTS = 4
+# Growth of the last third against an even share of the growth; less is a level.
+MIN_LAST = 0.25
+# Points are at least so far apart, by time and by one step.
+MIN_APART_S = 1.0
+# Growth that becomes so many times as fast is another one.
+FASTER = 3.0
+# The ranks of one host that leak alike.
+MAX_RANKS = 16
+
+
+@dataclass(slots=True)
+class Exhaustion:
+    """``points`` of one growth, or the newest of a level.
+
+    apart_s: seconds from one point to the next. share: of what was left at the first of them, that
+    is gone. excess: share over its limit, 0 unless every part grew; nearest: the largest so far.
+    begin_step: of growth that is found.
+    """
+
+    points: list[GrowthPoint] = field(default_factory=list)
+    apart_s: float = MIN_APART_S
+    share: float = 0.0
+    excess: float = 0.0
+    begin_step: int | None = None
+    nearest: float | None = None
+    nearest_step: int | None = None
+
+    @property
+    def grows(self) -> bool:
+        return self.begin_step is not None
+
+    def trend(self) -> Trend:
+        return trend(self.points) if len(self.points) >= MIN_POINTS else Trend()
+
+    def add(self, point: GrowthPoint, ranks: int) -> bool:
+        """Take a sample in; True if that changed what is found. ``ranks``: of the job."""
+        if point.left < 0 or (self.points and not self._is_due(point)):
+            return False
+        self.points.append(point)
+        self._judge(min(ranks, MAX_RANKS))
+        if len(self.points) < MIN_POINTS:
+            return False
+        if self._is_level():
+            was, self.begin_step = self.grows, None
+            self._restart(self.points[-FLAT_POINTS:])
+            return was
+        if len(self.points) >= MAX_POINTS:
+            self.points = self.points[1::2]
+            self.apart_s *= 2
+        return self.grows
+
+    def _is_due(self, point: GrowthPoint) -> bool:
+        """Whether it is a point of its own; what grows much faster than before begins anew."""
+        points = self.points
+        last = points[-1]
+        passed_s = point.time - last.time
+        if point.step <= last.step or passed_s < MIN_APART_S:
+            return False
+        pace = (last.value - points[0].value) / max(last.time - points[0].time, MIN_APART_S)
+        usual = FASTER * max(0.0, pace) * passed_s
+        if len(points) > 1 and point.value - last.value > usual + MIN_GROWTH_BYTES:
+            self._restart(points[-1:])
+            return True
+        return passed_s >= self.apart_s
+
+    def _restart(self, points: list[GrowthPoint]) -> None:
+        self.points, self.apart_s, self.excess = points, MIN_APART_S, 0.0
+
+    def _is_level(self) -> bool:
+        """Whether the last third rose by less than its part of the whole."""
+        values = [point.value for point in self.points]
+        grown, third = values[-1] - values[0], len(values) // 3
+        return grown <= 0 or values[-1] - values[-1 - third] < MIN_LAST * grown / 3
+
+    def _judge(self, ranks: int) -> None:
+        first, last = self.points[0], self.points[-1]
+        grown = last.value - first.value
+        # What others took meanwhile is not this growth.
+        gone = max(grown, min(first.left - last.left, ranks * grown))
+        self.share = gone / (last.left + gone) if gone > 0 else 0.0
+        clear = len(self.points) >= MIN_POINTS and every_part_grows(self.points)
+        self.excess = self.share / MIN_SHARE if clear and self.trend().excess >= 1.0 else 0.0
+        if self.nearest is None or self.excess > self.nearest:
+            self.nearest, self.nearest_step = self.excess, last.step
+        if self.excess >= 1.0 and self.begin_step is None:
+            self.begin_step = begin_of(self.points)
+
 
 # A window of 600 steps, twice what caches that settle take.
 BLOCK_STEPS = 25

@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlencode
 
-from warpwatch_detection.runs.comparison import RunComparison, compare, differences
-from warpwatch_detection.runs.run_figures import GROWTH, LEAST_S
+from warpwatch_detection.runs import GROWTH, LEAST_S, RunComparison, compare, differences
 from warpwatch_runtime.quantities import joules, plural, rate, seconds, text
 from warpwatch_serving.bodies import RunFilters
 from warpwatch_serving.page.charts import HEIGHT, OTHER, WIDTH, PhaseShare, phase_shares

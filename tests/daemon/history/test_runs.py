@@ -27,8 +27,7 @@ from warpwatch_daemon.history.runs import (
 )
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.register import Change
-from warpwatch_detection.runs.comparison import compare
-from warpwatch_detection.runs.run_figures import RunFigures, StepHistogram
+from warpwatch_detection.runs import RunFigures, StepHistogram, compare
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId, RunSummary

@@ -1,8 +1,9 @@
-"""Detectors of devices: readings in, verdicts out; the register adds job and rank.
+"""Detectors of devices: readings in, results out; the register adds job and rank.
 
-- watch: what they have in common; hysteresis: how a symptom lasts, how a counter grows
-- series: which values they look up
-- the kinds: one file each, heat and power in throttle
+- watch: their base: how a symptom lasts, how a counter grows
+- device_lost (also device_stuck), device_needs_service, xid, memory_errors (ecc_uncorrectable,
+  row_remap), throttle (thermal_throttle, power_brake, overheating), clock_drop, links
+  (pcie_degraded, nvlink_error, network_link_down, network_errors), device_idle
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import Detector
 from warpwatch_detection.detectors.devices.clock_drop import ClockDrop
 from warpwatch_detection.detectors.devices.device_idle import DeviceIdle
-from warpwatch_detection.detectors.devices.device_lost import DeviceLost
+from warpwatch_detection.detectors.devices.device_lost import DeviceLost, DeviceStuck
 from warpwatch_detection.detectors.devices.device_needs_service import DeviceNeedsService
-from warpwatch_detection.detectors.devices.device_stuck import DeviceStuck
-from warpwatch_detection.detectors.devices.ecc_uncorrectable import EccUncorrectable
-from warpwatch_detection.detectors.devices.network import NetworkErrors, NetworkLinkDown
-from warpwatch_detection.detectors.devices.nvlink_error import NvlinkError
-from warpwatch_detection.detectors.devices.overheating import Overheating
-from warpwatch_detection.detectors.devices.pcie_degraded import PcieDegraded
-from warpwatch_detection.detectors.devices.row_remap import RowRemap
-from warpwatch_detection.detectors.devices.throttle import PowerBrake, ThermalThrottle
+from warpwatch_detection.detectors.devices.links import (
+    NetworkErrors,
+    NetworkLinkDown,
+    NvlinkError,
+    PcieDegraded,
+)
+from warpwatch_detection.detectors.devices.memory_errors import EccUncorrectable, RowRemap
+from warpwatch_detection.detectors.devices.throttle import Overheating, PowerBrake, ThermalThrottle
 from warpwatch_detection.detectors.devices.xid import XidErrors
 
 # In the order in which they judge a reading: a cause comes before what it explains.

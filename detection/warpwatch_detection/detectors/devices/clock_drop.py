@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warpwatch_detection.detector import NEVER
-from warpwatch_detection.detectors.devices.heat import is_too_hot
-from warpwatch_detection.detectors.devices.hysteresis import Symptom
-from warpwatch_detection.detectors.devices.series import Metrics, is_loaded, series
-from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch_detection.detectors.devices.throttle import is_too_hot
+from warpwatch_detection.detectors.devices.watch import (
+    DeviceWatch,
+    Metrics,
+    Symptom,
+    Watched,
+    is_loaded,
+    series,
+)
 from warpwatch_telemetry.label_values import THROTTLE_REASONS, TIMED_THROTTLE_REASONS
 from warpwatch_telemetry.records import DeviceReading
 

@@ -8,9 +8,13 @@ from typing import Any
 
 from warpwatch_detection.config import DeviceIdleConfig
 from warpwatch_detection.detector import NEVER, Observation, Results
-from warpwatch_detection.detectors.devices.hysteresis import Symptom
-from warpwatch_detection.detectors.devices.series import series, utilization
-from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch_detection.detectors.devices.watch import (
+    DeviceWatch,
+    Symptom,
+    Watched,
+    series,
+    utilization,
+)
 from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen

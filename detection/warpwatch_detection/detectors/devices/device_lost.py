@@ -1,4 +1,4 @@
-"""A device that is gone: fallen off the bus, in need of a reset, or silent while others go on."""
+"""Finds devices that are gone, silent while others go on, or stuck in a call of the driver."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warpwatch_detection.detector import NEVER, Cleared, DetectorResult, Results
-from warpwatch_detection.detectors.devices.hysteresis import Symptom
-from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch_detection.detectors.devices.watch import DeviceWatch, Symptom, Watched
 from warpwatch_telemetry.records import DeviceReading
 
 SILENT = "silent"
@@ -146,3 +145,35 @@ class DeviceLost(DeviceWatch[LostDevice]):
         if device.reason in LOST:
             return f"the GPU {LOST[device.reason]}{f' (no reading{since})' if since else ''}"
         return f"the GPU cannot be read{since} ({device.reason or 'no reason'}), others can"
+
+
+# As the watchdog of the source publishes it, which has waited long enough: found at once.
+STUCK = "stuck"
+
+
+@dataclass(slots=True)
+class StuckDevice(Watched):
+    """well: when a call came back last."""
+
+    well: float | None = None
+
+
+class DeviceStuck(DeviceWatch[StuckDevice]):
+    kind = "device_stuck"
+    device_type = StuckDevice
+    clear_s = 5.0
+    usual_severity = "critical"
+
+    def examine(self, device: StuckDevice, seen: DeviceReading) -> Symptom:
+        """Whatever else is said of a device, its call has come back."""
+        if seen.up or seen.reason != STUCK:
+            device.well = seen.time
+            return Symptom(0.0, 0.0)
+        return Symptom(1.0, None if device.well is None else seen.time - device.well)
+
+    def describe(self, device: StuckDevice) -> str:
+        stuck_s = device.hysteresis.value
+        if stuck_s == 0.0:
+            return "the driver's calls for the GPU come back"
+        lasting = "" if stuck_s is None else f" for {stuck_s:.0f} s"
+        return f"a driver call for the GPU has not returned{lasting}"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from warpwatch_detection.detector import NEVER, Cleared, DetectorResult, DetectorStatus, Results
-from warpwatch_detection.detectors.devices.series import series
-from warpwatch_detection.detectors.devices.watch import DeviceDetector, Watched
+from warpwatch_detection.detectors.devices.watch import DeviceDetector, Watched, series
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.xids import XIDS, explain

@@ -11,13 +11,52 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from warpwatch_detection.detectors.devices.heat import is_too_hot
-from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Symptom
-from warpwatch_detection.detectors.devices.series import Metrics, is_loaded, series
-from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch_detection.detectors.devices.watch import (
+    CounterGrowth,
+    DeviceWatch,
+    Metrics,
+    Symptom,
+    Watched,
+    is_loaded,
+    series,
+)
 from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading
+
+# Temperature and the threshold for it.
+SENSORS = {
+    "GPU": (
+        series("temperature_celsius", "gpu"),
+        series("temperature_threshold_celsius", "slowdown"),
+    ),
+    "memory": (
+        series("temperature_celsius", "memory"),
+        series("temperature_threshold_celsius", "memory_max"),
+    ),
+}
+# From Ada on: how much warmer it may get (T.Limit), and the margin at which it slows down.
+MARGIN = series("temperature_margin_celsius")
+MARGIN_SLOWDOWN = series("temperature_margin_threshold_celsius", "slowdown")
+
+
+def margins(metrics: Metrics) -> Iterator[tuple[str, float, float]]:
+    """Yield each sensor with the degrees left to its threshold, and the threshold, in °C."""
+    for sensor, (key, threshold) in SENSORS.items():
+        value, limit = metrics.get(key), metrics.get(threshold)
+        if value is not None and limit is not None:
+            yield sensor, limit - value, limit
+    value, margin = metrics.get(SENSORS["GPU"][0]), metrics.get(MARGIN)
+    if value is None or margin is None or SENSORS["GPU"][1] in metrics:
+        return
+    left = margin - metrics.get(MARGIN_SLOWDOWN, 0.0)
+    yield "GPU", left, value + left
+
+
+def is_too_hot(metrics: Metrics) -> bool:
+    """Return whether a sensor has reached the temperature at which the device slows down."""
+    return any(left <= 0 for _, left, _ in margins(metrics))
+
 
 TEMPERATURE = series("temperature_celsius", "gpu")
 CLOCK, CLOCK_MAX = series("clock_hertz", "sm"), series("clock_max_hertz", "sm")
@@ -219,3 +258,42 @@ def _is_slow_by_heat(device: ThrottledDevice, metrics: Metrics) -> bool | None:
     # A clock that was as low before is locked.
     usual_hz = device.cool_hz or metrics.get(CLOCK_MAX, 0.0)
     return clock_hz < (1 - MIN_DROP) * usual_hz
+
+
+# So near to where it slows down; healthy GPUs under full load keep 10 °C and more.
+MARGIN_CELSIUS = 4.0
+# It is over so far below the margin.
+RELEASE_CELSIUS = 3.0
+
+
+@dataclass(slots=True)
+class HotDevice(Watched):
+    """``sensor``: the one nearest to its threshold."""
+
+    sensor: str = "GPU"
+
+
+class Overheating(DeviceWatch[HotDevice]):
+    """Explained by `thermal_throttle` while that is active."""
+
+    kind = "overheating"
+    device_type = HotDevice
+    unknown = "the GPU does not report its temperature, or not where it slows down"
+    hold_s, clear_s = 60.0, 30.0
+
+    def examine(self, device: HotDevice, seen: DeviceReading) -> Symptom | None:
+        found = min(margins(seen.metrics), key=lambda margin: margin[1], default=None)
+        if found is None:
+            return None
+        device.sensor, left_c, limit_c = found
+        # 1 at the margin, half of it where it begins to be over.
+        excess = max(0.0, 1.0 + (MARGIN_CELSIUS - left_c) / (2 * RELEASE_CELSIUS))
+        return Symptom(excess, limit_c - left_c, limit_c, limit_c - MARGIN_CELSIUS)
+
+    def describe(self, device: HotDevice) -> str:
+        value, limit = device.hysteresis.value or 0.0, device.hysteresis.baseline or 0.0
+        side = "above" if value > limit else "below"
+        return (
+            f"the {device.sensor} is at {value:.0f} °C, {abs(limit - value):.0f} °C {side} the "
+            f"{limit:.0f} °C at which the device slows down"
+        )

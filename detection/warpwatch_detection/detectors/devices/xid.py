@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from warpwatch_detection.config import XidConfig
 from warpwatch_detection.detector import NEVER, DetectorStatus
-from warpwatch_detection.detectors.devices.series import Metrics, series
-from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
+from warpwatch_detection.detectors.devices.watch import DeviceEvents, Metrics, Watched, series
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.xids import SEVERITIES, Xid, explain

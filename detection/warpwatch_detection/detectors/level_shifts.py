@@ -1,7 +1,8 @@
-"""What step_regression and comm_slow share: a signal, its level shifts, and how long they last."""
+"""Finds lasting level shifts of step times (step_regression) and of communication (comm_slow)."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,8 +14,15 @@ from warpwatch_detection.detector import (
     JobStep,
     Results,
 )
-from warpwatch_detection.signals.level_shift import LevelShift, Shift
-from warpwatch_detection.signals.rise import CLOSING_SAMPLES, Rise
+from warpwatch_detection.signals.level_shift import (
+    CLOSING_SAMPLES,
+    LEAST_EFFECT,
+    REFERENCE,
+    LevelShift,
+    Rise,
+    Shift,
+    level,
+)
 from warpwatch_detection.signals.step_signal import StepSignal
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
@@ -143,4 +151,79 @@ class ShiftDetector(JobDetector[ShiftJob]):
             nearest_step=job.nearest_step,
             sees=self.share(shifts.least_limit(rate)),
             effect=EFFECT,
+        )
+
+
+class StepRegression(ShiftDetector):
+    """Judges the log of the common time: a shift is a ratio."""
+
+    kind = "step_regression"
+    judged = "level of the steps"
+
+    def share(self, difference: float) -> float:
+        # A limit learned from few values has no bound.
+        return math.expm1(min(difference, 10.0))
+
+    def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
+        return job.signal.add(seen, seen.common_s)
+
+    def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Detected:
+        value_s, baseline_s = math.exp(level), math.exp(rise.baseline)
+        return seen.found(
+            begin_step=rise.begin_step,
+            value=value_s,
+            baseline=baseline_s,
+            summary=f"steps take {100 * (value_s / baseline_s - 1):.0f} % longer since step "
+            f"{rise.begin_step}: {value_s:.3g} s instead of {baseline_s:.3g} s",
+        )
+
+
+# Networks that others use too wander by 10 %.
+MIN_RISE = 0.2
+# Below 2 % of the step, communication cannot be what slows a job.
+MIN_COMM = 0.02
+# Compute that rises by half as much or more is a job that changed altogether.
+MAX_COMPUTE = 0.5
+
+
+class CommSlow(ShiftDetector):
+    """Judges the smallest comm of any rank, in shares of what the job computed after warm-up.
+
+    The rank that is last waits for no one, so its comm is what communication itself costs.
+    ``job.beside``: log of the compute of the same samples. ``job.typical_s``: that after warm-up.
+    """
+
+    kind = "comm_slow"
+    judged = "communication, in shares of the step,"
+
+    def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
+        comm_s = min(seen.comm_s.values(), default=0.0)
+        compute_s = seen.common_s - comm_s
+        if comm_s <= 0 or compute_s <= 0:
+            return None
+        log_compute = job.signal.add(seen, compute_s)
+        if log_compute is None:
+            return None
+        if not job.typical_s:
+            job.typical_s = job.signal.sample_s / job.signal.group
+        job.beside.append(log_compute)
+        return comm_s / job.typical_s
+
+    def confirms(self, job: ShiftJob, shift: Shift) -> bool:
+        if shift.before < MIN_COMM:
+            return shift.difference >= MIN_COMM + LEAST_EFFECT
+        rise = shift.difference / shift.before
+        older = job.beside[-shift.window - REFERENCE : -shift.window]
+        newer = job.beside[-shift.window :]
+        compute_rise = level(newer) - level(older)
+        return rise >= MIN_RISE and compute_rise < MAX_COMPUTE * math.log1p(rise)
+
+    def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Detected:
+        value_s, baseline_s = level * job.typical_s, rise.baseline * job.typical_s
+        return seen.found(
+            begin_step=rise.begin_step,
+            value=value_s,
+            baseline=baseline_s,
+            summary=f"communication takes {value_s:.3g} s of a step on all ranks since step "
+            f"{rise.begin_step} instead of {baseline_s:.3g} s, compute does not",
         )
