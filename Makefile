@@ -50,7 +50,7 @@ bench: $(VENV)/.bench
 judge: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.judge --seeds $(SEEDS) $(ARGS)
 
-# What a budget of false alarms finds, as a plot.
+# Recall and false alarms over the budget of false alarms, into docs/detection-methods.md.
 frontier: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.frontier
 

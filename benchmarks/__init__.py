@@ -1,1 +1,1 @@
-"""What Warpwatch costs, each figure with its limit measured or stated in the same run."""
+"""Measures what Warpwatch costs; each figure stands beside its limit or a peer of the same run."""

@@ -1,8 +1,8 @@
-"""``make bench``: every benchmark, one JSON object on standard output.
+"""``make bench``: runs every benchmark and prints one JSON object.
 
-``make bench ARGS=merge`` runs one of them; ``--quick`` shortens those that can be. Ends with 1 when
-one could not be measured, with one line that says why. What measures no speed has commands of its
-own: ``benchmarks.judge`` the detectors.
+``make bench ARGS=merge`` runs one of them; ``--quick`` shortens those that can be shortened. If one
+cannot be measured, the exit status is 1 and one line gives the reason. ``benchmarks.judge`` and
+``benchmarks.frontier``, which measure the detectors, are commands of their own.
 """
 
 from __future__ import annotations
@@ -12,32 +12,20 @@ import os
 import signal
 import sys
 
-from benchmarks import (
-    agent,
-    capture,
-    capture_pause,
-    detectors,
-    devices,
-    diagnosis,
-    fleet,
-    merge,
-    programs,
-    training,
-)
+from benchmarks import agent, capture, detectors, devices, diagnosis, fleet, programs
 from benchmarks.processes import CannotMeasure
 from warpwatch_telemetry.errors import WarpwatchError
 
 BENCHMARKS = {
-    "training": training.measure,
     "programs": programs.measure,
     "agent": agent.measure,
     "devices": devices.measure,
     "capture": capture.measure,
-    "pause": capture_pause.measure,
+    "pause": capture.measure_pause,
     "detectors": detectors.measure,
     "diagnosis": diagnosis.measure,
     "fleet": fleet.measure,
-    "merge": merge.measure,
+    "merge": diagnosis.measure_merge,
 }
 
 
@@ -49,7 +37,7 @@ def main() -> int:
     if unknown:
         print(f"no benchmark {sorted(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    # An exception, so that what was started is ended too.
+    # An exception, so that the started processes are stopped too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     results: dict[str, object] = {}
     for name in names:

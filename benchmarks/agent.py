@@ -1,6 +1,6 @@
-"""The daemon's footprint: 8 devices and 8 ranks at 20 steps a second, and its scrape latency.
+"""Measures the daemon's footprint and scrape latency with 8 devices and 8 ranks.
 
-The devices are simulated; the ranks are real processes with the real shim and an empty step.
+The devices are simulated; the ranks are real processes with the shim and 20 empty steps per second.
 """
 
 from __future__ import annotations
@@ -13,9 +13,19 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from benchmarks.limits import MAX_RSS_MIB, at_most, scrape_limits
-from benchmarks.node import LocalDaemon, running_daemon
-from benchmarks.processes import core_percents, is_quick, memory, start, stop, wait_until
+from benchmarks.processes import (
+    MAX_RSS_MIB,
+    LocalDaemon,
+    at_most,
+    core_percents,
+    is_quick,
+    rss_mib,
+    running_daemon,
+    scrape_limits,
+    start,
+    stop,
+    wait_until,
+)
 from benchmarks.scraping import Scraper, burst, latency
 from warpwatch_devices.simulated.device import SimulatedDevice
 from warpwatch_devices.simulated.profiles import PROFILES
@@ -60,7 +70,7 @@ def measure() -> dict[str, Any]:
     with running_daemon(sources=sources) as daemon, ranks_beside(daemon):
         time.sleep(SETTLE_S)
         percents = core_percents({JOB: daemon.pid}, lambda: time.sleep(window_s))
-        rss_mib = memory(daemon.pid).rss_mib
+        used_mib = rss_mib(daemon.pid)
         with Scraper(daemon.port, gzip=False) as scraper:
             times_s = burst(scraper, SCRAPES)
             page_bytes = len(scraper.body)
@@ -69,13 +79,13 @@ def measure() -> dict[str, Any]:
             "ranks": RANKS,
             "steps_per_s_and_rank": STEPS_PER_S,
             "window_s": window_s,
-            "rss_after_scrapes_mib": memory(daemon.pid).rss_mib,
+            "rss_after_scrapes_mib": rss_mib(daemon.pid),
             "page_bytes": page_bytes,
             "scrape": latency(times_s),
             **rendering(DEVICES, RANKS),
             "limits": [
                 at_most("percent of a core", round(percents[JOB], 2), MAX_CORE_PERCENT),
-                at_most("RSS in MiB", rss_mib, MAX_RSS_MIB),
+                at_most("RSS in MiB", used_mib, MAX_RSS_MIB),
                 *scrape_limits("of this node", latency(times_s)),
             ],
         }
@@ -83,7 +93,7 @@ def measure() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def ranks_beside(daemon: LocalDaemon) -> Iterator[None]:
-    """All of them known to the daemon; ended at the end of the block."""
+    """Run ranks until the end of the block, from when the daemon has them all."""
     with contextlib.ExitStack() as stack:
         for rank in range(RANKS):
             own = {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
@@ -96,10 +106,9 @@ RENDERINGS = 200
 
 
 def rendering(devices: int, ranks: int) -> dict[str, float]:
-    """Processor time in ms of a node's page: the daemon's way, and by prometheus_client alone.
+    """Return the processor time of a page in ms: by our renderer and by prometheus_client alone.
 
-    What the second takes is why the daemon has a renderer of its own: with 8 devices and 8 ranks
-    14 ms against 1.2 on a busy core, at each scrape of each node.
+    The difference is why the daemon has its own renderer: 1.2 instead of 14 ms per scrape.
     """
     state = _state(devices, ranks)
     registry = CollectorRegistry()
@@ -109,7 +118,7 @@ def rendering(devices: int, ranks: int) -> dict[str, float]:
         "page_by_prometheus_client_ms": lambda: generate_latest(registry),
     }
     times_s: dict[str, list[float]] = {name: [] for name in writers}
-    # In turns: what else the machine does then is in both.
+    # In turns, so that other work on the machine is in both.
     for _ in range(RENDERINGS):
         for name, write in writers.items():
             began = time.thread_time()

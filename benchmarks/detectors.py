@@ -1,8 +1,8 @@
-"""What detection costs: time a step and rank, memory a rank, records a second in a replay.
+"""Measures detection: time per step and rank, memory per rank, records per second in a replay.
 
-The stream is a synchronous job whose step times are noisy and whose ranks report phases, memory
-and tokens, with a reading of each rank's device every second. All variants see the same records
-in turns; figures are medians of the turns. ``no_detectors`` is the engine alone.
+The stream is a synchronous job with noisy steps, phases, memory and tokens, and a reading of each
+rank's device per second. All variants get the same records in turns; figures are medians.
+``no_detectors`` is the engine alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.limits import at_least, at_most
-from benchmarks.processes import is_quick
+from benchmarks.processes import at_least, at_most, is_quick
 from warpwatch_daemon.cli.replay import LogReader, read_lines
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors import DETECTORS
@@ -43,11 +42,13 @@ MAX_US_PER_STEP_AND_RANK = 50.0
 MAX_BYTES_PER_RANK = 200_000
 MIN_RECORDS_PER_S = 60_000
 
+NO_DETECTORS = DetectionConfig(disabled=tuple(DETECTORS))
+
 Figures = dict[str, float]
 
 
 def steps(ranks: int, count: int, seed: int = 1) -> Iterator[Step]:
-    """``count`` steps of all ranks; the slowest sets the pace, the others wait in comm."""
+    """Yield ``count`` steps of all ranks; the slowest sets the pace, the others wait in comm."""
     noise, now = random.Random(seed), EPOCH_S
     for number in range(count):
         common = STEP_S * noise.lognormvariate(0.0, 0.01)
@@ -66,7 +67,7 @@ def steps(ranks: int, count: int, seed: int = 1) -> Iterator[Step]:
 
 
 def device_readings(ranks: int, count: int) -> Iterator[DeviceReading]:
-    """``count`` readings of every gauge and counter of a device without labels, one a second."""
+    """Yield ``count`` readings per device, one per second, with all metrics without labels."""
     names = [n for n, row in CATALOGUE.items() if n.startswith("device_") and not row.labels]
     for second in range(count):
         for rank in range(ranks):
@@ -75,16 +76,11 @@ def device_readings(ranks: int, count: int) -> Iterator[DeviceReading]:
 
 
 def whole_stream(ranks: int, count: int) -> Iterator[Record]:
-    """Steps and device readings in order of time."""
+    """Yield steps and device readings in order of time."""
     for rank in range(ranks):
         yield RankSeen(EPOCH_S, JOB, rank, ranks, f"GPU-{rank}")
     readings: Iterator[Record] = device_readings(ranks, int(count * STEP_S))
     yield from heapq.merge(readings, steps(ranks, count), key=attrgetter("time"))
-
-
-def config(*kinds: str) -> DetectionConfig:
-    """The defaults, with no other detectors than these."""
-    return DetectionConfig(disabled=tuple(DETECTORS.keys() - set(kinds)))
 
 
 def feed(settings: DetectionConfig, records: Iterable[Record]) -> Detection:
@@ -95,7 +91,7 @@ def feed(settings: DetectionConfig, records: Iterable[Record]) -> Detection:
 
 
 def in_turns(variants: Mapping[str, Callable[[], object]], turns: int) -> Figures:
-    """Median seconds of processor time of each, in turns so that all see the same machine."""
+    """Return the median processor seconds of each variant; in turns, on the same machine."""
     taken: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(turns):
         for name, run in variants.items():
@@ -106,21 +102,19 @@ def in_turns(variants: Mapping[str, Callable[[], object]], turns: int) -> Figure
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def measure_feed(records: list[Any], turns: int, kinds: Iterable[str] = ()) -> Figures:
-    """µs a record: of the engine alone, of all detectors, and what each of ``kinds`` adds."""
-    settings = {"no_detectors": config(), "all": DetectionConfig()}
-    settings |= {kind: config(kind) for kind in kinds}
+def measure_feed(records: list[Any], turns: int) -> Figures:
+    """Return µs per record: engine alone, and with all detectors."""
+    settings = {"no_detectors": NO_DETECTORS, "all": DetectionConfig()}
     variants = {name: partial(feed, of, records) for name, of in settings.items()}
-    us = {name: s / len(records) * 1e6 for name, s in in_turns(variants, turns).items()}
-    alone = {kind: us[kind] - us["no_detectors"] for kind in kinds}
-    return {name: round(value, 2) for name, value in (us | alone).items()}
+    taken = in_turns(variants, turns)
+    return {name: round(seconds / len(records) * 1e6, 2) for name, seconds in taken.items()}
 
 
 def measure_memory(ranks: int, count: int) -> dict[str, int]:
-    """Bytes a rank that stay allocated after ``count`` steps; the records come and go."""
+    """Return the bytes per rank that stay allocated after ``count`` steps."""
     feed(DetectionConfig(), whole_stream(1, 50))
     sizes = {}
-    for name, settings in (("no_detectors", config()), ("all", DetectionConfig())):
+    for name, settings in (("no_detectors", NO_DETECTORS), ("all", DetectionConfig())):
         gc.collect()
         tracemalloc.start()
         engine = feed(settings, whole_stream(ranks, count))
@@ -132,7 +126,7 @@ def measure_memory(ranks: int, count: int) -> dict[str, int]:
 
 
 def measure_replay(count: int, turns: int) -> Figures:
-    """Records a second of a log on disk: read and decoded only, engine alone, all detectors."""
+    """Return the records per second from a log: decoded only, engine alone, all detectors."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
         with log.open("w") as file:
@@ -143,7 +137,7 @@ def measure_replay(count: int, turns: int) -> Figures:
 
         variants = {
             "decode": lambda: deque(records(), maxlen=0),
-            "no_detectors": lambda: deque(LogReplay(config()).run(records()), maxlen=0),
+            "no_detectors": lambda: deque(LogReplay(NO_DETECTORS).run(records()), maxlen=0),
             "all": lambda: deque(LogReplay().run(records()), maxlen=0),
         }
         taken = in_turns(variants, turns)
@@ -159,20 +153,16 @@ def measure() -> dict[str, object]:
     }
     memory = {f"{ranks}_ranks": measure_memory(ranks, count) for ranks in RANKS}
     replayed = measure_replay(count, turns)
+    step_us, rank_bytes = (max(of["all"] for of in one.values()) for one in (fed, memory))
     return {
         "steps": count,
         "step_us": fed,
-        "step_us_by_kind": measure_feed(list(steps(few, count // 2)), turns, DETECTORS),
         "device_reading_us": measure_feed(list(device_readings(few, count // 4)), turns),
         "bytes_a_rank": memory,
         "replayed_records_per_s": replayed,
         "limits": [
-            at_most(
-                "µs a step and rank",
-                max(of["all"] for of in fed.values()),
-                MAX_US_PER_STEP_AND_RANK,
-            ),
-            at_most("bytes a rank", max(of["all"] for of in memory.values()), MAX_BYTES_PER_RANK),
+            at_most("µs a step and rank", step_us, MAX_US_PER_STEP_AND_RANK),
+            at_most("bytes a rank", rank_bytes, MAX_BYTES_PER_RANK),
             at_least("records a second in a replay", replayed["all"], MIN_RECORDS_PER_S),
         ],
     }

@@ -1,124 +1,236 @@
-"""Our daemon against two other exporters on the same fake driver: calls, processor, memory, page.
+"""Compares the daemon with another exporter on the same fake driver.
 
-All peers run side by side for as long as one latency of the driver is measured. What they spend
-is taken at the same time; what a scrape takes, in turns. ``README.md`` says more.
+Both run side by side for each latency of the driver. Each has a driver of its own, alike, that
+counts its calls. Costs are measured at the same time, scrapes in turns. ``README.md`` explains the
+figures.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import isolation
-from benchmarks.limits import MAX_RSS_MIB, at_least, at_most, scrape_limits
-from benchmarks.peers import GPUS, OURS, PROFILE, RunningPeer, build_driver, running, versions
-from benchmarks.processes import core_percents, is_quick, memory
+from benchmarks.processes import (
+    MAX_RSS_MIB,
+    CannotMeasure,
+    at_least,
+    at_most,
+    clean_environment,
+    core_percents,
+    daemon_arguments,
+    is_quick,
+    last_line,
+    rss_mib,
+    scrape_limits,
+    start,
+    stop,
+    wait_until,
+)
 from benchmarks.scraping import Scraper, burst, each_second, latency, sample_count
+from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
+from warpwatch_daemon.demo.processes import free_port
 
-# What a call of the driver takes: nothing, and about what one takes on hardware.
+GPUS = 8
+PROFILE = "h100"
+OURS = "warpwatch"
+DISTRIBUTIONS = (OURS, "nvitop-exporter", "nvidia-ml-py", "prometheus-client")
+# Values change as on a GPU that trains.
+LOAD = {"load": 60, "load_swing": 30, "load_period_s": 20}
+MEMORY_MIB = 40_960
+INSTALL = "install the extra: pip install -e '.[bench]'"
+# The time of a driver call: none, and about as on hardware.
 LATENCIES_US = (0, 100)
 SETTLE_S = 8.0
-# A window in seconds, bursts of scrapes, and the window of a hung GPU.
-FULL, QUICK = (60, 3, 10.0), (10, 1, 6.0)
+# A window in seconds, and bursts of scrapes.
+FULL, QUICK = (60, 3), (10, 1)
 SCRAPES = 100
 
 MIN_SAMPLES = 1000
 MAX_CALLS_PER_S_AND_GPU = 12.0
 MAX_CPU_S_PER_MIN = {"0_us": 0.8, "100_us": 1.2}
 
-Peers = tuple[RunningPeer, ...]
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """A running exporter and its driver."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+    driver: FakeDriver
+
+    @property
+    def pid(self) -> int:
+        """The process id. Raises CannotMeasure if the exporter has exited."""
+        if self.process.poll() is not None:
+            raise CannotMeasure(f"{self.name} ended with status {self.process.returncode}")
+        return self.process.pid
+
+    def calls(self) -> int:
+        """Return the NVML calls so far; those for no GPU, such as waiting for events, count too."""
+        return sum(sum(by_name.values()) for by_name in self.driver.calls().values())
+
+
+Exporters = tuple[Exporter, ...]
 
 
 def measure() -> dict[str, Any]:
     """Raises CannotMeasure."""
-    window_s, bursts, hang_s = QUICK if is_quick() else FULL
-    about = {"gpus": GPUS, "profile": PROFILE, "window_s": window_s, "versions": versions()}
+    window_s, bursts = QUICK if is_quick() else FULL
+    about = {"gpus": GPUS, "profile": PROFILE, "window_s": window_s, "versions": _versions()}
     by_latency: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="warpwatch-bench-") as name:
         folder = Path(name)
-        library = build_driver(folder / "library")
+        library = _build_driver(folder / "library")
         for latency_us in LATENCIES_US:
-            with running(library, folder / str(latency_us), latency_us) as peers:
+            with _running(library, folder / str(latency_us), latency_us) as exporters:
                 time.sleep(SETTLE_S)
-                by_latency[f"{latency_us}_us"] = compare(peers, window_s, bursts)
-                if latency_us == LATENCIES_US[-1]:
-                    hung = isolation.measure(peers, hang_s)
+                by_latency[f"{latency_us}_us"] = compare(exporters, window_s, bursts)
     return {
         **about,
         "by_call_latency": by_latency,
-        "one_gpu_hangs": hung,
-        "limits": limits({key: of[OURS] for key, of in by_latency.items()}, hung[OURS]),
+        "limits": limits({key: of[OURS] for key, of in by_latency.items()}),
     }
 
 
-def compare(peers: Peers, window_s: int, bursts: int) -> dict[str, dict[str, Any]]:
-    """All figures at one latency, by peer."""
-    idle, scraped = (spent(peers, window_s, is_scraped) for is_scraped in (False, True))
-    times: dict[str, list[float]] = {peer.name: [] for peer in peers}
-    with scrapers(peers, gzip=True) as compressed, scrapers(peers, gzip=False) as plain:
+def compare(exporters: Exporters, window_s: int, bursts: int) -> dict[str, dict[str, Any]]:
+    """Return all figures at one latency, by exporter."""
+    figures = _spent(exporters, window_s)
+    times: dict[str, list[float]] = {exporter.name: [] for exporter in exporters}
+    with _scrapers(exporters, gzip=True) as by_name:
         for _ in range(bursts):
-            for name, scraper in compressed.items():
+            for name, scraper in by_name.items():
                 times[name] += burst(scraper, SCRAPES)
-        for scraper in plain.values():
+    with _scrapers(exporters, gzip=False) as by_name:
+        for name, scraper in by_name.items():
             scraper.scrape()
-        return {
-            name: {
-                "idle": idle[name],
-                "scraped": scraped[name],
-                "scrape": latency(times_s),
-                "samples": sample_count(plain[name].body),
-                "page_bytes": len(plain[name].body),
-                "gzip_bytes": len(compressed[name].body),
-            }
-            for name, times_s in times.items()
-        }
-
-
-@contextlib.contextmanager
-def scrapers(peers: Peers, *, gzip: bool) -> Iterator[dict[str, Scraper]]:
-    with contextlib.ExitStack() as stack:
-        yield {p.name: stack.enter_context(Scraper(p.port, gzip=gzip)) for p in peers}
-
-
-def spent(peers: Peers, window_s: int, scraped: bool) -> dict[str, dict[str, Any]]:
-    """Processor time and calls of ``window_s``, memory at its end; scraped each second or not."""
-    times: dict[str, list[float]] = {peer.name: [] for peer in peers}
-    calls_before = {peer.name: peer.calls() for peer in peers}
-    with scrapers(peers, gzip=True) as by_name:
-        percents = core_percents(
-            {peer.name: peer.pid for peer in peers},
-            lambda: each_second(by_name if scraped else {}, window_s, times),
-        )
-    figures: dict[str, dict[str, Any]] = {}
-    for peer in peers:
-        calls = peer.calls() - calls_before[peer.name]
-        figures[peer.name] = {
-            "cpu_s_per_min": round(0.6 * percents[peer.name], 3),
-            "calls_per_s_and_gpu": round(calls / window_s / GPUS, 2),
-            **memory(peer.pid)._asdict(),
-        }
-        if scraped:
-            figures[peer.name]["scrape_p50_ms"] = latency(times[peer.name])["p50_ms"]
+            figures[name] |= {"scrape": latency(times[name]), "page_bytes": len(scraper.body)}
+            figures[name]["samples"] = sample_count(scraper.body)
     return figures
 
 
-def limits(ours: dict[str, dict[str, Any]], hung: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a limit. ``ours``: by the latency of a call; ``hung``: with a GPU that hangs."""
+@contextlib.contextmanager
+def _scrapers(exporters: Exporters, *, gzip: bool) -> Iterator[dict[str, Scraper]]:
+    with contextlib.ExitStack() as stack:
+        yield {e.name: stack.enter_context(Scraper(e.port, gzip=gzip)) for e in exporters}
+
+
+def _spent(exporters: Exporters, window_s: int) -> dict[str, dict[str, Any]]:
+    """Measure processor time and calls with a scrape per second, and memory at the end."""
+    times: dict[str, list[float]] = {exporter.name: [] for exporter in exporters}
+    calls_before = {exporter.name: exporter.calls() for exporter in exporters}
+    pids = {exporter.name: exporter.pid for exporter in exporters}
+    with _scrapers(exporters, gzip=True) as by_name:
+        percents = core_percents(pids, lambda: each_second(by_name, window_s, times))
+    return {
+        exporter.name: {
+            "cpu_s_per_min": round(0.6 * percents[exporter.name], 3),
+            "calls_per_s_and_gpu": round(
+                (exporter.calls() - calls_before[exporter.name]) / window_s / GPUS, 2
+            ),
+            "rss_mib": rss_mib(exporter.pid),
+            "scrape_each_second_p50_ms": latency(times[exporter.name])["p50_ms"],
+        }
+        for exporter in exporters
+    }
+
+
+def limits(ours: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row per limit; ``ours`` has our figures by the latency of a call."""
     rows = []
     for key, figures in ours.items():
-        idle, scraped = figures["idle"], figures["scraped"]
-        calls = max(idle["calls_per_s_and_gpu"], scraped["calls_per_s_and_gpu"])
-        rss_mib = max(idle["rss_mib"], scraped["rss_mib"])
-        cpu_s_per_min = scraped["cpu_s_per_min"]
+        calls, cpu_s_per_min = figures["calls_per_s_and_gpu"], figures["cpu_s_per_min"]
         rows += [
             at_least(f"samples at {key}", figures["samples"], MIN_SAMPLES),
             at_most(f"NVML calls a second and GPU at {key}", calls, MAX_CALLS_PER_S_AND_GPU),
             at_most(f"CPU s a minute, scraped, at {key}", cpu_s_per_min, MAX_CPU_S_PER_MIN[key]),
-            at_most(f"RSS in MiB at {key}", rss_mib, MAX_RSS_MIB),
+            at_most(f"RSS in MiB at {key}", figures["rss_mib"], MAX_RSS_MIB),
             *scrape_limits(f"at {key}", figures["scrape"]),
         ]
-    return [*rows, *scrape_limits("with a hung GPU", hung["scrape"])]
+    return rows
+
+
+# --- the exporters and their drivers ---
+
+
+def _warpwatch(port: int, folder: Path) -> list[str]:
+    """Return a daemon with all defaults except the kubelet, which another machine may have."""
+    return daemon_arguments(folder, port, attribution={"kubelet_socket": "off"})
+
+
+def _nvitop_exporter(port: int, folder: Path) -> list[str]:
+    listen = ["--bind-address", "127.0.0.1", "--port", str(port), "--hostname", "localhost"]
+    return ["-m", "nvitop_exporter", *listen]
+
+
+# Python's arguments by exporter, for a port and a folder.
+EXPORTERS: dict[str, Callable[[int, Path], list[str]]] = {
+    OURS: _warpwatch,
+    "nvitop_exporter": _nvitop_exporter,
+}
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of all parts. Raises CannotMeasure if one is not installed."""
+    try:
+        return {name: metadata.version(name) for name in DISTRIBUTIONS}
+    except metadata.PackageNotFoundError as error:
+        raise CannotMeasure(f"{error.name} is not installed; {INSTALL}") from error
+
+
+def _build_driver(folder: Path) -> Path:
+    """Compile the fake driver. Raises CannotMeasure."""
+    try:
+        return build(folder)
+    except CannotBuild as error:
+        raise CannotMeasure(f"no fake driver: {error}; a C compiler and {INSTALL}") from error
+    except subprocess.SubprocessError as error:
+        raise CannotMeasure(f"the fake driver cannot be compiled: {error}") from error
+
+
+@contextlib.contextmanager
+def _running(library: Path, folder: Path, latency_us: float) -> Iterator[Exporters]:
+    """Run all exporters until the end of the block, from when each serves its page."""
+    with contextlib.ExitStack() as stack:
+        exporters = []
+        for name in EXPORTERS:
+            exporters.append(_start(name, library, folder / name, latency_us))
+            stack.callback(stop, exporters[-1].process)
+        for exporter in exporters:
+            _wait(exporter, folder / exporter.name / "log")
+        yield tuple(exporters)
+
+
+def _start(name: str, library: Path, folder: Path, latency_us: float) -> Exporter:
+    folder.mkdir(parents=True)
+    driver = FakeDriver(library, folder / "driver", PROFILE, GPUS, latency_us=latency_us, **LOAD)
+    # Each GPU has a process, as during training; a real one, so that its name can be read.
+    driver.processes(None, f"{os.getpid()}/{MEMORY_MIB}")
+    port = free_port()
+    environment = clean_environment() | driver.environment
+    process = start(EXPORTERS[name](port, folder), environment, folder / "log")
+    return Exporter(name, process, port, driver)
+
+
+def _wait(exporter: Exporter, log: Path) -> None:
+    try:
+        wait_until(lambda: exporter.pid and _accepts(exporter.port))
+    except (TimeoutError, CannotMeasure) as error:
+        wrote = last_line(log.read_text(errors="replace"))
+        text = f"{exporter.name} serves no page: {error}; it wrote: {wrote}"
+        raise CannotMeasure(text) from error
+
+
+def _accepts(port: int) -> bool:
+    """Raises OSError while nothing listens."""
+    with socket.create_connection(("127.0.0.1", port)):
+        return True

@@ -1,8 +1,8 @@
 """Writes synthetic Kineto traces of any length, laid out as PyTorch 2.x writes them.
 
-Data-parallel training on one GPU a rank: each step fetches a batch, launches kernels from nested
-operators into a queue, all-reduces the gradients on a second stream and steps the optimizer. A
-kernel begins when its launch has arrived and its stream is free. Same arguments, same file.
+A trace shows data-parallel training. Each step fetches a batch, launches kernels from nested
+operators, all-reduces the gradients on a second stream and steps the optimizer. A kernel begins
+when its launch has arrived and its stream is free. The same arguments give the same file.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-# 3 operators, 2 runtime calls, a kernel and the two ends of its arrow: real traces of training on
-# a GPU have 30 to 35 % operators, 15 to 20 % calls, 9 to 15 % GPU events, 25 to 35 % arrows.
+# 3 operators, 2 runtime calls, a kernel and the two ends of its arrow. Real traces of training on a
+# GPU have 30 to 35 % operators, 15 to 20 % calls, 9 to 15 % GPU events, 25 to 35 % arrows.
 EVENTS_PER_KERNEL = 8
 STEPS = 5
 HOST, TRAIN, BACKWARD = 2910249, 2910249, 2919752
@@ -52,7 +52,7 @@ _LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
 def write_trace(path: Path, events: int, rank: int = 0, ranks: int = 1) -> Path:
-    """About ``events`` elements in ``traceEvents``; gzip if the name ends in ``.gz``."""
+    """Write about ``events`` elements of ``traceEvents``; gzip if the name ends in ``.gz``."""
     with gzip.open(path, "wt", 1) if path.suffix == ".gz" else path.open("w") as file:
         file.write(_HEAD.replace("RANKS", str(ranks)).replace("RANK", str(rank)))
         _write_events(file, _Rank(events // EVENTS_PER_KERNEL // STEPS, rank, ranks).events())
@@ -143,7 +143,7 @@ class _Rank:
 def _span(
     category: str, name: str, process: int, thread: int, begin: float, us: float, arguments: str
 ) -> str:
-    """``arguments`` from the value of ``External id`` on."""
+    """Return a complete event; ``arguments`` begin with the value of ``External id``."""
     return f"""  {{
     "ph": "X", "cat": "{category}", "name": "{name}", "pid": {process}, "tid": {thread},
     "ts": {begin:.3f}, "dur": {us:.3f},

@@ -1,4 +1,7 @@
-"""A fleet over 1,250 simulated agents with 10,000 ranks at a step a second: cost and delays."""
+"""Measures a fleet over 1,250 simulated agents with 10,000 ranks at a step per second.
+
+Also measured: what a fleet costs an agent, and how soon the ranks of many nodes are armed.
+"""
 
 from __future__ import annotations
 
@@ -9,54 +12,84 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fleet_parts
-from benchmarks.fleet_parts import running_fleet
-from benchmarks.limits import at_least, at_most
+import httpx
+import yaml
+
+from benchmarks.agent import JOB, RANKS, ranks_beside
 from benchmarks.processes import (
+    LocalDaemon,
+    at_least,
+    at_most,
     clean_environment,
     core_percents,
     is_quick,
-    memory,
+    rss_mib,
+    running_daemon,
+    start,
     stop,
+    wait_until,
 )
 from benchmarks.simulated_agents import RANKS_A_NODE, Node, address, layout
+from warpwatch_daemon.api_client import ApiClient, socket_path
 from warpwatch_daemon.demo.processes import free_port
 
 NODES, LARGEST = 1250, 256
 QUICK_NODES, QUICK_LARGEST = 100, 32
-# What a straggler's detector learns of a rank at a step a second, and some.
+# The straggler detector's learning phase at a step per second, and a margin.
 LEARN_S = 300.0
 WATCH_S = 60.0
 FAULTS_S = 90.0
 SLOW_JOBS, STUCK_JOBS = 20, 5
 HANG_TIMEOUT_S = 30.0
 HANG = {"timeout_s": HANG_TIMEOUT_S}
-# Of the comparison of shards; its jobs are small, so that two have half of them each.
-SHARDED_NODES, SHARDED_LARGEST = 400, 8
 OPEN_FILES = 8192
 MAX_CORE_PERCENT = 100.0
 MAX_RSS_MIB = 1536.0
 MAX_STRAGGLER_P95_S = 30.0
 MAX_HANG_S = 5.0
 
+UP_TIMEOUT_S = 120.0
+# A fleet is measured once it follows this share of its targets: a dead one must not stop the run.
+MIN_FOLLOWED = 0.99
+# Windows without and with a follower, in turns.
+WINDOWS, WINDOW_S, QUICK_WINDOW_S = 4, 30.0, 5.0
+MAX_STREAM_PERCENT = 0.5
+AGENTS, RANKS_OF_AGENT = 8, 8
+MAX_ARMED_S = 1.0
+ARMED_STATES = ("armed", "recording", "exported", "written")
+# All ranks of a node share one import.
+_RANKS = f"""
+import os, signal, time, torch
+os.setsid()
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+first = int(os.environ["FIRST"])
+for number in range(first, first + {RANKS_OF_AGENT}):
+    if os.fork() == 0:
+        os.environ["RANK"] = str(number)
+        import warpwatch
+        monitor = warpwatch.attach(job="{JOB}")
+        while True:
+            with monitor.step():
+                time.sleep(0.1)
+signal.pause()
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """slow: by job, which rank; stuck: jobs; both begin at ``at`` (wall clock)."""
+    """The slow rank of each job in ``slow`` and the stuck jobs, from the time ``at`` on."""
 
     at: float
     slow: dict[str, int]
     stuck: list[str]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"slow": self.slow, "stuck": self.stuck, "slow_at": self.at, "stuck_at": self.at}
 
 
 def measure() -> dict[str, Any]:
@@ -66,11 +99,11 @@ def measure() -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as folder,
         _agents(nodes, largest, faults) as port,
-        running_fleet(Path(folder), _targets(nodes, port), hang=HANG) as (pid, api),
+        _running_fleet(Path(folder), _targets(nodes, port), hang=HANG) as (pid, api),
     ):
         time.sleep(max(0.0, faults.at - WATCH_S - time.time()))
         percents = core_percents({"fleet": pid}, lambda: time.sleep(WATCH_S))
-        rss_mib = memory(pid).rss_mib
+        used_mib = rss_mib(pid)
         time.sleep(max(0.0, faults.at + FAULTS_S - time.time()))
         anomalies = api.get("/api/v1/anomalies")["anomalies"]
     slow = _delays(anomalies, "straggler", faults)
@@ -82,12 +115,11 @@ def measure() -> dict[str, Any]:
         "simulated": "the agents; connections, fleet and detectors are real",
         "straggler_s": _quantiles(slow),
         "hang_after_its_deadline_s": _quantiles(hung),
-        "stream": fleet_parts.stream(),
-        "capture": fleet_parts.capture(),
-        "shards": fleet_parts.shards(_healthy),
+        "stream": _stream(),
+        "capture": _capture(),
         "limits": [
             at_most("percent of a core", round(percents["fleet"], 1), MAX_CORE_PERCENT),
-            at_most("RSS in MiB", rss_mib, MAX_RSS_MIB),
+            at_most("RSS in MiB", used_mib, MAX_RSS_MIB),
             at_least("stragglers named", len(slow), len(faults.slow)),
             at_least("hangs found", len(hung), len(faults.stuck)),
             at_most("other anomalies", len(anomalies) - len(slow) - len(hung), 0),
@@ -101,14 +133,8 @@ def _targets(nodes: int, port: int) -> list[str]:
     return [f"{address(number)}:{port}" for number in range(nodes)]
 
 
-@contextlib.contextmanager
-def _healthy() -> Iterator[list[str]]:
-    with _agents(SHARDED_NODES, SHARDED_LARGEST, Faults(0.0, {}, [])) as port:
-        yield _targets(SHARDED_NODES, port)
-
-
 def _faults(nodes: list[Node], at: float) -> Faults:
-    """Among the jobs over several nodes."""
+    """Choose jobs on several nodes."""
     sizes = {node.job: node.world_size for node in nodes}
     jobs = [job for job, world_size in sizes.items() if world_size > RANKS_A_NODE]
     stuck = jobs[-min(STUCK_JOBS, len(jobs) // 2) :]
@@ -117,7 +143,7 @@ def _faults(nodes: list[Node], at: float) -> Faults:
 
 
 def _delays(anomalies: list[dict[str, Any]], kind: str, faults: Faults) -> list[float]:
-    """From the fault's beginning, of those that name the right job and rank."""
+    """Return the delays of the anomalies that name the right job and rank, since the fault."""
     wanted: dict[str, int | None] = dict(faults.slow)
     if kind == "hang":
         wanted = dict.fromkeys(faults.stuck)
@@ -139,9 +165,9 @@ def _quantiles(values: list[float]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _agents(nodes: int, largest: int, faults: Faults) -> Iterator[int]:
-    """The port that they all listen on."""
+    """Run simulated agents until the end of the block; yield the port of all of them."""
     port = free_port()
-    settings = {"nodes": nodes, "largest": largest, **faults.settings}
+    settings = {"nodes": nodes, "largest": largest, **asdict(faults)}
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.simulated_agents", str(port), json.dumps(settings)],
         env=clean_environment(),
@@ -160,3 +186,116 @@ def _agents(nodes: int, largest: int, faults: Faults) -> Iterator[int]:
 def _allow_open_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
+
+
+@contextlib.contextmanager
+def _running_fleet(folder: Path, targets: list[str], **own: Any) -> Iterator[tuple[int, ApiClient]]:
+    """Run a fleet, with ``own`` keys in its section; yield its PID and API once it follows."""
+    port, token, config = free_port(), folder / "token", folder / "fleet.yaml"
+    token.write_text("bench")
+    hang = own.pop("hang", {})
+    section: dict[str, Any] = {"listen": f"127.0.0.1:{port}", "targets": targets}
+    section |= {"token_file": str(token), "state_dir": str(folder / f"state-{port}"), **own}
+    config.write_text(yaml.safe_dump({"fleet": section, "detection": {"hang": hang}}))
+    command = ["-m", "warpwatch_daemon", "fleet", "--config", str(config)]
+    process = start(command, clean_environment(), folder / "log")
+    api = ApiClient(f"http://127.0.0.1:{port}", token)
+
+    def is_following() -> bool:
+        # With a dead target the fleet is not ready, and answers 503.
+        sources = api.get("/readyz", accepted=503)["sources"]
+        return len([one for one in sources if one["up"]]) >= MIN_FOLLOWED * len(targets)
+
+    try:
+        wait_until(is_following, UP_TIMEOUT_S)
+        yield process.pid, api
+    finally:
+        stop(process)
+
+
+def _stream() -> dict[str, Any]:
+    """Measure what a follower costs an agent with eight ranks at 20 steps per second."""
+    window_s = QUICK_WINDOW_S if is_quick() else WINDOW_S
+    with running_daemon(sources={"nvml": {"enabled": False}}) as daemon, ranks_beside(daemon):
+        percents: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(2 * WINDOWS):
+            followed = turn % 2 == 1
+            with _follower(daemon) if followed else contextlib.nullcontext():
+                time.sleep(2)
+                used = core_percents({JOB: daemon.pid}, lambda: time.sleep(window_s))
+            percents[followed].append(used[JOB])
+    cost = (sum(percents[True]) - sum(percents[False])) / WINDOWS
+    limit = at_most("percent of a core for the stream", round(cost, 2), MAX_STREAM_PERCENT)
+    return {"ranks": RANKS, "windows_percent": percents, "limits": [limit]}
+
+
+@contextlib.contextmanager
+def _follower(daemon: LocalDaemon) -> Iterator[None]:
+    """Read the compressed stream as a fleet does, and discard it."""
+    transport = httpx.HTTPTransport(uds=str(socket_path(daemon.folder / "run")))
+    over = threading.Event()
+
+    def read() -> None:
+        with (
+            httpx.Client(transport=transport, timeout=30) as client,
+            client.stream("GET", "http://localhost/api/v1/records?follow=true") as reply,
+        ):
+            for _ in reply.iter_raw():
+                if over.is_set():
+                    return
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _capture() -> dict[str, Any]:
+    """Measure how soon 64 real ranks on eight agents know the start step of a capture."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        token = folder / "agents"
+        token.write_text("agents")
+        daemons = [stack.enter_context(_agent(token, number)) for number in range(AGENTS)]
+        for number, daemon in enumerate(daemons):
+            own = {"FIRST": str(number * RANKS_OF_AGENT), "WARPWATCH_RUN": "1"}
+            own["WORLD_SIZE"] = str(AGENTS * RANKS_OF_AGENT)
+            stack.callback(stop, start(["-c", _RANKS], daemon.training_environment | own))
+        agents = {"token_file": str(token), "allow_plain": True}
+        targets = [f"127.0.0.1:{daemon.port}" for daemon in daemons]
+        _, api = stack.enter_context(_running_fleet(folder, targets, agents=agents))
+        armed_s = _armed_s(api)
+    ranks = AGENTS * RANKS_OF_AGENT
+    return {"ranks": ranks, "limits": [at_most("all armed in s", armed_s, MAX_ARMED_S)]}
+
+
+def _agent(token: Path, number: int) -> contextlib.AbstractContextManager[LocalDaemon]:
+    http = {"token_file": str(token)}
+    return running_daemon(node=f"gpu-{number}", http=http, sources={"nvml": {"enabled": False}})
+
+
+def _armed_s(api: ApiClient) -> float:
+    """Return the seconds from the request until the fleet sees all ranks armed."""
+    all_ranks = list(range(AGENTS * RANKS_OF_AGENT))
+
+    def are_training() -> bool:
+        ranks = api.get("/api/v1/ranks")["ranks"]
+        return len(ranks) == len(all_ranks) and all(rank["steps_total"] > 20 for rank in ranks)
+
+    wait_until(are_training, UP_TIMEOUT_S)
+    begun = time.monotonic()
+    body = {"job": JOB, "kind": "torch", "steps": 1, "ranks": all_ranks}
+    capture = api.post("/api/v1/captures", body)["id"]
+
+    def are_armed() -> bool:
+        ranks = api.get(f"/api/v1/captures/{capture}")["ranks"]
+        return all(rank["state"] in ARMED_STATES for rank in ranks)
+
+    while not are_armed():
+        time.sleep(0.01)
+        if time.monotonic() - begun > UP_TIMEOUT_S:
+            raise TimeoutError("not all ranks are armed")
+    return round(time.monotonic() - begun, 2)

@@ -1,9 +1,8 @@
-"""Jobs whose ranks differ from the first step: one is slow, or they are uneven by construction.
+"""Judges the detectors on jobs whose ranks differ from the first step; needs no evaluation folder.
 
-Steps are drawn as the evaluation folder draws them (noise that the ranks share and that they do
-not, wandering, lone pauses), of 8 to 64 ranks, in half of the runs with a place for each rank. A
-slow rank must be found within HORIZON steps and named; of what is uneven by construction nothing
-may be found. It needs no evaluation folder.
+In some jobs one rank is slow: it must be named within HORIZON steps. In the others the ranks are
+uneven by construction, and any alarm is false. Jobs have 8 to 64 ranks, half of them with reported
+places, and steps like those of the evaluation folder: shared and own noise, drift, lone pauses.
 """
 
 from __future__ import annotations
@@ -16,17 +15,18 @@ from typing import Any
 from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.records import RankSeen, Record, Step
 
-# Until the ranks have a past of their own, and a while longer.
+# Enough steps for each rank to get a baseline of its own, and a margin.
 STEPS = 160
 HORIZON = 30
 RANKS = (8, 16, 32, 64)
 SLOW = (0.10, 0.20, 0.30)
-# The multiples of a rank's time, the places of the ranks, and the tokens of a rank, 0: not counted.
+# The factor on a rank's time by step and rank, the places of the ranks, and the tokens of each rank
+# (0: not counted).
 Job = tuple[Callable[[int, int], float], Callable[[int], dict[str, tuple[int, int]]], list[int]]
 
 
 def measure(runs: int, first_seed: int) -> dict[str, Any]:
-    """Return the rows of the table, ``runs`` of each kind; as those of the evaluation folder."""
+    """Return the figures of ``runs`` jobs of each kind, in the form of the evaluation folder."""
     cases = {f"start/slow{size:.0%}": slow_runs(runs, first_seed, size) for size in SLOW}
     for kind in UNEVEN:
         cases[f"start/{kind}/none"] = uneven_runs(runs, first_seed, kind)
@@ -64,11 +64,11 @@ def row(runs: int, delays: list[int], misnamed: int, false: int) -> dict[str, An
     return {**found, "delay_p50": middle, "delay_p95": late}
 
 
-# --- what is uneven by construction ---
+# --- jobs that are uneven by construction ---
 
 
 def stages(chance: Random, ranks: int, known: bool = True, count: int = 4) -> Job:
-    """A pipeline: an embedding first, a head last, and layers that do not divide evenly."""
+    """Return a pipeline: an embedding first, a head last, and layers that divide unevenly."""
     times = [1.15, *(chance.uniform(0.9, 1.1) for _ in range(count - 2)), 1.35]
     part = ranks // count
     places = lambda r: {"pipeline": (r // part, count), "data": (r % part, part)}  # noqa: E731
@@ -76,7 +76,7 @@ def stages(chance: Random, ranks: int, known: bool = True, count: int = 4) -> Jo
 
 
 def experts(chance: Random, ranks: int, sets: int = 0) -> Job:
-    """Experts that get uneven shares of the tokens, of each rank or of ``sets`` of ranks alike."""
+    """Return experts with uneven shares of the tokens, for each rank or for ``sets`` of ranks."""
     sets = sets or ranks
     times = [math.exp(chance.gauss(0, 0.15)) for _ in range(sets)]
     places = lambda r: {"expert": (r % sets, sets), "data": (r, ranks)}  # noqa: E731
@@ -84,23 +84,21 @@ def experts(chance: Random, ranks: int, sets: int = 0) -> Job:
 
 
 def work(chance: Random, ranks: int) -> Job:
-    """Ranks with more tokens than others, which cost more or less than in proportion."""
-    tokens, exponent = (
-        [chance.choice((4096, 6144, 8192)) for _ in range(ranks)],
-        chance.gauss(1, 0.15),
-    )
+    """Return ranks with uneven tokens, whose cost is not quite proportional."""
+    tokens = [chance.choice((4096, 6144, 8192)) for _ in range(ranks)]
+    exponent = chance.gauss(1, 0.15)
     return lambda step, rank: (tokens[rank] / 6144) ** exponent, copies(ranks), tokens
 
 
 def logging(chance: Random, ranks: int) -> Job:
-    """Rank 0 logs a little in each step and more now and then."""
+    """Return a job whose rank 0 logs a little in each step and more now and then."""
     period, extra = chance.choice((5, 10, 50)), chance.uniform(0.3, 2.0)
     places = chance.choice((copies(ranks), nothing))
     return lambda s, r: 1 + (r == 0) * (0.06 + extra * (s % period == 0)), places, [0] * ranks
 
 
 def devices(chance: Random, ranks: int) -> Job:
-    """Healthy GPUs that differ by 4 % (one standard deviation), twice the usual."""
+    """Return healthy GPUs that differ by 4 % (one standard deviation), twice the usual."""
     times = [1 + chance.gauss(0, 0.04) for _ in range(ranks)]
     places = chance.choice((copies(ranks), nothing))
     return lambda step, rank: times[rank], places, [0] * ranks
@@ -147,16 +145,11 @@ def raised(chance: Random, job: Job) -> Iterator[tuple[int, str, int | None]]:
 def records(chance: Random, job: Job) -> Iterator[Record]:
     factor, places, tokens = job
     now, ranks = 1.7e9, len(tokens)
-    step_s, cv = (
-        math.exp(chance.uniform(math.log(0.1), math.log(10))),
-        10 ** chance.uniform(-2.7, -1.5),
-    )
+    step_s = math.exp(chance.uniform(math.log(0.1), math.log(10)))
+    cv = 10 ** chance.uniform(-2.7, -1.5)
     memory, shared = chance.uniform(0, 0.7), 0.0
-    mixed, wander, pauses = (
-        chance.choice((0, 0, 0.05, 0.15)),
-        chance.choice((0, 0.005)),
-        chance.choice((0, 400)),
-    )
+    mixed, wander = chance.choice((0, 0, 0.05, 0.15)), chance.choice((0, 0.005))
+    pauses = chance.choice((0, 400))
     usual = [1 + chance.gauss(0, 0.01) for _ in range(ranks)]
     for rank in range(ranks):
         yield RankSeen(now, "job", rank, ranks, parallel=places(rank))

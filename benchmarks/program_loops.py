@@ -1,10 +1,10 @@
-"""Real programs of 1 to 4 ms a step, with the shim in every second turn.
+"""Trains small programs on the CPU, with the shim in every second turn.
 
     python -m benchmarks.program_loops PROGRAM WAY
 
-prints what a step takes, what the shim adds, and which share of a step it has names for, as a line
-of JSON. WAY is `calls`, or `run` where
-`warpwatch run` has started the process: its hooks are taken off and put back.
+prints a line of JSON: the time of a batch, what the shim adds, the share of a step in phases, and
+resident memory. WAY is `alone` (no shim at all), `calls`, or `run` if `warpwatch run` started the
+process: then the turns without the shim take its hooks off.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -27,21 +28,23 @@ from torch.utils.data import DataLoader
 from benchmarks.processes import is_quick
 
 TURNS, QUICK_TURNS = 16, 4
-# Of a turn, long enough for what the shim does every 50 ms; the first steps find the caches as the
-# other way has left them, and do not count.
+# The batches of a turn last longer than 50 ms, after which the shim does its rare work. The first
+# ones are ignored: they find the caches as the other way has left them.
 STEPS, FIRST_STEPS = 64, 8
 WARM_UP_STEPS = 150
+ATTACH_TIMEOUT_S = 15.0
 
 
 Step = Callable[[Any], None]
 
 
 class Program(NamedTuple):
-    """``loss``: of the model and a batch."""
+    """A model, its loss for a batch, its batches, and how many of them make one step."""
 
     model: Any
     loss: Callable[[Any, Any], torch.Tensor]
     batches: Iterator[Any]
+    accumulated: int = 1
 
 
 def network(*widths: int) -> torch.nn.Sequential:
@@ -50,8 +53,38 @@ def network(*widths: int) -> torch.nn.Sequential:
     return torch.nn.Sequential(*parts[:-1])
 
 
+class OneBatch(torch.utils.data.Dataset):  # type: ignore[misc]
+    """The same batch again and again: loading takes almost no time."""
+
+    def __init__(self) -> None:
+        self._batch = torch.randn(32, 64)
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._batch
+
+
+def small() -> Program:
+    """Return a perceptron whose steps take 0.2 to 0.3 ms."""
+    batches = iter(DataLoader(OneBatch(), batch_size=None))
+    return Program(network(64, 64, 1), lambda model, batch: model(batch).square().mean(), batches)
+
+
+def compiled() -> Program:
+    """Return ``small`` compiled by the back end that traces the graph and needs no compiler."""
+    program = small()
+    return program._replace(model=torch.compile(program.model, backend="eager"))
+
+
+def accumulated() -> Program:
+    """Return ``small`` with an optimizer step every fourth batch."""
+    return small()._replace(accumulated=4)
+
+
 def dqn() -> Program:
-    """Of the size of CleanRL's: ten turns in an environment, then one batch of a replay buffer."""
+    """Return a DQN of CleanRL's size: ten turns in an environment, then a batch of its replay."""
     online = network(4, 120, 84, 2)
     target = copy.deepcopy(online)
     world, observed = torch.randn(5, 4), torch.zeros(1, 4)
@@ -78,33 +111,8 @@ def dqn() -> Program:
     return Program(online, loss, itertools.count())
 
 
-class Autoencoder(torch.nn.Module):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = network(784, 200, 40), network(20, 200, 784)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        mean, variance = self.encoder(x).chunk(2, 1)
-        drawn = mean + torch.randn_like(mean) * (variance / 2).exp()
-        return torch.sigmoid(self.decoder(drawn)), mean, variance
-
-
-def vae() -> Program:
-    """Half as wide as pytorch/examples' and with half of its batch: one thread trains it."""
-
-    batches = DataLoader(torch.rand(6400, 784), batch_size=64)
-    epochs = itertools.chain.from_iterable(itertools.repeat(batches))
-
-    def loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
-        found, mean, variance = model(batch)
-        penalty = -0.5 * (1 + variance - mean.square() - variance.exp()).sum()
-        return F.binary_cross_entropy(found, batch, reduction="sum") + penalty
-
-    return Program(Autoencoder(), loss, epochs)
-
-
 def gpt() -> Program:
-    """A small one with nanoGPT's get_batch."""
+    """Return a small GPT with nanoGPT's get_batch."""
     text = torch.randint(65, (10_000,))
     block = torch.nn.TransformerEncoderLayer(64, 4, 256, 0.0, batch_first=True)
     model = torch.nn.Sequential(torch.nn.Embedding(65, 64), block, torch.nn.Linear(64, 65))
@@ -119,11 +127,11 @@ def gpt() -> Program:
     return Program(model, loss, iter(get_batch, None))
 
 
-PROGRAMS = {program.__name__: program for program in (dqn, vae, gpt)}
+PROGRAMS = {one.__name__: one for one in (small, compiled, accumulated, dqn, gpt)}
 
 
 class Hooks:
-    """What the shim has put into torch, to take off and to put back."""
+    """The shim's hooks in torch, which can be taken off and put back."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         from torch.optim import optimizer
@@ -155,11 +163,13 @@ class Hooks:
 
 
 def plain(program: Program, optimizer: Any) -> Step:
+    numbers = itertools.count(1)
+
     def step(batch: Any) -> None:
-        loss = program.loss(program.model, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        program.loss(program.model, batch).backward()
+        if next(numbers) % program.accumulated == 0:
+            optimizer.step()
+            optimizer.zero_grad()
 
     return step
 
@@ -173,17 +183,17 @@ def calls(program: Program, optimizer: Any) -> Step:
         with monitor.step(samples=32):
             with monitor.phase("forward"):
                 loss = program.loss(program.model, batch)
-            optimizer.zero_grad()
             with monitor.phase("backward"):
                 loss.backward()
             with monitor.phase("optimizer"):
                 optimizer.step()
+                optimizer.zero_grad()
 
     return step
 
 
 def train(name: str, way: str) -> dict[str, float]:
-    """In a process of its own: microseconds of a step, what the shim adds, and what it names."""
+    """Train in this process; return microseconds of a batch and what the shim adds."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
@@ -193,6 +203,8 @@ def train(name: str, way: str) -> dict[str, float]:
     observed = calls(program, optimizer) if way == "calls" else alone
     for batch in itertools.islice(program.batches, WARM_UP_STEPS):
         observed(batch)
+    if way != "alone":
+        _wait_for_ring(observed, program.batches)
     hooks = Hooks(program.model) if way == "run" else None
     spent: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for turn in range(QUICK_TURNS if is_quick() else TURNS):
@@ -202,14 +214,28 @@ def train(name: str, way: str) -> dict[str, float]:
             spent[watched].append(_turn(observed if watched else alone, program.batches))
             if hooks is not None and not watched:
                 hooks.put_back()
-    row: dict[str, float] = {}
+    row = {"rss_kib": psutil.Process().memory_info().rss / 1024}
     for index, figure in enumerate(("step_us", "cpu_us")):
         without, with_shim = ([turn[index] for turn in spent[watched]] for watched in (False, True))
         row[figure] = statistics.median(without)
-        # Of neighbouring turns: what drifts, as the clock of a processor does, hits both.
+        # Neighbouring turns are compared: a drift of the processor's clock is in both.
         row[f"added_{figure}"] = statistics.median(map(operator.sub, with_shim, without))
     rounded = {figure: round(value, 1) for figure, value in row.items()}
-    return rounded | {"named": round(_named(observed, program.batches), 3)}
+    if way != "alone":
+        rounded["named"] = round(_named(observed, program.batches), 3)
+    return rounded
+
+
+def _wait_for_ring(step: Step, batches: Iterator[Any]) -> None:
+    """Train until the shim has found the daemon. Raises SystemExit after a timeout."""
+    import warpwatch
+
+    deadline = time.monotonic() + ATTACH_TIMEOUT_S
+    while warpwatch.attach().clock.ring is None:
+        if time.monotonic() > deadline:
+            raise SystemExit("the shim found no daemon")
+        step(next(batches))
+        time.sleep(0.01)
 
 
 def _named(step: Step, batches: Iterator[Any]) -> float:
@@ -218,7 +244,7 @@ def _named(step: Step, batches: Iterator[Any]) -> float:
     from warpwatch.ring import DURATION, FIRST_PHASE
 
     clock = warpwatch.attach().clock
-    # The first step began before what was not observed.
+    # The first step started before the turn that was not observed.
     _turn(step, batches)
     before = list(clock.totals)
     _turn(step, batches)
@@ -227,7 +253,7 @@ def _named(step: Step, batches: Iterator[Any]) -> float:
 
 
 def _turn(step: Step, batches: Iterator[Any]) -> tuple[float, float]:
-    """Microseconds a step, by the clock and of the processor."""
+    """Return the microseconds of a batch: by the clock, and of the processor."""
     for batch in itertools.islice(batches, FIRST_STEPS):
         step(batch)
     clock_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()

@@ -1,54 +1,76 @@
-"""What the shim adds to real programs of 1 to 4 ms a step, with its calls and under `run`.
+"""Measures what the shim adds to training programs, with its calls and under `run`.
 
-A process a program and way, in which turns with and without the shim alternate. So both lie in the
-same memory, and what other processes do to the caches hits both; the training thread's own
-processor time leaves out where it waited for a core.
+Each program and way is a process, in which turns with and without the shim alternate. So both have
+the same memory layout, and other processes disturb both; the training thread's processor time
+leaves out its waits for a core.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import sys
-import tempfile
+from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.limits import at_least, at_most
-from benchmarks.processes import answer_of, clean_environment, is_quick
+from benchmarks.processes import (
+    at_least,
+    at_most,
+    is_quick,
+    output_of,
+    running_daemon,
+)
 
-PROGRAMS = ("dqn", "vae", "gpt")
+# The ways by program; ``alone`` has no shim and is what its memory is compared with.
+WAYS: dict[str, tuple[str, ...]] = {
+    "small": ("alone", "calls", "run"),
+    "compiled": ("run",),
+    "accumulated": ("run",),
+    **dict.fromkeys(("dqn", "gpt"), ("calls", "run")),
+}
 MAX_US = {"calls": 10.0, "run": 20.0}
-# Of a step's time, in phases.
+# The share of a step that is in phases; ``small`` is too short for it.
 MIN_NAMED = 0.85
-# Where a process lies in memory moves a figure by several µs.
+REAL_PROGRAMS = ("dqn", "gpt")
+MAX_MEMORY_KIB = 4096.0
+# The memory layout of a process shifts a figure by several µs.
 ROUNDS = 5
 TIMEOUT_S = 600.0
+
+Row = dict[str, Any]
 
 
 def measure() -> dict[str, Any]:
     """Raises CannotMeasure."""
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for _ in range(1 if is_quick() else ROUNDS):
-        for name, way in itertools.product(PROGRAMS, MAX_US):
-            found.setdefault((name, way), []).append(_in_a_process(name, way))
-    rows: dict[str, Any] = {}
-    limits = []
-    for (name, way), rounds in found.items():
-        added_us = [one["added_cpu_us"] for one in rounds]
+    cases = [(name, way) for name, ways in WAYS.items() for way in ways]
+    found: dict[tuple[str, str], list[dict[str, float]]] = {case: [] for case in cases}
+    with running_daemon(sources={"nvml": {"enabled": False}}) as daemon:
+        for _ in range(1 if is_quick() else ROUNDS):
+            for case, rounds in found.items():
+                rounds.append(_in_a_process(*case, daemon.training_environment))
+    rows: dict[tuple[str, str], Row] = {}
+    for case, rounds in found.items():
         row = {figure: statistics.median(one[figure] for one in rounds) for figure in rounds[0]}
-        rows[f"{way}_{name}"] = row | {"added_cpu_us_range": [min(added_us), max(added_us)]}
+        added_us = [one["added_cpu_us"] for one in rounds]
+        rows[case] = row | {"added_cpu_us_range": [min(added_us), max(added_us)]}
+    programs = {f"{way}_{name}": row for (name, way), row in rows.items()}
+    return {"programs": programs, "limits": list(_limits(rows))}
+
+
+def _limits(rows: dict[tuple[str, str], Row]) -> Iterator[dict[str, Any]]:
+    alone_kib = rows["small", "alone"]["rss_kib"]
+    for (name, way), row in rows.items():
+        if way == "alone":
+            continue
         what = f"{way}, {name}: µs of the processor added to a step"
-        limits.append(at_most(what, row["added_cpu_us"], MAX_US[way]))
-        limits.append(
-            at_least(f"{way}, {name}: share of a step in phases", row["named"], MIN_NAMED)
-        )
-    return {"programs": rows, "limits": limits}
+        yield at_most(what, row["added_cpu_us"], MAX_US[way])
+        if name in REAL_PROGRAMS:
+            yield at_least(f"{way}, {name}: share of a step in phases", row["named"], MIN_NAMED)
+        if name == "small":
+            yield at_most(f"{way}: KiB a rank", row["rss_kib"] - alone_kib, MAX_MEMORY_KIB)
 
 
-def _in_a_process(name: str, way: str) -> dict[str, float]:
+def _in_a_process(name: str, way: str, environment: dict[str, str]) -> dict[str, float]:
     run = ["-m", "warpwatch", "run", "--", sys.executable] if way == "run" else []
     arguments = [*run, "-m", "benchmarks.program_loops", name, way]
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**clean_environment(), "WARPWATCH_DIR": folder}
-        found: dict[str, float] = answer_of(f"{way} {name}", arguments, environment, TIMEOUT_S)
-    return found
+    figures: dict[str, float] = output_of(f"{way} {name}", arguments, environment, TIMEOUT_S)
+    return figures

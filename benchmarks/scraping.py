@@ -1,4 +1,4 @@
-"""A scraper, the same for every peer, so that what differs is the peer."""
+"""Scrapes an exporter as Prometheus does, and measures the latency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from benchmarks.processes import CannotMeasure
 
-# What Prometheus 3 sends.
+# The header of Prometheus 3.
 ACCEPT = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
     "application/openmetrics-text;version=0.0.1;q=0.4,"
@@ -17,14 +17,14 @@ ACCEPT = (
     "text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
 )
 TIMEOUT_S = 10.0
-# Below the rate that our daemon allows one peer.
+# This rate is below the one that our daemon allows one client.
 BURST_INTERVAL_S = 0.022
 
 
 class Scraper:
-    """Keeps its connection as long as the peer does; a new one is part of the time it takes.
+    """A client that keeps its connection while the exporter does.
 
-    body: the newest page, as it was sent.
+    Connecting is part of the measured time. ``body`` is the newest page, as it was sent.
     """
 
     def __init__(self, port: int, *, gzip: bool) -> None:
@@ -44,27 +44,27 @@ class Scraper:
         self.disconnect()
 
     def scrape(self) -> float:
-        """Seconds from the request to the last byte. Raises CannotMeasure."""
+        """Return the seconds from the request to the last byte. Raises CannotMeasure."""
         began = time.perf_counter()
         try:
             self._connection.request("GET", "/metrics", headers=self._headers)
-            answer = self._connection.getresponse()
-            self.body = answer.read()
+            reply = self._connection.getresponse()
+            self.body = reply.read()
         except (OSError, http.client.HTTPException) as error:
             self.disconnect()
-            said = f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}"
             raise CannotMeasure(
-                f"a scrape of port {self._connection.port} failed: {said}"
+                f"a scrape of port {self._connection.port} failed: {cause}"
             ) from error
         took_s = time.perf_counter() - began
-        if answer.status != http.client.OK:
+        if reply.status != http.client.OK:
             raise CannotMeasure(
-                f"port {self._connection.port} answered a scrape with {answer.status}"
+                f"port {self._connection.port} answered a scrape with {reply.status}"
             )
         return took_s
 
     def disconnect(self) -> None:
-        """The next scrape connects again."""
+        """Disconnect; the next scrape connects again."""
         self._connection.close()
 
 
@@ -79,9 +79,9 @@ def latency(times_s: list[float]) -> dict[str, float]:
 
 
 def burst(scraper: Scraper, scrapes: int) -> list[float]:
-    """Seconds of each scrape, at a steady rate, after one that connects and is not counted."""
+    """Return the seconds of each scrape at a steady rate, without the first, which connects."""
     times: list[float] = []
-    # The peer may have closed a connection on which nothing was asked for long.
+    # The exporter may have closed an idle connection.
     scraper.disconnect()
     scraper.scrape()
     due = time.monotonic()
@@ -95,7 +95,7 @@ def burst(scraper: Scraper, scrapes: int) -> list[float]:
 def each_second(
     scrapers: Mapping[str, Scraper], seconds: int, times: dict[str, list[float]]
 ) -> None:
-    """As Prometheus does, one peer after the other; adds what each scrape took to ``times``."""
+    """Scrape each exporter once per second, and append the seconds of each scrape to ``times``."""
     began = time.monotonic()
     for second in range(seconds):
         for place, (name, scraper) in enumerate(scrapers.items()):

@@ -1,8 +1,7 @@
-"""Many agents in one process, each on a loopback address of its own; what they say is made up.
+"""Simulates many agents in one process, each on a loopback address of its own.
 
-``simulated_agents.py PORT SETTINGS`` serves `/api/v1/records` as agents do, each rank a step a
-second, with the faults that SETTINGS (JSON) names and when they begin. Prints one line when it
-listens.
+``simulated_agents.py PORT SETTINGS`` serves `/api/v1/records` as agents do, with a step per second
+and rank and with the faults in SETTINGS (JSON). It prints one line once it listens.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from warpwatch_telemetry.jobs import JobId, shard_key
 RANKS_A_NODE = 8
 STEP_S, COMM_S, NOISE_S = 1.0, 0.1, 0.004
 SLOW_S = 0.3
-# Of jobs with 8 to 256 ranks, in turn.
+# The sizes of jobs, in turn: 8 to 256 ranks.
 NODES_A_JOB = (1, 2, 4, 8, 16, 32)
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
 _LEASED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -35,7 +34,7 @@ class Node(NamedTuple):
 
 
 def layout(nodes: int, largest: int) -> list[Node]:
-    """One job over ``largest`` nodes, and smaller ones over the rest."""
+    """Put one job on ``largest`` nodes and smaller ones on the rest."""
     found: list[Node] = []
     for number, count in enumerate(_sizes(nodes, largest)):
         ranks = count * RANKS_A_NODE
@@ -58,16 +57,15 @@ def address(number: int) -> str:
 
 
 class Agents:
-    """slow: by job, which rank; stuck: jobs; from these times on (wall clock)."""
+    """The agents of ``nodes``, with the faults in ``settings``."""
 
     def __init__(self, nodes: list[Node], settings: dict[str, Any]) -> None:
         self._nodes = {address(node.number): node for node in nodes}
         self._slow: dict[str, int] = settings["slow"]
-        self._slow_at: float = settings["slow_at"]
         self._stuck: list[str] = settings["stuck"]
-        self._stuck_at: float = settings["stuck_at"]
+        self._faults_at: float = settings["at"]
         self._begun = time.time()
-        # Drawn once: numbers at random would cost more than the lines.
+        # Drawn once: random numbers would cost more than the lines.
         self._noise = [random.Random(0).gauss(0.0, NOISE_S) for _ in range(9973)]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -79,15 +77,15 @@ class Agents:
             writer.write(_LEASED)
             return writer.close()
         node = self._nodes[writer.get_extra_info("sockname")[0]]
-        is_asked = _has(request, node.job)
-        writer.write(_HEAD + b"".join(self._ranks(node) if is_asked else ()))
-        # Not all at the same moment, but all ranks of a job the same steps.
+        is_wanted = _has(request, node.job)
+        writer.write(_HEAD + b"".join(self._ranks(node) if is_wanted else ()))
+        # The agents' rounds are spread, but all ranks of a job report the same steps.
         begun = self._begun + node.number % 100 / 100
         number = int(time.time() - begun) + 1
         while not writer.is_closing():
             await asyncio.sleep(begun + number * STEP_S - time.time())
             now = time.time()
-            if is_asked and not (node.job in self._stuck and now >= self._stuck_at):
+            if is_wanted and not (node.job in self._stuck and now >= self._faults_at):
                 writer.write(b"".join(self._steps(node, number, now)))
             writer.write(_end(node, number, now))
             try:
@@ -105,7 +103,7 @@ class Agents:
             )
 
     def _steps(self, node: Node, number: int, now: float) -> Iterator[bytes]:
-        culprit = self._slow.get(node.job) if now >= self._slow_at else None
+        culprit = self._slow.get(node.job) if now >= self._faults_at else None
         job = node.job.encode()
         for rank in _ranks_of(node):
             noise_s = self._noise[(number * 131 + rank * 17) % len(self._noise)]
@@ -119,7 +117,7 @@ class Agents:
 
 
 def _has(request: bytes, job: str) -> bool:
-    """Whether the shard that asks has the job."""
+    """Return whether the requesting shard has the job."""
     asked = re.search(rb"shard=(\d+)(?:/|%2F)(\d+)", request)
     index, of = (int(asked[1]), int(asked[2])) if asked else (0, 1)
     return shard_key(JobId("ns/bench", job, "1")) % of == index

@@ -1,4 +1,4 @@
-"""What each of our NVML readers costs, and what the driver answers: to root, and to anybody."""
+"""Checks the cost of each NVML reader and the driver's return codes, as root and as a user."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ PR_SET_DUMPABLE = 4
 SUCCESS = "success"
 
 
-def check(report: Report) -> None:
-    # First, while this process has not loaded NVML: it would not survive a fork.
+def check_calls(report: Report) -> None:
+    # This part comes first: once NVML is loaded, it would not survive the fork.
     with report.part("ordinary_user") as figures:
         if os.geteuid() != 0:
-            raise CannotCheck(f"not root (uid {os.geteuid()}): there are no rights to give up")
+            raise CannotCheck(f"not root (uid {os.geteuid()}): there are no privileges to drop")
         fork = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(1, mp_context=fork, initializer=_drop_rights) as child:
-            figures |= child.submit(ask, 1).result()
-        _state_answers(report, "an ordinary user", figures)
+        with ProcessPoolExecutor(1, mp_context=fork, initializer=_drop_privileges) as child:
+            figures |= child.submit(query, 1).result()
+        _report_codes(report, "an ordinary user", figures)
     with report.part("readers") as figures:
-        figures |= ask(QUICK_COUNT if report.setting.quick else COUNT)
-        _state_answers(report, "this user", figures)
+        figures |= query(QUICK_COUNT if report.setting.quick else COUNT)
+        _report_codes(report, "this user", figures)
         for reader in figures["readers"]:
             if reader.get("p99_us", 0.0) > DEAR_US:
                 report.fact("dear: {reader}: p50 {p50_us} µs, p99 {p99_us} µs".format(**reader))
 
 
-def _drop_rights() -> None:
+def _drop_privileges() -> None:
     os.setgroups([])
     os.setgid(UNPRIVILEGED)
     os.setuid(UNPRIVILEGED)
@@ -60,7 +60,7 @@ def _drop_rights() -> None:
 
 @contextlib.contextmanager
 def first_gpu() -> Iterator[Any]:
-    """The handle of index 0. Raises NvmlUnavailable, NVMLError."""
+    """Yield the handle of index 0. Raises NvmlUnavailable, NVMLError."""
     initialise()
     try:
         yield pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -68,8 +68,8 @@ def first_gpu() -> Iterator[Any]:
         shut_down()
 
 
-def ask(count: int) -> dict[str, Any]:
-    """Each reader ``count`` times, and the return codes of our GPM metrics."""
+def query(count: int) -> dict[str, Any]:
+    """Time each reader ``count`` times and return the codes of our GPM metrics."""
     with first_gpu() as handle:
         readers = [time_reader(reader, handle, count) for reader in our_readers()]
         return {"readers": readers, "gpm": gpm_codes(handle)}
@@ -86,8 +86,8 @@ def our_readers() -> Iterable[Reader]:
 
 
 def time_reader(reader: Reader, handle: Any, count: int) -> dict[str, Any]:
-    """Times with ctypes included; of one that is refused, the return code."""
-    answer: dict[str, Any] = {"reader": reader.name, "code": SUCCESS}
+    """Return a reader's times with ctypes included, or the return code of its failure."""
+    row: dict[str, Any] = {"reader": reader.name, "code": SUCCESS}
     times_us = []
     try:
         for _ in range(count):
@@ -95,14 +95,14 @@ def time_reader(reader: Reader, handle: Any, count: int) -> dict[str, Any]:
             values = reader.read(handle)
             times_us.append(round((time.perf_counter() - began) * 1e6, 1))
     except pynvml.NVMLError as error:
-        return answer | {"code": name_of(code_of(error))}
+        return row | {"code": name_of(code_of(error))}
     times_us.sort()
-    answer |= {"p50_us": statistics.median(times_us), "max_us": times_us[-1]}
-    return answer | {"p99_us": times_us[int(0.99 * count)], "series": [name for name, _ in values]}
+    row |= {"p50_us": statistics.median(times_us), "max_us": times_us[-1]}
+    return row | {"p99_us": times_us[int(0.99 * count)], "series": [name for name, _ in values]}
 
 
 def gpm_codes(handle: Any) -> dict[int, str]:
-    """Over one window, by metric; one code for all where the device, or this user, has no GPM."""
+    """Return the code of each metric over one window; one code for all without GPM."""
     samples = []
     try:
         if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
@@ -121,7 +121,7 @@ def gpm_codes(handle: Any) -> dict[int, str]:
             pynvml.nvmlGpmSampleFree(sample)
 
 
-def _state_answers(report: Report, user: str, figures: dict[str, Any]) -> None:
+def _report_codes(report: Report, user: str, figures: dict[str, Any]) -> None:
     readers, metrics = figures["readers"], list(figures["gpm"].values())
     good = [reader for reader in readers if reader["code"] == SUCCESS]
     report.expect(bool(good), f"{len(good)} of {len(readers)} readers answer {user}")

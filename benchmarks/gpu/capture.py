@@ -1,10 +1,9 @@
-"""The whole loop on the GPU: a fault, its anomaly, the capture, the verdict; traces are kept."""
+"""Checks the whole loop on the GPU: fault, anomaly, capture, verdict; keeps the traces."""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
+import shutil
 import subprocess
 import sys
 import time
@@ -13,28 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.report import Report
-from benchmarks.node import LocalDaemon, running_daemon
+from benchmarks.processes import LocalDaemon, running_daemon
 from warpwatch_daemon.demo.faults import NONE, Switch
 from warpwatch_telemetry.errors import WarpwatchError
 
 JOB = "gpu-check"
-# The daemon is to find this one by itself; the others are captured by request.
+# The daemon finds and captures this fault by itself; the others are captured by request.
 STALL = "data_stall"
 VERDICTS = {STALL: "data_loading", "item": "sync_bound", "pageable": "transfer_bound"}
 VERDICTS[NONE] = "healthy"
 STEPS = 3
-# Of healthy steps, before the first fault.
+# Larger traces are not kept: results are committed.
+MAX_TRACE_BYTES = 2_000_000
+# The healthy steps before the first fault.
 BASELINE_STEPS, BASELINE_S = 100, 16.0
-# Until all that a capture records has the fault.
+# After this time every recorded step has the fault.
 SETTLE_S = 1.5
 TIMEOUT_S = 60.0
 
 
-def check(report: Report) -> None:
+def check_capture(report: Report) -> None:
     with report.part("training") as figures:
         report.setting.need_torch()
         with running_daemon(triggers={"cooldown_s": 0, "captures_per_hour": 100}) as daemon:
-            command = ["-m", "benchmarks.gpu.training", JOB, str(daemon.folder / "fault")]
+            command = ["-m", "benchmarks.gpu.training", "faults", JOB, str(daemon.folder / "fault")]
             with subprocess.Popen(
                 [sys.executable, *command, report.setting.device], env=daemon.training_environment
             ) as process:
@@ -56,7 +57,7 @@ def capture(
         if fault != STALL:
             time.sleep(SETTLE_S)
             body = {"job": JOB, "kind": "torch", "steps": STEPS, "reason": f"fault {fault}"}
-            # While another capture runs, this one is refused.
+            # The request is refused while another capture runs.
             poll(lambda: daemon.api.post("/api/v1/captures", body), "leave to capture", process)
         figures["capture"] = poll(
             lambda: ended(daemon, fault, figures["begun_at"]), f"capture of {fault}", process
@@ -65,7 +66,7 @@ def capture(
 
 
 def ended(daemon: LocalDaemon, fault: str, since: float) -> Any:
-    """The first capture of this fault that has an outcome."""
+    """Return the first capture of this fault that has an outcome."""
     anomaly_kind = fault if fault == STALL else None
     for capture in daemon.api.get("/api/v1/captures")["captures"]:
         if capture["request"]["anomaly_kind"] == anomaly_kind and capture["time"] >= since:
@@ -74,15 +75,14 @@ def ended(daemon: LocalDaemon, fault: str, since: float) -> Any:
 
 
 def poll(ask: Callable[[], Any], what: str, process: subprocess.Popen[bytes]) -> Any:
-    """The first answer that says something. Raises TimeoutError, RuntimeError."""
+    """Return the first true result of ``ask``. Raises TimeoutError, RuntimeError."""
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError("the training has ended; checks.log holds what it wrote")
         with contextlib.suppress(WarpwatchError):
-            answer = ask()
-            if answer:
-                return answer
+            if result := ask():
+                return result
         time.sleep(0.1)
     raise TimeoutError(f"no {what} within {TIMEOUT_S:.0f} s")
 
@@ -95,7 +95,7 @@ def has_baseline(daemon: LocalDaemon) -> bool:
 
 
 def conclude(report: Report, daemon: LocalDaemon, fault: str, figures: dict[str, Any]) -> None:
-    """Keeps the trace and states what was found, the outcome and the verdict."""
+    """Keep the trace; report the anomaly, the outcome and the verdict."""
     for anomaly in daemon.api.get("/api/v1/anomalies")["anomalies"]:
         if anomaly["kind"] == fault:
             after_s = round(anomaly["time"] - figures["begun_at"], 1)
@@ -108,34 +108,10 @@ def conclude(report: Report, daemon: LocalDaemon, fault: str, figures: dict[str,
     verdict, expected = (capture["diagnosis"] or {}).get("verdict"), VERDICTS[fault]
     text = f"verdict of {fault}: {verdict}, expected {expected}"
     report.expect(verdict == expected, text, timed=True)
-    target = Path(report.setting.out) / "traces" / f"{fault}.pt.trace.json.gz"
     for trace in (daemon.folder / "captures").rglob(f"{capture['id']}/*.pt.trace.json.gz"):
-        figures["trace"] = keep(trace, target)
-        report.fact(f"trace of {fault}: {figures['trace']}")
-
-
-MAX_BYTES = 1_000_000
-
-
-def keep(trace: Path, target: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Writes ``target`` with the first steps of ``trace`` that fit into ``max_bytes`` compressed.
-
-    Raises ValueError when not even one step fits, OSError.
-    """
-    with gzip.open(trace, "rt", encoding="utf-8") as file:
-        document = json.load(file)
-    events = document["traceEvents"]
-    ends = sorted(
-        event["ts"] + event["dur"]
-        for event in events
-        if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#")
-    )
-    for steps in range(len(ends), 0, -1):
-        # Metadata has no time.
-        kept = [event for event in events if event.get("ts", 0) <= ends[steps - 1]]
-        content = gzip.compress(json.dumps({**document, "traceEvents": kept}).encode(), mtime=0)
-        if len(content) <= max_bytes:
+        size = figures["trace_bytes"] = trace.stat().st_size
+        if size <= MAX_TRACE_BYTES:
+            target = Path(report.setting.out) / "traces" / f"{fault}.pt.trace.json.gz"
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-            return {"steps": steps, "of": len(ends), "bytes": len(content), "events": len(kept)}
-    raise ValueError(f"{trace.name} has no step of at most {max_bytes} bytes compressed")
+            shutil.copyfile(trace, target)
+        report.fact(f"trace of {fault}: {size} bytes")

@@ -1,26 +1,36 @@
-"""The daemon's counters and GPM ratios while the GPU does work of a known kind."""
+"""Checks the daemon's counters and GPM ratios while the GPU does work of a known kind."""
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu.loads import IDLE, KINDS, Progress, running
-from benchmarks.gpu.readers import devices_of
-from benchmarks.gpu.report import Report
-from benchmarks.node import LocalDaemon, running_daemon
-from benchmarks.processes import wait_until
+from benchmarks.gpu.report import Report, RunSetting
+from benchmarks.processes import (
+    LocalDaemon,
+    running_daemon,
+    wait_until,
+)
 
-# Averages of the driver are of a second, GPM's of a round: they must forget what was before.
+IDLE = "idle"
+KINDS = (IDLE, "matmul", "copy_on_device", "host_to_device", "device_to_host")
+# The widths on a GPU, and on the CPU, on which only the loads themselves are tried.
+_WIDTH, _SMALL_WIDTH = 8192, 128
+_ROUNDS_AT_ONCE = 16
+_STOP_TIMEOUT_S = 20.0
+# The driver averages over a second and GPM over a round: wait until both contain only this load.
 SETTLE_S, WINDOW_S = 3.0, 8.0
 QUICK_SETTLE_S, QUICK_WINDOW_S = 1.0, 2.2
 POLL_S = 0.25
 NONE, HIGH = (0.0, 0.05), (0.8, 1.05)
-# Two ways to measure the same; with the headers of packets.
+# Ratios of two measurements of the same; a link also carries packet headers.
 SAME, COPIED = (0.95, 1.05), (0.95, 1.3)
-# Means of gauges, the growth of counters in a second, and the ratios of ``related``.
+# Means of gauges, the growth of counters per second, and the ratios of ``related``.
 EXPECTED = {
     IDLE: {
         "busy_seconds_total": NONE,
@@ -36,19 +46,19 @@ EXPECTED = {
         "tensor_type_active_ratio{type=hmma}": (0.4, 1.0),
     },
     "copy_on_device": {"dram_active_ratio": (0.6, 1.0), "tensor_active_ratio": NONE},
-    # What goes to the device is received by it.
+    # The directions are the device's.
     "host_to_device": {"pcie_receive_bytes_total/copied": COPIED, "tensor_active_ratio": NONE},
     "device_to_host": {"pcie_transmit_bytes_total/copied": COPIED, "tensor_active_ratio": NONE},
 }
 ENERGY = ("energy_joules_total/power_watts", "energy_joules_total/power_instant_watts")
-# These last no longer than the time that passes; in a smaller unit they would seem to.
+# These grow by at most 1 s per second; a wrong unit would exceed that.
 TIMES = ("busy_seconds_total", "throttle_seconds_total", "violation_seconds_total")
 
 
-def check(report: Report) -> None:
+def check_counters(report: Report) -> None:
     quick = report.setting.quick
     with running_daemon() as daemon:
-        wait_until(lambda: devices_of(daemon))
+        wait_until(lambda: daemon.devices())
         for kind in KINDS:
             with report.part(kind) as figures, running(kind, report.setting) as progress:
                 time.sleep(QUICK_SETTLE_S if quick else SETTLE_S)
@@ -57,12 +67,12 @@ def check(report: Report) -> None:
 
 
 def follow(daemon: LocalDaemon, progress: Progress, window_s: float) -> dict[str, float]:
-    """Of the first GPU: the growth of counters in a second, means of gauges, and ratios."""
+    """Return for the first GPU the growth of counters per second, means of gauges, and ratios."""
     polls: list[dict[str, Any]] = []
     bytes_before, counted_at = progress.copied_bytes, progress.counted_at
     deadline = time.monotonic() + window_s
     while time.monotonic() < deadline:
-        device = devices_of(daemon)[0]
+        device = daemon.devices()[0]
         if not polls or device["time"] > polls[-1]["time"]:
             polls.append(device)
         time.sleep(POLL_S)
@@ -81,7 +91,7 @@ def follow(daemon: LocalDaemon, progress: Progress, window_s: float) -> dict[str
 
 
 def related(figures: Mapping[str, float]) -> dict[str, float]:
-    """Counters over what they must equal."""
+    """Return counters over the values that they must equal."""
     pairs = [name.split("/") for of in (*EXPECTED.values(), ENERGY) for name in of if "/" in name]
     return {
         f"{name}/{other}": figures[name] / figures[other]
@@ -105,3 +115,63 @@ def judge(report: Report, kind: str, figures: Mapping[str, float]) -> None:
     if ratios:
         text = f"energy under {kind}: {ratios} of average and newest power"
         report.expect(any(SAME[0] <= one <= SAME[1] for one in ratios), text, timed=True)
+
+
+# --- loads ---
+
+
+@dataclass(slots=True)
+class Progress:
+    """The bytes that a load has copied, and the time of that count."""
+
+    copied_bytes: int = 0
+    counted_at: float = 0.0
+
+
+@contextlib.contextmanager
+def running(kind: str, setting: RunSetting) -> Iterator[Progress]:
+    """Run a load during the block, warmed up before it. Raises CannotCheck."""
+    progress, stop = Progress(), threading.Event()
+    if kind == IDLE:
+        yield progress
+        return
+    setting.need_torch()
+    work, bytes_a_round, synchronize = _work(kind, setting.device)
+
+    def round_() -> None:
+        for _ in range(_ROUNDS_AT_ONCE):
+            work()
+        synchronize()
+        progress.copied_bytes += _ROUNDS_AT_ONCE * bytes_a_round
+        progress.counted_at = time.monotonic()
+
+    def work_on() -> None:
+        while not stop.is_set():
+            round_()
+
+    round_()
+    thread = threading.Thread(target=work_on, daemon=True)
+    thread.start()
+    try:
+        yield progress
+    finally:
+        stop.set()
+        thread.join(_STOP_TIMEOUT_S)
+
+
+def _work(kind: str, device: str) -> tuple[Callable[[], object], int, Callable[[], None]]:
+    """Return a round of work, the bytes that it copies, and a function that waits for it."""
+    import torch
+
+    cuda = device == "cuda"
+    width = _WIDTH if cuda else _SMALL_WIDTH
+    left, right = (torch.randn(width, width, device=device).bfloat16() for _ in range(2))
+    product, host = torch.empty_like(left), torch.empty_like(left, device="cpu", pin_memory=cuda)
+    rounds: dict[str, Callable[[], object]] = {
+        "matmul": lambda: torch.matmul(left, right, out=product),
+        "copy_on_device": lambda: product.copy_(left),
+        "host_to_device": lambda: product.copy_(host, non_blocking=True),
+        "device_to_host": lambda: host.copy_(left, non_blocking=True),
+    }
+    synchronize = torch.cuda.synchronize if cuda else lambda: None
+    return rounds[kind], left.nbytes, synchronize

@@ -1,10 +1,10 @@
-"""What `nvidia-smi -q -x` says, as one flat table a GPU, and whether a value of ours is the same.
+"""Reads `nvidia-smi -q -x` into one flat table per GPU and compares our values with it.
 
-``readers.csv`` holds a line for each of our series (without ``device_``) that nvidia-smi knows:
-the path in its XML as the drivers 550 to 580 write it, the factor from its unit to ours, and how
-far the value may move, in our unit, within the seconds between two readings. Of paths that ``|``
-parts the first that the driver writes counts. The XML has no totals of ECC errors: without SRAM
-errors those of device memory are the same. Asking for a PCIe link wakes it up.
+``readers.csv`` has a line for each of our series (without ``device_``) that nvidia-smi has: the
+path in its XML as drivers 550 to 580 write it, the factor from its unit to ours, and how far the
+value may change between two readings, in our unit. ``|`` separates alternative paths; the first one
+that exists counts. The XML has no totals of ECC errors: without SRAM errors those of device memory
+are the same. Reading a PCIe link wakes it up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.gpu.report import CannotCheck
 
 TABLE = Path(__file__).with_name("readers.csv")
 TIMEOUT_S = 20.0
-# What it writes where there is no value.
+# Texts that stand for a missing value.
 ABSENT = ("", "N/A", "[N/A]", "Not Supported", "[Not Supported]", "Unknown Error", "Not Found")
 AGREE, BETWEEN, DIFFERS = "agree", "between", "differs"
 OURS_ONLY, THEIRS_ONLY, NOT_COMPARABLE = "ours_only", "theirs_only", "not_comparable"
@@ -39,7 +39,7 @@ Leaves = dict[str, str]
 
 
 class SmiReading(NamedTuple):
-    """A line of the table: ours = theirs x ``factor``, give or take ``moves``."""
+    """A line of the table: our value is theirs times ``factor``, plus or minus ``moves``."""
 
     series: str
     paths: tuple[str, ...]
@@ -60,7 +60,7 @@ def readings() -> list[SmiReading]:
 
 
 def read() -> dict[str, Leaves]:
-    """By UUID. Raises CannotCheck."""
+    """Return the texts of each GPU by UUID. Raises CannotCheck."""
     path = shutil.which("nvidia-smi")
     if path is None:
         raise CannotCheck("there is no nvidia-smi")
@@ -72,7 +72,7 @@ def read() -> dict[str, Leaves]:
 
 
 def parse(text: str) -> dict[str, Leaves]:
-    """By UUID; a path that stands more than once keeps its first text."""
+    """Return the texts of each GPU by UUID; a repeated path keeps its first text."""
     root = ElementTree.fromstring(text)
     found = {}
     for gpu in root.findall("gpu"):
@@ -91,13 +91,13 @@ def _walk(element: ElementTree.Element, folder: str, leaves: Leaves) -> None:
 
 
 def number(text: str) -> float | None:
-    """Without its unit: ``75.30 W``, ``16x``, ``P8``, ``1920 bank(s)``, ``Active``."""
+    """Return the number in ``75.30 W``, ``16x``, ``P8``, ``1920 bank(s)``, or of ``Active``."""
     match = _NUMBER.search(text)
     return _WORDS.get(text, float(match[0]) if match else None)
 
 
 def verdict(reading: SmiReading, ours: float | None, before: str, after: str) -> str:
-    """Of our value between two readings of nvidia-smi's."""
+    """Judge our value, which was read between the two of nvidia-smi."""
     first, second = number(before), number(after)
     theirs_known = before not in ABSENT or after not in ABSENT
     if ours is None:
@@ -105,7 +105,7 @@ def verdict(reading: SmiReading, ours: float | None, before: str, after: str) ->
     if first is None or second is None:
         return NOT_COMPARABLE if theirs_known else OURS_ONLY
     low, high = sorted((first * reading.factor, second * reading.factor))
-    # What is written is rounded or cut off at its last digit: 0.01 of 75.30 W.
+    # The last written digit is rounded or cut off: 0.01 for 75.30 W.
     fraction = after.partition(".")[2].partition(" ")[0]
     step = 10.0 ** -len(fraction) * reading.factor * 1.001
     if min(abs(ours - low), abs(ours - high)) <= step:

@@ -1,4 +1,4 @@
-"""Every value of the daemon against nvidia-smi, of an idle and of a busy GPU."""
+"""Checks every value of the daemon against nvidia-smi, on an idle and on a busy GPU."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.gpu import nvidia_smi
-from benchmarks.gpu.loads import running
+from benchmarks.gpu.counters import running
 from benchmarks.gpu.nvidia_smi import ABSENT, AGREE, BETWEEN, DIFFERS, THEIRS_ONLY, Leaves
 from benchmarks.gpu.report import Report
-from benchmarks.node import LocalDaemon, running_daemon
-from benchmarks.processes import wait_until
+from benchmarks.processes import (
+    running_daemon,
+    wait_until,
+)
 
-# Until every reader has read once; GPM needs two rounds.
+# After this time every reader has read once; GPM needs two rounds.
 ROUNDS_S, QUICK_ROUNDS_S = 3.0, 1.2
-# What describes a device: our label, and nvidia-smi's path.
+# The texts that describe a device: our label, and nvidia-smi's path.
 FACTS = {
     "name": "product_name",
     "driver_version": "driver_version",
@@ -27,7 +29,7 @@ FACTS = {
 }
 
 
-def check(report: Report) -> None:
+def check_readers(report: Report) -> None:
     rounds_s = QUICK_ROUNDS_S if report.setting.quick else ROUNDS_S
     with report.part("values") as figures:
         figures["devices"] = [device["values"] for device in read_daemon(rounds_s)]
@@ -46,24 +48,15 @@ def check(report: Report) -> None:
 
 
 def read_daemon(rounds_s: float) -> list[dict[str, Any]]:
-    """The devices after the first rounds of a fresh daemon."""
+    """Return the devices after the first rounds of a new daemon."""
     with running_daemon() as daemon:
-        wait_until(lambda: devices_of(daemon))
+        wait_until(lambda: daemon.devices())
         time.sleep(rounds_s)
-        return devices_of(daemon)
-
-
-def devices_of(daemon: LocalDaemon) -> list[dict[str, Any]]:
-    """Those that are up, their series without ``device_``."""
-    return [
-        device | {"values": {s.removeprefix("device_"): v for s, v in device["values"].items()}}
-        for device in daemon.api.get("/api/v1/devices")["devices"]
-        if device["up"]
-    ]
+        return daemon.devices()
 
 
 def compare(device: Mapping[str, Any], before: Leaves, after: Leaves) -> dict[str, Any]:
-    """A reading of ours with two of nvidia-smi's, right before and after it."""
+    """Compare our reading with nvidia-smi's right before and after it."""
     ours, facts = device["values"], device["info"] | {"name": device["name"]}
     table = nvidia_smi.readings()
     rows = []
@@ -75,7 +68,7 @@ def compare(device: Mapping[str, Any], before: Leaves, after: Leaves) -> dict[st
     texts = {path: text for path, text in after.items() if text not in ABSENT}
     return {
         "rows": rows,
-        # Names only: some of the texts identify the machine.
+        # Only the names are kept: some texts identify the machine.
         "facts_that_differ": [
             label
             for label, path in FACTS.items()

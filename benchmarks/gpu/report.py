@@ -1,4 +1,4 @@
-"""What a check is given, and what it writes: figures in parts, and lines that judge them."""
+"""Gives a check its setting, and writes its figures and judged lines."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 
 class CannotCheck(Exception):
-    """There is nothing to check here; the one line says why."""
+    """Raised with one line: why there is nothing to check here."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """Where and how it is checked.
+    """Where and how a check runs.
 
-    out: the folder of the results. fake: the driver is the fake one of the tests.
-    quick: as short as it can be, to try the checks themselves.
-    device: torch's device: cuda, or cpu to try the programs without a GPU.
+    ``out`` is the folder of the results. With ``fake`` the driver is the fake one of the tests.
+    ``quick`` makes windows short, to try the checks themselves. ``device`` is torch's: cuda, or cpu
+    to try the programs without a GPU.
     """
 
     out: str
@@ -31,7 +31,7 @@ class RunSetting:
     device: str = "cuda"
 
     def need_torch(self) -> None:
-        """Raises CannotCheck where nothing can be computed on the device."""
+        """Raises CannotCheck if nothing can be computed on the device."""
         if self.fake and self.device == "cuda":
             raise CannotCheck("the fake driver has no CUDA")
         if importlib.util.find_spec("torch") is None:
@@ -39,7 +39,7 @@ class RunSetting:
 
 
 class Report:
-    """Written to a file as JSON lines, so that what was measured stays when the check is killed."""
+    """The output of a check: JSON lines in a file, which stay if the check is killed."""
 
     def __init__(self, setting: RunSetting, file: Path) -> None:
         self.setting = setting
@@ -47,7 +47,7 @@ class Report:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[dict[str, Any]]:
-        """What is put into the figures is kept; an exception costs only this part."""
+        """Keep the figures that the block adds; an exception ends only this part."""
         figures: dict[str, Any] = {}
         self._write(begun=name)
         try:
@@ -61,11 +61,11 @@ class Report:
         self._write(part=name, figures=figures)
 
     def fact(self, text: str) -> None:
-        """A line for the reader to judge."""
+        """Write a line without a judgement."""
         self._write(ok=None, text=text)
 
     def expect(self, ok: bool, text: str, *, timed: bool = False) -> None:
-        """``timed``: a time or a cost, which a quick run is too short to judge."""
+        """Write a judged line; a quick run does not judge times and costs (``timed``)."""
         self._write(ok=None if timed and self.setting.quick else ok, text=text)
 
     def _write(self, **entry: Any) -> None:

@@ -1,7 +1,7 @@
 """Runs one check in a process group of its own with a deadline.
 
-``python -m benchmarks.gpu.runner CHECK REPORT SETTING`` is that process: it may hang or crash
-without costing another check. Only the standard library is needed to say what is missing.
+``python -m benchmarks.gpu.runner CHECK REPORT SETTING`` is that process: if it hangs or crashes,
+the other checks go on. It needs only the standard library to report what is missing.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any
 
 from benchmarks.gpu.report import CannotCheck, Report, RunSetting
 
-# In the order in which they run, with the seconds that each may take; within ten minutes together.
-CHECKS_S = {
-    "doctor": 30.0,
-    "readers": 60.0,
-    "calls": 60.0,
-    "counters": 90.0,
-    "footprint": 80.0,
-    "shim": 160.0,
-    "capture": 120.0,
+# The checks in their order: the module, and the seconds that each may take; ten minutes in all.
+CHECKS: dict[str, tuple[str, float]] = {
+    "doctor": ("daemon", 30.0),
+    "readers": ("readers", 60.0),
+    "calls": ("calls", 60.0),
+    "counters": ("counters", 90.0),
+    "footprint": ("daemon", 80.0),
+    "shim": ("shim", 160.0),
+    "capture": ("capture", 120.0),
 }
 STOP_TIMEOUT_S = 5.0
 
 
 def run_check(name: str, setting: RunSetting, timeout_s: float, work: Path) -> dict[str, Any]:
-    """Its result; of one that was killed, what it had measured by then."""
+    """Return a check's result; if it was killed, what it had measured by then."""
     written, log = work / f"{name}.jsonl", work / f"{name}.log"
     arguments = [name, str(written), json.dumps(asdict(setting))]
     began = time.monotonic()
@@ -44,29 +44,29 @@ def run_check(name: str, setting: RunSetting, timeout_s: float, work: Path) -> d
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # What it leaves behind when it is killed goes with this folder.
+            # Temporary files of a killed check are removed with this folder.
             env={**os.environ, "TMPDIR": str(work)},
             start_new_session=True,
         )
     why = f"not done within {timeout_s:.0f} s"
     with contextlib.suppress(subprocess.TimeoutExpired):
         if process.wait(timeout_s):
-            said = log.read_text(errors="replace").strip().rpartition("\n")[2]
-            why = f"it ended with {process.returncode}: {said[:200]}"
+            wrote = log.read_text(errors="replace").strip().rpartition("\n")[2]
+            why = f"it ended with {process.returncode}: {wrote[:200]}"
         else:
             why = ""
-    # Whatever it has left behind, too; what is stuck in the driver stays.
+    # Stop its children too; a process that is stuck in the driver stays.
     with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(STOP_TIMEOUT_S)
     lines = written.read_text().splitlines(keepends=True) if written.exists() else []
-    # One that was being written may lack its end.
+    # The last line of a killed check may be incomplete.
     entries = [json.loads(line) for line in lines if line.endswith("\n")]
     return {**result_of(entries, why), "took_s": round(time.monotonic() - began, 1)}
 
 
 def result_of(entries: list[dict[str, Any]], why: str = "") -> dict[str, Any]:
-    """Of what a check has written; ``why`` it did not come to its end, if it did not."""
+    """Summarize the entries of a check; ``why``: the reason if it did not finish."""
     parts = {entry["part"]: entry["figures"] for entry in entries if "part" in entry}
     lines = [entry for entry in entries if "ok" in entry]
     unfinished = [entry["begun"] for entry in entries if entry.get("begun", "") not in ("", *parts)]
@@ -84,13 +84,14 @@ def result_of(entries: list[dict[str, Any]], why: str = "") -> dict[str, Any]:
 
 def main(name: str, file: str, setting: str) -> None:
     report = Report(RunSetting(**json.loads(setting)), Path(file))
+    module_name, _ = CHECKS.get(name, (name, 0.0))
     try:
-        module = importlib.import_module(f"benchmarks.gpu.{name}")
+        module = importlib.import_module(f"benchmarks.gpu.{module_name}")
     except ModuleNotFoundError as error:
         with report.part("packages"):
             raise CannotCheck(f"{error.name} is not installed") from error
     else:
-        module.check(report)
+        getattr(module, f"check_{name}")(report)
 
 
 if __name__ == "__main__":

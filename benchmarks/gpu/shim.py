@@ -1,4 +1,4 @@
-"""What the shim costs a training on the GPU, and whether its step times are true."""
+"""Checks what the shim costs a training on the GPU, and whether its step times are true."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.report import CannotCheck, Report
-from benchmarks.node import LocalDaemon, running_daemon
-from benchmarks.processes import answer_of
+from benchmarks.processes import (
+    LocalDaemon,
+    output_of,
+    running_daemon,
+)
 
-# Network and mode, with the steps of a turn.
+# The steps of a turn by network and mode.
 TRAINED = {
     ("perceptron", "eager"): 200,
     ("transformer", "eager"): 10,
@@ -22,15 +25,15 @@ TRAINED = {
 }
 TURNS, QUICK_TURNS, QUICK_STEPS = 15, 3, 3
 TIMEOUT_S = 100.0
-# The larger of the two counts: a short step is bound by launches, as the shim is.
+# The larger limit counts: a short step is bound by launches, as the shim is.
 MAX_ADDED_US, MAX_ADDED_RATIO = 20.0, 0.003
-# How far the steps' own times may be from those of the turns.
+# The largest deviation of the steps' own times from those of the turns.
 MAX_ERROR_RATIO = 0.05
-# Until the daemon has read and logged the last steps.
+# After this time the daemon has read and logged the last steps.
 LOGGED_S = 2.0
 
 
-def check(report: Report) -> None:
+def check_shim(report: Report) -> None:
     setting = report.setting
     for (network, mode), steps in TRAINED.items():
         with report.part(f"{network}_{mode}") as figures:
@@ -47,15 +50,15 @@ def check(report: Report) -> None:
 
 
 def train(daemon: LocalDaemon, *arguments: str) -> Any:
-    """What step_loops prints. Raises CannotMeasure."""
-    command = ["-m", "benchmarks.gpu.step_loops", *arguments]
-    return answer_of("the training", command, daemon.training_environment, TIMEOUT_S)
+    """Return the output of the training's turns. Raises CannotMeasure."""
+    command = ["-m", "benchmarks.gpu.training", "turns", *arguments]
+    return output_of("the training", command, daemon.training_environment, TIMEOUT_S)
 
 
 def true_times(turns: list[dict[str, Any]], log: Path) -> dict[str, float]:
-    """The steps' mean times in our log over those of their turns: medians over the turns.
+    """Return the steps' mean times in our log over those of the turns: medians over the turns.
 
-    Not of a turn's first step, which lasts from the end of the shim's turn before.
+    The first step of a turn is ignored: it includes the other loop's turn.
     """
     records = [json.loads(line) for line in log.read_text().splitlines()]
     steps = {record["step"]: record for record in records if record["type"] == "step"}
