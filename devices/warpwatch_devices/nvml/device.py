@@ -90,6 +90,7 @@ class NvmlDevice:
         self._mig_mode = 0.0
         self._settled = False
         self._watched = False
+        self._reported_stuck = False
 
     @property
     def known(self) -> bool:
@@ -113,6 +114,7 @@ class NvmlDevice:
 
     def step(self) -> None:
         """Read the device once and publish what came of it."""
+        self._reported_stuck = False
         if self.library_gone:
             return
         if self.reason and self._monotonic() < self._probe_at:
@@ -132,7 +134,8 @@ class NvmlDevice:
             self._give_up(str(gone))
 
     def publish_stuck(self) -> None:
-        """Called by the watchdog, while ``step`` does not come back."""
+        """Report the device as stuck; for the watchdog, while ``step`` does not return."""
+        self._reported_stuck = True
         self._publish_down("stuck")
 
     def _publish_down(self, reason: str = "") -> None:
@@ -216,6 +219,9 @@ class NvmlDevice:
         self._add_gpm(values)
         values.update(self._companions.ledger.values(self.device.uuid))
         processes = self._occupancy.of_gpu(self._mig.instance_ids)
+        if self._reported_stuck:
+            # A call has returned late: these values, and their time, are from before it.
+            return
         publish = self._companions.sink.publish_device
         publish(DeviceSample(self.device, now, values, processes=processes))
         for sample in instances:
