@@ -27,8 +27,7 @@ from benchmarks.processes import (
     wait_until,
 )
 from benchmarks.scraping import Scraper, burst, latency
-from warpwatch_devices.simulated.device import SimulatedDevice
-from warpwatch_devices.simulated.profiles import PROFILES
+from warpwatch_devices.simulated import PROFILES, SimulatedDevice
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.prometheus import render
 from warpwatch_telemetry.state import (

@@ -15,14 +15,17 @@ from typing import Any
 import pynvml
 
 from benchmarks.gpu.report import CannotCheck, Report
-from warpwatch_devices.nvml.batch import FieldBatch
-from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
-from warpwatch_devices.nvml.gpm_metrics import GpmRequest
+from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, FieldBatch, fast_fields
+from warpwatch_devices.nvml.gpm import GpmRequest
 from warpwatch_devices.nvml.library import code_of, initialise, name_of, shut_down
-from warpwatch_devices.nvml.readers import fast_readers, slow_readers, static_readers
+from warpwatch_devices.nvml.readers import (
+    fast_readers,
+    field_substitutes,
+    slow_readers,
+    static_readers,
+)
 from warpwatch_devices.nvml.sample_buffers import Integral, busy_samples, energy_samples
-from warpwatch_devices.nvml.substitutes import field_substitutes
-from warpwatch_devices.nvml.tiers import Reader
+from warpwatch_devices.nvml.tiers import TimedReader
 
 COUNT, QUICK_COUNT = 200, 5
 DEAR_US = 1000.0
@@ -75,7 +78,7 @@ def query(count: int) -> dict[str, Any]:
         return {"readers": readers, "gpm": gpm_codes(handle)}
 
 
-def our_readers() -> Iterable[Reader]:
+def our_readers() -> Iterable[TimedReader]:
     yield FieldBatch("fields", fast_fields(str(pynvml.nvmlSystemGetDriverVersion()))).reader
     yield FieldBatch("slow_fields", SLOW_FIELDS).reader
     yield FieldBatch("rare_fields", RARE_FIELDS).reader
@@ -85,7 +88,7 @@ def our_readers() -> Iterable[Reader]:
     yield from field_substitutes(energy_samples(Integral()).read)
 
 
-def time_reader(reader: Reader, handle: Any, count: int) -> dict[str, Any]:
+def time_reader(reader: TimedReader, handle: Any, count: int) -> dict[str, Any]:
     """Return a reader's times with ctypes included, or the return code of its failure."""
     row: dict[str, Any] = {"reader": reader.name, "code": SUCCESS}
     times_us = []

@@ -1,11 +1,11 @@
-"""Everything that is read from hardware and host.
+"""Reads everything from hardware and host.
 
-- source: what a source and a sink are, and what a source may know of the agent
-- nvml: NVIDIA GPUs; dcgm: what NVML cannot give; simulated: devices without hardware
-- kernel_log, xid_ledger: XIDs as kernel and driver report them
-- host, processes, process_tree, memory_groups: the machine, and who uses a GPU on it
-- network: ports of InfiniBand, RoCE and EFA
-- processor_waits: what keeps a process from a core; core_users: who used its cores
-- attribution: whose work runs on which device (pods, Slurm jobs)
+- source: the interfaces of sources and sinks
+- nvml: NVIDIA GPUs; dcgm: what NVML lacks; simulated: devices without hardware
+- kernel_log, xid_ledger: XIDs from kernel and driver
+- host, network: the machine, and its ports of InfiniBand, RoCE and EFA
+- processes, process_tree, memory_groups: the processes that use a GPU
+- processor_waits: what keeps a process from a core
+- attribution: pods and Slurm jobs by device
 - config: the sections `sources` and `attribution` of the configuration
 """

@@ -19,7 +19,7 @@ _FILES = (
 )
 
 
-class Room(NamedTuple):
+class MemoryHeadroom(NamedTuple):
     """In bytes; the tightest of several is their least."""
 
     available: int
@@ -46,21 +46,25 @@ def control_groups(
         yield from (group for group in (folder, *folder.parents) if top in (group, *group.parents))
 
 
-def group_room(group: Path) -> Room | None:
+def group_headroom(group: Path) -> MemoryHeadroom | None:
     """None where the group sets no limit."""
     for limit_file, usage_file, cache, _ in _FILES:
         limit, usage = read_text(group / limit_file).strip(), read_text(group / usage_file).strip()
         if limit.isdigit() and usage.isdigit():
             # File cache counts as used, but goes when the memory is needed.
             used = int(usage) - (field(read_text(group / "memory.stat"), cache) or 0)
-            return Room(max(0, int(limit) - used), int(limit))
+            return MemoryHeadroom(max(0, int(limit) - used), int(limit))
     return None
 
 
-def host_room(proc: Path = PROC) -> Room | None:
+def host_headroom(proc: Path = PROC) -> MemoryHeadroom | None:
     meminfo = read_text(proc / "meminfo")
     available, total = field(meminfo, "MemAvailable:"), field(meminfo, "MemTotal:")
-    return None if available is None or total is None else Room(1024 * available, 1024 * total)
+    return (
+        None
+        if available is None or total is None
+        else MemoryHeadroom(1024 * available, 1024 * total)
+    )
 
 
 def oom_kills(group: Path) -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from warpwatch_devices.memory_groups import read_text
-from warpwatch_devices.source import Sink, Source, Surroundings
+from warpwatch_devices.source import Sink, Source, SourceContext
 from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.label_values import CONGESTION, ERRORS
 from warpwatch_telemetry.metric import SeriesKey, Values
@@ -31,8 +31,8 @@ _RATE = re.compile(r"([0-9.]+) Gb/sec")
 class NetworkSource(Source):
     name = "network"
 
-    def __init__(self, surroundings: Surroundings, sys: Path = SYS) -> None:
-        self._devices = surroundings.devices
+    def __init__(self, context: SourceContext, sys: Path = SYS) -> None:
+        self._devices = context.devices
         self._sys = sys
         # Ports that were seen: one that is not listed any more is down.
         self._known: dict[str, Values] = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.process_tree import Process, ProcessTree, descendants, sees_host_processes
-from warpwatch_devices.source import Sink, Source, Surroundings
+from warpwatch_devices.source import Sink, Source, SourceContext
 from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
@@ -30,8 +30,8 @@ _NOT_ON_THE_HOST = "PIDs of the host mean nothing here: the daemon needs the hos
 class ProcessesSource(Source):
     name = "processes"
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._devices = surroundings.devices
+    def __init__(self, context: SourceContext) -> None:
+        self._devices = context.devices
         self._tree = ProcessTree()
         self._usages: dict[tuple[int, int], ProcessUsage] = {}
 

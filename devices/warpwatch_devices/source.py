@@ -47,7 +47,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SourceContext:
     """What a source may know of the rest of the daemon.
 
     load_of: how busy the ranks keep the device of an index (0 to 1), None when none uses it.

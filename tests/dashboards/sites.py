@@ -15,8 +15,7 @@ from itertools import product
 from typing import Any
 
 from tests.exporters.states import rank
-from warpwatch_devices.simulated.device import SimulatedDevice
-from warpwatch_devices.simulated.profiles import PROFILES
+from warpwatch_devices.simulated import PROFILES, SimulatedDevice
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest

@@ -7,8 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 
 from tests.detection.streams import EPOCH_S
-from warpwatch_devices.simulated.device import SimulatedDevice
-from warpwatch_devices.simulated.profiles import PROFILES
+from warpwatch_devices.simulated import PROFILES, SimulatedDevice
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, RankSeen, Record
 

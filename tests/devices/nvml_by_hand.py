@@ -15,7 +15,7 @@ from tests.devices.hand_loops import HandLoop, HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
-from warpwatch_devices.nvml.device import Companions, NvmlDevice
+from warpwatch_devices.nvml.device import DeviceContext, NvmlDevice
 from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.gpm import GpmWorker
 from warpwatch_devices.nvml.library import initialise
@@ -165,8 +165,8 @@ class Stepper:
         events = EventWatcher(nvml.loops, sink, nvml.ledger, monotonic)
         nvml.closing += [gpm.close, events.close]
         clocks = (monotonic, nvml.clock.wall)
-        companions = Companions(sink, nvml.ledger, events, gpm, *clocks)
-        self.device = NvmlDevice(0, companions, INTERVAL_S)
+        context = DeviceContext(sink, nvml.ledger, events, gpm, *clocks)
+        self.device = NvmlDevice(0, context, INTERVAL_S)
         return fake
 
     def step(self, rounds: int = 1) -> dict[str, float]:

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from warpwatch_devices.core_users import CoreUser, ProcessorUse, Use, core_users, uses
 from warpwatch_devices.process_tree import Process
+from warpwatch_devices.processor_waits import CoreUser, ProcessorUse, Use, core_users, uses
 
 TICKS = os.sysconf("SC_CLK_TCK")
 POD = "0::/kubepods.slice/kubepods-pod{}.slice/cri-containerd-1.scope\n"

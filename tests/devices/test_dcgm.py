@@ -17,15 +17,15 @@ from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch_devices.config import DcgmConfig
 from warpwatch_devices.dcgm.bindings import FOLDERS
-from warpwatch_devices.dcgm.pause import MAX_PAUSE_S
 from warpwatch_devices.dcgm.source import (
     DISCOVERY_INTERVAL_S,
+    MAX_PAUSE_S,
     RETRY_LONGEST_S,
     STUCK_AFTER_S,
     DcgmSource,
 )
 from warpwatch_devices.dcgm.values import PROFILING_ROWS
-from warpwatch_devices.source import Surroundings
+from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.catalogue import series_text
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 
@@ -55,7 +55,7 @@ class Node:
         self.known: tuple[DeviceSample, ...] = ()
         self.wanted = False
         self.sink, self.loops = RecordingSink(), HandLoops(self.clock)
-        around = Surroundings(
+        around = SourceContext(
             lambda _: None, lambda: self.known, lambda: self.wanted, lambda _: None
         )
         config = DcgmConfig(enabled=True, address=address, bindings=bindings)

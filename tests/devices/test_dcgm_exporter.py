@@ -18,10 +18,9 @@ from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
 from warpwatch_devices.config import DcgmExporterConfig
-from warpwatch_devices.dcgm import exporter_source, scrape
-from warpwatch_devices.dcgm.exporter_source import DcgmExporterSource
-from warpwatch_devices.dcgm.scrape import parse, read
-from warpwatch_devices.source import Surroundings
+from warpwatch_devices.dcgm import exporter_source
+from warpwatch_devices.dcgm.exporter_source import DcgmExporterSource, parse, read
+from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 
@@ -95,7 +94,7 @@ class Node:
 
     def ask_at(self, url: str) -> None:
         self.loops = HandLoops(self.clock)
-        around = Surroundings(lambda _: None, lambda: self.known, lambda: False, lambda _: None)
+        around = SourceContext(lambda _: None, lambda: self.known, lambda: False, lambda _: None)
         clocks = {"monotonic": self.clock.monotonic, "wall": self.clock.wall}
         DcgmExporterSource(DcgmExporterConfig(url=url), around, **clocks).start(
             self.loops, self.sink
@@ -209,7 +208,7 @@ def test_labels_are_unescaped_and_may_hold_braces_and_commas() -> None:
 
 
 def test_the_number_of_devices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrape, "MAX_DEVICES", 10)
+    monkeypatch.setattr(exporter_source, "MAX_DEVICES", 10)
     lines = [f"DCGM_FI_DEV_GPU_TEMP{{{labels(uuid=f'GPU-{i}')}}} 40" for i in range(15)]
     found = read("\n".join(lines), "node-7")
     assert len(found.devices) == 10 and found.rejected == 5

@@ -10,20 +10,18 @@ import pytest
 
 from tests.devices.nvml_by_hand import HandNvml, texts, uuid
 from warpwatch_devices.kernel_log import KernelLogSource
-from warpwatch_devices.nvml.event_devices import (
+from warpwatch_devices.nvml.events import (
     FIRST_RETRY_S,
     HEALTH_EVENTS,
-    LAST_RETRY_S,
-    EventDevice,
-    Renewals,
-)
-from warpwatch_devices.nvml.events import (
     LAST_BACK_OFF_S,
+    LAST_RETRY_S,
     MAX_EVENTS,
     SETTLING_S,
     STEADY_S,
     WAIT_S,
+    EventDevice,
     EventWatcher,
+    Renewals,
 )
 from warpwatch_devices.nvml.library import initialise
 

@@ -10,7 +10,7 @@ import pytest
 from tests.devices.conftest import Golden
 from tests.devices.nvml_by_hand import HandNvml, texts, uuid
 from warpwatch_devices.nvml import gpm as worker
-from warpwatch_devices.nvml.gpm_metrics import GpmRequest, refused, shares_of, traffic_of
+from warpwatch_devices.nvml.gpm import GpmRequest, refused, shares_of, traffic_of
 from warpwatch_devices.nvml.library import Meaning, initialise
 from warpwatch_telemetry.catalogue import CATALOGUE
 

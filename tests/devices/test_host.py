@@ -17,7 +17,7 @@ from tests.manual_clock import ManualClock
 from warpwatch_devices import host
 from warpwatch_devices.config import HostConfig
 from warpwatch_devices.network import NetworkSource, read_ports
-from warpwatch_devices.source import Surroundings
+from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.samples import Device, DeviceSample
 
@@ -109,7 +109,7 @@ def read(sys: Path, source: NetworkSource) -> RecordingSink:
 
 def source_of(sys: Path, *gpus: DeviceSample) -> NetworkSource:
     return NetworkSource(
-        Surroundings(lambda _: None, lambda: gpus, lambda: False, lambda _: None), sys
+        SourceContext(lambda _: None, lambda: gpus, lambda: False, lambda _: None), sys
     )
 
 

@@ -22,11 +22,10 @@ from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.nvml.device import PROBE_INTERVAL_S
-from warpwatch_devices.nvml.generation_sink import GenerationSink
-from warpwatch_devices.nvml.last_resort import LastResort
 from warpwatch_devices.nvml.library import library_replaced, meaning_of, name_of
-from warpwatch_devices.nvml.source import RETRY_INTERVAL_S, NvmlSource
-from warpwatch_devices.source import Surroundings
+from warpwatch_devices.nvml.session import SessionSink
+from warpwatch_devices.nvml.source import RETRY_INTERVAL_S, LastResort, NvmlSource
+from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 
 ALL = set(range(8))
@@ -53,7 +52,7 @@ class Source:
         self.nvml = nvml
         self.failures: list[str] = []
         config = NvmlConfig(stuck_after_s=STUCK_AFTER_S, mismatch_grace_s=GRACE_S)
-        around = Surroundings(lambda _: None, tuple, lambda: False, self.failures.append)
+        around = SourceContext(lambda _: None, tuple, lambda: False, self.failures.append)
         clocks = {"monotonic": nvml.clock.monotonic, "wall": nvml.clock.wall}
         self.source = NvmlSource(config, around, nvml.ledger, **clocks)
         self.source.start(nvml.loops, nvml.sink)
@@ -433,7 +432,7 @@ def test_return_codes_mean_what_the_policy_says(cases: Cases) -> None:
 
 def test_nothing_is_published_of_a_device_that_was_given_up_or_after_the_end() -> None:
     sink = RecordingSink()
-    generation = GenerationSink(sink)
+    generation = SessionSink(sink)
     sample = DeviceSample(Device("unknown-2", 2, ""), 1.0)
     for _ in range(2):
         generation.welcome("unknown-2")
@@ -456,8 +455,8 @@ import sys
 from tests.devices.recording import RecordingSink
 from warpwatch_runtime.supervisor import Supervisor
 from warpwatch_devices.config import NvmlConfig
-from warpwatch_devices.nvml import device, scanner, source
-from warpwatch_devices.source import Surroundings
+from warpwatch_devices.nvml import device, session, source
+from warpwatch_devices.source import SourceContext
 from warpwatch_devices.xid_ledger import XidLedger
 
 class Sink(RecordingSink):
@@ -474,9 +473,9 @@ class Sink(RecordingSink):
             print(repr(health.reason), flush=True)
         super().publish_health(health)
 
-source.RETRY_INTERVAL_S = device.PROBE_INTERVAL_S = scanner.INTERVAL_S = 0.2
+source.RETRY_INTERVAL_S = device.PROBE_INTERVAL_S = session.SCAN_INTERVAL_S = 0.2
 config = NvmlConfig(interval_s=0.1, stuck_after_s=0.5, mismatch_grace_s=3600)
-around = Surroundings(lambda _: None, tuple, lambda: False, lambda _: None)
+around = SourceContext(lambda _: None, tuple, lambda: False, lambda _: None)
 supervisor, nvml = Supervisor(), source.NvmlSource(config, around, XidLedger())
 nvml.start(supervisor, Sink())
 sys.stdin.read()

@@ -13,11 +13,10 @@ import pytest
 from tests.devices.conftest import Golden
 from tests.devices.nvml_by_hand import Stepper
 from tests.manual_clock import ManualClock
-from warpwatch_devices.nvml.batch import GrowthRate
-from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.device import PATIENCE_ROUNDS, PcieBytes
 from warpwatch_devices.nvml.facts import driver_load
-from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
-from warpwatch_devices.nvml.pcie_bytes import PATIENCE_ROUNDS, PcieBytes
+from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, GrowthRate, fast_fields
+from warpwatch_devices.nvml.library import CallCosts
 from warpwatch_devices.nvml.processes import ProcessUse
 from warpwatch_devices.nvml.sample_buffers import Integral, busy_samples
 from warpwatch_devices.nvml.tiers import (
@@ -25,8 +24,8 @@ from warpwatch_devices.nvml.tiers import (
     RARE_S,
     SLOW_S,
     SLOWER_S,
-    Reader,
     Schedule,
+    TimedReader,
     rounds_of,
 )
 from warpwatch_devices.process_tree import sees_host_processes
@@ -352,8 +351,8 @@ def test_a_reader_that_is_dear_is_called_seldom_until_it_is_cheap() -> None:
         clock.advance(cost_s)
         return {("device_x", ()): float(number)}
 
-    cheap = Reader("cheap", lambda _: {})
-    readers = (Reader("dear", read), cheap)
+    cheap = TimedReader("cheap", lambda _: {})
+    readers = (TimedReader("dear", read), cheap)
     schedule = Schedule(
         *(readers, 0, CallCosts(), lambda _: None, set(), 1.0), monotonic=clock.monotonic
     )

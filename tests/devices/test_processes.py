@@ -29,7 +29,7 @@ from warpwatch_devices.processes import (
     gpu_processes,
     io_wait_is_accounted,
 )
-from warpwatch_devices.source import Surroundings
+from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample
 
@@ -68,7 +68,7 @@ def source_of(*pids: int) -> ProcessesSource:
     processes = tuple(DeviceProcess(pid, "python") for pid in pids)
     sample = DeviceSample(Device("GPU-0", 0, "H100"), 1000.0, processes=processes)
     return ProcessesSource(
-        Surroundings(lambda index: None, lambda: (sample,), lambda: False, lambda reason: None)
+        SourceContext(lambda index: None, lambda: (sample,), lambda: False, lambda reason: None)
     )
 
 

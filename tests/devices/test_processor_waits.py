@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import eventually
-from warpwatch_devices.memory_groups import group_room, host_room, memory_groups, oom_kills
+from warpwatch_devices.memory_groups import group_headroom, host_headroom, memory_groups, oom_kills
 from warpwatch_devices.processor_waits import (
     RunQueue,
     ThreadTimes,
@@ -151,16 +151,16 @@ def test_steal_is_of_the_cores_that_are_asked_for() -> None:
 
 
 def test_a_limit_of_either_version_counts_without_the_file_cache(tmp_path: Path) -> None:
-    assert group_room(tmp_path) is None
+    assert group_headroom(tmp_path) is None
     write(tmp_path / "memory.max", "max\n")
     write(tmp_path / "memory.current", f"{400 * MIB}\n")
-    assert group_room(tmp_path) is None
+    assert group_headroom(tmp_path) is None
     write(tmp_path / "memory.max", f"{512 * MIB}\n")
     write(tmp_path / "memory.stat", f"anon 1\ninactive_file {300 * MIB}\n")
-    assert group_room(tmp_path) == (412 * MIB, 512 * MIB)
+    assert group_headroom(tmp_path) == (412 * MIB, 512 * MIB)
     write(tmp_path / "1/memory.limit_in_bytes", f"{96 * MIB}\n")
     write(tmp_path / "1/memory.usage_in_bytes", f"{60 * MIB}\n")
-    assert group_room(tmp_path / "1") == (36 * MIB, 96 * MIB)
+    assert group_headroom(tmp_path / "1") == (36 * MIB, 96 * MIB)
 
 
 def test_memory_groups_are_those_of_either_version_and_never_outside(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_memory_groups_are_those_of_either_version_and_never_outside(tmp_path: P
 
 def test_the_host_says_what_is_available(tmp_path: Path) -> None:
     write(tmp_path / "meminfo", "MemTotal: 4096 kB\nMemAvailable:   2048 kB\n")
-    assert host_room(tmp_path) == (2 * MIB, 4 * MIB)
-    assert host_room(tmp_path / "none") is None
+    assert host_headroom(tmp_path) == (2 * MIB, 4 * MIB)
+    assert host_headroom(tmp_path / "none") is None
 
 
 def test_the_first_version_counts_kills_elsewhere(tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from warpwatch_devices.config import SimulatedConfig
-from warpwatch_devices.simulated.device import SimulatedDevice
-from warpwatch_devices.simulated.profiles import PROFILES
-from warpwatch_devices.simulated.source import SimulatedSource, simulated_uuid
+from warpwatch_devices.simulated import PROFILES, SimulatedDevice, SimulatedSource, simulated_uuid
 from warpwatch_telemetry.catalogue import CATALOGUE, series_text
 from warpwatch_telemetry.samples import DeviceSample
 

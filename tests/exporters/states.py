@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from warpwatch_devices.simulated.device import SimulatedDevice
-from warpwatch_devices.simulated.profiles import PROFILES
+from warpwatch_devices.simulated import PROFILES, SimulatedDevice
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.metric import SeriesKey

@@ -24,7 +24,7 @@ from tests.helm import chart
 from tests.helm.cluster import NAMESPACE, Client, Cluster
 from tests.image import containers
 from tests.waiting import eventually
-from warpwatch_devices.simulated.source import simulated_uuid
+from warpwatch_devices.simulated import simulated_uuid
 
 # Read here: every test runs without the variables of the project.
 BINARIES = os.environ.get("WARPWATCH_TEST_KUBELET", "")

@@ -29,7 +29,7 @@ from warpwatch_capturing.children.confinement import (
     cpu_limit_s,
     run,
 )
-from warpwatch_devices.memory_groups import group_room, host_room, memory_groups
+from warpwatch_devices.memory_groups import group_headroom, host_headroom, memory_groups
 from warpwatch_diagnosis.trace.files import REDUCTION, TraceError, reduction_name
 from warpwatch_runtime import files
 from warpwatch_telemetry.captures import CaptureRequest
@@ -123,8 +123,8 @@ def _outcome(ended: Ended) -> str:
 
 def memory_left() -> int:
     """Return the bytes that a diagnosis may use: the container's rest, half of the host's."""
-    groups = [room for room in map(group_room, memory_groups("self")) if room is not None]
-    host = host_room()
+    groups = [room for room in map(group_headroom, memory_groups("self")) if room is not None]
+    host = host_headroom()
     left = [MAX_MEMORY_BYTES, *(room.available - RESERVE_BYTES for room in groups)]
     left += [] if host is None else [host.available // 2]
     return max(0, min(left))

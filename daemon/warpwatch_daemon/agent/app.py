@@ -37,8 +37,8 @@ from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_devices.attribution.pod_folders import folder_of
-from warpwatch_devices.simulated.source import simulated_uuid
-from warpwatch_devices.source import Surroundings
+from warpwatch_devices.simulated import simulated_uuid
+from warpwatch_devices.source import SourceContext
 from warpwatch_exporters.prometheus import Options
 from warpwatch_exporters.ways_out import WaysOut
 from warpwatch_runtime.call_guard import run_all
@@ -123,7 +123,7 @@ class Daemon:
             config.exporters, node, "warpwatch", config.http.public_url_of(node), metrics,
             self.exported, self._own_state,
         )  # fmt: skip
-        self.sources = enabled_sources(config, self._surroundings())
+        self.sources = enabled_sources(config, self._context())
 
     def _rank_source(self, state_folder: Path) -> tuple[Positions, RanksSource]:
         rejected = self.hub.metrics.counter("rendezvous_rejected_total")
@@ -138,8 +138,8 @@ class Daemon:
             known_pods=self._known_pods,
         )
 
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(
+    def _context(self) -> SourceContext:
+        return SourceContext(
             load_of=RankLoad(self.hub.ranks, simulated_uuid),
             devices=self.hub.devices,
             counters_wanted=self.captures.counters_wanted,

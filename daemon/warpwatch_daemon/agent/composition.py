@@ -24,7 +24,7 @@ from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_devices.network import INTERVAL_S as NETWORK_INTERVAL_S
 from warpwatch_devices.network import NetworkSource
-from warpwatch_devices.source import Source, Surroundings
+from warpwatch_devices.source import Source, SourceContext
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.supervisor import Loop, Supervisor
 from warpwatch_telemetry.captures import COUNTER_KINDS
@@ -49,12 +49,12 @@ def hub_of(config: Config, node: str) -> Hub:
     return Hub(4.0, by_source=stale_after_s, hostname=node, public_url=public_url)
 
 
-def enabled_sources(config: Config, surroundings: Surroundings) -> list[Source]:
+def enabled_sources(config: Config, context: SourceContext) -> list[Source]:
     """Return the enabled sources; a disabled one is not even imported."""
-    return [*_devices(config, surroundings), *_host(config, surroundings)]
+    return [*_devices(config, context), *_host(config, context)]
 
 
-def _devices(config: Config, surroundings: Surroundings) -> Iterator[Source]:
+def _devices(config: Config, context: SourceContext) -> Iterator[Source]:
     sources = config.sources
     if sources.nvml.enabled:
         from warpwatch_devices.kernel_log import KernelLogSource
@@ -62,40 +62,40 @@ def _devices(config: Config, surroundings: Surroundings) -> Iterator[Source]:
         from warpwatch_devices.xid_ledger import XidLedger
 
         ledger = XidLedger()
-        yield NvmlSource(sources.nvml, surroundings, ledger)
+        yield NvmlSource(sources.nvml, context, ledger)
         if sources.kernel_log.enabled:
             yield KernelLogSource(ledger)
     if sources.simulated.enabled:
-        from warpwatch_devices.simulated.source import SimulatedSource
+        from warpwatch_devices.simulated import SimulatedSource
 
-        yield SimulatedSource(sources.simulated, surroundings.load_of)
+        yield SimulatedSource(sources.simulated, context.load_of)
     if sources.dcgm.enabled:
         from warpwatch_devices.dcgm.source import DcgmSource
 
-        yield DcgmSource(sources.dcgm, surroundings)
+        yield DcgmSource(sources.dcgm, context)
     if sources.dcgm_exporter.url is not None:
         from warpwatch_devices.dcgm.exporter_source import DcgmExporterSource
 
-        yield DcgmExporterSource(sources.dcgm_exporter, surroundings)
+        yield DcgmExporterSource(sources.dcgm_exporter, context)
 
 
-def _host(config: Config, surroundings: Surroundings) -> Iterator[Source]:
+def _host(config: Config, context: SourceContext) -> Iterator[Source]:
     sources = config.sources
     if sources.host.enabled:
         from warpwatch_devices.host import HostSource
 
         yield HostSource(sources.host)
         if not sources.simulated.enabled:
-            yield NetworkSource(surroundings)
+            yield NetworkSource(context)
     if sources.processes.enabled:
         from warpwatch_devices.processes import ProcessesSource
 
-        yield ProcessesSource(surroundings)
+        yield ProcessesSource(context)
     attribution = config.attribution
     if {attribution.kubelet_socket, attribution.slurm, attribution.pod_logs} != {"off"}:
         from warpwatch_devices.attribution.source import AttributionSource
 
-        yield AttributionSource(attribution, surroundings)
+        yield AttributionSource(attribution, context)
 
 
 RETENTION_INTERVAL_S = 60.0

@@ -19,7 +19,7 @@ import yaml
 
 from warpwatch_daemon.api_client import FLEET, ApiClient, socket_path
 from warpwatch_daemon.demo.faults import NONE, Switch
-from warpwatch_devices.simulated.source import simulated_uuid
+from warpwatch_devices.simulated import simulated_uuid
 from warpwatch_runtime import files
 from warpwatch_telemetry.errors import UsageError, WarpwatchError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, Machine, listed
-from warpwatch_devices.attribution.device_processes import MAX_PROCESSES
+from warpwatch_devices.attribution.control_groups import MAX_PROCESSES
 from warpwatch_devices.nvml.survey import Survey
 from warpwatch_devices.process_tree import list_pids, sees_host_processes
 

@@ -15,8 +15,8 @@ from warpwatch_devices.memory_groups import (
     CGROUP,
     PROC,
     field,
-    group_room,
-    host_room,
+    group_headroom,
+    host_headroom,
     memory_groups,
     oom_kills,
     read_text,
@@ -42,7 +42,9 @@ def reading(
     """
     members = [process, *descendants(process.pid, family)]
     groups = memory_groups(process.pid, proc, cgroup)
-    rooms = [room for room in (host_room(proc), *map(group_room, groups)) if room is not None]
+    rooms = [
+        room for room in (host_headroom(proc), *map(group_headroom, groups)) if room is not None
+    ]
     room = min(rooms, default=None)
     known = {
         "cpu_s": round(sum(member.cpu_s + member.waited_s for member in members), 2),

@@ -9,13 +9,16 @@ from typing import Any
 
 from warpwatch_daemon.ranks import process
 from warpwatch_daemon.ranks.rank import Rank
-from warpwatch_devices.core_users import ProcessorUse, Use, allowed_cores, core_users
 from warpwatch_devices.memory_groups import CGROUP, PROC, memory_groups, read_text
 from warpwatch_devices.process_tree import Process, ProcessTree, descendants
 from warpwatch_devices.processor_waits import (
     CoreTicks,
+    ProcessorUse,
     RunQueue,
     Throttling,
+    Use,
+    allowed_cores,
+    core_users,
     parse_core_ticks,
     steal_share,
     throttling,

@@ -1,6 +1,6 @@
-"""Pod, container and Slurm job of a process, as the paths of its control groups have them.
+"""Finds pod, container and Slurm job of a process by its control groups, and those of each device.
 
-One line a hierarchy, ``<id>:<controllers>:<path>``; version 2 has one hierarchy, ``0::<path>``.
+A line per hierarchy, ``<id>:<controllers>:<path>``; version 2 has one hierarchy, ``0::<path>``.
 
     /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-<id>.scope
     /kubepods/burstable/pod<uid>/<id>
@@ -8,22 +8,25 @@ One line a hierarchy, ``<id>:<controllers>:<path>``; version 2 has one hierarchy
     /slurm/uid_<uid>/job_<id>/step_0/task_0                        (version 1; slurm_<node>)
     /system.slice/slurmstepd.scope/<SLUID>/step_0/user/task_0      (from Slurm 26.05 on)
 
-A SLUID is no job id, which then stands in the process's environment alone; so do user, account and
-partition. The environment is the program's own word; only that of Slurm's processes is read.
+A SLUID is not a job id. The id, user, account and partition are then only in the process's
+environment, which the program controls; only that of Slurm's processes is read.
 
 systemd's names have ``_`` for the ``-`` of a UID. Static pods have 32 digits for a UID. In a
-container with a control group namespace of its own, paths outside of it begin with ``/..``.
+container with its own control group namespace, paths outside of it start with ``/..``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer
 from warpwatch_devices.attribution.slurm_folder import SLURM_WORD
-from warpwatch_telemetry.samples import ProcessOwner, SlurmJob
+from warpwatch_devices.process_tree import sees_host_processes
+from warpwatch_devices.processes import gpu_processes
+from warpwatch_telemetry.samples import Attribution, DeviceSample, ProcessOwner, SlurmJob
 
 _PROC = Path("/proc")
 # More hierarchies and deeper paths than any kernel has.
@@ -98,3 +101,56 @@ def _described(job: SlurmJob, environment: dict[str, str]) -> SlurmJob:
     if job.id.isdecimal() and told.id != job.id:
         return job
     return told if told.id else job
+
+
+# A GPU has some ten processes at most; what is beyond this is not looked at.
+MAX_PROCESSES = 1024
+
+
+class DeviceProcessesOrigin(AttributionOrigin):
+    """``slurm``: whether the jobs are wanted as well."""
+
+    name = "cgroup"
+    needs_devices = True
+
+    def __init__(
+        self,
+        *,
+        slurm: bool = True,
+        read: Callable[[int, str], ProcessOwner | None] = read_owner,
+        host_processes: Callable[[], bool] = sees_host_processes,
+    ) -> None:
+        self._slurm = slurm
+        self._had_jobs = False
+        self._read = read
+        self._host_processes = host_processes
+
+    def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
+        if not self._host_processes():
+            return OriginAnswer()
+        samples = tuple(samples)
+        owners = self._owners(samples)
+        found = [Attribution(self.name, now, processes=owners)]
+        jobs = _slurm_jobs(samples, owners) if self._slurm else {}
+        # Where Slurm never ran, it is no origin.
+        self._had_jobs = self._had_jobs or bool(jobs)
+        if self._had_jobs:
+            found.append(Attribution("slurm", now, slurm_jobs=jobs))
+        return OriginAnswer(tuple(found))
+
+    def _owners(self, samples: tuple[DeviceSample, ...]) -> dict[int, ProcessOwner]:
+        names = gpu_processes(samples, MAX_PROCESSES)
+        owners = ((pid, self._read(pid, name)) for pid, name in names.items())
+        return {pid: owner for pid, owner in owners if owner is not None}
+
+
+def _slurm_jobs(
+    samples: tuple[DeviceSample, ...], owners: Mapping[int, ProcessOwner]
+) -> dict[str, tuple[SlurmJob, ...]]:
+    jobs: dict[str, set[SlurmJob]] = {}
+    for sample in samples:
+        for process in sample.processes:
+            owner = owners.get(process.pid)
+            if owner is not None and owner.slurm is not None:
+                jobs.setdefault(sample.device.uuid, set()).add(owner.slurm)
+    return {uuid: tuple(sorted(found)) for uuid, found in jobs.items()}

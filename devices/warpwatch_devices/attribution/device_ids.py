@@ -1,23 +1,26 @@
-"""What the device ids of the kubelet's plugins and drivers say of a device.
+"""Finds the devices that the kubelet lists: its ids, and the sampled devices that they mean.
 
-The forms, with <uuid> for 8-4-4-4-12 hexadecimal digits:
+The forms of ids, with <uuid> for 8-4-4-4-12 hexadecimal digits:
 
-    GPU-<uuid>  MIG-<uuid>            NVIDIA's device plugin; ``::<n>`` behind them: a replica
+    GPU-<uuid>  MIG-<uuid>            NVIDIA's device plugin; ``::<n>`` at the end: a replica
     MIG-GPU-<uuid>/<gi>/<ci>          a MIG instance of drivers before R470
-    nvidia<N>  nvidia<N>/gi<M>        GKE's device plugin; ``/vgpu<K>`` behind them: a replica
+    nvidia<N>  nvidia<N>/gi<M>        GKE's device plugin; ``/vgpu<K>`` at the end: a replica
     gpu-<N>                           NVIDIA's driver for dynamic resource allocation
     gpu-<N>-mig-<profile>-<id>-<start>   its MIG instances
     <vendor>/<class>=<name>           the container device interface; the name is a UUID, an index
-                                      (0, 0:1, gpu0, mig0:1) or one of the driver's names
+                                      (0, 0:1, gpu0, mig0:1) or a name of the driver
 
-An id that only resembles one of these is none of them: schedulers that choose the GPU
-themselves hand out ids that look alike and mean nothing (GPU-<uuid>-<n>).
+An id that only resembles a form is ignored: schedulers that choose the GPU themselves use ids that
+look alike and mean nothing (GPU-<uuid>-<n>).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from warpwatch_telemetry.samples import Device, DeviceSample, Workload
 
 # No id is longer: a qualified CDI name of the DRA driver has some 120 characters.
 MAX_ID_LENGTH = 512
@@ -100,3 +103,143 @@ def parse_cdi_name(text: str) -> DeviceReference | None:
         mig_index = int(match[2]) if match[2] is not None else None
         return DeviceReference(index=int(match[1]), mig_index=mig_index, shared=True)
     return parse_driver_name(_CLAIM_UID.sub("", name, count=1))
+
+
+# NVIDIA's driver for dynamic resource allocation.
+GPU_DRIVER = "gpu.nvidia.com"
+_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
+_MIG_RESOURCE_PREFIX = "nvidia.com/mig-"
+_SHARED_SUFFIX = ".shared"
+# Names of Kubernetes objects are DNS subdomains.
+_MAX_NAME_LENGTH = 253
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDevice:
+    """One device of one container, as the kubelet lists it.
+
+    ``resource`` is the extended resource, or the driver of a claim; ``cdi_names`` has the device's
+    names in the container device interface, for claims alone.
+    """
+
+    workload: Workload
+    resource: str
+    device_id: str
+    cdi_names: tuple[str, ...] = ()
+    claimed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A GPU that a container holds."""
+
+    workload: Workload
+    device_id: str
+    device: DeviceReference
+
+
+def allocations_of(listed: Iterable[ListedDevice]) -> tuple[list[Allocation], set[str]]:
+    """The GPUs among the devices, and the ids that should mean a GPU but cannot be read."""
+    allocations = []
+    unreadable = set()
+    for device in listed:
+        reference = _claimed(device) if device.claimed else _plugged(device)
+        if reference is not None and _is_valid(device.workload):
+            allocations.append(Allocation(device.workload, device.device_id, reference))
+        elif reference is not None or _is_gpu(device):
+            unreadable.add(device.device_id[:100])
+    return allocations, unreadable
+
+
+def _plugged(device: ListedDevice) -> DeviceReference | None:
+    """Of a resource of any name: others than NVIDIA's plugin give GPUs out by their UUIDs, too."""
+    reference = parse_device_id(device.device_id)
+    if reference is not None and device.resource.endswith(_SHARED_SUFFIX):
+        return replace(reference, shared=True)
+    return reference
+
+
+def _claimed(device: ListedDevice) -> DeviceReference | None:
+    """A UUID says more than the driver's name, which says more than an index."""
+    named = [parse_cdi_name(name) for name in device.cdi_names]
+    references = [reference for reference in named if reference is not None]
+    for reference in references:
+        if reference.uuid:
+            return reference
+    own = parse_driver_name(device.device_id) if device.resource == GPU_DRIVER else None
+    return own or next(iter(references), None)
+
+
+def _is_gpu(device: ListedDevice) -> bool:
+    resource = device.resource
+    if device.claimed:
+        return resource == GPU_DRIVER
+    return resource in _RESOURCES or resource.startswith(_MIG_RESOURCE_PREFIX)
+
+
+def _is_valid(workload: Workload) -> bool:
+    names = (workload.namespace, workload.pod, workload.container)
+    return all(0 < len(name) <= _MAX_NAME_LENGTH and name.isprintable() for name in names)
+
+
+class KnownDevices:
+    """The devices of the newest samples, by all that an id may call them.
+
+    ``minor_number``, ``mig_index`` and ``placement_start`` of ``Device.info`` are used where the
+    source of the samples gives them. Without a minor number the index stands for it: they differ
+    only where device nodes were not made in the order of the PCI bus.
+    """
+
+    def __init__(self, samples: Iterable[DeviceSample]) -> None:
+        # Another GPU may have come to the index of one that is lost.
+        devices = tuple(sample.device for sample in samples if sample.reason != "lost")
+        self._gpus = [device for device in devices if not device.gpu_instance]
+        self._instances = [device for device in devices if device.gpu_instance]
+
+    def resolve(self, reference: DeviceReference) -> str | None:
+        """The UUID of the device, None where it is unknown or may be one of several."""
+        if reference.uuid and not reference.gpu_instance:
+            return reference.uuid
+        indices = self._indices(reference)
+        if _is_instance(reference):
+            found = [
+                device.uuid
+                for device in self._instances
+                if device.index in indices and _matches(device, reference)
+            ]
+        else:
+            found = [device.uuid for device in self._gpus if device.index in indices]
+        return found[0] if len(found) == 1 else None
+
+    def _indices(self, reference: DeviceReference) -> set[int]:
+        """Indices of the GPU that is meant; an instance carries that of the GPU around it."""
+        if reference.index is not None:
+            return {reference.index}
+        if reference.uuid:
+            return {gpu.index for gpu in self._gpus if gpu.uuid == reference.uuid}
+        devices = self._gpus or self._instances
+        return {device.index for device in devices if _minor(device) == reference.minor}
+
+
+def _is_instance(reference: DeviceReference) -> bool:
+    return bool(reference.gpu_instance or reference.profile or reference.mig_index is not None)
+
+
+def _matches(device: Device, reference: DeviceReference) -> bool:
+    if reference.gpu_instance:
+        return device.gpu_instance == reference.gpu_instance
+    if reference.mig_index is not None:
+        return device.info.get("mig_index") == str(reference.mig_index)
+    start = device.info.get("placement_start")
+    placed = start is None or start == str(reference.placement)
+    return placed and _plain(device.profile) == _plain(reference.profile)
+
+
+def _plain(profile: str) -> str:
+    """``1g.10gb+me`` as the DRA driver writes it in names: only letters and digits count."""
+    return "".join(char for char in profile.lower() if char.isalnum())
+
+
+def _minor(device: Device) -> int:
+    minor = device.info.get("minor_number", "")
+    return int(minor) if minor.isdecimal() else device.index

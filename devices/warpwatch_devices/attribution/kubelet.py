@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warpwatch_devices.attribution.allocations import allocations_of
-from warpwatch_devices.attribution.known_devices import KnownDevices
+from warpwatch_devices.attribution.device_ids import KnownDevices, allocations_of
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_telemetry.samples import Attribution, DeviceSample, Workload
 

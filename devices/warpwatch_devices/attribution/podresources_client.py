@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from warpwatch_devices.attribution import podresources_pb2
-from warpwatch_devices.attribution.allocations import ListedDevice
+from warpwatch_devices.attribution.device_ids import ListedDevice
 from warpwatch_devices.attribution.origin import OriginError
 from warpwatch_telemetry.samples import Workload
 

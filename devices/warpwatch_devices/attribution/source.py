@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from warpwatch_devices.attribution.device_processes import DeviceProcessesOrigin
+from warpwatch_devices.attribution.control_groups import DeviceProcessesOrigin
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
 from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer, OriginError
 from warpwatch_devices.attribution.pod_folders import PodFoldersOrigin, folder_of
 from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
 from warpwatch_devices.config import AttributionConfig
-from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_devices.source import Sink, SourceContext
 from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
@@ -33,13 +33,13 @@ class AttributionSource:
     def __init__(
         self,
         config: AttributionConfig,
-        surroundings: Surroundings,
+        context: SourceContext,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._clocks = monotonic, wall
-        self._devices = surroundings.devices
+        self._devices = context.devices
         self._origins = origins_of(config)
         self._lock = threading.Lock()
         self._failures: dict[str, str] = {}
@@ -51,7 +51,7 @@ class AttributionSource:
         for origin in self._origins:
             interval_s = INTERVAL_S if origin.needs_devices else 0.0
             asked = (origin, interval_s, self._devices, sink, self._report(sink))
-            asker = Asker(*asked, *self._clocks)
+            asker = OriginPoller(*asked, *self._clocks)
             supervisor.every(f"attribution-{origin.name}", TICK_S, asker.step)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ def origins_of(config: AttributionConfig) -> list[AttributionOrigin]:
     return origins
 
 
-class Asker:
+class OriginPoller:
     """Asks one origin each ``interval_s``, once there are devices, and publishes what it says.
 
     What it said last stays published while it is away and grows old. A failure is counted each

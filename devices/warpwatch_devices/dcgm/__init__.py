@@ -1,6 +1,5 @@
-"""DCGM: the sources ``dcgm`` (source) and ``dcgm_exporter`` (exporter_source).
+"""Reads DCGM: the sources ``dcgm`` (source) and ``dcgm_exporter`` (exporter_source).
 
-- bindings: the seam to DCGM's own Python bindings; pause: profiling stands aside for captures
-- scrape: a dcgm-exporter's page
-- values, devices: in our units, of devices as NVML knows them
+- bindings: wraps DCGM's own Python bindings
+- values: converts values to our units and finds their devices among those of NVML
 """

@@ -1,6 +1,8 @@
-"""DCGM's host engine as a source: the profiling fields of GPUs that do not count for themselves.
+"""Reads the profiling fields of DCGM's host engine, for GPUs that lack GPM.
 
-Read-only, but for one thing: while a capture needs the hardware counters, profiling is paused.
+It only reads, with one exception: while a capture needs the hardware counters, it pauses profiling.
+DCGM's profiling and tools that read the same counters exclude each other. A pause holds for every
+client of the host engine and outlives its own client, so it must always be ended.
 """
 
 from __future__ import annotations
@@ -19,16 +21,79 @@ from warpwatch_devices.dcgm.bindings import (
     HostEngine,
     load,
 )
-from warpwatch_devices.dcgm.devices import PublishedDevices, device_of
-from warpwatch_devices.dcgm.pause import ProfilingPause
-from warpwatch_devices.dcgm.values import INSTANCE_ROWS, PROFILING_ROWS, in_our_unit
-from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_devices.dcgm.values import (
+    INSTANCE_ROWS,
+    PROFILING_ROWS,
+    PublishedDevices,
+    device_of,
+    in_our_unit,
+)
+from warpwatch_devices.source import Sink, SourceContext
 from warpwatch_runtime.call_guard import run_all
 from warpwatch_runtime.supervisor import LoopHandle, LoopRunner
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
+
+MAX_PAUSE_S = 600.0
+
+
+class ProfilingPause:
+    """Whether profiling is paused by us. Times are of the monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        # Wanted, but over: it lasted too long, or the host engine does not do it.
+        self._given_up = False
+        self.reason = ""
+
+    @property
+    def active(self) -> bool:
+        return self._since is not None
+
+    def follow(self, engine: HostEngine, wanted: bool, now: float) -> bool:
+        """Pause and resume as wanted; True where that changed. Raises DcgmUnavailable."""
+        if not wanted:
+            self._given_up = False
+        if self._since is None:
+            return wanted and not self._given_up and self._begin(engine, now)
+        too_long = now - self._since > MAX_PAUSE_S
+        if wanted and not too_long:
+            return False
+        if wanted:
+            self._given_up = True
+            logger.warning("profiling is resumed: a capture kept it paused too long")
+        self.end(engine)
+        return True
+
+    def connected(self, engine: HostEngine) -> None:
+        """After the connection was lost during a pause: that one may still hold."""
+        if self._since is not None:
+            self.end(engine)
+
+    def end(self, engine: HostEngine) -> None:
+        """Raises DcgmUnavailable, and the pause is then still to be ended."""
+        if self._since is None:
+            return
+        try:
+            engine.resume()
+        except DcgmRefused as refused:
+            logger.warning("DCGM does not resume profiling: %s", refused)
+        self._since = None
+        self.reason = ""
+
+    def _begin(self, engine: HostEngine, now: float) -> bool:
+        try:
+            engine.pause()
+        except DcgmRefused as refused:
+            self._given_up = True
+            logger.warning("DCGM does not pause profiling: %s", refused)
+            return False
+        self._since = now
+        self.reason = "profiling is paused for a capture"
+        return True
+
 
 # How often it is looked whether a capture wants the counters.
 PAUSE_INTERVAL_S = 0.5
@@ -53,14 +118,14 @@ class DcgmSource:
     def __init__(
         self,
         config: DcgmConfig,
-        surroundings: Surroundings,
+        context: SourceContext,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._monotonic, self._wall = monotonic, wall
         self._config = config
-        self._surroundings = surroundings
+        self._context = context
         self._retry_s = RETRY_FIRST_S
         self._engine: HostEngine | None = None
         self._entities: tuple[Entity, ...] = ()
@@ -87,7 +152,7 @@ class DcgmSource:
             engine = self._connected(begun)
             if engine is None:
                 return
-            if self._pause.follow(engine, self._surroundings.counters_wanted(), begun):
+            if self._pause.follow(engine, self._context.counters_wanted(), begun):
                 self._next_read = begun
             if begun < self._next_read:
                 return
@@ -127,7 +192,7 @@ class DcgmSource:
                 self._refused[gpu_id] = f"GPU {gpu_id}: {refused}"
 
     def _publish(self, engine: HostEngine, sink: Sink) -> None:
-        known = self._surroundings.devices()
+        known = self._context.devices()
         samples = []
         for entity, readings in engine.latest():
             device = device_of(entity.device, known)

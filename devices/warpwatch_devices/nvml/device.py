@@ -1,31 +1,30 @@
-"""One device read through NVML: its handle, its readers, and what their errors mean for it."""
+"""Reads one device through NVML: its handle, its readers, and the meaning of their errors."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
-from warpwatch_devices.nvml.batch import FieldBatch, Parts
-from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.facts import count_fans, identify, read_facts
-from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
+from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, FieldBatch, Parts, fast_fields
 from warpwatch_devices.nvml.gpm import GpmWorker
-from warpwatch_devices.nvml.library import DeviceGone, LibraryGone, judge, reason_of
+from warpwatch_devices.nvml.library import CallCosts, DeviceGone, LibraryGone, judge, reason_of
 from warpwatch_devices.nvml.mig import MigDevices
-from warpwatch_devices.nvml.occupancy import Occupancy
-from warpwatch_devices.nvml.pcie_bytes import PCIE_BYTES, PcieBytes
+from warpwatch_devices.nvml.processes import GpuProcessReader
 from warpwatch_devices.nvml.readers import (
     MIG_MODE,
     UTILIZATION,
     fast_readers,
+    field_substitutes,
     slow_readers,
     static_readers,
+    supports,
 )
 from warpwatch_devices.nvml.sample_buffers import (
     BUSY_SECONDS,
@@ -33,7 +32,6 @@ from warpwatch_devices.nvml.sample_buffers import (
     busy_samples,
     energy_samples,
 )
-from warpwatch_devices.nvml.substitutes import field_substitutes, supports
 from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, Schedule
 from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
@@ -41,6 +39,94 @@ from warpwatch_telemetry.metric import SeriesKey, Values
 from warpwatch_telemetry.samples import Device, DeviceSample
 
 logger = logging.getLogger(__name__)
+
+PCIE_BYTES: tuple[SeriesKey, ...] = (
+    ("device_pcie_receive_bytes_total", ()),
+    ("device_pcie_transmit_bytes_total", ()),
+)
+_GENERATION: SeriesKey = ("device_pcie_link_generation_max", ())
+_WIDTH: SeriesKey = ("device_pcie_link_width_max_lanes", ())
+_WRAP = 2**32
+# 2.5 GT/s with 8 bits of 10 (PCI Express Base Specification 1.1). No generation more than doubles
+# the one before.
+_FIRST_LANE_BYTES_PER_S = 250_000_000
+# After so many rounds without GPM the fields are counted, if they can be.
+PATIENCE_ROUNDS = 10
+
+
+class ContinuedCounter:
+    """A total of what several counters count, one at a time."""
+
+    def __init__(self) -> None:
+        self._total: float | None = None
+        self._newest: tuple[str, float] = ("", 0.0)
+
+    def total(self, source: str, raw: float, wrap: int = 0) -> float:
+        """Add what ``source`` has counted since it was asked last; if it was another one that was
+        asked, that is not known and adds nothing.
+
+        wrap: where the counter starts over. One that falls without has started again.
+        """
+        last_source, before = self._newest
+        self._newest = (source, raw)
+        if self._total is None:
+            self._total = raw
+        elif last_source == source:
+            self._total += _growth(before, raw, wrap)
+        return self._total
+
+    def interrupt(self) -> None:
+        """What is counted from now until it is asked for again is not known."""
+        self._newest = ("", 0.0)
+
+
+def _growth(before: float, now: float, wrap: int) -> float:
+    if now >= before:
+        return now - before
+    return now - before + wrap if wrap else now
+
+
+class PcieBytes:
+    """Of one GPU that is read every ``interval_s`` seconds."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._counters = {key: ContinuedCounter() for key in PCIE_BYTES}
+        self._wide = False
+        self._rounds_without = PATIENCE_ROUNDS
+
+    def begin(self) -> None:
+        """The handle is new, or MIG was turned on or off: GPM may be there no more, or again."""
+        self._rounds_without = PATIENCE_ROUNDS
+        if not self._wide:
+            for counter in self._counters.values():
+                counter.interrupt()
+
+    def count(self, values: Values, gpm: Mapping[SeriesKey, float]) -> None:
+        """Put totals in place of what the fields say, or nothing where that is not known."""
+        fields = {key: values.pop(key) for key in PCIE_BYTES if key in values}
+        self._wide = self._wide or any(raw >= _WRAP for raw in fields.values())
+        if any(key in gpm for key in PCIE_BYTES):
+            self._rounds_without = 0
+            rates = {key: gpm[key] for key in PCIE_BYTES if key in gpm}
+            values.update({k: self._counters[k].total("gpm", v) for k, v in rates.items()})
+            return
+        self._rounds_without += 1
+        if self._rounds_without <= PATIENCE_ROUNDS or not self._countable(values):
+            return
+        wrap = 0 if self._wide else _WRAP
+        values.update({k: self._counters[k].total("fields", v, wrap) for k, v in fields.items()})
+
+    def _countable(self, values: Values) -> bool:
+        """Whether the fields cannot start over more than once between two readings."""
+        if self._wide:
+            return True
+        generation, lanes = values.get(_GENERATION), values.get(_WIDTH)
+        if generation is None or lanes is None:
+            return False
+        bytes_per_s = _FIRST_LANE_BYTES_PER_S * 2 ** (generation - 1) * lanes
+        return bytes_per_s * self._interval_s < _WRAP
+
 
 # How long a device that is gone is left alone before it is looked for again.
 PROBE_INTERVAL_S = 10.0
@@ -54,7 +140,7 @@ _NVLINK_OF_GPM: dict[SeriesKey, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Companions:
+class DeviceContext:
     """What the devices of one generation of NVML share."""
 
     sink: DeviceSink
@@ -68,14 +154,14 @@ class Companions:
 class NvmlDevice:
     """The device at ``index``. Only its own loop calls ``step``; the watchdog reads ``devices``."""
 
-    def __init__(self, index: int, companions: Companions, interval_s: float) -> None:
+    def __init__(self, index: int, context: DeviceContext, interval_s: float) -> None:
         # Until the device has said its UUID there is nothing better to call it.
         self.device = Device(uuid=f"unknown-{index}", index=index, name="")
         self.library_gone = False
         self.reason = ""
         self.costs = CallCosts()
-        self._companions = companions
-        self._monotonic, self._wall = companions.monotonic, companions.wall
+        self._context = context
+        self._monotonic, self._wall = context.monotonic, context.wall
         self._index = index
         self._interval_s = interval_s
         self._probe_at = 0.0
@@ -86,7 +172,7 @@ class NvmlDevice:
         self._pcie_bytes = PcieBytes(interval_s)
         self._parts: Parts = {}
         self._read_at: float | None = None
-        self._mig = MigDevices(companions.sink, companions.gpm, self.costs, interval_s)
+        self._mig = MigDevices(context.sink, context.gpm, self.costs, interval_s)
         self._mig_mode = 0.0
         self._settled = False
         self._watched = False
@@ -141,9 +227,9 @@ class NvmlDevice:
     def _publish_down(self, reason: str = "") -> None:
         now = self._wall()
         for device in self.devices:
-            values = self._companions.ledger.values(device.uuid)
+            values = self._context.ledger.values(device.uuid)
             sample = DeviceSample(device, now, values, up=False, reason=reason or self.reason)
-            self._companions.sink.publish_device(sample)
+            self._context.sink.publish_device(sample)
 
     def _give_up(self, reason: str) -> None:
         if reason != self.reason:
@@ -168,7 +254,7 @@ class NvmlDevice:
         facts = read_facts(handle, self.costs)
         self._fans = count_fans(handle, self.costs)
         if not self.known:
-            self._companions.sink.forget_device(self.device.uuid)
+            self._context.sink.forget_device(self.device.uuid)
         self.device = Device(uuid=uuid, index=self._index, name=name, info=facts)
         self._handle = handle
         self._mig.find_again()
@@ -194,11 +280,11 @@ class NvmlDevice:
             *(readers, self._index, self.costs, self._supports, self._denied, self._interval_s),
             monotonic=self._monotonic,
         )
-        self._occupancy = Occupancy(self.costs, self._index, self._interval_s, *clocks)
+        self._processes = GpuProcessReader(self.costs, self._index, self._interval_s, *clocks)
         self._read_at = None
         self._pcie_bytes.begin()
         # A GPU has no GPM of its own while it is in MIG mode.
-        self._companions.gpm.add(self.device.uuid, self._handle)
+        self._context.gpm.add(self.device.uuid, self._handle)
 
     def _read(self) -> None:
         now = self._wall()
@@ -206,7 +292,7 @@ class NvmlDevice:
         if not self._watched:
             self._watch()
         self._integrate(values)
-        self._occupancy.read(self._handle)
+        self._processes.read(self._handle)
         # What was not answered has not changed.
         mig_mode = values.get(MIG_MODE, self._mig_mode)
         if mig_mode != self._mig_mode:
@@ -214,15 +300,15 @@ class NvmlDevice:
         # Before its GPU is published: their processes may have to be asked for.
         instances: tuple[DeviceSample, ...] = ()
         if self._mig_mode:
-            instances = tuple(self._mig.read(self.device, self._handle, now, self._occupancy))
-        self._occupancy.keep_instances(self._mig.instance_ids)
+            instances = tuple(self._mig.read(self.device, self._handle, now, self._processes))
+        self._processes.keep_instances(self._mig.instance_ids)
         self._add_gpm(values)
-        values.update(self._companions.ledger.values(self.device.uuid))
-        processes = self._occupancy.of_gpu(self._mig.instance_ids)
+        values.update(self._context.ledger.values(self.device.uuid))
+        processes = self._processes.of_gpu(self._mig.instance_ids)
         if self._reported_stuck:
             # A call has returned late: these values, and their time, are from before it.
             return
-        publish = self._companions.sink.publish_device
+        publish = self._context.sink.publish_device
         publish(DeviceSample(self.device, now, values, processes=processes))
         for sample in instances:
             publish(sample)
@@ -232,7 +318,7 @@ class NvmlDevice:
         self._watched = True
         # Where the address cannot be read, the UUID tells the GPU from the others.
         address = self.device.info.get("pci_bus_id", self.device.uuid)
-        self._companions.events.register(self.device.uuid, address, self._handle)
+        self._context.events.register(self.device.uuid, address, self._handle)
 
     def _change_mig_mode(self, mode: float) -> None:
         self._mig_mode = mode
@@ -241,7 +327,7 @@ class NvmlDevice:
         self._prepare()
 
     def _add_gpm(self, values: Values) -> None:
-        gpm = self._companions.gpm.values(self.device.uuid)
+        gpm = self._context.gpm.values(self.device.uuid)
         self._pcie_bytes.count(values, gpm)
         for key, value in gpm.items():
             number = _NVLINK_OF_GPM.get(key)

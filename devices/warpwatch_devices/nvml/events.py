@@ -1,9 +1,8 @@
-"""XIDs and health events as the driver sends them: one event set for all devices, in one thread.
+"""Receives XIDs and health events from the driver: one event set for all devices, in one thread.
 
 A lost GPU makes every wait return at once. Then the set is built again without the devices that
-cannot be registered, which are tried again later, and never faster than the back-off allows.
-Events name a handle, and a dead GPU cannot be asked who it is: the table that tells is kept from
-the registration on.
+cannot be registered; these are tried again later, no faster than the back-off allows. Events name a
+handle, and a dead GPU cannot be queried: the table of handles is kept from the registration on.
 """
 
 from __future__ import annotations
@@ -13,26 +12,74 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
-from warpwatch_devices.nvml.costs import CallCosts
-from warpwatch_devices.nvml.event_devices import (
-    FIRST_RETRY_S,
-    HEALTH_EVENTS,
-    WANTED,
-    XID,
-    EventDevice,
-    Renewals,
-)
-from warpwatch_devices.nvml.library import Meaning, address_of, code_of, meaning_of
+from warpwatch_devices.nvml.library import CallCosts, Meaning, address_of, code_of, meaning_of
 from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
 from warpwatch_runtime.call_guard import CallAbandoned, CallGuard, GuardedLoop
 from warpwatch_runtime.supervisor import LoopRunner
 
 logger = logging.getLogger(__name__)
+
+XID = pynvml.nvmlEventTypeXidCriticalError
+# The values of the label ``event``, by nvml.h's bits (nvmlEventType*).
+HEALTH_EVENTS: dict[int, str] = {
+    pynvml.nvmlEventTypeSingleBitEccError: "single_bit_ecc",
+    pynvml.nvmlEventTypeDoubleBitEccError: "double_bit_ecc",
+    pynvml.nvmlEventTypeSingleBitEccErrorStorm: "single_bit_ecc_storm",
+    pynvml.nvmlEventTypeDramRetirementEvent: "dram_retirement",
+    pynvml.nvmlEventTypeDramRetirementFailure: "dram_retirement_failure",
+    pynvml.nvmlEventTypeNonFatalPoisonError: "non_fatal_poison",
+    pynvml.nvmlEventTypeFatalPoisonError: "fatal_poison",
+    pynvml.nvmlEventTypeGpuUnavailableError: "gpu_unavailable",
+    pynvml.nvmlEventTypeGpuRecoveryAction: "recovery_action",
+}
+WANTED = XID | sum(HEALTH_EVENTS)
+# How long a device that could not be registered is left alone: the first time, and at most.
+FIRST_RETRY_S = 10.0
+LAST_RETRY_S = 300.0
+
+
+@dataclass(slots=True, eq=False)
+class EventDevice:
+    """``registered``: in the present set. ``retry_at``: not to be registered before; after
+    another failure, ``retry_s`` later. ``stale``: in the present set as it was before it came
+    back, when it may send nothing any more: at ``retry_at`` there must be a new set."""
+
+    uuid: str
+    pci_bus_id: str
+    handle: Any
+    mask: int
+    registered: bool = False
+    retry_at: float = 0.0
+    retry_s: float = FIRST_RETRY_S
+    stale: bool = False
+
+    def leave_alone(self, now: float) -> None:
+        self.retry_at = now + self.retry_s
+        self.retry_s = min(2 * self.retry_s, LAST_RETRY_S)
+
+
+@dataclass(slots=True)
+class Renewals:
+    """Of a GPU that comes back: when it may cost all the others a new set again."""
+
+    next_at: float = 0.0
+    pause_s: float = FIRST_RETRY_S
+
+    def take(self, now: float) -> float:
+        """When the next one is due; 0: now."""
+        if now < self.next_at:
+            return self.next_at
+        was_quiet = now - self.next_at > self.pause_s
+        self.pause_s = FIRST_RETRY_S if was_quiet else min(2 * self.pause_s, LAST_RETRY_S)
+        self.next_at = now + self.pause_s
+        return 0.0
+
 
 ORIGIN = "nvml"
 # Whose calls these are; the time of the second is spent waiting.

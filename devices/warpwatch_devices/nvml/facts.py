@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from warpwatch_devices.memory_groups import read_text
-from warpwatch_devices.nvml.costs import CallCosts
-from warpwatch_devices.nvml.library import judge
+from warpwatch_devices.nvml.library import CallCosts, judge
 
 _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",

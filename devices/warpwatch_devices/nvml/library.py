@@ -1,7 +1,8 @@
-"""The seam to NVML: finding the library, and what each return code means for us.
+"""Loads NVML, gives each return code its meaning, and counts the cost of calls.
 
-The policy follows nvml.h's description of its return codes. What is not supported stays so until
-the device or the driver changes; what is lost is left alone; what is unknown concerns one value.
+The policy follows nvml.h's description of its return codes. A value that is not supported stays so
+until the device or the driver changes. A lost device is left alone. An unknown code concerns one
+value.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable
+import struct
+import time
+from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -199,3 +202,85 @@ def shut_down() -> None:
     """Take one initialisation back. After the last one the next initialisation is a real one."""
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlShutdown()
+
+
+T = TypeVar("T")
+
+# What counts as an answer although it is no success.
+_ANSWERS = (Meaning.UNSUPPORTED, Meaning.EMPTY)
+
+
+class CallCosts:
+    """Of one device. Its loop adds; the manager's loop alone drains."""
+
+    def __init__(self) -> None:
+        self.errors = 0
+        # By name and labels of the agent's own counters.
+        self._totals: dict[tuple[str, ...], float] = {}
+        self._drained: dict[tuple[str, ...], float] = {}
+
+    def add(self, reader: str, calls: int, seconds: float) -> None:
+        self._add(calls, "nvml_calls_total", reader)
+        self._add(seconds, "nvml_call_seconds_total", reader)
+
+    def add_error(self, reader: str, code: int) -> None:
+        if meaning_of(code) not in _ANSWERS:
+            self.errors += 1
+            self._add(1, "nvml_errors_total", reader, name_of(code))
+
+    def _add(self, by: float, *counter: str) -> None:
+        self._totals[counter] = self._totals.get(counter, 0.0) + by
+
+    def measure(self, reader: str, call: Callable[..., T], *arguments: Any) -> T:
+        """``call(*arguments)``, one call of NVML, counted for the reader. Raises NVMLError."""
+        try:
+            return self.time(reader, call, *arguments)
+        except pynvml.NVMLError as error:
+            self.add_error(reader, code_of(error))
+            raise
+
+    def time(self, reader: str, call: Callable[..., T], *arguments: Any) -> T:
+        """The same, without counting an error."""
+        begun = time.perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            self.add(reader, 1, time.perf_counter() - begun)
+
+    def drain(self, count: Callable[..., None]) -> None:
+        """Add what came since the last time to the agent's own counters (``Sink.count``)."""
+        for counter, total in tuple(self._totals.items()):
+            new = total - self._drained.get(counter, 0.0)
+            if new:
+                count(*counter, by=new)
+                self._drained[counter] = total
+
+
+# How often a list may have grown between two calls.
+_ATTEMPTS = 4
+
+
+class Buffer:
+    """It grows when they do not fit; until then, each list is one call."""
+
+    def __init__(self, layout: struct.Struct, capacity: int = 32) -> None:
+        self._layout = layout
+        self._grow(capacity)
+
+    def _grow(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._bytes = bytearray(capacity * self._layout.size)
+        self._pointer = (ctypes.c_char * len(self._bytes)).from_buffer(self._bytes)
+
+    def fill(self, call: Callable[[Any, Any], int]) -> Iterable[tuple[int, ...]]:
+        """What ``call(structs, count)`` writes. Raises NVMLError; empty is none."""
+        code = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+        for _ in range(_ATTEMPTS):
+            count = ctypes.c_uint(self._capacity)
+            code = call(self._pointer, ctypes.byref(count))
+            if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                break
+            self._grow(max(2 * self._capacity, count.value + 8))
+        if code != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(code)
+        return self._layout.iter_unpack(self._bytes[: count.value * self._layout.size])

@@ -14,10 +14,9 @@ from typing import Any
 
 import pynvml
 
-from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.gpm import GpmWorker
-from warpwatch_devices.nvml.library import code_of, judge
-from warpwatch_devices.nvml.occupancy import InstanceIds, Occupancy
+from warpwatch_devices.nvml.library import CallCosts, code_of, judge
+from warpwatch_devices.nvml.processes import GpuProcessReader, InstanceIds
 from warpwatch_devices.nvml.readers import read_memory
 from warpwatch_devices.nvml.tiers import SLOW_S, rounds_of
 from warpwatch_devices.source import DeviceSink
@@ -76,7 +75,7 @@ class MigDevices:
         return tuple(instance.ids for instance in self._instances.values())
 
     def read(
-        self, parent: Device, handle: Any, time_s: float, occupancy: Occupancy
+        self, parent: Device, handle: Any, time_s: float, occupancy: GpuProcessReader
     ) -> Iterator[DeviceSample]:
         """A sample of each. Raises LibraryGone, DeviceGone."""
         looked = self._stale or self._round % self._slow_rounds == 0
@@ -105,7 +104,9 @@ class MigDevices:
         self._stale = True
         self._round = 0
 
-    def _sample(self, instance: _Instance, time_s: float, occupancy: Occupancy) -> DeviceSample:
+    def _sample(
+        self, instance: _Instance, time_s: float, occupancy: GpuProcessReader
+    ) -> DeviceSample:
         values = dict(instance.memory or {})
         if instance.leads:
             values.update(self._gpm.values(instance.device.uuid))

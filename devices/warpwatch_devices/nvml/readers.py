@@ -1,7 +1,7 @@
-"""The table of what is asked of a device through NVML's own calls: a row is a reader of one call.
+"""Defines the readers of a device that use NVML's own calls: each row is a reader of one call.
 
-Each function takes a device handle and returns series in base units. They raise NVMLError; what
-that means is decided by the schedule that runs them.
+A reader takes a device handle and returns series in base units. It raises NVMLError, which the
+schedule interprets.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 
 import pynvml
 
+from warpwatch_devices.nvml.fields import FieldBatch
 from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of
-from warpwatch_devices.nvml.tiers import ONCE, RARE_S, SLOW_S, SLOWER_S, Reader
+from warpwatch_devices.nvml.tiers import ONCE, RARE_S, SLOW_S, SLOWER_S, TimedReader
 from warpwatch_telemetry.label_values import REMAP_AVAILABILITIES, THROTTLE_REASONS
 from warpwatch_telemetry.metric import SeriesKey, Values
 
@@ -34,39 +35,39 @@ _THRESHOLDS = {
 Read = Callable[[Any], Values]
 
 
-def fast_readers(busy_samples: Callable[[Any], Values]) -> Iterable[Reader]:
+def fast_readers(busy_samples: Callable[[Any], Values]) -> Iterable[TimedReader]:
     """What is read in every round."""
-    yield Reader("utilization", _utilization)
-    yield Reader("utilization_samples", busy_samples)
-    yield Reader("memory", _first_of(read_memory, _old_memory))
+    yield TimedReader("utilization", _utilization)
+    yield TimedReader("utilization_samples", busy_samples)
+    yield TimedReader("memory", _first_of(read_memory, _old_memory))
     # Heat takes seconds.
-    yield Reader("temperature", _first_of(_temperature, _old_temperature), _HEAT_S)
-    yield Reader("throttle", _first_of(_event_reasons, _throttle_reasons))
-    yield Reader("clock", _clock("sm"))
+    yield TimedReader("temperature", _first_of(_temperature, _old_temperature), _HEAT_S)
+    yield TimedReader("throttle", _first_of(_event_reasons, _throttle_reasons))
+    yield TimedReader("clock", _clock("sm"))
 
 
-def slow_readers(fans: int) -> Iterable[Reader]:
+def slow_readers(fans: int) -> Iterable[TimedReader]:
     """What seldom changes, or matters less."""
     for domain, period_s in (("memory", SLOW_S), ("graphics", SLOW_S), ("video", SLOWER_S)):
-        yield Reader("clock", _clock(domain), period_s)
+        yield TimedReader("clock", _clock(domain), period_s)
     for name, series, call, period_s in _SINGLE_VALUES:
-        yield Reader(name, value_of(key_of(series), call), period_s)
-    yield Reader("performance_state", _performance_state, SLOW_S)
-    yield Reader("bar1", _bar1, SLOWER_S)
+        yield TimedReader(name, value_of(key_of(series), call), period_s)
+    yield TimedReader("performance_state", _performance_state, SLOW_S)
+    yield TimedReader("bar1", _bar1, SLOWER_S)
     for fan in range(fans):
-        yield Reader("fan_speed", _fan_speed(fan), SLOWER_S)
-    yield Reader("row_remap_banks", _row_remap_banks, RARE_S)
+        yield TimedReader("fan_speed", _fan_speed(fan), SLOWER_S)
+    yield TimedReader("row_remap_banks", _row_remap_banks, RARE_S)
     fabric = (pynvml.c_nvmlGpuFabricInfo_v3_t, pynvml.c_nvmlGpuFabricInfo_v2_t)
-    yield Reader("fabric", _first_of(*map(_fabric, fabric)), SLOWER_S)
-    yield Reader("vgpu_license", _vgpu_licensed, RARE_S)
+    yield TimedReader("fabric", _first_of(*map(_fabric, fabric)), SLOWER_S)
+    yield TimedReader("vgpu_license", _vgpu_licensed, RARE_S)
 
 
-def static_readers() -> Iterable[Reader]:
+def static_readers() -> Iterable[TimedReader]:
     """What does not change while the driver is loaded."""
     for domain in _CLOCKS:
-        yield Reader("clock_max", _clock_max(domain), ONCE)
+        yield TimedReader("clock_max", _clock_max(domain), ONCE)
     for name in _THRESHOLDS:
-        yield Reader("temperature_threshold", _threshold(name), ONCE)
+        yield TimedReader("temperature_threshold", _threshold(name), ONCE)
 
 
 def read_memory(handle: Any) -> Values:
@@ -247,4 +248,59 @@ _SINGLE_VALUES: tuple[tuple[str, str, Callable[[Any], float], float], ...] = (
     ("mig_mode", "mig_mode", lambda handle: pynvml.nvmlDeviceGetMigMode(handle)[0], SLOW_S),
     ("persistence_mode", "persistence_mode", pynvml.nvmlDeviceGetPersistenceMode, RARE_S),
     ("compute_mode", "compute_mode", pynvml.nvmlDeviceGetComputeMode, RARE_S),
+)
+
+
+def field_substitutes(energy_samples: Read) -> Iterable[TimedReader]:
+    """Each is dropped as soon as the device has answered its field."""
+
+    def instead(number: int, name: str, read: Read, period_s: float = 0.0) -> TimedReader:
+        return TimedReader(name, read, period_s, instead_of=number)
+
+    yield instead(pynvml.NVML_FI_DEV_POWER_AVERAGE, "power", _power)
+    yield instead(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, "power_samples", energy_samples)
+    current = pynvml.NVML_FI_DEV_POWER_CURRENT_LIMIT
+    yield instead(current, "power_limit", _power_limit, SLOWER_S)
+    default = pynvml.NVML_FI_DEV_POWER_DEFAULT_LIMIT
+    yield instead(default, "power_limit", _power_limit_default, RARE_S)
+    highest = pynvml.NVML_FI_DEV_POWER_MAX_LIMIT
+    yield instead(highest, "power_limit", _power_limit_range, RARE_S)
+    state = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        yield instead(state, "nvlink_state", _nvlink_state(link), RARE_S)
+
+
+def supports(batches: Iterable[FieldBatch]) -> Callable[[int], bool | None]:
+    """Whether the device supports a field, as far as its batches have found out."""
+    known = tuple(batches)
+
+    def ask(number: int) -> bool | None:
+        if any(number in batch.answered for batch in known):
+            return True
+        return False if any(number in batch.unsupported for batch in known) else None
+
+    return ask
+
+
+def _nvlink_state(link: int) -> Read:
+    key = key_of("nvlink_link_up", str(link))
+    return lambda handle: {key: pynvml.nvmlDeviceGetNvLinkState(handle, link)}
+
+
+def _power_limit_range(handle: Any) -> Values:
+    lowest_mw, highest_mw = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+    return {
+        key_of("power_limit_min_watts"): lowest_mw / 1000,
+        key_of("power_limit_max_watts"): highest_mw / 1000,
+    }
+
+
+_power = value_of(key_of("power_watts"), pynvml.nvmlDeviceGetPowerUsage, divisor=1000)
+_power_limit = value_of(
+    key_of("power_limit_watts"), pynvml.nvmlDeviceGetEnforcedPowerLimit, divisor=1000
+)
+_power_limit_default = value_of(
+    key_of("power_limit_default_watts"),
+    pynvml.nvmlDeviceGetPowerManagementDefaultLimit,
+    divisor=1000,
 )

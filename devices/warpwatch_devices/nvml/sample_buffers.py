@@ -15,8 +15,7 @@ from typing import Any
 
 import pynvml
 
-from warpwatch_devices.nvml.buffer import Buffer
-from warpwatch_devices.nvml.library import function
+from warpwatch_devices.nvml.library import Buffer, function
 from warpwatch_telemetry.metric import SeriesKey, Values
 
 # nvmlSample_t: timeStamp (µs, the CPU's clock), value; samples of all types used here are integers.

@@ -1,7 +1,7 @@
-"""NVIDIA GPUs through NVML: a loop a device, so that one that fails costs no other anything.
+"""Reads NVIDIA GPUs through NVML in a loop per device, so that one that fails delays no other.
 
-The manager's loop keeps the library initialised. The watchdog's loop calls nothing of NVML: it
-speaks for devices whose call does not return, and for those that were there and are not any more.
+The manager's loop keeps the library initialised. The watchdog's loop never calls NVML: it reports
+devices whose call does not return, and devices that have disappeared.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.nvml.device import NvmlDevice
-from warpwatch_devices.nvml.generation import Generation
-from warpwatch_devices.nvml.last_resort import LastResort
 from warpwatch_devices.nvml.library import (
     NvmlUnavailable,
     VersionMismatch,
@@ -21,12 +19,40 @@ from warpwatch_devices.nvml.library import (
     initialise,
     shut_down,
 )
-from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_devices.nvml.session import NvmlSession
+from warpwatch_devices.source import Sink, SourceContext
 from warpwatch_devices.xid_ledger import XidLedger
 from warpwatch_runtime.supervisor import LoopHandle, LoopRunner
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
+
+
+class LastResort:
+    """Calls ``fail`` once with what has been wrong for ``grace_s`` without a break."""
+
+    def __init__(
+        self,
+        fail: Callable[[str], None],
+        grace_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fail = fail
+        self._monotonic = monotonic
+        self._grace_s = grace_s
+        self._ailment = ""
+        self._since = 0.0
+        self._failed = False
+
+    def consider(self, ailment: str) -> None:
+        """``ailment``: one line on what is wrong now; empty: nothing is."""
+        now = self._monotonic()
+        if ailment != self._ailment:
+            self._ailment, self._since = ailment, now
+        if ailment and now - self._since >= self._grace_s and not self._failed:
+            self._failed = True
+            self._fail(ailment)
+
 
 # How long to wait before NVML is initialised again.
 RETRY_INTERVAL_S = 5.0
@@ -57,7 +83,7 @@ class NvmlSource:
     def __init__(
         self,
         config: NvmlConfig,
-        surroundings: Surroundings,
+        context: SourceContext,
         ledger: XidLedger,
         *,
         monotonic: Callable[[], float] = time.monotonic,
@@ -65,16 +91,16 @@ class NvmlSource:
     ) -> None:
         self._monotonic, self._wall = monotonic, wall
         self._config = config
-        self._surroundings = surroundings
+        self._context = context
         self._ledger = ledger
         self._retry_at = 0.0
         self._reason = ""
         self._errors = 0
         self._mismatched = False
-        self._last_resort = LastResort(surroundings.fail, config.mismatch_grace_s, monotonic)
-        self._generation: Generation | None = None
+        self._last_resort = LastResort(context.fail, config.mismatch_grace_s, monotonic)
+        self._session: NvmlSession | None = None
         # Ended ones with a call inside NVML still: each holds its initialisation.
-        self._left: list[Generation] = []
+        self._left: list[NvmlSession] = []
         # Every device that was seen, with the UUID of its GPU.
         self._known: dict[str, tuple[Device, str]] = {}
 
@@ -87,33 +113,33 @@ class NvmlSource:
 
     def close(self) -> None:
         """Leave NVML, unless a call is still in it: the process's end does that then."""
-        generation, self._generation = self._generation, None
-        if generation is not None:
-            generation.end(CLOSE_TIMEOUT_S)
-            self._left.append(generation)
+        session, self._session = self._session, None
+        if session is not None:
+            session.end(CLOSE_TIMEOUT_S)
+            self._left.append(session)
         self._release()
 
     def _manage(self, supervisor: LoopRunner, sink: Sink) -> None:
-        if self._generation is not None and self._generation.gone:
+        if self._session is not None and self._session.gone:
             self._leave(sink)
         self._release()
-        if self._generation is None and self._monotonic() >= self._retry_at:
+        if self._session is None and self._monotonic() >= self._retry_at:
             self._try(supervisor, sink)
-        if self._generation is not None:
-            self._generation.drain(sink)
+        if self._session is not None:
+            self._session.drain(sink)
         self._last_resort.consider(self._ailment())
         sink.publish_health(self._health())
 
     def _leave(self, sink: Sink) -> None:
-        generation, self._generation = self._generation, None
-        assert generation is not None
+        session, self._session = self._session, None
+        assert session is not None
         # The watchdog may not have looked since a device was read first.
-        self._remember(generation.devices)
-        generation.drain(sink)
-        self._errors += generation.errors + 1
+        self._remember(session.devices)
+        session.drain(sink)
+        self._errors += session.errors + 1
         self._unavailable("the driver went away")
-        generation.end(self._config.stuck_after_s)
-        self._left.append(generation)
+        session.end(self._config.stuck_after_s)
+        self._left.append(session)
 
     def _release(self) -> None:
         """Shut NVML down as often as it was initialised for generations that are over.
@@ -121,16 +147,16 @@ class NvmlSource:
         Never under a call. NVML counts, and only what follows its last user's shutdown is a real
         initialisation, so one such call keeps all later generations from a driver that is new.
         """
-        for generation in tuple(self._left):
-            if not generation.in_flight:
-                self._left.remove(generation)
+        for session in tuple(self._left):
+            if not session.in_flight:
+                self._left.remove(session)
                 shut_down()
                 # A driver that was left for another version's sake is not waited for.
                 self._retry_at = self._monotonic()
 
     def _try(self, supervisor: LoopRunner, sink: Sink) -> None:
         try:
-            self._generation = self._begin(supervisor, sink)
+            self._session = self._begin(supervisor, sink)
             self._reason = ""
             self._mismatched = False
         except VersionMismatch as mismatch:
@@ -141,31 +167,31 @@ class NvmlSource:
             self._mismatched = False
             self._unavailable(f"{unavailable}; {_BLOCKED}" if self._left else str(unavailable))
 
-    def _begin(self, supervisor: LoopRunner, sink: Sink) -> Generation:
+    def _begin(self, supervisor: LoopRunner, sink: Sink) -> NvmlSession:
         initialise()
         try:
             count = count_devices()
         except NvmlUnavailable:
             shut_down()
             raise
-        generation = Generation(
+        session = NvmlSession(
             *(supervisor, sink, self._ledger, self._config), self._monotonic, self._wall
         )
-        generation.begin(count)
-        return generation
+        session.begin(count)
+        return session
 
     def _ailment(self) -> str:
         """What is wrong that only a restart mends, if it lasts; empty: nothing."""
         if self._mismatched:
             return _UPGRADED
-        generation = self._generation
-        if self._left and (generation is None or not generation.works):
+        session = self._session
+        if self._left and (session is None or not session.works):
             return _BLOCKED
         return _UNREADABLE if self._unreadable() else ""
 
     def _unreadable(self) -> bool:
         """Whether no device can be read where one could."""
-        return self._generation is not None and self._generation.unreadable and bool(self._known)
+        return self._session is not None and self._session.unreadable and bool(self._known)
 
     def _unavailable(self, reason: str) -> None:
         if reason != self._reason:
@@ -174,23 +200,23 @@ class NvmlSource:
         self._retry_at = self._monotonic() + RETRY_INTERVAL_S
 
     def _health(self) -> SourceHealth:
-        generation = self._generation
-        if generation is None:
+        session = self._session
+        if session is None:
             return SourceHealth(self.name, False, self._reason, errors=self._errors)
-        errors = self._errors + generation.errors
+        errors = self._errors + session.errors
         if self._unreadable():
-            return SourceHealth(self.name, False, _UNREADABLE, generation.slowest_s, errors)
-        reason = generation.trouble if generation.loops else "the driver has no device"
-        return SourceHealth(self.name, True, reason, generation.slowest_s, errors)
+            return SourceHealth(self.name, False, _UNREADABLE, session.slowest_s, errors)
+        reason = session.trouble if session.loops else "the driver has no device"
+        return SourceHealth(self.name, True, reason, session.slowest_s, errors)
 
     def _watch(self, manager: LoopHandle, sink: Sink) -> None:
         if manager.busy_s > self._config.stuck_after_s:
             reason = "NVML does not answer"
             sink.publish_health(SourceHealth(self.name, False, reason, errors=self._errors))
-        generation = self._generation
-        if generation is not None:
-            generation.watch()
-        self._speak_for_missing(generation, sink)
+        session = self._session
+        if session is not None:
+            session.watch()
+        self._speak_for_missing(session, sink)
 
     def _remember(self, gpus: tuple[NvmlDevice, ...]) -> set[str]:
         """Note which devices there are; returns their UUIDs."""
@@ -203,14 +229,14 @@ class NvmlSource:
         self._known.update(there)
         return set(there)
 
-    def _speak_for_missing(self, generation: Generation | None, sink: Sink) -> None:
+    def _speak_for_missing(self, session: NvmlSession | None, sink: Sink) -> None:
         """Who was there and is not any more is down, but a MIG device of a GPU that is there:
         that one was taken down in order."""
-        gpus = generation.devices if generation else ()
+        gpus = session.devices if session else ()
         present = self._remember(gpus)
         settled = {gpu.device.uuid for gpu in gpus if gpu.settled}
         # While devices are still being opened, any of them may be the one that is missing.
-        complete = generation and all(gpu.known or gpu.reason for gpu in gpus)
+        complete = session and all(gpu.known or gpu.reason for gpu in gpus)
         reason = "lost" if complete else "driver"
         for uuid, (device, gpu_uuid) in tuple(self._known.items()):
             if uuid in present:

@@ -22,14 +22,18 @@ import msgspec
 import pynvml
 
 from warpwatch_devices.nvml import library
-from warpwatch_devices.nvml.batch import FieldBatch
-from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.facts import identify, read_facts
-from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
+from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, FieldBatch, fast_fields
+from warpwatch_devices.nvml.library import CallCosts
 from warpwatch_devices.nvml.processes import COMPUTE, ProcessList
-from warpwatch_devices.nvml.readers import fast_readers, slow_readers, static_readers
-from warpwatch_devices.nvml.substitutes import field_substitutes, supports
-from warpwatch_devices.nvml.tiers import Reader, Schedule
+from warpwatch_devices.nvml.readers import (
+    fast_readers,
+    field_substitutes,
+    slow_readers,
+    static_readers,
+    supports,
+)
+from warpwatch_devices.nvml.tiers import Schedule, TimedReader
 from warpwatch_runtime.call_guard import MAX_THREADS, run_all
 from warpwatch_telemetry.errors import WarpwatchError
 from warpwatch_telemetry.metric import Values
@@ -288,7 +292,7 @@ class _Interview:
         known = supports((fast, slow, rare))
         return Schedule(reported, 0, self._costs, known, set(), interval_s=1.0).read(handle)
 
-    def _reported(self, reader: Reader) -> Reader:
+    def _reported(self, reader: TimedReader) -> TimedReader:
         reader.read = partial(self._ask, reader.name, reader.read)
         return reader
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pynvml
 
-from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.library import (
+    CallCosts,
     DeviceGone,
     Meaning,
     code_of,
@@ -49,7 +49,7 @@ def rounds_of(period_s: float, interval_s: float) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Reader:
+class TimedReader:
     """``read`` is called every ``period_s`` seconds; 0: in every round.
 
     name: its label in nvml_calls_total; several readers of the same kind share one.
@@ -70,7 +70,7 @@ class Reader:
 class _Turn:
     """A reader and where it stands; ``rounds`` is 0 where it is read only once."""
 
-    reader: Reader
+    reader: TimedReader
     phase: int
     rounds: int
     values: Values = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Schedule:
 
     def __init__(
         self,
-        readers: Iterable[Reader],
+        readers: Iterable[TimedReader],
         phase: int,
         costs: CallCosts,
         supports: Callable[[int], bool | None],

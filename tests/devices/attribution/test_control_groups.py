@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.devices.attribution.gpus import GPU_0, GPU_1, sample
 from tests.devices.conftest import Cases
-from warpwatch_devices.attribution.control_groups import owner_of, read_owner
-from warpwatch_devices.attribution.device_processes import DeviceProcessesOrigin
+from warpwatch_devices.attribution.control_groups import DeviceProcessesOrigin, owner_of, read_owner
 from warpwatch_devices.attribution.origin import OriginAnswer
 from warpwatch_telemetry.samples import ProcessOwner, SlurmJob
 

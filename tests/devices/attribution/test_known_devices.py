@@ -12,11 +12,11 @@ from tests.devices.conftest import Cases
 from warpwatch_devices.attribution import device_ids
 from warpwatch_devices.attribution.device_ids import (
     DeviceReference,
+    KnownDevices,
     parse_cdi_name,
     parse_device_id,
     parse_driver_name,
 )
-from warpwatch_devices.attribution.known_devices import KnownDevices
 
 DEVICES = KnownDevices(node())
 

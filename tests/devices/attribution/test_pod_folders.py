@@ -13,7 +13,7 @@ from warpwatch_devices.attribution import pod_folders
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_devices.attribution.pod_folders import PodFoldersOrigin, folder_of
 from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
-from warpwatch_devices.attribution.source import Asker
+from warpwatch_devices.attribution.source import OriginPoller
 from warpwatch_telemetry.samples import Pod, SlurmJob
 
 TRAINING = "0b9f7a52-6f0c-4c35-9e0a-1d2c3b4a5f60"
@@ -74,7 +74,7 @@ def test_a_folder_too_large_is_a_failure(tmp_path: Path, monkeypatch: pytest.Mon
 def test_it_is_asked_where_there_is_no_device(tmp_path: Path) -> None:
     (tmp_path / f"team_train_{TRAINING}").mkdir()
     sink = RecordingSink()
-    Asker(PodFoldersOrigin(tmp_path), 0.0, tuple, sink, lambda *reported: None).step()
+    OriginPoller(PodFoldersOrigin(tmp_path), 0.0, tuple, sink, lambda *reported: None).step()
     assert [attribution.origin for attribution in sink.attributions] == ["pod_logs"]
 
 

@@ -13,9 +13,14 @@ from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
-from warpwatch_devices.attribution.source import INTERVAL_S, Asker, AttributionSource, origins_of
+from warpwatch_devices.attribution.source import (
+    INTERVAL_S,
+    AttributionSource,
+    OriginPoller,
+    origins_of,
+)
 from warpwatch_devices.config import AttributionConfig
-from warpwatch_devices.source import Surroundings
+from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.samples import Attribution, DeviceSample, SlurmJob
 
 
@@ -46,7 +51,7 @@ class Asked:
         self.origin, self.sink, self.clock = Scripted(), RecordingSink(), ManualClock()
         clocks = (self.clock.monotonic, self.clock.wall)
         asked = (self.origin, INTERVAL_S, devices, self.sink)
-        self.asker = Asker(*asked, lambda origin, failure, duration_s: None, *clocks)
+        self.asker = OriginPoller(*asked, lambda origin, failure, duration_s: None, *clocks)
 
     def step(self, outcome: OriginAnswer | OriginError | None = None) -> None:
         self.origin.outcome = outcome or OriginAnswer()
@@ -73,7 +78,7 @@ def test_a_failed_origins_last_word_stays(tmp_path: Path, monkeypatch: pytest.Mo
     clock, sink = ManualClock(), RecordingSink()
     (tmp_path / "0").write_text("42\n")
     config = AttributionConfig(kubelet_socket=str(tmp_path / "none"), slurm=str(tmp_path))
-    around = Surroundings(lambda _: None, node, lambda: False, lambda _: None)
+    around = SourceContext(lambda _: None, node, lambda: False, lambda _: None)
     clocks = {"monotonic": clock.monotonic, "wall": clock.wall}
     source, loops = AttributionSource(config, around, **clocks), HandLoops(clock)
     source.start(loops, sink)

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 from tests.fuzz.watch import Target
-from warpwatch_devices.dcgm.devices import device_of
-from warpwatch_devices.dcgm.scrape import read
+from warpwatch_devices.dcgm.exporter_source import read
+from warpwatch_devices.dcgm.values import device_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "dcgm.prom"
 

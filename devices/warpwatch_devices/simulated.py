@@ -1,17 +1,21 @@
-"""A GPU that exists only as physics: what it would report while it follows a given load.
+"""Simulates GPUs from physics, so that the whole daemon runs without one.
 
 Power follows the load, temperature follows power with a delay, energy is power over time, clocks
-fall with load, power and heat. All counters rise only.
+fall with load, power and heat. Counters only rise. A device's name and labels show what it is.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from warpwatch_devices.simulated.profiles import Profile
+from warpwatch_devices.config import SimulatedConfig
+from warpwatch_devices.source import Sink, Source
+from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.label_values import (
     CLOCK_DOMAINS,
     ECC_LOCATIONS,
@@ -23,7 +27,86 @@ from warpwatch_telemetry.label_values import (
     VIOLATION_POLICIES,
 )
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample
+from warpwatch_telemetry.samples import (
+    Attribution,
+    Device,
+    DeviceProcess,
+    DeviceSample,
+    HostSample,
+    SourceHealth,
+    Workload,
+)
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a model of GPU can do, from NVIDIA's data sheets; rates in bytes per second."""
+
+    name: str
+    architecture: str
+    memory_bytes: int
+    idle_w: float
+    limit_w: float
+    limit_min_w: float
+    graphics_hz: float
+    memory_hz: float
+    slowdown_c: float
+    pcie_generation: int
+    pcie_rate: float
+    nvlinks: int
+    nvlink_rate: float
+
+
+PROFILES: Mapping[str, Profile] = {
+    "h100": Profile(
+        name="NVIDIA H100 80GB HBM3",
+        architecture="Hopper",
+        memory_bytes=80 * _GIB,
+        idle_w=70.0,
+        limit_w=700.0,
+        limit_min_w=200.0,
+        graphics_hz=1.98e9,
+        memory_hz=2.619e9,
+        slowdown_c=87.0,
+        pcie_generation=5,
+        pcie_rate=63e9,
+        nvlinks=18,
+        nvlink_rate=450e9,
+    ),
+    "a100": Profile(
+        name="NVIDIA A100-SXM4-80GB",
+        architecture="Ampere",
+        memory_bytes=80 * _GIB,
+        idle_w=55.0,
+        limit_w=400.0,
+        limit_min_w=100.0,
+        graphics_hz=1.41e9,
+        memory_hz=1.593e9,
+        slowdown_c=88.0,
+        pcie_generation=4,
+        pcie_rate=31.5e9,
+        nvlinks=12,
+        nvlink_rate=300e9,
+    ),
+    "l4": Profile(
+        name="NVIDIA L4",
+        architecture="Ada",
+        memory_bytes=24 * _GIB,
+        idle_w=16.0,
+        limit_w=72.0,
+        limit_min_w=40.0,
+        graphics_hz=2.04e9,
+        memory_hz=6.251e9,
+        slowdown_c=92.0,
+        pcie_generation=4,
+        pcie_rate=31.5e9,
+        nvlinks=0,
+        nvlink_rate=0.0,
+    ),
+}
+
 
 _NAMESPACE = uuid.UUID("a3c1b0f2-6f6e-4d0e-9f4b-2b0a57a7c001")
 
@@ -290,3 +373,69 @@ def _no_errors() -> Mapping[SeriesKey, float]:
 
 
 _NO_ERRORS = _no_errors()
+
+
+_PORT_BYTES_PER_S = 50e9
+
+INTERVAL_S = 1.0
+
+
+def _workload(index: int) -> Workload:
+    return Workload("simulated", f"simulated-{index}", "trainer")
+
+
+class SimulatedSource(Source):
+    """``load_of(index)`` says how busy a device is: 0 to 1, None when no rank uses it."""
+
+    name = "simulated"
+
+    def __init__(
+        self,
+        config: SimulatedConfig,
+        load_of: Callable[[int], float | None],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._monotonic, self._wall = monotonic, wall
+        self._load_of = load_of
+        profile = PROFILES[config.profile]
+        self._devices = [SimulatedDevice(index, profile) for index in range(config.devices)]
+        self._read_at: float | None = None
+        self._sent_bytes = 0.0
+
+    def start(self, supervisor: LoopRunner, sink: Sink) -> None:
+        supervisor.every("simulated", INTERVAL_S, lambda: self._read(sink))
+
+    def _read(self, sink: Sink) -> None:
+        now, begun = self._wall(), self._monotonic()
+        elapsed_s = 0.0 if self._read_at is None else begun - self._read_at
+        self._read_at = begun
+        for index, device in enumerate(self._devices):
+            sink.publish_device(device.advance(now, elapsed_s, self._load_of(index)))
+        used = [d.device for d in self._devices if self._load_of(d.device.index) is not None]
+        workloads = {device.uuid: (_workload(device.index),) for device in used}
+        sink.publish_host(self._network(now, elapsed_s))
+        sink.publish_attribution(Attribution("simulated", now, workloads))
+        sink.publish_health(SourceHealth(self.name, True, duration_s=self._monotonic() - begun))
+
+    def _network(self, now: float, elapsed_s: float) -> HostSample:
+        """One port for all devices, which is as busy as they are."""
+        port = ("mlx5_0", "1")
+        self._sent_bytes += (
+            elapsed_s
+            * _PORT_BYTES_PER_S
+            * sum(self._load_of(device.device.index) or 0.0 for device in self._devices)
+            / len(self._devices)
+        )
+        values: dict[SeriesKey, float] = {
+            ("network_port_info", (*port, "InfiniBand", "simulated", "")): 1,
+            ("network_port_up", port): 1,
+            ("network_port_rate_bytes_per_second", port): _PORT_BYTES_PER_S,
+            ("network_port_receive_bytes_total", port): round(self._sent_bytes),
+            ("network_port_transmit_bytes_total", port): round(self._sent_bytes),
+            ("network_port_errors_total", (*port, "symbol_error")): 0,
+            ("network_port_congestion_total", (*port, "port_xmit_wait")): 0,
+        }
+        near = {("network_port_gpu_info", (*port, d.device.uuid)): 1.0 for d in self._devices}
+        return HostSample(now, values | near, "network", {"/".join(port): values})

@@ -1,7 +1,8 @@
-"""The devices between one initialisation of NVML and the next, each with a loop of its own.
+"""Runs the loops of all devices from one initialisation of NVML to the next.
 
-Devices that come, go or change their index while NVML is up are found by the scanner. What outlives
-``end`` is at most a thread whose call does not return: it publishes nothing and starts nothing.
+A search finds devices that come, go or change their index while NVML is up, in a thread that is
+replaced if it hangs. A thread whose call does not return may outlive ``end``: it publishes nothing
+and starts nothing.
 """
 
 from __future__ import annotations
@@ -9,21 +10,173 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pynvml
 
 from warpwatch_devices.config import NvmlConfig
-from warpwatch_devices.nvml.costs import CallCosts
-from warpwatch_devices.nvml.device import Companions, NvmlDevice
+from warpwatch_devices.nvml.device import DeviceContext, NvmlDevice
 from warpwatch_devices.nvml.events import EventWatcher
-from warpwatch_devices.nvml.generation_sink import GenerationSink
 from warpwatch_devices.nvml.gpm import GpmWorker
-from warpwatch_devices.nvml.library import LibraryGone
-from warpwatch_devices.nvml.scanner import DeviceListing, Scanner, Search
+from warpwatch_devices.nvml.library import CallCosts, LibraryGone, Meaning, code_of, meaning_of
 from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_runtime.call_guard import CallGuard, GuardedLoop
 from warpwatch_runtime.supervisor import LoopHandle, LoopRunner
+from warpwatch_telemetry.samples import DeviceSample
 
 logger = logging.getLogger(__name__)
+
+
+class SessionSink:
+    """Hands on to ``sink`` until ``close``."""
+
+    def __init__(self, sink: DeviceSink) -> None:
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._closed = False
+        self._retired: set[str] = set()
+
+    def close(self) -> None:
+        """Returns when nothing is being published any more."""
+        with self._lock:
+            self._closed = True
+
+    def retire(self, uuid: str) -> None:
+        """Forget the device, also after ``close``, and take nothing of it any more."""
+        with self._lock:
+            self._retired.add(uuid)
+            self._sink.forget_device(uuid)
+
+    def welcome(self, uuid: str) -> None:
+        """Take of the device again."""
+        with self._lock:
+            self._retired.discard(uuid)
+
+    def publish_device(self, sample: DeviceSample) -> None:
+        with self._lock:
+            if not self._closed and sample.device.uuid not in self._retired:
+                self._sink.publish_device(sample)
+
+    def forget_device(self, uuid: str, source: str = "nvml") -> None:
+        with self._lock:
+            if not self._closed:
+                self._sink.forget_device(uuid, source)
+
+    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
+        with self._lock:
+            if not self._closed:
+                self._sink.count(name, *labels, by=by)
+
+
+SCAN_READER = "scan"
+SCAN_INTERVAL_S = 10.0
+MAX_REPLACEMENTS = 8
+
+
+@dataclass(slots=True)
+class DeviceListing:
+    """UUIDs by index; ``silent``: indices of which it is not known who is there, ``unasked`` those
+    among them that were left out."""
+
+    index_of: dict[str, int] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
+    unasked: set[int] = field(default_factory=set)
+
+
+class Search:
+    """What one thread asks, which another may give up. Every method raises LibraryGone, and
+    CallAbandoned once it was given up."""
+
+    def __init__(self, guard: CallGuard, costs: CallCosts, hanging: Callable[[], set[int]]) -> None:
+        self._guard = guard
+        self._costs = costs
+        self._hanging = hanging
+
+    def count(self) -> int | None:
+        """None where there is no answer."""
+        count: int | None = self._ask("count", pynvml.nvmlDeviceGetCount)
+        return count
+
+    def listing(self, count: int, stuck: Iterable[int]) -> DeviceListing:
+        """``stuck``: the indices of devices that are known not to answer."""
+        listing = DeviceListing()
+        for index in range(count):
+            if index in stuck or index in self._hanging():
+                listing.unasked.add(index)
+                uuid = None
+            else:
+                uuid = self._identify(index)
+            if uuid is None:
+                listing.silent.add(index)
+            else:
+                listing.index_of[uuid] = index
+        return listing
+
+    def _identify(self, index: int) -> str | None:
+        handle = self._ask(index, pynvml.nvmlDeviceGetHandleByIndex, index)
+        if handle is None:
+            return None
+        uuid: str | None = self._ask(index, pynvml.nvmlDeviceGetUUID, handle)
+        return uuid
+
+    def _ask(self, subject: object, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return self._guard.call(subject, self._costs.measure, SCAN_READER, call, *arguments)
+        except pynvml.NVMLError as error:
+            if meaning_of(code_of(error)) is Meaning.LIBRARY:
+                raise LibraryGone from error
+            return None
+
+
+class Scanner:
+    """Runs ``look`` with a search each SCAN_INTERVAL_S from ``begin`` to ``end``."""
+
+    def __init__(
+        self,
+        supervisor: LoopRunner,
+        look: Callable[[Search], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.costs = CallCosts()
+        self._loop = GuardedLoop(
+            supervisor,
+            "nvml-scan",
+            SCAN_INTERVAL_S,
+            lambda guard: look(Search(guard, self.costs, self._hanging)),
+            MAX_REPLACEMENTS,
+            monotonic,
+        )
+
+    def begin(self) -> None:
+        self._loop.begin()
+
+    def watch(self, stuck_after_s: float) -> None:
+        """Replace a search that does not return. Never calls NVML; for the watchdog."""
+        self._loop.give_up_if_stuck(stuck_after_s)
+        # One that hangs at no index would hang again.
+        elsewhere = not self.hangs or self._hanging()
+        if elsewhere:
+            self._loop.begin()
+
+    def end(self) -> None:
+        self._loop.close(0.0)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a search that was given up is still inside NVML."""
+        return bool(self._loop.hanging)
+
+    @property
+    def in_flight(self) -> bool:
+        return self._loop.in_flight
+
+    def _hanging(self) -> set[int]:
+        """The indices at which a search hangs now."""
+        return {subject for subject in self._loop.hanging if isinstance(subject, int)}
+
 
 # Reasons for which a device that is still there may have been exchanged for another.
 _MAYBE_GONE = ("lost", "driver")
@@ -31,7 +184,7 @@ _MAYBE_GONE = ("lost", "driver")
 Running = tuple[NvmlDevice, LoopHandle]
 
 
-class Generation:
+class NvmlSession:
     """``begin`` starts the loops; ``end`` stops them; then NVML may be left once nothing is
     ``in_flight``."""
 
@@ -44,12 +197,12 @@ class Generation:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._sink = GenerationSink(sink)
+        self._sink = SessionSink(sink)
         self._monotonic = monotonic
         gpm = GpmWorker(supervisor, config.interval_s, config.stuck_after_s, monotonic)
         events = EventWatcher(supervisor, self._sink, ledger, monotonic)
         self.loops: tuple[Running, ...] = ()
-        self._companions = Companions(self._sink, ledger, events, gpm, monotonic, wall)
+        self._context = DeviceContext(self._sink, ledger, events, gpm, monotonic, wall)
         self._supervisor = supervisor
         self._config = config
         self._count = 0
@@ -89,7 +242,7 @@ class Generation:
     @property
     def trouble(self) -> str:
         """What does not work beside the devices."""
-        troubles = [self._companions.events.trouble]
+        troubles = [self._context.events.trouble]
         if self._scanner.hangs:
             troubles.append("the search for devices that come and go does not return")
         return "; ".join(trouble for trouble in troubles if trouble)
@@ -113,8 +266,8 @@ class Generation:
         return (
             any(loop.alive for loop in loops)
             or self._scanner.in_flight
-            or self._companions.events.in_flight
-            or self._companions.gpm.in_flight
+            or self._context.events.in_flight
+            or self._context.gpm.in_flight
         )
 
     def drain(self, sink: DeviceSink) -> None:
@@ -127,8 +280,8 @@ class Generation:
             if self._is_stuck(loop):
                 device.publish_stuck()
         self._scanner.watch(self._config.stuck_after_s)
-        self._companions.events.watch(self._config.stuck_after_s)
-        self._companions.gpm.watch()
+        self._context.events.watch(self._config.stuck_after_s)
+        self._context.gpm.watch()
 
     def end(self, timeout_s: float) -> None:
         """Stop the loops, and wait so long for all of them together."""
@@ -139,22 +292,22 @@ class Generation:
         self._scanner.end()
         for _, loop in self.loops:
             loop.stop()
-        self._companions.events.close()
-        self._companions.gpm.close()
+        self._context.events.close()
+        self._context.gpm.close()
         for device, loop in self.loops:
             loop.stop(max(0.0, deadline - self._monotonic()))
             self._forget_unknown(device)
 
     def _all_costs(self) -> tuple[CallCosts, ...]:
         of_devices = (device.costs for device in self.devices)
-        return (self._scanner.costs, self._companions.gpm.costs, *self._past_costs, *of_devices)
+        return (self._scanner.costs, self._context.gpm.costs, *self._past_costs, *of_devices)
 
     def _is_stuck(self, loop: LoopHandle) -> bool:
         return loop.busy_s > self._config.stuck_after_s
 
     def _start(self, index: int) -> Running:
         interval_s = self._config.interval_s
-        device = NvmlDevice(index, self._companions, interval_s)
+        device = NvmlDevice(index, self._context, interval_s)
         self._sink.welcome(device.device.uuid)
         return device, self._supervisor.every(f"nvml-{index}", interval_s, device.step)
 
@@ -246,5 +399,5 @@ class Generation:
         self._past_costs.append(device.costs)
         self._forget_unknown(device)
         for gone in device.devices:
-            self._companions.events.forget(gone.uuid)
-            self._companions.gpm.remove(gone.uuid)
+            self._context.events.forget(gone.uuid)
+            self._context.gpm.remove(gone.uuid)

@@ -1,1 +1,0 @@
-"""Devices without hardware: profiles of real GPUs and their physics, for the demo and for tests."""
