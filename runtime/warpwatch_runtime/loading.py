@@ -117,7 +117,7 @@ def _expected(details: ErrorDetails) -> str:
 
 
 def _listed(expected: str) -> str:
-    """``'a', 'b' or 'c'`` → ``a, b, c``."""
+    """Convert ``'a', 'b' or 'c'`` to ``a, b, c``."""
     return expected.replace("'", "").replace(" or ", ", ")
 
 

@@ -50,7 +50,7 @@ names the dcgm-exporter metrics of the same meaning (see dcgm.md).
 
 
 def markdown() -> str:
-    """The catalogue as docs/metrics.md."""
+    """Return the catalogue as docs/metrics.md."""
     parts = [_INTRODUCTION]
     for title, rows in groupby(CATALOGUE.values(), _title):
         parts.append(f"\n## {title}\n\n")
@@ -93,7 +93,7 @@ _LABEL = re.compile(r"(?P<label>\w+)=(?P<value>(?:\\.|[^\\,}])*)(?:,|$)", re.DOT
 
 
 def series_text(key: SeriesKey) -> str:
-    """A series as text."""
+    """Return a series as text."""
     name, values = key
     row = CATALOGUE.get(name)
     labels = row.labels if row else tuple(f"label{i}" for i in range(len(values)))

@@ -69,7 +69,7 @@ def _kind(value: Any) -> Any:
 
 
 def _written(pattern: str) -> WithJsonSchema:
-    """Editors and the chart accept the number and the text with its unit."""
+    """Return the schema for editors and the chart: a number, or a text with its unit."""
     return WithJsonSchema(
         {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": pattern}]}
     )

@@ -236,9 +236,9 @@ class RecentSteps:
         return iter(self._durations_s.copy())
 
     def pace(self) -> dict[str, Any]:
-        """Steps, samples and tokens a second, and ``comm_s``, the seconds a step in phase comm.
+        """Return steps, samples and tokens per second, and seconds per step in phase comm.
 
-        All of the same steps; what is not known is not there.
+        All are of the same steps; unknown ones are absent.
         """
         if not self._newest:
             return {}

@@ -97,7 +97,7 @@ def explain(number: int) -> Xid:
 
 
 def markdown() -> str:
-    """The catalogue as docs/xids.md."""
+    """Return the catalogue as docs/xids.md."""
     return "".join((_INTRODUCTION, "\n", *_table(XIDS.values())))
 
 

@@ -57,13 +57,13 @@ logger = logging.getLogger(__name__)
 
 # How often the rings are read: a step is known within a fifth of a second.
 POLL_INTERVAL_S = 0.2
-# How often the pipeline looks while a capture runs: a rank answers within a step.
+# The pipeline's interval while a capture runs: a rank answers within a step.
 HURRY_INTERVAL_S = 0.02
-# These writers are woken when they have something to do.
+# These writers are woken if they have work.
 ARCHIVE_INTERVAL_S = 5.0
 POSITIONS_INTERVAL_S = 5.0
 SELF_INTERVAL_S = 1.0
-# How long the end waits for a disk that may hang.
+# At its end the agent waits this long for a disk that may hang.
 LAST_WRITES_TIMEOUT_S = 2.0
 GRAFANA_INTERVAL_S = 2.0
 UPLOAD_INTERVAL_S = 5.0
@@ -72,7 +72,7 @@ GONE_PODS_INTERVAL_S = 60.0
 
 
 class Daemon:
-    """Implements ``http.agent.Agent``."""
+    """The agent, which implements ``serving.watcher.Watcher`` for HTTP."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Daemon:
         )
 
     def _bind_locally(self) -> None:
-        """Behind the lock of the folder: the socket of a daemon that runs is not taken away."""
+        """Bind the socket under the lock of the folder, so that a running daemon keeps its own."""
         path = socket_path(self.folder.path)
         try:
             self.server.bind_locally(path)
@@ -220,7 +220,7 @@ class Daemon:
         self.folder.close()
 
     def _waking(self, name: str) -> Callable[[], None]:
-        """Wakes the loop, once it runs."""
+        """Return a function that wakes the loop once it runs."""
         return lambda: self._loops[name].wake() if name in self._loops else None
 
     def _hurry(self, busy: bool) -> None:

@@ -268,7 +268,7 @@ class Pipeline:
             self._owner.release()
 
     def _poll_ranks(self, now: float, at: float) -> list[Record]:
-        """A rendezvous that cannot be read costs the ranks, not the devices."""
+        """Return the ranks' records, none if the rendezvous cannot be read."""
         try:
             records = self._ranks.poll(now, at)
         except OSError as error:
@@ -294,5 +294,5 @@ class Pipeline:
 
 
 def _order(record: Record) -> tuple[float, float]:
-    """By time; steps that a clock which was set back has dated alike, by number before rank."""
+    """Sort by time; steps of the same time, after a clock was set back, by number, then rank."""
     return record.time, record.step if type(record) is Step else math.inf

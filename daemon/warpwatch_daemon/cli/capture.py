@@ -94,7 +94,7 @@ def wait(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Any:
-    """The capture once it has an outcome. Raises WarpwatchError when that takes too long."""
+    """Return the capture once it has an outcome. Raises WarpwatchError at the time-out."""
     deadline = monotonic() + timeout_s
     with progress() as shown:
         while monotonic() < deadline:
@@ -128,7 +128,7 @@ def describe(capture: Any, url: str) -> str:
 
 
 def outcome_of(capture: Any) -> str:
-    """``complete 2/2, verified``: of so many ranks so many brought what was asked for."""
+    """Return the outcome with ranks, such as ``complete 2/2, verified``."""
     if capture["outcome"] is None:
         return "begun"
     ranks = capture["ranks"]

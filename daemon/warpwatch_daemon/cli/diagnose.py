@@ -21,8 +21,7 @@ _BASELINE = "--baseline"
 
 
 def main(argv: Sequence[str]) -> int:
-    """A capture's address stands for its traces, its baseline's, the ranks without one
-    and the anomaly that asked."""
+    """Diagnose traces; an address stands for a capture's traces, baseline and anomaly."""
     addresses = [argument for argument in argv if _ADDRESS.fullmatch(argument)]
     with progress() as bar, tempfile.TemporaryDirectory(prefix="warpwatch-") as folder:
 
@@ -33,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
         if not addresses:
             return diagnosis.main(list(argv), prog=PROGRAM, reading=reading)
-        # Not for who reads files: it loads half of the daemon.
+        # Imported only for addresses: it loads half of the daemon.
         from warpwatch_capturing.remote_store import fetch
 
         fetched = {}
@@ -54,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _local(argv: Sequence[str], fetched: dict[str, Fetched]) -> Iterator[str]:
-    """The arguments with files in the place of addresses."""
+    """Yield the arguments, with files in place of addresses."""
     for argument in argv:
         yield from map(str, fetched[argument].traces) if argument in fetched else [argument]
     baseline = [str(path) for one in fetched.values() for path in one.baseline]

@@ -192,7 +192,7 @@ def _whose(found: Detected) -> dict[str, Any]:
 
 
 def status_to_json(kind: str, status: DetectorStatus) -> dict[str, Any]:
-    """The status as ``replay --explain --json`` shows it; what is unknown is null."""
+    """Return the form of ``replay --explain --json``; unknown values are null."""
     known = {name: _finite(value) for name, value in asdict(status).items()}
     return {"type": "reading", "kind": kind, **known}
 

@@ -65,7 +65,7 @@ def _print(as_json: bool, document: dict[str, Any], lines: Iterator[str]) -> Non
 
 
 def _find(runs: Sequence[RunSummary], name: str) -> RunSummary:
-    """Raises UsageError where none is called so, or more than one."""
+    """Return the run of this name. Raises UsageError unless there is exactly one."""
     found = [run for run in runs if name in (run.run, f"{run.job}/{run.run}")]
     if len(found) != 1:
         some = ", ".join(text(f"{run.job}/{run.run}") for run in (found or runs)[-8:]) or "none"

@@ -40,7 +40,7 @@ def _source() -> Path:
 
 
 def _reason(error: OSError) -> str:
-    """``copytree`` collects (source, target, reason) of all files."""
+    """Return the first reason; ``copytree`` collects (source, target, reason) of all files."""
     if isinstance(error, shutil.Error) and error.args[0]:
         return str(error.args[0][0][2])
     return str(error.strerror or error)

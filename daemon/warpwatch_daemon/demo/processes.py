@@ -171,7 +171,7 @@ class DemoProcesses:
         self._ranks = []
 
     def check_training(self) -> None:
-        """Raises WarpwatchError when a rank has ended by itself."""
+        """Raise WarpwatchError if a rank has ended by itself."""
         for rank, process in enumerate(self._ranks):
             if process.poll() is not None:
                 raise WarpwatchError(
@@ -213,7 +213,7 @@ def stop(processes: list[subprocess.Popen[bytes]], number: int | None) -> None:
 
 
 def check_free(listen: str) -> None:
-    """Raises UsageError where something listens already: it would answer in our daemon's place."""
+    """Raise UsageError if another process listens, which would answer for the daemon."""
     host, _, port = listen.rpartition(":")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

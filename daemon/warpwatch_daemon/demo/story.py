@@ -171,7 +171,7 @@ class Story:
         return [one for one in anomalies if one["end_time"] is None and self._is_mine(one)]
 
     def _is_mine(self, one: Any) -> bool:
-        """Whether it is of this training, not of the run before."""
+        """Return whether it is of this training, not of the last one."""
         return bool(one["run"] == self._processes.run)
 
     def _anomalies(self) -> list[Any]:
@@ -182,7 +182,7 @@ class Story:
         return next((a for a in self._anomalies() if a["kind"] == fault.anomaly), None)
 
     def _captured(self, anomaly: Any, failed: bool = False) -> Any:
-        """Return the capture that the anomaly brought; of one that failed there may be another."""
+        """Return the anomaly's capture; after a failed one there may be another."""
         captures = self._api.get("/api/v1/captures")["captures"]
         without = (None,) if failed else (None, "failed")
         ended = [capture for capture in captures if capture["outcome"] not in without]
@@ -208,10 +208,10 @@ def _has_baseline(rank: Any) -> bool:
 
 
 def _lacks_cores(anomaly: Any) -> bool:
-    """Whether ranks are slow because other programs have their cores, as the anomaly says."""
+    """Return whether the anomaly reports that other programs have the ranks' cores."""
     return anomaly["kind"] in RISES and "of the time for a core" in anomaly["summary"]
 
 
 def _of_the_machine(anomaly: Any) -> bool:
-    """Whether it is as small as what other programs on the machine do to the ranks."""
+    """Return whether it is as small as the effect of other programs on this machine."""
     return anomaly["kind"] in RISES and anomaly["value"] < LEAST_RISE * anomaly["baseline"]

@@ -315,7 +315,7 @@ class LocalRanks(Participant):
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             raise FetchError(f"the answer has no {field} of a file")
         source = f"{self._command_id}.{target.ring_name.removesuffix('.ring')}.{token}{suffix}"
-        inbox.take(target.folder.inbox, source, target.owner_uid, folder / name)
+        inbox.copy_out(target.folder.inbox, source, target.owner_uid, folder / name)
         return name
 
     def _take_more(self, number: int, folder: Path) -> list[str]:

@@ -36,7 +36,7 @@ SWEEP_FOLDERS_S = 2.0
 SWEPT = "swept."
 
 
-def take(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
+def copy_out(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
     """Copy the file ``name`` of ``owner_uid`` to ``target``, remove it and return its bytes.
 
     Raises FetchError unless it is a regular file of that owner without holes, OSError if the store

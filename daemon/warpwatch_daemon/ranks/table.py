@@ -351,7 +351,7 @@ class RingTable:
         return f"uid/{uid}" if self.namespace is None else f"ns/{self.namespace}"
 
     def _check_room(self, owner_uid: int) -> None:
-        """Raises ProtocolError where one ring more would be too many."""
+        """Raise ProtocolError if one more ring is too many."""
         if self._count.open >= self._count.limit:
             raise protocol.ProtocolError("too_many", f"{self._count.limit} rings are open already")
         owner = self._owner(owner_uid)

@@ -65,7 +65,7 @@ def test_a_link_in_place_of_an_inbox_is_not_followed(node, tmp_path):
     replace(node.inbox(A)).symlink_to(secret)
     with pytest.raises(FetchError):
         place = Directory(node.folder.inbox) / "pods" / A
-        inbox.take(place, "c-1.json", os.getuid(), tmp_path / "taken")
+        inbox.copy_out(place, "c-1.json", os.getuid(), tmp_path / "taken")
     node.inboxes.sweep(3600.0, node.began + 7200)
     assert (secret / "c-1.json").read_text() == "{}"
 

@@ -204,7 +204,7 @@ def abyss(tmp_path):
 
 
 def take(folder: Path, uid: int = OWN) -> int:
-    return inbox.take(Directory(folder), "a.json", uid, folder / "taken")
+    return inbox.copy_out(Directory(folder), "a.json", uid, folder / "taken")
 
 
 def test_a_file_is_moved_out_of_the_inbox(tmp_path):

@@ -258,7 +258,7 @@ def _rank(rank: Document, phases: Mapping[str, float], wide: bool) -> Row:
 
 
 def bar(phases: Mapping[str, float], width: int) -> Text:
-    """The shares of a step, one letter each ``1/width``; dots are the remainder."""
+    """Return the shares of a step, a letter for each ``1/width``; dots are the rest."""
     shown, at = Text(), 0.0
     for name, (letter, colour) in PHASES.items():
         start, at = at, min(1.0, at + phases.get(name, 0.0))
@@ -271,7 +271,7 @@ def bar(phases: Mapping[str, float], width: int) -> Text:
 
 
 def finding_lines(reading: Reading, limit: int) -> list[Text]:
-    """Active anomalies, the worst first, then what is over; the newest capture before them."""
+    """Return the newest capture, active anomalies, the worst first, then closed ones."""
 
     def place(one: Document) -> tuple[bool, int, float]:
         is_over = one["end_time"] is not None
