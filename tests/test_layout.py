@@ -54,6 +54,8 @@ READ_CLOCKS = {
     "tests/dashboards/training.py": "a program that is observed: its steps take time",
     "tests/diagnosis/recorded_faults.py": "a program that is observed: its faults take time",
     "tests/diagnosis/recorded_ranks.py": "a program that is observed: its faults take time",
+    "tests/loop/hostile_fleet.py": "agents of a process of their own, which date what they say",
+    "tests/loop/test_fleet_attacked.py": "it attacks for so many minutes",
     "tests/fleet/hostile_agents.py": "agents of processes of their own, which date what they say",
     "tests/fuzz/__main__.py": "`make fuzz` ends after some minutes",
     "tests/fuzz/targets/broken.py": "a target that spins on purpose",

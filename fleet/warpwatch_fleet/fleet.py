@@ -74,11 +74,12 @@ class Fleet:
         self._hostname = socket.gethostname()
         self._public_url = own.public_url or ""
         self._agents = Agents(own.agents, own.shard, f"{self._hostname}/{own.listen}")
-        self._memory = JobStateStore(own.state_dir)
+        self.metrics: AgentMetrics = FleetMetrics()
+        unsaved = self.metrics.counter("anomaly_store_errors_total").labels("snapshot")
+        self._memory = JobStateStore(own.state_dir, fail=unsaved.inc)
         self._cluster = Cluster(config.detection, config.anomalies, self._memory.load())
         self._follower = AgentFollower(self._targets, self._agents, self._cluster)
         self._supervisor = Supervisor()
-        self.metrics: AgentMetrics = FleetMetrics()
         self.metrics.read("loop_failures_total", self._supervisor.failures)
         self.metrics.read("loop_duration_seconds", self._supervisor.durations_s)
         self._board = FleetBoard(self.metrics)
@@ -300,7 +301,7 @@ class Fleet:
 
     def missing(self) -> tuple[str, ...]:
         """Return why the fleet is not ready. Lost agents are shown with their jobs instead."""
-        return self._targets.failing
+        return (*self._targets.failing, *filter(None, (self._memory.complaint.text,)))
 
     def request_capture(self, request: CaptureRequest) -> Capture:
         """Start a capture; may wait for an agent."""

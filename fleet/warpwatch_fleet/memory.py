@@ -42,12 +42,21 @@ class SavedJob(msgspec.Struct, frozen=True):
 
 
 class JobStateStore:
-    """Below ``folder``. Files that cannot be written or read are logged and skipped."""
+    """Below ``folder``. Files that cannot be written or read are logged and skipped.
 
-    def __init__(self, folder: Path, wall: Callable[[], float] = time.time) -> None:
+    fail: called for each job that cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        wall: Callable[[], float] = time.time,
+        fail: Callable[[], None] = lambda: None,
+    ) -> None:
         self._folder = folder
+        self._fail = fail
         self._wall = wall
-        self._complaint = Complaint(logger, logging.WARNING)
+        self.complaint = Complaint(logger, logging.WARNING)
         try:
             folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -69,7 +78,9 @@ class JobStateStore:
         file = self._file(self._path(job.id))
         try:
             file.write(file.encode(job))
+            self.complaint.clear()
         except OSError as error:
+            self._fail()
             self._complain(f"cannot keep what is known of {job.id.name}: {error}")
 
     def _path(self, job: JobId) -> Path:
@@ -86,4 +97,4 @@ class JobStateStore:
         return StateFile(path, SavedJob, MAX_BYTES, is_packed=True)
 
     def _complain(self, why: str) -> None:
-        self._complaint.make("a restart begins from what agents keep: %s", why)
+        self.complaint.make("a restart begins from what agents keep: %s", why)

@@ -113,13 +113,14 @@ class Complaint:
     def __init__(self, logger: logging.Logger, level: int = logging.ERROR) -> None:
         self._logger = logger
         self._level = level
-        self._last = ""
+        # The failure that lasts, or nothing.
+        self.text = ""
 
     def make(self, message: str, *arguments: object) -> None:
         text = message % arguments
-        if text != self._last:
-            self._last = text
+        if text != self.text:
+            self.text = text
             self._logger.log(self._level, message, *arguments)
 
     def clear(self) -> None:
-        self._last = ""
+        self.text = ""

@@ -1,10 +1,14 @@
-"""A disk that does not answer for as long as the test says, to one process that is started so."""
+"""Disks in trouble: one that does not answer while the test wants it, and one that is small."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.loop.preloaded import compiled
 
@@ -37,3 +41,15 @@ def build(folder: Path, disk: Path) -> HungDisk:
     """Skips the test where there is no compiler."""
     library = compiled(Path(__file__).with_suffix(".c"), folder)
     return HungDisk(disk, library, folder / "hangs")
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", str(path)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("a small tmpfs cannot be mounted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)

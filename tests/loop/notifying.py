@@ -33,13 +33,13 @@ GPUS = 6
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPAN = re.compile(r"(?<=\[)(\d+)([smhd])|(?<=:)(\d+)([smhd])(?=\])|(?<=offset )(\d+)([smhd])")
 # What a busy machine does to all steps of a job, which is reported by right and not meant here.
-_OFF = [
+NOISE = [
     *("step_regression", "step_drift", "step_spikes", "comm_slow", "gc_pause", "run_regression"),
     *("memory_leak", "memory_pressure", "device_idle"),
 ]
 CONFIG: dict[str, Any] = {
     "detection": {
-        "disabled": _OFF,
+        "disabled": NOISE,
         "hang": {"timeout_s": 140 / SCALE, "warmup_timeout_s": 60},
     },
     "anomalies": {"hold_s": 600 / SCALE, "reopen_s": 120 / SCALE},
@@ -77,9 +77,9 @@ def hurried_rules(folder: Path) -> list[str]:
 class Site:
     """``tell`` lines of faults to a job; ``notes`` is what Alertmanager sent, by receiver."""
 
-    def __init__(self, folder: Path, library: Path) -> None:
+    def __init__(self, folder: Path, library: Path, **config: Any) -> None:
         self.folder = folder
-        self.cluster = LoopCluster(folder, 3, **CONFIG)
+        self.cluster = LoopCluster(folder, 3, **CONFIG | config)
         self.drivers = [
             FakeDriver(library, node.folder / "driver", gpus=GPUS, load=80)
             for node in self.cluster.nodes

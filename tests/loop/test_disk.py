@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.loop import hung_disk
+from tests.loop.hung_disk import small_disk
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import STEPPING
 
@@ -26,18 +22,6 @@ while not os.path.exists(sys.argv[1]):
         time.sleep(0.02)
 raise RuntimeError("as it was asked to")
 """
-
-
-@contextlib.contextmanager
-def small_disk(path: Path, size: str) -> Iterator[Path]:
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", str(path)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("a small tmpfs cannot be mounted here")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def test_a_store_without_space_refuses_captures_and_everything_else_goes_on(

@@ -269,7 +269,8 @@ class Daemon:
         # While the kubelet is away, attribution is known with its age.
         health = (health for health in self.hub.health() if health.name != "attribution")
         down = [health for health in health if not health.up]
-        return tuple(f"{health.name}: {health.reason}" for health in down)
+        unread = (f"{health.name}: {health.reason}" for health in down)
+        return (*unread, *self.archive.problems())
 
     def request_capture(
         self, request: CaptureRequest, name: str = "", start_step: int | None = None

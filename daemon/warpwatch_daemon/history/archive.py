@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -248,6 +248,10 @@ class Archive:
             self._complaint.clear()
 
     # --- what HTTP asks ---
+
+    def problems(self) -> Iterator[str]:
+        """Yield what cannot be written or read now."""
+        yield from filter(None, (self._store.complaint.text, self._complaint.text))
 
     def find(self, ident: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         """Return an anomaly from the store. May wait for the disk."""

@@ -59,7 +59,7 @@ class HistoryStore:
         self._max_age_s = max_age_s
         self._fail = fail
         self._lock = threading.Lock()
-        self._complaint = Complaint(logger)
+        self.complaint = Complaint(logger)
         self._connection: sqlite3.Connection | None = None
 
     def write(self, changes: Iterable[tuple[Anomaly, AnomalyContext | None]], now: float) -> bool:
@@ -123,7 +123,7 @@ class HistoryStore:
             except (sqlite3.Error, OSError) as error:
                 self._complain(what, error)
                 return otherwise
-            self._complaint.clear()
+            self.complaint.clear()
             return done
 
     def _open(self) -> sqlite3.Connection:
@@ -171,7 +171,7 @@ class HistoryStore:
                 return
             except OSError as unmovable:
                 error = unmovable
-        self._complaint.make("cannot use the history of anomalies %s: %s", self._path, error)
+        self.complaint.make("cannot use the history of anomalies %s: %s", self._path, error)
 
 
 def _is_broken(error: Exception) -> bool:

@@ -1,0 +1,213 @@
+"""Faults of the machine under an agent and a fleet: no step is lost, nothing false is found, and
+what could not be done is in status and metrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.loop.cluster import LoopCluster, loop_cluster
+from tests.loop.hung_disk import small_disk
+from tests.loop.node import poll
+from tests.loop.preloaded import ShiftedClock
+
+pytestmark = pytest.mark.hostile
+
+WHO = pytest.mark.parametrize("who", ["agent", "fleet"])
+# Longer than what is retried or given up within seconds; STOPPED_MINUTES=5 by hand.
+FAULT_S = 12.0
+STOPPED_S = 60 * float(os.environ.get("STOPPED_MINUTES", "0.75"))
+DAY_S = 86400
+# What a busy machine does to the steps of a job is not what is tested.
+DETECTION = {
+    "disabled": ["straggler", "step_regression", "step_drift", "step_spikes", "comm_slow"],
+}
+# Steps of 50 ms, until a file of its name is there.
+PROGRAM = """
+import os, sys, time, warpwatch
+monitor = warpwatch.attach(job=sys.argv[1])
+steps = 0
+while not os.path.exists(sys.argv[2]):
+    with monitor.step():
+        time.sleep(0.05)
+    steps += 1
+if sys.argv[3:]:
+    raise RuntimeError("as it was asked to")
+print("steps", steps, flush=True)
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LoopCluster]:
+    with loop_cluster(tmp_path, 1, detection=DETECTION) as cluster:
+        yield cluster
+
+
+def start(cluster: LoopCluster, job: str, *how: str) -> subprocess.Popen[bytes]:
+    node = cluster.nodes[0]
+    folder = str(cluster.folder / f"{job}.stop")
+    found = node.start(
+        f"{job}.log", ["-c", PROGRAM, job, folder, *how], node.rank_environment(0, 1)
+    )
+    poll(lambda: steps(cluster, job) > 5, cluster.log)
+    return found
+
+
+def steps(cluster: LoopCluster, job: str) -> int:
+    """Return how many steps the fleet has counted."""
+    return sum(rank["steps_total"] for rank in cluster.get("ranks", job=job))
+
+
+def process(cluster: LoopCluster, who: str) -> psutil.Process:
+    found = cluster.fleet if who == "fleet" else cluster.nodes[0].daemon
+    assert found is not None
+    return psutil.Process(found.pid)
+
+
+def metrics(cluster: LoopCluster, who: str) -> str:
+    http = cluster.http if who == "fleet" else cluster.nodes[0].http
+    return http.get("/metrics").text
+
+
+def value(cluster: LoopCluster, who: str, series: str) -> float:
+    found = re.search(rf"^{re.escape(series)} (\S+)$", metrics(cluster, who), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def missing(cluster: LoopCluster, who: str) -> str:
+    http = cluster.http if who == "fleet" else cluster.nodes[0].http
+    return " ".join(http.get("/readyz").json()["missing"])
+
+
+def nothing_is_lost(cluster: LoopCluster, job: str, trains: subprocess.Popen[bytes]) -> None:
+    """Let the job end, and compare what it has counted itself with agent and fleet."""
+    (cluster.folder / f"{job}.stop").touch()
+    assert trains.wait(60) == 0
+    node = cluster.nodes[0]
+    own = int(node.log(f"{job}.log").split()[-1])
+
+    def agrees(ask: Callable[[str], list[Any]]) -> bool:
+        return [one["steps_total"] for one in ask("ranks") if one["job"] == job] == [own]
+
+    poll(lambda: agrees(node.get), "the agent has counted every step")
+    poll(lambda: agrees(cluster.get), "the fleet has counted every step")
+    assert node.metric("warpwatch_records_lost_total", training_job=job) == 0
+    found = cluster.get("anomalies") + node.get("anomalies")
+    assert found == [], (found, cluster.log())
+
+
+@WHO
+def test_without_descriptors_what_runs_goes_on_and_what_comes_is_seen_later(
+    cluster: LoopCluster, who: str
+) -> None:
+    cluster.start()
+    trains = start(cluster, "train")
+    found = process(cluster, who)
+    soft, hard = found.rlimit(resource.RLIMIT_NOFILE)
+    found.rlimit(resource.RLIMIT_NOFILE, (3, hard))
+    before = cluster.nodes[0].log("train.log"), steps_of_agent_or_fleet(cluster, who)
+    cluster.nodes[0].lets_pass(FAULT_S)
+    found.rlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    poll(lambda: steps_of_agent_or_fleet(cluster, who) > before[1] + 100, cluster.log)
+    other = start(cluster, "later")
+    nothing_is_lost(cluster, "train", trains)
+    nothing_is_lost(cluster, "later", other)
+
+
+def steps_of_agent_or_fleet(cluster: LoopCluster, who: str) -> int:
+    ranks = cluster.get("ranks") if who == "fleet" else cluster.nodes[0].get("ranks")
+    return sum(rank["steps_total"] for rank in ranks)
+
+
+@WHO
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_a_state_that_cannot_be_written_is_said_and_written_later(
+    tmp_path: Path, who: str, fault: str
+) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        store = {"store": {"url": f"{disk.as_uri()}/captures"}} if who == "agent" else {}
+        with loop_cluster(tmp_path, 1, detection=DETECTION, **store) as cluster:
+            if who == "fleet":
+                text = cluster.config.read_text()
+                cluster.config.write_text(text.replace(str(tmp_path / "fleet"), str(disk)))
+            cluster.start()
+            break_disk(disk, fault)
+            crash(cluster, "first")
+            errors = [
+                f'warpwatch_anomaly_store_errors_total{{operation="{what}"}}'
+                for what in ("write", "snapshot")
+            ]
+            poll(lambda: sum(value(cluster, who, one) for one in errors) > 0, cluster.log)
+            assert str(disk) in poll(lambda: missing(cluster, who), cluster.log)
+            mend_disk(disk, fault)
+            crash(cluster, "second")
+            poll(lambda: not missing(cluster, who), lambda: missing(cluster, who))
+            found = cluster.get("anomalies")
+            assert sorted(one["job"] for one in found) == ["first", "second"]
+
+
+def break_disk(disk: Path, fault: str) -> None:
+    if fault == "read-only":
+        # Over the other, whose open files keep it from becoming read-only itself.
+        mount = ["mount", "-t", "tmpfs", "-o", "ro,mode=755", "tmpfs", str(disk)]
+        subprocess.run(mount, check=True)
+        return
+    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def mend_disk(disk: Path, fault: str) -> None:
+    if fault == "full":
+        (disk / "filler").unlink()
+    else:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def crash(cluster: LoopCluster, job: str) -> None:
+    start(cluster, job, "fails")
+    (cluster.folder / f"{job}.stop").touch()
+
+    def is_found() -> bool:
+        return any(one["job"] == job for one in cluster.get("anomalies"))
+
+    poll(is_found, cluster.log)
+
+
+@WHO
+def test_a_process_that_was_stopped_goes_on_where_it_was(cluster: LoopCluster, who: str) -> None:
+    cluster.start()
+    trains = start(cluster, "train")
+    found = process(cluster, who)
+    found.send_signal(signal.SIGSTOP)
+    cluster.nodes[0].lets_pass(STOPPED_S)
+    found.send_signal(signal.SIGCONT)
+    nothing_is_lost(cluster, "train", trains)
+
+
+@WHO
+@pytest.mark.parametrize("by_s", [DAY_S, -DAY_S])
+def test_a_clock_that_is_set_by_a_day_finds_nothing_and_loses_nothing(
+    cluster: LoopCluster, tmp_path: Path, who: str, by_s: int
+) -> None:
+    clock = ShiftedClock(tmp_path)
+    node = cluster.nodes[0]
+    node.start_daemon(wait=True, **(clock.environment if who == "agent" else {}))
+    cluster.start_fleet(**(clock.environment if who == "fleet" else {}))
+    trains = start(cluster, "train")
+    for offset_s in (by_s, 0):
+        clock.set(offset_s)
+        before = steps(cluster, "train")
+        poll(lambda before=before: steps(cluster, "train") > before + 100, cluster.log)  # type: ignore[misc]
+    nothing_is_lost(cluster, "train", trains)
