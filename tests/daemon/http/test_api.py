@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -57,6 +58,18 @@ def test_captures_are_asked_for_by_users_and_fleets(client, agent, golden):
     answer = client.post(CAPTURES, json=ASK | about)
     assert (answer.json()["id"], answer.json()["start_step"]) == (f"{NAME}-2", 40)
     golden("http/asked.json", msgspec.json.format(msgspec.json.encode(agent.asked)))
+
+
+def test_requests_of_a_fleet_of_version_0_2_0_are_read(client, agent):
+    """The file has them as that fleet wrote them, with fields that are ignored today."""
+    kept = json.loads(Path(__file__).with_name("bodies_of_0.2.0.json").read_bytes())
+    for one in kept:
+        answer = client.request(one["method"], one["path"], json=one.get("body"))
+        assert answer.status_code == one["status"], (one["path"], answer.text)
+    assert [(asked.trigger, asked.alerts) for asked in agent.asked] == [
+        ("anomaly", ()),
+        ("alert", ('{alertname="Stuck"}',)),
+    ]
 
 
 @pytest.mark.parametrize(
