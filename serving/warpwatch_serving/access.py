@@ -10,7 +10,8 @@ import ipaddress
 import os
 import socket
 import struct
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import HTTPConnection
@@ -18,10 +19,8 @@ from starlette.requests import HTTPConnection
 from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_serving.answers import HttpError
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.sessions import Sessions
-from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
+from warpwatch_serving.sessions import LINK_S, SESSION_S, Keys, cookie_name
 from warpwatch_telemetry.errors import UsageError
-from warpwatch_telemetry.state import State
 
 _PROC = Path("/proc")
 # struct ucred
@@ -96,10 +95,8 @@ def network(host: str) -> str:
     return str(ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False))
 
 
-# Open to everybody: a probe has no password, and a login page is read before the login.
-PROBES = ("/healthz", "/readyz")
-METRICS = "/metrics"
-LOGIN = "/login"
+LIVENESS, METRICS, LOGIN = "/healthz", "/metrics", "/login"
+OPEN = frozenset({LIVENESS, "/readyz", METRICS, LOGIN})
 # The owner of no job.
 NO_OWNER = "none"
 
@@ -167,55 +164,39 @@ HOLDER_OF_TOKEN = Caller(all_jobs=True, files=True, changes=True)
 class Access:
     """Finds the rights of a request. Raises UsageError if the token file cannot be used."""
 
-    def __init__(self, config: HttpConfig, sessions: Sessions[Caller]) -> None:
+    def __init__(self, config: HttpConfig, monotonic: Callable[[], float]) -> None:
         if config.metrics_token and config.token_file is None:
             raise UsageError("http.metrics_token: http.token_file is needed, too")
-        self._token = TokenFile(config.token_file) if config.token_file else None
-        self._open = PROBES if config.metrics_token else (*PROBES, METRICS)
-        self._sessions = sessions
-
-    @property
-    def has_tokens(self) -> bool:
-        """Whether a token is configured."""
-        return self._token is not None
+        self.token = TokenFile(config.token_file) if config.token_file else None
+        # Open to everybody: a probe has no password, and the login comes before the rights.
+        self.open = OPEN - {METRICS} if config.metrics_token else OPEN
+        self.links: Keys[Caller] = Keys(LINK_S, monotonic)
+        self.sessions: Keys[Caller] = Keys(SESSION_S, monotonic)
+        self.cookie = cookie_name(f"{socket.gethostname()} {config.listen}")
 
     def is_token(self, token: str) -> bool:
         """Return whether this is the configured token."""
-        return self._token is not None and self._token.matches(token.strip())
+        return self.token is not None and self.token.matches(token.strip())
 
     def has_token(self, request: HTTPConnection) -> bool:
         """Return whether the token comes with the request."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and self.is_token(token)
 
-    def is_known(self, request: HTTPConnection) -> bool:
-        """Return whether no password is needed besides: by socket, token or session."""
-        return (
-            request.url.path == LOGIN
-            or peer_of(request).on_socket
-            or self.has_token(request)
-            or self._sessions.find(request.cookies) is not None
-        )
-
-    def caller(self, request: HTTPConnection, *, has_password: bool) -> Caller:
-        """Return the rights; ``has_password``: of basic authentication. Raises HttpError."""
+    def caller(self, request: HTTPConnection) -> Caller | None:
+        """Return the rights, None without any. Raises HttpError if they do not fit the request."""
         if self.has_token(request):
             return HOLDER_OF_TOKEN
-        if request.url.path in (*self._open, LOGIN):
-            return Caller()
         peer = peer_of(request)
         if peer.on_socket:
-            if peer.uid is None:
+            if peer.uid is None and request.url.path not in self.open:
                 raise HttpError(403, "unknown_user", _UNKNOWN_ON_SOCKET)
             return Caller(peer.uid, peer.privileged, files=True, changes=True)
-        session = self._sessions.find(request.cookies)
-        if session is not None:
-            if request.scope["method"] not in ("GET", "HEAD") and not has_own_origin(request):
-                raise HttpError(403, "foreign_origin", _FOREIGN_ORIGIN)
-            return session
-        if has_password:
-            return Caller(all_jobs=True)
-        raise _unauthorized()
+        session = self.sessions.find(request.cookies.get(self.cookie, ""))
+        changes = request.scope["method"] not in ("GET", "HEAD")
+        if session and changes and not has_own_origin(request):
+            raise HttpError(403, "foreign_origin", _FOREIGN_ORIGIN)
+        return session
 
     def check_link(self, request: HTTPConnection) -> Caller:
         """Return the rights for a new session. Raises HttpError for a session: it lasts 12 h."""
@@ -227,7 +208,7 @@ class Access:
         """Return the rights. Raises HttpError unless the caller may change something."""
         caller = caller_of(request)
         if not caller.changes:
-            raise _unauthorized()
+            raise unauthorized()
         return caller
 
     def check_all_jobs(self, request: HTTPConnection, what: str) -> None:
@@ -239,7 +220,7 @@ class Access:
         """Return the rights. Raises HttpError unless files of captures may be read."""
         caller = caller_of(request)
         if not caller.files:
-            raise _unauthorized()
+            raise unauthorized()
         return caller
 
 
@@ -256,29 +237,7 @@ def caller_of(request: HTTPConnection) -> Caller:
     return caller
 
 
-def _unauthorized() -> HttpError:
+def unauthorized() -> HttpError:
+    """Return the refusal of a request without any rights."""
     challenge = {"WWW-Authenticate": 'Bearer realm="warpwatch"'}
     return HttpError(401, "token_needed", _NEEDS_LOGIN, challenge)
-
-
-def visible(state: State, owner: str | None) -> State:
-    """Return the part of the state that ``Caller.owner`` may see."""
-    if owner is None:
-        return state
-    anomalies = tuple(one for one in state.anomalies if may_see(one, owner))
-    shown = {anomaly.id for anomaly in anomalies}
-    return replace(
-        state,
-        ranks=tuple(rank for rank in state.ranks if rank.owner == owner),
-        jobs=tuple(job for job in state.jobs if job.owner == owner),
-        anomalies=anomalies,
-        contexts={ident: one for ident, one in state.contexts.items() if ident in shown},
-        captures=tuple(one for one in state.captures if one.request.owner == owner),
-        sensitivities=tuple(sight for sight in state.sensitivities if sight.owner == owner),
-        decisions=tuple(one for one in state.decisions if one.anomaly_id in shown),
-    )
-
-
-def may_see(anomaly: Anomaly, owner: str) -> bool:
-    """Return whether the anomaly is of a device, or of a job of this owner."""
-    return anomaly.kind in DEVICE_KINDS or anomaly.owner == owner

@@ -17,9 +17,9 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_serving import answers, bodies
-from warpwatch_serving.access import Access, caller_of, may_see, visible
+from warpwatch_serving.access import Access, caller_of
 from warpwatch_serving.answers import AlertAnswers, HttpError, json_answer
-from warpwatch_serving.backend import ApiBackend
+from warpwatch_serving.backend import ApiBackend, may_see, visible
 from warpwatch_serving.bodies import AlertmanagerPayload, filters, json_body
 from warpwatch_telemetry.alerts import NotReadyError, plain
 from warpwatch_telemetry.anomalies import Detected

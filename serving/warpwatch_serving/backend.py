@@ -1,8 +1,9 @@
-"""The interface between HTTP and what it shows: the agent of a node, or a fleet of many."""
+"""The interface between HTTP and the agent or fleet, and the part of its state that a user sees."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.alerts import Alert, AlertAnswer
-from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.state import State
@@ -67,3 +68,26 @@ class ApiBackend(Protocol):
 
         May wait for a disk or an agent.
         """
+
+
+def visible(state: State, owner: str | None) -> State:
+    """Return the part of the state that ``Caller.owner`` may see."""
+    if owner is None:
+        return state
+    anomalies = tuple(one for one in state.anomalies if may_see(one, owner))
+    shown = {anomaly.id for anomaly in anomalies}
+    return replace(
+        state,
+        ranks=tuple(rank for rank in state.ranks if rank.owner == owner),
+        jobs=tuple(job for job in state.jobs if job.owner == owner),
+        anomalies=anomalies,
+        contexts={ident: one for ident, one in state.contexts.items() if ident in shown},
+        captures=tuple(one for one in state.captures if one.request.owner == owner),
+        sensitivities=tuple(sight for sight in state.sensitivities if sight.owner == owner),
+        decisions=tuple(one for one in state.decisions if one.anomaly_id in shown),
+    )
+
+
+def may_see(anomaly: Anomaly, owner: str) -> bool:
+    """Return whether the anomaly is of a device, or of a job of this owner."""
+    return anomaly.kind in DEVICE_KINDS or anomaly.owner == owner

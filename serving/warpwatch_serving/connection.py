@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -59,61 +60,21 @@ class Service(NamedTuple):
     tls: ssl.SSLContext | None = None
 
 
-class Connection:
-    """One client, from the accepted socket to the end of its last answer.
+@dataclass(slots=True, eq=False)
+class Place:
+    """A connection among others.
 
     waits_since: the time of the loop since which the server waits for the client, None while the
     client waits for the server. answering: whether a request has arrived and is not answered yet.
     """
 
-    def __init__(
-        self, accepted: socket.socket, peer: Peer, service: Service, rates: PeerRates
-    ) -> None:
-        self.peer = peer
-        self._rates = rates
-        self.waits_since: float | None = None
-        self.answering = False
-        self._socket = accepted
-        self._service = service
-        self._loop = asyncio.get_running_loop()
-
-    async def serve(self) -> None:
-        """Answer requests until the client leaves, breaks a limit or sends what is not HTTP."""
-        try:
-            http = HttpStream(self, self._service, *await self._open())
-        except OSError:
-            self._socket.close()
-            return
-        try:
-            await http.serve()
-        except OSError:
-            # The client has left, or broke a time limit.
-            pass
-        finally:
-            http.abort()
-
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader = asyncio.StreamReader(PART_BYTES, self._loop)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        tls = self._service.tls
-        timeout_s = {} if tls is None else {"ssl_handshake_timeout": HEAD_TIMEOUT_S}
-        opening = self._loop.connect_accepted_socket(
-            lambda: protocol, self._socket, ssl=tls, **timeout_s
-        )
-        transport, _ = await self.wait(opening, 2 * HEAD_TIMEOUT_S)
-        # A write waits until all of it has left the process, so that its time limit counts. With 0,
-        # asyncio's TLS would wait for an empty buffer to become smaller.
-        transport.set_write_buffer_limits(high=1)
-        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
-
-    async def take_turn(self) -> None:
-        """Wait if the peer sends too many requests; a new connection of it may end the wait."""
-        if not self._rates.admits(self.peer.name, self._loop.time()):
-            await self.wait(asyncio.sleep(PAUSE_S))
+    peer: Peer
+    waits_since: float | None = None
+    answering: bool = False
 
     async def wait(self, client: Awaitable[T], timeout_s: float | None = None) -> T:
         """Wait for the client. Raises TimeoutError."""
-        self.waits_since = self._loop.time()
+        self.waits_since = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_s):
                 return await client
@@ -126,12 +87,12 @@ class HttpStream:
 
     def __init__(
         self,
-        connection: Connection,
+        place: Place,
         service: Service,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self._connection = connection
+        self._place = place
         self._service = service
         self._reader = reader
         self._writer = writer
@@ -139,32 +100,35 @@ class HttpStream:
         self._unsent: list[bytes] = []
         self._is_head = False
 
-    async def serve(self) -> None:
+    async def serve(self, rates: PeerRates) -> None:
         """Answer requests. Raises OSError if the client leaves or breaks a time limit."""
         timeout_s = HEAD_TIMEOUT_S
-        while await self._serve_request(timeout_s):
+        while await self._serve_request(timeout_s, rates):
             timeout_s = KEEP_ALIVE_S
-        await self._linger()
+        # To close a socket with unread data would reset the connection before the answer is read.
+        if self._http.their_state not in (h11.DONE, h11.CLOSED, h11.MUST_CLOSE):
+            if self._writer.can_write_eof():
+                self._writer.write_eof()
+            with contextlib.suppress(TimeoutError):
+                await self._place.wait(self._discard(), LINGER_S)
         self._writer.close()
-        await self._connection.wait(self._writer.wait_closed(), LINGER_S)
-
-    def abort(self) -> None:
-        """Drop the connection, with what is not sent yet."""
-        self._writer.transport.abort()
+        await self._place.wait(self._writer.wait_closed(), LINGER_S)
 
     # --- one request ---
 
-    async def _serve_request(self, timeout_s: float) -> bool:
+    async def _serve_request(self, timeout_s: float, rates: PeerRates) -> bool:
         """Return whether the connection can carry another request."""
         try:
-            request = await self._connection.wait(self._next_request(), timeout_s)
+            request = await self._place.wait(self._next_request(), timeout_s)
             if request is None:
                 return False
-            await self._connection.take_turn()
-            self._connection.answering = True
+            if not rates.admits(self._place.peer.name, asyncio.get_running_loop().time()):
+                # A new connection of the peer may end this wait.
+                await self._place.wait(asyncio.sleep(PAUSE_S))
+            self._place.answering = True
             self._is_head = request.method == b"HEAD"
             await self._service.app(self._scope(request), self._receive, self._send)
-            self._connection.answering = False
+            self._place.answering = False
         except h11.RemoteProtocolError as error:
             await self._refuse(error.error_status_hint)
             return False
@@ -192,9 +156,9 @@ class HttpStream:
             "query_string": query,
             "root_path": "",
             "headers": list(request.headers),
-            "client": (self._connection.peer.name, 0),
+            "client": (self._place.peer.name, 0),
             "server": server[:2] if isinstance(server, tuple) else None,
-            "state": {"peer": self._connection.peer},
+            "state": {"peer": self._place.peer},
         }
 
     async def _receive(self) -> Message:
@@ -205,7 +169,7 @@ class HttpStream:
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 reading = self._reader.read(PART_BYTES)
-                self._http.receive_data(await self._connection.wait(reading, HEAD_TIMEOUT_S))
+                self._http.receive_data(await self._place.wait(reading, HEAD_TIMEOUT_S))
         except (h11.RemoteProtocolError, OSError):
             return {"type": "http.disconnect"}
         if isinstance(event, h11.Data):
@@ -250,18 +214,9 @@ class HttpStream:
         self._writer.writelines([*self._unsent, *parts])
         self._unsent = []
         try:
-            await self._connection.wait(self._writer.drain(), WRITE_TIMEOUT_S)
+            await self._place.wait(self._writer.drain(), WRITE_TIMEOUT_S)
         except OSError as error:
             raise ClientGone from error
-
-    async def _linger(self) -> None:
-        """Read on for a moment: to close a socket with unread data would reset the connection."""
-        if self._http.their_state in (h11.DONE, h11.CLOSED, h11.MUST_CLOSE):
-            return
-        if self._writer.can_write_eof():
-            self._writer.write_eof()
-        with contextlib.suppress(TimeoutError):
-            await self._connection.wait(self._discard(), LINGER_S)
 
     async def _discard(self) -> None:
         left = LINGER_BYTES
@@ -302,7 +257,7 @@ class Connections:
         self._most_of_others = most_of_others
         self._most_of_peer = most_of_peer
         self._rates = PeerRates()
-        self._tasks: dict[Connection, asyncio.Task[None]] = {}
+        self._tasks: dict[Place, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -312,10 +267,25 @@ class Connections:
         if not self._has_place(peer):
             accepted.close()
             return
-        connection = Connection(accepted, peer, service, self._rates)
-        task = asyncio.create_task(connection.serve())
-        self._tasks[connection] = task
-        task.add_done_callback(lambda task: self._remove(connection, task))
+        place = Place(peer)
+        self._tasks[place] = asyncio.create_task(self._serve(place, accepted, service))
+        self._tasks[place].add_done_callback(lambda _: self._tasks.pop(place, None))
+
+    async def _serve(self, place: Place, accepted: socket.socket, service: Service) -> None:
+        try:
+            reader, writer = await place.wait(_open(accepted, service.tls), 2 * HEAD_TIMEOUT_S)
+        except OSError:
+            accepted.close()
+            return
+        try:
+            await HttpStream(place, service, reader, writer).serve(self._rates)
+        except OSError:
+            # The client has left, or broke a time limit.
+            pass
+        except Exception:
+            logger.exception("a connection failed")
+        finally:
+            writer.transport.abort()
 
     def _has_place(self, peer: Peer) -> bool:
         of_peer = [one for one in self._tasks if one.peer.name == peer.name]
@@ -329,18 +299,29 @@ class Connections:
         self._tasks.pop(min(waiting, key=lambda one: one[0])[1]).cancel()
         return True
 
-    def _remove(self, connection: Connection, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(connection, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a connection failed", exc_info=error)
-
     async def close(self, timeout_s: float) -> None:
         """End idle connections at once, and the others after their answer or ``timeout_s``."""
-        tasks = dict(self._tasks)
-        for connection, task in tasks.items():
-            if not connection.answering:
+        tasks = list(self._tasks.values())
+        for place, task in list(self._tasks.items()):
+            if not place.answering:
                 task.cancel()
         if tasks:
-            _, late = await asyncio.wait(tasks.values(), timeout=timeout_s)
+            _, late = await asyncio.wait(tasks, timeout=timeout_s)
             for task in late:
                 task.cancel()
+
+
+async def _open(
+    accepted: socket.socket, tls: ssl.SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(PART_BYTES, loop)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    timeout_s = {} if tls is None else {"ssl_handshake_timeout": HEAD_TIMEOUT_S}
+    transport, _ = await loop.connect_accepted_socket(
+        lambda: protocol, accepted, ssl=tls, **timeout_s
+    )
+    # A write waits until all of it has left the process, so that its time limit counts. With 0,
+    # asyncio's TLS would wait for an empty buffer to become smaller.
+    transport.set_write_buffer_limits(high=1)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

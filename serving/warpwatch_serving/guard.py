@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warpwatch_serving.access import Access
+from warpwatch_serving.access import LIVENESS, LOGIN, Access, Caller, unauthorized
 from warpwatch_serving.answers import HttpError
 from warpwatch_serving.bodies import MAX_BODY_BYTES, too_large
 from warpwatch_serving.connection import ClientGone
@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 
 # A fault that every scrape meets is logged once in this time.
 ERROR_LOG_INTERVAL_S = 60.0
-# Open without a password: it says that the process lives, to a probe that has none.
-LIVENESS = "/healthz"
 # An answer may bring its own of each.
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -95,15 +93,13 @@ class Guard:
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
             raise too_large()
-        needs_password = (
-            self._basic_auth is not None
-            and request.url.path != LIVENESS
-            and not self._access.is_known(request)
-        )
-        if self._basic_auth is not None and needs_password:
+        caller, path = self._access.caller(request), request.url.path
+        if caller is None and self._basic_auth is not None and path not in (LIVENESS, LOGIN):
             await self._basic_auth.check(request.headers.get("authorization", ""))
-        state = request.scope.setdefault("state", {})
-        state["caller"] = self._access.caller(request, has_password=needs_password)
+            caller = Caller(all_jobs=True)
+        if caller is None and path not in self._access.open:
+            raise unauthorized()
+        request.scope.setdefault("state", {})["caller"] = caller or Caller()
 
     def _log(self, path: str) -> None:
         now = self._monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from warpwatch_serving import answers, bodies
-from warpwatch_serving.access import Access, Caller
+from warpwatch_serving.access import Access
 from warpwatch_serving.answers import ErrorAnswer, HttpError
 from warpwatch_serving.api import AlertWebhook, CaptureFiles, JsonApi
 from warpwatch_serving.backend import ApiBackend
@@ -32,7 +31,6 @@ from warpwatch_serving.guard import Guard
 from warpwatch_serving.metrics import MetricsPages
 from warpwatch_serving.page.endpoint import PageEndpoint
 from warpwatch_serving.page.login import Login
-from warpwatch_serving.sessions import Sessions
 from warpwatch_serving.web_config import BasicAuth
 from warpwatch_telemetry.captures import Capture
 
@@ -267,9 +265,8 @@ def create_app(
     Refresh its ``state.pages`` each second, and set ``state.port`` and ``state.url`` once it is
     listened on. ``state.document`` makes `/openapi.json`. Raises UsageError for a bad token file.
     """
-    sessions: Sessions[Caller] = Sessions(f"{socket.gethostname()} {config.listen}", monotonic)
-    access = Access(config, sessions)
-    login = Login(access, sessions)
+    access = Access(config, monotonic)
+    login = Login(access)
     pages = MetricsPages(backend, monotonic)
     guard = Middleware(
         Guard,

@@ -92,47 +92,6 @@ async def _accept(listener: socket.socket, service: Service, connections: Connec
         await asyncio.sleep(0)
 
 
-class Port:
-    """A TCP address that is listened on, or tried again while another process has it."""
-
-    def __init__(
-        self,
-        key: str,
-        listen: str,
-        monotonic: Callable[[], float],
-        passed: socket.socket | None = None,
-    ) -> None:
-        """Raises UsageError for an address that no waiting makes available."""
-        self._key = key
-        self._listen = listen
-        self._pause = Pause(monotonic, LONGEST_PAUSE_S)
-        # The reason why it is not listened on, empty if it is.
-        self.trouble = ""
-        self.listener = passed or self._open()
-
-    def _open(self) -> socket.socket | None:
-        try:
-            listener = listening.listen_on(self._listen, self._key)
-        except UsageError as error:
-            cause = error.__cause__
-            if not isinstance(cause, OSError) or cause.errno not in listening.PASSING:
-                raise
-            if self._pause.begin():
-                logger.warning("%s; trying again", error)
-            self.trouble = str(error)
-            return None
-        self.trouble = ""
-        return listener
-
-    def retry(self) -> socket.socket | None:
-        """Return the socket if it could be opened just now."""
-        if self.listener is None and not self._pause.lasts:
-            with contextlib.suppress(UsageError):
-                self.listener = self._open()
-                return self.listener
-        return None
-
-
 class Probes:
     """The application of ``http.probe_listen``. ``missing`` returns why a process is not ready."""
 
@@ -153,7 +112,8 @@ class Server:
     """The HTTP server of an agent or a fleet. Listens at once, and serves in ``run``.
 
     Raises UsageError that names the key of an address that can never be listened on, or if
-    web_config or a file in it cannot be used. A port that another process has is tried again.
+    web_config or a file in it cannot be used. A port that another process has is tried again;
+    ``trouble`` is why ``http.listen`` is not served, empty if it is.
     """
 
     def __init__(
@@ -174,29 +134,38 @@ class Server:
         self._app = create_app(
             backend, config, basic_auth=basic_auth, page=page, routes=routes, monotonic=monotonic
         )
-        self._up = backend.metrics.gauge("http_up")
         self._certificate_at = self._expiry_logged_at = float("-inf")
         self._local: Path | None = None
         self._connections = Connections()
         self._listeners = Listeners(self._each_second)
-        self._port = Port("http.listen", config.listen, monotonic, passed)
-        self._start(self._port.listener)
-        self._probes = Service(Probes(backend.missing))
-        self._probe_port: Port | None = None
+        self._listen = config.listen
+        self._up = backend.metrics.gauge("http_up")
+        self._pause = Pause(monotonic, LONGEST_PAUSE_S)
+        self._socket: socket.socket | None = None
+        self.trouble = ""
+        self._start(passed)
         if config.probe_listen:
-            self._probe_port = Port("http.probe_listen", config.probe_listen, monotonic)
-            self._start_probes(self._probe_port.listener)
+            probes = listening.listen_on(config.probe_listen, "http.probe_listen")
+            self._listeners.add(probes, Service(Probes(backend.missing)), Connections())
 
-    def _start(self, listener: socket.socket | None) -> None:
-        self._up.set(listener is not None)
-        if listener is not None:
-            self._app.state.port, self._app.state.url = self.address[1], self.url
-            context = self._tls.context if self._tls else None
-            self._listeners.add(listener, Service(self._app, context), self._connections)
-
-    def _start_probes(self, listener: socket.socket | None) -> None:
-        if listener is not None:
-            self._listeners.add(listener, self._probes, Connections())
+    def _start(self, passed: socket.socket | None = None) -> None:
+        """Listen, or note why that has to be tried again. Raises UsageError if that is no use."""
+        try:
+            self._socket = passed or listening.listen_on(self._listen)
+        except UsageError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in listening.PASSING:
+                raise
+            if self._pause.begin():
+                logger.warning("%s; trying again", error)
+            self.trouble = str(error)
+            self._up.set(0)
+            return
+        self.trouble = ""
+        self._up.set(1)
+        self._app.state.port, self._app.state.url = self.address[1], self.url
+        service = Service(self._app, self._tls.context if self._tls else None)
+        self._listeners.add(self._socket, service, self._connections)
 
     def bind_locally(self, path: Path) -> None:
         """Serve on this Unix socket, too. Raises OSError."""
@@ -204,16 +173,11 @@ class Server:
         self._local = path
 
     @property
-    def trouble(self) -> str:
-        """The reason why ``http.listen`` is not served, empty if it is."""
-        return self._port.trouble
-
-    @property
     def address(self) -> tuple[str, int]:
         """The host and port that are listened on. Raises UsageError if there are none."""
-        if self._port.listener is None:
-            raise UsageError(self._port.trouble)
-        host, port = self._port.listener.getsockname()[:2]
+        if self._socket is None:
+            raise UsageError(self.trouble)
+        host, port = self._socket.getsockname()[:2]
         return str(host), int(port)
 
     @property
@@ -238,13 +202,12 @@ class Server:
 
     def _each_second(self) -> None:
         self._app.state.pages.refresh()
-        if listener := self._port.retry():
-            logger.info("listening on %s:%d", *self.address)
-            self._start(listener)
-        if self._probe_port is not None:
-            self._start_probes(self._probe_port.retry())
-        if self._tls and self._monotonic() - self._certificate_at >= CERTIFICATE_INTERVAL_S:
-            self._certificate_at = self._monotonic()
+        if self._socket is None and not self._pause.lasts:
+            with contextlib.suppress(UsageError):
+                self._start()
+        now = self._monotonic()
+        if self._tls and now - self._certificate_at >= CERTIFICATE_INTERVAL_S:
+            self._certificate_at = now
             self._refresh_certificate(self._tls)
 
     def _refresh_certificate(self, tls: Tls) -> None:

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warpwatch_runtime import quantities
-from warpwatch_serving.access import Caller, caller_of, visible
+from warpwatch_serving.access import Caller, caller_of
 from warpwatch_serving.answers import HttpError
-from warpwatch_serving.backend import ApiBackend
+from warpwatch_serving.backend import ApiBackend, visible
 from warpwatch_serving.bodies import PageFilters, RunFilters, filters
 from warpwatch_serving.page import captures, charts, devices, findings, jobs, runs
 from warpwatch_serving.page.findings import Headline, headline

@@ -15,7 +15,7 @@ from warpwatch_serving.access import HOLDER_OF_TOKEN, LOGIN, Access, Caller, has
 from warpwatch_serving.answers import HttpError, SessionLink, json_answer
 from warpwatch_serving.bodies import LoginFilters, filters, read_body
 from warpwatch_serving.page.endpoint import FOLDER, STYLE, policy
-from warpwatch_serving.sessions import LINK_S, Sessions
+from warpwatch_serving.sessions import LINK_S, SESSION_S, cookie
 
 _PAGES = ("/", "/run", LOGIN, "/logout")
 _USED = "This link has been used or is older than a minute."
@@ -30,13 +30,12 @@ _NO_TOKEN = '<p class="quiet">None is configured (<code>http.token_file</code>).
 class Login:
     """Makes links, and turns them or the token into sessions."""
 
-    def __init__(self, access: Access, sessions: Sessions[Caller]) -> None:
+    def __init__(self, access: Access) -> None:
         self._access = access
-        self._sessions = sessions
 
     async def make_link(self, request: Request) -> Response:
         """A link to the web page for the user who asks, valid once and for a minute."""
-        key = self._sessions.links.issue(self._access.check_link(request))
+        key = self._access.links.issue(self._access.check_link(request))
         path = f"{LOGIN}?{urlencode({'key': key})}"
         return json_answer(SessionLink(path, LINK_S, request.app.state.url), 201)
 
@@ -45,7 +44,7 @@ class Login:
         key = filters(request, LoginFilters).key
         if key is None:
             return self._page(request, 200)
-        caller = self._sessions.links.end(key)
+        caller = self._access.links.end(key)
         return self._page(request, 401, _USED) if caller is None else self._start(request, caller)
 
     async def log_in(self, request: Request) -> Response:
@@ -58,8 +57,8 @@ class Login:
 
     async def log_out(self, request: Request) -> Response:
         """The end of the session."""
-        removed = self._sessions.end(request.cookies, tls=request.url.scheme == "https")
-        return RedirectResponse(LOGIN, 303, {"Set-Cookie": removed})
+        self._access.sessions.end(request.cookies.get(self._access.cookie, ""))
+        return self._redirect(request, LOGIN, "", 0)
 
     def refuse(self, request: HTTPConnection, error: HttpError) -> Response:
         """Return the login page to a browser without a session, and the error to all others."""
@@ -69,8 +68,12 @@ class Login:
         return error.answer()
 
     def _start(self, request: Request, caller: Caller) -> Response:
-        cookie = self._sessions.start(caller, tls=request.url.scheme == "https")
-        return RedirectResponse("/", 303, {"Set-Cookie": cookie})
+        return self._redirect(request, "/", self._access.sessions.issue(caller), SESSION_S)
+
+    def _redirect(self, request: Request, path: str, key: str, lasts_s: float) -> Response:
+        tls = request.url.scheme == "https"
+        header = cookie(self._access.cookie, key, lasts_s, tls=tls)
+        return RedirectResponse(path, 303, {"Set-Cookie": header})
 
     def _page(
         self,
@@ -84,7 +87,7 @@ class Login:
             style=STYLE.read_text(),
             message=f'<p class="lost" role="alert">{message}</p>' if message else "",
             base=escape(base[:200]),
-            token=_TOKEN_FORM if self._access.has_tokens else _NO_TOKEN,
+            token=_TOKEN_FORM if self._access.token else _NO_TOKEN,
         )
         all_headers = {"Content-Security-Policy": policy(), **(headers or {})}
         return Response(page, status, all_headers, "text/html")

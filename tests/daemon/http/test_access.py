@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,11 @@ from tests.loop.other_users import OWNER, STRANGER
 from tests.manual_clock import ManualClock
 from warpwatch_daemon import api_client
 from warpwatch_daemon.cli import main, page
-from warpwatch_serving.access import NO_OWNER, Peer, _is_of_this_machine, identify, visible
+from warpwatch_serving.access import NO_OWNER, Peer, _is_of_this_machine, identify
+from warpwatch_serving.backend import visible
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.server import Server
-from warpwatch_serving.sessions import Keys, Sessions
+from warpwatch_serving.sessions import LINK_S, SESSION_S, Keys, cookie, cookie_name
 from warpwatch_telemetry.captures import Decision
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.state import Sensitivity
@@ -125,19 +125,21 @@ def test_a_link_is_valid_once(serve):
 
 def test_a_link_lasts_a_minute_and_a_session_twelve_hours() -> None:
     clock = ManualClock()
-    sessions: Sessions[str] = Sessions("gpu-17 :9400", clock.monotonic)
-    late, used = sessions.links.issue("uid/1000"), sessions.links.issue("uid/1000")
+    links: Keys[str] = Keys(LINK_S, clock.monotonic)
+    late, used = links.issue("uid/1000"), links.issue("uid/1000")
     clock.advance(59)
-    assert [sessions.links.end(used) for _ in range(2)] == ["uid/1000", None]
+    assert [links.end(used) for _ in range(2)] == ["uid/1000", None]
     clock.advance(2)
-    assert sessions.links.end(late) is None
-    cookie = SimpleCookie(sessions.start("uid/1000", tls=True))
-    ((name, morsel),) = cookie.items()
-    assert morsel["secure"] and name != Sessions("gpu-17 :9401", clock.monotonic).cookie
+    assert links.end(late) is None
+    sessions: Keys[str] = Keys(SESSION_S, clock.monotonic)
+    key = sessions.issue("uid/1000")
     clock.advance(12 * 3600 - 1)
-    assert sessions.find({name: morsel.value}) == "uid/1000"
+    assert sessions.find(key) == "uid/1000"
     clock.advance(2)
-    assert sessions.find({name: morsel.value}) is None
+    assert sessions.find(key) is None
+    # Each server of a host has a cookie of its own.
+    assert cookie_name("gpu-17 :9400") != cookie_name("gpu-17 :9401")
+    assert cookie("x", key, SESSION_S, tls=True).endswith("; Secure")
 
 
 def test_one_user_cannot_end_the_sessions_of_another() -> None:
