@@ -46,7 +46,7 @@ class Board:
 class Played(Participant):
     """Two ranks of a node. The test sets ``ranks``, ``lost`` and the answers.
 
-    told: what it was asked, in order.
+    told: all requests, in order.
     """
 
     reach = Reach(2.0, 4, (0.1, 1.0))

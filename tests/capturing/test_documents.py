@@ -1,4 +1,4 @@
-"""What a child writes that was taken over by the file it read."""
+"""Documents of a child that was taken over by the file it read."""
 
 from __future__ import annotations
 

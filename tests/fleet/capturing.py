@@ -38,7 +38,7 @@ from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 TICKS_ARMED = 3
 WORLD = 4
-# What a rank answers to the command of this id; None: nothing.
+# The answer of a rank to the command of this id, or None for none.
 Answers = Callable[[int, str], str | None]
 # Whether the start step of the command of this id comes, or why the capture fails.
 Records = Callable[[str], bool | str]
@@ -180,7 +180,7 @@ class PlayedFleet:
         records: Records = lambda name: True,
         changes: Sequence[Change] = (),
     ) -> FleetCaptures:
-        """``ask``, and play until all captures have ended. ``changes``: of anomalies."""
+        """``ask``, and play until all captures have ended. ``changes``: changes of anomalies."""
 
         async def sleep(seconds: float) -> None:
             self.advance(seconds)

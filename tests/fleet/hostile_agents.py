@@ -1,6 +1,6 @@
 """Agents that mean no good, in one process: ``hostile_agents.py PORT…``, a port for each of KINDS.
 
-``tenant`` speaks of the job of others; ``garbage`` sends what is no line; ``flood`` steps of
+``tenant`` speaks of the job of others; ``garbage`` sends invalid lines; ``flood`` steps of
 a thousand ranks as fast as they are taken, and never its time; ``hour`` has a clock one ahead.
 """
 
@@ -25,7 +25,7 @@ def line(kind: str, now: float, **fields: object) -> bytes:
 
 
 def rank(owner: str, number: int, world_size: int, job: str, step: int = 0) -> bytes:
-    """That there is one, or its step."""
+    """Return the line of a rank, or of its step."""
     about = {"owner": owner, "run": "first", "job": job, "rank": number}
     if step:
         return line("step", time.time(), **about, step=step, duration_s=INTERVAL_S)

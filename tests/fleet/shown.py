@@ -1,4 +1,4 @@
-"""What a fleet's page is to show: jobs of any size with one slow rank, nodes, runs."""
+"""States for a fleet's page: jobs of any size with one slow rank, nodes, runs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def crowded_state() -> State:
 
 
 class MemoryFleet(MemoryAgent):
-    """What a fleet would say, as set by the test."""
+    """A fleet whose state the test sets."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -1,4 +1,4 @@
-"""What all nodes brought becomes one diagnosis: real reductions, fetched over HTTP."""
+"""One diagnosis of all nodes: real reductions, fetched over HTTP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def captured(fleet: PlayedFleet) -> tuple[FleetCaptures, Capture]:
 
 
 def own_files() -> set[str]:
-    """What the fleet itself writes."""
+    """Return the files that the fleet itself writes."""
     reductions = {f"rank{rank}.reduction.gz" for rank in RANKS}
     return reductions | {"diagnosis.json", "report.html", "capture.json"}
 

@@ -48,7 +48,7 @@ def only(captures: FleetCaptures) -> Capture:
 
 
 def states(capture: Capture) -> list[str]:
-    """Of each rank with its node."""
+    """Return the state of each rank, with its node."""
     return [f"{rank.rank} {rank.state} {rank.node}" for rank in capture.ranks]
 
 

@@ -30,7 +30,7 @@ STEP_S = 0.5
 
 @pytest.fixture
 def two() -> TestCluster:
-    """A job of four ranks, two on each node, that all agents tell of with the next ``hear``."""
+    """A job of four ranks, two on each node, that all agents report at the next ``hear``."""
     cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
     begin(cluster)
     return cluster
@@ -387,7 +387,7 @@ def test_a_restart_of_the_fleet_neither_repeats_nor_forgets_an_anomaly(two, tmp_
     become_slow(two)
     (before,) = two.anomalies()
     two.save(tmp_path)
-    # What happens between the last save and the end is in the agents' lines.
+    # Events between the last save and the end are in the agents' lines.
     train(two, 40, slow=1.4)
     two.restart(tmp_path, forget=forget)
     if forget:

@@ -101,7 +101,7 @@ def check_answers(http: httpx.Client) -> None:
         "/api/v1/alertmanager", json=notification(alert(training_job="train", capture="torch"))
     ).json()["alerts"]
     assert (answer["outcome"], answer["detail"][:14]) == ("no_rank", "no running ran")
-    # What agents alone answer is not there.
+    # Routes of agents are absent.
     for path in ("leases", "captures/prepare"):
         assert http.post(f"/api/v1/{path}", json={}).status_code in (404, 405)
     assert "/api/v1/records" not in http.get("/openapi.json").json()["paths"]

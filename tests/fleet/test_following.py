@@ -143,7 +143,7 @@ def test_nobody_listens_there():
 
 @contextmanager
 def answering(body: bytes) -> Iterator[Target]:
-    """Something that is no agent, says this to the first peer, and holds the connection."""
+    """Run a server that sends this to the first peer and holds the connection."""
     over = threading.Event()
 
     def answer() -> None:

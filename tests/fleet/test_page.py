@@ -1,4 +1,4 @@
-"""What the fleet's page says of a job over nodes, and that it fits."""
+"""The fleet's page of a job over nodes, and its size."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_the_ranks_of_all_nodes_are_one_run():
     later = {"first_time": NOW + 3600, "time": NOW + 3660}
     other.stream.put_runs([run(2, 3, **slow, **later, captures=("a", "b"))])
     cluster.hear()
-    # What the fleet found counts, too.
+    # The fleet's own anomalies count, too.
     cluster.cluster.raised[JobId(OWNER, "llama", "41")] = {"straggler": 2}  # type: ignore[assignment]
     (together,) = shown(cluster)
     assert (together.ranks, together.node) == ((0, 1, 2, 3), "gpu-1, gpu-2")

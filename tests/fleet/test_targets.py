@@ -1,4 +1,4 @@
-"""Which agents a fleet follows: lists, files, names, and what ``examples/slurm`` writes."""
+"""Targets of a fleet: lists, files, names, and the output of ``examples/slurm``."""
 
 from __future__ import annotations
 
@@ -121,9 +121,7 @@ def ask_slurm(folder: Path, sinfo: str, **env: str) -> subprocess.CompletedProce
     )
 
 
-def test_every_powered_node_of_slurm_with_gpus_is_a_target_once_and_stays(
-    tmp_path,
-):
+def test_every_powered_node_of_slurm_with_gpus_is_a_target_once_and_stays(tmp_path):
     (tmp_path / "said").write_text(NODES)
     asked, written = tmp_path / "asked", tmp_path / "slurm.json"
     ended = ask_slurm(tmp_path, f'echo "$@" > {asked}\ncat {tmp_path / "said"}\n')

@@ -31,18 +31,18 @@ from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId
 
 MANUAL = CaptureRequest(job="train", kind="torch", trigger="manual", steps=3)
-# Of the ranks that a test plays.
+# The job whose ranks a test plays.
 TRAIN = JobId(f"uid/{os.getuid()}", "train", "r1")
 _OF_ANOMALY: dict[str, Any] = {"anomaly_id": "a1", "anomaly_kind": "straggler"}
 AUTOMATIC = CaptureRequest(kind="torch", trigger="anomaly", **_OF_ANOMALY, **TRAIN.fields())
 ANOTHER = replace(AUTOMATIC, anomaly_id="a2")
-# What a rank chooses for the names of its file, and of what lies beside it.
+# A rank chooses these tokens for the names of its files.
 TOKEN = "0123456789abcdef"
 MORE = "fedcba9876543210"
 
 
 def anomaly(kind: str, **changes: Any) -> Anomaly:
-    """Of the job that a test plays."""
+    """Return an anomaly of the job that a test plays."""
     about = {"id": "a1", "time": 0.0, "severity": "warning", "summary": "rank 1 is slow"}
     return Anomaly(**{**about, **TRAIN.fields(), "kind": kind, **changes})
 
@@ -72,7 +72,7 @@ def read_here(module: str, arguments: Sequence[str], timeout_s: float, fds: Sequ
 class CaptureNode:
     """A service over real files, with two ranks or more played by the test.
 
-    ``run``: what reads traces.
+    ``run`` reads traces.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class CaptureNode:
         return self.clock.monotonic()
 
     def _wall(self) -> float:
-        """Each time a millisecond later, for captures are told apart by their time."""
+        """Return a later time at each call: captures are distinguished by it."""
         self.clock.advance(0.001)
         return self.clock.wall()
 
@@ -201,7 +201,7 @@ class CaptureNode:
         return next(c for c in self.captures if c.id == capture.id)
 
     def counted(self, outcome: str, trigger: str = "manual", kind: str = "torch") -> float:
-        """Whosoever they are."""
+        """Return the count over all owners."""
         wanted = {"kind": kind, "trigger": trigger, "outcome": outcome}.items()
         return sum(
             sample.value

@@ -1,4 +1,4 @@
-"""What tests of captures begin with: a node with a job of two ranks."""
+"""Fixtures for captures: a node with a job of two ranks."""
 
 from __future__ import annotations
 

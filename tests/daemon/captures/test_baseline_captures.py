@@ -78,10 +78,10 @@ def test_a_healthy_job_is_captured_once_on_its_first_rank(node):
         ({"baseline": BaselineConfig(after_steps=6, after_s=60.0)}, (), None),
         ({"baseline": BaselineConfig(after_steps=4, after_s=60.0)}, (), [0]),
         ({"baseline": BaselineConfig(enabled=False, after_steps=0, after_s=0.0)}, (), None),
-        # A job that is not well, or whose device is not, is no baseline.
+        # A job with an anomaly, or on a faulty device, has no baseline.
         ({}, (LEAK,), None),
         ({}, (HOT,), None),
-        # Whatever GPU another job says that it runs on.
+        # An anomaly of another job does not count, even on the same GPU.
         ({}, (replace(LEAK, job="another", rank=0, device="GPU-0"),), [0]),
         # On many nodes it is taken where rank 0 is.
         ({"ranks": (0, 1), "world_size": 4}, (), [0]),
@@ -170,7 +170,7 @@ def test_a_later_capture_of_the_job_is_compared_with_it(node):
     later = node.captured()
     assert baseline.baseline_id is None
     assert (later.baseline_id, later.diagnosis_outcome) == (baseline.id, "ok")
-    # What a schedule takes is compared with the last one that was good.
+    # Scheduled captures are compared with the last good one.
     asked = replace(MANUAL, trigger="schedule")
     first, second = node.captured(asked), node.captured(asked)
     assert (first.baseline_id, second.baseline_id) == (baseline.id, first.id)

@@ -261,7 +261,7 @@ def test_the_cost_is_what_the_steps_of_a_capture_took_longer():
         (tuple(1.04 * duration_s for duration_s in BEFORE_S), BEFORE_S, Residual(1.04, 20, False)),
         # Noise: the upper half of one side overlaps the other's.
         ((0.1, 0.3) * 7 + (0.3, 0.3, 0.3), (0.1, 0.3) * 8, Residual(1.5, 16, False)),
-        # With less than ten steps on either side nothing is said.
+        # Fewer than ten steps on either side give no residual.
         ((0.1,) * 9, BEFORE_S, None),
         ((0.1,) * 10, (0.1,) * 9, None),
         ((0.1,) * 10, (0.1,) * 10, Residual(1.0, 10, False)),
@@ -310,7 +310,7 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     while node.rings[0].steps < start + MANUAL.steps + 1:
         profiled = node.rings[0].steps >= start - 1
         node.rings[0].step(0.4 if profiled else 0.1, profiled=profiled)
-    # Steps while the trace is compressed are none after the capture.
+    # Steps while the trace is compressed do not count as after the capture.
     for _ in range(compressed_steps):
         node.rings[0].step(0.3)
     node.finished(asked)
@@ -341,7 +341,7 @@ def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node):
         node.poll(after_s=after_s)
         node.service.finish()
         assert node.service.is_settled(capture.id) is settled
-    # What comes after the process is compared with nothing of before.
+    # Steps of the next process are not compared with those before.
     node.kill(0)
     node.poll()
     assert node.service._costs._baselines.of_rank(TRAIN, 0) == ()

@@ -1,4 +1,4 @@
-"""What traces hold is compared with what was asked for, by a process that can do little else."""
+"""Traces are verified by a confined process."""
 
 from __future__ import annotations
 

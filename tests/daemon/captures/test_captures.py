@@ -51,7 +51,7 @@ def test_a_step_far_from_its_peers_does_not_choose_the_start(tmp_path, stack):
     asked = node.service.request(MANUAL)
     assert [node.command(rank)["start_step"] for rank in range(3)] == [3, 3, 3]
     for _ in range(4):
-        # That rank has passed every start: they are asked three times, and wider each time.
+        # The rank has passed every start: all are asked three times, with a wider margin each time.
         node.poll()
     assert [node.command(rank)["start_step"] for rank in range(3)] == [1 + 6] * 3
     for rank in (0, 1):

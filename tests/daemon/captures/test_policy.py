@@ -1,4 +1,4 @@
-"""What may be captured, whose captures are finished first, and what the store keeps of them."""
+"""Limits on captures, the order in which they are finished, and the store's retention."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_dry_run_decides_as_it_would_and_takes_nothing(tmp_path, stack):
 
 
 class FakeDisk(Disk):
-    """Of 1,000 MiB. free_mib: what it says next."""
+    """A disk of 1,000 MiB. free_mib: its next reading."""
 
     def __init__(self, free_mib: int, clock: ManualClock) -> None:
         self.free_mib = free_mib

@@ -1,4 +1,4 @@
-"""What becomes of an anomaly's trigger, with a service over real files."""
+"""Triggers of anomalies, with a service over real files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from warpwatch_telemetry.sections import AnomalyKind
 # Their times count from the node's start.
 REGRESSION = anomaly("step_regression")
 STRAGGLER = anomaly("straggler", rank=1, device="GPU-1")
-# Of a device whose job no one knows.
+# An anomaly of a device without a known job.
 HOT = anomaly("overheating", device="GPU-3", owner="", job=None, run="")
 CULPRIT = RecipeConfig(ranks="culprit")
 ALL_DAY = TriggersConfig(quiet_hours=("00:00-24:00",))
@@ -260,7 +260,7 @@ def test_what_the_store_had_no_room_for_is_asked_for_again(node):
     assert node.counted("refused_disk", "anomaly") == 1
     assert len(node.captures) == 2
     away.rename(node.store.path)
-    # What was refused is no try: an interrupted capture is repeated.
+    # A refusal does not count as a try: an interrupted capture is repeated.
     for after_s, captures in ((122, 3), (183, 4)):
         node.see(STRAGGLER, after_s=after_s)
         node.service.finish()

@@ -54,7 +54,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 
 @pytest.fixture
 def stand_in(played: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """For what a real one does not do when it is told to."""
+    """A stand-in, for failures that a real server does not produce on request."""
     played.begin(monkeypatch)
     return played
 

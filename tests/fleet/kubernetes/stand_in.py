@@ -1,6 +1,6 @@
 """A stand-in of the API server: objects by path, versions, both kinds of patch, lists and watches.
 
-What it answers was compared with Kubernetes 1.20: the same tests run against that.
+Its answers were compared with Kubernetes 1.20: the same tests run against that.
 """
 
 from __future__ import annotations

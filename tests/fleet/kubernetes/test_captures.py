@@ -158,7 +158,7 @@ def test_it_reaches_no_job_of_another_namespace(asked: Asked) -> None:
     finally:
         asked.server.ask("DELETE", f"{other}/theirs")
     assert status["outcome"] == "refused_no_rank"
-    # Not even what is there is told.
+    # Not even the names of running jobs are shown.
     assert "running jobs: none" in status["detail"]
 
 

@@ -41,7 +41,7 @@ def test_the_condition_says_which_fault_needs_service_and_since_when(told: Told)
     assert (ill["status"], ill["reason"]) == ("False", "Xid")
     assert ill["lastTransitionTime"] == timestamp(NOW + 1)
     assert "XID 79" in ill["message"]
-    # A second fault changes what is said, not since when.
+    # A second fault changes the message, not its time.
     told.find(fault(3, kind="row_remap", summary="rows are out"))
     told.rounds(after_s=1)
     more = told.condition()

@@ -31,7 +31,7 @@ def test_it_may_do_what_it_does_and_nothing_else(real: RealApiServer) -> None:
         assert fleet.delete("/api/v1/nodes/gpu-1").status_code == 403
     rules = said["status"]["resourceRules"]
     found = {(what, verb) for one in rules for what in one["resources"] for verb in one["verbs"]}
-    # Of every account: what it may do itself.
+    # Rights that each account has for itself.
     found -= {("selfsubjectaccessreviews", "create"), ("selfsubjectrulesreviews", "create")}
     rights = {"events": ("create", "patch"), "nodes": ("get", "list", "patch")}
     rights |= {"nodes/status": ("patch",), "captures/status": ("patch",)}

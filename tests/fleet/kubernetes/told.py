@@ -40,7 +40,7 @@ class Told:
     def rounds(
         self, count: int = 1, between: Callable[[], None] = lambda: None, after_s: float = 0.0
     ) -> list[Any]:
-        """What the API server has after so many rounds, ``after_s`` after agents were heard."""
+        """Return the API server's objects after ``count`` rounds, ``after_s`` after a report."""
         self.cluster.hear()
         self.cluster.now += after_s
 
