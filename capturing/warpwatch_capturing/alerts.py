@@ -152,7 +152,7 @@ class AlertRequests:
                 answers[number] = _answer(alert, outcome, detail, found)
 
     def _request(self, wanted: list[_Wanted], state: State) -> str:
-        """The capture's id. Raises Settled and Refused."""
+        """Return the capture's id. Raises Settled and Refused."""
         alerts, targets = [one.alert for one in wanted], [one.target for one in wanted]
         job = targets[0].job
         active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
@@ -163,7 +163,7 @@ class AlertRequests:
         return capture.id
 
     def _capture_of_alert(self, alert: Alert) -> str | None:
-        """The one that was begun for this firing, unless the store had no room for it after all."""
+        """Return the capture for this firing, unless the store had no space for it."""
         _, capture_id = self._captured.get(alert.key, (0.0, None))
         capture = None if capture_id is None else self._register.get(capture_id)
         if capture is not None and capture.outcome == "refused_disk":
@@ -255,7 +255,7 @@ def _ranks_of(
     local: Mapping[int, LiveRank],
     active: Iterable[Anomaly],
 ) -> tuple[int, ...] | None:
-    """None: all that are here, also where one alert names none."""
+    """Return the ranks to capture, or None for all that are here."""
     named = [target.ranks for target in targets if target.ranks is not None]
     if recipe.ranks == "all" or len(named) < len(targets):
         return None
@@ -331,7 +331,7 @@ def this_node(state: State, own_names: frozenset[str]) -> ThisNode:
 
 
 def targets_of(labels: Mapping[str, str], node: ThisNode) -> tuple[AlertTarget, ...]:
-    """One a job: a device may have ranks of several. Raises Settled."""
+    """Return one target per job; a device may have ranks of several. Raises Settled."""
     kind = labels.get("kind")
     kind = kind if kind in KINDS else None
     asked = labels.get("capture") or None
@@ -354,7 +354,7 @@ def targets_of(labels: Mapping[str, str], node: ThisNode) -> tuple[AlertTarget, 
 
 
 def _job(labels: Mapping[str, str], node: ThisNode) -> JobId:
-    """The one that runs here by that name, of the owner if one is named. Raises Settled."""
+    """Return the job that the labels name. Raises Settled."""
     name, owner = labels["training_job"], labels.get("owner", "")
     named = [job for job in node.jobs if job.name == name and owner in ("", job.owner)]
     if not named:

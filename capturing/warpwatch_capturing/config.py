@@ -43,7 +43,7 @@ class RecipeConfig(Section):
 
 
 def _default_recipes() -> dict[str, RecipeConfig | None]:
-    """Kinds that say all that a capture could (crash, oom, those of devices) have none."""
+    """Return the built-in recipes. Crash, oom and faults of devices need no capture."""
     return {
         "step_regression": RecipeConfig(),
         "step_drift": RecipeConfig(),
@@ -61,7 +61,7 @@ def _default_recipes() -> dict[str, RecipeConfig | None]:
 
 
 def over_defaults(node: Any) -> Any:
-    """The recipes that are written, on top of the defaults: a key that is not there stays."""
+    """Return the configured recipes on top of the built-in ones."""
     if not isinstance(node, Mapping):
         return node
     defaults = {kind: recipe.model_dump() for kind, recipe in _default_recipes().items() if recipe}
@@ -72,7 +72,7 @@ def over_defaults(node: Any) -> Any:
 
 
 def check_quiet_hours(node: Any) -> Any:
-    """A list of spans, or a single one. Raises ValueError with what would be right."""
+    """Return a list of spans. Raise ValueError with an example for an invalid one."""
     if isinstance(node, str):
         node = [node]
     if isinstance(node, list):
@@ -149,7 +149,7 @@ def parse_span(text: str) -> Span:
 
 
 def quiet(written: Iterable[str], now: float) -> str | None:
-    """The first of the spans that ``now`` lies in, as it is written."""
+    """Return the first span that contains ``now``, as it was written."""
     return next((text for text in written if parse_span(text).holds(now)), None)
 
 

@@ -63,7 +63,7 @@ class StepCost:
         return bool(self._paid_s) and not self._delivered
 
     def deliver(self) -> None:
-        """The files are there: steps that begin from now on are those after it."""
+        """Count steps that begin from now on as after the capture: its files are there."""
         self._delivered = self._straddles = True
 
     def add(self, step: Step, first_step: int, last_step: int) -> None:
@@ -88,7 +88,7 @@ class StepCost:
         return self._interrupted or len(self._after_s) >= AFTER_STEPS
 
     def medians(self) -> dict[str, float]:
-        """Seconds under ``before``, ``during`` and ``after``, as far as known."""
+        """Return the seconds ``before``, ``during`` and ``after``, as far as known."""
         parts = {"before": self._before_s, "during": self._during_s, "after": self._after_s}
         return {name: statistics.median(steps_s) for name, steps_s in parts.items() if steps_s}
 
@@ -158,7 +158,7 @@ class CostWatch:
         self._baselines.forget(job, rank)
 
     def end(self, capture_id: str, at: float) -> None:
-        """The capture is over: the steps after it count from now, monotonic."""
+        """Count the steps from now on, monotonic, as after the capture."""
         if capture_id in self._watched:
             watched = self._watched[capture_id]
             watched.since = at
@@ -168,11 +168,11 @@ class CostWatch:
         self._watched.pop(capture_id, None)
 
     def awaits(self, capture_id: str) -> bool:
-        """Whether the capture's price is not known yet."""
+        """Return whether the capture's price is not known yet."""
         return capture_id in self._watched
 
     def take_priced(self, at: float) -> list[tuple[Capture, StepCost]]:
-        """The captures that are over, and whose steps have come or are not waited for any more."""
+        """Return the ended captures whose later steps have arrived, or are overdue."""
         done = [
             watched
             for watched in self._watched.values()

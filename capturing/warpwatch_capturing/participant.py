@@ -126,7 +126,7 @@ class Participant(ABC):
 
     @abstractmethod
     def _fetched(self, rank: RankCapture, folder: Path) -> Collected:
-        """As ``collect``. Raises FetchError for a bad file, OSError for the store."""
+        """Fetch as ``collect``. Raises FetchError for a bad file, OSError for the store."""
 
     def _without_file(self, rank: RankCapture, why: str) -> RankCapture:
         return replace(rank, state="failed", detail=why)
@@ -175,19 +175,23 @@ MAX_NAMED = 20
 
 
 class LiveJob(NamedTuple):
-    """A job, and its ranks that run and can be captured."""
+    """A job, and its ranks that run and can be captured.
+
+    events_per_step: the most that a rank claims to record, if it is known.
+    """
 
     id: JobId
     ranks: Collection[int]
     world_size: int
+    events_per_step: int | None = None
 
 
 def find_job(jobs: Iterable[LiveJob], request: CaptureRequest) -> LiveJob:
     """Return the one job that the request names, with all ranks that it names. Raises Refused."""
     live = [job for job in jobs if job.ranks]
-    named = sorted(job for job in live if _is_named(job.id, request))
+    named = [job for job in live if _is_named(job.id, request)]
     if len(named) > 1:
-        owners = ", ".join(job.id.owner for job in named)
+        owners = ", ".join(sorted(job.id.owner for job in named))
         raise Refused(
             "refused_no_rank", f"{request.job} is a job of each of {owners}; name the owner"
         )

@@ -209,7 +209,7 @@ def _asker(request: CaptureRequest) -> tuple[str, ...] | None:
 MAX_AGE_S = 60.0
 
 
-class Room(NamedTuple):
+class DiskSpace(NamedTuple):
     """In bytes."""
 
     total: int
@@ -225,19 +225,19 @@ class Disk:
         self.measure()
 
     def measure(self) -> None:
-        found: Room | str
+        found: DiskSpace | str
         try:
             found = self._read()
         except OSError as error:
             found = str(error.strerror)
         self._measured = (self._monotonic(), found)
 
-    def _read(self) -> Room:
+    def _read(self) -> DiskSpace:
         usage = shutil.disk_usage(self.path)
-        return Room(usage.total, usage.free)
+        return DiskSpace(usage.total, usage.free)
 
-    def room(self) -> Room:
-        """As measured last. Raises Refused where that failed, or is too long ago."""
+    def room(self) -> DiskSpace:
+        """Return the last measurement. Raises Refused if it failed or is too old."""
         at, found = self._measured
         age_s = self._monotonic() - at
         if isinstance(found, str):

@@ -169,7 +169,7 @@ class CaptureRegister:
         return found[-1] if found else None
 
     def retain(self, now: float) -> None:
-        """Retention of the store."""
+        """Apply the retention of the store."""
         # Folders come first: each is made for a capture that is already in memory.
         folders = self.store.folders()
         captures = self.all()

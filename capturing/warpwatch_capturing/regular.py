@@ -149,7 +149,7 @@ class Baseline:
         )
 
     def _check_harm(self, job: JobId) -> None:
-        """Raises Refused if the newest priced baseline of any job left its job slower."""
+        """Raise Refused if the newest priced baseline of any job left its job slower."""
         for capture in reversed(self._capturer.captures()):
             if capture.request.trigger == "baseline" and capture.residual is not None:
                 if not capture.residual.slower:

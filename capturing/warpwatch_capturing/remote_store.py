@@ -80,7 +80,7 @@ class RemoteStore:
             )
 
     def read(self, key: str) -> bytes:
-        """A small document. Raises RemoteStoreError."""
+        """Return a small document. Raises RemoteStoreError."""
         with self._errors(key):
             result = self._obstore.get(self._store, key)
             if result.meta["size"] > MAX_DOCUMENT_BYTES:
@@ -131,7 +131,7 @@ def _client_options(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _line(error: Exception) -> str:
-    """Without what follows for the library's own developers, and without signatures of URLs."""
+    """Return an error's first line, without the signatures of URLs."""
     return _QUERY.sub("", str(error).partition("\n")[0])[:300]
 
 

@@ -48,9 +48,6 @@ class Participants(Protocol):
     ) -> Sequence[Participant]:
         """Return the participants of these ranks. Raises Refused."""
 
-    def events_per_step(self, job: JobId) -> int | None:
-        """Return the most events that a rank claims to record per step, or None."""
-
 
 class CapturePolicy(Protocol):
     """The limits on captures. ``at`` is monotonic; a reload replaces ``config``."""
@@ -58,7 +55,7 @@ class CapturePolicy(Protocol):
     config: TriggersConfig
 
     def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
-        """Raises Refused. ``busy``: ranks of the job that are being captured."""
+        """Raise Refused. ``busy``: ranks of the job that are being captured."""
 
     def begun(self, request: CaptureRequest, at: float) -> None:
         """Count a capture that was started."""
@@ -159,7 +156,7 @@ class CaptureService:
                 local.prepare(request, at)
                 assert isinstance(local.answer, Prepared)
                 step_s = local.answer.step_s or 0.0
-                return replace(local.answer, steps=self._plan(request, step_s).steps)
+                return replace(local.answer, steps=self._plan(job, request, step_s).steps)
             except Refused as error:
                 self._count_refusal(request, error.reason, error, at)
                 raise
@@ -222,7 +219,7 @@ class CaptureService:
             capture = self.register.with_folder(capture)
         try:
             participants = self._participants.of(job, numbers, request)
-            session = CaptureSession(capture, participants, self._plan, at)
+            session = CaptureSession(capture, participants, partial(self._plan, job), at)
             self._end_superseded(request, numbers)
             session.begin(at)
         except Refused:
@@ -270,14 +267,13 @@ class CaptureService:
             count(request.kind, request.trigger, reason, request.owner)
             logger.info("no %s capture of %s: %s", request.kind, request.job, detail)
 
-    def _plan(self, request: CaptureRequest, step_s: float) -> budget.Plan:
+    def _plan(self, job: LiveJob, request: CaptureRequest, step_s: float) -> budget.Plan:
         """Return what is recorded of a request. Agents plan for themselves."""
         if not self._participants.is_local:
             return budget.Plan(request, request.steps)
         known = self.register.known_events(request)
-        events = self._participants.events_per_step(request.job_id) if known is None else None
-        if events:
-            known = budget.Known(events)
+        if known is None and job.events_per_step:
+            known = budget.Known(job.events_per_step)
         return budget.plan(request, known, step_s)
 
     def _end_superseded(self, request: CaptureRequest, numbers: Collection[int]) -> None:

@@ -141,7 +141,7 @@ class Uploads:
         logger.info("capture %s is at %s", capture.id, address)
 
     def _put(self, key: str, content: Path | bytes) -> int:
-        """Its size in bytes. Raises RemoteStoreError, and OSError of the file."""
+        """Upload one file; return its bytes. Raises RemoteStoreError, OSError."""
         size = content.stat().st_size if isinstance(content, Path) else len(content)
         self._remote.put(key, content)
         self._bytes.inc(size)
@@ -159,7 +159,7 @@ def node_folder(node: str) -> str:
 
 
 def _is_pending(capture: Capture) -> bool:
-    """It has ended with a folder, which a refusal does not have; no try that brought nothing."""
+    """Return whether a capture with files has ended and is not uploaded yet."""
     outcome = capture.outcome
     ended = outcome is not None and not outcome.startswith("refused")
     brought = bool(capture.files) or not capture.of_fleet

@@ -239,7 +239,7 @@ async def _paced(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[list[bytes]]:
-    """In portions, at most MAX_LINES_PER_S and MAX_BYTES_PER_S of them on average."""
+    """Yield lines in portions, at the allowed average rate."""
     allowed_at = monotonic()
     async for lines in batches:
         for begin in range(0, len(lines), MAX_LINES_PER_S // 10):
@@ -273,7 +273,7 @@ async def _content(answer: httpx.Response) -> bytes:
 
 
 def _refused(said: Any) -> tuple[str, str]:
-    """Reason and detail of an error, each in a line."""
+    """Return reason and detail of an error, each in a line."""
     try:
         error = said["error"]
         return str(error["reason"])[:64], " ".join(str(error["detail"]).split())[:200]
@@ -286,7 +286,7 @@ def in_a_line(error: Exception) -> str:
 
 
 def _token(path: Path | None) -> Callable[[], str] | None:
-    """Reads the token; a file that changes is read again. Raises UsageError."""
+    """Return a reader of the token; a changed file is read again. Raises UsageError."""
     if path is None:
         return None
 

@@ -208,7 +208,7 @@ class Cluster:
         return min(clocks, default=now)
 
     def is_whole(self, job: FleetJob, now: float) -> bool:
-        """Whether the fleet sees all that it needs to judge it."""
+        """Return whether the fleet sees all that it needs to judge it."""
         known = job.judged and job.is_resumed
         return known and self._known_until(job, now) is not None
 
@@ -262,7 +262,7 @@ class Cluster:
         return {address: faults for address, faults in found.items() if faults}
 
     def anomalies(self) -> Iterator[Anomaly]:
-        """The fleet's own, and those of the agents."""
+        """Yield the fleet's own anomalies, and those of the agents."""
         names, faults = self.names(), self._device_faults()
         own: set[str] = set()
         for job in self.jobs.values():
@@ -276,14 +276,14 @@ class Cluster:
                     yield anomaly
 
     def _on_gpu(self, job: FleetJob, anomaly: Anomaly) -> Anomaly:
-        """With the index of the GPU of its rank, where the node has reported it."""
+        """Return the anomaly with the index of its rank's GPU, if it is known."""
         member = job.members.get(-1 if anomaly.rank is None else anomaly.rank)
         node = self.nodes.get(member.node) if member else None
         sample = node.samples.get(anomaly.device or "") if node else None
         return replace(anomaly, gpu=sample.device.index) if sample else anomaly
 
     def detector_statuses(self) -> tuple[dict[str, list[DetectorStatus]], list[Suppressed]]:
-        """How the detectors see all that the fleet judges, by kind, and what is explained."""
+        """Return the statuses of the fleet's detectors by kind, and suppressed anomalies."""
         statuses: dict[str, list[DetectorStatus]] = {}
         suppressed: list[Suppressed] = []
         for job in self.jobs.values():
@@ -294,7 +294,7 @@ class Cluster:
         return statuses, suppressed
 
     def count_refused(self) -> Counter[str]:
-        """Lines and ranks that were not believed, by why."""
+        """Return the untrusted lines and ranks, by reason."""
         return sum((node.refused for node in self.nodes.values()), Counter(self.refused))
 
 

@@ -34,7 +34,7 @@ from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_fleet.memory import JobStateStore
 from warpwatch_fleet.page.endpoint import FleetPage
 from warpwatch_fleet.runs import RunPart, Runs
-from warpwatch_fleet.series import Series
+from warpwatch_fleet.series import Series, measure_process
 from warpwatch_fleet.targets import Targets
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.files import allow_enough
@@ -89,6 +89,7 @@ class Fleet:
             self._cluster, self._agents, config.triggers, self._register, self._board, self._wake
         )
         self._triggers = Triggers(self._captures, None, self._board)
+        self._has_schedules = bool(own.schedules)
         schedule = Schedule(own.schedules, self._cluster)
         self._schedules = RegularCaptures(schedule, self._captures)
         # Changes of anomalies that the triggers have not seen yet.
@@ -102,6 +103,7 @@ class Fleet:
         self._ended: asyncio.Event
         self._runs = Runs(self._run_parts)
         Series(self.metrics, self._cluster, own.shard)
+        measure_process(self.metrics)
         http = HttpConfig(
             listen=own.listen,
             probe_listen=own.probe_listen,
@@ -158,7 +160,8 @@ class Fleet:
         )
         every("retention", RETAIN_INTERVAL_S, service.retain)
         every("triggers", JUDGE_INTERVAL_S, self._advance_triggers)
-        every("schedules", SCHEDULE_INTERVAL_S, self._advance_schedules)
+        if self._has_schedules:
+            every("schedules", SCHEDULE_INTERVAL_S, self._advance_schedules)
         if self._upload is not None:
             every("uploads", UPLOAD_INTERVAL_S, self._upload)
 
@@ -275,7 +278,7 @@ class Fleet:
             )
 
     def _heard_state(self) -> State | None:
-        """None while jobs may run that no agent has told of yet."""
+        """Return the state, or None while not all agents have reported."""
         with self._cluster.lock:
             heard = self._cluster.is_heard()
         return self.state() if heard else None
@@ -313,7 +316,7 @@ class Fleet:
     def capture_file(
         self, capture_id: str, name: str, owner: str | None
     ) -> Path | Iterator[bytes] | None:
-        """May wait for the agent that has it."""
+        """Return a file of a capture; may wait for the agent that has it."""
         path = self._register.file(capture_id, name, owner)
         if path is not None and path.is_file():
             return path

@@ -100,7 +100,7 @@ class FleetJob:
     # --- what nodes say ---
 
     def join(self, node: str, seen: RankSeen) -> bool:
-        """A rank of it runs on the node; False where another node has this rank alive."""
+        """Add a rank on a node; return False if another node has this rank alive."""
         before = self.members.get(seen.rank)
         if before is not None and before.is_live and before.node != node:
             return False
@@ -132,7 +132,7 @@ class FleetJob:
     def _of_ranks(
         self, node: str, record: Step | RankEvent | End
     ) -> Iterable[Step | RankEvent | End]:
-        """The end of the job on one node is that of its ranks there."""
+        """Return the record, or one per rank for the job's end on a node."""
         if not isinstance(record, End) or record.rank is not None:
             return (record,)
         mine = [rank for rank, member in self.members.items() if member.node == node]
@@ -224,7 +224,7 @@ class FleetJob:
                 yield self.located(anomaly, names, faults)
 
     def raised(self) -> dict[str, str]:
-        """The ids of what is active and the fleet's, by kind."""
+        """Return the ids of the fleet's own active anomalies, by kind."""
         found = self.anomalies({}, {})
         return {anomaly.kind: anomaly.id for anomaly in found if anomaly.end_time is None}
 
@@ -239,7 +239,7 @@ class FleetJob:
             return "" if member is None else names.get(member.node, member.node)
 
         def placed(text: str) -> str:
-            """With the node of the rank that it is about."""
+            """Return the text with the node of its rank."""
             found = _RANK.search(text)
             where = node_of(int(found[1])) if found else ""
             return f"{text} (on {where})" if where else text

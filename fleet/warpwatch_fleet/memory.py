@@ -63,7 +63,7 @@ class JobStateStore:
             self._complain(f"fleet.state_dir {folder}: {error.strerror}")
 
     def load(self) -> dict[JobId, SavedJob]:
-        """By what it is called on a node."""
+        """Return the saved jobs by their names on nodes."""
         found = (self._read(path) for path in sorted(self._folder.glob("*.job")))
         return {name: saved for saved in found if saved is not None for name in saved.names}
 

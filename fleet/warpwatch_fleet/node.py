@@ -241,7 +241,7 @@ class Node:
         put_newest(self._anomalies, anomaly.id, anomaly, MAX_ANOMALIES)
 
     def has_active(self, found: Anomaly, job: JobId) -> bool:
-        """Whether it has raised the same; ``job``: as it is called there."""
+        """Return whether it has raised the same; ``job``: as it is called there."""
         return any(
             one.kind == found.kind
             and one.job_id == job
@@ -285,7 +285,7 @@ class Node:
         put_newest(self.captures, capture.id, capture, MAX_CAPTURES)
 
     def shown_captures(self) -> Iterator[Capture]:
-        """With its name and in the fleet's time; its HTML is not shown."""
+        """Yield captures with the node's name, in the fleet's time, without HTML files."""
         for capture in self.captures.values():
             end = capture.end_time
             yield replace(
@@ -336,11 +336,11 @@ class Node:
         put_newest(self._runs, run.job_id, encoded, MAX_RUNS)
 
     def join_run(self, run: JobId, as_run: JobId) -> None:
-        """The fleet calls it by another name, as it is over nodes."""
+        """Note the fleet's name of a run on several nodes."""
         put_newest(self._joined, run, as_run, MAX_RANKS)
 
     def runs(self) -> Iterator[RunPart]:
-        """The newest, in its own time."""
+        """Yield the newest runs, in the agent's own time."""
         for run, encoded in self._runs.items():
             yield RunPart(self._joined.get(run, run), self.name, self.skew_s, encoded)
 
@@ -367,7 +367,7 @@ class Node:
         return SourceHealth(self.name, self.up, reason, errors=refused, lag_s=lag_s)
 
     def forget_ranks(self, job: tuple[object, ...]) -> None:
-        """The job has ended there: its ranks no longer count."""
+        """Forget the ranks of a job that has ended there."""
         self._ranks = {key for key in self._ranks if key[:-1] != job}
 
 

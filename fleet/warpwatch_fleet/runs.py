@@ -55,7 +55,7 @@ class Runs:
 
 
 def merged(parts: Iterable[RunPart], raised: Mapping[JobId, Mapping[str, int]]) -> list[RunSummary]:
-    """Oldest first. raised: anomalies that the fleet has found, by kind."""
+    """Return the runs, oldest first. raised: the fleet's anomalies by kind."""
     runs: dict[JobId, list[RunSummary]] = {}
     for part in parts:
         said = msgspec.json.decode(part.encoded, type=RunSummary)

@@ -13,6 +13,16 @@ from warpwatch_fleet.jobs import FleetJob
 from warpwatch_runtime.agent_metrics import AgentMetrics
 
 
+def measure_process(metrics: AgentMetrics) -> None:
+    """Export what the fleet's own process uses."""
+    own = psutil.Process()
+    metrics.read("agent_resident_memory_bytes", lambda: {(): own.memory_info().rss})
+    metrics.read("agent_cpu_seconds_total", lambda: {(): sum(own.cpu_times()[:2])})
+    metrics.read("agent_open_files", lambda: {(): own.num_fds()})
+    metrics.read("agent_threads", lambda: {(): own.num_threads()})
+    metrics.read("agent_start_timestamp_seconds", lambda: {(): own.create_time()})
+
+
 class Series:
     """Read with each scrape."""
 
@@ -37,12 +47,6 @@ class Series:
         metrics.read("fleet_job_ranks", lambda: self._of_jobs(lambda job: len(job.members)))
         metrics.read("fleet_job_nodes", lambda: self._of_jobs(lambda job: len(job.live_nodes())))
         metrics.read("fleet_job_step_seconds", lambda: self._of_jobs(FleetJob.step_s))
-        own = psutil.Process()
-        metrics.read("agent_resident_memory_bytes", lambda: {(): own.memory_info().rss})
-        metrics.read("agent_cpu_seconds_total", lambda: {(): sum(own.cpu_times()[:2])})
-        metrics.read("agent_open_files", lambda: {(): own.num_fds()})
-        metrics.read("agent_threads", lambda: {(): own.num_threads()})
-        metrics.read("agent_start_timestamp_seconds", lambda: {(): own.create_time()})
 
     def _agents(self) -> Mapping[str, float]:
         with self._cluster.lock:
@@ -58,7 +62,7 @@ class Series:
             return ups
 
     def _judged(self) -> Mapping[str, float]:
-        """A process that follows no agent judges nothing."""
+        """Return whether this process follows any agent."""
         with self._cluster.lock:
             return {str(self._shard.index): any(n.up for n in self._cluster.nodes.values())}
 

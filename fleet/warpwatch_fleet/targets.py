@@ -59,7 +59,7 @@ class Targets:
         return tuple(self._failing.values())
 
     def read(self) -> dict[str, Target]:
-        """All targets by address. One that is given twice has the labels of the first."""
+        """Return all targets by address. Of duplicates the first counts."""
         found: dict[str, Target] = {}
         for target in self._all():
             found.setdefault(target.address, target)
@@ -93,7 +93,7 @@ class Targets:
 
 
 def _matching(pattern: Path) -> list[str]:
-    """As Prometheus does: a star in the last part of the path alone."""
+    """Return the files of a pattern; only its last part may have a star, as in Prometheus."""
     if "*" not in pattern.name:
         return [str(pattern)]
     folder = glob.escape(str(pattern.parent))
@@ -123,7 +123,7 @@ def _of_group(path: Path, group: Any) -> Iterator[Target]:
 
 
 def _of_name(name: str) -> list[Target]:
-    """Every address of host:port. Raises OSError."""
+    """Return every address of host:port. Raises OSError."""
     host, _, port = name.rpartition(":")
     found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     addresses = sorted({str(address[0]) for *_, address in found})

@@ -147,9 +147,6 @@ class Places:
         self.newest = [Played("gpu-1", (0, 1)), Played("gpu-2", (2, 3))]
         return self.newest
 
-    def events_per_step(self, job: JobId) -> int | None:
-        return None
-
 
 class PlayedService:
     """A service over two nodes, with a store."""

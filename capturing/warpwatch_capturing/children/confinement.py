@@ -145,7 +145,7 @@ class OpenedFile:
             self._opened = error
 
     def open(self, mode: Literal["rb"], /) -> BinaryIO:
-        """Once only. Raises OSError when it could not be opened."""
+        """Return the opened file, once. Raises OSError if it could not be opened."""
         _say(f"{READING}{self.name}")
         if isinstance(self._opened, OSError):
             raise self._opened
@@ -188,7 +188,7 @@ def _say(line: str) -> None:
 
 
 def _become_no_one() -> None:
-    """Another user, where root may; without capabilities root is little more than one."""
+    """Become an unused user, if root may; root without capabilities has few rights left."""
     if os.geteuid() != 0 or _capabilities() & _NEEDED_CAPABILITIES != _NEEDED_CAPABILITIES:
         return
     os.setgroups([])
@@ -204,7 +204,7 @@ def _become(uid: int) -> None:
 
 
 def _capabilities() -> int:
-    """The effective ones, as bits."""
+    """Return the effective capabilities as bits."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff")), 0)
 
@@ -278,7 +278,7 @@ def deny_system_calls() -> None:
 
 
 def _filter(architecture: int, column: int) -> bytes:
-    """Instructions of eight bytes: code, where to jump if so and if not, operand."""
+    """Return instructions of eight bytes: code, jumps if true and false, operand."""
     refuse = _instruction(_RETURN, 0, 0, _REFUSE)
     parts = [
         _instruction(_LOAD, 0, 0, _ARCHITECTURE),

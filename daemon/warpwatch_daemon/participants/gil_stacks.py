@@ -28,7 +28,7 @@ QUIET_S = 0.5
 
 
 def file_name(ring_name: str) -> str:
-    """The only name that a process may give its pipe: the inbox is shared."""
+    """Return the only name that a process may give its pipe: the inbox is shared."""
     return f"held.{ring_name.removesuffix('.ring')}{SUFFIX}"
 
 
@@ -65,7 +65,7 @@ def remove(inbox: Directory, name: str, owner_uid: int) -> None:
 
 
 def _open(inbox: Directory, name: str, owner_uid: int) -> int:
-    """The named pipe, or -1. It never blocks."""
+    """Open the named pipe, or return -1; never blocks."""
     try:
         with inbox.opened() as folder_fd:
             return open_checked(folder_fd, name, os.O_RDONLY, partial(_check, owner_uid))
@@ -79,7 +79,7 @@ def _check(owner_uid: int, found: os.stat_result) -> None:
 
 
 def _drain(fd: int, deadline: float, monotonic: Callable[[], float]) -> bytes:
-    """Everything until a dump has come and nothing follows it for QUIET_S, or the deadline."""
+    """Read until nothing follows a dump for QUIET_S, or until the deadline."""
     data = bytearray()
     until, begun = deadline, False
     # select() knows no descriptors beyond 1023.

@@ -97,15 +97,13 @@ class LocalParticipants:
 
     def _job(self, job: JobId) -> LiveJob:
         live = self._ranks.targets(job)
-        world_size = max((rank.claims.world_size for rank in live.values()), default=0)
-        return LiveJob(job, live.keys(), world_size)
+        claims = [rank.claims for rank in live.values()]
+        world_size = max((one.world_size for one in claims), default=0)
+        events = max((one.events_per_step for one in claims), default=0)
+        return LiveJob(job, live.keys(), world_size, events or None)
 
     def choose(self, job: LiveJob, request: CaptureRequest) -> Collection[int]:
         return job.ranks
-
-    def events_per_step(self, job: JobId) -> int | None:
-        ranks = self._ranks.targets(job).values()
-        return max((rank.claims.events_per_step for rank in ranks), default=0) or None
 
     def of(
         self, job: LiveJob, numbers: Collection[int], request: CaptureRequest

@@ -35,7 +35,7 @@ def find() -> str | None:
 
 
 def dump(pid: int, timeout_s: float = TIMEOUT_S) -> list[dict[str, Any]]:
-    """The threads of a process as in a stacks file; it is not stopped for it. Raises PySpyError."""
+    """Return the threads of a process as in a stacks file. Raises PySpyError."""
     program = find()
     if program is None:
         raise PySpyError(MISSING)

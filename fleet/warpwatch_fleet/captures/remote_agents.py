@@ -114,10 +114,6 @@ class RemoteAgents:
             agent.lose(f"cannot be followed: {node.reason}")
         return agent
 
-    def events_per_step(self, job: JobId) -> int | None:
-        """Return None: agents plan for themselves."""
-        return None
-
 
 class RemoteAgent(Participant):
     """Ranks of another node, which its agent captures as part of the fleet's capture.

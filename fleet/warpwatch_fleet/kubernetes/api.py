@@ -40,7 +40,7 @@ class _Status(msgspec.Struct):
     message: str = ""
 
 
-class ApiError(Exception):
+class KubernetesError(Exception):
     """One line. status: of HTTP, 0 where the server was not reached."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -53,7 +53,7 @@ class ApiError(Exception):
         return self.status in (400, 403, 404, 409, 422)
 
 
-class Api:
+class KubernetesClient:
     """For one event loop. ``folder`` has ``token`` and ``ca.crt``. Raises UsageError."""
 
     def __init__(self, folder: Path) -> None:
@@ -90,7 +90,7 @@ class Api:
         params: Mapping[str, str] | None = None,
         shape: type[msgspec.Struct] | None = None,
     ) -> Object:
-        """Return the object that the server answers. Raises ApiError.
+        """Return the object that the server answers. Raises KubernetesError.
 
         form: the media type of the body. shape: the fields that the answer must have.
         """
@@ -101,12 +101,13 @@ class Api:
                 method, path, content=content, params=params, headers=headers
             )
         except httpx.HTTPError as error:
-            raise ApiError(0, f"{type(error).__name__}: {error}"[:200]) from error
+            raise KubernetesError(0, f"{type(error).__name__}: {error}"[:200]) from error
         return _said(answer.status_code, answer.content, shape)
 
     async def watch(self, path: str, version: str) -> AsyncIterator[tuple[str, Object]]:
-        """Type and object of what happens after ``version``, for some minutes. Raises ApiError;
-        its status is 410 where all is to be listed again.
+        """Yield type and object of each change after ``version``, for some minutes.
+
+        Raises KubernetesError; with status 410 all objects must be listed again.
         """
         params = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
         params["timeoutSeconds"] = str(WATCH_S)
@@ -121,23 +122,23 @@ class Api:
                     said = _said(200, line.encode(errors="replace"), _WatchLine)
                     if said["type"] == "ERROR":
                         status = msgspec.convert(said["object"], _Status)
-                        raise ApiError(status.code, f"{status.code}: {status.message[:200]}")
+                        raise KubernetesError(status.code, f"{status.code}: {status.message[:200]}")
                     yield said["type"], said["object"]
         except msgspec.ValidationError as error:
-            raise ApiError(502, f"a watch ends with no status: {error}") from error
+            raise KubernetesError(502, f"a watch ends with no status: {error}") from error
         except httpx.HTTPError as error:
-            raise ApiError(0, f"{type(error).__name__}: {error}"[:200]) from error
+            raise KubernetesError(0, f"{type(error).__name__}: {error}"[:200]) from error
 
     def _headers(self) -> dict[str, str]:
         """The kubelet renews the token in its file."""
         try:
             return {"Authorization": f"Bearer {self._token.read_text().strip()}"}
         except OSError as error:
-            raise ApiError(0, f"{self._token}: {error.strerror}") from error
+            raise KubernetesError(0, f"{self._token}: {error.strerror}") from error
 
 
 def _said(status: int, content: bytes, shape: type[msgspec.Struct] | None = None) -> Object:
-    """Raises ApiError for an answer that is an error, or not of its shape."""
+    """Raises KubernetesError for an answer that is an error, or not of its shape."""
     try:
         said = msgspec.json.decode(content, type=dict[str, Any])
     except (ValueError, RecursionError):
@@ -145,9 +146,9 @@ def _said(status: int, content: bytes, shape: type[msgspec.Struct] | None = None
         status = 502 if status < 300 else status
     if status >= 300:
         text = " ".join(str(said.get("message", "")).split())[:200]
-        raise ApiError(status, f"{status}: {text}")
+        raise KubernetesError(status, f"{status}: {text}")
     if shape is not None and (wrong := misshapen(said, shape)):
-        raise ApiError(502, f"the answer has another form: {wrong}")
+        raise KubernetesError(502, f"the answer has another form: {wrong}")
     return said
 
 
@@ -166,10 +167,10 @@ def node_path(name: str, *more: str) -> str:
 
 
 def timestamp(time: float) -> str:
-    """As the API server writes times: RFC 3339, whole seconds."""
+    """Return a time as the API server writes it: RFC 3339, whole seconds."""
     return datetime.fromtimestamp(int(time), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds(text: str) -> float:
-    """The inverse of ``timestamp``. Raises ValueError."""
+    """Return the wall clock of a ``timestamp``. Raises ValueError."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

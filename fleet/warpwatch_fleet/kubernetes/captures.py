@@ -24,8 +24,8 @@ from warpwatch_exporters import links
 from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.kubernetes.api import (
     MERGE,
-    Api,
-    ApiError,
+    KubernetesClient,
+    KubernetesError,
     Metadata,
     Object,
     misshapen,
@@ -90,7 +90,7 @@ class CaptureObjects:
 
     def __init__(
         self,
-        api: Api,
+        api: KubernetesClient,
         captures: FleetCaptures,
         lock: threading.Lock,
         shard: tuple[int, int],
@@ -109,7 +109,7 @@ class CaptureObjects:
         self._open: dict[str, Object] = {}
 
     async def follow(self) -> None:
-        """All objects, and what happens to them; anew when the server has forgotten where."""
+        """Follow all objects; list them anew when the server has forgotten the version."""
         complaint, forgotten = "", False
         while True:
             try:
@@ -119,7 +119,7 @@ class CaptureObjects:
                     version = await self._watch(version)
                     forgotten = False
                     await self._sleep(AGAIN_S)
-            except ApiError as error:
+            except KubernetesError as error:
                 if error.status == 410 and not forgotten:
                     forgotten = True
                     # At once, but not again and again.
@@ -147,7 +147,7 @@ class CaptureObjects:
     async def _watch(self, version: str) -> str:
         async for kind, one in self._api.watch(f"{GROUP}/captures", version):
             if wrong := misshapen(one, _Bookmark):
-                raise ApiError(502, f"a watch has another form: {wrong}")
+                raise KubernetesError(502, f"a watch has another form: {wrong}")
             version = one["metadata"]["resourceVersion"]
             if kind == "BOOKMARK" or _is_wrong(one):
                 continue
@@ -159,7 +159,7 @@ class CaptureObjects:
         return version
 
     def _is_mine(self, one: Object) -> bool:
-        """Whether this fleet judges the job that is meant, and there is something left to say."""
+        """Return whether this fleet evaluates the job, and the object has not ended."""
         if _is_wrong(one) or "endTime" in (one.get("status") or {}):
             return False
         index, of = self._shard
@@ -168,7 +168,7 @@ class CaptureObjects:
         return shard_key(JobId(_owner(one), name, "")) % of == index
 
     async def advance(self) -> None:
-        """Raises ApiError."""
+        """Raises KubernetesError."""
         for uid, one in list(self._open.items()):
             status = one.get("status") or {}
             if "time" not in status:
@@ -212,7 +212,7 @@ class CaptureObjects:
         return {"outcome": outcome, "detail": detail[:1024], "endTime": timestamp(self._wall())}
 
     async def _put(self, uid: str, status: Object) -> bool:
-        """Whether the server took it, as it does for the newest version of the object alone."""
+        """Return whether the server accepted it: the object has not changed meanwhile."""
         one = self._open.get(uid)
         if one is None:
             return False
@@ -224,7 +224,7 @@ class CaptureObjects:
             self._open[uid] = await self._api.ask(
                 "PATCH", path, body, form=MERGE, shape=_CaptureObject
             )
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status not in (404, 409):
                 raise
             # It has changed or is gone; the watch tells.

@@ -15,14 +15,14 @@ from warpwatch_fleet.config import KubernetesConfig
 from warpwatch_fleet.kubernetes.api import (
     MERGE,
     STRATEGIC,
-    Api,
-    ApiError,
+    KubernetesClient,
+    KubernetesError,
     Metadata,
     Object,
     node_path,
     timestamp,
 )
-from warpwatch_fleet.kubernetes.events import Events
+from warpwatch_fleet.kubernetes.events import EventPublisher
 from warpwatch_fleet.node import Node
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, sentence
 
@@ -77,14 +77,16 @@ class Conditions:
     ``known``: by name, the nodes whose condition the cluster has as it should be.
     """
 
-    def __init__(self, api: Api, cluster: Cluster, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, api: KubernetesClient, cluster: Cluster, wall: Callable[[], float] = time.time
+    ) -> None:
         self._api = api
         self._cluster = cluster
         self._wall = wall
         self.known: dict[str, KnownNode] = {}
 
     def wanted(self) -> dict[str, Condition]:
-        """By node, of those whose agents have been heard."""
+        """Return the conditions of nodes whose agents have reported, by node."""
         now = self._wall()
         with self._cluster.lock:
             nodes = [
@@ -97,7 +99,7 @@ class Conditions:
             return {node.name: _condition(node, now) for node in nodes}
 
     async def advance(self) -> None:
-        """Raises ApiError; at the end, of a node whose condition was refused."""
+        """Raises KubernetesError; at the end, of a node whose condition was refused."""
         now, left, refused = self._wall(), MAX_PER_ROUND, None
         wanted = self.wanted()
         self.known = {name: one for name, one in self.known.items() if name in wanted}
@@ -110,7 +112,7 @@ class Conditions:
                 left -= 1
                 try:
                     await self._write(name, condition, known, now)
-                except ApiError as error:
+                except KubernetesError as error:
                     if not error.is_of_one_object:
                         raise
                     refused = error
@@ -118,11 +120,11 @@ class Conditions:
             raise refused
 
     async def _read(self, name: str, now: float) -> KnownNode:
-        """A node that the cluster does not have is left alone until it is read again."""
+        """Read a node; one that the cluster does not have is skipped until the next read."""
         try:
             node = await self._api.ask("GET", node_path(name), shape=_ClusterNode)
             known = _known(node, now)
-        except ApiError as error:
+        except KubernetesError as error:
             if not error.is_of_one_object:
                 raise
             logger.warning("no condition of node %s: %s", name, error)
@@ -198,10 +200,10 @@ class Taints:
 
     def __init__(
         self,
-        api: Api,
+        api: KubernetesClient,
         config: KubernetesConfig,
         conditions: Conditions,
-        events: Events | None,
+        events: EventPublisher | None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
@@ -214,7 +216,7 @@ class Taints:
         self._said: dict[str, str] = {}
 
     async def advance(self) -> None:
-        """Raises ApiError."""
+        """Raises KubernetesError."""
         wanted = self._conditions.wanted()
         marked = await self._marked()
         tainted = {name for name, node in marked.items() if _is_tainted(node)}
@@ -231,14 +233,14 @@ class Taints:
                     (self._would if self._config.dry_run else tainted).add(name)
 
     async def _marked(self) -> dict[str, Object]:
-        """By name, nodes that a fleet has tainted, as they are now."""
+        """Return the nodes that a fleet has tainted, by name."""
         nodes = await self._api.ask(
             "GET", "/api/v1/nodes", params={"labelSelector": KEY}, shape=_NodeList
         )
         return {node["metadata"]["name"]: node for node in nodes["items"]}
 
     def _is_over(self, name: str, condition: Condition | None) -> bool:
-        """Whether the node has been well for long enough, by the cluster's own word."""
+        """Return whether the node has been well for long enough, by the cluster's own word."""
         known = self._conditions.known.get(name)
         if condition is None or condition.status != "True" or known is None:
             return False
@@ -246,7 +248,7 @@ class Taints:
         return is_well and self._wall() - known.since >= self._config.clear_after
 
     async def _serve(self, name: str, condition: Condition, count: int) -> bool:
-        """Whether the node is tainted now, or would be."""
+        """Return whether the node is tainted now, or would be."""
         limit = self._config.max_tainted
         if count >= limit:
             self._say(name, "NotTainted", f"{condition.reason}: max_tainted is {limit}")
@@ -271,7 +273,7 @@ class Taints:
         await self._api.ask("PATCH", node_path(about["name"]), body, form=MERGE)
 
     def _say(self, name: str, reason: str, note: str) -> None:
-        """Once, until something else is to be said of the node."""
+        """Log a message about a node, once until it changes."""
         if self._said.get(name) == f"{reason} {note}":
             return
         self._said[name] = f"{reason} {note}"

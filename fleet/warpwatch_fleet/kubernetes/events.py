@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from warpwatch_exporters import links
 from warpwatch_fleet.cluster import Cluster
-from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, timestamp
+from warpwatch_fleet.kubernetes.api import (
+    MERGE,
+    KubernetesClient,
+    KubernetesError,
+    Object,
+    timestamp,
+)
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly, sentence
 from warpwatch_telemetry.jobs import shard_key
 from warpwatch_telemetry.newest import put_newest
@@ -31,7 +37,7 @@ _NAMESPACE = re.compile(r"ns/([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)")
 _CHANGING = ("message", "lastTimestamp", "count", "type")
 
 
-class Events:
+class EventPublisher:
     """``advance`` runs in a loop of its own. public_url: the address of the fleet's page.
 
     Reported Events are read back from the API server: the name of an Event follows from its
@@ -40,7 +46,7 @@ class Events:
 
     def __init__(
         self,
-        api: Api,
+        api: KubernetesClient,
         cluster: Cluster,
         shard: tuple[int, int],
         public_url: str,
@@ -65,8 +71,8 @@ class Events:
         put_newest(self._more, _path(event), event, MAX_MORE)
 
     async def advance(self) -> None:
-        """Raises ApiError where the server has had enough, or is not reached; at the end, of an
-        Event that it refused.
+        """Publish what is new. Raises KubernetesError if the server is overloaded or not reached,
+        and at the end for an Event that it has refused.
         """
         now, refused = self._wall(), None
         with self._cluster.lock:
@@ -79,7 +85,7 @@ class Events:
             self._served[sources.get(path, "")] = now
             try:
                 await self._write(path, wanted[path])
-            except ApiError as error:
+            except KubernetesError as error:
                 if not error.is_of_one_object:
                     raise
                 # The namespace was removed, or the fleet has no rights in it: do not try again.
@@ -103,18 +109,18 @@ class Events:
         return [path for *_, path in sorted(order)]
 
     async def _write(self, path: str, event: Object) -> None:
-        """The one that is there is changed; else it is made, also where it was there once."""
+        """Change the Event, or create it if it was removed."""
         changes = {name: event[name] for name in _CHANGING}
         try:
             if path in self._told:
                 await self._api.ask("PATCH", path, changes, form=MERGE)
                 return
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status != 404:
                 raise
         try:
             await self._api.ask("POST", path.rpartition("/")[0], event)
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status != 409:
                 raise
             await self._api.ask("PATCH", path, changes, form=MERGE)
@@ -128,7 +134,7 @@ class Events:
                 yield source, _of(anomaly, about, now, links.of_anomaly(self._url, anomaly.id))
 
     def _about(self, anomaly: Anomaly) -> dict[str, str] | None:
-        """None: neither a pod nor a node of the cluster is known for it, or another fleet tells."""
+        """Return the pod or node of an anomaly, or None if another fleet reports it."""
         index, of = self._shard
         if anomaly.kind in DEVICE_KINDS:
             is_node = self._cluster.node_names.has(anomaly.node)

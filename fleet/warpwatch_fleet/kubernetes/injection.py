@@ -102,7 +102,7 @@ def _operations(
 
 
 def _training(spec: Object) -> list[int]:
-    """The containers with GPUs; of none, the first."""
+    """Return the containers with GPUs, else the first."""
     containers = spec["containers"]
     with_gpus = [
         number
@@ -116,7 +116,7 @@ def _training(spec: Object) -> list[int]:
 
 
 def _named(variable: Object, labels: Object) -> Object:
-    """The job is named by the label that the pod has."""
+    """Name the job by the pod's label."""
     label = next((one for one in JOB_LABELS if one in labels), None)
     if variable["name"] != _POD_OWNER or label is None:
         return variable
@@ -127,7 +127,7 @@ def _named(variable: Object, labels: Object) -> Object:
 def _python_path(
     container: Object, path: str, env: Sequence[Object], warnings: list[str]
 ) -> Iterator[Object]:
-    """A PYTHONPATH of the container's own goes on behind ours."""
+    """Append the container's own PYTHONPATH to ours."""
     ours = next((one["value"] for one in env if one["name"] == _PYTHONPATH), None)
     for number, one in enumerate(container.get("env") or ()):
         if one["name"] != _PYTHONPATH or ours is None:

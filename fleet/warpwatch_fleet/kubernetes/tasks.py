@@ -10,10 +10,10 @@ from typing import Any
 from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetConfig
-from warpwatch_fleet.kubernetes.api import Api, ApiError
+from warpwatch_fleet.kubernetes.api import KubernetesClient, KubernetesError
 from warpwatch_fleet.kubernetes.captures import CaptureObjects
 from warpwatch_fleet.kubernetes.conditions import Conditions, Taints
-from warpwatch_fleet.kubernetes.events import Events
+from warpwatch_fleet.kubernetes.events import EventPublisher
 from warpwatch_fleet.kubernetes.injection import InjectionServer
 from warpwatch_runtime.agent_metrics import AgentMetrics
 
@@ -46,14 +46,14 @@ class Kubernetes:
         link = config.public_url or ""
         self._server = InjectionServer(own.injection) if own.injection else None
         self._rounds: list[tuple[float, Round, Count]] = []
-        self._api: Api | None = None
+        self._api: KubernetesClient | None = None
         self._objects: CaptureObjects | None = None
         if not (own.events or own.conditions or own.captures):
             return
-        self._api = api = Api(own.service_account)
+        self._api = api = KubernetesClient(own.service_account)
         self._errors = metrics.counter("fleet_kubernetes_errors_total")
         place = (shard.index, shard.of)
-        events = Events(api, cluster, place, link) if own.events else None
+        events = EventPublisher(api, cluster, place, link) if own.events else None
         if own.conditions and shard.index == 0:
             conditions = Conditions(api, cluster)
             self._add(NODES_INTERVAL_S, "conditions", conditions.advance)
@@ -71,7 +71,7 @@ class Kubernetes:
         self._rounds.append((interval_s, work, self._errors.labels(what).inc))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         works: list[Coroutine[Any, Any, None]] = [_again(*one, self._sleep) for one in self._rounds]
         if self._objects is not None:
             works.append(self._objects.follow())
@@ -93,7 +93,7 @@ async def _again(
         try:
             await work()
             complaint = ""
-        except ApiError as error:
+        except KubernetesError as error:
             failed()
             if complaint != str(error):
                 complaint = str(error)

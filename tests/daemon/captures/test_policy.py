@@ -21,7 +21,7 @@ from tests.manual_clock import ManualClock
 from warpwatch_capturing import policy as policies
 from warpwatch_capturing.config import Span, StoreConfig, TriggersConfig, parse_span
 from warpwatch_capturing.finisher import FairQueue
-from warpwatch_capturing.policy import DAY_S, HOUR_S, MAX_AGE_S, Disk, Policy, Refusals, Room
+from warpwatch_capturing.policy import DAY_S, HOUR_S, MAX_AGE_S, Disk, DiskSpace, Policy, Refusals
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.state.hub import Hub
@@ -184,8 +184,8 @@ class FakeDisk(Disk):
         self.free_mib = free_mib
         super().__init__(Path("/store"), clock.monotonic)
 
-    def _read(self) -> Room:
-        return Room(1000 << 20, self.free_mib << 20)
+    def _read(self) -> DiskSpace:
+        return DiskSpace(1000 << 20, self.free_mib << 20)
 
 
 def test_a_disk_that_is_full_or_gone_or_hangs_is_a_refusal_without_touching_it():

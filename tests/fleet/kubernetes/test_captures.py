@@ -21,7 +21,7 @@ from tests.fleet.kubernetes.api_server import CAPTURES, ApiServer
 from tests.waiting import DEADLINE_S, POLL_S
 from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.kubernetes import captures as objects
-from warpwatch_fleet.kubernetes.api import Api, timestamp
+from warpwatch_fleet.kubernetes.api import KubernetesClient, timestamp
 from warpwatch_fleet.kubernetes.captures import CaptureObjects
 from warpwatch_telemetry.jobs import shard_key
 
@@ -53,7 +53,7 @@ class Asked:
         """``work`` with another fleet, once it watches the objects."""
 
         async def ask(captures: FleetCaptures) -> None:
-            api = Api(self.server.folder)
+            api = KubernetesClient(self.server.folder)
             clock = self.fleet.clock
             own = CaptureObjects(
                 api, captures, threading.Lock(), self.shard, LINK, clock.wall, self._sleep

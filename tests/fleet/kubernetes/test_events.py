@@ -13,7 +13,7 @@ from tests.fleet.kubernetes.stand_in import StandIn
 from tests.fleet.kubernetes.told import LINK, Told, fault
 from tests.fleet.nodes import NOW, seen
 from warpwatch_fleet.config import FleetConfig, KubernetesConfig
-from warpwatch_fleet.kubernetes.api import ApiError, timestamp
+from warpwatch_fleet.kubernetes.api import KubernetesError, timestamp
 from warpwatch_fleet.kubernetes.events import AGAIN_S, MAX_NOTE, MAX_PER_ROUND, OLD_S
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_runtime.agent_metrics import AgentMetrics
@@ -129,7 +129,7 @@ def test_a_flood_is_told_a_few_at_a_time_and_a_long_text_is_cut(told: Told) -> N
 def test_a_namespace_that_is_gone_holds_up_no_other_event(told: Told) -> None:
     told.nodes[0].say(seen(0, world=2, owner="ns/gone", pod="llama-0", pod_uid="0a1b"))
     told.find(straggler(rank=0, owner="ns/gone"), fault(2))
-    with pytest.raises(ApiError, match="404: "):
+    with pytest.raises(KubernetesError, match="404: "):
         told.rounds()
     assert "Xid" in told.reasons()
 
@@ -138,7 +138,7 @@ def test_a_server_that_is_away_is_told_later(stand_in: StandIn) -> None:
     told = Told(stand_in)
     told.find(fault())
     stand_in.failing = 503
-    with pytest.raises(ApiError, match="503: try again"):
+    with pytest.raises(KubernetesError, match="503: try again"):
         told.rounds()
     stand_in.failing = 0
     assert len(told.rounds()) == 1

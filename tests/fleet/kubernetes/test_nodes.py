@@ -8,7 +8,7 @@ from tests.fleet.kubernetes.api_server import NODE, ApiServer
 from tests.fleet.kubernetes.stand_in import StandIn
 from tests.fleet.kubernetes.told import Told, fault
 from tests.fleet.nodes import NOW
-from warpwatch_fleet.kubernetes.api import ApiError, timestamp
+from warpwatch_fleet.kubernetes.api import KubernetesError, timestamp
 from warpwatch_fleet.kubernetes.conditions import AWAY_S, KEY, KNOWN_S
 
 OTHER = {"key": "team", "value": "a", "effect": "NoSchedule"}
@@ -133,7 +133,7 @@ def test_a_node_that_another_has_changed_is_tainted_in_the_next_round(stand_in: 
     told = Told(stand_in, **TAINTS)
     told.find(fault())
     stand_in.conflicts = 1
-    with pytest.raises(ApiError, match="409: the object"):
+    with pytest.raises(KubernetesError, match="409: the object"):
         told.rounds()
     told.rounds()
     assert told.taints() == [OWN]

@@ -9,9 +9,9 @@ from typing import Any
 from tests.fleet.kubernetes.api_server import NODE, ApiServer
 from tests.fleet.nodes import NOW, TestCluster, TestNode
 from warpwatch_fleet.config import KubernetesConfig
-from warpwatch_fleet.kubernetes.api import Api
+from warpwatch_fleet.kubernetes.api import KubernetesClient
 from warpwatch_fleet.kubernetes.conditions import Conditions, Taints
-from warpwatch_fleet.kubernetes.events import Events
+from warpwatch_fleet.kubernetes.events import EventPublisher
 from warpwatch_telemetry.anomalies import Anomaly
 
 LINK = "https://warpwatch.example.com"
@@ -48,9 +48,9 @@ class Told:
             return self.cluster.now
 
         async def work() -> None:
-            api = Api(self.server.folder)
+            api = KubernetesClient(self.server.folder)
             config = KubernetesConfig(conditions=True, taints=True, **self.own)
-            events = Events(api, self.cluster.cluster, self.shard, LINK, wall)
+            events = EventPublisher(api, self.cluster.cluster, self.shard, LINK, wall)
             conditions = Conditions(api, self.cluster.cluster, wall)
             taints = Taints(api, config, conditions, events, wall)
             try:

@@ -18,10 +18,10 @@ from tests.fleet.kubernetes.told import fault
 from tests.fleet.nodes import NOW, TestCluster, TestNode
 from tests.fuzz.watch import Target
 from warpwatch_fleet.config import KubernetesConfig
-from warpwatch_fleet.kubernetes.api import Api, ApiError
+from warpwatch_fleet.kubernetes.api import KubernetesClient, KubernetesError
 from warpwatch_fleet.kubernetes.captures import CaptureObjects
 from warpwatch_fleet.kubernetes.conditions import Conditions, Taints
-from warpwatch_fleet.kubernetes.events import Events
+from warpwatch_fleet.kubernetes.events import EventPublisher
 from warpwatch_telemetry.errors import Refused
 
 # The first byte of an input: who asks, and the status of the answer.
@@ -37,7 +37,7 @@ class ApiObjects:
         (folder / "token").write_text("fleet")
         os.environ["KUBERNETES_SERVICE_HOST"] = "localhost"
         self._loop = asyncio.new_event_loop()
-        self._api = Api(folder)
+        self._api = KubernetesClient(folder)
         self._api._client = httpx.AsyncClient(
             base_url="https://localhost", transport=httpx.MockTransport(self._answer)
         )
@@ -56,17 +56,17 @@ class ApiObjects:
         self._who = first % 3
         self._status = STATUSES[first // 3 % len(STATUSES)]
         work = self._nodes if self._who == NODES else self._captures
-        with contextlib.suppress(ApiError):
+        with contextlib.suppress(KubernetesError):
             self._loop.run_until_complete(work())
 
     async def _nodes(self) -> None:
         cluster, now = self._told.cluster, lambda: NOW
         conditions = Conditions(self._api, cluster, now)
-        events = Events(self._api, cluster, (0, 1), "", now)
+        events = EventPublisher(self._api, cluster, (0, 1), "", now)
         config = KubernetesConfig(conditions=True, taints=True, dry_run=False)
         works = conditions, Taints(self._api, config, conditions, events, now), events
         for work in works:
-            with contextlib.suppress(ApiError):
+            with contextlib.suppress(KubernetesError):
                 await work.advance()
 
     async def _captures(self) -> None:
