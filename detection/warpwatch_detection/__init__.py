@@ -9,7 +9,7 @@ A record goes down one line, which engine.feed draws; each stage keeps a state o
                                 opens, updates and closes anomalies
            -> changes
 
-- detector: what a detector is; detectors: one or two kinds of anomaly a file, and their registry
+- detector: the base of detectors; detectors: the kinds of anomalies, and their registry
 - signals: levels, noise and growth of series; budget: how many false alarms a kind may raise
 - replay: a log of records through the same engine; runs: figures of runs, and their comparison
 - config: the sections `detection` and `anomalies` of the configuration

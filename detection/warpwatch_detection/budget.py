@@ -1,6 +1,6 @@
 """The budget of false alarms: how the kinds that judge noise share it, and what a look may cost.
 
-What a kind judges varies in health as well, so every limit is passed by chance now and then. The
+Healthy jobs vary as well, so every limit is passed by chance now and then. The
 operator says how often a job may raise a false alarm; how far a limit lies above the noise follows
 from it and from how many looks the job gives in a day.
 """
@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 DAY_S = 86400.0
 FALSE_ALARMS_PER_JOB_DAY = 0.5
-# Sums to 1. What finds the most faults gets the most.
+# Sums to 1. The kinds that find the most faults get the most.
 SHARES = {
     "step_regression": 0.35,
     "step_drift": 0.1,
@@ -22,7 +22,7 @@ SHARES = {
     "straggler": 0.1,
     "gc_pause": 0.1,
 }
-# A look that says yes once in a hundred times is no test any more, however large the budget.
+# A check that is positive once in a hundred times tests nothing, however large the budget.
 MOST_PER_LOOK = 0.01
 
 

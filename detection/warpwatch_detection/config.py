@@ -63,8 +63,8 @@ class AnomaliesConfig(Section):
     """How long an anomaly lives.
 
     ``hold_s``: how long an event (crash, oom, xid, …) stays active after its last one; long enough
-    that a page in the night still finds it. ``reopen_s``: what comes back so soon after its end is
-    the same anomaly; twice a usual scrape and alert interval of 60 s.
+    that a page in the night still finds it. ``reopen_s``: an anomaly that returns
+    this soon after its end is the same anomaly; twice a usual scrape and alert interval of 60 s.
     """
 
     hold_s: NotNegative = 600.0

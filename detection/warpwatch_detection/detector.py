@@ -1,4 +1,4 @@
-"""Defines what a detector is: records in, results out, no clock but the records' own time."""
+"""The base of detectors: records in, results out, in the records' own time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Observation = Record | JobStep
 class Cleared:
     """The end of what was found about a job or device.
 
-    for_good: what is found next is another anomaly, however soon that is.
+    for_good: the next finding is another anomaly, however soon it comes.
     """
 
     time: float
@@ -75,7 +75,7 @@ class Cleared:
     for_good: bool = False
 
 
-# What lasts is found again and again. No result means: nothing new, or not enough data.
+# A lasting fault is found again and again. No result means: nothing new, or not enough data.
 DetectorResult = Detected | Cleared
 Results = Iterable[DetectorResult]
 
@@ -169,7 +169,7 @@ class Detector(ABC):
 
 
 class DetectorJobState(Protocol):
-    """What a detector remembers of one job. index: of its newest step; on: something is found."""
+    """The memory of one job. ``index`` is its newest step's; ``on``: something is found."""
 
     index: int
 
@@ -191,7 +191,7 @@ class JobStates(Generic[S]):
 class JobDetector(Detector, Generic[J]):
     """A detector that evaluates steps of jobs, which vary in health as well.
 
-    job_type: what it remembers of a job.
+    job_type: the type of its state of one job.
     """
 
     reads: tuple[type, ...] = (JobStep,)

@@ -43,9 +43,7 @@ class Detection:
     """``feed`` every record in order of time. Not thread-safe: one owner feeds and reads."""
 
     def __init__(
-        self,
-        kinds: DetectionConfig | None = None,
-        anomalies: AnomaliesConfig | None = None,
+        self, kinds: DetectionConfig | None = None, anomalies: AnomaliesConfig | None = None
     ) -> None:
         kinds, anomalies = kinds or DetectionConfig(), anomalies or AnomaliesConfig()
         self._ranks = RankDevices()
@@ -69,7 +67,7 @@ class Detection:
 
     @property
     def suppressed(self) -> tuple[Suppressed, ...]:
-        """What is found now and explained by an active anomaly."""
+        """The present findings that an active anomaly explains."""
         return tuple(self._register.state.suppressed.values())
 
     @property
@@ -252,8 +250,8 @@ class Resumption:
 
     Records that were read before the restart are read again (the rendezvous rewinds), and deadlines
     have passed unobserved. For them time stood still: what was left of it when the daemon stopped
-    starts to run when it is back. ``now``: of the restart; ``before``: of the newest record that
-    was read before it.
+    starts to run when it is back. ``now``: time of the restart; ``before``: time of the newest
+    record that was read before it.
     """
 
     def __init__(self, now: float, before: float, ranks: Mapping[RankId, LiveRank]) -> None:

@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Detected)
 
 @dataclass(slots=True)
 class LiveRank:
-    """seen_time, step_time: of the newest RankSeen and Step; older ones were read before.
+    """seen_time, step_time: times of the newest RankSeen and Step; older ones were read before.
 
     step: the newest step's number.
     """

@@ -61,7 +61,7 @@ class LogReplay:
         return [(key[0], status) for key, status in self._statuses.items()]
 
     def suppressed(self) -> list[Suppressed]:
-        """What was found and not raised, because an active anomaly was its cause."""
+        """Return findings that were not opened, because an active anomaly was their cause."""
         self._keep_suppressed()
         return list(self._suppressed.values())
 

@@ -21,7 +21,7 @@ OTHER = "other"
 
 
 class RunFigures:
-    """``before``: what was kept of the run by an earlier daemon; steps until then are in it."""
+    """``before``: an earlier daemon's summary of the run; it includes the steps until then."""
 
     def __init__(self, before: RunSummary | None = None) -> None:
         self.anomalies: Counter[str] = Counter()
@@ -70,7 +70,7 @@ class RunFigures:
                 self._phases_s[name] = self._phases_s.get(name, 0.0) + seconds
 
     def fields(self, ranks: int) -> dict[str, Any]:
-        """Of RunSummary, as far as steps say it; ``ranks``: how many there are."""
+        """Return the fields of RunSummary that come from steps; ``ranks``: their number."""
         count, seconds = self._histogram.count, self._seconds
         if not count:
             return {"anomalies": dict(self.anomalies)}
@@ -125,7 +125,7 @@ class StepHistogram:
         return {number: count for number, count in enumerate(self._bins) if count}
 
     def percentile(self, share: float) -> float | None:
-        """What ``share`` (0 to 1) of the steps do not exceed, in seconds; None without steps."""
+        """Return the percentile ``share`` (0 to 1) in seconds; None if there are no steps."""
         left = share * self.count
         for number, count in enumerate(self._bins):
             if count and left <= count:
@@ -153,10 +153,10 @@ class RunPhaseChange:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """``after`` against ``before``. step_ratio: of the medians, None where one is not known.
+    """``after`` against ``before``. step_ratio: ratio of the medians, None if one is unknown.
 
-    phases: those that changed most first. grown: the phase that grew most, None where none did.
-    differs: what makes them runs of different kinds, a sentence each.
+    phases: the most changed first. grown: the phase that grew most, None where none did.
+    differs: why they are runs of different kinds, a sentence each.
     """
 
     before: RunSummary
@@ -206,7 +206,7 @@ def _number(value: float | None) -> str:
 # So many of the last good ones.
 MAX_EARLIER = 5
 REGRESSED = "run_regression"
-# What so many runs in a row have been is how the job is now.
+# After this many regressed runs in a row the new level is normal.
 ACCEPTED_AFTER = 3
 
 
@@ -240,7 +240,7 @@ def has_enough(run: RunSummary) -> bool:
 
 
 def _steps(run: RunSummary) -> int:
-    """Of a rank."""
+    """Return the evaluated steps per rank."""
     return run.judged_steps // max(1, len(run.ranks))
 
 

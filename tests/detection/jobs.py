@@ -61,7 +61,7 @@ def joined(records: Iterable[Record], steps: JobSteps | None = None) -> list[Job
 
 
 def begun(detector: Detector, steps: Iterable[JobStep]) -> list[Detected]:
-    """What a detector finds, without the repetitions of what lasts."""
+    """Return a detector's findings without the repetitions of those that last."""
     found: list[Detected] = []
     lasts = False
     for step in steps:

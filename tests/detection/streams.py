@@ -54,11 +54,7 @@ class Job:
             yield RankSeen(self.time, "llama", rank, self.ranks, f"GPU-{rank}")
 
     def steps(
-        self,
-        count: int,
-        compute: Extra = nothing,
-        wait: Extra = nothing,
-        pause: Extra = nothing,
+        self, count: int, compute: Extra = nothing, wait: Extra = nothing, pause: Extra = nothing
     ) -> Iterator[Step]:
         """``pause`` is spent by all ranks in no declared phase, as an undeclared checkpoint is."""
         for _ in range(count):
@@ -98,12 +94,12 @@ def alone(*kinds: str, **sections: Any) -> Detection:
 
 
 def fed(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
-    """What the records opened, changed or closed."""
+    """Return the anomalies that the records open, change or close."""
     return [change.anomaly for record in records for change in engine.feed(record)]
 
 
 def opened(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
-    """What was raised while ``records`` were fed."""
+    """Return the anomalies that ``records`` open."""
     changes = (change for record in records for change in engine.feed(record))
     return [change.anomaly for change in changes if change.what in ("opened", "reopened")]
 
@@ -118,9 +114,9 @@ EXTRA = re.compile(r"(compute|wait|pause|tell) (\S+) ([\d.]+)(?: every (\d+))?(?
 def lived(job: Job, engine: Detection, story: str, **others: Extra) -> list[Anomaly]:
     """Feed steps in parts as "300; 60 compute 3 0.06 -> straggler 3", and return what was opened.
 
-    That is: 300 steps, then 60 in which rank 3 computes 0.06 s longer, after which its straggler
+    This feeds 300 steps, then 60 in which rank 3 computes 0.06 s longer, after which its straggler
     is active; one of the job has "job" for a rank. An extra is for some ranks ("1,6") or "all", and
-    may be "every 30 at 5". What the shim tells of pauses is "tell". ``others``: of all parts.
+    may be "every 30 at 5". Reports of pauses are "tell". ``others``: extras of every part.
     """
     opened(engine, job.seen())
     found: list[Anomaly] = []
@@ -146,7 +142,7 @@ def lived(job: Job, engine: Detection, story: str, **others: Extra) -> list[Anom
 
 
 def restart(engine: Detection) -> None:
-    """What a restart of the daemon does to the detectors."""
+    """Save and restore the detectors' states as a restart of the daemon does."""
     for detector in engine._runner.detectors:
         saved = msgspec.msgpack.encode(detector.state)
         detector.state = msgspec.msgpack.decode(saved, type=detector.state_form)
@@ -154,7 +150,7 @@ def restart(engine: Detection) -> None:
 
 
 def with_events(steps: Iterable[Step], tell: Extra) -> Iterator[Record]:
-    """Steps, and what the shim tells of the pauses in them."""
+    """Yield steps, and the shim's reports of the pauses in them."""
     for step in steps:
         yield step
         if (duration_s := tell(step.step, step.rank)) > 0:
@@ -162,7 +158,7 @@ def with_events(steps: Iterable[Step], tell: Extra) -> Iterator[Record]:
             yield RankEvent(step.time, step.job, step.rank, "gc_pause", detail)
 
 
-# What the rendezvous reads again of every rank.
+# Steps that the rendezvous reads again for every rank.
 REWIND = 200
 
 
@@ -176,7 +172,7 @@ def restarted(engine: Detection, now: float, **sections: Any) -> tuple[Detection
 
 
 def again(records: list[Record]) -> list[Record]:
-    """What a new daemon reads of rings that it has read before."""
+    """Return the records that a new daemon reads again."""
     seen = [record for record in records if isinstance(record, RankSeen)]
     steps = [record for record in records if isinstance(record, Step)]
     return [*seen, *steps[-REWIND:]]

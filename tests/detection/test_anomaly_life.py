@@ -9,11 +9,7 @@ import pytest
 from tests.detection.life import LLAMA, Life
 from tests.detection.streams import EPOCH_S, stories
 from warpwatch_detection.anomalies import register as register_module
-from warpwatch_detection.anomalies.explanation import (
-    DEVICE_CAUSES,
-    EXPLAINED_BY,
-    JOB_CAUSES,
-)
+from warpwatch_detection.anomalies.explanation import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
 from warpwatch_detection.anomalies.register import FOUND_ONCE
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS
 from warpwatch_telemetry.jobs import JobId

@@ -38,7 +38,7 @@ def test_every_kind_has_a_detector_and_causes_are_kinds():
 def test_a_cause_judges_before_what_it_explains():
     order = list(DETECTORS)
     for kind, causes in (*EXPLAINED_BY.items(), *DEVICE_CAUSES.items()):
-        # Of two that may be either's cause, the first that is found is it.
+        # If each may cause the other, the first that is found is the cause.
         alone = [cause for cause in causes if kind not in EXPLAINED_BY.get(cause, ())]
         assert [c for c in alone if order.index(c) > order.index(kind)] == [], kind
 

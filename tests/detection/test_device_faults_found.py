@@ -28,7 +28,7 @@ def only(found: Iterable[Anomaly]) -> Anomaly:
 
 
 def run(node: Node, engine: Detection, fault: Fault, seconds: float) -> list[Anomaly]:
-    """What a fault raises after some healthy minutes."""
+    """Return the anomalies of a fault after some healthy minutes."""
     assert opened(engine, [*node.seen(), *node.readings(130)]) == []
     return opened(engine, node.readings(seconds, fault))
 
@@ -101,7 +101,7 @@ def test_a_fault_raises_its_kind_alone_and_ends_with_it(
     assert says in anomaly.summary
     golden_report(engine)
     longest_s = HOLD_S + 100 if kind in EVENT_KINDS or kind == "nvlink_error" else 120
-    # What is counted stays counted.
+    # Counters keep their counts.
     kept = {
         name: value for name, value in last.items() if name[0].endswith(("_total", "remapped_rows"))
     }

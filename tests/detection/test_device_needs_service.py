@@ -23,7 +23,7 @@ FALLEN = "XID 79 (GPU has fallen off the bus), needs a reboot"
 
 
 class Gpus(Node):
-    """Two GPUs; what is said of the broken one stays said."""
+    """Two GPUs; reports about the broken one last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_an_xid_that_needs_service_lasts_over_restarts_until_the_gpu_is_healthy_
     fed(engine, gpus.changed(reason="", **service).read())
     assert active(engine) == []
     assert opened(engine, gpus.read(3600)) == []
-    # What falls again needs service again.
+    # A GPU that falls again needs service again.
     gpus.shows({FELL: 1.0})
     assert [one.id == anomaly.id for one in opened(engine, gpus.read())] == [False]
 
@@ -162,7 +162,7 @@ def test_a_state_that_an_older_version_saved_is_read() -> None:
     body = snapshot.save(engine.parts())
     saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
     state = msgspec.msgpack.decode(saved.parts["engine"].state)
-    # What came later.
+    # Fields that came later.
     del state["ranks"]["indices"]
     for tracked in state["register"]["active"].values():
         del tracked["anomaly"]["gpu"], tracked["anomaly"]["first_summary"]

@@ -1,4 +1,4 @@
-"""Healthy devices raise nothing, whatever they are and do; what is not reported is not judged."""
+"""Healthy devices of all kinds open nothing; missing values are not evaluated."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_memory_in_use_without_a_rank_is_found_with_least_severity() -> None:
     (anomaly,) = opened(engine, node.readings(700, load=0.0, interval_s=5.0))
     assert (anomaly.kind, anomaly.severity, anomaly.rank) == ("device_idle", "info", None)
     assert anomaly.summary.startswith("nothing has run on the GPU for 10 min, while a process")
-    # One kernel now and then is no work.
+    # One kernel now and then does not count as work.
     idle = anomaly.id
     for _ in range(5):
         opened(engine, node.readings(30, load=0.0))
@@ -139,7 +139,7 @@ SET_CLOCKS = key("throttle_active", "application_clocks")
         ({}, {SW_STATE: 1}, "thermal_throttle", "sw_thermal counter 0%, state 93%"),
         ({}, {HOT_C: 91, CLOCK: 0.9e9}, "thermal_throttle", "too hot, and the SM clock low under"),
         ({}, {HOT_C: 88, SW_STATE: 1, COUNTED_S: 1e3, CLOCK: 1.2e9}, "thermal_throttle", "at 88 °"),
-        # What was set explains the clock.
+        # The clock that was set explains it.
         ({}, {HOT_C: 91, CLOCK: 0.9e9, CAPPED: 1}, "overheating", "4 °C above the 87 °C"),
         ({}, {HOT_C: 91, CLOCK: 0.9e9, SET_CLOCKS: 1}, "overheating", "is at 91 °C"),
         ({CLOCK: 0.9e9}, {HOT_C: 91, CLOCK: 0.9e9}, "overheating", "is at 91 °C"),

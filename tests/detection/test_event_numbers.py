@@ -1,4 +1,4 @@
-"""What a process says of itself in the detail of its events."""
+"""Values that a process writes into the detail of its events."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_a_restarted_job_is_no_second_crash_and_closes_its_hang() -> None:
 
 
 def hangs(engine: Detection, job: Job, pauses_s: Iterable[float]) -> list[bool]:
-    """Of every pause of all ranks, with 100 steps before it, whether it was reported."""
+    """Return whether each pause of all ranks, with 100 steps before it, was reported."""
     reported = []
     for pause_s in pauses_s:
         opened(engine, job.steps(100))

@@ -42,7 +42,7 @@ def test_twenty_percent_need_few_samples_and_five_percent_more():
 
 
 def test_a_rise_of_a_half_is_found_whatever_is_known_of_the_noise():
-    """Of few samples the noise is known so badly that its limit is over 100 %."""
+    """With few samples the noise is so uncertain that its limit is over 100 %."""
     limits = []
     for seed in range(20):
         source, sought, found = random.Random(seed), LevelShift(), []

@@ -45,7 +45,7 @@ def test_a_run_slower_than_the_one_before_is_found_with_the_phase_that_grew(engi
 @pytest.mark.parametrize(
     ("step_s", "earlier_s", "is_found"),
     [
-        # Of one or two runs it is not known how far the next one may be.
+        # The spread of one or two runs is unknown.
         (0.545, [0.5], False),
         (0.555, [0.5, 0.5], True),
         # Three or more say it themselves, but 5 % at least.

@@ -1,4 +1,4 @@
-"""What detectors have learned outlives an upgrade, unless a state's own version says otherwise."""
+"""Detectors keep their memory over an upgrade, unless a state has another version."""
 
 from __future__ import annotations
 

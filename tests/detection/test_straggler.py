@@ -184,7 +184,7 @@ def test_a_rank_that_is_slow_before_anything_is_known_is_found_within_30_steps(
     assert abs((found.begin_step or 0) - begin) <= 3
     assert ("from the start" in found.summary) is (begin < 30)
     assert ("may have more work" in found.summary) is (severity == "info")
-    # What has been there from the start may still get worse.
+    # A rank that was slow from the start may still get slower.
     worse = uneven(
         60, lambda s, r: 1.5 * time_s(s, r) if r == 2 else time_s(s, r), None, ranks, 131
     )
@@ -204,7 +204,7 @@ def busiest(rank: int) -> Of:
     return lambda step, own: 1.25 if own == rank else 1.0
 
 
-# What the program reports of its ranks, what makes them differ, and their tokens.
+# The program's reports of its ranks, their differences, and their tokens.
 BY_CONSTRUCTION: dict[str, tuple[list[RankSeen], Of, Of | None]] = {
     "embedding and head of a pipeline": (
         [*placed(8, 4)], lambda s, r: {0: 1.15, 3: 1.4}.get(r // 2, 1.0), None),

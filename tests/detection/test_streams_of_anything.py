@@ -1,4 +1,4 @@
-"""Whatever is fed: no detector fails, forgets how to be saved, or changes its mind by a restart."""
+"""With any records no detector fails, and every state can be saved and restored."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ JOBS = st.sampled_from(["llama", "other"])
 RANKS = st.integers(0, 3)
 DEVICES = st.sampled_from([f"GPU-{index}" for index in range(4)])
 STEP_NUMBERS = st.integers(0, 200) | st.just(10**18)
-# What a rank claims; a log would refuse the last four.
+# Claims of a rank; a log would refuse the last four.
 DURATIONS_S = st.one_of(
     st.floats(0, 10),
     st.sampled_from([0.0, 1e-9, 1e9, 1e300, -1.0, float("inf"), float("-inf"), float("nan")]),
@@ -140,7 +140,7 @@ def test_every_state_can_be_saved_before_anything_was_seen() -> None:
 
 
 def is_loggable(record: Record) -> bool:
-    """What the log does not refuse: finite numbers, no negative duration."""
+    """Return whether the log accepts the record: finite numbers, no negative duration."""
     if not isinstance(record, Step):
         return not isinstance(record, RankEvent) or "time" not in record.detail
     numbers = [record.duration_s, record.gpu_s or 0.0, *record.phases_s.values()]

@@ -1,4 +1,4 @@
-"""What an anomaly was at its worst, and what a device does to its job as one anomaly."""
+"""The worst moment of an anomaly, and the effects of a device on its job as one anomaly."""
 
 from __future__ import annotations
 

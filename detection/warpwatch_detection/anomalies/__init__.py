@@ -1,7 +1,7 @@
 """The life of an anomaly: opened once, updated, closed when it is over, continued if it returns.
 
 - register: turns results into anomalies; tracked: one anomaly with its worst moment
-- explanation: which active anomaly is the cause of what is found
+- explanation: finds the active anomaly that is the cause of a finding
 - core_contention: evidence of why a slow rank had no core
-- snapshot: what is saved over a restart
+- snapshot: saves states over a restart
 """

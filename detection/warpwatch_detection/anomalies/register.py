@@ -35,7 +35,7 @@ MAX_HISTORY = 1000
 MAX_EFFECTS = 4
 MAX_SUPPRESSED = 1000
 # Detectors work in blocks that end at different times, so an effect may be found once or twice
-# more after its cause is over. What is found a third time stands on its own.
+# more after its cause is over. A third time it stands on its own.
 FOUND_AFTER_CAUSE = 3
 # Their evidence comes from hundreds of steps: what started before such a cause ended is its effect.
 LONG_EVIDENCE = frozenset({"step_spikes"})
@@ -57,8 +57,8 @@ class Change:
 class RegisterState:
     """The part of the register that survives a restart of the daemon.
 
-    ended: what may be continued, in the order of its end. suppressed: what an active anomaly
-    explains. cores: why ranks had none.
+    ended: anomalies that may be continued, in the order of their end. suppressed: findings that an
+    active anomaly explains. cores: why ranks had none.
     """
 
     count: int = 0

@@ -10,7 +10,7 @@ from warpwatch_detection.anomalies.core_contention import NONE, Evidence
 from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly, Detected, Worst
 from warpwatch_telemetry.jobs import JobId
 
-# What an anomaly is about: kind, job, device. Several ranks of one cause are one anomaly.
+# The subject of an anomaly: kind, job, device. Several ranks of one cause are one anomaly.
 Key = tuple[str, JobId | None, str | None]
 # The same with the rank that it named when it ended.
 EndedKey = tuple[str, JobId | None, str | None, int | None]
@@ -43,7 +43,7 @@ class TrackedAnomaly:
         self.newest, self.worst = found, worse(self.anomaly.kind, self.worst, found)
 
     def summarize(self, is_new: bool = False) -> None:
-        """Bring the summary up to date. ``is_new``: it started now, which is no recovery."""
+        """Bring the summary up to date. ``is_new``: it started now and does not recover."""
         newest = self.newest
         text = newest.summary if is_new else sentence(self.anomaly.kind, newest, self.worst)
         self._describe(text, newest)
@@ -80,7 +80,7 @@ class TrackedAnomaly:
 
 @dataclass(slots=True)
 class Suppressed:
-    """What a detector goes on finding while another anomaly, the cause, explains it.
+    """A finding that another active anomaly, the cause, explains.
 
     since: when it was first found; found: its newest form. again: how often it was found
     after its cause was over.

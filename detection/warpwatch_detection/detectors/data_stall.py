@@ -23,7 +23,7 @@ from warpwatch_detection.signals.medians import median_of_others
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 
-# A block lasts so many steps and so long, but ends at MAX_BLOCK_STEPS whatever time it spans.
+# A block has at least this many steps and seconds, but ends at MAX_BLOCK_STEPS.
 BLOCK_STEPS = 10
 BLOCK_S = 1.0
 MAX_BLOCK_STEPS = 200
@@ -55,7 +55,7 @@ RELEASE_EXCESS = 0.5
 class RankWaits:
     """Seconds per block, newest last: ``counted`` with every wait cut, ``waits`` as they were.
 
-    counted_s, wait_s, seen_steps: of the open block.
+    counted_s, wait_s, seen_steps: the open block's.
     """
 
     baseline: FrozenBaseline = field(default_factory=lambda: FrozenBaseline(MIN_SPREAD))
@@ -81,7 +81,7 @@ class RankWaits:
 class JobWaits:
     """Seconds per block, newest last: of steps without waiting, and of whole steps.
 
-    steps, work_s, elapsed_s: of the open block. spreads: of the ranks' baselines, in order.
+    steps, work_s, elapsed_s: the open block's. spreads: those of the ranks' baselines, in order.
     """
 
     ranks: dict[int, RankWaits] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class DataStall(JobDetector[JobWaits]):
             rank.from_start = True
 
     def _noise(self, job: JobWaits, rank: RankWaits) -> float:
-        """What chance may do to a share; two looks in the long window are independent."""
+        """Return the change of a share by chance; two looks in the long window are independent."""
         look_s = sum(job.spans) / 2
         own = rank.baseline.spread
         most = PEER_FACTOR * median_of_others(job.spreads, own)

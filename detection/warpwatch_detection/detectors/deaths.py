@@ -1,4 +1,4 @@
-"""Who went first, and of what: the life and death of a job's ranks, for `crash` and `oom`.
+"""Finds the first failed rank of a job, and its cause: `crash` or `oom`.
 
 One rank that fails takes the others with it. The first with a cause of its own is the culprit,
 those that follow are its consequence. A rank that only says that a peer no longer answers waits
@@ -24,16 +24,16 @@ MAX_DETAIL = 160
 MAX_JOBS = 256
 # Ranks of a job whose end is remembered: more than are on a node, and as many as a log may hold.
 MAX_GONE = 4096
-# What an exception event may say of itself.
+# Fields of an exception event.
 EXCEPTION_FIELDS = ("exception", "type", "message", "detail")
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|MemoryError|out of memory", re.IGNORECASE)
-# What torch.distributed, gloo, NCCL and sockets say when a peer is gone.
+# Messages of torch.distributed, gloo, NCCL and sockets when a peer is gone.
 _PEER_LOST = re.compile(
     r"\bDist\w*Error|gloo|nccl|peer|Connection|Broken ?Pipe|socket|EOFError|timed? ?out",
     re.IGNORECASE,
 )
 
-# Of who ended the program by hand, and of a launcher that was asked to stop it.
+# Messages of a program ended by hand, and of a launcher that was asked to stop it.
 _INTERRUPTED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|SignalException.*\b(?:15|2)\b")
 
 
@@ -52,7 +52,7 @@ class Cause:
 class JobDeaths:
     """died: deaths that are not judged yet; lost_peer: ranks that raised because a peer was gone.
 
-    left: ranks of the run before a restart, whose end is no news. gone: when, the oldest first.
+    left: ranks of the run before a restart; their end is ignored. gone: end times, oldest first.
     """
 
     alive: set[int] = field(default_factory=set)
@@ -135,7 +135,7 @@ class DeathDetector(Detector):
     # --- what happens ---
 
     def _job(self, name: JobId) -> JobDeaths:
-        """Also of a job that shows nothing but deaths; so many of them are remembered."""
+        """Return the job's state, also of a job with deaths only; MAX_JOBS are remembered."""
         jobs: dict[JobId, JobDeaths] = self.state.jobs
         job = jobs.get(name)
         if job is None:
@@ -216,7 +216,7 @@ class DeathDetector(Detector):
     # --- what it means ---
 
     def _judge(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Detected]:
-        """The grace is over. Who died without a record comes before those who lost a peer."""
+        """Name the cause after the grace: a silent death comes before a lost peer."""
         silent = {rank: time for rank, time in job.died.items() if rank not in job.lost_peer}
         after = "" if job.step is None else f" after step {job.step}"
         first = min(silent or job.lost_peer, key=lambda r: ({**job.lost_peer, **silent}[r], r))

@@ -38,8 +38,7 @@ from warpwatch_telemetry.records import RankEvent
 STEP_WEIGHT = 0.02
 # Beside one whose pauses were reported, ranks that have reached this part of the limit pause too.
 JOINT_EXCESS = 0.6
-# Who is there is looked at every so many steps; a rank without a step for this many others left
-# the job.
+# Ranks are checked every AGE_STEPS; a rank that misses FORGET_STEPS left the job.
 AGE_STEPS = 10
 FORGET_STEPS = 1000
 
@@ -60,7 +59,7 @@ class RankPauses:
     def judge_regular(self, number: int, found: bool) -> bool:
         """``found``: a pause that belongs to a chain. True if it counts."""
         if self.reported.recent:
-            # What the shim reports is known better.
+            # The shim's reports are more certain.
             self.regular_on = False
         elif found:
             self.regular_on = not (number == 0 and self.regular.planned())

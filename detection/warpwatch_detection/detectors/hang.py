@@ -30,7 +30,7 @@ from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
-# Of slow steps, nearly thirty may be missing.
+# If steps are slow, this many typical steps are the timeout.
 TIMEOUT_STEPS = 28.0
 # A pause may take a little longer than the longest so far.
 GAP_FACTOR = 1.15
@@ -39,7 +39,7 @@ GAP_FACTOR = 1.15
 IDLE_S = 20.0
 # Survivors that wait for a dead rank have the crash's cause, not one of their own.
 CRASH_QUIET_S = 600.0
-# Of the reasons of a silence the one that a long call in C has too: that may be a checkpoint.
+# A reason of silence that a long call in C has too: that may be a checkpoint.
 HOLDS_GIL = "holds the GIL"
 
 
@@ -68,7 +68,7 @@ class Hang(Detector):
 
     @state.setter
     def state(self, state: HangState) -> None:
-        """Of one that was saved it must be known how much time was left."""
+        """Set a saved state; compute again how much time was left."""
         self._state, self._jobs = state, state.jobs
         for name, job in state.jobs.items():
             if job.check_time < NEVER and job.ranks:
@@ -235,12 +235,12 @@ class Hang(Detector):
         self.state.deadline = min((job.check_time for job in self._jobs.values()), default=NEVER)
 
     def _least_limit_s(self, job: JobProgress) -> float:
-        """Of a job that goes on as it is; it never falls."""
+        """Return the least limit of a job that goes on as it is; it never falls."""
         return max(self._config.timeout_s, GAP_FACTOR * job.longest_gap_s)
 
     def _limit_s(self, job: JobProgress) -> float:
         limit_s = self._least_limit_s(job)
-        # The typical step is none of the longest; most often that says enough.
+        # The typical step is shorter than the longest; most often that is enough.
         if TIMEOUT_STEPS * max(job.times.recent_s, default=0.0) > limit_s:
             limit_s = max(limit_s, TIMEOUT_STEPS * job.times.typical_s())
         return max(limit_s, self._config.warmup_timeout_s) if job.warms_up else limit_s
@@ -272,7 +272,7 @@ class Hang(Detector):
         return (found,)
 
     def _idle_since(self, job: JobProgress, now: float) -> float | None:
-        """Of the whole job, or of a rank that holds up its own heartbeat and does nothing."""
+        """Return since when the job, or a rank that delays its own heartbeat, does nothing."""
         devices = self.state.devices
         holding = [number for number, rank in job.ranks.items() if rank.holds_gil]
         idle = [job.activity.rank_idle_since(number, devices, now) for number in holding]

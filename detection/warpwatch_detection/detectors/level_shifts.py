@@ -7,13 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import (
-    Cleared,
-    DetectorStatus,
-    JobDetector,
-    JobStep,
-    Results,
-)
+from warpwatch_detection.detector import Cleared, DetectorStatus, JobDetector, JobStep, Results
 from warpwatch_detection.signals.level_shift import (
     CLOSING_SAMPLES,
     LEAST_EFFECT,
@@ -31,7 +25,7 @@ from warpwatch_telemetry.jobs import JobId
 LEAST_WINDOW_S = 1.0
 # A level that lasted so long is the new normal: as long as an operator may take to look.
 ACCEPT_AFTER_S = 600.0
-# Whoever does not see a tenth is blind.
+# A detector that does not see a tenth is blind.
 EFFECT = 0.10
 # An open anomaly is found again, with its newest numbers, after so many samples.
 UPDATE_SAMPLES = 20
@@ -39,7 +33,7 @@ UPDATE_SAMPLES = 20
 
 @dataclass(slots=True)
 class ShiftJob:
-    """index: of the newest step; beside: what the kind keeps in step with ``shifts.samples``.
+    """index: the newest step's; beside: values that the kind keeps in step with ``shifts.samples``.
 
     typical_s: the unit of the signal, where it has one. rise: the one that lasts; last_rise: the
     newest that was found. nearest: the largest part of a limit that the job ever reached;
@@ -78,7 +72,7 @@ class ShiftDetector(JobDetector[ShiftJob]):
 
     @abstractmethod
     def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Detected:
-        """What to say of a rise; ``level`` is the signal's present one."""
+        """Return the finding of a rise; ``level`` is the signal's present one."""
 
     def share(self, difference: float) -> float:
         """Return a difference of the signal as a share of the step."""
@@ -190,7 +184,7 @@ class CommSlow(ShiftDetector):
     """Judges the smallest comm of any rank, in shares of what the job computed after warm-up.
 
     The rank that is last waits for no one, so its comm is what communication itself costs.
-    ``job.beside``: log of the compute of the same samples. ``job.typical_s``: that after warm-up.
+    ``job.beside``: log of the samples' compute. ``job.typical_s``: the compute after warm-up.
     """
 
     kind = "comm_slow"

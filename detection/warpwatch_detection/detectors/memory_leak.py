@@ -24,7 +24,7 @@ _MAX_NAMED = 8
 
 @dataclass(slots=True)
 class LeakingRank:
-    """device_growth: of what its allocator has given out; host_growth: of its process.
+    """device_growth: growth of its allocator's memory; host_growth: growth of its process.
 
     reusable_bytes: reserved by the allocator and not given out. host_left_bytes: what its control
     group or host has left.

@@ -20,14 +20,14 @@ from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
-# Peaks within a step are no state: memory must be full for so long.
+# Peaks within a step are normal: memory must be full for this long.
 HOLD_S = 30.0
-# Of the device's memory, and of what the control group or host allows, in use: above them hardly an
-# allocation of usual size fits.
+# Shares in use of the device's memory, and of the memory that the control group or host allows:
+# above them hardly an allocation of usual size fits.
 DEVICE_SHARE, HOST_SHARE = 0.97, 0.95
 # How far the share must fall for it to be over.
 RELEASE = 0.02
-# Of what the allocator keeps for no use, this part of the reserved memory makes room.
+# If this part of the reserved memory is unused, the allocator can make room.
 IDLE_RESERVE = 0.10
 # Without a further retry for so long, the retries are past.
 RETRIES_PAST_S = 300.0
@@ -245,7 +245,7 @@ class MemoryPressure(Detector):
                 "cache back and tried again"
             )
             yield Shortage(rank_number, rank.retried, 0.0, text)
-        # What the allocator keeps for no use goes as soon as it is needed.
+        # Unused reserved memory is freed as soon as it is needed.
         in_need = rank.in_use is None or rank.in_use >= 1.0 - IDLE_RESERVE
         if device is not None and device.full and in_need:
             text = f"the device of rank {rank_number} is {device.share:.0%} full"

@@ -2,7 +2,7 @@
 
 The daemon says now and then how the run compares (event ``compared``): a median over all of its
 steps after warm-up, beside those of earlier runs with the same world size, GPU model and work of a
-step. What is slow from a run's first step on is seen by no detector that learns from the run.
+step. A run that is slow from its first step on looks normal to detectors that learn from the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent
 
 EVENT = "compared"
-# Of a rank. The median of so many steps stands still.
+# Steps of a rank: their median is stable.
 MIN_STEPS = 100
 # However alike the earlier runs are: more than the histogram's 1 %, and what is worth a look.
 MIN_EFFECT = 0.05

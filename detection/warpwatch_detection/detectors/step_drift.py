@@ -7,13 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY, rate_per_s
-from warpwatch_detection.detector import (
-    Cleared,
-    DetectorStatus,
-    JobDetector,
-    JobStep,
-    Results,
-)
+from warpwatch_detection.detector import Cleared, DetectorStatus, JobDetector, JobStep, Results
 from warpwatch_detection.detectors.level_shifts import ACCEPT_AFTER_S, EFFECT
 from warpwatch_detection.signals.level_shift import LevelShift, Rise, level
 from warpwatch_detection.signals.step_signal import StepSignal
@@ -33,7 +27,7 @@ MIN_OLDER = 8
 ANCHOR = 20
 ANCHOR_NOW = 10
 ANCHOR_EFFECT = 0.10
-# A rise of which more came within NOW blocks than a ramp would bring is no drift.
+# A rise is not a drift if more than this share of it came within NOW blocks.
 SUDDEN_SHARE = 0.75
 # A level shift is another detector's: after one, the drift is sought from the start. It may be
 # found later here, in windows of at least so many samples and seconds.
@@ -85,7 +79,7 @@ class StepDrift(JobDetector[DriftJob]):
 
     def __init__(self, false_alarms_per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> None:
         super().__init__(false_alarms_per_job_day)
-        # What is a shift there is no drift here.
+        # A level shift of that detector is not a drift.
         self._shifts_per_s = rate_per_s("step_regression", false_alarms_per_job_day)
 
     def judge(self, job: DriftJob, seen: JobStep) -> Results:

@@ -1,4 +1,4 @@
-"""What `hang` remembers of a job: its ranks' steps and pauses, and whether anything of it moves."""
+"""The memory of `hang`: a job's steps and pauses, and whether its processes and devices move."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STALE_S = 10.0
 # 1 %. A process list that is read every 2 s rounds to a hundredth of a second.
 IDLE_CPU_RATIO = 0.02
 CPU_ROUNDING_S = 0.01
-# What such a process reads and writes meanwhile.
+# Bytes that such a process reads and writes meanwhile.
 IDLE_IO_BYTES_PER_S = 20_000.0
 # Utilization of a device that does nothing, and the use of memory of one that only spins.
 IDLE_DEVICE_RATIO = 0.02
@@ -57,7 +57,7 @@ class DeviceActivity:
 
 @dataclass(slots=True)
 class JobActivity:
-    """``devices``: of each rank, by UUID."""
+    """``devices``: the UUID of each rank's device."""
 
     world_size: int = 1
     processes: dict[int, ProcessActivity] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def _transfers(before: float | None, now: float | None, elapsed_s: float) -> boo
 
 
 def read_device(known: DeviceActivity | None, seen: DeviceReading) -> DeviceActivity:
-    """What a reading says of a device; one without utilization counts as working."""
+    """Return the device's state after a reading; without utilization it counts as working."""
     device = known if known is not None else DeviceActivity(seen.time)
     used, power_w = seen.metrics.get(_UTILIZATION), seen.metrics.get(_POWER)
     traffic = seen.metrics.get(_DRAM_ACTIVE, seen.metrics.get(_MEMORY_UTILIZATION))
@@ -177,7 +177,7 @@ BUCKET = math.log(1.02)
 
 @dataclass(slots=True)
 class StepTimes:
-    """``durations_s``: of the newest steps, RECENT_STEPS and those that are not counted yet.
+    """``durations_s``: RECENT_STEPS durations and the newer ones that are not counted yet.
 
     counts: of all steps, by bucket, but for the last ``steps % COUNT_STEPS``.
     """
@@ -332,7 +332,7 @@ class JobProgress:
                 self.longest_idle_s = max(self.longest_idle_s, gap_s)
 
     def _go_on(self, episode: HangEpisode, seen: Step, in_order: bool) -> None:
-        """Once is an accident. What all ranks come back from a second time is the job's habit."""
+        """Note a pause after a hang: if all ranks come back twice, it is the job's habit."""
         begin = episode.paused.pop(seen.rank, None)
         if begin is None:
             return

@@ -27,7 +27,7 @@ from warpwatch_telemetry.anomalies import Detected
 MIN_SPIKE = 0.15
 MIN_SPIKE_S = 0.02
 NOISE_FACTOR = 3.5
-# Who does not see steps that take half as long again is blind.
+# A detector that does not see steps that take half as long again is blind.
 EFFECT = 0.5
 # The share of slow steps that is worth an alarm.
 ALARM_SHARE = 0.1
@@ -38,7 +38,7 @@ LOOK_STEPS = 4
 LOW_QUANTILE = 0.16
 # Weight of a new look in the deviation: about 100 steps.
 DEVIATION_WEIGHT = 0.04
-# What is learned of the rate in health: about the last 1,000 steps, and at least one in 100.
+# The rate in health is learned from about the last 1,000 steps, and is at least one in 100.
 RATE_WEIGHT = 0.001
 MIN_RATE = 0.01
 # An alarm's rate is at least so many times the job's own, and at most so large.
@@ -52,7 +52,7 @@ SHORTEST_PERIOD = 5
 # median has followed a level.
 MAX_SHARE = 0.4
 MIN_STEPS = WINDOW // 2
-# The same of the newest dozen steps, whatever evidence there was before.
+# The same for the newest dozen steps alone.
 BURST_WEIGHT = 1 / 12
 MAX_BURST = 0.5
 # The rate now: about the last 60 steps; it is over below a quarter of what is worth an alarm.
@@ -63,7 +63,7 @@ UPDATE_STEPS = 40
 
 @dataclass(slots=True)
 class SpikesJob:
-    """evidence: of the CUSUM; rate: of spikes in health; recent, burst: of slow steps now.
+    """evidence: the CUSUM; rate: spikes in health; recent, burst: shares of slow steps now.
 
     count: steps judged; last: the newest slow one; spikes: the newest counts of spikes;
     since, slow, began: of the present evidence its first step, its slow steps and its step number.
@@ -156,7 +156,7 @@ class StepSpikes(JobDetector[SpikesJob]):
             job.rate += RATE_WEIGHT * (is_slow - job.rate)
 
     def _is_spike(self, job: SpikesJob, value: float) -> bool:
-        """Whether a slow step counts: a run of them is one spike, and a period is none."""
+        """Return whether a slow step counts: a run is one spike, periodic ones are ignored."""
         job.slow += 1
         job.excess += 0.1 * (value - job.level - job.excess)
         follows = job.count - job.last == 1

@@ -46,7 +46,7 @@ START_STEPS = 5
 DRIFT_RISE = math.log(1.06)
 # A fifth longer in a quarter of the steps costs them together 5 %.
 QUARTILE_RISE = math.log(1.20)
-# Whoever does not see a rank that takes a fifth longer is blind.
+# A detector that does not see a rank that takes a fifth longer is blind.
 EFFECT = 0.20
 # Ticks and seconds that the level must stay above the limit, less in proportion to how far above it
 # is; slow seconds of busy cores are the operating system's.
@@ -76,7 +76,7 @@ class Straggler(JobDetector[JobLevels]):
         if seen.index < START_STEPS or len(seen.compute_s) < 2:
             return ()
         if not (job.stages or job.groups or len(set(seen.stages.values())) > 1):
-            # That all ranks do the same work changes nothing in what they were compared with.
+            # If all ranks do the same work, they are compared with the same peers as before.
             job.stages = dict(seen.stages)
         if seen.stages != job.stages:
             job = self.state.jobs[seen.job_id] = JobLevels(
@@ -113,7 +113,7 @@ class Straggler(JobDetector[JobLevels]):
             level = rank.window.median()
             most = (level - rank.baseline.center) / rank.limit
             if most < 1 and most <= rank.nearest and not rank.on:
-                # So it is whatever the windows' own noise adds to the limit.
+                # The windows' own noise only adds to the limit.
                 rank.above_ticks, rank.above_s = 0, 0.0
                 continue
             error = error_of(job.full.values()) if error < 0 else error
@@ -329,7 +329,7 @@ def finding(job: JobLevels, slow: Mapping[int, RankLevel], seen: JobStep) -> Det
     """
     worst = max(slow, key=lambda number: slow[number].level - slow[number].usual)
     rank = slow[worst]
-    # What the rank's own way always was belongs to what it is compared with.
+    # The rank's usual difference from its peers belongs to the baseline.
     usual_s = math.exp(job.references[worst] + rank.usual)
     longer = math.expm1(rank.rise)
     was_slower = not rank.is_ready and rank.rise < rank.lowest + MIN_RISE

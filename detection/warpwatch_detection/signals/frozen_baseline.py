@@ -1,4 +1,4 @@
-"""What a value of one rank is in health, and how noisy: learned from first blocks, then frozen.
+"""The level and noise of one rank's value in health: learned from first blocks, then frozen.
 
 A baseline that rolled on would absorb a slow drift; only the noise goes on being learned.
 """
@@ -14,7 +14,7 @@ from warpwatch_detection.signals.medians import SIGMA_PER_MAD, SlidingMedian
 SIGMA_PER_P90 = 1 / 1.645
 # Neighbouring blocks' differences, which say how noisy the value is now.
 RECENT_DIFFERENCES = 40
-# What wanders slowly shows in every fourth block, of which at most 40 are kept and 10 suffice. A
+# Slow wandering shows in every fourth block, of which at most 40 are kept and 10 suffice. A
 # fault is found before most of them have seen it.
 WANDER_BLOCKS = 4
 MAX_WANDER = 40
@@ -35,7 +35,7 @@ SQRT_2 = 2**0.5
 class FrozenBaseline:
     """``center`` and ``spread`` (one standard deviation) of the value's healthy blocks.
 
-    blocks_spread, wander_spread: of ``blocks`` and ``wander``, as they are. imposed: the center was
+    blocks_spread, wander_spread: spreads of ``blocks`` and ``wander``. imposed: the center was
     given, not learned.
     """
 
@@ -67,7 +67,7 @@ class FrozenBaseline:
             self.last = None
 
     def learn(self, block: float, size: int) -> None:
-        """Of a healthy block; the center is that of the first ``size``."""
+        """Learn a healthy block; the center is that of the first ``size`` blocks."""
         self.lower.clear()
         if self.last is not None:
             self.differences.add(abs(block - self.last))
@@ -88,7 +88,7 @@ class FrozenBaseline:
         self.spread = spread * (1 + DOUBT / len(self.blocks))
 
     def learn_lower(self, block: float, size: int) -> None:
-        """Of a block clearly below the center."""
+        """Learn a block clearly below the center."""
         self.lower.append(block)
         if len(self.lower) >= LOWER_BLOCKS:
             blocks, self.lower = self.lower, []
@@ -107,7 +107,7 @@ class FrozenBaseline:
         self.last = None
 
     def impose(self, center: float) -> None:
-        """What was learned is not health: use this instead."""
+        """Set the center, as the learned blocks were not healthy."""
         self.center = center
         self.imposed = True
 

@@ -43,7 +43,7 @@ CHANGE_CUT_AFTER = 20
 
 @cache
 def counted(values: int) -> slice:
-    """Which of so many values in order count: those between two quantiles, one at least."""
+    """Return the slice of ordered values between the two quantiles, one value at least."""
     low, high = TRIM
     first = int(values * low)
     return slice(first, max(first + 1, int(values * high)))
@@ -126,7 +126,7 @@ class SignalHistory:
         return newest[window // 4] > before[len(before) * 3 // 4]
 
     def since(self, samples: int) -> SignalHistory:
-        """What is left when all but the newest ``samples`` are forgotten."""
+        """Return the history of the newest ``samples`` alone."""
         left = SignalHistory(self.count, change=self.change)
         for value in self.values[-samples:]:
             left.values.append(value)
@@ -185,7 +185,7 @@ TRIM_LOSS = 1.27
 
 @dataclass(slots=True)
 class Noise:
-    """Of differences in health: their variance about zero, of ``count``, and its root."""
+    """Noise of ``count`` differences in health: their variance about zero, and its root."""
 
     count: int = 0
     variance: float = 0.0
@@ -201,7 +201,7 @@ class Noise:
         self.deviation = math.sqrt(self.variance)
 
     def reach(self, quantile: float, tail: float, least: int = MIN_LEARNED) -> float:
-        """What chance may do; infinite while fewer than ``least`` differences are known."""
+        """Return the change by chance; infinite while fewer than ``least`` are known."""
         if self.count < least:
             return math.inf
         return (student(quantile, self.count) + tail) * self.deviation
@@ -228,7 +228,7 @@ class WindowNoise:
     def learn(self, difference: float, samples: int) -> None:
         """Every half window: takes in the difference that has waited long enough.
 
-        ``samples``: of the job so far.
+        ``samples``: the job's number of samples so far.
         """
         self.waiting.append(difference)
         while self._is_decided():
@@ -257,7 +257,7 @@ class WindowNoise:
         self.peak = max(abs(healthy), self.peak * (1 - self.window / PEAK_SAMPLES))
 
     def reach(self, quantile: float, tail: float) -> float:
-        # What wanders as slowly as window and reference are long must have shown itself.
+        # Wandering as slow as window and reference are long must have been seen once.
         settled = self.settled.reach(quantile, tail, 2 * KEPT // self.window)
         return min(self.ever.reach(quantile, tail), settled)
 
@@ -296,12 +296,12 @@ class LevelShift:
     def judge(self, rate: float) -> Shift | None:
         """After each sample. A shift, up or down, is found once.
 
-        rate: of false alarms, a sample.
+        rate: false alarms per sample.
         """
         for window, difference in self.samples.differences(self.least_window):
             shift = self._look(window, difference, rate)
             if shift is not None:
-                # What was learned of the noise stays; the old level goes.
+                # The noise stays learned; the old level is dropped.
                 self.samples = self.samples.since(window // 2)
                 for noise in self.noises:
                     noise.waiting.clear()
@@ -317,7 +317,7 @@ class LevelShift:
         return self.looked >= 0
 
     def limit(self, rate: float) -> float:
-        """Of ``difference``, by what is known now; infinite while that is nothing."""
+        """Return the present limit of ``difference``; infinite while nothing is known."""
         if not self.ready:
             return math.inf
         noise = self.deviation(rate, self.looked)
@@ -335,7 +335,7 @@ class LevelShift:
         return min(*learned, self._clear_limit(WINDOWS.index(CLEAR_WINDOW)))
 
     def deviation(self, rate: float, index: int = len(WINDOWS) - 1) -> float:
-        """What chance may do to a window's difference; infinite while nothing is known.
+        """Return the change of a window's difference by chance; infinite while nothing is known.
 
         The least that was learned of it and of shorter windows, whose means vary more. But no
         less than independent samples leave, which is known from many more of them.
@@ -426,7 +426,7 @@ class Rise:
     samples: int = 0
 
     def is_over(self, level: float) -> bool:
-        """``level``: of the newest CLOSING_SAMPLES."""
+        """Return whether the rise is over. ``level``: the mean of the newest CLOSING_SAMPLES."""
         enough = self.samples >= CLOSING_SAMPLES
         return enough and level < self.baseline + CLOSING_SHARE * self.size
 

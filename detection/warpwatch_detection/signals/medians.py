@@ -65,7 +65,7 @@ class SlidingMedian:
         return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
     def upper_quartile(self) -> float:
-        """What a quarter of the values reach."""
+        """Return the upper quartile."""
         return self.ordered[len(self.ordered) * 3 // 4]
 
     def error(self) -> float:

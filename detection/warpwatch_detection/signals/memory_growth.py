@@ -30,7 +30,7 @@ MIN_LATE = 0.7
 class GrowthPoint:
     """``value`` of a block at ``step`` (the block's first) and ``time``.
 
-    left: what was left of the memory then, -1 if it is not known.
+    left: free memory then, -1 if it is unknown.
     """
 
     step: int
@@ -141,7 +141,7 @@ class Exhaustion:
         return trend(self.points) if len(self.points) >= MIN_POINTS else Trend()
 
     def add(self, point: GrowthPoint, ranks: int) -> bool:
-        """Take a sample in; True if that changed what is found. ``ranks``: of the job."""
+        """Add a sample; return whether that changed the finding. ``ranks``: the job's number."""
         if point.left < 0 or (self.points and not self._is_due(point)):
             return False
         self.points.append(point)
@@ -183,7 +183,7 @@ class Exhaustion:
     def _judge(self, ranks: int) -> None:
         first, last = self.points[0], self.points[-1]
         grown = last.value - first.value
-        # What others took meanwhile is not this growth.
+        # Memory that others took meanwhile is not this growth.
         gone = max(grown, min(first.left - last.left, ranks * grown))
         self.share = gone / (last.left + gone) if gone > 0 else 0.0
         clear = len(self.points) >= MIN_POINTS and every_part_grows(self.points)
@@ -197,7 +197,7 @@ class Exhaustion:
 # A window of 600 steps, twice what caches that settle take.
 BLOCK_STEPS = 25
 WINDOW_BLOCKS = 24
-# What a window must span, so that neither few nor very fast steps decide.
+# A window spans at least this, so that neither few nor very fast steps decide.
 MIN_STEPS = 500
 MIN_S = 30.0
 # Evaluations in a row with growth: two, so that ranks that leak alike are found together.
@@ -209,9 +209,9 @@ LONG_BLOCK = 16
 # Growth of a process that began with the run may be its data, a cache or a replay buffer: it counts
 # when it has taken so much of what was left, or by the long blocks.
 MIN_START_SHARE = 0.05
-# The part of its limit at which it is told with peers that were found.
+# The part of its limit at which a rank is named with peers that were found.
 SUSPECTED = 0.5
-# Samples of a block that are kept: memory is bounded whatever a block is.
+# Samples of a block that are kept: memory is bounded.
 MAX_SAMPLES = 64
 
 
@@ -260,14 +260,14 @@ class GrowthWindow:
                 self.begin_step = None
 
     def trend(self) -> Trend:
-        """Of a full window; of any other nothing is known."""
+        """Return the trend of a full window, else an empty one."""
         return trend(self.points) if len(self.points) >= WINDOW_BLOCKS else Trend()
 
     def _excess(self) -> float:
         """Growth over its limit; 0 unless every part of the window grew, to new heights."""
         first, last = self.points[0], self.points[-1]
         is_long = last.step - first.step >= MIN_STEPS and last.time - first.time >= MIN_S
-        # A sawtooth that has been as high before is no news.
+        # A sawtooth that has been as high before does not grow.
         if not is_long or last.value <= self.highest or not every_part_grows(self.points):
             return 0.0
         return self.trend().excess
@@ -315,7 +315,7 @@ class MemoryGrowth:
     def add(self, step: int, time: float, value: float, left: float | None, ranks: int) -> bool:
         """Return True if the growth has been judged.
 
-        ``left``: what is left for it now, if known. ``ranks``: those of the job.
+        ``left``: free memory now, if known. ``ranks``: the job's number of ranks.
         """
         if self.block_step is None:
             if step - self.first_step < WARMUP_STEPS:

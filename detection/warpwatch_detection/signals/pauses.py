@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# What decays within a minute, or within so many steps if they take longer, counts.
+# Pauses decay within this time, or within this many steps if they take longer.
 WINDOW_S = 60.0
 WINDOW_STEPS = 150
-# So many pauses must not have decayed yet: a lone full collection is no habit.
+# At least this many pauses must not have decayed: a lone full collection is normal.
 MIN_COUNT = 3
-# Of the time: what a diagnosis calls costly.
+# The share of the time that a diagnosis calls costly.
 MIN_SHARE = 0.01
 # Decayed to less than this, the pauses are past.
 LEAST_COUNT = 0.3
@@ -23,7 +23,7 @@ LEAST_COUNT = 0.3
 
 @dataclass(slots=True)
 class ReportedPauses:
-    """``lost_s``, ``count``: decayed to ``time``. ``share``: of the time, as judged last.
+    """``lost_s``, ``count``: decayed to ``time``. ``share``: of the time, as evaluated last.
 
     excess: the share over its limit, less while there are few pauses; 1 at the limit.
     """
@@ -54,7 +54,7 @@ class ReportedPauses:
         self.count += 1
 
     def judge(self, now: float, elapsed_s: float, window_s: float) -> None:
-        """``elapsed_s``: since pauses count at all; what came before is no time without them."""
+        """Evaluate the share of pauses. ``elapsed_s``: since pauses are counted at all."""
         self._decay(now, window_s)
         # Time decays like the pauses: this much of it still counts.
         window_s *= -math.expm1(-max(elapsed_s, 1e-3) / window_s)
@@ -117,8 +117,8 @@ ROUND_STEPS = 10
 class RegularPauses:
     """One rank: the usual log ratio to its peers with its noise, and the newest slow steps.
 
-    steps, pauses_s: of the pauses, oldest first. period (0: none), begin_step, pause_s: of the
-    chain now found. run, pending_*: slow steps in a row, and the newest, which may be a pause.
+    steps, pauses_s: those of pauses, oldest first. period (0: none), begin_step, pause_s: those of
+    the found chain. run, pending_*: slow steps in a row, and the newest, which may be a pause.
     """
 
     known: int = 0

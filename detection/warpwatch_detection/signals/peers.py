@@ -1,6 +1,6 @@
 """A rank's time beside that of the ranks which do the same work, as the log of the ratio.
 
-What all ranks share (long batches, checkpoints, a new regime, noise of the job) cancels.
+Effects on all ranks (long batches, checkpoints, a new regime, noise of the job) cancel.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _parted(
 ) -> Iterator[tuple[Mapping[int, float], Sequence[float]]]:
     """The ranks of each group, and those that they are compared with.
 
-    Where they are none it is ``ordered``, all; nobody, where that is empty.
+    A group of one is compared with ``ordered``, all ranks, if that is not empty.
     """
     members: dict[int, dict[int, float]] = {}
     for rank, value in times.items():

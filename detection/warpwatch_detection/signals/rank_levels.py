@@ -14,11 +14,7 @@ from statistics import median
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.signals.frozen_baseline import PEER_FACTOR, FrozenBaseline
 from warpwatch_detection.signals.level_shift import student
-from warpwatch_detection.signals.medians import (
-    SIGMA_PER_MAD,
-    SlidingMedian,
-    median_of_others,
-)
+from warpwatch_detection.signals.medians import SIGMA_PER_MAD, SlidingMedian, median_of_others
 from warpwatch_detection.signals.peers import ALONE, PeerRatios, WorkScaling, group_by_level
 
 # A scheduler's slices of some milliseconds weigh much in short steps: these share a tick.
@@ -32,7 +28,7 @@ BASELINE_BLOCKS = 20
 READY_BLOCKS = 5
 # Windows over which a slow drift or a quartile is judged: five of them are a hundred ticks.
 DRIFT_BLOCKS = 5
-# What Greyhound calls slow.
+# Greyhound calls this slow.
 MIN_RISE = math.log(1.10)
 # Times of ranks are not known better than this, as a log ratio.
 MIN_SPREAD = 0.004
@@ -56,7 +52,7 @@ RELEASE_BLOCKS = 2
 class QuartileLevel:
     """The upper quartile of a window: what a rank raises that is slow in some steps only.
 
-    rise: of the median of the newest blocks over the baseline.
+    rise: the median of the newest blocks over the baseline.
     """
 
     baseline: FrozenBaseline = field(default_factory=lambda: FrozenBaseline(MIN_SPREAD))
@@ -124,7 +120,7 @@ class RankLevel:
 
     @property
     def rise(self) -> float:
-        """Of what it is found by, over the baseline."""
+        """The rise over the baseline of the level by which it is found."""
         return self.upper.rise if self.now_and_then else self.level - self.usual
 
     @property
@@ -217,7 +213,7 @@ class JobLevels:
         return WINDOW_TICKS * self.steps_a_tick() * self.step_s
 
     def bound_noise(self) -> None:
-        """What a rank's level varies by beyond what its peers show is a fault of its own."""
+        """Bound each rank's noise by its peers': more is a fault of its own."""
         steadiness = {number: rank.steadiness for number, rank in self.ranks.items()}
         ordered = sorted(steadiness.values())
         for number, rank in self.ranks.items():
@@ -274,7 +270,7 @@ class JobLevels:
 
 
 def error_of(ranks: Iterable[RankLevel]) -> float:
-    """Of the medians of full windows by what they hold now: it knows at once of uneven steps."""
+    """Return the standard error of full windows' medians; it reacts at once to uneven steps."""
     errors = [rank.window.error() for rank in ranks]
     return median(errors) if errors else 0.0
 
@@ -283,7 +279,7 @@ def error_of(ranks: Iterable[RankLevel]) -> float:
 # thousands in PRISM, arXiv 2510.15596). It counts as much as four ranks that were measured.
 PRIOR_SPREAD = 0.02
 PRIOR_WEIGHT = 4
-# Slow ranks that are told from the others at most, and as a share of all: eight GPUs of two nodes.
+# The most slow ranks that are told apart, and their share of all: eight GPUs of two nodes.
 MAX_SLOW = 16
 MAX_SLOW_SHARE = 1 / 4
 # A lone rank is twice as far above the middle as the next one; two alike may be a stage.

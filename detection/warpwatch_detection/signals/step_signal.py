@@ -38,7 +38,7 @@ class StepWork:
     last_s: float = 0.0
 
     def explained(self, seen: JobStep, time_s: float) -> float:
-        """What work adds to the log of ``time_s``; 0 where no work is counted or it is even."""
+        """Return the part of log(``time_s``) that work explains; 0 if it is even or not counted."""
         work = seen.work
         if not work:
             return 0.0

@@ -99,7 +99,7 @@ class ClockDrop(DeviceWatch[ClockDevice]):
         excess = max(0.0, 1 - block_hz / level_hz) / MIN_DROP if level_hz else 0.0
         if excess < 1:
             pull = RISE if block_hz > level_hz else FALL
-            # What is half-way to the limit is not learned either.
+            # A drop half-way to the limit is not learned either.
             device.level_hz += pull * (block_hz - level_hz) if excess < 0.5 else 0.0
         return Symptom(excess, block_hz, level_hz, (1 - MIN_DROP) * level_hz)
 

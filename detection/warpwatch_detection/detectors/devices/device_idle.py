@@ -21,7 +21,7 @@ from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen
 
 MEMORY_USED, MEMORY_TOTAL = series("memory_used_bytes"), series("memory_total_bytes")
 BUSY_SECONDS = series("busy_seconds_total")
-# What a desktop or a monitor causes.
+# A desktop or a monitor causes this much.
 MAX_UTILIZATION = 0.02
 # More than the contexts of processes that do nothing take.
 MIN_MEMORY_SHARE = 0.05
@@ -53,7 +53,7 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
     device_type = IdleDevice
     reads = (DeviceReading, RankSeen, RankEvent, End)
     unknown = "the GPU reports neither its utilization nor who uses it"
-    # A lone kernel is no work.
+    # A lone kernel does not count as work.
     clear_s = 10.0
 
     @property

@@ -165,7 +165,7 @@ class DeviceStuck(DeviceWatch[StuckDevice]):
     usual_severity = "critical"
 
     def examine(self, device: StuckDevice, seen: DeviceReading) -> Symptom:
-        """Whatever else is said of a device, its call has come back."""
+        """Return whether a call has not come back; any other state proves that it has."""
         if seen.up or seen.reason != STUCK:
             device.well = seen.time
             return Symptom(0.0, 0.0)

@@ -1,7 +1,7 @@
 """A GPU that needs a reset, a reboot or a replacement: until it is seen healthy after one.
 
-The driver asks for it, or an XID does. That it stops asking, a restart of node or driver, and
-errors that are no longer counted show that the GPU was served; only then can it be healthy again.
+The driver asks for it, or an XID does. The GPU was served if the driver stops asking, node or
+driver were restarted, or errors are no longer counted; only then can it be healthy again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESET_REQUIRED = "reset_required"
 REFUSES = "a reset, without which it does not use the GPU"
 # From the least to the most.
 NEEDS = ("", "reset", "reboot", "replacement")
-# An XID that is told so late is from before the daemon was started.
+# An XID that is reported this late is from before the daemon was started.
 OLD_S = 60.0
 # Parts of GPUs, and what never said which GPU it is.
 NO_GPUS = ("MIG-", "unknown-")
@@ -112,7 +112,7 @@ class DeviceNeedsService(DeviceDetector[ServedDevice]):
                 yield self.resolve(uuid, seen.time)
 
     def _note_service(self, device: ServedDevice, seen: DeviceReading) -> None:
-        """Note signs that the GPU was reset or rebooted, and what later ones are told by."""
+        """Note signs of a reset or reboot, and the values that will show later ones."""
         errors = seen.metrics.get(ERRORS, device.errors)
         device.served |= errors < device.errors or _is_other(device.driver_load, seen.driver_load)
         device.errors = errors

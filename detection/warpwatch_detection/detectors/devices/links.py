@@ -211,7 +211,7 @@ def _count_crc(device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
 
 
 CLEAR_S = 30.0
-# Of the rate of errors. A single grave one is remembered for so long.
+# The window of the rate of errors. A single grave error is remembered for QUIET_S.
 WINDOW_S = 60.0
 
 LIMITS = {file.rpartition("/")[2]: limit for file, limit in ERRORS.items()}
@@ -242,7 +242,7 @@ class NetworkLinkDown(DeviceWatch[PortDevice]):
     clear_s = CLEAR_S
     # A link that is trained anew is away for some seconds; gpud counts a flap from 25 s on.
     hold_s = 25.0
-    # Collectives over the port fail, whatever job comes next.
+    # Collectives over the port fail for every job.
     usual_severity = "critical"
 
     def examine(self, device: PortDevice, seen: DeviceReading) -> Symptom | None:
@@ -259,7 +259,7 @@ class NetworkLinkDown(DeviceWatch[PortDevice]):
 
 
 class NetworkErrors(DeviceWatch[PortDevice]):
-    """What the counters had at first is of their life, and no news."""
+    """Counts of the first reading are old."""
 
     kind = "network_errors"
     device_type = PortDevice

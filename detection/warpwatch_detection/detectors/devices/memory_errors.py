@@ -35,7 +35,7 @@ class EccDevice(Watched):
 class EccUncorrectable(DeviceEvents[EccDevice]):
     """Growth of the count since the driver was loaded; where there is none, of the device's life.
 
-    What the first reading brings is old.
+    Counts of the first reading are old.
     """
 
     kind = "ecc_uncorrectable"
@@ -78,7 +78,7 @@ FAILURE, PENDING = series("row_remap_failure"), series("row_remap_pending")
 # Before Ampere: pages are retired instead.
 PAGES_PENDING = series("retired_pages_pending")
 ROWS = series("remapped_rows", "uncorrectable"), series("remapped_rows", "correctable")
-# What stays as it is, is found again so often, or often enough for the hold of events.
+# A lasting state is found again this often, or often enough for the hold of events.
 REPEAT_S = 60.0
 
 FAILED = "remapping a bad memory row has failed: the GPU must be replaced"
@@ -87,7 +87,7 @@ WAITS = "bad memory waits for the GPU's next reset to be taken out of use"
 
 @dataclass(slots=True)
 class RemapDevice(Watched):
-    """``rows``: remapped so far. ``text``: what was found last, empty: nothing."""
+    """``rows``: remapped so far. ``text``: the last finding, or empty."""
 
     rows: float | None = None
     known: bool = False

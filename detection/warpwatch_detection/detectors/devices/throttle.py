@@ -2,7 +2,7 @@
 
 The driver counts the time of a reason, it names the reasons of the moment (the state), and the
 clock itself falls. A counter may stand still while its reason holds, so the others are asked, too.
-A power cap in software is how a busy GPU keeps its limit: it is no fault and not judged.
+A power cap in software is how a busy GPU keeps its limit: it is healthy and ignored.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _ACTIVE = {
     reason: series("throttle_active", reason)
     for reason in ("sw_thermal", "hw_thermal", "hw_power_brake", HW_SLOWDOWN)
 }
-# What explains a low clock of a hot GPU otherwise: limits that were set, and idling.
+# Other reasons for a low clock of a hot GPU: limits that were set, and idling.
 _EXPLAINING = tuple(
     series("throttle_active", reason)
     for reason in ("idle", "application_clocks", "sw_power_cap", "sync_boost", "display_clocks")
@@ -246,7 +246,7 @@ class PowerBrake(Throttle):
 
 
 def _is_slow_by_heat(device: ThrottledDevice, metrics: Metrics) -> bool | None:
-    """Return whether nothing but heat explains a low clock; None if clock or load is unknown."""
+    """Return whether only heat explains a low clock; None if clock or load is unknown."""
     clock_hz, reasons = metrics.get(CLOCK), [metrics.get(key) for key in _EXPLAINING]
     if clock_hz is None or is_loaded(metrics) is None or None in reasons:
         return None

@@ -50,8 +50,8 @@ def is_loaded(metrics: Metrics) -> bool | None:
     return None if busy is None else busy >= MIN_UTILIZATION
 
 
-# A pause between two judgements is no evidence that something lasted: at least this long, and
-# three times the pause before.
+# A symptom is not known to last over a pause between readings of at least this length, and three
+# times the pause before.
 GAP_S = 60.0
 # Below this part of its limit a symptom is gone; between it and the limit nothing changes.
 RELEASE = 0.5
@@ -76,7 +76,7 @@ class Hysteresis:
     """Whether a symptom lasts: found after ``hold_s`` at its limit, over after ``clear_s`` below
     RELEASE. Times are of records.
 
-    since: of the bad judgements in a row, or, once found, of the good ones.
+    since: the first of the bad judgements in a row, or, once found, of the good ones.
     nearest: the largest excess so far; one at the limit counts as much as it has lasted.
     """
 
@@ -122,7 +122,7 @@ class Hysteresis:
         return self.judged > -NEVER
 
     def interrupt(self) -> None:
-        """What was bad so far does not count, unless it was found."""
+        """Ignore what was bad so far, unless it was found."""
         if not self.found:
             self.since = None
 
@@ -132,7 +132,7 @@ class Hysteresis:
 
 @dataclass(slots=True)
 class CounterGrowth:
-    """How much a counter grew lately. What it had when it was first seen is no news.
+    """The recent growth of a counter. The first count is ignored.
 
     A counter that fell began again at 0 (the driver was loaded again): what it has is new.
     points: time and growth up to it, the oldest first; grown: since the beginning.
@@ -154,7 +154,7 @@ class CounterGrowth:
         self.take(total)
         points = self.points
         if not points or not 0 <= now - points[-1][0] <= MOST_WINDOWS * window_s:
-            # What grew during a pause is not known to have grown lately.
+            # Growth during a pause is not known to be recent.
             points[:] = [(now, self.grown)]
         elif now - points[-1][0] >= window_s / WINDOW_PARTS:
             points.append((now, self.grown))
@@ -168,13 +168,13 @@ class CounterGrowth:
 MAX_DEVICES = 256
 # How often what lasts is found again, with its newest numbers.
 REPEAT_S = 10.0
-# What was found and could not be judged for so long (no load, not read) counts as over.
+# A symptom that could not be evaluated for this long (no load, not read) counts as over.
 STALE_S = 600.0
 
 
 @dataclass(slots=True)
 class Watched:
-    """What every detector remembers of a device; times of its newest reading and finding."""
+    """The base of a device's state; times of its newest reading and finding."""
 
     seen: float = -NEVER
     found_time: float = -NEVER
@@ -203,7 +203,7 @@ class DeviceDetector(Detector, Generic[D]):
     """One state a device, in ``state.devices`` by UUID. device_type: what it remembers of one."""
 
     reads: tuple[type, ...] = (DeviceReading,)
-    # What is said of a device that was never judged.
+    # The status text of a device that was never evaluated.
     unknown: str = "the device has not reported what is needed"
     device_type: Any
 
@@ -323,7 +323,7 @@ class DeviceEvents(DeviceDetector[D]):
 
     @abstractmethod
     def examine(self, device: D, seen: DeviceReading) -> Detected | None:
-        """What has happened since the reading before."""
+        """Return what has happened since the reading before."""
 
     @abstractmethod
     def explain(self, uuid: str, device: D) -> DetectorStatus | None:

@@ -44,7 +44,7 @@ class XidDevice(Watched):
 
 
 class XidErrors(DeviceEvents[XidDevice]):
-    """Of several within ``hold_s`` the first of the highest severity is named: it is the cause."""
+    """Names the first XID of the highest severity within ``hold_s``: it is the cause."""
 
     kind = "xid"
     device_type = XidDevice
