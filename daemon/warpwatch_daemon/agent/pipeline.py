@@ -1,4 +1,4 @@
-"""The telemetry log, written in a loop of its own: no step waits for its disk."""
+"""Passes the one stream of records to the telemetry log, detectors, captures and a fleet."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ MAX_WAITING = 200_000
 
 
 class TelemetryLog:
-    """The telemetry log. The pipeline calls ``put``, a loop ``write``, which waits for the disk."""
+    """The telemetry log, written in a loop of its own, so that no step waits for the disk.
+
+    The pipeline calls ``put``, that loop ``write``.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The demo's processes: who watches, and the ranks, in a folder of their own."""
+"""Starts and stops the demo's processes, agent and ranks, in a folder of their own."""
 
 from __future__ import annotations
 

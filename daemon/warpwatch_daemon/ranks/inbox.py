@@ -1,6 +1,6 @@
-"""Taking over what a process wrote for a capture: copied from the opened file, then removed.
+"""Copies files of captures out of the inbox, from the opened file, then removes them.
 
-Everyone may write to the inbox, and nothing in it is believed.
+All users may write to the inbox, so none of its content is trusted.
 """
 
 from __future__ import annotations

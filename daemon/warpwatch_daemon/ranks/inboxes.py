@@ -1,7 +1,7 @@
-"""The inboxes, which lie on a disk: nothing here is done in the loop that reads rings.
+"""Makes and sweeps inboxes, outside the loop that reads rings, since they lie on a disk.
 
-All share one, but pods that mount only their own: ``<inbox>/pods/<uid>`` is made by the kubelet
-when it mounts it, or else here.
+All processes share one inbox, except those of pods that mount only their own,
+``<inbox>/pods/<uid>``: the kubelet makes it when it mounts it, or else this module does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many files there are in folders that others write to, how large, and whose."""
+"""Enforces each owner's quota of files and bytes in the rendezvous folder and the inbox."""
 
 from __future__ import annotations
 
