@@ -5,7 +5,7 @@
 - kernel_log, xid_ledger: XIDs from kernel and driver
 - host, network: the machine, and its ports of InfiniBand, RoCE and EFA
 - processes, process_tree, memory_groups: the processes that use a GPU
-- processor_waits: what keeps a process from a core
+- processor_waits: waits for a core, and the users of that core
 - attribution: pods and Slurm jobs by device
 - config: the sections `sources` and `attribution` of the configuration
 """

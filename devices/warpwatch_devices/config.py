@@ -19,10 +19,10 @@ from warpwatch_telemetry.sections import (
 
 
 class NvmlConfig(Section):
-    """``stuck_after_s``: a driver call that takes longer costs that device its series.
+    """``stuck_after_s``: a driver call that takes longer ends that device's series.
 
-    ``mismatch_grace_s``: how long until the agent ends where only a restart helps, as when library
-    and driver do not fit any more.
+    ``mismatch_grace_s``: the agent ends after this time if only a restart helps, as when library
+    and driver no longer fit.
     """
 
     enabled: Boolean = True
@@ -79,9 +79,9 @@ class SourcesConfig(Section):
 
 
 class AttributionConfig(Section):
-    """Whose work runs on the devices, and whose the pods are.
+    """The origins of attributions.
 
-    ``kubelet_socket``: auto (where it exists), off, or a path; so is ``pod_logs``, the kubelet's
+    ``kubelet_socket``: auto (if it exists), off, or a path; so is ``pod_logs``, the kubelet's
     folder of logs. ``slurm``: auto (the processes' control groups), off, or a folder with a file
     for each device UUID that holds its job ids.
     """

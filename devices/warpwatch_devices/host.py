@@ -1,8 +1,8 @@
-"""The host: processors, memory, pressure, disks and network, and the daemon's own footprint.
+"""Reads the host: processors, memory, pressure, disks and network, and the daemon's own footprint.
 
-Label sets are bounded: only whole disks (no partitions, loop, ram, device-mapper, md or zram
-devices, whose traffic the disks below them show already) and no network interfaces that containers
-bring along (veth, bridges, overlay); at most MAX_DEVICES of each.
+Label sets are bounded by MAX_DEVICES. Only whole disks count, not partitions, loop, ram,
+device-mapper, md or zram devices, whose traffic the disks below them contain. Network interfaces of
+containers (veth, bridges, overlay) are left out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HostSource(Source):
 
 
 def read_host() -> tuple[Values, list[str]]:
-    """All that can be read, and the names of the parts that could not (a container hides some)."""
+    """Return all values, and the names of unreadable parts (a container hides some)."""
     values: Values = {}
     missing = []
     for name, read in _PARTS.items():
@@ -98,7 +98,7 @@ def _memory() -> Values:
 
 
 def _pressure() -> Values:
-    """A kernel without PSI has no such files or refuses to read them, which is no error."""
+    """Read PSI, which a kernel may lack."""
     values: Values = {}
     for resource in PRESSURE_RESOURCES:
         for kind, seconds in parse_pressure(read_text(_PRESSURE / resource)).items():
@@ -107,7 +107,7 @@ def _pressure() -> Values:
 
 
 def parse_pressure(text: str) -> dict[str, float]:
-    """Seconds by kind (some, full); the kernel's ``total`` is in microseconds."""
+    """Return the seconds by kind (some, full)."""
     return {
         match[1]: int(match[2]) / 1e6
         for match in re.finditer(r"^(some|full) .*\btotal=(\d+)$", text, re.MULTILINE)
@@ -129,7 +129,7 @@ def _disks() -> Values:
 
 
 def whole_disks(names: Iterable[str]) -> list[str]:
-    """Disks, not their partitions: /sys/block lists only whole devices."""
+    """Return the disks without partitions: /sys/block lists only whole devices."""
     disks = sorted(name for name in names if not _VIRTUAL_DISK.fullmatch(name))
     if _BLOCK_DEVICES.is_dir():
         disks = [name for name in disks if (_BLOCK_DEVICES / name).exists()]

@@ -1,12 +1,12 @@
-"""The kernel log, for the XIDs that the driver writes there and may never send as events.
+"""Reads the kernel log, for the XIDs that the driver writes there and may never send as events.
 
-A GPU that falls off the bus (XID 79) often takes its event with it. Reading /dev/kmsg wants
-CAP_SYSLOG on most systems, so this source is optional: where it may not read, it says so once.
-What was written in this boot before the source started is not counted; of XIDs after which a GPU
-needs service the time is known, unless the driver was loaded since.
+A GPU that falls off the bus (XID 79) often loses its event. Reading /dev/kmsg needs CAP_SYSLOG on
+most systems, so this source is optional: without it, one line is logged. Records from before the
+start are not counted. For XIDs after which a GPU needs service, their time is kept, unless the
+driver was loaded since.
 
-SXIDs, the errors of NVSwitches, are left out: a switch is no device of ours, there is no GPU whose
-counter they would belong to, and GPUs that suffer from one report XIDs of their own.
+SXIDs, the errors of NVSwitches, are ignored: they belong to no GPU, and affected GPUs report their
+own XIDs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_RECORDS_PER_ROUND = 1000
 # The kernel refuses (EINVAL) a buffer that the record does not fit in; records end below 8 KiB.
 READ_BYTES = 16 * 1024
 MAX_RECORD_BYTES = 64 * 1024
-# Of /dev/kmsg a read is one record; logs hold fewer.
+# A read of /dev/kmsg returns one record; logs hold fewer.
 _MAX_READS = 1 << 18
 
 # "6,339,5140900,-;text": priority and facility, sequence number, µs since boot, flags
@@ -57,10 +57,10 @@ _DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
 
 
 def parse_record(line: str) -> list[tuple[str, int]]:
-    """PCI address and number of every XID that a record of the kernel log tells of.
+    """Return PCI address and number of each XID in a record of the kernel log.
 
-    A line that begins with a space continues a record with its dictionary and tells nothing. Nor
-    does what a program wrote into the log: only the kernel has facility 0.
+    A line that starts with a space continues a record with its dictionary. Programs may write to
+    the log too; only the kernel has facility 0.
     """
     return [(match[1], int(match[2])) for match in _XID.finditer(_kernel_text(line))]
 
@@ -173,7 +173,7 @@ class KernelLogSource:
             self._ledger.forget_recalled()
 
     def _lost(self, error: OSError) -> str:
-        """The log cannot be read, now or any more; why, in one line."""
+        """Close the log; return in one line why it cannot be read."""
         reason = f"{self._path}: {error.strerror or error}"
         if self._worked:
             self._errors += 1
@@ -188,7 +188,7 @@ class KernelLogSource:
         return reason
 
     def _records(self) -> Iterator[str]:
-        """As many records as a round may take; the others wait for the next one."""
+        """Yield at most a round's records; the others wait for the next round."""
         for _ in range(MAX_RECORDS_PER_ROUND):
             if not self._lines and not self._fill():
                 self._caught_up = True
@@ -197,7 +197,7 @@ class KernelLogSource:
                 yield self._lines.popleft().decode("utf-8", "replace")
 
     def _fill(self) -> bool:
-        """Read on; False when nothing is there yet. Of /dev/kmsg a read is one record."""
+        """Read on; False when nothing is there yet. A read of /dev/kmsg returns one record."""
         log = self._log
         if log is None:
             return False

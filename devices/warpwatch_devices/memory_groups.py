@@ -1,6 +1,6 @@
-"""The memory that control groups and the host leave, and the kernel's kills, from small files.
+"""Reads the memory that control groups and the host have left, and the kernel's OOM kills.
 
-What may not be read, or is not there (control groups hidden by a container), is None.
+A value that is missing or may not be read is None (a container may hide control groups).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
-# Of control groups of version 2, then 1: limit, usage, what file cache is called in memory.stat,
-# and the file that counts the kernel's kills.
+# For control groups of version 2, then 1: limit, usage, the name of file cache in memory.stat, and
+# the file that counts OOM kills.
 _FILES = (
     ("memory.max", "memory.current", "inactive_file", "memory.events"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control"),
@@ -20,21 +20,21 @@ _FILES = (
 
 
 class MemoryHeadroom(NamedTuple):
-    """In bytes; the tightest of several is their least."""
+    """Available bytes and their limit; the tightest of several is the least."""
 
     available: int
     limit: int
 
 
 def memory_groups(pid: int | str, proc: Path = PROC, cgroup: Path = CGROUP) -> Iterator[Path]:
-    """Folders of the memory control groups that a process is in, innermost first."""
+    """Yield the folders of a process's memory control groups, innermost first."""
     return control_groups(pid, "memory", proc, cgroup)
 
 
 def control_groups(
     pid: int | str, controller: str, proc: Path = PROC, cgroup: Path = CGROUP
 ) -> Iterator[Path]:
-    """Folders of the control groups of one controller that a process is in, innermost first."""
+    """Yield the folders of a process's control groups of one controller, innermost first."""
     for line in read_text(proc / str(pid) / "cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -47,7 +47,7 @@ def control_groups(
 
 
 def group_headroom(group: Path) -> MemoryHeadroom | None:
-    """None where the group sets no limit."""
+    """Return the group's headroom, or None without a limit."""
     for limit_file, usage_file, cache, _ in _FILES:
         limit, usage = read_text(group / limit_file).strip(), read_text(group / usage_file).strip()
         if limit.isdigit() and usage.isdigit():
@@ -76,7 +76,7 @@ def oom_kills(group: Path) -> int | None:
 
 
 def field(text: str, name: str) -> int | None:
-    """The number behind a name, as in memory.stat, meminfo, and a process's status and io."""
+    """Return the number after a name, as in memory.stat, meminfo, and a process's status and io."""
     for line in text.splitlines():
         words = line.split(None, 2)
         if len(words) >= 2 and words[0] == name and words[1].isdigit():
@@ -85,7 +85,7 @@ def field(text: str, name: str) -> int | None:
 
 
 def read_text(path: Path) -> str:
-    """Empty where it cannot be read."""
+    """Return the text, or nothing if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,8 +1,8 @@
-"""Ports of RDMA devices (InfiniBand, RoCE, EFA), as the kernel lists them in /sys/class/infiniband.
+"""Reads the ports of RDMA devices (InfiniBand, RoCE, EFA) from /sys/class/infiniband.
 
-A file that is missing, refuses to be read or holds no number is absent, never 0: containers with a
-network of their own have no counters there, and each driver has its own. Counters of errors stop
-at their maximum (IBTA: 4, 8 or 16 bits), so only what grows is news.
+A missing or invalid file is absent, never 0. Containers with a network of their own have no
+counters there, and drivers differ. Error counters stop at their maximum (IBTA: 4, 8 or 16 bits), so
+only growth counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SYS = Path("/sys")
 # Reading the counters of some devices asks their firmware.
 INTERVAL_S = 5.0
 MAX_PORTS = 64
-# Of port_{xmit,rcv}_data, which counts words; EFA's own counters are bytes.
+# port_{xmit,rcv}_data counts words; EFA's own counters are bytes.
 _WORD_BYTES = 4
 _RATE = re.compile(r"([0-9.]+) Gb/sec")
 
@@ -69,7 +69,7 @@ class NetworkSource(Source):
 
 
 def read_ports(sys: Path) -> Iterator[tuple[str, Values]]:
-    """The values of each port, by ``<device>/<number>``."""
+    """Yield the values of each port, by ``<device>/<number>``."""
     for folder in sorted(sys.glob("class/infiniband/*/ports/*"))[:MAX_PORTS]:
         device, number = folder.parts[-3], folder.name
         values = _port(folder)
@@ -109,7 +109,7 @@ def _port(folder: Path) -> Values:
 
 
 def is_near(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """Whether two resolved PCI devices meet in a bridge below the host's own (NCCL: PIX, PXB)."""
+    """Return whether two PCI devices meet in a bridge below the host's own (NCCL: PIX, PXB)."""
     shared = 0
     while shared < min(len(one), len(other)) and one[shared] == other[shared]:
         shared += 1
@@ -118,7 +118,7 @@ def is_near(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
 
 
 def _address(bus_id: str) -> str:
-    """NVML's address as /sys has it: a domain of four digits, lower case."""
+    """Return NVML's address as /sys spells it: a domain of four digits, lower case."""
     return bus_id.lower()[-12:]
 
 

@@ -1,9 +1,8 @@
-"""Processes and their descendants as /proc tells them, without reading all of it every time.
+"""Reads processes and their descendants from /proc, without reading all of it each time.
 
-A node has thousands of processes and a few that matter. A round lists the PIDs, which is cheap,
-and reads only the processes that matter and those that are new. Only where that cannot be enough
-is each process read: when the processes that matter have changed, and once a minute, for PIDs that
-were given out again unseen.
+A node has thousands of processes and a few that matter. A round lists the PIDs, which is cheap, and
+reads only processes that matter and new ones. All processes are read when those that matter have
+changed, and once per minute, for reused PIDs.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ _KERNEL_THREAD = 0x00200000
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A line of /proc/<pid>/stat, see proc(5). ``start_ticks`` tells PIDs apart that were reused.
+    """A line of /proc/<pid>/stat, see proc(5); ``start_ticks`` tells reused PIDs apart.
 
-    waited_s: processor time of children that have ended and were waited for, and of theirs.
-    io_wait_s: waiting of the main thread for block devices; 0 where the kernel does not account.
-    threads: how many; core: that its main thread ran on last.
-    name: of the process's own choice, at most 15 characters. is_kernel: a thread of the kernel.
+    ``waited_s`` is the processor time of exited descendants that were waited for. ``io_wait_s`` is
+    the main thread's wait for block devices, or 0 if the kernel does not account. ``core`` is the
+    last one of the main thread. The process chooses its ``name``, at most 15 characters.
     """
 
     pid: int
@@ -59,7 +57,7 @@ class Process:
 
 
 def parse_stat(line: str) -> Process:
-    """Raises ValueError for what is no such line. A name may hold blanks and parentheses."""
+    """Parse a line; a name may hold blanks and parentheses. Raises ValueError."""
     head, _, tail = line.rpartition(")")
     number, _, name = head.partition(" (")
     fields = tail.split()
@@ -84,7 +82,7 @@ def parse_stat(line: str) -> Process:
 
 
 def read_process(pid: int, proc: Path = _PROC) -> Process | None:
-    """None where the process is gone."""
+    """Return the process, or None if it has exited."""
     try:
         with open(proc / str(pid) / "stat", "rb") as file:
             return parse_stat(file.read().decode("utf-8", "replace"))
@@ -93,19 +91,19 @@ def read_process(pid: int, proc: Path = _PROC) -> Process | None:
 
 
 def list_pids(proc: Path = _PROC) -> set[int]:
-    """Of all processes that may be seen."""
+    """Return the PIDs of all visible processes."""
     return {int(name) for name in os.listdir(proc) if name.isdecimal()}
 
 
 def descendants(root: int, processes: Mapping[int, Process]) -> list[Process]:
-    """Children of ``root``, their children, and so on; ``processes`` are by PID."""
+    """Return the descendants of ``root`` among ``processes`` (by PID)."""
     return _family({root}, processes.values())[1:] if root in processes else []
 
 
 def sees_host_processes(proc: Path = _PROC) -> bool:
-    """Whether PIDs mean the same here as to the driver, which knows only those of the host.
+    """Return whether PIDs mean the same here as to the driver, which uses the host's.
 
-    Elsewhere a PID of the driver is no process's, or worse, another's.
+    Otherwise a PID of the driver is no process here, or another one.
     """
     try:
         return os.readlink(proc / "self/ns/pid") == _HOST_PID_NAMESPACE
@@ -121,7 +119,7 @@ class ProcessTree:
         self._full_read_due = 0.0
 
     def read(self, roots: Collection[int]) -> dict[int, Process]:
-        """``roots`` and all their living descendants, by PID; who is gone is missing."""
+        """Return ``roots`` and their living descendants by PID."""
         now = self._monotonic()
         if frozenset(roots) != self._roots or now >= self._full_read_due:
             self._roots = frozenset(roots)
@@ -139,7 +137,7 @@ class ProcessTree:
 
 
 def _family(roots: Iterable[int], processes: Iterable[Process]) -> list[Process]:
-    """The roots among ``processes`` first, then generation by generation."""
+    """Return the roots among ``processes``, then generation by generation."""
     by_pid = {}
     children: dict[int, list[Process]] = {}
     for process in processes:

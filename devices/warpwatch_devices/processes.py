@@ -1,8 +1,8 @@
-"""The processes that use a GPU: their processor time, memory and waiting for disks.
+"""Reads processor time, memory and disk waits of the processes that use a GPU.
 
-``of="self"`` is the process, ``of="children"`` all its living descendants, such as the workers of
-a data loader. What a child used stays counted when it ends. Whose a process is says
-``process_info``, which comes from the attribution.
+``of="self"`` is the process, ``of="children"`` all its living descendants, such as the workers of a
+data loader. Usage of exited children stays counted. ``process_info``, from the attribution, has the
+owner.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ProcessesSource(Source):
         supervisor.every(self.name, INTERVAL_S, lambda: self.read(sink))
 
     def read(self, sink: Sink) -> None:
-        """Where nothing uses a GPU, /proc is not looked at."""
+        """Read the processes; without any on a GPU, /proc is not read."""
         begun, now = time.monotonic(), time.time()
         names = gpu_processes(self._devices())
         processes = self._tree.read(names) if names else {}
@@ -56,7 +56,7 @@ class ProcessesSource(Source):
         sink.publish_health(SourceHealth(self.name, True, duration_s=time.monotonic() - begun))
 
     def _follow(self, roots: Iterable[Process], processes: Mapping[int, Process]) -> None:
-        """A PID that was given out again is another process and begins again."""
+        """Update the usages; a reused PID starts again."""
         usages = {root.identity: self._usages.get(root.identity, ProcessUsage()) for root in roots}
         for (pid, _), usage in usages.items():
             usage.update(processes[pid], descendants(pid, processes))
@@ -64,7 +64,7 @@ class ProcessesSource(Source):
 
 
 def gpu_processes(samples: Iterable[DeviceSample], at_most: int = MAX_PROCESSES) -> dict[int, str]:
-    """Names of the processes on all devices by PID; the lowest ``at_most`` of them."""
+    """Return the names of the processes on all devices by PID; the lowest ``at_most``."""
     names = {
         process.pid: process.name
         for sample in samples
@@ -75,12 +75,12 @@ def gpu_processes(samples: Iterable[DeviceSample], at_most: int = MAX_PROCESSES)
 
 
 def io_wait_is_accounted(switch: Path = _DELAY_ACCOUNTING) -> bool:
-    """Since Linux 5.14 the kernel accounts only where it is switched on."""
+    """Return whether I/O waits are accounted: since Linux 5.14 this is a switch."""
     return read_text(switch).strip() != "0"
 
 
 class ProcessUsage:
-    """What a process and its descendants have used, without losing those that have ended."""
+    """The usage of a process and its descendants, including exited ones."""
 
     def __init__(self) -> None:
         self._process: Process | None = None
@@ -99,10 +99,10 @@ class ProcessUsage:
         self._process, self._children = process, now
 
     def _of_ended(self, process: Process, now: Mapping[tuple[int, int], Process]) -> float:
-        """Seconds of children that ended since they were last seen.
+        """Return the seconds of children that have exited since the last update.
 
-        When a child is waited for, all it has used is added to ``waited_s`` of its parent: what
-        was counted while it lived is taken off again. One that was not waited for adds nothing.
+        When a child is waited for, its whole usage is added to its parent's ``waited_s``: the part
+        that was counted while it lived is subtracted. A child that was not waited for adds nothing.
         """
         before = self._children
         waited_s = process.waited_s - (self._process.waited_s if self._process else 0.0)
@@ -113,7 +113,7 @@ class ProcessUsage:
         return max(0.0, waited_s - sum(child.cpu_s + child.waited_s for child in ended))
 
     def series(self, own: tuple[str, str], *, io_wait: bool) -> dict[SeriesKey, float]:
-        """``own``: PID and name. Pages that several processes share count for each of them."""
+        """Return the series; ``own`` is PID and name. Shared pages count for each process."""
         process, children = self._process, self._children.values()
         if process is None:
             return {}

@@ -1,10 +1,9 @@
 """Measures what keeps a process from a core: other threads, a CPU limit, the hypervisor.
 
-The run queue: /proc/<pid>/task/*/schedstat has the nanoseconds that a thread ran, and that it was
-ready and waited; /proc/<pid>/schedstat has only the main thread (sched-stats.rst of the kernel). A
-limit: cpu.stat of the control groups; throttled time counts as waiting in the run queue too. The
-hypervisor: ``steal`` in /proc/stat. Files of other users can be read, unless /proc is mounted with
-hidepid; a missing file means unknown.
+The run queue is in /proc/<pid>/task/*/schedstat: nanoseconds that a thread ran, and waited while
+ready (sched-stats.rst of the kernel). A CPU limit is in cpu.stat of the control groups; throttled
+time also counts as waiting in the run queue. The hypervisor's share is ``steal`` in /proc/stat. A
+file that may not be read (hidepid) or is missing means unknown.
 
 The users of a core are found by processor time between two readings of all processes, so whether
 another process ran at the very moment is unknown.
@@ -38,7 +37,7 @@ class ThreadTimes(NamedTuple):
 
 
 def parse_schedstat(line: bytes) -> ThreadTimes | None:
-    """None for what is no such line, and where the kernel does not account (all is 0)."""
+    """Parse the line; None if it is invalid or the kernel does not account (all is 0)."""
     words = line.split()
     if len(words) != 3 or not all(map(bytes.isdigit, words)) or words[2] == b"0":
         return None
@@ -46,7 +45,7 @@ def parse_schedstat(line: bytes) -> ThreadTimes | None:
 
 
 def _schedstat(path: str) -> ThreadTimes | None:
-    """Without pathlib and buffers, in a third of the time: there may be a thousand threads."""
+    """Read without pathlib and buffers, in a third of the time, as there may be 1,000 threads."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -61,25 +60,25 @@ def _schedstat(path: str) -> ThreadTimes | None:
 
 @dataclass(frozen=True, slots=True)
 class QueueWait:
-    """wait_ns: of all threads together. share: of the thread that waited longest, 0 to 1."""
+    """The wait of all threads together, and the share of time of the longest waiter, 0 to 1."""
 
     wait_ns: int
     share: float
 
 
 class RunQueue:
-    """How long the threads of one process wait for a core, from one look to the next."""
+    """The time that the threads of one process wait for a core, between two polls."""
 
     def __init__(self, pid: int, proc: Path = PROC) -> None:
         self._pid = pid
         self._folder = f"{proc}/{pid}/task"
-        # What each thread had, and when (monotonic) it was read.
+        # The times of each thread, and the monotonic time of their reading.
         self._threads: dict[int, tuple[ThreadTimes, float]] = {}
         self._busy: set[int] = set()
         self._all_due = float("-inf")
 
     def look(self, at: float) -> QueueWait | None:
-        """Since the look before, monotonic time; None at the first and where nothing is known."""
+        """Return the wait since the last poll; None at the first and if nothing is readable."""
         begins = not self._threads
         tids: Collection[int] = {self._pid, *self._busy}
         if at >= self._all_due:
@@ -120,9 +119,9 @@ class RunQueue:
 
 @dataclass(frozen=True, slots=True)
 class Throttling:
-    """Of a control group with a CPU limit, since it was made.
+    """The throttling of a control group with a CPU limit, since it was made.
 
-    throttled_ns: summed over the cores that were held back. limit: in cores, None where unknown.
+    throttled_ns: the sum over the throttled cores. limit: in cores, None if unknown.
     """
 
     throttled_ns: int
@@ -132,7 +131,7 @@ class Throttling:
 
 
 def throttling(pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> Throttling | None:
-    """Of the innermost group with a limit that was ever at work; None where there is none."""
+    """Return that of the innermost group whose limit was ever hit, or None."""
     for group in control_groups(pid, "cpu", proc, cgroup):
         text = read_text(group / "cpu.stat")
         periods, throttled = field(text, "nr_periods"), field(text, "nr_throttled")
@@ -153,12 +152,12 @@ def _limit(group: Path) -> float | None:
     return int(words[0]) / int(words[1])
 
 
-# By number of the core: ticks that it was there for, and of them those that were stolen.
+# By core: all its ticks, and the stolen ones.
 CoreTicks = Mapping[int, tuple[int, int]]
 
 
 def parse_core_ticks(text: str) -> CoreTicks:
-    """From /proc/stat: user nice system idle iowait irq softirq steal; guests are in user."""
+    """Parse /proc/stat: user nice system idle iowait irq softirq steal; guests are in user."""
     cores = {}
     for line in text.splitlines():
         name, *words = line.split()[:9]
@@ -171,7 +170,7 @@ def parse_core_ticks(text: str) -> CoreTicks:
 
 
 def steal_share(before: CoreTicks, now: CoreTicks, cores: Iterable[int]) -> float | None:
-    """Of the time of these cores between two looks, 0 to 1; None where it is not known."""
+    """Return the stolen share of these cores' time, 0 to 1, or None if unknown."""
     total = stolen = 0
     for core in cores:
         if core in before and core in now:
@@ -181,7 +180,7 @@ def steal_share(before: CoreTicks, now: CoreTicks, cores: Iterable[int]) -> floa
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """``0-2,8`` is 0, 1, 2 and 8; empty for what is no such list."""
+    """Parse ``0-2,8`` into 0, 1, 2 and 8; an invalid list is empty."""
     cores: set[int] = set()
     try:
         for part in text.split(","):
@@ -192,11 +191,11 @@ def parse_cores(text: str) -> frozenset[int]:
     return frozenset(cores)
 
 
-# After two looks, as reading 4,000 processes takes 0.1 s; the shorter where waiting has risen.
+# After two polls, as reading 4,000 processes takes 0.1 s; the shorter if waiting has risen.
 PAUSE_S, SHORT_PAUSE_S = 30.0, 4.0
-# Of a core; who uses less takes nothing from anybody.
+# In cores; a smaller use delays no other process.
 MIN_CORES = 0.05
-# Whose cores and owner are looked at, and of how many is told.
+# The number of processes that are examined, and that are reported.
 MAX_LOOKED_AT = 32
 MAX_TOLD = 3
 
@@ -211,7 +210,7 @@ class Use(NamedTuple):
 
 
 class ProcessorUse:
-    """All processes, looked at twice in a row when somebody waits for a core."""
+    """All processes, read twice in a row when a rank waits for a core."""
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
@@ -220,9 +219,9 @@ class ProcessorUse:
         self._looked_at = float("-inf")
 
     def look(self, at: float, wanted: bool, risen: bool = False) -> list[Use]:
-        """Who used processors since the look before, most first; empty where that was none.
+        """Return the processes that used processors since the last poll, most first.
 
-        at: monotonic time. risen: what was told last says nothing of now.
+        at: monotonic time. risen: the last result is outdated, so poll again soon.
         """
         if self._before is None:
             pause_s = SHORT_PAUSE_S if risen else PAUSE_S
@@ -241,10 +240,10 @@ class ProcessorUse:
 def uses(
     before: Mapping[Identity, Process], now: Mapping[Identity, Process], passed_s: float
 ) -> list[Use]:
-    """Of MIN_CORES and more. What ended meanwhile is its parent's, if that waited for it."""
+    """Return the uses of at least MIN_CORES; that of an exited child is its parent's."""
     if passed_s <= 0:
         return []
-    # A parent gets all that a child ever used; what that had at the first look is no news.
+    # A parent gets all that a child ever used, including the time before the first poll.
     ended_s: dict[int, float] = {}
     for identity, process in before.items():
         if identity not in now:
@@ -263,9 +262,10 @@ def uses(
 
 @dataclass(frozen=True, slots=True)
 class CoreUser:
-    """``name`` is None where the owner of the process whose cores they are may not know it.
+    """A process that uses cores of another one.
 
-    core: the only one that it may run on, None where there are several.
+    ``name`` is None if the owner of the other process may not see it. ``core``: the only core that
+    it may run on, None for several.
     """
 
     pid: int
@@ -275,11 +275,11 @@ class CoreUser:
 
 
 def core_users(pid: int, owner_uid: int, uses: Iterable[Use], proc: Path = PROC) -> list[CoreUser]:
-    """Who used the cores that ``pid`` may run on, most first; itself where it took above one.
+    """Return the users of the cores of ``pid``, most first; itself if it uses above one core.
 
-    Who may run on no others comes before who was seen there. Named are kernel threads, and
-    processes of ``owner_uid`` in the same pod or outside of all as ``pid`` is; whose a process of
-    another user namespace is cannot be known.
+    Processes confined to these cores come before those seen there. Named are kernel threads, and
+    processes of ``owner_uid`` in the same pod, or outside of all pods like ``pid``. Owners in other
+    user namespaces are unknown.
     """
     cores, pod_uid = allowed_cores(pid, proc), _pod_uid(pid, proc)
     confined, seen_there = [], []
@@ -299,7 +299,7 @@ def core_users(pid: int, owner_uid: int, uses: Iterable[Use], proc: Path = PROC)
 
 
 def allowed_cores(pid: int, proc: Path = PROC) -> frozenset[int]:
-    """That its main thread may run on; empty where the process is gone."""
+    """Return the cores of the main thread, or none if the process has exited."""
     text = read_text(proc / str(pid) / "status")
     return parse_cores(text.partition("\nCpus_allowed_list:")[2].partition("\n")[0])
 
@@ -312,6 +312,6 @@ def _uid(pid: int, proc: Path) -> int | None:
 
 
 def _pod_uid(pid: int, proc: Path) -> str | None:
-    """Empty outside of pods, None where it is not known."""
+    """Return the pod's UID, empty outside of pods, None if unknown."""
     owner = read_owner(pid, "", proc)
     return None if owner is None else owner.pod_uid

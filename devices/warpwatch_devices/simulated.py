@@ -42,7 +42,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a model of GPU can do, from NVIDIA's data sheets; rates in bytes per second."""
+    """A GPU model's abilities, from NVIDIA's data sheets; rates in bytes per second."""
 
     name: str
     architecture: str
@@ -122,7 +122,7 @@ _WAYS = ("pcie_receive", "pcie_transmit", "nvlink_receive", "nvlink_transmit")
 
 
 def simulated_uuid(index: int) -> str:
-    """The UUID of simulated device ``index``: the same in every run."""
+    """Return the UUID of simulated device ``index``, the same in every run."""
     return f"GPU-{uuid.uuid5(_NAMESPACE, str(index))}"
 
 
@@ -385,7 +385,7 @@ def _workload(index: int) -> Workload:
 
 
 class SimulatedSource(Source):
-    """``load_of(index)`` says how busy a device is: 0 to 1, None when no rank uses it."""
+    """The simulated devices; ``load_of(index)`` is a load from 0 to 1, None if unused."""
 
     name = "simulated"
 
@@ -420,7 +420,7 @@ class SimulatedSource(Source):
         sink.publish_health(SourceHealth(self.name, True, duration_s=self._monotonic() - begun))
 
     def _network(self, now: float, elapsed_s: float) -> HostSample:
-        """One port for all devices, which is as busy as they are."""
+        """Return one port for all devices, which is as busy as they are."""
         port = ("mlx5_0", "1")
         self._sent_bytes += (
             elapsed_s

@@ -1,4 +1,4 @@
-"""What a source is: something that is read again and again and publishes what it read."""
+"""Defines the interfaces of sources and of the sinks that they publish to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DeviceSink(Protocol):
     def publish_device(self, sample: DeviceSample) -> None: ...
 
     def forget_device(self, uuid: str, source: str = "nvml") -> None:
-        """The device is gone in order (MIG reconfigured): its series end."""
+        """End the series of a device that was removed cleanly, such as a MIG device."""
 
     def count(self, name: str, *labels: str, by: float = 1.0) -> None:
         """Add to a counter of the agent's own (catalogue scope ``agent``)."""
@@ -42,18 +42,18 @@ class Source(Protocol):
     def start(self, supervisor: LoopRunner, sink: Sink) -> None: ...
 
     def close(self) -> None:
-        """Give back what it holds, once its loops have ended; most hold nothing."""
+        """Release resources after the loops have ended; most sources hold none."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """What a source may know of the rest of the daemon.
+    """The state of the daemon that sources may use.
 
-    load_of: how busy the ranks keep the device of an index (0 to 1), None when none uses it.
-    devices: the newest sample of every device.
-    counters_wanted: whether a capture runs that needs the hardware counters for itself.
-    fail: ends the daemon with exit 3 and this one line, where only a restart can help.
+    ``load_of`` returns the ranks' load on the device of an index, 0 to 1, or None without a rank.
+    ``devices`` returns the newest samples. ``counters_wanted``: a capture needs the hardware
+    counters now. ``fail`` ends the daemon with exit status 3 and this line, if only a restart
+    helps.
     """
 
     load_of: Callable[[int], float | None]

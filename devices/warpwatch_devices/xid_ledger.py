@@ -1,8 +1,7 @@
-"""Every XID counted once, whoever tells of it; it outlives the generations of the library.
+"""Counts every XID once, from all origins; it outlives the sessions of NVML.
 
-An XID may come as an event of NVML and again as a line of the kernel log. Of those, two that name
-the same GPU and number within a few seconds and come from different origins are one; two from the
-same origin are two.
+An XID may come as an event of NVML and again as a line of the kernel log. Two reports of the same
+GPU and number within a few seconds are one XID if their origins differ, and two if not.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,4}):([0-9a-f]{1,2})(?:\
 
 
 def normalised_address(pci_bus_id: str) -> str:
-    """``0000:1a:00`` for every spelling of it; a text that is no PCI address stays as it is."""
+    """Return ``0000:1a:00`` for every spelling of it; other texts stay unchanged."""
     match = _ADDRESS.fullmatch(pci_bus_id.strip())
     if match is None:
         return pci_bus_id
@@ -51,7 +50,7 @@ class _Xid:
 
 
 class XidLedger:
-    """Of whole GPUs, by PCI address. Every method may be called from any thread."""
+    """The XIDs of whole GPUs, by PCI address. Every method is thread-safe."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
@@ -63,9 +62,9 @@ class XidLedger:
         self._origins_of_all: set[str] = set()
 
     def register(self, uuid: str, pci_bus_id: str) -> None:
-        """The GPU ``uuid`` is at this address: what was seen there before it was known is its.
+        """Note that the GPU is at this address: XIDs seen there before are its own.
 
-        Another GPU at an address that had one (replaced while the daemon ran) starts afresh.
+        A GPU that replaces another one at its address starts again.
         """
         address = normalised_address(pci_bus_id)
         with self._lock:
@@ -83,10 +82,10 @@ class XidLedger:
     def watched(
         self, origin: str, uuid: str | None = None, xids: bool = True, health: Iterable[str] = ()
     ) -> None:
-        """``origin`` works from now on, for one GPU or for all: its counters begin at 0.
+        """Start an origin's counters at 0, for one GPU or for all.
 
-        So that ``increase()`` sees the first occurrence. Of the XIDs only those that mean trouble
-        with the hardware.
+        So ``increase()`` sees the first occurrence. Only XIDs that mean a hardware fault start at
+        0.
         """
         with self._lock:
             if uuid is None:
@@ -140,7 +139,7 @@ class XidLedger:
             counts[event] = counts.get(event, 0) + 1
 
     def values(self, uuid: str) -> dict[SeriesKey, float]:
-        """The series of a GPU, as catalogued."""
+        """Return the series of a GPU."""
         values: dict[SeriesKey, float] = {}
         with self._lock:
             for xid, entry in self._xids.get(self._address_of.get(uuid, ""), {}).items():
@@ -152,7 +151,7 @@ class XidLedger:
         return values
 
     def _entry(self, address: str, xid: int) -> _Xid | None:
-        """None where a bound is reached."""
+        """Return the entry, or None if a limit is reached."""
         xids = self._xids.get(address)
         if xids is None:
             if len(self._xids) >= MAX_ADDRESSES:
@@ -173,7 +172,7 @@ class XidLedger:
 
 
 def _matched(unmatched: list[tuple[float, str]], now: float, origin: str) -> bool:
-    """Whether another origin has reported this event already; that one is used up then."""
+    """Return whether another origin has reported this event already, and use that report up."""
     while unmatched and abs(now - unmatched[0][0]) > SAME_EVENT_S:
         unmatched.pop(0)
     for report in unmatched:

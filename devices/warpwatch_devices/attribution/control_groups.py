@@ -46,7 +46,7 @@ _SLURM_VARIABLES = ("JOB_ID", "JOB_USER", "JOB_ACCOUNT", "JOB_PARTITION")
 
 
 def owner_of(text: str, name: str = "") -> ProcessOwner:
-    """The owner of a process called ``name`` by the text of its /proc/<pid>/cgroup."""
+    """Return the owner of a process called ``name`` by the text of its /proc/<pid>/cgroup."""
     paths = list(_paths(text))
     pod_uid = _first(_POD, paths)
     if len(pod_uid) > 32:
@@ -64,7 +64,7 @@ def _paths(text: str) -> Iterator[str]:
 
 
 def _first(pattern: re.Pattern[str], paths: list[str]) -> str:
-    """The innermost match of the first path that has one: pods and containers may be nested."""
+    """Return the innermost match of the first path that has one: pods may be nested."""
     for path in paths:
         found = pattern.findall(path)
         if found:
@@ -73,7 +73,7 @@ def _first(pattern: re.Pattern[str], paths: list[str]) -> str:
 
 
 def read_owner(pid: int, name: str, proc: Path = _PROC) -> ProcessOwner | None:
-    """None where the process is gone or may not be looked at."""
+    """Return the owner, or None if the process has exited or may not be read."""
     try:
         with open(proc / str(pid) / "cgroup", "rb") as file:
             text = file.read(_MAX_BYTES)
@@ -86,7 +86,7 @@ def read_owner(pid: int, name: str, proc: Path = _PROC) -> ProcessOwner | None:
 
 
 def _environment(process: Path) -> dict[str, str]:
-    """Slurm's variables; empty where the environment may not be read."""
+    """Return Slurm's variables, or nothing if the environment may not be read."""
     try:
         with open(process / "environ", "rb") as file:
             variables = file.read(_MAX_BYTES).split(b"\0")
@@ -103,12 +103,12 @@ def _described(job: SlurmJob, environment: dict[str, str]) -> SlurmJob:
     return told if told.id else job
 
 
-# A GPU has some ten processes at most; what is beyond this is not looked at.
+# A GPU has about ten processes at most; more are ignored.
 MAX_PROCESSES = 1024
 
 
 class DeviceProcessesOrigin(AttributionOrigin):
-    """``slurm``: whether the jobs are wanted as well."""
+    """The owners of the processes on the devices, and with ``slurm`` the jobs of each device."""
 
     name = "cgroup"
     needs_devices = True
@@ -132,7 +132,7 @@ class DeviceProcessesOrigin(AttributionOrigin):
         owners = self._owners(samples)
         found = [Attribution(self.name, now, processes=owners)]
         jobs = _slurm_jobs(samples, owners) if self._slurm else {}
-        # Where Slurm never ran, it is no origin.
+        # A node on which Slurm has never run has no such origin.
         self._had_jobs = self._had_jobs or bool(jobs)
         if self._had_jobs:
             found.append(Attribution("slurm", now, slurm_jobs=jobs))

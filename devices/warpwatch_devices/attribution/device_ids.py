@@ -35,20 +35,20 @@ _DRIVER_MIG = re.compile(
     rf"gpu-({_NUMBER})-mig-([0-9]+g[0-9a-z-]*?)-{_NUMBER}-({_NUMBER})", re.ASCII
 )
 _BY_INDEX = re.compile(rf"(?:gpu|mig)?({_NUMBER})(?::({_NUMBER}))?", re.ASCII)
-# Of the driver k8s.gpu.nvidia.com, of the container toolkit nvidia.com.
+# The driver uses k8s.gpu.nvidia.com, the container toolkit nvidia.com.
 _CDI_VENDOR = "nvidia.com"
-# What the DRA driver puts before a device's name: the UID of the claim.
+# The DRA driver puts the claim's UID before a device's name.
 _CLAIM_UID = re.compile(rf"{_UUID}-(?=gpu-)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReference:
-    """A device as an id names it; what the id does not say is None or empty.
+    """The parts of an id that name a device; missing parts are None or empty.
 
-    uuid: of the GPU or MIG instance; with ``gpu_instance`` that of the GPU around it.
-    minor: the number N of /dev/nvidiaN. index: the driver's own, as NVML has it.
-    mig_index, gpu_instance, profile (without dot), placement: which instance on the GPU.
-    shared: others may hold the same device with right.
+    ``uuid`` is the GPU or MIG instance, and the parent GPU if ``gpu_instance`` is set. ``minor`` is
+    the N of /dev/nvidiaN, ``index`` is NVML's. ``mig_index``, ``gpu_instance``, ``profile``
+    (without dot) and ``placement`` name the instance on the GPU. ``shared``: the device may have
+    several holders.
     """
 
     uuid: str = ""
@@ -62,7 +62,7 @@ class DeviceReference:
 
 
 def parse_device_id(text: str) -> DeviceReference | None:
-    """The device that an id of a device plugin names, None where it has no known form."""
+    """Return the device of a device plugin's id, or None for an unknown form."""
     if len(text) > MAX_ID_LENGTH:
         return None
     if match := _BY_UUID.fullmatch(text):
@@ -78,7 +78,7 @@ def parse_device_id(text: str) -> DeviceReference | None:
 
 
 def parse_driver_name(text: str) -> DeviceReference | None:
-    """The device that the DRA driver calls ``text``; a claim may be held by several pods."""
+    """Return the device that the DRA driver calls ``text``; several pods may hold a claim."""
     if len(text) > MAX_ID_LENGTH:
         return None
     if match := _DRIVER_GPU.fullmatch(text):
@@ -91,7 +91,7 @@ def parse_driver_name(text: str) -> DeviceReference | None:
 
 
 def parse_cdi_name(text: str) -> DeviceReference | None:
-    """The device behind a qualified name of the container device interface."""
+    """Return the device of a qualified name of the container device interface."""
     if len(text) > MAX_ID_LENGTH:
         return None
     kind, _, name = text.rpartition("=")
@@ -116,10 +116,10 @@ _MAX_NAME_LENGTH = 253
 
 @dataclass(frozen=True, slots=True)
 class ListedDevice:
-    """One device of one container, as the kubelet lists it.
+    """A device of a container, as the kubelet lists it.
 
-    ``resource`` is the extended resource, or the driver of a claim; ``cdi_names`` has the device's
-    names in the container device interface, for claims alone.
+    ``resource`` is the extended resource, or the driver of a claim. Only claims have ``cdi_names``,
+    names in the container device interface.
     """
 
     workload: Workload
@@ -139,7 +139,7 @@ class Allocation:
 
 
 def allocations_of(listed: Iterable[ListedDevice]) -> tuple[list[Allocation], set[str]]:
-    """The GPUs among the devices, and the ids that should mean a GPU but cannot be read."""
+    """Return the GPUs among the devices, and the unreadable ids of GPUs."""
     allocations = []
     unreadable = set()
     for device in listed:
@@ -152,7 +152,7 @@ def allocations_of(listed: Iterable[ListedDevice]) -> tuple[list[Allocation], se
 
 
 def _plugged(device: ListedDevice) -> DeviceReference | None:
-    """Of a resource of any name: others than NVIDIA's plugin give GPUs out by their UUIDs, too."""
+    """Return the device of a resource of any name: other plugins than NVIDIA's use UUIDs too."""
     reference = parse_device_id(device.device_id)
     if reference is not None and device.resource.endswith(_SHARED_SUFFIX):
         return replace(reference, shared=True)
@@ -160,7 +160,7 @@ def _plugged(device: ListedDevice) -> DeviceReference | None:
 
 
 def _claimed(device: ListedDevice) -> DeviceReference | None:
-    """A UUID says more than the driver's name, which says more than an index."""
+    """Return the claimed device: UUIDs are preferred to the driver's names, then indices."""
     named = [parse_cdi_name(name) for name in device.cdi_names]
     references = [reference for reference in named if reference is not None]
     for reference in references:
@@ -197,7 +197,7 @@ class KnownDevices:
         self._instances = [device for device in devices if device.gpu_instance]
 
     def resolve(self, reference: DeviceReference) -> str | None:
-        """The UUID of the device, None where it is unknown or may be one of several."""
+        """Return the UUID of the device, or None if it is unknown or ambiguous."""
         if reference.uuid and not reference.gpu_instance:
             return reference.uuid
         indices = self._indices(reference)
@@ -212,7 +212,7 @@ class KnownDevices:
         return found[0] if len(found) == 1 else None
 
     def _indices(self, reference: DeviceReference) -> set[int]:
-        """Indices of the GPU that is meant; an instance carries that of the GPU around it."""
+        """Return the possible indices of the GPU; an instance has its parent's."""
         if reference.index is not None:
             return {reference.index}
         if reference.uuid:
@@ -236,7 +236,7 @@ def _matches(device: Device, reference: DeviceReference) -> bool:
 
 
 def _plain(profile: str) -> str:
-    """``1g.10gb+me`` as the DRA driver writes it in names: only letters and digits count."""
+    """Return only the letters and digits: the DRA driver writes ``1g.10gb+me`` so."""
     return "".join(char for char in profile.lower() if char.isalnum())
 
 

@@ -23,7 +23,7 @@ MAX_REFUSED = 1000
 
 
 class KubeletOrigin:
-    """``optional``: a node without the socket has no kubelet, which is no failure."""
+    """The containers that hold devices; with ``optional`` a node may lack the socket."""
 
     name = "kubelet"
     needs_devices = True
@@ -68,7 +68,7 @@ class KubeletOrigin:
             self._client.close()
 
     def _is_there(self) -> bool:
-        """A socket that was there and is gone is a kubelet that is away, also if optional."""
+        """Return whether the socket exists. Raises OriginError if it has disappeared."""
         try:
             if stat.S_ISSOCK(self._socket.stat().st_mode):
                 return True
@@ -81,11 +81,11 @@ class KubeletOrigin:
 
 
 class Holders:
-    """Who holds each device, without the pods that have ended.
+    """The holders of each device, without pods that have ended.
 
-    Kubelets before 1.34 also list pods that have ended. A whole device that several pods seem to
-    hold is the newest one's: whoever was listed before it has ended. Pods that were first seen
-    together cannot be distinguished and are all kept; so are those of a shared device.
+    Kubelets before 1.34 also list ended pods. If several pods seem to hold a whole device, the
+    newest one does: the others have ended. Pods first seen together, and those of a shared device,
+    are all kept.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Holders:
         self._round = 0
 
     def follow(self, held: dict[str, dict[Workload, bool]]) -> dict[str, tuple[Workload, ...]]:
-        """``held`` is by UUID and workload whether the device is shared."""
+        """Return the live holders; ``held`` says by UUID and workload if the device is shared."""
         self._round += 1
         self._since = {
             key: self._since.get(key, self._round)

@@ -1,4 +1,4 @@
-"""What an origin is: one that knows whose work runs on which device."""
+"""Defines the interface of an origin, which knows whose work runs on which device."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from warpwatch_telemetry.samples import Attribution, DeviceSample
 
 
 class OriginError(Exception):
-    """The origin could not be read; its text says why in one line."""
+    """Raised with one line if an origin cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginAnswer:
-    """``refused``: single pieces that could not be believed, each in a few words."""
+    """The reply of an origin; ``refused`` has the invalid parts, in a few words each."""
 
     attributions: tuple[Attribution, ...] = ()
     refused: frozenset[str] = frozenset()
 
 
 class AttributionOrigin(Protocol):
-    """``name`` is the value of the label ``origin`` under which its failures are counted.
+    """A source of attributions; ``name`` is the label ``origin`` of its failures.
 
-    needs_devices: whether there is nothing to ask before a device is known. Who needs none is asked
-    each second: rings of pods wait for its answer.
+    With ``needs_devices`` it is queried only once a device is known. The others are queried every
+    second: rings of pods wait for their reply.
     """
 
     name: str
     needs_devices: bool
 
     def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
-        """``now``: wall clock in seconds. Raises OriginError when there was no answer."""
+        """Read the origin at ``now`` (wall clock). Raises OriginError without a reply."""
 
     def close(self) -> None:
-        """Give back what it holds; most hold nothing."""
+        """Release resources; most origins hold none."""
         return None

@@ -1,8 +1,8 @@
-"""The pods of the node, by the folders that the kubelet keeps for their logs.
+"""Finds the node's pods by the folders that the kubelet keeps for their logs.
 
-Before it starts a pod, the kubelet makes ``/var/log/pods/<namespace>_<pod>_<uid>``, and removes it
-some time after the pod is gone. The folder is root's: unlike what a process says of itself, its
-name says whose a pod is. Names are all that is read.
+Before it starts a pod, the kubelet makes ``/var/log/pods/<namespace>_<pod>_<uid>``; it removes the
+folder some time after the pod. Only root writes there, so the names are trusted, unlike claims of a
+process. Only names are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile(
 
 
 def folder_of(said: str) -> Path | None:
-    """The folder that ``attribution.pod_logs`` means, None where none is to be read."""
+    """Return the folder that ``attribution.pod_logs`` means, or None for none."""
     if said != "auto":
         return None if said == "off" else Path(said)
     try:
@@ -56,7 +56,7 @@ class PodFoldersOrigin(AttributionOrigin):
         return OriginAnswer((Attribution(self.name, now, pods=pods),))
 
     def _pods(self) -> dict[str, Pod]:
-        """By UID. Raises OriginError where these cannot be all, OSError."""
+        """Return the pods by UID. Raises OSError, and OriginError if they are too many."""
         with os.scandir(self._folder) as entries:
             listed = list(itertools.islice(entries, MAX_PODS + 1))
         if len(listed) > MAX_PODS:

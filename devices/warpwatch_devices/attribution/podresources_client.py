@@ -21,7 +21,7 @@ from warpwatch_telemetry.samples import Workload
 DEADLINE_S = 10.0
 # A kubelet answers before it has its pods from the API server, which then mostly takes it a moment.
 STARTING_S = 60.0
-# What the kubelet itself allows for this call.
+# The limit of the kubelet itself for this call.
 MAX_ANSWER_BYTES = 16 * 2**20
 # A node has some hundred pods; an answer with more devices than this is not read to its end.
 MAX_LISTED = 65_536
@@ -31,7 +31,7 @@ _MAX_CDI_NAMES = 8
 _METHOD = "/v1.PodResourcesLister/List"
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-    # By default gRPC would send the socket's path as the host, which is no valid name of one.
+    # By default gRPC would send the socket's path as the host, which is not a valid name.
     ("grpc.default_authority", "localhost"),
     # The failures of an old channel must not delay the first attempt of a new one.
     ("grpc.use_local_subchannel_pool", 1),
@@ -50,10 +50,10 @@ class PodResourcesClient:
         self._doubted_until = 0.0
 
     def list(self) -> list[ListedDevice]:
-        """Raises OriginError with gRPC's status when there is no answer in DEADLINE_S.
+        """Return the listed devices. Raises OriginError without a reply in DEADLINE_S.
 
-        Also when there were devices before the connection was made and none were listed since, for
-        STARTING_S: a kubelet that was started again lists no pods at first, which run on.
+        It is also raised for STARTING_S after a restart of the kubelet that lists no devices: a
+        kubelet lists no pods at first, although they run on.
         """
         request = podresources_pb2.ListPodResourcesRequest()
         try:

@@ -1,13 +1,13 @@
-"""Jobs that a prolog writes to a folder: a file for each device, a job on each line.
+"""Reads the jobs that a prolog writes to a folder: a file per device, a line per job.
 
-A line is a job's id and what is known of it: ``4711 user=ann account=vision partition=a3``.
+A line has the job's id and what is known of it: ``4711 user=ann account=vision partition=a3``.
 
 A file is named by the device's UUID, or by its index on the node (``3``; a MIG instance ``3.7``
-with its GPU instance). The index is the driver's, as in SLURM_JOB_GPUS. What a job itself counts
-from 0 (CUDA_VISIBLE_DEVICES) names another GPU as soon as the job does not hold the first one.
+with its GPU instance). The index is the driver's, as in SLURM_JOB_GPUS. A job's own numbers
+(CUDA_VISIBLE_DEVICES) name other GPUs unless the job holds the first one.
 
-The folder may be written to by others than root, so its files are untrusted: bounded, no links
-followed, nothing believed that is no such line.
+Others than root may write to the folder, so its files are untrusted: they are bounded, links are
+not followed, and an invalid line refuses the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _JOB_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.+\[\]-]{0,63}", re.ASCII)
 
 
 class FileRefused(Exception):
-    """A file that is not to be believed."""
+    """Raised for an invalid job file."""
 
 
 class SlurmFolderOrigin(AttributionOrigin):
@@ -41,7 +41,7 @@ class SlurmFolderOrigin(AttributionOrigin):
         self._folder = folder
 
     def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
-        """Only files of known devices are opened, so that a full folder costs nothing."""
+        """Read the files of known devices only, so that a full folder costs nothing."""
         try:
             descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -73,7 +73,7 @@ def _jobs_of(device: Device, folder: int, refused: set[str]) -> set[SlurmJob]:
 
 
 def _read_jobs(name: str, folder: int) -> set[SlurmJob]:
-    """Empty where there is no such file."""
+    """Return the jobs in a file; a missing file has none."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=folder)
@@ -93,7 +93,7 @@ def _read_jobs(name: str, folder: int) -> set[SlurmJob]:
 
 
 def parse_jobs(text: bytes) -> set[SlurmJob]:
-    """One job a line; a file with anything else is refused as a whole."""
+    """Return one job per line. Raises FileRefused if any line is invalid."""
     if len(text) > MAX_FILE_BYTES:
         raise FileRefused(f"more than {MAX_FILE_BYTES} bytes")
     lines = {line.strip() for line in text.decode("ascii", "replace").splitlines()} - {""}

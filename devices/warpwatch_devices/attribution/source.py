@@ -1,4 +1,4 @@
-"""The loops that ask each origin whose work runs where. Scrapes read only what was published."""
+"""Runs the loops that query each origin. Scrapes read only published attributions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
 
-# Between two questions to the kubelet and looks at control groups.
+# The time between two queries of the kubelet, and of control groups.
 INTERVAL_S = 10.0
-# How soon after the first device is known an origin is asked for the first time, and how often one
-# is that needs no device.
+# The delay of the first query after the first device, and the interval of origins without devices.
 TICK_S = 1.0
 
 
@@ -46,7 +45,7 @@ class AttributionSource:
         self._errors = 0
 
     def start(self, supervisor: LoopRunner, sink: Sink) -> None:
-        """A loop for each origin: one that does not answer keeps no other waiting."""
+        """Start a loop per origin, so that one without a reply delays no other."""
         sink.publish_health(SourceHealth(self.name, up=True))
         for origin in self._origins:
             interval_s = INTERVAL_S if origin.needs_devices else 0.0
@@ -72,7 +71,7 @@ class AttributionSource:
 
 
 def origins_of(config: AttributionConfig) -> list[AttributionOrigin]:
-    """Whom to ask by the configuration."""
+    """Return the configured origins."""
     origins: list[AttributionOrigin] = [DeviceProcessesOrigin(slurm=config.slurm == "auto")]
     if config.kubelet_socket == "auto":
         origins.append(KubeletOrigin())
@@ -87,10 +86,10 @@ def origins_of(config: AttributionConfig) -> list[AttributionOrigin]:
 
 
 class OriginPoller:
-    """Asks one origin each ``interval_s``, once there are devices, and publishes what it says.
+    """Queries an origin every ``interval_s``, once there are devices, and publishes its reply.
 
-    What it said last stays published while it is away and grows old. A failure is counted each
-    time and logged when it changes; a piece that is refused is counted and logged when it is new.
+    The last reply stays published and ages while the origin fails. Each failure is counted, and
+    logged when it changes; a refused part is counted and logged when it is new.
     """
 
     def __init__(

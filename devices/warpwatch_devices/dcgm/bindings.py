@@ -29,13 +29,13 @@ EMBEDDED = "embedded"
 
 # DcgmEntityStatusLost and DcgmEntityStatusDetached, for which the public bindings have no name.
 _GONE = (4, 7)
-# What the host engine keeps of each value; the newest is all that is read.
+# The history that the host engine keeps; only the newest value is read.
 _KEPT_INTERVALS = 3
 _KEPT_AT_LEAST_S = 2.0
 # Names of groups are unique within a host engine.
 _NAMES = itertools.count(1)
 
-# DCGM_ST_* that concern a GPU or a feature. Whatever else is returned, the connection is given up.
+# DCGM_ST_* that concern a GPU or a feature. Any other error ends the connection.
 _OF_A_GPU = (
     "COMPUTE_INSTANCE_NOT_FOUND",
     "GPU_IS_LOST",
@@ -96,7 +96,7 @@ class Bindings:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """The bindings' errors as ours. Beside DCGMError they raise Exception itself."""
+        """Translate the bindings' errors. Besides DCGMError they raise Exception itself."""
         try:
             yield
         except (DcgmRefused, DcgmUnavailable):
@@ -151,7 +151,7 @@ class HostEngine:
             self._system = self._handle.GetSystem()
 
     def entities(self) -> tuple[Entity, ...]:
-        """The GPUs that DCGM supports, each followed by its GPU instances."""
+        """Return the GPUs that DCGM supports, each followed by its GPU instances."""
         with self._connected():
             gpus = [self._gpu(gpu_id) for gpu_id in self._system.discovery.GetAllSupportedGpuIds()]
             instances = self._instances({gpu.gpu_id: gpu for gpu in gpus})
@@ -162,10 +162,10 @@ class HostEngine:
         )
 
     def watch(self, entities: Sequence[Entity], names: Sequence[str], interval_s: float) -> None:
-        """Have the fields of these entities, all of one GPU, read each ``interval_s``.
+        """Let DCGM read these fields of the entities of one GPU every ``interval_s``.
 
-        Only fields that the GPU has. A group for each GPU, since DCGM refuses a watch for a whole
-        group when one GPU of it cannot be profiled. Raises DcgmRefused.
+        Fields that the GPU lacks are left out. Each GPU has a group: DCGM refuses a watch for a
+        whole group if one of its GPUs cannot be profiled. Raises DcgmRefused.
         """
         kept_s = max(_KEPT_INTERVALS * interval_s, _KEPT_AT_LEAST_S)
         name = f"warpwatch-{os.getpid()}-{next(_NAMES)}"
@@ -181,7 +181,7 @@ class HostEngine:
         self._watches.append(_Watch(tuple(entities), group, field_group, fields))
 
     def latest(self) -> list[tuple[Entity, dict[str, FieldValue]]]:
-        """The newest values by field name of all that is watched; blank ones are absent."""
+        """Return the newest watched values by field name, without blank ones."""
         readings = []
         for watch in self._watches:
             values: Any = {}
@@ -219,7 +219,7 @@ class HostEngine:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
-        """Where what is refused leaves nothing to go on with."""
+        """Turn refusals into DcgmUnavailable."""
         try:
             with self._bindings.translated():
                 yield
@@ -239,7 +239,7 @@ class HostEngine:
         return Entity(self._bindings.fields.DCGM_FE_GPU, gpu_id, gpu_id, device)
 
     def _instances(self, gpus: Mapping[int, Entity]) -> list[Entity]:
-        """The GPU instances; none where the driver knows no MIG."""
+        """Return the GPU instances, or none if the driver has no MIG."""
         hierarchy: Any = None
         with contextlib.suppress(DcgmRefused), self._bindings.translated():
             hierarchy = self._bindings.agent.dcgmGetGpuInstanceHierarchy(self._handle.handle)
@@ -256,7 +256,7 @@ class HostEngine:
         return instances
 
     def _fields(self, group: Any, names: Sequence[str]) -> dict[int, str]:
-        """Of the fields with these names, those that this GPU can be profiled for, by number."""
+        """Return by number the named fields that this GPU can be profiled for."""
         listed = group.profiling.GetSupportedMetricGroups()
         supported = {
             field_id
@@ -286,7 +286,7 @@ class _Watch:
 
 
 def _target(address: str) -> dict[str, str | None]:
-    """DcgmHandle's arguments: neither is an embedded engine."""
+    """Return DcgmHandle's arguments; neither address means an embedded engine."""
     if address == EMBEDDED:
         return {"ipAddress": None}
     if address.startswith("/"):

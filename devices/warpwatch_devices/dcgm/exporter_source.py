@@ -73,7 +73,7 @@ class Scrape:
 
 
 def read(text: str, hostname: str) -> Scrape:
-    """The devices of ``hostname``; where it names one host or none, all."""
+    """Return the devices of ``hostname``, or all if the page names at most one host."""
     gathering = _DeviceParts()
     for sample in parse(text, ROWS):
         if sample is None or not gathering.add(sample):
@@ -90,9 +90,9 @@ def read(text: str, hostname: str) -> Scrape:
 
 
 def parse(text: str, names: Container[str]) -> Iterator[Sample | None]:
-    """The samples whose name is one of ``names``; None for each of their lines that is broken.
+    """Yield the samples with these names, and None for each of their broken lines.
 
-    Line by line, because the parser gives up at the first broken one.
+    Lines are parsed one by one, because the parser stops at the first broken one.
     """
     for line in text.split("\n"):
         name = _NAME.match(line)
@@ -113,7 +113,7 @@ def _sample(line: str, name: str) -> Sample | None:
 
 
 class _DeviceParts:
-    """What was read so far, by host and by the UUID and instance of the device."""
+    """The values so far, by host and by the UUID and instance of the device."""
 
     def __init__(self) -> None:
         self.hosts: dict[str, dict[tuple[str, str], ScrapedDevice]] = {}
@@ -121,7 +121,7 @@ class _DeviceParts:
         self._devices = 0
 
     def add(self, sample: Sample) -> bool:
-        """False for what cannot be, and for devices beyond MAX_DEVICES."""
+        """Add a sample; return False for an invalid one and beyond MAX_DEVICES."""
         if "vgpu" in sample.labels and sample.name in _OF_A_POD:
             return True
         row = ROWS[sample.name]
@@ -147,9 +147,9 @@ class _DeviceParts:
 
 
 def _device(labels: Mapping[str, str], of_instance: bool) -> Device | None:
-    """None where the labels do not say which device it is.
+    """Return the device that the labels name, or None.
 
-    Of a GPU in MIG mode only the instances are served; what is not theirs is the GPU's.
+    On a GPU in MIG mode only instances are served; values that are not theirs are the GPU's.
     """
     uuid = labels.get("UUID") or labels.get("uuid", "")
     index = labels.get("gpu") or labels.get("device", "").removeprefix("nvidia")
@@ -170,18 +170,18 @@ def _device(labels: Mapping[str, str], of_instance: bool) -> Device | None:
 
 
 def _text(labels: Mapping[str, str], name: str) -> str:
-    """A label that describes; DCGM writes what it does not know as ``<<<NULL>>>``."""
+    """Return a label's text; DCGM writes ``<<<NULL>>>`` for an unknown one."""
     text = labels.get(name, "")
     return "" if text.startswith("<<<") else text[:_MAX_TEXT_CHARACTERS]
 
 
 def _host(labels: Mapping[str, str]) -> str:
-    """``Hostname`` up to release 4.5.3-4.8.2, ``hostname`` after it."""
+    """Return ``Hostname``, or ``hostname`` of releases after 4.5.3-4.8.2."""
     return _text(labels, "Hostname") or _text(labels, "hostname")
 
 
 def _same_host(theirs: str, ours: str) -> bool:
-    """A host's name with and without its domain is the same."""
+    """Return whether two names mean the same host, with or without a domain."""
     if "." in theirs and "." in ours:
         return theirs == ours
     return theirs.partition(".")[0] == ours.partition(".")[0]
@@ -201,7 +201,9 @@ class ScrapeFailed(Exception):
 
 
 class DcgmExporterSource(Source):
-    """Of several hosts this one is NODE_NAME of the environment, else the system's name."""
+    """The page of a dcgm-exporter; NODE_NAME of the environment, else the system's name, is this
+    host.
+    """
 
     name = "dcgm_exporter"
 
@@ -290,7 +292,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameServ
 
 
 def fetch(url: str, timeout_s: float, monotonic: Callable[[], float] = time.monotonic) -> bytes:
-    """The body, at most MAX_BODY_BYTES, also after decompression. Raises ScrapeFailed."""
+    """Return the body, at most MAX_BODY_BYTES after decompression. Raises ScrapeFailed."""
     request = _request(url)
     deadline = monotonic() + timeout_s
     try:
@@ -310,7 +312,7 @@ def fetch(url: str, timeout_s: float, monotonic: Callable[[], float] = time.mono
 
 
 def _request(url: str) -> urllib.request.Request:
-    """A name and a password in the URL become basic authentication."""
+    """Return the request; name and password in the URL become basic authentication."""
     parts = urlsplit(url)
     server = _server(url)
     request = urllib.request.Request(urlunsplit(parts._replace(netloc=server)))
@@ -323,14 +325,14 @@ def _request(url: str) -> urllib.request.Request:
 
 
 def _server(url: str) -> str:
-    """Host and port, without credentials: for people to read."""
+    """Return host and port without credentials, for messages."""
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def _read_body(
     response: http.client.HTTPResponse, deadline: float, monotonic: Callable[[], float]
 ) -> bytes:
-    """Until its end, whoever drips it byte by byte."""
+    """Read the body up to the deadline, even if it arrives byte by byte."""
     body = bytearray()
     while chunk := response.read1(_CHUNK_BYTES):
         body += chunk

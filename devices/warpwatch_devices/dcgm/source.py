@@ -53,7 +53,7 @@ class ProfilingPause:
         return self._since is not None
 
     def follow(self, engine: HostEngine, wanted: bool, now: float) -> bool:
-        """Pause and resume as wanted; True where that changed. Raises DcgmUnavailable."""
+        """Pause or resume as wanted; return whether that changed. Raises DcgmUnavailable."""
         if not wanted:
             self._given_up = False
         if self._since is None:
@@ -68,7 +68,7 @@ class ProfilingPause:
         return True
 
     def connected(self, engine: HostEngine) -> None:
-        """After the connection was lost during a pause: that one may still hold."""
+        """End a pause that was active when the connection was lost."""
         if self._since is not None:
             self.end(engine)
 
@@ -102,9 +102,9 @@ DISCOVERY_INTERVAL_S = 15.0
 RETRY_FIRST_S = 1.0
 RETRY_LONGEST_S = 60.0
 STUCK_AFTER_S = 10.0
-# A value older than this many intervals is no value of now.
 # The shortest at which DCGM's profiling metrics are sound is 0.1 s.
 INTERVAL_S = 1.0
+# An older value is stale.
 _STALE_INTERVALS = 3
 _STALE_AT_LEAST_S = 3.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -143,7 +143,7 @@ class DcgmSource:
         supervisor.every("dcgm-watchdog", watchdog_s, lambda: self._watch(loop, sink))
 
     def close(self) -> None:
-        """Resume profiling and leave; a host engine that does not answer is not waited for."""
+        """Resume profiling and disconnect, without waiting for a stuck host engine."""
         run_all({"dcgm-close": self._leave}, _CLOSE_TIMEOUT_S)
 
     def _step(self, sink: Sink) -> None:
@@ -165,7 +165,7 @@ class DcgmSource:
         sink.publish_health(self._health(self._monotonic() - begun))
 
     def _connected(self, now: float) -> HostEngine | None:
-        """The engine; None while it is not yet time to try again."""
+        """Return the engine, or None until the next attempt is due."""
         engine = self._engine
         if engine is not None and now >= self._next_discovery:
             self._next_discovery = now + DISCOVERY_INTERVAL_S

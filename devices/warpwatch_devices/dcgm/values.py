@@ -16,7 +16,7 @@ from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.dcgm_names import DCGM_NAMES, DcgmName
 from warpwatch_telemetry.samples import Device, DeviceSample
 
-# What measures a ratio may overshoot a little; what is beyond is no ratio.
+# A measured ratio may overshoot a little; a larger value is invalid.
 MAX_RATIO = 1.05
 
 _INT32_BLANKS = range(0x7FFFFFF0, 0x80000000)
@@ -24,8 +24,7 @@ _INT32_BLANKS = range(0x7FFFFFF0, 0x80000000)
 _INT64_BLANK = float(0x7FFFFFFFFFFFFFF0)
 _FP64_BLANK = 2.0**47
 
-# What one number of DCGM says: a sum of several series of ours cannot be taken apart, and the last
-# XID is no count of them.
+# Fields with a single series of ours: a sum cannot be split, and the last XID is not a count.
 ROWS: Mapping[str, DcgmName] = MappingProxyType(
     {name: row for name, row in DCGM_NAMES.items() if len(row.series) == 1}
 )
@@ -33,8 +32,8 @@ PROFILING_ROWS: Mapping[str, DcgmName] = MappingProxyType(
     {name: row for name, row in ROWS.items() if name.startswith("DCGM_FI_PROF_")}
 )
 
-# What a GPU instance has for itself. Everything else DCGM repeats for each instance: power,
-# temperatures, clocks, links and errors are the GPU's.
+# The values of a GPU instance. DCGM repeats all others for each instance: power, temperatures,
+# clocks, links and errors are the GPU's.
 INSTANCE_ROWS: Mapping[str, DcgmName] = MappingProxyType(
     {
         name: row
@@ -46,7 +45,7 @@ INSTANCE_ROWS: Mapping[str, DcgmName] = MappingProxyType(
 
 
 def in_our_unit(row: DcgmName, value: float) -> float | None:
-    """The value of ``row``'s series, in its unit; None for what cannot be one."""
+    """Return the value in the unit of ``row``'s series, or None for an invalid one."""
     if not math.isfinite(value) or value < 0 or _is_blank(value, row.decimals):
         return None
     ours = round(value / row.factor, 6)
@@ -65,11 +64,11 @@ _DCGM_SOURCES = frozenset({"dcgm", "dcgm_exporter"})
 
 
 def device_of(listed: Device, known: Iterable[DeviceSample]) -> Device | None:
-    """The device that ``listed`` is, whose UUID is the GPU's even where it is a GPU instance.
+    """Return the device that ``listed`` is; its UUID is the GPU's even for a GPU instance.
 
-    DCGM does not give the UUID of a MIG device: NVML's with the same GPU and GPU instance is
-    taken, of several (compute instances) the first. An instance of a GPU that NVML does not know
-    gets the key ``<uuid>/gi<id>``; one that NVML does not know of a GPU that it does, None.
+    DCGM does not give the UUID of a MIG device: NVML's device with the same GPU and GPU instance is
+    used, the first of several compute instances. An instance of a GPU that NVML lacks gets the key
+    ``<uuid>/gi<id>``; an instance that NVML lacks on a GPU that it has is None.
     """
     devices = [sample.device for sample in known if sample.source not in _DCGM_SOURCES]
     gpu = next((device for device in devices if device.uuid == listed.uuid), None)
@@ -82,14 +81,14 @@ def device_of(listed: Device, known: Iterable[DeviceSample]) -> Device | None:
 
 
 class PublishedDevices:
-    """What a source has published, so that devices that it does not see any more are forgotten."""
+    """A source's published devices, to forget those that disappear."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._uuids: frozenset[str] = frozenset()
 
     def publish(self, samples: Iterable[DeviceSample], sink: Sink) -> None:
-        """Everything that the source knows now."""
+        """Publish all devices of the source, and forget the others."""
         uuids = set()
         for sample in samples:
             uuids.add(sample.device.uuid)

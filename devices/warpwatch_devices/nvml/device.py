@@ -50,7 +50,7 @@ _WRAP = 2**32
 # 2.5 GT/s with 8 bits of 10 (PCI Express Base Specification 1.1). No generation more than doubles
 # the one before.
 _FIRST_LANE_BYTES_PER_S = 250_000_000
-# After so many rounds without GPM the fields are counted, if they can be.
+# After this many rounds without GPM the fields are counted, if possible.
 PATIENCE_ROUNDS = 10
 
 
@@ -62,10 +62,10 @@ class ContinuedCounter:
         self._newest: tuple[str, float] = ("", 0.0)
 
     def total(self, source: str, raw: float, wrap: int = 0) -> float:
-        """Add what ``source`` has counted since it was asked last; if it was another one that was
-        asked, that is not known and adds nothing.
+        """Add the growth of ``source`` since its last reading; after a change of source it is
+        unknown.
 
-        wrap: where the counter starts over. One that falls without has started again.
+        wrap: where the counter starts over. A counter without it that falls has started again.
         """
         last_source, before = self._newest
         self._newest = (source, raw)
@@ -76,7 +76,7 @@ class ContinuedCounter:
         return self._total
 
     def interrupt(self) -> None:
-        """What is counted from now until it is asked for again is not known."""
+        """Ignore the growth up to the next reading."""
         self._newest = ("", 0.0)
 
 
@@ -87,7 +87,12 @@ def _growth(before: float, now: float, wrap: int) -> float:
 
 
 class PcieBytes:
-    """Of one GPU that is read every ``interval_s`` seconds."""
+    """The PCIe byte counters of a GPU: from GPM's rates if it has them, else from two fields.
+
+    The fields may have 32 bits only, which a fast link fills several times per second. So such a
+    field counts only if the link cannot carry that much between two readings. Totals outlive
+    handles, and continue when their source changes.
+    """
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -96,14 +101,14 @@ class PcieBytes:
         self._rounds_without = PATIENCE_ROUNDS
 
     def begin(self) -> None:
-        """The handle is new, or MIG was turned on or off: GPM may be there no more, or again."""
+        """Start again after a new handle or MIG mode, since GPM may be gone or back."""
         self._rounds_without = PATIENCE_ROUNDS
         if not self._wide:
             for counter in self._counters.values():
                 counter.interrupt()
 
     def count(self, values: Values, gpm: Mapping[SeriesKey, float]) -> None:
-        """Put totals in place of what the fields say, or nothing where that is not known."""
+        """Replace the values of the fields by totals, or remove them if these are unknown."""
         fields = {key: values.pop(key) for key in PCIE_BYTES if key in values}
         self._wide = self._wide or any(raw >= _WRAP for raw in fields.values())
         if any(key in gpm for key in PCIE_BYTES):
@@ -118,7 +123,7 @@ class PcieBytes:
         values.update({k: self._counters[k].total("fields", v, wrap) for k, v in fields.items()})
 
     def _countable(self, values: Values) -> bool:
-        """Whether the fields cannot start over more than once between two readings."""
+        """Return whether the fields cannot start over more than once between two readings."""
         if self._wide:
             return True
         generation, lanes = values.get(_GENERATION), values.get(_WIDTH)
@@ -128,11 +133,10 @@ class PcieBytes:
         return bytes_per_s * self._interval_s < _WRAP
 
 
-# How long a device that is gone is left alone before it is looked for again.
+# A removed device is not called for this time.
 PROBE_INTERVAL_S = 10.0
 
-# Counters that GPM's rates give as well, integrated: they count only where the device has no such
-# field.
+# GPM's rates, integrated, replace these counters only on devices without the fields.
 _NVLINK_OF_GPM: dict[SeriesKey, int] = {
     ("device_nvlink_receive_bytes_total", ()): pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
     ("device_nvlink_transmit_bytes_total", ()): pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
@@ -141,7 +145,7 @@ _NVLINK_OF_GPM: dict[SeriesKey, int] = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceContext:
-    """What the devices of one generation of NVML share."""
+    """The objects that the devices of one NVML session share."""
 
     sink: DeviceSink
     ledger: XidLedger
@@ -155,7 +159,7 @@ class NvmlDevice:
     """The device at ``index``. Only its own loop calls ``step``; the watchdog reads ``devices``."""
 
     def __init__(self, index: int, context: DeviceContext, interval_s: float) -> None:
-        # Until the device has said its UUID there is nothing better to call it.
+        # The key of a device whose UUID has not been read yet.
         self.device = Device(uuid=f"unknown-{index}", index=index, name="")
         self.library_gone = False
         self.reason = ""
@@ -180,12 +184,12 @@ class NvmlDevice:
 
     @property
     def known(self) -> bool:
-        """Whether it has ever said what it is."""
+        """Whether its UUID and name have been read."""
         return bool(self.device.name)
 
     @property
     def settled(self) -> bool:
-        """Whether it is read, so that all of its MIG devices are known."""
+        """Whether it is read, so that all its MIG devices are known."""
         return self._settled
 
     @property
@@ -194,12 +198,12 @@ class NvmlDevice:
         return (self.device, *self._mig.devices)
 
     def move(self, index: int) -> None:
-        """Called when devices have come or gone: handles may have died, the index may differ."""
+        """Set a new index after devices came or went; handles may have died."""
         self._index = index
         self._handle_valid = False
 
     def step(self) -> None:
-        """Read the device once and publish what came of it."""
+        """Read the device once and publish the result."""
         self._reported_stuck = False
         if self.library_gone:
             return
@@ -249,7 +253,7 @@ class NvmlDevice:
         except pynvml.NVMLError as error:
             raise DeviceGone(reason_of(judge(error))) from error
         if self.known and uuid != self.device.uuid:
-            # Another one has come to this index: whose it is, is decided elsewhere.
+            # Another device is at this index; the session will assign it.
             raise DeviceGone("lost")
         facts = read_facts(handle, self.costs)
         self._fans = count_fans(handle, self.costs)
@@ -262,7 +266,7 @@ class NvmlDevice:
         self._watched = False
 
     def _prepare(self) -> None:
-        """Begin with all readers: what a device supports differs by driver and by MIG mode."""
+        """Create all readers again: support differs by driver and by MIG mode."""
         driver_version = self.device.info.get("driver_version", "")
         fast = FieldBatch("fields", fast_fields(driver_version))
         slow = FieldBatch("slow_fields", SLOW_FIELDS, SLOW_S, self._parts)
@@ -293,11 +297,11 @@ class NvmlDevice:
             self._watch()
         self._integrate(values)
         self._processes.read(self._handle)
-        # What was not answered has not changed.
+        # A missing value means no change.
         mig_mode = values.get(MIG_MODE, self._mig_mode)
         if mig_mode != self._mig_mode:
             self._change_mig_mode(mig_mode)
-        # Before its GPU is published: their processes may have to be asked for.
+        # Before the GPU is published, as the instances' processes may have to be queried.
         instances: tuple[DeviceSample, ...] = ()
         if self._mig_mode:
             instances = tuple(self._mig.read(self.device, self._handle, now, self._processes))
@@ -314,9 +318,9 @@ class NvmlDevice:
             publish(sample)
 
     def _watch(self) -> None:
-        """Events, once the device has been read well: to register it takes calls of its own."""
+        """Register events after the first good reading, since that takes calls of its own."""
         self._watched = True
-        # Where the address cannot be read, the UUID tells the GPU from the others.
+        # If the address cannot be read, the UUID identifies the GPU.
         address = self.device.info.get("pci_bus_id", self.device.uuid)
         self._context.events.register(self.device.uuid, address, self._handle)
 
@@ -335,8 +339,9 @@ class NvmlDevice:
                 values[key] = value
 
     def _integrate(self, values: Values) -> None:
-        """Busy time of devices without sample buffers: the utilization that was read, for the time
-        since the reading before. A gap of more than three intervals is not known and adds nothing.
+        """Integrate the utilization of devices without sample buffers into busy time.
+
+        A gap of more than three intervals adds nothing.
         """
         now = self._monotonic()
         before, self._read_at = self._read_at, now

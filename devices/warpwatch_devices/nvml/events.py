@@ -39,16 +39,19 @@ HEALTH_EVENTS: dict[int, str] = {
     pynvml.nvmlEventTypeGpuRecoveryAction: "recovery_action",
 }
 WANTED = XID | sum(HEALTH_EVENTS)
-# How long a device that could not be registered is left alone: the first time, and at most.
+# The pause before a failed registration is repeated: the first and the longest.
 FIRST_RETRY_S = 10.0
 LAST_RETRY_S = 300.0
 
 
 @dataclass(slots=True, eq=False)
 class EventDevice:
-    """``registered``: in the present set. ``retry_at``: not to be registered before; after
-    another failure, ``retry_s`` later. ``stale``: in the present set as it was before it came
-    back, when it may send nothing any more: at ``retry_at`` there must be a new set."""
+    """A GPU whose events are wanted.
+
+    ``registered``: it is in the current set. It is not registered before ``retry_at``, and
+    ``retry_s`` is the pause after another failure. ``stale``: the current set has the device as it
+    was before it came back, and may no longer get its events; a new set is due at ``retry_at``.
+    """
 
     uuid: str
     pci_bus_id: str
@@ -66,13 +69,13 @@ class EventDevice:
 
 @dataclass(slots=True)
 class Renewals:
-    """Of a GPU that comes back: when it may cost all the others a new set again."""
+    """The pause of a returning GPU before it may cause another new event set for all."""
 
     next_at: float = 0.0
     pause_s: float = FIRST_RETRY_S
 
     def take(self, now: float) -> float:
-        """When the next one is due; 0: now."""
+        """Return the time when the next renewal is due; 0 means now."""
         if now < self.next_at:
             return self.next_at
         was_quiet = now - self.next_at > self.pause_s
@@ -82,18 +85,18 @@ class Renewals:
 
 
 ORIGIN = "nvml"
-# Whose calls these are; the time of the second is spent waiting.
+# Labels of the calls; the time of the second is spent waiting.
 READER, WAITING = "events", "event_wait"
 # Short enough that the daemon ends soon, long enough to cost nothing.
 WAIT_S = 0.5
 # Devices come together, each while the one before may be waited for already: shortly after one has
 # come, waits are short.
 SETTLING_S, SETTLING_WAIT_S = 2.0, 0.05
-# Events that one round takes before it lets the loop breathe.
+# The events that one round handles at most.
 MAX_EVENTS = 200
 FIRST_BACK_OFF_S = 1.0
 LAST_BACK_OFF_S = 30.0
-# A set that has been quiet for so long is taken to work.
+# A set without errors for this time is taken to work.
 STEADY_S = 60.0
 MAX_REPLACEMENTS = 8
 
@@ -103,7 +106,7 @@ class _Unusable(Exception):
 
 
 class EventWatcher:
-    """Hands the events of one generation of NVML to the ledger."""
+    """Hands the events of one NVML session to the ledger."""
 
     def __init__(
         self,
@@ -122,20 +125,22 @@ class EventWatcher:
         self._devices: dict[str, EventDevice] = {}
         self._by_address: dict[int, EventDevice] = {}
         self._renewals: dict[str, Renewals] = {}
-        # Why nothing is watched any more.
+        # The reason why events are no longer watched.
         self.trouble = ""
         self._renew = False
         self._settled_at = 0.0
         self._closed = False
-        # Of the loop alone:
+        # Only the loop uses the following attributes.
         self._set: Any = None
         self._built_at = 0.0
         self._build_at = 0.0
         self._back_off_s = 0.0
 
     def register(self, uuid: str, pci_bus_id: str, handle: Any) -> None:
-        """Watch this GPU (of MIG instances: their GPU). Asks it, in the caller's thread, for what
-        it supports; without events it is no device of the watcher, and still up."""
+        """Watch this GPU (for MIG instances: their GPU), whose supported events are read first.
+
+        The query runs in the caller's thread. A GPU without events is not watched.
+        """
         self._ledger.register(uuid, pci_bus_id)
         mask = WANTED & self._supported(handle)
         if not mask:
@@ -156,7 +161,7 @@ class EventWatcher:
             self._loop.wake()
 
     def forget(self, uuid: str) -> None:
-        """Do not register it again. What it still sends is counted."""
+        """Do not register the device again. Events that it still sends are counted."""
         with self._lock:
             self._devices.pop(uuid, None)
 
@@ -166,8 +171,10 @@ class EventWatcher:
         return self._loop.in_flight
 
     def watch(self, stuck_after_s: float) -> None:
-        """Replace a thread whose call does not return, and leave out the device that it was made
-        for. Never calls NVML; for the watchdog."""
+        """Replace a thread whose call does not return, and drop the device of that call.
+
+        For the watchdog: it never calls NVML.
+        """
         stuck = self._loop.give_up_if_stuck(stuck_after_s + WAIT_S)
         if stuck is None:
             return
@@ -216,13 +223,13 @@ class EventWatcher:
         self._costs.drain(self._sink.count)
 
     def _one_came_back(self) -> bool:
-        """Whether the set must be built again for a device that is in it as it was before."""
+        """Return whether a returned device needs a new set."""
         now = self._monotonic()
         with self._lock:
             return any(d.stale and now >= d.retry_at for d in self._devices.values())
 
     def _ensure_set(self, guard: CallGuard) -> None:
-        """A set with every device in it that can be registered now."""
+        """Create the set if needed, and register all devices that are due."""
         now = self._monotonic()
         with self._lock:
             missing = [
@@ -265,7 +272,7 @@ class EventWatcher:
         self._ledger.watched(ORIGIN, device.uuid, bool(XID & device.mask), health)
 
     def _take(self, guard: CallGuard) -> None:
-        """Wait for an event, and take those that have come with it."""
+        """Wait for an event, and handle all that have arrived."""
         settling = self._monotonic() < self._settled_at
         if settling:
             self._loop.wake()
@@ -296,7 +303,7 @@ class EventWatcher:
         """Raises _Unusable, or ends the watcher where NVML itself is gone or has no events."""
         meaning = meaning_of(code_of(error))
         if meaning in (Meaning.LIBRARY, Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
-            # That the library is gone is reported by all that is read through it.
+            # All readers report a missing library.
             level = logging.INFO if meaning is Meaning.LIBRARY else logging.WARNING
             self._give_up(str(error), level)
         else:
@@ -307,8 +314,10 @@ class EventWatcher:
         logger.log(level, "%s", self.trouble)
 
     def _rebuild_later(self, guard: CallGuard, unusable: _Unusable) -> None:
-        """Free the set, and build another one: at once the first time, then when the back-off is
-        over, since what happens without a set is not reported later."""
+        """Free the set and build another: at once the first time, then after the back-off.
+
+        Events that happen without a set are lost.
+        """
         wait_s = self._back_off_s
         self._back_off_s = min(max(2 * wait_s, FIRST_BACK_OFF_S), LAST_BACK_OFF_S)
         self._build_at = self._monotonic() + wait_s

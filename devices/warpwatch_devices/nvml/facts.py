@@ -42,7 +42,7 @@ _CONFIG_BYTES = 4
 
 
 def identify(handle: Any, costs: CallCosts) -> tuple[str, str]:
-    """UUID and name. Raises NVMLError."""
+    """Return UUID and name. Raises NVMLError."""
     uuid: str = costs.measure(_ACCOUNT, pynvml.nvmlDeviceGetUUID, handle)
     name: str = costs.measure(_ACCOUNT, pynvml.nvmlDeviceGetName, handle)
     return uuid, name
@@ -61,7 +61,7 @@ def driver_load(boot_id: Path = _BOOT_ID, module: Path = _MODULE) -> str:
 
 
 def read_facts(handle: Any, costs: CallCosts) -> dict[str, str]:
-    """What the device says of itself; what it does not say is left out.
+    """Return the labels that describe the device; unreadable ones are missing.
 
     Raises LibraryGone, DeviceGone.
     """
@@ -80,7 +80,7 @@ def read_facts(handle: Any, costs: CallCosts) -> dict[str, str]:
 
 
 def count_fans(handle: Any, costs: CallCosts) -> int:
-    """Raises LibraryGone, DeviceGone."""
+    """Return the number of fans. Raises LibraryGone, DeviceGone."""
     try:
         return int(costs.measure(_ACCOUNT, pynvml.nvmlDeviceGetNumFans, handle))
     except pynvml.NVMLError as error:
@@ -97,7 +97,7 @@ class PciGpu(NamedTuple):
 
 
 def pci_gpus(root: Path = Path("/")) -> tuple[PciGpu, ...]:
-    """Return NVIDIA's GPUs on the PCI bus, whatever driver they have."""
+    """Return NVIDIA's GPUs on the PCI bus, with any driver."""
     folders = sorted((root / PCI_DEVICES.lstrip("/")).glob("*"))
     return tuple(
         PciGpu(folder.name, _link(folder / "driver"), _is_lost(folder / "config"))

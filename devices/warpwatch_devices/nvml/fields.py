@@ -26,14 +26,13 @@ ALL_LINKS = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field, the series that it fills, and how its value becomes theirs.
+    """One field, the series that it fills, and the conversion of its value.
 
-    factor, divisor: from the field's unit to the series'; a plain field has no factor, the others
-    have no divisor.
-    rate: the series of its growth per second, by the driver's own timestamps.
-    adds: the series is the sum of several fields.
-    flag: whatever is not 0 is 1.
-    instead_of: it is read only where the device does not support the field of this number.
+    ``factor`` and ``divisor`` convert from the field's unit to the series'; a plain field has no
+    factor, the others have no divisor. ``rate``: the series of its growth per second, by the
+    driver's timestamps. ``adds``: the series is the sum of several fields. ``flag``: any value but
+    0 becomes 1. ``instead_of``: the field is read only if the device lacks the field of this
+    number.
     """
 
     number: int
@@ -75,7 +74,7 @@ def _throttled(number: int, reason: str) -> Field:
 
 
 def _pcie_bytes(number: int, direction: str) -> Field:
-    """Of 32 or 64 bits: what they have counted is found out by PcieBytes."""
+    """Return a counter of 32 or 64 bits; PcieBytes interprets it."""
     return _field(number, f"pcie_{direction}_bytes_total")
 
 
@@ -119,15 +118,15 @@ def _nvlinks() -> Iterable[Field]:
             yield Field(number, (series,), scope=link, adds=True, instead_of=old)
 
 
-# The times of these reasons have numbers of their own, which moved: drivers from 575 on had them
-# at 251, where others have power smoothing, until 580.82 put them at 269 (nvml.h of each).
+# The times of these reasons have numbers that moved: drivers from 575 on had them at 251, where
+# others have power smoothing. 580.82 moved them to 269 (nvml.h of each).
 _COUNTED_REASONS = ("sw_thermal", "hw_thermal", "hw_power_brake")
 _FIRST_REASON, _FIRST_REASON_BEFORE = 269, 251
 _MOVED_SINCE, _MOVED_UNTIL = (575, 0), (580, 82)
 
 
 def fast_fields(driver_version: str) -> tuple[Field, ...]:
-    """What moves, numbered as a driver of this version (such as 580.95.05) does."""
+    """Return the fields of every round, with the numbers of this driver version (580.95.05)."""
     numbers = [int(part) for part in driver_version.split(".") if part.isdecimal()]
     moved = _MOVED_SINCE <= tuple(numbers[:2]) < _MOVED_UNTIL
     first = _FIRST_REASON_BEFORE if moved else _FIRST_REASON
@@ -189,13 +188,13 @@ RARE_FIELDS: tuple[Field, ...] = (
 
 # nvmlFieldValue_t: fieldId, scopeId, timestamp (µs), latencyUsec, valueType, nvmlReturn, value.
 _ANSWER = struct.Struct("=IIqqIIQ")
-# A batch asks single links that did not answer, of fields that others answer, so seldom again.
+# Links without a value, while other links have one, are read again after this many readings.
 _RETRY_READINGS = 6
-# What an answer means for the whole device, if the driver gives it for a single field.
+# Codes of a single field that concern the whole device.
 _OF_THE_DEVICE = (Meaning.LIBRARY, Meaning.LOST, Meaning.RESET_REQUIRED)
 _FINAL = (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION)
 
-# The newest value of each field of which several make one series; it outlives the batches.
+# The newest value of each field of a sum; it outlives the batches.
 Parts = dict[Field, float]
 
 
@@ -205,7 +204,7 @@ def _double(raw: int) -> float | None:
 
 
 def _unsigned(bits: int) -> Callable[[int], float | None]:
-    """All ones of the type's own width stand for "not available"."""
+    """Return a decoder; all ones of the type's width mean "not available"."""
     ones = (1 << bits) - 1
 
     def decode(raw: int) -> float | None:
@@ -216,7 +215,7 @@ def _unsigned(bits: int) -> Callable[[int], float | None]:
 
 
 def _signed(bits: int) -> Callable[[int], float | None]:
-    """-1 is a value: a margin below its threshold."""
+    """Return a decoder; -1 is a value: a margin below its threshold."""
     sign = 1 << bits - 1
 
     def decode(raw: int) -> float | None:
@@ -244,7 +243,7 @@ class GrowthRate:
         self._newest: tuple[float, int] | None = None
 
     def per_second(self, value: float, time_us: int) -> float | None:
-        """None for the first reading, for one that the driver gave before, and after a restart."""
+        """Return the growth, or None at first, for a repeated reading and after a restart."""
         before, self._newest = self._newest, (value, time_us)
         if before is None or time_us <= before[1] or value < before[0]:
             return None
@@ -252,10 +251,10 @@ class GrowthRate:
 
 
 class FieldBatch:
-    """Some fields of one device. ``reader`` reads them in one call, without those that the device
-    does not support: their numbers are in ``unsupported``.
+    """Some fields of one device, which ``reader`` reads in one call.
 
-    ``parts``: what a link said last counts for as long as it says nothing.
+    Unsupported fields are left out: their numbers are in ``unsupported``. ``parts`` keeps the last
+    value of each link while the link does not reply.
     """
 
     def __init__(
@@ -285,7 +284,7 @@ class FieldBatch:
         self._pointer = (ctypes.c_char * len(self._answers)).from_buffer(self._answers)
 
     def read(self, handle: Any) -> Values:
-        """Raises NVMLError when no field has answered, or when the device is gone."""
+        """Read all fields. Raises NVMLError if no field has a value or the device is gone."""
         if not self._fields:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         self._readings += 1
@@ -318,7 +317,7 @@ class FieldBatch:
         return values
 
     def _sum(self, values: Values) -> None:
-        """Series that several fields make together, each with what it said last."""
+        """Add up the series of several fields, each with its last value."""
         sums: Values = {}
         for field in (*self._fields, *self._resting):
             if field.adds and field in self._parts:
@@ -343,15 +342,13 @@ class FieldBatch:
                 values[field.rate] = per_second
 
     def _refused(self, handle: Any, code: int) -> None:
-        """An older driver may refuse a call that names a field it does not know: find out which,
-        by halves, and fill the answers of the others.
-        """
+        """Find by halves the fields that an old driver refuses, and read the others."""
         if meaning_of(code) is not Meaning.UNSUPPORTED:
             raise pynvml.NVMLError(code)
         self._ask(handle, 0, len(self._fields), code)
 
     def _ask(self, handle: Any, begin: int, end: int, code: int) -> None:
-        """The fields from ``begin`` to ``end`` have been refused together with ``code``."""
+        """Read the fields from ``begin`` to ``end``, which were refused together with ``code``."""
         size = _ANSWER.size
         if end - begin == 1:
             field = self._fields[begin]
@@ -369,7 +366,7 @@ class FieldBatch:
                 raise pynvml.NVMLError(answer)
 
     def _settle(self, failures: dict[Field, int]) -> None:
-        """Drop what will never answer; raise when nothing did, or when the device is gone."""
+        """Drop unsupported fields; raise if no field has a value or the device is gone."""
         meanings = {field: meaning_of(code) for field, code in failures.items()}
         supported = [f for f, meaning in meanings.items() if meaning is not Meaning.UNSUPPORTED]
         for field in supported:

@@ -31,7 +31,7 @@ from warpwatch_telemetry.metric import SeriesKey, Values
 
 logger = logging.getLogger(__name__)
 
-# Shares above 1 by no more than this are rounding; what lies further out is no share at all.
+# A share up to this much above 1 is rounding; a larger one is invalid.
 ROUNDING_RATIO = 0.01
 _BYTES_PER_MIB = 2**20
 
@@ -70,7 +70,7 @@ _METRIC = struct.Struct(f"@IId{_METRIC_BYTES - 16}x")
 
 
 class GpmRequest:
-    """The metrics that are asked of one device, in a structure that is built once."""
+    """The metrics requested of one device, in a structure that is built once."""
 
     def __init__(self) -> None:
         self.metrics: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class GpmRequest:
         self._ask((*SHARES, *TRAFFIC))
 
     def between(self, earlier: Any, later: Any) -> Any:
-        """The argument of nvmlGpmMetricsGet for the time between two samples."""
+        """Return the argument of nvmlGpmMetricsGet for the time between two samples."""
         self._request.sample1 = earlier
         self._request.sample2 = later
         return self._request
@@ -89,7 +89,7 @@ class GpmRequest:
         return list(_METRIC.iter_unpack(self._answers[: len(self.metrics) * _METRIC_BYTES]))
 
     def drop(self, refused: Iterable[int]) -> None:
-        """Do not ask for these any more."""
+        """Do not request these metrics again."""
         gone = frozenset(refused)
         if gone:
             self._ask(tuple(metric for metric in self.metrics if metric not in gone))
@@ -102,14 +102,14 @@ class GpmRequest:
 
 
 def refused(answers: Iterable[Answer]) -> dict[int, Meaning]:
-    """The metrics that the device will not answer, and why."""
+    """Return the metrics that the device will never answer, and the reasons."""
     meanings = {metric: meaning_of(code) for metric, code, _ in answers if code}
     final = (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION)
     return {metric: meaning for metric, meaning in meanings.items() if meaning in final}
 
 
 def shares_of(answers: Iterable[Answer]) -> dict[SeriesKey, float]:
-    """Ratios from 0 to 1. What is no number, or no share, is absent."""
+    """Return ratios from 0 to 1; invalid values are absent."""
     values = {}
     for metric, code, percent in answers:
         key = SHARES.get(metric)
@@ -120,7 +120,7 @@ def shares_of(answers: Iterable[Answer]) -> dict[SeriesKey, float]:
 
 
 def traffic_of(answers: Iterable[Answer]) -> dict[str, float]:
-    """Bytes per second by the beginning of the series' name."""
+    """Return bytes per second by the beginning of the series' name."""
     return {
         TRAFFIC[metric]: rate * _BYTES_PER_MIB
         for metric, code, rate in answers
@@ -130,7 +130,7 @@ def traffic_of(answers: Iterable[Answer]) -> dict[str, float]:
 
 @dataclass(slots=True, eq=False)
 class GpmDevice:
-    """A GPU or GPU instance. ``physical`` is the GPU that the calls end at.
+    """A GPU or GPU instance; ``physical`` is the GPU that its calls reach.
 
     ``earlier`` holds the sample of the time ``sampled_at``; ``spare`` takes the next one.
     """
@@ -156,8 +156,11 @@ class GpmDevice:
 
 @dataclass(slots=True, eq=False)
 class GivenUp:
-    """A GPU whose call did not return. ``names``: it and its instances; ``devices``: those of them
-    to be read again; ``times``: how often it has come to that; ``back_at``: when to read again."""
+    """A GPU whose call did not return.
+
+    ``names``: it and its instances; ``devices``: those to be read again; ``times``: how often this
+    happened; ``back_at``: the time to read again.
+    """
 
     times: int = 0
     guard: CallGuard | None = None
@@ -166,8 +169,10 @@ class GivenUp:
     back_at: float | None = None
 
     def due(self, now: float, at_most: int, after_s: float) -> bool:
-        """Whether the call has returned ``after_s`` ago, twice as long each time, and the GPU was
-        taken back less than ``at_most`` times."""
+        """Return whether the call has returned long enough ago to read the GPU again.
+
+        The pause doubles each time; after ``at_most`` times the GPU is never read again.
+        """
         if self.guard is None or self.guard.in_flight or self.times > at_most:
             return False
         if self.back_at is None:
@@ -179,16 +184,16 @@ READER = "gpm"
 # The driver refreshes the counters every 100 ms (nvml.h); over long windows they may wrap.
 MIN_WINDOW_S = 0.1
 MAX_WINDOW_S = 600.0
-# A loop of less would find the window still too short in every other round.
+# With a shorter interval the window would be too short in every other round.
 MIN_INTERVAL_S = 0.12
-# Values that were not read again for so many intervals are gone.
+# Values expire after this many intervals.
 FRESH_INTERVALS = 3
-# How long a device that is lost is left alone.
+# A lost device is not called for this time.
 LOST_RETRY_S = 10.0
-# A GPU whose call has returned after all is read again so much later, twice as much each time.
+# A GPU whose call has returned is read again after this pause, which doubles each time.
 TAKE_BACK_AFTER_S = 10.0
 MAX_TAKEN_BACK = 3
-# How long closing waits for a call that is about to return.
+# The longest wait of ``close`` for a call to return.
 CLOSE_TIMEOUT_S = 0.5
 
 _NO_PERMISSION = (
@@ -199,7 +204,7 @@ _NO_PERMISSION = (
 
 
 class GpmWorker:
-    """The GPM of all devices of one generation of NVML. Only the worker's thread calls NVML."""
+    """The GPM of all devices of one NVML session. Only the worker's thread calls NVML."""
 
     def __init__(
         self,
@@ -211,14 +216,14 @@ class GpmWorker:
         self._monotonic = monotonic
         self.costs = CallCosts()
         self._interval_s = max(interval_s, MIN_INTERVAL_S)
-        # The limit is that of each GPU: one that was given up too often is not taken back.
+        # The limit is per GPU instead: one that was given up too often is not read again.
         loop = (supervisor, "gpm", self._interval_s, self._round, sys.maxsize)
         self._loop = GuardedLoop(*loop, monotonic)
         self._stuck_after_s = stuck_after_s
         self._lock = threading.Lock()
         self._devices: dict[str, GpmDevice] = {}
         self._removed: list[GpmDevice] = []
-        # By GPU. One that was taken back stays here, without a guard.
+        # By GPU. One that is read again stays here, without a guard.
         self._given_up: dict[int, GivenUp] = {}
         self._closed = False
         self._warned = False
@@ -226,10 +231,10 @@ class GpmWorker:
     def add(
         self, uuid: str, handle: Any, gpu_instance: int | None = None, parent_handle: Any = None
     ) -> None:
-        """Read this device from now on; one that is known is begun again.
+        """Read this device from now on; a known one starts again.
 
-        A GPU instance is read through ``parent_handle``. Devices of a GPU that was given up wait
-        until that is taken back.
+        A GPU instance is read through ``parent_handle``. Devices of a stuck GPU wait until it is
+        read again.
         """
         asked = handle if parent_handle is None else parent_handle
         device = GpmDevice(uuid, asked, gpu_instance, address_of(asked))
@@ -252,7 +257,7 @@ class GpmWorker:
                 given_up.devices.pop(uuid, None)
 
     def values(self, uuid: str) -> Values:
-        """What was read last, empty when that is too long ago."""
+        """Return the last values, or none if they are too old."""
         with self._lock:
             device = self._devices.get(uuid)
             if device is None:
@@ -298,8 +303,7 @@ class GpmWorker:
         logger.error("GPM of device %s does not return: given up %s", stuck.uuid, until)
 
     def _take_back(self) -> None:
-        """GPUs whose call has returned some time ago. Their buffers are freed, as of devices that
-        are removed; what they counted goes on."""
+        """Read GPUs again whose call returned some time ago; their counters continue."""
         now = self._monotonic()
         with self._lock:
             for given_up in self._given_up.values():
@@ -314,7 +318,7 @@ class GpmWorker:
                 given_up.guard, given_up.devices = None, {}
 
     def close(self) -> None:
-        """Free what can be freed: nothing while a call may still use it."""
+        """Free the buffers, unless a call may still use them."""
         with self._lock:
             self._closed = True
         if not self._loop.close(CLOSE_TIMEOUT_S):
@@ -344,7 +348,7 @@ class GpmWorker:
                 self._poll(guard, device)
 
     def _known(self, device: GpmDevice) -> bool:
-        """Whether it was not removed while the devices before it were read."""
+        """Return whether the device was not removed while others were read."""
         return self._devices.get(device.uuid) is device
 
     def _free(self, guard: CallGuard, device: GpmDevice) -> None:
@@ -353,7 +357,7 @@ class GpmWorker:
                 self._call(guard, device, pynvml.nvmlGpmSampleFree, buffer)
 
     def _call(self, guard: CallGuard, device: GpmDevice, *call: Any) -> Any:
-        """One call of NVML for the device. Raises NVMLError, and CallAbandoned."""
+        """Call NVML once for the device. Raises NVMLError and CallAbandoned."""
         return guard.call(device, self.costs.measure, READER, *call)
 
     def _poll(self, guard: CallGuard, device: GpmDevice) -> None:
@@ -366,7 +370,7 @@ class GpmWorker:
             self._judge(device, meaning_of(code_of(error)))
 
     def _prepare(self, guard: CallGuard, device: GpmDevice) -> bool:
-        """Whether the device has GPM at all; then its buffers are there."""
+        """Return whether the device has GPM; then its buffers exist."""
         support = self._call(guard, device, pynvml.nvmlGpmQueryDeviceSupport, device.handle)
         if not support.isSupportedDevice:
             return False
@@ -376,7 +380,7 @@ class GpmWorker:
         return True
 
     def _read(self, guard: CallGuard, device: GpmDevice) -> None:
-        """One sample more, and what the time since the sample before was like."""
+        """Take a sample, and evaluate the time since the last one."""
         before = device.sampled_at
         if before is not None and self._monotonic() - before < MIN_WINDOW_S:
             return
@@ -414,7 +418,7 @@ class GpmWorker:
             device.values, device.read_at = values, self._monotonic()
 
     def _judge(self, device: GpmDevice, meaning: Meaning) -> None:
-        """What an error says of the device: ask again at once, later, or never."""
+        """Decide by an error whether to read the device again at once, later, or never."""
         if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION, Meaning.LIBRARY):
             device.polled = False
         elif meaning in (Meaning.LOST, Meaning.RESET_REQUIRED):

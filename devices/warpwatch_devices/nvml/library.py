@@ -23,7 +23,7 @@ LIBRARY_ENV = "WARPWATCH_NVML_LIBRARY"
 
 
 class Meaning(Enum):
-    """What a return code says, by what is to be done."""
+    """The reaction to a return code."""
 
     UNSUPPORTED = "the device will never answer this: do not ask again"
     NO_PERMISSION = "this process may not ask: do not ask again soon"
@@ -56,7 +56,7 @@ _MEANINGS: dict[int, Meaning] = {
 }
 
 
-# Why a device that is gone is, as it is published.
+# The published reason of a device that is gone.
 _REASONS = {
     Meaning.LOST: "lost",
     Meaning.RESET_REQUIRED: "reset_required",
@@ -70,19 +70,19 @@ _CODE_NAMES: dict[int, str] = {
 
 
 class NvmlUnavailable(Exception):
-    """NVML cannot be used now; the text says in one line what is missing."""
+    """Raised with one line if NVML cannot be used now."""
 
 
 class VersionMismatch(NvmlUnavailable):
-    """The library in this process and the kernel module are of different driver versions."""
+    """Raised if library and kernel module have different driver versions."""
 
 
 class DeviceGone(Exception):
-    """The device cannot be read; the text is the reason that is published."""
+    """Raised with the published reason if a device cannot be read."""
 
 
 class LibraryGone(Exception):
-    """NVML itself must be initialised again."""
+    """Raised if NVML must be initialised again."""
 
 
 def meaning_of(code: int) -> Meaning:
@@ -94,17 +94,17 @@ def code_of(error: Exception) -> int:
 
 
 def name_of(code: int) -> str:
-    """A return code as a label value: ``gpu_is_lost``."""
+    """Return a return code as a label value: ``gpu_is_lost``."""
     return _CODE_NAMES.get(code, str(code))
 
 
 def reason_of(meaning: Meaning) -> str:
-    """Why a device cannot be read whose calls end with ``meaning``."""
+    """Return the published reason for calls that end with ``meaning``."""
     return _REASONS.get(meaning, "driver")
 
 
 def judge(error: pynvml.NVMLError) -> Meaning:
-    """What an error says of one value; raises LibraryGone or DeviceGone when it says more."""
+    """Return the meaning of an error for one value. Raises LibraryGone, DeviceGone."""
     meaning = meaning_of(code_of(error))
     if meaning is Meaning.LIBRARY:
         raise LibraryGone from error
@@ -114,24 +114,24 @@ def judge(error: pynvml.NVMLError) -> Meaning:
 
 
 def address_of(handle: Any) -> int:
-    """What makes two handles of NVML the same: where they point."""
+    """Return the address that a handle points to, which identifies it."""
     return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 
 def function(name: str) -> Callable[..., int]:
-    """The library's own function, for calls that pynvml's wrappers make dear.
+    """Return the library's own function, for calls that pynvml's wrappers make expensive.
 
-    Raises NVMLError where the library has no such function.
+    Raises NVMLError if the library lacks it.
     """
     pointer: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)
     return pointer
 
 
 def initialise() -> None:
-    """Load and initialise NVML. May be called again after it failed: nothing is remembered.
+    """Load and initialise NVML; may be repeated after a failure.
 
-    The library is the file that WARPWATCH_NVML_LIBRARY names, else the loader's search.
-    Raises NvmlUnavailable; VersionMismatch where the kernel module is of another version.
+    The library is the file that WARPWATCH_NVML_LIBRARY names, else the loader's search. Raises
+    NvmlUnavailable; VersionMismatch if the kernel module has another version.
     """
     path = os.environ.get(LIBRARY_ENV) or LIBRARY
     try:
@@ -151,10 +151,10 @@ def initialise() -> None:
 
 
 def count_devices() -> int:
-    """Raises NvmlUnavailable and VersionMismatch.
+    """Return the number of devices. Raises NvmlUnavailable and VersionMismatch.
 
-    An initialisation that found the library in use only counted, so this may be the first call to
-    meet a driver that was exchanged.
+    The initialisation of a library in use only counts, so this may be the first call to meet a
+    replaced driver.
     """
     try:
         return int(pynvml.nvmlDeviceGetCount())
@@ -171,9 +171,9 @@ def _unavailable(what: str, error: pynvml.NVMLError) -> NvmlUnavailable:
 
 
 def library_replaced() -> bool:
-    """Whether the file that this process has mapped as its library is another one on disk by now.
+    """Return whether the mapped library was replaced on disk.
 
-    The loader keeps what it has loaded, so only a new process gets the new file.
+    The loader keeps a loaded file, so only a new process gets the new one.
     """
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -184,8 +184,9 @@ def library_replaced() -> bool:
 
 
 def _replaced(device: str, inode: str, path: str) -> bool:
-    """Of a mapped file, by the columns of /proc/self/maps. Layered file systems name another
-    device there than of the file: then nothing is known.
+    """Return whether a mapped file was replaced, by the columns of /proc/self/maps.
+
+    Layered file systems have another device there than the file: then nothing is known.
     """
     path = path.strip()
     if path.endswith(" (deleted)"):
@@ -199,19 +200,21 @@ def _replaced(device: str, inode: str, path: str) -> bool:
 
 
 def shut_down() -> None:
-    """Take one initialisation back. After the last one the next initialisation is a real one."""
+    """Undo one initialisation; after the last one the next is a real one."""
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlShutdown()
 
 
 T = TypeVar("T")
 
-# What counts as an answer although it is no success.
+# Codes that are not counted as errors.
 _ANSWERS = (Meaning.UNSUPPORTED, Meaning.EMPTY)
 
 
 class CallCosts:
-    """Of one device. Its loop adds; the manager's loop alone drains."""
+    """The calls, seconds and errors of one device, by reader. Its loop adds; only the manager
+    drains.
+    """
 
     def __init__(self) -> None:
         self.errors = 0
@@ -232,7 +235,7 @@ class CallCosts:
         self._totals[counter] = self._totals.get(counter, 0.0) + by
 
     def measure(self, reader: str, call: Callable[..., T], *arguments: Any) -> T:
-        """``call(*arguments)``, one call of NVML, counted for the reader. Raises NVMLError."""
+        """Return ``call(*arguments)``, counted for the reader. Raises NVMLError."""
         try:
             return self.time(reader, call, *arguments)
         except pynvml.NVMLError as error:
@@ -240,7 +243,7 @@ class CallCosts:
             raise
 
     def time(self, reader: str, call: Callable[..., T], *arguments: Any) -> T:
-        """The same, without counting an error."""
+        """Return ``call(*arguments)``, timed, without counting an error."""
         begun = time.perf_counter()
         try:
             return call(*arguments)
@@ -248,7 +251,7 @@ class CallCosts:
             self.add(reader, 1, time.perf_counter() - begun)
 
     def drain(self, count: Callable[..., None]) -> None:
-        """Add what came since the last time to the agent's own counters (``Sink.count``)."""
+        """Add the growth to the agent's own counters (``Sink.count``)."""
         for counter, total in tuple(self._totals.items()):
             new = total - self._drained.get(counter, 0.0)
             if new:
@@ -256,12 +259,12 @@ class CallCosts:
                 self._drained[counter] = total
 
 
-# How often a list may have grown between two calls.
+# How often a list may grow between two calls.
 _ATTEMPTS = 4
 
 
 class Buffer:
-    """It grows when they do not fit; until then, each list is one call."""
+    """Memory for the structs that NVML fills; it grows until they fit into one call."""
 
     def __init__(self, layout: struct.Struct, capacity: int = 32) -> None:
         self._layout = layout
@@ -273,7 +276,7 @@ class Buffer:
         self._pointer = (ctypes.c_char * len(self._bytes)).from_buffer(self._bytes)
 
     def fill(self, call: Callable[[Any, Any], int]) -> Iterable[tuple[int, ...]]:
-        """What ``call(structs, count)`` writes. Raises NVMLError; empty is none."""
+        """Return the structs that ``call(structs, count)`` writes. Raises NVMLError."""
         code = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
         for _ in range(_ATTEMPTS):
             count = ctypes.c_uint(self._capacity)

@@ -1,8 +1,8 @@
-"""The MIG devices of a GPU: devices of their own, read in the loop of the GPU that they are on.
+"""Reads the MIG devices of a GPU, in the loop of that GPU.
 
-Memory and hardware counters belong to a GPU instance, so of several compute instances in it the
-lowest one alone tells them. Handles die when instances are taken down, so they are looked for
-again every few rounds, and at once when a call fails.
+Memory and hardware counters belong to a GPU instance, so only its lowest compute instance reports
+them. Handles die with their instances, so instances are searched again every few rounds, and at
+once when a call fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from warpwatch_telemetry.samples import Device, DeviceSample
 
 MEMORY_PERIOD_S = 2.0
 _NEVER = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION)
-# What says that there is no MIG device. Anything else may be another the next time.
+# Codes of an empty slot. Any other code may differ the next time.
 _ABSENT = (
     pynvml.NVML_ERROR_NOT_FOUND,
     pynvml.NVML_ERROR_INVALID_ARGUMENT,
@@ -35,14 +35,14 @@ _ABSENT = (
 
 
 class _NoAnswer(Exception):
-    """This time it cannot be said whether there is a MIG device."""
+    """Raised if it is unknown this time whether there is a MIG device."""
 
 
 @dataclass(slots=True, eq=False)
 class _Instance:
-    """``leads``: it is the lowest compute instance of its GPU instance.
+    """A compute instance; ``leads``: it is the lowest one of its GPU instance.
 
-    ``memory`` is None until it was asked for, ``silent`` says that it is never answered.
+    ``memory`` is None until it is read; ``silent``: it can never be read.
     """
 
     device: Device
@@ -55,7 +55,7 @@ class _Instance:
 
 
 class MigDevices:
-    """Of one GPU. Only its loop calls; the watchdog reads ``devices``."""
+    """The MIG devices of one GPU. Only its loop calls; the watchdog reads ``devices``."""
 
     def __init__(
         self, sink: DeviceSink, gpm: GpmWorker, costs: CallCosts, interval_s: float
@@ -77,7 +77,7 @@ class MigDevices:
     def read(
         self, parent: Device, handle: Any, time_s: float, occupancy: GpuProcessReader
     ) -> Iterator[DeviceSample]:
-        """A sample of each. Raises LibraryGone, DeviceGone."""
+        """Yield a sample of each device. Raises LibraryGone, DeviceGone."""
         looked = self._stale or self._round % self._slow_rounds == 0
         if looked:
             self._find(parent, handle)
@@ -93,11 +93,11 @@ class MigDevices:
             yield self._sample(instance, time_s, occupancy)
 
     def find_again(self) -> None:
-        """Handles may have died."""
+        """Search again in the next round, as handles may have died."""
         self._stale = True
 
     def clear(self) -> None:
-        """MIG was turned off: its devices are gone in order."""
+        """Remove all devices, as MIG was turned off."""
         for uuid in tuple(self._instances):
             self._forget(uuid)
         self.devices = ()
@@ -126,7 +126,7 @@ class MigDevices:
             self._stale = self._stale or not instance.silent
 
     def _find(self, parent: Device, handle: Any) -> None:
-        """What instances there are now; those that are not any more are forgotten."""
+        """Find the instances, and forget those that were removed."""
         self._stale = False
         try:
             slots = self._ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
@@ -145,7 +145,7 @@ class MigDevices:
         self._choose_leaders(handle)
 
     def _instance_in(self, slot: int, parent: Device, parent_handle: Any) -> _Instance | None:
-        """None where the slot is empty; who was in it, where that cannot be said this time."""
+        """Return the instance in a slot, None for an empty slot, the last one if unknown."""
         try:
             handle = self._ask(
                 lambda parent: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot),
@@ -165,7 +165,7 @@ class MigDevices:
             return next((i for i in self._instances.values() if i.slot == slot), None)
 
     def _ask(self, call: Any, handle: Any) -> Any:
-        """The answer, None where there is no such device. Raises _NoAnswer, or as judge does."""
+        """Return the reply, or None if the device is missing. Raises _NoAnswer, or as judge does."""
         try:
             return self._costs.measure("mig", call, handle)
         except pynvml.NVMLError as error:
@@ -175,7 +175,7 @@ class MigDevices:
             raise _NoAnswer from error
 
     def _ask_detail(self, call: Any, handle: Any) -> Any:
-        """The answer, None where there is none, for now or for good."""
+        """Return the reply, or None."""
         try:
             return self._ask(call, handle)
         except _NoAnswer:
@@ -198,7 +198,7 @@ class MigDevices:
         return _Instance(device, handle, slot, (gpu_instance, compute_instance))
 
     def _profile(self, name: str, handle: Any) -> str:
-        """Such as 1g.10gb, or 1c.3g.40gb of a part of a GPU instance; the name ends with it."""
+        """Return 1g.10gb, or 1c.3g.40gb for a part of a GPU instance."""
         _, found, profile = name.rpartition("MIG ")
         if found:
             return profile

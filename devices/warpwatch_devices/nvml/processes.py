@@ -28,7 +28,7 @@ _PROCESS = struct.Struct("=I4xQII")
 # nvmlProcessUtilizationSample_t: pid, timeStamp (µs), smUtil, memUtil, encUtil, decUtil (per cent).
 _USE = struct.Struct("=I4xQIIII")
 _NOT_AVAILABLE = 2**64 - 1
-# Of the first reading, which gives all that the driver remembers.
+# The window of the first reading, which returns the whole history.
 _FIRST_WINDOW_US = 1_000_000
 # The driver samples its processes at least that often.
 _SAMPLE_PERIOD_S = 1.0
@@ -65,7 +65,7 @@ class ProcessList:
         )
 
     def _call(self, *arguments: Any) -> int:
-        """Before driver 510 the same list has another version."""
+        """Call the list; drivers before 510 have another version."""
         try:
             return function(self._name + self._version)(*arguments)
         except pynvml.NVMLError_FunctionNotFound:
@@ -76,7 +76,7 @@ class ProcessList:
 
 
 class ProcessUse:
-    """The share of SM time by process, since the reading before."""
+    """The share of SM time by process, since the last reading."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class ProcessUse:
         self._read_at = 0.0
 
     def read(self, handle: Any) -> dict[int, float]:
-        """The mean share (0 to 1) by PID; who is not named has used nothing. Raises NVMLError.
+        """Return the mean share (0 to 1) by PID. Raises NVMLError.
 
-        Nothing new means that no process used the device, unless there was no time for it.
+        No new samples mean that no process used the device, unless too little time has passed.
         """
         ask = function("nvmlDeviceGetProcessUtilization")
         self._newest.check()
@@ -107,7 +107,7 @@ class ProcessUse:
         return self._mean
 
     def shares(self, uses: Iterable[tuple[int, ...]]) -> dict[int, float]:
-        """The mean of what is new: (PID, time in µs, share of SM time in per cent, …) each."""
+        """Return the mean of new samples: (PID, time in µs, SM share in per cent, …) each."""
         newest = self._newest
         newest.check()
         samples = [
@@ -126,10 +126,10 @@ class ProcessUse:
 
 
 class ProcessNames:
-    """Names of executables, asked of the kernel once for each process.
+    """The names of executables, read once per process.
 
-    A PID that has left the device is forgotten, so that its successor is asked for again. Where
-    PIDs of the host mean nothing or another process, there are no names.
+    A PID that has left the device is forgotten, so that its successor is read. Outside of the
+    host's PID namespace there are no names.
     """
 
     def __init__(self) -> None:
@@ -147,14 +147,14 @@ class ProcessNames:
 
 
 def _executable(pid: int) -> str:
-    """The kernel's name of a process; empty where it has ended."""
+    """Return the kernel's name of a process, or nothing if it has exited."""
     return read_text(Path(f"/proc/{pid}/comm")).strip()
 
 
 def describe(
     occupants: Iterable[Occupant], use: dict[int, float] | None, names: ProcessNames
 ) -> tuple[DeviceProcess, ...]:
-    """Each process once, however many lists it is in. ``use`` is None where it is not known."""
+    """Return each process once, from all lists; ``use`` is None if unknown."""
     memory: dict[int, int | None] = {}
     for occupant in occupants:
         if memory.get(occupant.pid) is None:
@@ -167,15 +167,15 @@ def describe(
 
 _PERIOD_S = 2.0
 _FINAL = (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION)
-# A process on a GPU instance: GPU instance, compute instance.
+# GPU instance and compute instance of a process.
 InstanceIds = tuple[int, int]
 
 
 class GpuProcessReader:
-    """The processes of one GPU and of its MIG devices, from one list for all of them.
+    """The processes of one GPU and of its MIG devices, from one list for all.
 
-    Where that list is not permitted, ``by_instance`` says that each MIG device must be asked.
-    ``clocks``: as of ProcessUse.
+    If that list is not permitted, ``by_instance`` is set: then each MIG device is queried.
+    ``clocks``: as for ProcessUse.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class GpuProcessReader:
         self._names = ProcessNames()
 
     def read(self, handle: Any) -> None:
-        """Read what is due in this round. Raises LibraryGone, DeviceGone."""
+        """Read the lists that are due in this round. Raises LibraryGone, DeviceGone."""
         turn = self._round + self._phase
         first = self._round == 0
         self._round += 1
@@ -209,7 +209,7 @@ class GpuProcessReader:
             self._list(GRAPHICS, handle)
 
     def of_gpu(self, instances: Iterable[InstanceIds] = ()) -> tuple[DeviceProcess, ...]:
-        """Who is on the GPU and on none of these instances."""
+        """Return the processes on the GPU outside of these instances."""
         instance_ids = set(instances)
         return self._describe(o for o in self._all if _ids_of(o) not in instance_ids)
 
@@ -217,18 +217,18 @@ class GpuProcessReader:
         return self._describe(o for o in self._all if _ids_of(o) == ids)
 
     def read_instance(self, handle: Any, ids: InstanceIds) -> None:
-        """The list of one MIG device, where the GPU's own is not permitted."""
+        """Read the list of one MIG device, if the GPU's own is not permitted."""
         name = f"{COMPUTE} {ids}"
         process_list = self._lists.get(name) or ProcessList(COMPUTE)
         self._lists[name] = process_list
         self._instances[name] = ids
         self._list(name, handle)
-        # Asked of a MIG device, they are on it, whatever else they say.
+        # The list of a MIG device contains only its own processes.
         found = self._found.get(name, ())
         self._found[name] = tuple(Occupant(o.pid, o.memory_bytes, *ids) for o in found)
 
     def keep_instances(self, instance_ids: Iterable[InstanceIds]) -> None:
-        """Of those that were taken down there is no handle to ask who is on them."""
+        """Drop the lists of removed instances."""
         kept = set(instance_ids)
         for name, ids in tuple(self._instances.items()):
             if ids not in kept:

@@ -36,7 +36,7 @@ Read = Callable[[Any], Values]
 
 
 def fast_readers(busy_samples: Callable[[Any], Values]) -> Iterable[TimedReader]:
-    """What is read in every round."""
+    """Yield the readers of every round."""
     yield TimedReader("utilization", _utilization)
     yield TimedReader("utilization_samples", busy_samples)
     yield TimedReader("memory", _first_of(read_memory, _old_memory))
@@ -47,7 +47,7 @@ def fast_readers(busy_samples: Callable[[Any], Values]) -> Iterable[TimedReader]
 
 
 def slow_readers(fans: int) -> Iterable[TimedReader]:
-    """What seldom changes, or matters less."""
+    """Yield the rarely run readers."""
     for domain, period_s in (("memory", SLOW_S), ("graphics", SLOW_S), ("video", SLOWER_S)):
         yield TimedReader("clock", _clock(domain), period_s)
     for name, series, call, period_s in _SINGLE_VALUES:
@@ -63,7 +63,7 @@ def slow_readers(fans: int) -> Iterable[TimedReader]:
 
 
 def static_readers() -> Iterable[TimedReader]:
-    """What does not change while the driver is loaded."""
+    """Yield the readers that run once: their values change only with the driver."""
     for domain in _CLOCKS:
         yield TimedReader("clock_max", _clock_max(domain), ONCE)
     for name in _THRESHOLDS:
@@ -81,7 +81,7 @@ def read_memory(handle: Any) -> Values:
 
 
 def _old_memory(handle: Any) -> Values:
-    """Before driver 510: what the driver keeps for itself counts as used."""
+    """Read the memory before driver 510, with the driver's own share as used."""
     info = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return {_MEMORY_USED: info.used, _MEMORY_FREE: info.free, _MEMORY_TOTAL: info.total}
 
@@ -105,7 +105,7 @@ def value_of(key: SeriesKey, read: Callable[[Any], float], divisor: int = 1) -> 
 
 
 def _first_of(first: Read, second: Read) -> Read:
-    """The first, until it turns out that this driver does not have it: from then on the second."""
+    """Return a reader that uses ``second`` once the driver turns out to lack ``first``."""
     chosen = first
 
     def read(handle: Any) -> Values:
@@ -131,7 +131,7 @@ def _temperature(handle: Any) -> Values:
 
 
 def _old_temperature(handle: Any) -> Values:
-    """For drivers older than the versioned call; this one goes away with CUDA 14."""
+    """Read with the older call, which CUDA 14 removes."""
     return {_TEMPERATURE: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)}
 
 
@@ -140,12 +140,12 @@ def _event_reasons(handle: Any) -> Values:
 
 
 def _throttle_reasons(handle: Any) -> Values:
-    """What older drivers call the same."""
+    """Read with the older name of the call."""
     return _reasons(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
 def _reasons(bits: int) -> Values:
-    """The bits are in the order of THROTTLE_REASONS."""
+    """Return the bits, which are in the order of THROTTLE_REASONS."""
     return {key: bits >> bit & 1 for bit, key in enumerate(_THROTTLED)}
 
 
@@ -160,7 +160,7 @@ def _clock_max(domain: str) -> Read:
 
 
 def _threshold(name: str) -> Read:
-    """Newer devices (Ada on) have margins, fields 193-196, in place of some or all of these."""
+    """Return a reader; from Ada on, devices have margins (fields 193-196) instead of some."""
     key, kind = key_of("temperature_threshold_celsius", name), _THRESHOLDS[name]
     return lambda handle: {key: pynvml.nvmlDeviceGetTemperatureThreshold(handle, kind)}
 
@@ -190,7 +190,7 @@ def _row_remap_banks(handle: Any) -> Values:
 
 
 def _vgpu_licensed(handle: Any) -> Values:
-    """Only inside a virtual machine with a vGPU is there anything to be licensed."""
+    """Read the license, which only a virtual machine with a vGPU has."""
     mode = pynvml.nvmlDeviceGetVirtualizationMode(handle)
     licensed = False
     if mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU:
@@ -201,7 +201,7 @@ def _vgpu_licensed(handle: Any) -> Values:
 
 
 def _fabric(version: Callable[[], Any]) -> Read:
-    """Nothing of a GPU that is on no NVLink fabric; older drivers do not sum its health up."""
+    """Return a reader; without an NVLink fabric there are no values, in old drivers no health."""
 
     def read(handle: Any) -> Values:
         info = version()
@@ -219,12 +219,12 @@ def _fabric(version: Callable[[], Any]) -> Read:
 
 
 def _share_of(engine: str) -> Callable[[Any], float]:
-    """The call gives a utilization in per cent, and how long it was sampled."""
+    """Return a call for a utilization in per cent, without its sampling period."""
     call = getattr(pynvml, f"nvmlDeviceGet{engine}Utilization")
     return lambda handle: call(handle)[0] / 100
 
 
-# What one call gives as one value: the reader, its series, the call, and every how many seconds.
+# Calls with a single value: the reader, its series, the call, and the period in seconds.
 _SINGLE_VALUES: tuple[tuple[str, str, Callable[[Any], float], float], ...] = (
     ("encoder", "encoder_utilization_ratio", _share_of("Encoder"), SLOW_S),
     ("decoder", "decoder_utilization_ratio", _share_of("Decoder"), SLOW_S),
@@ -252,7 +252,9 @@ _SINGLE_VALUES: tuple[tuple[str, str, Callable[[Any], float], float], ...] = (
 
 
 def field_substitutes(energy_samples: Read) -> Iterable[TimedReader]:
-    """Each is dropped as soon as the device has answered its field."""
+    """Yield readers for devices and drivers that lack a field; each is dropped once the field has a
+    value.
+    """
 
     def instead(number: int, name: str, read: Read, period_s: float = 0.0) -> TimedReader:
         return TimedReader(name, read, period_s, instead_of=number)
@@ -271,7 +273,7 @@ def field_substitutes(energy_samples: Read) -> Iterable[TimedReader]:
 
 
 def supports(batches: Iterable[FieldBatch]) -> Callable[[int], bool | None]:
-    """Whether the device supports a field, as far as its batches have found out."""
+    """Return a function that says whether the device supports a field; None if unknown."""
     known = tuple(batches)
 
     def ask(number: int) -> bool | None:

@@ -32,18 +32,17 @@ ENERGY_JOULES: SeriesKey = ("device_energy_joules_total", ())
 
 
 class Integral:
-    """A counter of our own: a rate over time. It outlives the handle of its device."""
+    """A counter of our own: a rate over time. It outlives its device's handle."""
 
     def __init__(self) -> None:
         self.total = 0.0
 
 
 class NewestSample:
-    """The time of the newest sample that was taken from a buffer of the driver's: 0 is none.
+    """The time of the newest sample taken from a buffer of the driver; 0 means none.
 
-    The driver's samples bear the CPU's clock, so that one that is set back would hide all samples
-    until it is where it was: then the buffer is begun again, and what it holds of the time that is
-    to come again is left out.
+    Samples have the CPU's clock. If that is set back, the old time would hide all new samples: then
+    the buffer is read from its start, without the samples of the future.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
@@ -51,7 +50,7 @@ class NewestSample:
         self._wall = wall
 
     def check(self) -> None:
-        """Before the driver is asked for what is newer."""
+        """Start again if the clock was set back; call this before a query."""
         if self.in_future(self.time_us):
             self.time_us = 0
 
@@ -60,9 +59,9 @@ class NewestSample:
 
 
 class SampledIntegral:
-    """Integrates one kind of the driver's samples, each for the time since the one before.
+    """Integrates one kind of the driver's samples, each over the time since the last one.
 
-    ``per_unit``: what one unit of the sample adds to the integral in one second.
+    ``per_unit``: the growth of the integral per second and unit of the sample.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class SampledIntegral:
         self._buffer = Buffer(_SAMPLE, _CAPACITY)
 
     def read(self, handle: Any) -> Values:
-        """The integral up to the newest sample. Raises NVMLError."""
+        """Return the integral up to the newest sample. Raises NVMLError."""
         ask = function("nvmlDeviceGetSamples")
         self.check()
         since = ctypes.c_ulonglong(self._newest.time_us)
@@ -99,9 +98,7 @@ class SampledIntegral:
         return {self._series: round(self._integral.total, 6)}
 
     def check(self) -> None:
-        """Before the driver is asked: begin its buffer again where nothing more would come of it,
-        since the clock was set back, or nothing has come for longer than the buffer is.
-        """
+        """Start again after the clock was set back or after a silence longer than the buffer."""
         self._newest.check()
         silent_since = self._silent_since
         if silent_since is None or (self._monotonic() - silent_since) * 1e6 <= self._longest_gap_us:
@@ -110,8 +107,10 @@ class SampledIntegral:
         self._silent_since = None
 
     def add(self, samples: Iterable[tuple[int, ...]]) -> None:
-        """Integrate samples, (time in µs, value) each. The first time, what came before them is
-        not ours to count: then they only show how long the driver's buffer is.
+        """Integrate samples, (time in µs, value) each.
+
+        The first samples only show how long the driver's buffer is; the time before them is not
+        counted.
         """
         newest = self._newest
         new = sorted(s for s in samples if s[0] > newest.time_us and not newest.in_future(s[0]))
@@ -132,15 +131,12 @@ class SampledIntegral:
 
 
 def busy_samples(integral: Integral, *clocks: Callable[[], float]) -> SampledIntegral:
-    """Utilization in per cent: the time in which at least one kernel ran, in seconds.
-
-    ``clocks``: as of SampledIntegral.
-    """
+    """Return the integral of utilization: the seconds in which at least one kernel ran."""
     kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
     return SampledIntegral(kind, BUSY_SECONDS, 0.01, integral, *clocks)
 
 
 def energy_samples(integral: Integral, *clocks: Callable[[], float]) -> SampledIntegral:
-    """Power in milliwatts: energy in joules."""
+    """Return the integral of power in milliwatts: energy in joules."""
     kind = pynvml.NVML_TOTAL_POWER_SAMPLES
     return SampledIntegral(kind, ENERGY_JOULES, 1e-3, integral, *clocks)

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class SessionSink:
-    """Hands on to ``sink`` until ``close``."""
+    """Forwards to ``sink`` until ``close``, so that a call which returns late publishes nothing."""
 
     def __init__(self, sink: DeviceSink) -> None:
         self._sink = sink
@@ -40,18 +40,18 @@ class SessionSink:
         self._retired: set[str] = set()
 
     def close(self) -> None:
-        """Returns when nothing is being published any more."""
+        """Close; nothing is published after the return."""
         with self._lock:
             self._closed = True
 
     def retire(self, uuid: str) -> None:
-        """Forget the device, also after ``close``, and take nothing of it any more."""
+        """Forget the device, also after ``close``, and ignore its samples."""
         with self._lock:
             self._retired.add(uuid)
             self._sink.forget_device(uuid)
 
     def welcome(self, uuid: str) -> None:
-        """Take of the device again."""
+        """Accept samples of the device again."""
         with self._lock:
             self._retired.discard(uuid)
 
@@ -78,8 +78,10 @@ MAX_REPLACEMENTS = 8
 
 @dataclass(slots=True)
 class DeviceListing:
-    """UUIDs by index; ``silent``: indices of which it is not known who is there, ``unasked`` those
-    among them that were left out."""
+    """The found UUIDs by index.
+
+    ``silent``: indices with an unknown device; ``unasked``: those of them that were skipped.
+    """
 
     index_of: dict[str, int] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
@@ -87,8 +89,10 @@ class DeviceListing:
 
 
 class Search:
-    """What one thread asks, which another may give up. Every method raises LibraryGone, and
-    CallAbandoned once it was given up."""
+    """The queries of one search thread, which may be given up.
+
+    Every method raises LibraryGone, and CallAbandoned once it was given up.
+    """
 
     def __init__(self, guard: CallGuard, costs: CallCosts, hanging: Callable[[], set[int]]) -> None:
         self._guard = guard
@@ -96,12 +100,12 @@ class Search:
         self._hanging = hanging
 
     def count(self) -> int | None:
-        """None where there is no answer."""
+        """Return the number of devices, or None if unknown."""
         count: int | None = self._ask("count", pynvml.nvmlDeviceGetCount)
         return count
 
     def listing(self, count: int, stuck: Iterable[int]) -> DeviceListing:
-        """``stuck``: the indices of devices that are known not to answer."""
+        """List the devices except at the indices in ``stuck``, which do not reply."""
         listing = DeviceListing()
         for index in range(count):
             if index in stuck or index in self._hanging():
@@ -132,7 +136,7 @@ class Search:
 
 
 class Scanner:
-    """Runs ``look`` with a search each SCAN_INTERVAL_S from ``begin`` to ``end``."""
+    """Runs ``look`` with a search every SCAN_INTERVAL_S; hanging indices are skipped."""
 
     def __init__(
         self,
@@ -154,9 +158,9 @@ class Scanner:
         self._loop.begin()
 
     def watch(self, stuck_after_s: float) -> None:
-        """Replace a search that does not return. Never calls NVML; for the watchdog."""
+        """Replace a hanging search. For the watchdog: it never calls NVML."""
         self._loop.give_up_if_stuck(stuck_after_s)
-        # One that hangs at no index would hang again.
+        # A search that hangs outside of an index would hang again.
         elsewhere = not self.hangs or self._hanging()
         if elsewhere:
             self._loop.begin()
@@ -174,19 +178,21 @@ class Scanner:
         return self._loop.in_flight
 
     def _hanging(self) -> set[int]:
-        """The indices at which a search hangs now."""
+        """Return the indices at which a search hangs now."""
         return {subject for subject in self._loop.hanging if isinstance(subject, int)}
 
 
-# Reasons for which a device that is still there may have been exchanged for another.
+# With these reasons a device may have been replaced by another one.
 _MAYBE_GONE = ("lost", "driver")
 
 Running = tuple[NvmlDevice, LoopHandle]
 
 
 class NvmlSession:
-    """``begin`` starts the loops; ``end`` stops them; then NVML may be left once nothing is
-    ``in_flight``."""
+    """The devices of one initialisation of NVML, from ``begin`` to ``end``.
+
+    NVML may be shut down once nothing is ``in_flight``.
+    """
 
     def __init__(
         self,
@@ -208,13 +214,13 @@ class NvmlSession:
         self._count = 0
         self._scanner = Scanner(supervisor, self._look, monotonic)
         self._library_gone = False
-        # Devices were matched with indices that could not be asked.
+        # Some devices were matched with indices that were not queried.
         self._guessed = False
-        # Guards ``loops`` against changes by a scanner that comes back after the end.
+        # Guards ``loops`` against a late scanner.
         self._lock = threading.Lock()
         self._closed = False
         self._removed_loops: list[LoopHandle] = []
-        # Of devices that have gone, until they are drained.
+        # Costs of removed devices, until they are drained.
         self._past_costs: list[CallCosts] = []
 
     def begin(self, count: int) -> None:
@@ -241,7 +247,7 @@ class NvmlSession:
 
     @property
     def trouble(self) -> str:
-        """What does not work beside the devices."""
+        """The faults outside of the devices."""
         troubles = [self._context.events.trouble]
         if self._scanner.hangs:
             troubles.append("the search for devices that come and go does not return")
@@ -275,7 +281,7 @@ class NvmlSession:
             costs.drain(sink.count)
 
     def watch(self) -> None:
-        """Speak for the devices whose call does not return. Never calls NVML."""
+        """Report the devices whose call does not return. Never calls NVML."""
         for device, loop in self.loops:
             if self._is_stuck(loop):
                 device.publish_stuck()
@@ -284,7 +290,7 @@ class NvmlSession:
         self._context.gpm.watch()
 
     def end(self, timeout_s: float) -> None:
-        """Stop the loops, and wait so long for all of them together."""
+        """Stop the loops, and wait at most ``timeout_s`` for all of them."""
         deadline = self._monotonic() + timeout_s
         with self._lock:
             self._closed = True
@@ -312,12 +318,14 @@ class NvmlSession:
         return device, self._supervisor.every(f"nvml-{index}", interval_s, device.step)
 
     def _forget_unknown(self, device: NvmlDevice) -> None:
-        """Nothing will be published again for an index at which no device has said its UUID."""
+        """Forget an index at which no UUID was ever read."""
         if not device.known:
             self._sink.retire(device.device.uuid)
 
     def _look(self, search: Search) -> None:
-        """One call, unless something has changed or is missing."""
+        """Search for changes with one call, and list the devices if something changed or is
+        missing.
+        """
         if self.gone:
             return
         try:
@@ -335,7 +343,7 @@ class NvmlSession:
                 self._apply(listing, count)
 
     def _apply(self, listing: DeviceListing, count: int) -> None:
-        """Devices are where NVML says; one that is no longer named goes, one that is new comes."""
+        """Assign the listed indices, remove devices that are gone, and start new ones."""
         changed = count != self._count
         self._count = count
         self._guessed = bool(listing.unasked)
@@ -346,7 +354,7 @@ class NvmlSession:
             if index is None:
                 self._remove(device, loop)
                 continue
-            # One that is read well is not moved to where it was not seen.
+            # A working device is not moved to an index that was not queried.
             guessed = index in listing.unasked
             if not guessed and (changed or index != device.device.index):
                 device.move(index)
@@ -357,10 +365,10 @@ class NvmlSession:
         self.loops = tuple(kept)
 
     def _indices(self, listing: DeviceListing) -> dict[NvmlDevice, int]:
-        """The index of each device that is still there.
+        """Return the index of each device that still exists.
 
-        A device that is not named may be at an index that named none: those most likely still
-        there stay there, in the order in which they were, since NVML sorts by the bus.
+        A device that was not listed may be at a silent index. The devices that most likely still
+        exist stay there, in their previous order, since NVML sorts by the bus.
         """
         named = dict(listing.index_of)
         indices: dict[NvmlDevice, int] = {}
@@ -387,7 +395,7 @@ class NvmlSession:
         return indices | own | dict(zip(others, free, strict=False))
 
     def _doubt(self, running: Running, listing: DeviceListing) -> tuple[bool, bool]:
-        """Low: surely still there."""
+        """Return a sort key that is low if the device surely still exists."""
         device, loop = running
         there = self._is_stuck(loop) or not device.reason
         return not there, device.device.index not in listing.silent

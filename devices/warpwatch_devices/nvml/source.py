@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class LastResort:
-    """Calls ``fail`` once with what has been wrong for ``grace_s`` without a break."""
+    """Calls ``fail`` once with a fault that has lasted for ``grace_s``."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LastResort:
         self._failed = False
 
     def consider(self, ailment: str) -> None:
-        """``ailment``: one line on what is wrong now; empty: nothing is."""
+        """Note the current fault in one line; empty means none."""
         now = self._monotonic()
         if ailment != self._ailment:
             self._ailment, self._since = ailment, now
@@ -54,13 +54,13 @@ class LastResort:
             self._fail(ailment)
 
 
-# How long to wait before NVML is initialised again.
+# The pause before NVML is initialised again.
 RETRY_INTERVAL_S = 5.0
 
-# How long the end of the process waits for calls; the supervisor has waited before.
+# The wait for calls when the process ends; the supervisor has waited before.
 CLOSE_TIMEOUT_S = 0.5
 
-# What only a restart mends.
+# Faults that only a restart fixes.
 _UPGRADED = (
     "the NVIDIA driver was upgraded under this process: kernel module and library differ; "
     "restarting picks the new library up"
@@ -76,7 +76,7 @@ _UNREADABLE = (
 
 
 class NvmlSource:
-    """Starts without a driver and comes up by itself when there is one."""
+    """Starts without a driver and recovers by itself when there is one."""
 
     name = "nvml"
 
@@ -99,9 +99,9 @@ class NvmlSource:
         self._mismatched = False
         self._last_resort = LastResort(context.fail, config.mismatch_grace_s, monotonic)
         self._session: NvmlSession | None = None
-        # Ended ones with a call inside NVML still: each holds its initialisation.
+        # Ended sessions with a call inside NVML: each keeps its initialisation.
         self._left: list[NvmlSession] = []
-        # Every device that was seen, with the UUID of its GPU.
+        # All devices so far, with the UUID of their GPU.
         self._known: dict[str, tuple[Device, str]] = {}
 
     def start(self, supervisor: LoopRunner, sink: Sink) -> None:
@@ -112,7 +112,7 @@ class NvmlSource:
         supervisor.every("nvml-watchdog", min(0.5, interval_s), lambda: self._watch(manager, sink))
 
     def close(self) -> None:
-        """Leave NVML, unless a call is still in it: the process's end does that then."""
+        """Leave NVML, unless a call is still in it: then the process's exit does."""
         session, self._session = self._session, None
         if session is not None:
             session.end(CLOSE_TIMEOUT_S)
@@ -133,7 +133,7 @@ class NvmlSource:
     def _leave(self, sink: Sink) -> None:
         session, self._session = self._session, None
         assert session is not None
-        # The watchdog may not have looked since a device was read first.
+        # The watchdog may have missed the newest devices.
         self._remember(session.devices)
         session.drain(sink)
         self._errors += session.errors + 1
@@ -142,16 +142,16 @@ class NvmlSource:
         self._left.append(session)
 
     def _release(self) -> None:
-        """Shut NVML down as often as it was initialised for generations that are over.
+        """Shut NVML down for each finished session that has no call in it.
 
-        Never under a call. NVML counts, and only what follows its last user's shutdown is a real
-        initialisation, so one such call keeps all later generations from a driver that is new.
+        NVML counts initialisations, and only the one after the last shutdown is real. So a single
+        stuck call keeps all later sessions from a new driver.
         """
         for session in tuple(self._left):
             if not session.in_flight:
                 self._left.remove(session)
                 shut_down()
-                # A driver that was left for another version's sake is not waited for.
+                # After a driver upgrade the next attempt is immediate.
                 self._retry_at = self._monotonic()
 
     def _try(self, supervisor: LoopRunner, sink: Sink) -> None:
@@ -181,7 +181,7 @@ class NvmlSource:
         return session
 
     def _ailment(self) -> str:
-        """What is wrong that only a restart mends, if it lasts; empty: nothing."""
+        """Return the fault that only a restart fixes, or nothing."""
         if self._mismatched:
             return _UPGRADED
         session = self._session
@@ -190,7 +190,7 @@ class NvmlSource:
         return _UNREADABLE if self._unreadable() else ""
 
     def _unreadable(self) -> bool:
-        """Whether no device can be read where one could."""
+        """Return whether no device can be read, although some could before."""
         return self._session is not None and self._session.unreadable and bool(self._known)
 
     def _unavailable(self, reason: str) -> None:
@@ -219,7 +219,7 @@ class NvmlSource:
         self._speak_for_missing(session, sink)
 
     def _remember(self, gpus: tuple[NvmlDevice, ...]) -> set[str]:
-        """Note which devices there are; returns their UUIDs."""
+        """Note the current devices; return their UUIDs."""
         there = {
             device.uuid: (device, gpu.device.uuid)
             for gpu in gpus
@@ -230,12 +230,11 @@ class NvmlSource:
         return set(there)
 
     def _speak_for_missing(self, session: NvmlSession | None, sink: Sink) -> None:
-        """Who was there and is not any more is down, but a MIG device of a GPU that is there:
-        that one was taken down in order."""
+        """Report devices that have disappeared as down; removed MIG devices end cleanly."""
         gpus = session.devices if session else ()
         present = self._remember(gpus)
         settled = {gpu.device.uuid for gpu in gpus if gpu.settled}
-        # While devices are still being opened, any of them may be the one that is missing.
+        # While devices are still being opened, one of them may be the missing one.
         complete = session and all(gpu.known or gpu.reason for gpu in gpus)
         reason = "lost" if complete else "driver"
         for uuid, (device, gpu_uuid) in tuple(self._known.items()):

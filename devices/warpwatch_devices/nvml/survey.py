@@ -71,14 +71,12 @@ class NvLinkPeer(NamedTuple):
 
 
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of one GPU; what it did not answer is absent.
+    """The values of one GPU; unanswered ones are absent.
 
-    waiting_for: the unanswered request of a GPU that hangs.
-    code: the NVML return code of a GPU that cannot be read.
-    info: uuid, name and the labels of warpwatch_device_info.
-    values: by metric without its prefix and labels, "nvlink_link_up 3".
-    pending: the settings MIG and ECC as they will be after a reset.
-    gpm: NVML return code of taking a sample; None without GPM.
+    ``waiting_for`` is the unanswered request of a GPU that hangs, ``code`` the NVML return code of
+    an unreadable GPU. ``info`` has uuid, name and the labels of warpwatch_device_info. ``values``
+    are by metric without its prefix and labels, "nvlink_link_up 3". ``pending`` has the settings
+    MIG and ECC after a reset. ``gpm`` is the NVML return code of taking a sample, None without GPM.
     """
 
     index: int
@@ -320,7 +318,7 @@ def _return_code(error: Exception) -> int:
 
 
 def _no_samples(handle: Any) -> Values:
-    """Replace the readers of sample buffers: one reading integrates nothing."""
+    """Return no values: a single reading of the sample buffers integrates nothing."""
     return {}
 
 

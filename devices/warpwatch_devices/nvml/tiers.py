@@ -1,8 +1,8 @@
-"""When each reader of a device is called: every round, seldom, or once, by what it costs.
+"""Decides when each reader of a device runs: every round, rarely, or once, by its cost.
 
-What seldom changes is read every so many seconds, and between two readings its values stand. The
-rounds of the slow readers are spread, over the readers of a device and over the devices, so that
-they never come all together. A reader of every round that turns out to be dear becomes a slow one.
+Slowly changing values are read at long intervals and kept in between. The rounds of slow readers
+are spread over readers and devices, so that they never coincide. An expensive reader of every round
+becomes a slow one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SLOW_S = 10.0
 SLOWER_S = 30.0
 RARE_S = 60.0
 ONCE = math.inf
-# Rounds that are shorter count as if they took so long: the price of a round stays the same.
+# Shorter rounds count as this long, so that the cost of a round stays the same.
 _LEAST_ROUND_S = 1.0
 # A reader of every round whose median cost is above this becomes a slow one.
 DEAR_S = 0.005
@@ -44,18 +44,17 @@ _JUDGED_READINGS = 5
 
 
 def rounds_of(period_s: float, interval_s: float) -> int:
-    """In every how many rounds of ``interval_s`` something is done every ``period_s`` seconds."""
+    """Return the number of rounds between two readings ``period_s`` apart."""
     return max(1, round(period_s / max(interval_s, _LEAST_ROUND_S)))
 
 
 @dataclass(slots=True, eq=False)
 class TimedReader:
-    """``read`` is called every ``period_s`` seconds; 0: in every round.
+    """A reader that runs every ``period_s`` seconds; 0 means every round.
 
-    name: its label in nvml_calls_total; several readers of the same kind share one.
-    instead_of: the number of a field; the reader is for devices that do not support it.
-    calls: how many calls its newest reading made.
-    refusals: return codes of single values of a reading that gave others.
+    ``name`` is its label in nvml_calls_total; readers of the same kind share one. With
+    ``instead_of`` it runs only on devices that lack this field. ``calls`` and ``refusals`` (return
+    codes of single values) are those of the last reading.
     """
 
     name: str
@@ -68,7 +67,7 @@ class TimedReader:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A reader and where it stands; ``rounds`` is 0 where it is read only once."""
+    """A reader and its state; ``rounds`` is 0 if it runs only once."""
 
     reader: TimedReader
     phase: int
@@ -83,10 +82,10 @@ class _Turn:
 
 
 class Schedule:
-    """The readers of one device, from the opening of its handle on, with rounds of ``interval_s``.
+    """The readers of one device, with rounds of ``interval_s``, while its handle is valid.
 
-    ``supports`` answers whether the device supports a field: None as long as it is not known.
-    ``denied`` are the names of readers that were already reported as not permitted.
+    ``supports`` returns whether the device supports a field, or None if that is unknown. ``denied``
+    has the readers already reported as not permitted.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Schedule:
         self._standing: Values = {}
 
     def read(self, handle: Any) -> Values:
-        """All values of this round. Raises DeviceGone when nothing that was due has answered."""
+        """Return all values of this round. Raises DeviceGone if no due reader has any."""
         fast: Values = {}
         outcomes: list[Meaning | None] = []
         for turn in tuple(self._turns):
@@ -128,14 +127,14 @@ class Schedule:
         return self._standing | fast
 
     def has(self, name: str) -> bool:
-        """Whether there is still a reader of this name."""
+        """Return whether a reader of this name is left."""
         return any(turn.reader.name == name for turn in self._turns)
 
     def _rounds(self, period_s: float) -> int:
         return rounds_of(period_s, self._interval_s)
 
     def _wanted(self, turn: _Turn) -> bool:
-        """Whether a reader that stands in for a field is needed."""
+        """Return whether a substitute for a field is needed."""
         number = turn.reader.instead_of
         if not number:
             return True
@@ -145,7 +144,7 @@ class Schedule:
         return supported is False
 
     def _run(self, turn: _Turn, handle: Any, fast: Values) -> Meaning | None:
-        """Take a reader's values, or say why there are none."""
+        """Store the values of a reader, or return why there are none."""
         reader = turn.reader
         begun = self._monotonic()
         try:
@@ -174,7 +173,7 @@ class Schedule:
         self._standing.update(values)
 
     def _failed(self, turn: _Turn, error: pynvml.NVMLError) -> Meaning:
-        """A reader that will not answer is dropped; any other may do better the next time."""
+        """Drop a reader that will never work; any other is repeated."""
         self._costs.add_error(turn.reader.name, code_of(error))
         meaning = judge(error)
         self._stand(turn, {})
@@ -190,14 +189,14 @@ class Schedule:
         self._turns.remove(turn)
 
     def _report_denied(self) -> None:
-        """Once for each reader, and not for a device of which nothing may be read."""
+        """Log a denied reader once, but not if the whole device is denied."""
         new = self._refused - self._denied
         if new:
             self._denied |= new
             logger.warning("not permitted, so not read: %s", ", ".join(sorted(new)))
 
     def _weigh(self, turn: _Turn, cost_s: float) -> None:
-        """Move a reader to the slow tier when its readings are dear, and back when they are not."""
+        """Move a reader to the slow tier if its readings are expensive, or back."""
         slow_rounds = self._rounds(SLOW_S)
         if turn.reader.period_s or slow_rounds == 1:
             return
