@@ -165,7 +165,7 @@ class MigDevices:
             return next((i for i in self._instances.values() if i.slot == slot), None)
 
     def _ask(self, call: Any, handle: Any) -> Any:
-        """Return the reply, or None if the device is missing. Raises _NoAnswer, or as judge does."""
+        """Return the reply, or None without a device. Raises _NoAnswer, or as judge does."""
         try:
             return self._costs.measure("mig", call, handle)
         except pynvml.NVMLError as error:
