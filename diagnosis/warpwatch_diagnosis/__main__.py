@@ -38,7 +38,8 @@ def main(
     read = [*arguments.trace, *arguments.baseline]
     try:
         for written in (arguments.html, arguments.trace_out):
-            if written is not None and _is_one_of(written, read):
+            exists = written is not None and written.exists()
+            if exists and any(path.exists() and written.samefile(path) for path in read):
                 return _unusable(prog, f"{written}: is a trace to read; name another file to write")
         diagnosis = diagnose(
             arguments.trace, arguments.baseline, missing, nodes, asked, reading=reading
@@ -77,10 +78,6 @@ def _close_output() -> None:
     """Close the output: otherwise Python flushes it again at exit, with the same error."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _is_one_of(written: Path, read: Sequence[Path]) -> bool:
-    return written.exists() and any(path.exists() and written.samefile(path) for path in read)
 
 
 def _unusable(prog: str, reason: str) -> int:

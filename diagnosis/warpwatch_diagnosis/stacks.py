@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from warpwatch_diagnosis.advice import advice
@@ -189,7 +188,7 @@ WAITS_S = 2.0
 _UNREAD = "could not be read"
 # A word in the daemon's reason for missing stacks, and the state of the rank that follows.
 _FATES = (("stopped", "stopped"), ("died", "dead"), ("ended", "gone"), ("gone", "gone"))
-_RANK = re.compile(r"\brank (\d+)")
+_RANK = re.compile(r"\brank \d+")
 
 
 class _Found(NamedTuple):
@@ -212,7 +211,10 @@ def diagnose_stacks(
     missing, too. nodes: the nodes of ranks, to be named. Raises TraceError if no file is usable.
     """
     stacks: dict[int, RankStack] = {}
-    lost = {rank: _fate(why) for rank, why in (missing or {}).items()}
+    lost = {
+        rank: next((fate for word, fate in _FATES if word in why), _UNREAD)
+        for rank, why in (missing or {}).items()
+    }
     trouble: list[str] = []
     for path in files:
         try:
@@ -229,8 +231,9 @@ def diagnose_stacks(
         [stacks[rank] for rank in sorted(stacks)],
         {rank: fate for rank, fate in sorted(lost.items()) if rank not in stacks},
     )
-    if nodes:
-        found = found._replace(sentence=_RANK.sub(partial(_with_node, nodes), found.sentence))
+    placed = {f"rank {rank}": f" on {node}" for rank, node in (nodes or {}).items() if node}
+    sentence = _RANK.sub(lambda rank: rank[0] + placed.get(rank[0], ""), found.sentence)
+    found = found._replace(sentence=sentence)
     return {
         "schema": SCHEMA,
         "traces": [],
@@ -238,11 +241,6 @@ def diagnose_stacks(
         "verdict": found.kind,
         "summary": found.sentence,
     }
-
-
-def _with_node(nodes: Mapping[int, str], rank: re.Match[str]) -> str:
-    node = nodes.get(int(rank[1]))
-    return f"{rank[0]} on {node}" if node else rank[0]
 
 
 def _finding(found: _Found, nodes: Mapping[int, str]) -> dict[str, Any]:
@@ -395,10 +393,6 @@ def _has_waited(
         and (seen is None or entry.time is None or entry.time <= seen - WAITS_S)
         for entry in peer.recorded
     )
-
-
-def _fate(why: str) -> str:
-    return next((fate for word, fate in _FATES if word in why), _UNREAD)
 
 
 def _by_fate(lost: dict[int, str]) -> dict[str, list[int]]:

@@ -141,7 +141,9 @@ class GapSplitter:
     ) -> list[GapPart]:
         """Return sorted parts that add up to the gap from ``low`` to ``high``."""
         if launch is not None and launch.end_us <= low and event is not None:
-            return [(low, high, _queued(high - low, event.begin_us - launch.end_us))]
+            queued: Cause = "kernel_gap" if high - low <= KERNEL_GAP_US else "unexplained"
+            at_once = event.begin_us - launch.end_us <= KERNEL_GAP_US
+            return [(low, high, "launch" if at_once else queued)]
         parts, rest = self.named.inside(low, high)
         if launch is None and event is not None:
             return sorted(parts + [(begin, end, "unexplained") for begin, end in rest])
@@ -262,13 +264,6 @@ def _previous_ends(work: Sequence[TraceEvent], calls: RuntimeCalls) -> dict[int 
             ends[correlation] = last[thread]
         last[thread] = end_us
     return ends
-
-
-def _queued(gap_us: float, delay_us: float) -> Cause:
-    """Return the cause of a gap whose work was launched before it."""
-    if delay_us <= KERNEL_GAP_US:
-        return "launch"
-    return "kernel_gap" if gap_us <= KERNEL_GAP_US else "unexplained"
 
 
 @lru_cache(maxsize=1024)

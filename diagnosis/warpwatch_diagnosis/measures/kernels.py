@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast
 
 from warpwatch_diagnosis.measures.gpu_events import GpuEvents
 from warpwatch_diagnosis.measures.intervals import Interval, total, union
@@ -36,17 +36,13 @@ SHORT_KERNEL_US = 10.0
 # MSCCL++, NVSHMEM, DeepEP, PyTorch's symmetric memory and vLLM's own all-reduce.
 _ROWS = Path(__file__).with_name("kernel_classes.tsv").read_text(encoding="utf-8").splitlines()
 _CLASSES = tuple((known, re.compile(pattern)) for known, pattern in (r.split("\t") for r in _ROWS))
-_KNOWN: Mapping[str, KernelClass] = {known: known for known in get_args(KernelClass)}
-
-
-def classify(name: str) -> KernelClass:
-    """Return the class of a kernel by its name, ``other`` if it is unknown."""
-    return _classify(name[:MAX_NAME])
 
 
 @lru_cache(maxsize=16_384)
-def _classify(name: str) -> KernelClass:
-    return _KNOWN[next((known for known, p in _CLASSES if p.search(name)), "other")]
+def classify(name: str) -> KernelClass:
+    """Return the class of a kernel by its name, ``other`` if it is unknown."""
+    found = (known for known, pattern in _CLASSES if pattern.search(name[:MAX_NAME]))
+    return cast(KernelClass, next(found, "other"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from warpwatch_diagnosis.measures.code_lines import CodeLine, event_name, longest_lines
 from warpwatch_diagnosis.measures.cpu_time import CpuTime, cpu_time
@@ -156,7 +155,9 @@ def measure(trace: Trace) -> Measures:
     """Measure a trace; the order of its events does not matter."""
     stepping = step_events(trace)
     window, steps = _window(trace, stepping), tuple(spans(stepping))
-    training = {e.thread for e in stepping} or _busiest_thread(trace)
+    # Without steps, the thread with most operators trains.
+    counts = Counter(e.thread for e in (stepping or trace.events["operator"]))
+    training = set(counts) if stepping else {thread for thread, _ in counts.most_common(1)}
     work = GpuEvents.of(trace, window)
     threads = training | work.threads
     host = host_time(trace, window, threads)
@@ -226,12 +227,6 @@ def _loader(trace: Trace, window: Interval, threads: set[str]) -> tuple[TraceEve
     return tuple(sorted(mine, key=lambda e: (e.begin_us, e.end_us, e.thread, e.name)))
 
 
-def _busiest_thread(trace: Trace) -> set[str]:
-    """Return the thread with most operators: no step annotation names the training thread."""
-    counts = Counter(e.thread for e in trace.events["operator"])
-    return {thread for thread, _ in counts.most_common(1)}
-
-
 def _waits(trace: Trace, work: GpuEvents, threads: set[str]) -> list[BlockingCall]:
     """Return the waits for the device; without one, the calls that would wait."""
     if not work.events:
@@ -265,15 +260,11 @@ def _memory(events: Sequence[TraceEvent], window: Interval) -> tuple[AllocatorUs
     devices: dict[str, list[TraceEvent]] = defaultdict(list)
     for event in events:
         if low <= event.begin_us <= high and event.arguments is not None:
-            devices[_memory_of(event.arguments)].append(event)
+            on_cpu = event.arguments.get("Device Type", _CPU_TYPE) == _CPU_TYPE
+            device = "cpu" if on_cpu else str(event.arguments.get("Device Id"))[:20]
+            devices[device].append(event)
     order = sorted(devices, key=lambda device: (device == "cpu", len(device), device))
     return tuple(_allocator_use(device, devices[device]) for device in order)
-
-
-def _memory_of(arguments: Mapping[str, Any]) -> str:
-    if arguments.get("Device Type", _CPU_TYPE) == _CPU_TYPE:
-        return "cpu"
-    return str(arguments.get("Device Id"))[:20]
 
 
 def _allocator_use(device: str, events: list[TraceEvent]) -> AllocatorUse:

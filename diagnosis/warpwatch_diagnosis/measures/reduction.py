@@ -72,7 +72,8 @@ def read_reduction(path: TraceSource) -> Measures:
 def _plain(value: Any, base_us: float, unit_us: float) -> Any:
     """Return the value without classes; tuples stay, because they may be keys."""
     if isinstance(value, list):
-        steps = _steps(value, base_us, unit_us)
+        at = [round((us - base_us) / unit_us) for us in itertools.chain((base_us,), *value)]
+        steps = [base_us, unit_us, *(after - before for before, after in itertools.pairwise(at))]
         return msgspec.msgpack.Ext(_INTERVALS, _encoder.encode(steps))
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(_plain(one, base_us, unit_us) for one in value)
@@ -82,11 +83,6 @@ def _plain(value: Any, base_us: float, unit_us: float) -> Any:
         known = ((field.name, getattr(value, field.name)) for field in fields(value))
         return {name: _plain(one, base_us, unit_us) for name, one in known}
     return value
-
-
-def _steps(intervals: Intervals, base_us: float, unit_us: float) -> list[float]:
-    at = [round((us - base_us) / unit_us) for us in itertools.chain((base_us,), *intervals)]
-    return [base_us, unit_us, *(after - before for before, after in itertools.pairwise(at))]
 
 
 class _Unions:

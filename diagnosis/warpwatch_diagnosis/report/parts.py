@@ -32,7 +32,9 @@ class Breakdown:
     def __init__(self, diagnosis: Diagnosis) -> None:
         self.diagnosis = diagnosis
         self.ranks = diagnosis.measures
-        self.chosen = _worst_rank(diagnosis)
+        blamed = [f.label for f in diagnosis.findings[:1]]
+        named = [m for m in self.ranks if m.label in blamed]
+        self.chosen = next(iter(named), max(self.ranks, key=lambda m: m.window_us, default=None))
         self._parts: dict[int, TimeParts] = {}
 
     @property
@@ -46,12 +48,6 @@ class Breakdown:
             found = _gpu_parts(gpu, waits) if gpu else _cpu_parts(measures)
             self._parts[id(measures)] = {part: found[part] for part in PARTS if found.get(part)}
         return self._parts[id(measures)]
-
-
-def _worst_rank(diagnosis: Diagnosis) -> Measures | None:
-    blamed = [f.label for f in diagnosis.findings[:1]]
-    named = [m for m in diagnosis.measures if m.label in blamed]
-    return named[0] if named else max(diagnosis.measures, key=lambda m: m.window_us, default=None)
 
 
 def _gpu_parts(gpu: GpuTime, waits: Intervals) -> dict[str, Intervals]:

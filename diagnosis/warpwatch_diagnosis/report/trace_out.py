@@ -170,7 +170,9 @@ def write_trace(diagnosis: Diagnosis, paths: Sequence[PathOrText], target: Path)
         separator = ""
         for index, path in enumerate(paths):
             trace = read_trace(Path(path))
-            measures = _measures_of(trace, waiting)
+            # Traces of equal name and rank are in the order of their paths.
+            measures = next(m for m in waiting if (m.file, m.rank) == (trace.file, trace.rank))
+            waiting.remove(measures)
             mapping = _mapping(diagnosis, measures)
             if not index:
                 file.write(f'{{{_head(trace, len(paths))},\n"traceEvents": [\n')
@@ -178,13 +180,6 @@ def write_trace(diagnosis: Diagnosis, paths: Sequence[PathOrText], target: Path)
                 file.write(separator + json.dumps(element, separators=(",", ":")))
                 separator = ",\n"
         file.write("\n]}\n")
-
-
-def _measures_of(trace: Trace, waiting: list[Measures]) -> Measures:
-    """Return the trace's measures; traces of equal name and rank are in the order of paths."""
-    found = next(m for m in waiting if (m.file, m.rank) == (trace.file, trace.rank))
-    waiting.remove(found)
-    return found
 
 
 def _mapping(diagnosis: Diagnosis, measures: Measures) -> _RankMapping:

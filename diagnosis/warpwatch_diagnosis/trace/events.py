@@ -279,7 +279,11 @@ class Collector:
         correlation = arguments = None
         if type(given) is RawArguments:
             correlation = _correlation(given.correlation)
-            arguments = self._arguments_of(kind, given) if kind in ARGUMENTS else None
+            if kind in ARGUMENTS:
+                # Without the correlation, which differs, many events share one encoded text.
+                given.correlation = None
+                content, known = _arguments_json(given), self._texts[kind]
+                arguments = known[content] if content in known else self._learn(kind, content)
         elif isinstance(given, dict):
             correlation, arguments = _correlation(given.get("correlation")), self._pick(kind, given)
         end_us = begin_us + took_us
@@ -314,13 +318,6 @@ class Collector:
             count = len(self._names) + len(self._threads)
             raise TraceError(f"{self._path}: more than {count:,} different names and threads")
 
-    def _arguments_of(self, kind: Kind, given: Any) -> Mapping[str, Any] | None:
-        # Without the correlation, which differs, many events share one encoded text.
-        given.correlation = None
-        content = _arguments_json(given)
-        known = self._texts[kind]
-        return known[content] if content in known else self._learn(kind, content)
-
     def _learn(self, kind: Kind, content: bytes) -> Mapping[str, Any] | None:
         given = _decode_value(content)
         arguments = self._pick(kind, given) if isinstance(given, dict) else None
@@ -333,7 +330,11 @@ class Collector:
     def _pick(self, kind: Kind, given: dict[str, Any]) -> Mapping[str, Any] | None:
         """Return the arguments of ARGUMENTS; equal ones are one object."""
         picked = {key: given[key] for key in ARGUMENTS.get(kind, ()) if key in given}
-        if _makes_one_gradient(picked.pop(CONCRETE, None)):
+        # The last input of a convolution's backward call says which gradients it makes: those of
+        # input, weight and bias.
+        concrete = picked.pop(CONCRETE, None)
+        last = concrete[-1] if isinstance(concrete, list) and concrete else None
+        if isinstance(last, str) and last.startswith(("[False, True,", "[True, False,")):
             picked[ONE_GRADIENT] = True
         if not picked:
             return None
@@ -350,15 +351,6 @@ class Collector:
             known = {k: value for k, value in picked.items() if is_bounded(value)}
             self._arguments[content] = known
         return known
-
-
-def _makes_one_gradient(concrete: Any) -> bool:
-    """Return whether a convolution's backward call makes the gradient of input or weight alone.
-
-    Its last input says which it makes: those of input, weight and bias.
-    """
-    last = concrete[-1] if isinstance(concrete, list) and concrete else None
-    return isinstance(last, str) and last.startswith(("[False, True,", "[True, False,"))
 
 
 def _correlation(value: Any) -> int | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from warpwatch_diagnosis.comparison.alignment import Alignment, align
 from warpwatch_diagnosis.comparison.before_after import BaselineComparison, compare_captures
 from warpwatch_diagnosis.measures.intervals import Intervals
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.measures_json import trace_json
-from warpwatch_diagnosis.rules.base import Finding, percent
+from warpwatch_diagnosis.rules.base import Confidence, Finding, percent
 from warpwatch_diagnosis.rules.communication_bound import CommunicationBoundRule
 from warpwatch_diagnosis.verdict.doubts import doubts, waits_for_missing
 from warpwatch_diagnosis.verdict.findings import Asked, find
@@ -97,7 +97,12 @@ def conclude(
     reasons += ["; ".join(c.sentences[:1] + c.sentences[-1:]) for c in comparison if c.is_slower]
     first, decides = _head(findings, enough, sure_only=bool(reasons)), ""
     if brief:
-        findings = [_brief(f, brief) for f in findings]
+        # A single step may be an odd one.
+        lower: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
+        findings = [
+            replace(f, confidence=lower[f.confidence], evidence=(*f.evidence, brief))
+            for f in findings
+        ]
     if first is not None:
         verdict, summary = first.kind, first.evidence[0]
         if len(capture) > 1 and first.label not in summary:
@@ -137,12 +142,6 @@ def _head(findings: list[Finding], enough: Sequence[Measures], sure_only: bool) 
         return next(iter(sure or ([] if sure_only else findings)), None)
     findings += mostly(enough)
     return next(iter(findings), None)
-
-
-def _brief(finding: Finding, brevity: str) -> Finding:
-    """Lower the confidence: a single step may be an odd one."""
-    lower: Literal["medium", "low"] = "medium" if finding.confidence == "high" else "low"
-    return replace(finding, confidence=lower, evidence=(*finding.evidence, brevity))
 
 
 def _well(measures: Sequence[Measures]) -> str:

@@ -53,7 +53,12 @@ def corroborated(findings: Iterable[Finding], asked: Asked | None) -> list[Findi
     if asked is None:
         return list(findings)
     ordered = sorted(findings, key=lambda f: not _is_same(f, asked))
-    return [_surer(f, asked) if _is_same(f, asked) else f for f in ordered]
+    same = [
+        replace(f, confidence=_SURER[f.confidence], evidence=(*f.evidence, asked.sentence))
+        for f in ordered
+        if _is_same(f, asked)
+    ]
+    return same + ordered[len(same) :]
 
 
 def _is_same(finding: Finding, asked: Asked) -> bool:
@@ -61,14 +66,6 @@ def _is_same(finding: Finding, asked: Asked) -> bool:
     if asked.kind == "straggler":
         return asked.rank is not None and same_rank
     return same_rank and _SEEN_AS.get(asked.kind) == finding.kind
-
-
-def _surer(finding: Finding, asked: Asked) -> Finding:
-    return replace(
-        finding,
-        confidence=_SURER[finding.confidence],
-        evidence=(*finding.evidence, asked.sentence),
-    )
 
 
 # A share that rose by less than this against the baseline is as usual.
