@@ -31,8 +31,8 @@ _CREDENTIALS = struct.Struct("=iII")
 class Peer:
     """The client that limits count by its name.
 
-    uid: the user at the Unix socket, None over TCP or if the kernel cannot name it. privileged:
-    whether that is root or the daemon's own user. on_socket: whether it uses the Unix socket.
+    uid: the user at the Unix socket, None if the kernel cannot name it, and over TCP. privileged:
+    whether the user is root or the daemon's own. on_socket: whether it uses the Unix socket.
     """
 
     name: str
@@ -184,7 +184,7 @@ class Access:
         return scheme.lower() == "bearer" and self.is_token(token)
 
     def caller(self, request: HTTPConnection) -> Caller | None:
-        """Return the rights, None without any. Raises HttpError if they do not fit the request."""
+        """Return the rights, None if there are none. Raises HttpError if they do not suffice."""
         if self.has_token(request):
             return HOLDER_OF_TOKEN
         peer = peer_of(request)
@@ -225,7 +225,7 @@ class Access:
 
 
 def has_own_origin(request: HTTPConnection) -> bool:
-    """Return whether a browser sent it from a page of this server, under whatever address."""
+    """Return whether a browser sent it from our own page, also through a forwarded port."""
     host = request.headers.get("host", "")
     return bool(host) and request.headers.get("origin", "").partition("://")[2] == host
 

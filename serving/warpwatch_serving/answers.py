@@ -34,7 +34,7 @@ from warpwatch_telemetry.state import JobState, RankState
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """``reason``: of a closed set, for programs; ``detail``: for people."""
+    """``reason``: one of a closed set, for programs; ``detail``: a sentence for people."""
 
     reason: str
     detail: str
@@ -49,7 +49,7 @@ class ErrorAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """``port``: of TCP, so that a program at the socket knows whether a URL is this daemon's."""
+    """``port``: the TCP port: a program at the socket compares a URL with it."""
 
     status: Literal["ok"] = "ok"
     version: str
@@ -58,7 +58,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """``missing``: what cannot be read, one line each."""
+    """``missing``: the reasons why it is not ready, one line each."""
 
     ready: bool
     missing: Sequence[str]
@@ -67,8 +67,10 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class SessionLink:
-    """``path``: of the web page, with a key that is valid once, for ``seconds``; ``url``: where the
-    page is as seen from the daemon's machine, null while its port is taken."""
+    """``path``: a path of the web page, with a key that is valid once and for ``seconds``.
+
+    ``url``: the page's address on the daemon's machine, null while its port is taken.
+    """
 
     path: str
     seconds: float
@@ -115,7 +117,7 @@ class RankList(TypedDict):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalyReport(Anomaly):
     """``sentence``: cause, rank or GPU, node, owner and job, and since when, for people.
-    ``decision``: what became of its trigger, null where none was taken yet."""
+    ``decision``: the decision on its trigger, null before there is one."""
 
     sentence: str
     scope: Scope
@@ -164,7 +166,7 @@ class DetectorReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuppressedReport(Detected):
-    """What is found and explained by another anomaly. ``again``: since its cause was over."""
+    """A finding that another anomaly explains. ``again``: how often since its cause ended."""
 
     kind: str
     cause: str
@@ -187,7 +189,7 @@ class SuppressedReport(Detected):
 
 @dataclass(frozen=True, slots=True)
 class DetectorList:
-    """``suppressed``: what is found and explained by another anomaly."""
+    """``suppressed``: findings that another anomaly explains."""
 
     detectors: Sequence[DetectorReport]
     suppressed: Sequence[SuppressedReport]

@@ -140,7 +140,7 @@ class JsonApi:
         return json_answer(answers.CaptureList(captures=captures))
 
     async def runs(self, request: Request) -> Response:
-        """What is kept of runs, those that go on and those that ended."""
+        """Summaries of runs, current and ended."""
         wanted, owner = filters(request, bodies.RunFilters), caller_of(request).owner
         runs = [
             run
@@ -152,7 +152,7 @@ class JsonApi:
         return json_answer(answers.RunList(runs=runs))
 
     async def diagnoses(self, request: Request) -> Response:
-        """What the captures' traces say."""
+        """The diagnoses of the captures' traces."""
         diagnoses = [
             answers.DiagnosisReport(
                 capture=capture.id,
@@ -259,7 +259,7 @@ class CaptureFiles:
         headers = _headers(name)
         if isinstance(found, Path):
             return FileResponse(found, headers=headers)
-        # Of another node, which is believed less.
+        # It comes from another node, which is trusted less.
         headers["Content-Disposition"] = f'attachment; filename="{name}"'
         return StreamingResponse(found, headers=headers | {"Content-Security-Policy": "sandbox"})
 

@@ -45,7 +45,7 @@ class ApiBackend(Protocol):
     ) -> Path | Iterator[bytes] | None:
         """Return the path of a capture's file, or the parts that another node sends of it.
 
-        Returns None without such a file of a capture of ``owner``; None admits every owner. May
+        Returns None if no capture of ``owner`` has such a file; an owner of None admits all. May
         wait for an agent. Raises Refused if the agent does not answer.
         """
 

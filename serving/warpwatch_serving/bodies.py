@@ -153,7 +153,7 @@ class CaptureFilters(DiagnosisFilters):
 
 
 class LoginFilters(Filters):
-    """key: of the link that `warpwatch page` prints."""
+    """key: the key in the link that `warpwatch page` prints."""
 
     key: Annotated[str | None, Field(max_length=100)] = None
 

@@ -26,10 +26,10 @@ Listen = Annotated[str, AfterValidator(_listen)]
 
 
 class HttpConfig(Section):
-    """``public_url``: for links to this daemon, which none are made of without.
+    """``public_url``: the base of links to this daemon; without it there are none.
 
-    ``metrics_token``: whether ``/metrics`` needs the token too. ``probe_listen``: where nothing but
-    probes is answered.
+    ``metrics_token``: whether ``/metrics`` needs the token too. ``probe_listen``: an address for
+    probes only.
     """
 
     listen: Listen = "127.0.0.1:9400"

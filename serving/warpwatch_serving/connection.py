@@ -64,7 +64,7 @@ class Service(NamedTuple):
 class Place:
     """A connection among others.
 
-    waits_since: the time of the loop since which the server waits for the client, None while the
+    waits_since: the time of the loop when the server began to wait for the client, None while the
     client waits for the server. answering: whether a request has arrived and is not answered yet.
     """
 
@@ -227,7 +227,7 @@ class HttpStream:
 class PeerRates:
     """A bucket of requests for each peer: BURST at once, refilled with RATE_PER_S.
 
-    Of more than MAX_PEERS the one that was silent for longest is forgotten.
+    Beyond MAX_PEERS, the peer that was silent for longest is forgotten.
     """
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ def _explain(error: OSError, port: str, key: str) -> str:
 
 
 def passed_by_systemd(environ: MutableMapping[str, str]) -> socket.socket | None:
-    """Return the first TCP socket of the socket unit, None without one; see sd_listen_fds(3).
+    """Return the first TCP socket of the socket unit, if there is one; see sd_listen_fds(3).
 
     The variables are removed, so that no child process takes the descriptors for its own.
     """
@@ -88,7 +88,7 @@ def listen_locally(path: Path) -> socket.socket:
         owner_uid = os.fstat(folder).st_uid
         if owner_uid not in (0, os.geteuid()):
             raise PermissionError(errno.EPERM, f"{path.parent} belongs to another user")
-        # A volume that the kubelet has mounted is root's, whoever the daemon is.
+        # A volume that the kubelet has mounted is root's, even if the daemon is not.
         if owner_uid == os.geteuid():
             os.fchmod(folder, FOLDER_MODE)
         # By the folder's descriptor: a socket's path may have 107 bytes at most.

@@ -1,8 +1,8 @@
 """``/metrics``: the newest state, and what the daemon counts about itself.
 
 prometheus_client decides from a scraper's headers in which format; its encoder writes the daemon's
-own metrics, ours the state. A page is rendered at most once a second, however many ask for it, and
-ahead of time for who comes every second: a scrape then sends bytes that are there already.
+own metrics, ours the state. A page is rendered at most once per second. For a scraper that comes
+every second it is rendered ahead of time, so that a scrape only sends it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from warpwatch_serving.backend import ApiBackend
 
 # Fastest: a node has its cycles for something else than a denser scrape.
 GZIP_LEVEL = 1
-# What the sources' intervals are, and a tenth for a refresh that comes late.
+# The sources' interval, and a tenth for a refresh that comes late.
 MAX_AGE_S = 1.1
-# Who scrapes at longer intervals gets a page rendered when asked for: as fresh as can be.
+# At longer intervals a page is rendered on the scrape, to be as fresh as possible.
 AHEAD_INTERVAL_S = 2.0
 
 
@@ -103,5 +103,5 @@ def _media_type(accept: str) -> str:
     try:
         return choose_encoder(accept)[1]
     except TypeError:
-        # A version that is no number: what who asks for nothing gets.
+        # The version is not a number: use the default format.
         return choose_encoder("")[1]

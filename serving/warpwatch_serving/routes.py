@@ -56,10 +56,9 @@ _MEANINGS = {
 class Operation:
     """One method of one path. The endpoint's docstring says what it is for.
 
-    answer: the dataclass of its document, or a media type that is not JSON. also: the documents of
-    other statuses than ``status``. errors: statuses with an ErrorAnswer, beside those that every
-    operation with filters or a body has, and each that is not open. is_open: whether anybody may
-    use it: docs/http.md, "Who may do what".
+    answer: the dataclass of its document, or a media type that is not JSON. also: documents of
+    further statuses. errors: statuses with an ErrorAnswer; those for filters, bodies and rights are
+    known. is_open: whether anybody may use it: docs/http.md, "Who may do what".
     """
 
     path: str
@@ -285,7 +284,7 @@ def create_app(
         middleware=[guard],
         exception_handlers={HTTPException: _http_error},
     )
-    # A redirect would be sent to whatever the Host header says.
+    # A redirect would go to the host in the Host header.
     app.router.redirect_slashes = False
     app.state.pages = pages
     app.state.port = app.state.url = None

@@ -149,7 +149,7 @@ class Server:
             self._listeners.add(probes, Service(Probes(backend.missing)), Connections())
 
     def _start(self, passed: socket.socket | None = None) -> None:
-        """Listen, or note why that has to be tried again. Raises UsageError if that is no use."""
+        """Listen, or note why to try again later. Raises UsageError if waiting does not help."""
         try:
             self._socket = passed or listening.listen_on(self._listen)
         except UsageError as error:

@@ -135,7 +135,7 @@ class Tls:
         trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusting.check_hostname = False
         trusting.load_verify_locations(self.config.cert_file)
-        # The certificate itself is trusted, whoever signed it.
+        # The certificate itself is trusted, not its authority.
         trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = trusting.wrap_bio(to_client, to_server)
@@ -192,7 +192,7 @@ _UNKNOWN_USER = "$2b$10$Xex9uoxw6CcXmL7CYl12geqnwljLC65zEQ5R3tga0X84FERdsX9Y6"
 
 
 class BasicAuth:
-    """``users``: bcrypt hashes by name. Raises UsageError when a hash is none or bcrypt missing."""
+    """Users and their bcrypt hashes. Raises UsageError for a bad hash or if bcrypt is missing."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
         self._bcrypt = _import_bcrypt()
@@ -204,7 +204,7 @@ class BasicAuth:
             self._refuse_bad_hash(name, hashed)
 
     async def check(self, header: str) -> None:
-        """Raises HttpError unless ``header`` (Authorization) holds a user's name and password."""
+        """Raise HttpError unless ``header`` (Authorization) holds a user's name and password."""
         credentials = _credentials(header)
         if credentials is None or not await self._matches(*credentials):
             raise HttpError(

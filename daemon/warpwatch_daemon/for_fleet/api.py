@@ -77,7 +77,7 @@ class LeaseAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedAnomaly:
-    """``summary``: what it says of itself now that it is over."""
+    """``summary``: its summary after its end."""
 
     id: str
     summary: str
@@ -100,7 +100,7 @@ class AgentApi(JsonApi):
         return json_answer(LeaseAnswer(body.seconds))
 
     async def prepare_capture(self, request: Request) -> Response:
-        """What a capture would take now, and how far the ranks are; nothing is begun."""
+        """The ranks and steps that a capture would record now; nothing starts."""
         self._access.check_all_jobs(request, "captures over nodes")
         body = await json_body(request, bodies.CaptureBody)
         with refusals():

@@ -7,6 +7,6 @@
 - findings: the headline, anomalies, and agents that are not seen
 - jobs, devices, captures, runs: the text of each section; charts: its drawings
 
-Everything that a training process reports is hostile: lists are bounded, and whatever a template
-prints is cut and escaped.
+Everything that a training process reports is hostile: lists are bounded, and templates cut and
+escape all text.
 """

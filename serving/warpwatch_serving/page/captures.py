@@ -1,4 +1,4 @@
-"""Captures: what they brought, what they cost, and where their files are."""
+"""Captures: their result, cost and files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_CAPTURES = 20
 # The first are shown with their cost and files, the others as rows.
 MAX_CARDS = 3
 MAX_FILES = 16
-# A smaller change of the step time is none.
+# A smaller change of the step time is noise.
 MIN_RESIDUAL = 0.05
 REPORT = "report.html"
 # Shown as links of their own, or of no use to a reader.
@@ -23,7 +23,7 @@ _NOT_LISTED = (REPORT, "capture.json")
 
 
 class Explanation(NamedTuple):
-    """What the diagnosis of a capture says; empty where there is none."""
+    """The diagnosis of a capture in words; empty if there is none."""
 
     verdict: str = ""
     reason: str = ""
@@ -31,13 +31,13 @@ class Explanation(NamedTuple):
 
 
 def newest(state: State, show: str | None) -> list[Capture]:
-    """That with the id ``show`` before all others."""
+    """Return the newest captures, the one with the id ``show`` first."""
     order = sorted(state.captures, key=lambda capture: (capture.id != show, -capture.time))
     return order[:MAX_CAPTURES]
 
 
 def facts(capture: Capture) -> Iterator[tuple[str, str]]:
-    """By name, as far as they are known."""
+    """Yield names and facts, as far as they are known."""
     cost = f"{seconds(max(0.0, capture.cost_s))} of training" if capture.cost_s else ""
     if not cost and capture.expected_cost_s:
         cost = f"{seconds(capture.expected_cost_s)} expected"
@@ -53,7 +53,7 @@ def facts(capture: Capture) -> Iterator[tuple[str, str]]:
 
 
 def files(capture: Capture) -> list[str]:
-    """Names of those that are of use to a reader; the report has a link of its own."""
+    """Return the names of useful files; the report has a link of its own."""
     return [name for name in capture.files if name not in _NOT_LISTED]
 
 
@@ -62,7 +62,7 @@ def href(capture: Capture, name: str) -> str:
 
 
 def outcome(capture: Capture) -> str:
-    """``complete 2/2``: the ranks that brought their file of those that this daemon asked."""
+    """Return such as ``complete 2/2``: the ranks with a file, of all that were asked."""
     written = sum(1 for rank in capture.ranks if rank.state == "written")
     count = f" {written}/{len(capture.ranks)}" if capture.ranks else ""
     if capture.outcome is not None:
@@ -74,7 +74,7 @@ def outcome(capture: Capture) -> str:
 
 
 def price(step_s: Mapping[str, float]) -> str:
-    """What a step cost while it was recorded; empty when it is not known."""
+    """Return the cost of recording a step; empty if it is not known."""
     before, during = step_s.get("before"), step_s.get("during")
     if not before or not during:
         return ""
@@ -84,7 +84,7 @@ def price(step_s: Mapping[str, float]) -> str:
 
 
 def steps(capture: Capture) -> str:
-    """Which were recorded, and that more were asked for; empty for a kind without steps."""
+    """Return the recorded steps, and how many were requested; empty for a kind without steps."""
     count, asked = capture.steps, capture.request.steps
     if count is None:
         return ""
@@ -97,7 +97,7 @@ def steps(capture: Capture) -> str:
 
 
 def verified(capture: Capture) -> str:
-    """Whether the traces hold what was asked for; empty before they were read."""
+    """Return whether the traces are complete; empty before they were read."""
     read = [rank for rank in capture.ranks if rank.verified is not None]
     lacking = [rank for rank in read if not rank.verified]
     if not read:
@@ -109,7 +109,7 @@ def verified(capture: Capture) -> str:
 
 
 def residual(found: Residual | None) -> str:
-    """What stayed after the capture, and how many steps say so."""
+    """Return the change that stayed after the capture, and over how many steps."""
     if found is None:
         return ""
     over = f"over {plural(found.steps, 'step')}"
@@ -121,7 +121,7 @@ def residual(found: Residual | None) -> str:
 
 
 def describe(capture: Capture) -> Explanation:
-    """The diagnosis is read with care: it comes from traces that a training process wrote."""
+    """Return the diagnosis in words, whatever a training process wrote into its traces."""
     diagnosis = capture.diagnosis
     if diagnosis is None:
         failed = capture.diagnosis_outcome
@@ -147,7 +147,7 @@ def _first_finding(diagnosis: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def detail(capture: Capture) -> str:
-    """What went wrong: of the capture, else of its ranks that brought nothing."""
+    """Return the failure of the capture, else of its ranks without a file."""
     if capture.detail:
         return capture.detail
     failed = [rank for rank in capture.ranks if rank.state in ("late", "failed", "missing")]
@@ -160,7 +160,7 @@ def detail(capture: Capture) -> str:
 
 
 def tone(capture: Capture) -> str:
-    """good, bad or open (it runs)."""
+    """Return good, bad, or open while it runs."""
     if capture.outcome is None:
         return "open"
     whole = capture.outcome == "complete" and all(

@@ -34,7 +34,7 @@ class StepChart:
 
 
 def ceiling_s(series: Sequence[Sequence[float]]) -> float:
-    """The top of charts that are compared with each other, in seconds."""
+    """Return the top of charts that are compared with each other, in seconds."""
     values = sorted(value for one in series for value in one if math.isfinite(value))
     if not values:
         return 1.0
@@ -45,7 +45,7 @@ def ceiling_s(series: Sequence[Sequence[float]]) -> float:
 def step_chart(
     durations_s: Sequence[float], top_s: float, *, newest_step: int | None, marks: Sequence[int]
 ) -> StepChart | None:
-    """``marks``: steps to point at. None when there are too few steps for a line."""
+    """Return the chart with ``marks`` at steps, None if there are too few steps for a line."""
     shown = [value for value in durations_s if math.isfinite(value)][-MAX_STEPS:]
     if len(shown) < 2:
         return None
@@ -81,7 +81,7 @@ class PhaseShare:
 
 
 def phase_shares(phases_s: Mapping[str, float], total_s: float) -> tuple[PhaseShare, ...]:
-    """Shares of the time in steps, the remainder as ``other``; many own phases are other too."""
+    """Return shares of the time in steps; the remainder and many own phases are ``other``."""
     known = {name: value for name, value in phases_s.items() if math.isfinite(value) and value > 0}
     own = sorted(known.keys() - {*PHASES, OTHER}, key=lambda name: (-known[name], name))
     names = [name for name in PHASES if name in known] + own[:MAX_OWN_PHASES]
@@ -142,11 +142,11 @@ _QUANTITIES: dict[str, tuple[str, Show]] = {
     CLOCK: ("SM clock", lambda value: f"{value / 1e6:.0f} MHz"),
     "utilization_ratio": ("utilisation", percent),
 }
-# What the ranks do together.
+# The series of the job as a whole.
 _OF_JOB = ("tokens_per_s", "samples_per_s")
 _USUAL = (STEP, "tokens_per_s", "samples_per_s", CLOCK, "power_watts", "utilization_ratio")
 _MEMORY = ("memory_allocated_bytes", "memory_used_bytes", STEP)
-# What a kind changes comes first; what is not known is passed over.
+# The series that a kind changes come first; unknown ones are ignored.
 _FIRST: dict[str, tuple[str, ...]] = {
     "straggler": (LOCAL,),
     "data_stall": ("phase_s{phase=data_wait}",),
@@ -179,7 +179,7 @@ class PlotView:
 
 
 def plots(anomaly: Anomaly, context: AnomalyContext | None) -> tuple[PlotView, ...]:
-    """At most MAX_PLOTS, what the kind changes first; none where nothing is known."""
+    """Return at most MAX_PLOTS, those that the kind changes first; none without data."""
     if context is None:
         return ()
     times = [time for series in context.series for time in series.times]
@@ -220,7 +220,7 @@ def _plot(
 
 
 def _known(name: str, context: AnomalyContext) -> Iterator[Points]:
-    """Of the rank and then of its job, or of the job alone, or of the device."""
+    """Yield the points of the rank and then of its job, or of the job or device alone."""
     for series in sorted(context.series, key=lambda one: one.rank is None):
         if name in _OF_JOB and series.rank is not None:
             continue

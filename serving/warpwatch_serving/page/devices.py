@@ -15,7 +15,7 @@ MAX_DEVICES = 64
 MAX_XIDS = 3
 # A cap that the driver keeps all day is worth a word, but no alarm.
 _ALARMING = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
-# Reasons for lower clocks that are no trouble: nothing to do, or asked for.
+# Harmless reasons for lower clocks: no work, or a setting.
 _HARMLESS = frozenset({"idle", "application_clocks", "display_clocks"})
 _REASONS = {
     "sw_power_cap": "power cap",
@@ -40,12 +40,12 @@ class Gauge:
 
 
 def gpu_names(state: State) -> dict[str, str]:
-    """By UUID."""
+    """Return the names of GPUs by UUID."""
     return {sample.device.uuid: f"GPU {sample.device.index}" for sample in state.devices}
 
 
 def users(state: State) -> dict[str, list[str]]:
-    """Who uses each device, by its UUID: ranks, or the pods that the kubelet says."""
+    """Return the users of each device by its UUID: ranks, or pods according to the kubelet."""
     found: dict[str, list[str]] = {}
     for rank in state.ranks:
         if rank.device and rank.status in ("running", "stopped"):
@@ -70,7 +70,7 @@ def utilization(values: Values) -> Gauge:
 
 
 def xids(values: Values, now: float) -> tuple[str, ...]:
-    """What each XID means and what to do about it."""
+    """Return the meaning of each XID and what to do about it."""
     seen = {
         int(key[1][0]): time
         for key, time in values.items()

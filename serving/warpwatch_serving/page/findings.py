@@ -76,7 +76,7 @@ SEVERITIES = ("critical", "warning", "info")
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """``notes``: what else to know, one sentence each."""
+    """``notes``: further sentences."""
 
     level: Level
     sentence: str
@@ -173,7 +173,7 @@ MAX_CARDS = 3
 
 
 def listed(state: State, wanted: PageFilters) -> list[Anomaly]:
-    """That with the id ``show``; what is active, the worst first; what ended, the newest first."""
+    """Return the anomaly ``show``, active ones, the worst first, and ended ones, newest first."""
     chosen = [anomaly for anomaly in state.anomalies if anomaly.id == wanted.show]
     ended = [anomaly for anomaly in state.anomalies if anomaly.end_time is not None]
     ended.sort(key=lambda anomaly: -anomaly.time)

@@ -127,17 +127,17 @@ MAX_RANK_ROWS = 24
 # Rows, unless all are asked for; and then.
 MAX_JOBS = 20
 MAX_ALL = 4096
-# What is said of a rank without a heartbeat, by its silent_reason.
+# The words for a rank without a heartbeat, by its silent_reason.
 SILENCE = {
     "stopped": "stopped by a signal, a debugger or a frozen container",
     "holds the GIL": "a C call holds the GIL: no other thread runs",
 }
-# What the numbers beside a chart are taken of: the newest steps.
+# The numbers beside a chart are of this many newest steps.
 RECENT_STEPS = 20
 
 
 class LegendEntry(NamedTuple):
-    """``share``: of the ranks' time, on average."""
+    """A phase; ``share``: its part of the ranks' time, on average."""
 
     name: str
     colour: int
@@ -214,12 +214,12 @@ def legend(ranks: Sequence[RankState]) -> list[LegendEntry]:
 
 
 def facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
-    """Whose it is, how many ranks, and what they do together."""
+    """Return owner, ranks and rates of a job."""
     running = _running(ranks)
     known = [text(job.owner, 60), _count(job, ranks)]
     if running:
         known.append(rate(_pace(running), "steps"))
-        # What no rank reports is not shown.
+        # A rate that no rank reports is not shown.
         samples_per_s = sum(rank.samples_per_s or 0.0 for rank in running)
         tokens_per_s = sum(rank.tokens_per_s or 0.0 for rank in running)
         known.extend([rate(samples_per_s, "samples")] if samples_per_s else [])

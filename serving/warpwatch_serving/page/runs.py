@@ -15,7 +15,7 @@ from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.state import State
 
 MAX_RUNS = 12
-# A smaller change of the step time is none.
+# A smaller change of the step time is noise.
 MIN_CHANGE = 0.02
 # Bins of the histogram that are drawn; the longest steps are in the last.
 MAX_BARS = 120
@@ -27,7 +27,7 @@ def newest(known: Sequence[RunSummary]) -> Sequence[RunSummary]:
 
 
 def chosen(known: Sequence[RunSummary], wanted: RunFilters) -> RunSummary | None:
-    """The newest that is so called."""
+    """Return the newest run that the filters admit."""
     found = (one for one in reversed(known) if wanted.admits(job=one.job, owner=one.owner))
     return next((one for one in found if wanted.admits(run=one.run)), None)
 
@@ -50,7 +50,7 @@ def raised(run: RunSummary) -> str:
 
 
 def before(run: RunSummary, known: Sequence[RunSummary]) -> RunComparison | None:
-    """With the newest earlier one of the job whose steps should take the same."""
+    """Compare with the newest earlier run of the job whose steps should take the same."""
     for other in reversed(known):
         same = (other.owner, other.job) == (run.owner, run.job)
         if same and other.first_time < run.first_time and not any(differences(other, run)):
@@ -59,7 +59,7 @@ def before(run: RunSummary, known: Sequence[RunSummary]) -> RunComparison | None
 
 
 def change(found: RunComparison | None) -> str:
-    """Of the median step; empty where there is none to speak of."""
+    """Return the change of the median step; empty if it is small."""
     if found is None or found.step_ratio is None or abs(found.step_ratio - 1) < MIN_CHANGE:
         return ""
     share = f"{100 * (found.step_ratio - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
@@ -68,7 +68,7 @@ def change(found: RunComparison | None) -> str:
 
 
 def facts(run: RunSummary) -> Iterator[tuple[str, str]]:
-    """By name, as far as they are known."""
+    """Yield names and facts, as far as they are known."""
     known = {
         "began": began(run),
         "took": took(run),
@@ -89,17 +89,17 @@ def facts(run: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def phases(run: RunSummary, total_s: float) -> list[PhaseShare]:
-    """As far as they have names, so that the bars of two runs can be compared."""
+    """Return the phases that have names, so that the bars of two runs can be compared."""
     return [one for one in phase_shares(run.phases_s, total_s) if one.name != OTHER]
 
 
 def longest_s(found: RunComparison) -> float:
-    """What the bars of both runs are drawn to."""
+    """Return the length to which the bars of both runs are drawn."""
     return max(sum(run.phases_s.values()) for run in (found.before, found.after))
 
 
 def bars(run: RunSummary) -> list[tuple[float, float, float, float, str]]:
-    """Of how long steps took: x, y, width, height and words each."""
+    """Return the bars of step durations: x, y, width, height and words each."""
     counts = run.step_counts
     if not counts:
         return []
@@ -118,6 +118,6 @@ def bars(run: RunSummary) -> list[tuple[float, float, float, float, str]]:
 
 
 def captures_of(run: RunSummary, state: State) -> Mapping[str, Capture | None]:
-    """By id; None where it is no longer kept."""
+    """Return the captures of a run by id, None for one that was removed."""
     kept = {capture.id: capture for capture in state.captures}
     return {one: kept.get(one) for one in run.captures}

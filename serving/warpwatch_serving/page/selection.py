@@ -17,13 +17,13 @@ MAX_OWNERS = 100
 class Selection:
     """Filters applied to a state.
 
-    A job is selected by its own name and owner, or by the name of a node that it runs on; a node
-    by its own name, or by the name or owner of a job on it.
+    A job is selected by its name and owner, or by the name of a node that it runs on. A node is
+    selected by its name, or by the name or owner of a job on it.
     """
 
     def __init__(self, state: State, wanted: PageFilters) -> None:
         self._before, self._wanted = state, wanted
-        # Sources of an agent are no nodes.
+        # Sources of an agent are not nodes.
         self._known_nodes = {one.name for one in state.sources if one.lag_s is not None}
         self._text = (wanted.q or "").casefold()
         self._hosts: dict[JobId, set[str]] = {job.job_id: set() for job in state.jobs}

@@ -41,7 +41,7 @@ class AlertNode(MemoryAgent):
         self.requests = self.open_requests()
 
     def open_requests(self, hub: Hub | None = None) -> AlertRequests:
-        """``hub``: that knows the ranks, if it is not the node's."""
+        """``hub``: the hub that knows the ranks, if it is not the node's."""
         known = hub or self.node.hub
         service = self.node.service
         return AlertRequests(

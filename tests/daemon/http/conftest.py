@@ -88,13 +88,13 @@ def node_in_trouble() -> State:
 
 
 class MemoryAgent:
-    """What the daemon would say, as set by the test."""
+    """A daemon whose answers the test sets."""
 
     def __init__(self, folder: Path) -> None:
         self.reset(folder)
 
     def reset(self, folder: Path) -> None:
-        # What a test has put in place of a method goes, too.
+        # This removes what a test has put in place of a method, too.
         vars(self).clear()
         self.now = node_in_trouble()
         self.metrics = AgentMetrics()

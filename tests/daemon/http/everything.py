@@ -49,7 +49,7 @@ def everything(now: State) -> State:
         replace(second, rank=3, name="3", recent_s=(), calls_without_step=130, step_clock=""),
         replace(second, rank=4, name="4", status="died", job="other", owner="uid/1001", **unknown),
     )
-    # A name that is no Unicode.
+    # The name is not Unicode.
     process = DeviceProcess(7, "caf\udce9", 2**30, 0.5)
     job = replace(now.jobs[0], model_flops_ratio={"shapes": 0.41}, memory_ratio=0.76)
     cold = replace(STRAGGLER, id="a8", severity="info", time=NOW - 1, reopened=2)

@@ -387,7 +387,7 @@ def listener(open_path: Path) -> Iterator[socket.socket]:
     [
         (0, Peer("uid 0", 0, privileged=True, on_socket=True)),
         (1234, Peer("uid 1234", 1234, on_socket=True)),
-        # Whom the kernel cannot name: a process of another user namespace has this UID too.
+        # The kernel cannot name the user: processes of other user namespaces have this UID too.
         (65534, Peer("unknown user", on_socket=True)),
     ],
 )

@@ -152,7 +152,7 @@ def test_the_policy_of_automatic_captures_holds(site):
         assert "triggers.cooldown_s leaves" in answer["detail"]
         assert answer["capture_id"] is None
     assert node.counted("refused_cooldown") == 3
-    # Once among the captures: a repeated notification is no news.
+    # Once among the captures: a repeated notification changes nothing.
     assert node.node.counted("refused_cooldown", trigger="alert") == 1
 
 

@@ -276,7 +276,7 @@ def test_the_daemon_of_this_machine_is_asked_through_its_socket_also_by_its_url(
     agent.lacks = ("nvml: library not found",)
     monkeypatch.setenv("WARPWATCH_URL", url.replace("127.0.0.1", "localhost"))
     assert main(["capture", "--job", "llama-7b"]) == 0
-    # Of a daemon elsewhere the doctor has only what that daemon reports.
+    # If the daemon is elsewhere, the doctor has only what it reports.
     monkeypatch.setenv("WARPWATCH_URL", serve().url)
     assert main(["capture", "--job", "llama-7b"]) == 3
     assert "without --url and WARPWATCH_URL" in capsys.readouterr().err

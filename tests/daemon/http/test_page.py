@@ -1,4 +1,4 @@
-"""What the web page and the commands say, and that they say nothing else."""
+"""The text of the web page and the commands, and nothing beside it."""
 
 from __future__ import annotations
 

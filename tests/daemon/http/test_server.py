@@ -96,7 +96,7 @@ print(passed.getsockname()[1], os.get_inheritable(3), environ, passed_by_systemd
             command, pass_fds=[listener.fileno()], capture_output=True, text=True, timeout=300
         )
         assert done.stdout == f"{listener.getsockname()[1]} False {{}} None\n", done.stderr
-        # The address of the socket unit is served, whatever the configuration has.
+        # The address of the socket unit is served, not that of the configuration.
         listener.setblocking(False)
         with http_client(serve(passed=listener.dup(), listen="127.0.0.1:1").url) as client:
             assert client.get("/healthz").json()["port"] == listener.getsockname()[1]

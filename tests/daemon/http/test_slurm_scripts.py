@@ -51,7 +51,7 @@ def slurm(tmp_path: Path, client: object, monkeypatch: pytest.MonkeyPatch) -> Ru
     programs.mkdir()
     asked = tmp_path / "asked"
     answer = f'cat "{tmp_path}/$(basename "$0")"\nexit $(cat "{tmp_path}/status" || echo 0)\n'
-    # What scontrol changes shows in sinfo from then on: in a file of the test's own.
+    # A change by scontrol shows in sinfo from then on: in a file of the test's own.
     changed = f'echo "$@" >> {asked}\ncp {tmp_path}/later {tmp_path}/sinfo 2>/dev/null\n'
     refused = f"exit $(cat {tmp_path}/refused 2>/dev/null || echo 0)\n"
     for name, text in {
