@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch import faults, stacks
-from warpwatch.descriptors import Descriptor
+from warpwatch.rendezvous import Descriptor
 
 # A hang is found after 10 s without a heartbeat, and is to be answered within 15 s of that.
 TIMEOUT_S = 15.0

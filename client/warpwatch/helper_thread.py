@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import Empty
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from warpwatch import (
@@ -17,18 +18,17 @@ from warpwatch import (
     faults,
     identity,
     inbox,
-    parallelism,
+    model,
     protocol,
     rendezvous,
     ring,
     stacks,
-    trainer_end,
 )
 from warpwatch._version import __version__
 from warpwatch.captures import Captures, program_profiler
-from warpwatch.daemon_folder import DaemonFolder, find_daemon
 from warpwatch.gc_pauses import GcPauses
 from warpwatch.gil_stacks import GilStacks
+from warpwatch.rendezvous import DaemonFolder, find_daemon
 
 if TYPE_CHECKING:
     from warpwatch.monitor import Monitor
@@ -141,10 +141,9 @@ class HelperThread:
             self._gil_stacks.rearm(self._monotonic())
 
     def _note_end(self, current: ring.RingWriter) -> None:
-        """Training has come to its end, or goes on: whatever ends the process in between is none of
-        its faults."""
-        is_over = trainer_end.is_over(self.clock.trainer, self.clock.thread)
-        trained, self._trains = self._trains, not is_over
+        """Report that training is over or goes on: a later end of the process is not its fault."""
+        trained = self._trains
+        self._trains = not is_over(self.clock.trainer, self.clock.thread)
         if trained != self._trains and not self.stopping:
             current.words[protocol.WORD_ENDED] = trained
 
@@ -218,7 +217,7 @@ class HelperThread:
         device = identity.device_from_environment(self._environ) or self.clock.device
         events = self.captures.budget.events_per_step
         elsewhere = _rounded(self.clock.steps_elsewhere)
-        parallel = parallelism.places(self._monotonic())
+        parallel = model.places(self._monotonic())
         about = {
             **self.monitor.model,
             **self._identity,
@@ -339,3 +338,36 @@ def _positive(text: str | None, default: float) -> float:
     except ValueError:
         return default
     return value if 0 < value < 3600 else default
+
+
+# What runs a cell, a script or a module in IPython's shell, which is the notebook's too.
+_SHELL_FILE = "interactiveshell.py"
+_SHELL_RUNS = frozenset({"run_code", "safe_execfile", "safe_run_module"})
+
+
+def is_over(trainer: threading.Thread, ident: int) -> bool:
+    """``ident``: of the thread, 0 before there is one."""
+    if not ident:
+        return False
+    try:
+        if not trainer.is_alive():
+            return True
+    except RuntimeError:
+        # A thread that Python has not started says so in this way.
+        return True
+    frame = sys._current_frames().get(ident)
+    return frame is None or (_has_shell() and not _shell_runs(frame))
+
+
+def _has_shell() -> bool:
+    shell: Any = sys.modules.get("IPython")
+    return shell is not None and shell.get_ipython() is not None
+
+
+def _shell_runs(frame: FrameType | None) -> bool:
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _SHELL_RUNS and code.co_filename.endswith(_SHELL_FILE):
+            return True
+        frame = frame.f_back
+    return False

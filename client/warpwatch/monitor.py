@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from warpwatch import faults
-from warpwatch.borders import LEAVE, OTHER, SWITCH
+from warpwatch.step_times import LEAVE, OTHER, SWITCH
 from warpwatch.steps import COUNT_BITS, StepClock, bounded_count
 
 Item = TypeVar("Item")

@@ -18,8 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from warpwatch import protocol
-from warpwatch.descriptors import Descriptor
-from warpwatch.rendezvous import take_lock
+from warpwatch.rendezvous import Descriptor, take_lock
 
 # As many as the ring holds: a thread that loses the GIL with the lock held keeps it for 5 ms.
 _MAX_DEFERRED = protocol.RECORD_COUNT

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
-from warpwatch import faults, flight_recorder
+from warpwatch import faults
 
 MAX_THREADS = 256
 MAX_FRAMES = 128
@@ -35,7 +37,7 @@ def snapshot(job: str, rank: int) -> dict[str, Any]:
         for ident, frame in list(sys._current_frames().items())[:MAX_THREADS]
     ]
     found = {"rank": rank, "job": job, "time": time.time(), "via": "helper", "threads": threads}
-    collectives = flight_recorder.read()
+    collectives = collectives_in_flight()
     return found if collectives is None else {**found, "collectives": collectives}
 
 
@@ -84,3 +86,117 @@ def _called(frame: FrameType) -> str | None:
     except Exception as error:
         faults.swallow(error)
     return None
+
+
+TIMEOUT_S = 1.0
+MAX_ENTRIES = 200
+# torch keeps 2,000 entries by default, half a kilobyte each.
+MAX_DUMP_BYTES = 8 << 20
+MAX_SIZES = 8
+# NCCL's own recorder first; the other one serves gloo and is empty beside NCCL.
+_HANDLERS = ("dump_nccl_trace_json", "fr_trace_json")
+# A thread that never came back: one is enough.
+_given_up: list[threading.Thread] = []
+
+
+def collectives_in_flight() -> list[dict[str, Any]] | None:
+    """The unfinished collectives and the newest of each process group, oldest first.
+
+    None where nothing is known: no torch.distributed in use, no recorder, or it does not answer.
+    """
+    try:
+        _given_up[:] = [thread for thread in _given_up if thread.is_alive()]
+        module = _control_plane()
+        if module is None or _given_up:
+            return None
+        answers: list[str] = []
+        asking = threading.Thread(
+            target=_ask, args=(module, answers), name="warpwatch-flight", daemon=True
+        )
+        asking.start()
+        asking.join(TIMEOUT_S)
+        if asking.is_alive():
+            _given_up.append(asking)
+        found = [_collective(entry) for text in list(answers) for entry in _entries(text)]
+        return _newest(found)
+    except Exception as error:
+        faults.swallow(error)
+        return None
+
+
+def _control_plane() -> Any | None:
+    """torch's module with the handlers, where a process group was made; torch 2.5 and newer."""
+    distributed = sys.modules.get("torch.distributed")
+    ready = getattr(distributed, "is_initialized", None)
+    if ready is None or not ready():
+        return None
+    module = sys.modules.get("torch._C._distributed_c10d")
+    return module if hasattr(module, "_get_handler_names") else None
+
+
+def _ask(module: Any, answers: list[str]) -> None:
+    class Request(module._Request):  # type: ignore[misc]
+        def body(self) -> bytes:
+            return b""
+
+        def params(self) -> dict[str, str]:
+            return {}
+
+        def get_param(self, _name: str) -> str:
+            return ""
+
+    class Response(module._Response):  # type: ignore[misc]
+        def set_content(self, content: str | bytes, _content_type: str) -> None:
+            if len(content) <= MAX_DUMP_BYTES:
+                answers.append(content if isinstance(content, str) else content.decode())
+
+        def set_status(self, _status: int) -> None:
+            return
+
+    try:
+        known = module._get_handler_names()
+        for name in _HANDLERS:
+            if name in known:
+                module._get_handler(name)(Request(), Response())
+    except Exception as error:
+        faults.swallow(error)
+
+
+def _entries(text: str) -> list[dict[str, Any]]:
+    found = json.loads(text)
+    entries = found.get("entries", []) if isinstance(found, dict) else []
+    return [entry for entry in entries if isinstance(entry, dict)]
+
+
+def _collective(entry: dict[str, Any]) -> dict[str, Any]:
+    """``sequence`` counts the collectives of the process group, or its point-to-point calls."""
+    group = entry.get("process_group")
+    p2p = bool(entry.get("is_p2p"))
+    created = entry.get("time_created_ns")
+    return {
+        "sequence": entry.get("p2p_seq_id" if p2p else "collective_seq_id"),
+        "name": str(entry.get("profiling_name", ""))[:64],
+        "state": "completed" if entry.get("retired") else str(entry.get("state", ""))[:16],
+        "process_group": str(group[0] if isinstance(group, list) and group else "")[:64],
+        "p2p": p2p,
+        "input_sizes": _few(entry.get("input_sizes")),
+        "output_sizes": _few(entry.get("output_sizes")),
+        "time": created / 1e9 if isinstance(created, int) else None,
+    }
+
+
+def _few(sizes: Any) -> list[Any]:
+    return sizes[:MAX_SIZES] if isinstance(sizes, list) else []
+
+
+def _newest(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is not completed, and the last of each group; at most MAX_ENTRIES, the newest."""
+    ordered = list(found)
+    last = {(entry["process_group"], entry["p2p"]): index for index, entry in enumerate(ordered)}
+    kept = set(last.values())
+    chosen = [
+        entry
+        for index, entry in enumerate(ordered)
+        if index in kept or entry["state"] != "completed"
+    ]
+    return chosen[-MAX_ENTRIES:]

@@ -3,7 +3,7 @@
 It takes no lock that it would wait for, opens no file; every nanosecond here is the user's. Between
 two kernels of the user's own the processor's caches hold nothing of ours, so that each line that
 runs costs several times what a benchmark of it alone says: a border only notes its time in a log.
-The log is settled, many short steps at once, by phase_times.py.
+The log is settled, many short steps at once, by step_times.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from warpwatch import faults, identity
-from warpwatch.borders import BEGIN, END, LEAVE, NEXT, OTHER, START
-from warpwatch.cuda_steps import device_uuid
-from warpwatch.phase_times import PhaseTimes
 from warpwatch.protocol import MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
 from warpwatch.ring import FIRST_PHASE, RingWriter
+from warpwatch.step_times import BEGIN, END, LEAVE, NEXT, OTHER, START, PhaseTimes, device_uuid
 
 if TYPE_CHECKING:
     from warpwatch.captures import Captures

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.client.loop_base import PLACES
 from tests.client.shapes import BATCH, WIDTH, loader, network
-from warpwatch import parallelism
+from warpwatch import model
 
 Train = Callable[..., Iterator[float]]
 
@@ -47,7 +47,7 @@ def in_ranks(size: int = 2, told: int = 0) -> Callable[[Train], Callable[..., li
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
         dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size)
         losses = list(train)
-        PLACES.update(parallelism.places(0.0))
+        PLACES.update(model.places(0.0))
         dist.barrier()
         dist.destroy_process_group()
         return losses

@@ -12,8 +12,7 @@ import pytest
 from tests.client.fork_server import ROOT
 from tests.manual_clock import ManualClock
 from warpwatch.captures.control import GIVE_WAY_S, Captures
-from warpwatch.captures.event_budget import EventBudget
-from warpwatch.captures.recording import RecordingSession
+from warpwatch.captures.recording import EventBudget, RecordingSession
 from warpwatch.captures.safety import Situation, cuda_graphs, cupti_busy, refusal
 from warpwatch.captures.safety import unsafe_stacks as unsafe
 from warpwatch.commands import Command, parse

@@ -18,8 +18,7 @@ from tests.client.daemon_side import Folder
 from tests.client.fork_server import ForkServer
 from tests.client.training import Training, names, training
 from tests.waiting import eventually
-from warpwatch.captures.host_memory import HostGrowth
-from warpwatch.captures.memory import MemoryRecorder, summary
+from warpwatch.captures.memory import HostGrowth, MemoryRecorder, summary
 from warpwatch_diagnosis.memory_growth import diagnose_memory
 from warpwatch_diagnosis.trace.reader import read_trace
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from warpwatch import faults
-from warpwatch.hooks.batches import measure
+from warpwatch.hooks.dataloader import measure
 from warpwatch.hooks.hook_state import HookState
 
 Pair = namedtuple("Pair", "x y")

@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 
 from tests.client.fork_server import ForkServer
-from warpwatch import parallelism
+from warpwatch import model
 
 PROGRAM = """
 import json, os, sys
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from warpwatch import parallelism
+from warpwatch import model
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=4)
-found = [parallelism.places(0)]
+found = [model.places(0)]
 init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
-found.append(parallelism.places(10))
+found.append(model.places(10))
 init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-found.append(parallelism.places(20))
+found.append(model.places(20))
 dist.new_group([1, 3], group_desc="CONTEXT_PARALLEL_GROUP")
-found.append(parallelism.places(30))
-parallelism.note_mesh(init_device_mesh("cpu", (4,), mesh_dim_names=("ep",)))
-found.append(parallelism.places(40))
+found.append(model.places(30))
+model.note_mesh(init_device_mesh("cpu", (4,), mesh_dim_names=("ep",)))
+found.append(model.places(40))
 dist.barrier()
 print(json.dumps(found))
 os._exit(0)
@@ -63,8 +63,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> dict[str, Any]:
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name.replace("__", "."), module)
-    monkeypatch.setattr(parallelism, "_known", (0, 0.0, {}))
-    return parallelism.places(0.0)
+    monkeypatch.setattr(model, "_known", (0, 0.0, {}))
+    return model.places(0.0)
 
 
 def getters(**places: tuple[int, int]) -> ModuleType:
@@ -94,8 +94,8 @@ def test_places_are_looked_up_again_now_and_then(monkeypatch: pytest.MonkeyPatch
     name = "megatron__core__parallel_state"
     assert asked(monkeypatch, **{name: getters(data_parallel=(1, 2))}) == {"data": (1, 2)}
     monkeypatch.setitem(sys.modules, name.replace("__", "."), getters(context_parallel=(0, 2)))
-    assert parallelism.places(9.9) == {"data": (1, 2)}
-    assert parallelism.places(10.0) == {"context": (0, 2)}
+    assert model.places(9.9) == {"data": (1, 2)}
+    assert model.places(10.0) == {"context": (0, 2)}
 
 
 def test_deepspeed_says_it_by_grid_sequences_experts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from warpwatch.parameters import Parameters
+from warpwatch.model import Parameters
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -20,7 +20,7 @@ from tests.client.daemon_side import Folder, Ring, program
 from tests.client.training import training
 from tests.waiting import DEADLINE_S, eventually
 from warpwatch import protocol, rendezvous
-from warpwatch.descriptors import Descriptor
+from warpwatch.rendezvous import Descriptor
 
 # The program asks for a daemon, and says whether it has a ring, once for each line it reads. Errors
 # of a round end in the helper thread's loop.

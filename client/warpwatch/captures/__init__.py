@@ -1,12 +1,11 @@
-"""Captures by command of the daemon: what a process records of itself, from step to step.
+"""Captures that the daemon commands: a process records some of its own steps.
 
-- control: follows commands at step borders and keeps the one session; the helper thread's side
-- recording: one capture, from its command to its one final answer; what a recorder is
-- torch_profiler, memory, nsys: the recorders, one file a kind; host_memory: what grows in the
-  process, by type and line
-- safety: why nothing may be recorded now, one function a reason
-- program_profiler: the program's own profiler; ours gives way to it
-- event_budget: how many events a recorded step is expected to hold
+- control: follows commands at step boundaries and keeps the one session
+- recording: one capture, from its command to its one final answer; the interface of recorders;
+  the expected number of events per recorded step
+- profilers, memory: the recorders
+- safety: the reasons to refuse a capture, one function each
+- program_profiler: the program's own profiler, which has precedence
 """
 
 from warpwatch.captures.control import Captures

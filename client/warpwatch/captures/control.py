@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from warpwatch import commands, faults, inbox
 from warpwatch.captures import program_profiler, safety
-from warpwatch.captures.event_budget import EventBudget
-from warpwatch.captures.nsys import NsysRecorder
-from warpwatch.captures.recording import Recorder, RecordingSession
-from warpwatch.captures.torch_profiler import TorchRecorder
+from warpwatch.captures.profilers import NsysRecorder, TorchRecorder
+from warpwatch.captures.recording import EventBudget, Recorder, RecordingSession
 from warpwatch.commands import Command
 from warpwatch.protocol import FLAG_PROFILED
 

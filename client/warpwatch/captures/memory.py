@@ -7,21 +7,26 @@ allocator's snapshot with its history, for the viewer at https://pytorch.org/mem
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+import sysconfig
 import time
-from collections.abc import Callable, Iterator
+import tracemalloc
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from warpwatch import inbox
-from warpwatch.captures.host_memory import HostGrowth
+from warpwatch.captures.recording import operators
 
 # Bounds what is kept: an entry takes up to some KB.
 MAX_ENTRIES = 100_000
 # The lines of Python that hold most.
-MAX_LINES = 50
+MAX_ALLOCATOR_LINES = 50
 # Blocks allocated before the recording, or by C++ alone.
 UNKNOWN = "?"
 
@@ -133,7 +138,7 @@ def summary(snapshot: dict[str, Any]) -> dict[str, Any]:
         "history_entries": sum(map(len, snapshot.get("device_traces", ()))),
         "lines": [
             {"line": line, "bytes": size, "blocks": blocks}
-            for line, (size, blocks) in largest[:MAX_LINES]
+            for line, (size, blocks) in largest[:MAX_ALLOCATOR_LINES]
         ],
     }
 
@@ -151,3 +156,302 @@ def _line(frames: Any) -> str:
     named = [f"{f['filename']}:{f['line']} {f['name']}" for f in frames if f.get("filename")]
     theirs = [line for line in named if not line.startswith((of_torch, "??"))]
     return (theirs or named or [UNKNOWN])[0]
+
+
+# Frames of each allocation: as deep as libraries hide the user's line. Each costs time.
+FRAMES = 8
+# Tracing ends early when it has lasted so long, or takes so much memory itself.
+MAX_TRACE_S = 30.0
+MAX_TRACE_BYTES = 256 << 20
+# Objects are counted no more where that took more of a core's time: there are millions of them.
+MAX_COUNT_S = 0.5
+# The lines and types that grow most, and the objects of each type that are looked at.
+MAX_LINES = 20
+MAX_TYPES = 8
+MAX_OBJECTS = 200
+# The marks keep fewer objects of a type themselves.
+MIN_COUNT = 4
+# Nodes of a graph that are followed back; a step has hundreds.
+MAX_NODES = 5000
+# The number of a node that accumulates gradients.
+_NO_NUMBER = 2**63
+
+# What lies before an object in its block: nothing, or what the collector and a ``__dict__`` need.
+_HEADERS = (0, 16, 24, 32)
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+
+
+class Mark(NamedTuple):
+    """How it stands after ``steps`` recorded steps. anonymous_bytes: None if it is not known."""
+
+    steps: int
+    anonymous_bytes: int | None
+    types: Counter[type]
+    traces: Sequence[Any]
+
+
+class HostGrowth:
+    """``mark`` and ``stop`` run in the training thread, ``report`` in the helper thread."""
+
+    def __init__(
+        self,
+        steps: int,
+        monotonic: Callable[[], float] = time.monotonic,
+        core: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._due = {1, (1 + steps) // 2, steps}
+        self._monotonic, self._core = monotonic, core
+        self._traces = self._ended = False
+        self._counts = True
+        self._begun = 0.0
+        self._steps = 0
+        self._first_number = 0
+        self._marks: list[Mark] = []
+        self._own_bytes = 0  # what the marks have left in the process
+        self._types: list[dict[str, Any]] = []
+        self._graph: dict[str, Any] | None = None
+
+    def start(self) -> None:
+        """Trace allocations from here on, unless the program does so itself."""
+        self._begun = self._monotonic()
+        self._first_number = operators() or 0
+        if not tracemalloc.is_tracing():
+            self._traces = True
+            _tracing.add(self)
+            tracemalloc.start(FRAMES)
+
+    def step_ended(self) -> None:
+        """Take a mark if one is due, and end early what takes too long or too much."""
+        self._steps += 1
+        long = self._monotonic() - self._begun > MAX_TRACE_S
+        large = self._traces and tracemalloc.get_tracemalloc_memory() > MAX_TRACE_BYTES
+        if self._ended or not (long or large or self._steps in self._due):
+            return
+        self._mark()
+        if long or large:
+            self.stop()
+
+    def stop(self) -> None:
+        """Look at what grew while its allocations are known, and end tracing."""
+        if not self._ended:
+            self._ended = True
+            if len(self._marks) > 1 and self._counts:
+                self._look_at_growth()
+        self.drop()
+
+    def drop(self) -> None:
+        self._ended = True
+        if self._traces:
+            self._traces = False
+            _tracing.discard(self)
+            tracemalloc.stop()
+
+    def report(self, beat: Callable[[], None]) -> dict[str, Any] | None:
+        """Return the growth a step, as JSON; None if fewer than two steps were seen."""
+        if len(self._marks) < 2:
+            return None
+        first, last = self._marks[0], self._marks[-1]
+        steps = last.steps - first.steps
+        grown = None
+        if first.anonymous_bytes is not None and last.anonymous_bytes is not None:
+            grown = round((last.anonymous_bytes - first.anonymous_bytes) / steps)
+        lines = self._lines(beat)
+        self._marks.clear()
+        return {
+            "steps": steps,
+            "bytes_per_step": grown,
+            "lines": lines,
+            "types": self._types if self._counts else None,
+            "graph": self._graph,
+            "collects": gc.isenabled(),
+        }
+
+    def _mark(self) -> None:
+        before = _anonymous_bytes()
+        traced = tracemalloc.get_tracemalloc_memory() if self._traces else 0
+        types = self._count()
+        traces = tracemalloc.take_snapshot().traces if self._traces else ()
+        after = _anonymous_bytes()
+        if before is None or after is None:
+            used = None
+        else:
+            used = before - traced - self._own_bytes
+            self._own_bytes += after - before
+        self._marks.append(Mark(self._steps, used, types, traces))
+
+    def _count(self) -> Counter[type]:
+        if not self._counts:
+            return Counter()
+        began = self._core()
+        types = _count_types()
+        self._counts = self._core() - began <= MAX_COUNT_S
+        return types
+
+    def _lines(self, beat: Callable[[], None]) -> list[dict[str, Any]]:
+        """Return the lines whose allocations grow from mark to mark, the fastest first.
+
+        Types whose objects do not know their line get it from what is as large as they are.
+        """
+        sums: list[Counter[str]] = []
+        blocks: list[Counter[tuple[str, int]]] = []
+        for mark in self._marks:
+            sums.append(Counter())
+            blocks.append(Counter())
+            for number, trace in enumerate(mark.traces):
+                if number % 10_000 == 0:
+                    beat()
+                line = line_of(trace.traceback)
+                sums[-1][line] += trace.size
+                blocks[-1][line, trace.size] += 1
+        steps = self._marks[-1].steps - self._marks[0].steps
+        for growth in self._types:
+            sizes = growth.pop("sizes")
+            if "." in growth["type"]:
+                growth["line"] = growth["line"] or _line_of_size(blocks, sizes)
+        # What is built in and has no line is what the marks keep themselves.
+        self._types = [one for one in self._types if one["line"] or "." in one["type"]]
+        grown = {
+            line: round((size - sums[0][line]) / steps)
+            for line, size in sums[-1].items()
+            if line and is_rising([each[line] for each in sums])
+        }
+        fastest = sorted(grown, key=lambda line: -grown[line])[:MAX_LINES]
+        return [{"line": line, "bytes_per_step": grown[line]} for line in fastest]
+
+    def _look_at_growth(self) -> None:
+        first, last = self._marks[0], self._marks[-1]
+        steps = last.steps - first.steps
+        rising = [
+            kind
+            for kind, count in (last.types - first.types).most_common(4 * MAX_TYPES)
+            if count >= max(steps / 2, MIN_COUNT)
+            and is_rising([mark.types[kind] for mark in self._marks])
+        ]
+        found: dict[type, list[Any]] = {kind: [] for kind in rising[:MAX_TYPES]}
+        torch = sys.modules.get("torch")
+        tensor = getattr(torch, "Tensor", None)
+        graphs = []
+        grown = {kind: min(last.types[kind] - first.types[kind], MAX_OBJECTS) for kind in found}
+        for one in _newest_first():
+            kind = type(one)
+            if kind in found and len(found[kind]) < grown[kind]:
+                found[kind].append(one)
+            if kind is tensor and one.grad_fn is not None:
+                graphs.append(one)
+        rates = {kind: (last.types[kind] - first.types[kind]) / steps for kind in found}
+        self._types = [_growth_of(kind, rates[kind], found[kind], tensor) for kind in found]
+        kept = (one for one in graphs if self._reaches_back(one.grad_fn))
+        self._graph = next(({"line": _line_of_object(one)} for one in kept), None)
+
+    def _reaches_back(self, node: Any) -> bool:
+        """Whether the graph of this node holds operators from before the first recorded step."""
+        seen, left = {node}, [node]
+        while left and len(seen) < MAX_NODES:
+            one = left.pop()
+            number = getattr(one, "_sequence_nr", lambda: _NO_NUMBER)()
+            if number < self._first_number:
+                return True
+            # The first input is the older sum, in `total = total + loss`: it is followed first.
+            inputs = [input for input, _ in reversed(one.next_functions) if input is not None]
+            new = [input for input in inputs if input not in seen]
+            seen.update(new)
+            left += new
+        return False
+
+
+# Who traces now, at most one.
+_tracing: set[HostGrowth] = set()
+
+
+def _in_child() -> None:
+    """A data loader's worker inherits the tracing, and would pay for it for ever."""
+    if _tracing:
+        _tracing.clear()
+        tracemalloc.stop()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _count_types() -> Counter[type]:
+    # A counter makes a number for each object, and each would be traced: ten times as slow.
+    found: dict[type, list[None]] = defaultdict(list)
+    for one in gc.get_objects():
+        found[type(one)].append(None)
+    return Counter({kind: len(objects) for kind, objects in found.items()})
+
+
+def _newest_first() -> Iterator[Any]:
+    for generation in range(3):
+        yield from reversed(gc.get_objects(generation=generation))
+
+
+def is_rising(values: Sequence[float]) -> bool:
+    """Whether each part of the values rises, by a quarter of an even share at least."""
+    rises = [after - before for before, after in zip(values, values[1:])]
+    total = sum(rises)
+    return total > 0 and min(rises) >= total / len(rises) / 4
+
+
+def line_of(traceback: Any) -> str:
+    """Return file and line of the innermost frame that no library has; empty for our own."""
+    frames = [f"{frame.filename}:{frame.lineno}" for frame in reversed(traceback)]
+    theirs = (frame for frame in frames if not _is_library(frame))
+    line = next(theirs, frames[0] if frames else "?")
+    return "" if line.startswith(_OWN) else line
+
+
+def _is_library(frame: str) -> bool:
+    packages = ("site-packages", "dist-packages")
+    if frame.startswith("<frozen") or any(
+        f"{name}{os.sep}torch{os.sep}" in frame for name in packages
+    ):
+        return True
+    return frame.startswith(_LIBRARY) and not any(name in frame for name in packages)
+
+
+def _growth_of(kind: type, rate: float, newest: list[Any], tensor: Any) -> dict[str, Any]:
+    lines = Counter(line for one in newest if (line := _line_of_object(one)))
+    sizes = [_size(one, tensor) for one in newest]
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return {
+        "type": f"{module}{kind.__qualname__}",
+        "count_per_step": round(rate, 2),
+        # Among the newest are some that live for a step only, such as the batch.
+        "bytes_per_step": round(rate * median(sizes)) if sizes else 0,
+        "line": lines.most_common(1)[0][0] if lines else None,
+        "sizes": [kind.__basicsize__ + header for header in _HEADERS],
+    }
+
+
+def _line_of_size(blocks: list[Counter[tuple[str, int]]], sizes: Sequence[int]) -> str | None:
+    """Return the line of which the most blocks of these sizes have come to be.
+
+    Before 3.12 Python does not know the allocation of an object with a ``__dict__``.
+    """
+    grown = blocks[-1] - blocks[0]
+    found = {line: count for (line, size), count in grown.items() if size in sizes and line}
+    return max(found, key=lambda line: found[line], default=None)
+
+
+def _line_of_object(one: Any) -> str | None:
+    traceback = tracemalloc.get_object_traceback(one)
+    return (line_of(traceback) or None) if traceback else None
+
+
+def _size(one: Any, tensor: Any) -> int:
+    """Return the bytes of the object itself, with the values of a tensor on the CPU."""
+    # An object may lie about its size, or raise.
+    with suppress(Exception):
+        values = one.numel() * one.element_size() if type(one) is tensor and one.is_cpu else 0
+        return int(values) + sys.getsizeof(one)
+    return 0
+
+
+def _anonymous_bytes() -> int | None:
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return None

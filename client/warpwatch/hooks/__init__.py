@@ -1,6 +1,5 @@
 """Steps and phases without a change to the code: hooks, once the program imports what they hook.
 
-- watcher: calls back when a module has been imported
 - hook_state: what the hooks know together: who sets the step clock, the phase between calls
 - optimizer, dataloader, …: one file a hook; each names its module and has ``install``
 """
@@ -8,26 +7,81 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from warpwatch import faults
+from warpwatch.captures import program_profiler
 from warpwatch.hooks import (
     backward,
-    checkpoint,
+    calls,
     dataloader,
-    ddp,
-    distributed,
-    dynamo,
-    evaluation,
     frameworks,
     modules,
     optimizer,
-    profiler,
 )
 from warpwatch.hooks.hook_state import HookState
-from warpwatch.hooks.watcher import Watcher
+
+
+class ImportWatcher:
+    """A finder that finds nothing itself: it calls back when a module has been imported."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[str, list[Callable[[ModuleType], None]]] = {}
+
+    def want(self, module: str, callback: Callable[[ModuleType], None]) -> None:
+        self._wanted.setdefault(module, []).append(callback)
+
+    def install(self) -> None:
+        for name in list(self._wanted):
+            module = sys.modules.get(name)
+            if module is not None:
+                self._found(name, module)
+        if self._wanted:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> Any:
+        if name not in self._wanted:
+            return None
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
+            if spec is not None:
+                try:
+                    self._watch(name, spec.loader)
+                except Exception as error:
+                    # A loader that cannot be watched: imported as ever, only not hooked.
+                    faults.swallow(error)
+                return spec
+        return None
+
+    def _watch(self, name: str, loader: Any) -> None:
+        original = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            original(module)
+            self._found(name, module)
+
+        loader.exec_module = exec_module
+
+    def _found(self, name: str, module: ModuleType) -> None:
+        for callback in self._wanted.pop(name, ()):
+            try:
+                callback(module)
+            except Exception as error:
+                faults.swallow(error)
+        if not self._wanted and self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+def _watch_profiler(module: ModuleType, state: HookState) -> None:
+    program_profiler.watch(module)
 
 
 class Install(Protocol):
@@ -47,21 +101,21 @@ HOOKS = (
     *(Hook("optimizer", module, optimizer.install_scaler) for module in optimizer.SCALER_MODULES),
     Hook("optimizer", "torch", optimizer.install_zero_grad),
     *(Hook("optimizer", module, optimizer.install_other) for module in optimizer.OTHERS),
-    Hook("optimizer", dynamo.MODULE, dynamo.install),
+    Hook("optimizer", optimizer.DYNAMO, optimizer.install_dynamo),
     Hook("dataloader", dataloader.MODULE, dataloader.install),
     Hook("backward", backward.MODULE, backward.install),
     Hook("backward", backward.DISTRIBUTED_MODULE, backward.install_distributed),
     Hook("modules", modules.MODULE, modules.install),
-    Hook("modules", dynamo.MODULE, modules.install_compiled),
-    Hook("modules", evaluation.MODULE, evaluation.install),
-    Hook("comm", distributed.MODULE, distributed.install),
-    Hook("comm", distributed.FUNCTIONAL_MODULE, distributed.install_functional),
-    Hook("ddp", ddp.MODULE, ddp.install),
-    Hook("checkpoint", checkpoint.MODULE, checkpoint.install),
-    Hook("checkpoint", checkpoint.DISTRIBUTED_MODULE, checkpoint.install_distributed),
-    Hook("profiler", profiler.MODULE, profiler.install),
+    Hook("modules", optimizer.DYNAMO, modules.install_compiled),
+    Hook("modules", modules.MODULE, modules.install_eval),
+    Hook("comm", calls.MODULE, calls.install),
+    Hook("comm", calls.FUNCTIONAL_MODULE, calls.install_functional),
+    Hook("ddp", backward.DDP_MODULE, backward.install_ddp),
+    Hook("checkpoint", calls.SAVING_MODULE, calls.install_saving),
+    Hook("checkpoint", calls.DISTRIBUTED_SAVING_MODULE, calls.install_distributed_saving),
+    Hook("profiler", program_profiler.MODULE, _watch_profiler),
     Hook("transformers", frameworks.TRANSFORMERS, frameworks.install_transformers),
-    Hook("transformers", evaluation.GENERATION, evaluation.install_generation),
+    Hook("transformers", frameworks.GENERATION, frameworks.install_generation),
     Hook("lightning", frameworks.LIGHTNING, frameworks.install_lightning),
     Hook("lightning", frameworks.PYTORCH_LIGHTNING, frameworks.install_lightning),
     Hook("accelerate", frameworks.ACCELERATE, frameworks.install_accelerate),
@@ -86,9 +140,9 @@ def install(environ: Mapping[str, str] = os.environ) -> HookState:
     if environ.get("WARPWATCH") == "0":
         state.off = True
         return state
-    watcher = Watcher()
+    watcher = ImportWatcher()
     watcher.want("torch", state.torch_imported)
-    watcher.want(dynamo.MODULE, state.dynamo_imported)
+    watcher.want(optimizer.DYNAMO, state.dynamo_imported)
     names = environ.get("WARPWATCH_HOOKS", ",".join(hook.name for hook in HOOKS)).split(",")
     for hook in HOOKS:
         if hook.name in names:

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from warpwatch import faults, parallelism
+from warpwatch import faults, model
 from warpwatch.hooks.clock_choice import ClockChoice
 from warpwatch.hooks.hook_state import HookState
 
 TRANSFORMERS = "transformers.trainer"
+GENERATION = "transformers.generation.utils"
 LIGHTNING = "lightning.pytorch.trainer.trainer"
 PYTORCH_LIGHTNING = "pytorch_lightning.trainer.trainer"
 ACCELERATE = "accelerate.accelerator"
@@ -38,6 +39,22 @@ def install_transformers(module: ModuleType, state: HookState) -> None:
     _after(module.Trainer, "train", lambda *_: state.end_training("transformers"))
     _evaluation(module.Trainer, "evaluate", state)
     _phase(module.Trainer, "_save_checkpoint", "checkpoint", state)
+
+
+def install_generation(module: ModuleType, state: HookState) -> None:
+    """A model that generates in training mode makes its own data (GRPO)."""
+    mixin = module.GenerationMixin
+    original = mixin.generate
+
+    @functools.wraps(original)
+    def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+        monitor = state.monitor
+        if monitor is None:
+            return original(model, *args, **kwargs)
+        with monitor.phase("rollout" if getattr(model, "training", False) else "eval"):
+            return original(model, *args, **kwargs)
+
+    mixin.generate = generate
 
 
 def install_lightning(module: ModuleType, state: HookState) -> None:
@@ -86,7 +103,7 @@ def install_pyro_optim(module: ModuleType, state: HookState) -> None:
 
 def install_pipelining(module: ModuleType, state: HookState) -> None:
     def note(stage: Any, *_: Any) -> None:
-        parallelism.note("pp", stage.group_rank, stage.group_size)
+        model.note("pp", stage.group_rank, stage.group_size)
 
     _after(module._PipelineStageBase, "__init__", note)
 

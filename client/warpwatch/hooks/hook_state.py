@@ -15,12 +15,12 @@ from functools import wraps
 from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
+from typing import Any
 
 from warpwatch import faults
 from warpwatch.attach import attach
-from warpwatch.borders import OTHER
-from warpwatch.hooks.compiling import has_compiled, is_compiling_of
 from warpwatch.monitor import Monitor
+from warpwatch.step_times import OTHER
 
 
 class HookState:
@@ -258,13 +258,29 @@ def _loads_data() -> bool:
     return getattr(worker, "_worker_info", None) is not None
 
 
-def _never() -> bool:
-    return False
-
-
 def _unknown() -> int:
     return 0
 
 
 def _always() -> bool:
     return True
+
+
+def is_compiling_of(torch: Any) -> Callable[[], bool]:
+    """The function of this torch that dynamo takes for true. The newer one is the cheaper one."""
+    compiler, utils = getattr(torch, "compiler", None), getattr(torch, "_utils", None)
+    found = getattr(compiler, "is_dynamo_compiling", None)
+    found = found or getattr(compiler, "is_compiling", None)
+    found = found or getattr(utils, "is_compiling", None)
+    return found if found is not None else _never
+
+
+def has_compiled(eval_frame: Any) -> bool:
+    """Whether the program used torch.compile before; also where that is not known."""
+    patch = getattr(getattr(eval_frame, "TorchPatcher", None), "patch", None)
+    cache_info = getattr(patch, "cache_info", None)
+    return cache_info is None or cache_info().currsize > 0
+
+
+def _never() -> bool:
+    return False

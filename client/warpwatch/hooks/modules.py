@@ -13,10 +13,11 @@ import weakref
 from contextlib import suppress
 from functools import wraps
 from threading import get_ident
+from types import ModuleType
 from typing import Any
 
 from warpwatch import faults
-from warpwatch.hooks.batches import measure
+from warpwatch.hooks.dataloader import measure
 from warpwatch.hooks.hook_state import HookState
 
 MODULE = "torch"
@@ -212,3 +213,44 @@ def install_compiled(module: Any, state: HookState) -> None:
         return original(module, *args, **kwargs)
 
     compiled.__call__ = __call__
+
+
+# Steps from one evaluation to the next: a part of the model is put into eval() at every one.
+APART = 2
+
+
+class EvalHook:
+    """``Module.eval``. steps: those that were counted when it was called last."""
+
+    __slots__ = ("_state", "_steps")
+
+    def __init__(self, state: HookState) -> None:
+        self._state = state
+        self._steps = -APART
+
+    @faults.guarded
+    def called(self) -> None:
+        """Up to the next batch of training data, backward or end of a step."""
+        state = self._state
+        if state.evaluating or not state.batches or not state.in_training_thread():
+            return
+        # Of a batch that no backward has used yet: it may be a teacher's.
+        if state.samples or state.tokens or state.in_backward or state.monitor is None:
+            return
+        before, self._steps = self._steps, state.monitor.clock.steps
+        if self._steps - before >= APART:
+            state.switch("eval")
+
+
+def install_eval(module: ModuleType, state: HookState) -> None:
+    hook = EvalHook(state)
+    modules = module.nn.Module
+    original = modules.eval
+
+    @wraps(original)
+    def eval(self: Any) -> Any:
+        if not (state.compiles and state.is_compiling()):
+            hook.called()
+        return original(self)
+
+    modules.eval = eval

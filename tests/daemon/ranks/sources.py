@@ -41,7 +41,7 @@ while not glob.glob(os.environ["WARPWATCH_DIR"] + "/ranks/*.ring"):
 """
 _FIND = """
 import os, sys
-from warpwatch.daemon_folder import find_daemon
+from warpwatch.rendezvous import find_daemon
 for line in sys.stdin:
     print(find_daemon({"WARPWATCH_DIR": line[:-1]}, os.getuid()) is not None, flush=True)
 """

@@ -21,7 +21,7 @@ from warpwatch_telemetry.records import Step
 # The mounts are there before the container's user is: descriptors stand for them.
 _AS_USER = """
 import os, sys
-from warpwatch.daemon_folder import find_daemon
+from warpwatch.rendezvous import find_daemon
 folder, inbox = (os.open(path, os.O_RDONLY) for path in sys.argv[1:])
 os.setgroups([]), os.setgid(1234), os.setuid(1234)
 try:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -110,3 +112,52 @@ def _replace_elsewhere(wrappers: dict[Any, Any]) -> None:
     for original, wrapper in wrappers.items():
         if original in twins:
             twins[wrapper] = twins[original]
+
+
+SAVING_MODULE = "torch"
+DISTRIBUTED_SAVING = "torch.distributed.checkpoint"
+DISTRIBUTED_SAVING_MODULE = f"{DISTRIBUTED_SAVING}.state_dict_saver"
+
+
+def install_saving(module: ModuleType, state: HookState) -> None:
+    _replace("save", state, module.serialization, module)
+
+
+def install_distributed_saving(module: ModuleType, state: HookState) -> None:
+    """``async_save`` is the call only: what its threads write delays no one."""
+    package = sys.modules.get(DISTRIBUTED_SAVING)
+    for name in ("save", "async_save"):
+        _replace(name, state, module, package)
+
+
+def _replace(name: str, state: HookState, *modules: ModuleType | None) -> None:
+    """The function of the first module, under its name in all of them."""
+    original = getattr(modules[0], name, None)
+    if original is None:
+        return
+    saving = _saving(original, state)
+    for module in modules:
+        if getattr(module, name, None) is original:
+            setattr(module, name, saving)
+
+
+def _saving(original: Callable[..., Any], state: HookState) -> Callable[..., Any]:
+    @wraps(original)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        monitor = state.monitor
+        if monitor is None or state.is_compiling():
+            return original(*args, **kwargs)
+        with monitor.phase("checkpoint"), _in_the_trace():
+            return original(*args, **kwargs)
+
+    return save
+
+
+def _in_the_trace() -> AbstractContextManager[Any]:
+    """While a profiler records: an annotation, as torch has no event for a save."""
+    profiler: Any = sys.modules.get("torch.autograd.profiler")
+    enabled: Any = getattr(sys.modules.get("torch.autograd"), "_profiler_enabled", None)
+    if profiler is None or enabled is None or not enabled():
+        return nullcontext()
+    annotation: AbstractContextManager[Any] = profiler.record_function("checkpoint")
+    return annotation
