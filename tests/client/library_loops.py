@@ -104,6 +104,9 @@ def by_distributed_autograd() -> None:
     from torch.distributed import rpc
     from torch.distributed.optim import DistributedOptimizer
 
+    # After a fork PyTorch makes its thread pool anew at the first use, which two threads of RPC at
+    # once do not survive ("Invalid thread pool").
+    torch.set_num_threads(1)
     method = f"file://{os.path.join(sys.argv[1], 'rpc')}"
     options = rpc.TensorPipeRpcBackendOptions(init_method=method)
     rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)

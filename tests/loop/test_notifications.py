@@ -83,11 +83,11 @@ def serve_under_a_job(site: Site) -> None:
 def interrupt(site: Site) -> None:
     site.signal_job("bert", signal.SIGINT)
 
-    def is_known() -> bool:
+    def crashes() -> list[tuple[str, str]]:
         found = [one for one in site.cluster.get("anomalies") if one["kind"] == "crash"]
-        return [(one["job"], one["severity"]) for one in found] == [("bert", "info")]
+        return [(one["job"], one["severity"]) for one in found]
 
-    poll(is_known, "the fleet knows of the end")
+    poll(lambda: crashes() == [("bert", "info")], lambda: f"the fleet knows of {crashes()}")
 
 
 def restart_agent(site: Site, node: int, token: str) -> None:

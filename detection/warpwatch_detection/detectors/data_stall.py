@@ -159,7 +159,7 @@ class DataStall(JobDetector[JobWaits]):
         # A stall that starts within the first blocks makes them noisy. A baseline that would not
         # see a stall goes on learning, so that it starts again at the stall's level.
         if count < READY_BLOCKS or (count < BASELINE_BLOCKS and noise >= START_SHARE):
-            self._learn(rank, block)
+            self._learn(rank, block, job.first_steps[-1])
             return
         least, short = self._least_rise(rank, noise), max(SHORT_RISE, SHORT_FACTOR * noise)
         rank.excess = max(
@@ -169,7 +169,14 @@ class DataStall(JobDetector[JobWaits]):
         if rank.excess > rank.nearest:
             rank.nearest, rank.nearest_step = rank.excess, seen.step
         if rank.excess >= 1 and not rank.on:
-            rank.on, rank.begin_step = True, self._begin_step(job, rank)
+            rank.on = True
+            if not rank.from_start:
+                rank.begin_step = self._begin_step(job, rank)
+        elif rank.from_start and job.share(rank, LONG_BLOCKS) < RELEASE_EXCESS * START_SHARE:
+            # Healthy waits were never seen: they are learned now.
+            rank.on = rank.from_start = False
+            rank.baseline = FrozenBaseline(MIN_SPREAD)
+            return
         elif rank.excess < RELEASE_EXCESS:
             rank.on = rank.from_start = False
         if not rank.on and block - baseline.center <= -least:
@@ -178,11 +185,13 @@ class DataStall(JobDetector[JobWaits]):
             baseline.learn(block, BASELINE_BLOCKS)
 
     @staticmethod
-    def _learn(rank: RankWaits, block: float) -> None:
+    def _learn(rank: RankWaits, block: float, first_step: int) -> None:
         """While the baseline is not ready. If it is a stall itself, health is not to wait."""
         baseline = rank.baseline
         baseline.begin_again(block, START_SHARE)
         baseline.learn(block, BASELINE_BLOCKS)
+        if len(baseline.blocks) == 1:
+            rank.begin_step = first_step if baseline.restarts else 0
         if len(baseline.blocks) == READY_BLOCKS and baseline.center >= START_SHARE:
             baseline.impose(0.0)
             baseline.spread = MIN_SPREAD
@@ -203,8 +212,6 @@ class DataStall(JobDetector[JobWaits]):
     @staticmethod
     def _begin_step(job: JobWaits, rank: RankWaits) -> int:
         """The first step of the blocks in a row that waited half of what is found, or more."""
-        if rank.from_start:
-            return 0
         least = rank.baseline.center + MIN_RISE / 2
         begin = job.first_steps[-1]
         blocks = zip(rank.counted[::-1], job.works[::-1], job.first_steps[::-1], strict=False)
@@ -221,13 +228,15 @@ class DataStall(JobDetector[JobWaits]):
         level = sum(rank.waits[-blocks:]) / max(sum(job.spans[-blocks:]), 1e-9)
         baseline = None if rank.from_start else rank.baseline.center
         who = f"rank {worst} waits" if len(stalled) == 1 else f"{len(stalled)} ranks wait"
-        before = "from the start" if baseline is None else f"instead of {100 * baseline:.0f} %"
+        before = "" if baseline is None else f" instead of {100 * baseline:.0f} %"
+        if not rank.begin_step:
+            before = " from the start"
         return seen.found(
             rank=worst if len(stalled) == 1 and len(job.ranks) > 1 else None,
             begin_step=rank.begin_step,
             value=min(level, 1.0),
             baseline=baseline,
-            summary=f"{who} for data {100 * min(level, 1.0):.0f} % of the time {before}, "
+            summary=f"{who} for data {100 * min(level, 1.0):.0f} % of the time{before}, "
             f"since step {rank.begin_step}",
         )
 
