@@ -193,17 +193,15 @@ class DeathDetector(Detector):
         if seen.event == "died":
             job.died[rank] = seen.time
         elif seen.event == "oom" or _OUT_OF_MEMORY.search(text):
-            more = f": {text}" if text else ""
-            return self._decide(
-                seen.job_id, job, seen.time, "oom", rank, f"ran out of memory{more}"
-            )
+            text = f"ran out of memory{f': {text}' if text else ''}"
+            return self._decide(seen.job_id, job, seen.time, Cause("oom", rank, text, job.step))
         elif _PEER_LOST.search(text) and job.alive | job.gone.keys() > {rank}:
             job.lost_peer.setdefault(rank, seen.time)
             job.said.setdefault(rank, text)
         else:
-            said = f"raised {text or 'an exception'}"
             severity: Severity = "info" if _INTERRUPTED.search(text) else "warning"
-            return self._decide(seen.job_id, job, seen.time, "crash", rank, said, severity)
+            cause = Cause("crash", rank, f"raised {text or 'an exception'}", job.step, severity)
+            return self._decide(seen.job_id, job, seen.time, cause)
         self._schedule()
         return ()
 
@@ -222,38 +220,28 @@ class DeathDetector(Detector):
         first = min(silent or job.lost_peer, key=lambda r: ({**job.lost_peer, **silent}[r], r))
         if silent and job.oom_killed & silent.keys():
             first = min(job.oom_killed & silent.keys(), key=lambda r: (silent[r], r))
-            said = f"was killed by the kernel{after}: its control group ran out of memory"
-            return self._decide(name, job, now, "oom", first, said)
+            text = f"was killed by the kernel{after}: its control group ran out of memory"
+            return self._decide(name, job, now, Cause("oom", first, text, job.step))
         if not silent:
-            return self._decide(name, job, now, "crash", first, f"raised {job.said[first]}")
+            cause = Cause("crash", first, f"raised {job.said[first]}", job.step)
+            return self._decide(name, job, now, cause)
         peers = (job.alive | job.lost_peer.keys()) - {first}
         if peers:
-            said = f"died without an exit record{after}, {len(peers)} of its peers lived on"
-            return self._decide(name, job, now, "crash", first, said)
-        return self._ended(name, job, now, f"gone without an exit record{after}")
+            text = f"died without an exit record{after}, {len(peers)} of its peers lived on"
+            return self._decide(name, job, now, Cause("crash", first, text, job.step))
+        count = len(job.died)
+        who = f"all {count} local ranks were" if count > 1 else f"rank {min(job.died)} was"
+        text = f"{who} gone without an exit record{after}: ended from outside"
+        rank = min(job.died) if count == 1 else None
+        return self._keep(name, job, now, Cause("crash", rank, text, job.step, "info"))
 
-    def _decide(
-        self,
-        name: JobId,
-        job: JobDeaths,
-        now: float,
-        kind: str,
-        rank: int,
-        said: str,
-        severity: Severity = "warning",
-    ) -> Iterable[Detected]:
-        job.followers |= (job.died.keys() | job.lost_peer.keys()) - {rank}
-        cause = Cause(kind, rank, f"rank {rank} {said}", job.step, severity)
-        return self._decided(name, job, now, cause)
+    def _decide(self, name: JobId, job: JobDeaths, now: float, cause: Cause) -> Iterable[Detected]:
+        """Keep the cause of one rank; the others follow it."""
+        job.followers |= (job.died.keys() | job.lost_peer.keys()) - {cause.rank}
+        cause.text = f"rank {cause.rank} {cause.text}"
+        return self._keep(name, job, now, cause)
 
-    def _ended(self, name: JobId, job: JobDeaths, now: float, said: str) -> Iterable[Detected]:
-        count, rank = len(job.died), min(job.died)
-        who = f"all {count} local ranks were" if count > 1 else f"rank {rank} was"
-        text = f"{who} {said}: ended from outside"
-        cause = Cause("crash", rank if count == 1 else None, text, job.step, "info")
-        return self._decided(name, job, now, cause)
-
-    def _decided(self, name: JobId, job: JobDeaths, now: float, cause: Cause) -> Iterable[Detected]:
+    def _keep(self, name: JobId, job: JobDeaths, now: float, cause: Cause) -> Iterable[Detected]:
         job.cause = cause
         job.died.clear()
         job.lost_peer.clear()

@@ -126,11 +126,8 @@ class GcPause(JobDetector[JobPauses]):
         rank = job.ranks.setdefault(seen.rank, RankPauses(job.index))
         began = -1 if step is None else int(step)
         rank.reported.add(seen.time, duration_s, began, job.window_s)
-        self._judge_reported(job, rank, seen.time)
+        rank.reported.judge(seen.time, seen.time - job.begin_time, job.window_s)
         return self._verdicts(job, seen.job_id, seen.time, max(began, 0), news=rank.reported.on)
-
-    def _judge_reported(self, job: JobPauses, rank: RankPauses, now: float) -> None:
-        rank.reported.judge(now, now - job.begin_time, job.window_s)
 
     def _judge_regular(self, job: JobPauses, seen: JobStep) -> tuple[bool, bool]:
         """Whether a rank may have changed, and whether one has paused as it was found to do."""
@@ -152,7 +149,7 @@ class GcPause(JobDetector[JobPauses]):
             job.ranks[number].index = job.index
         reported = [rank for rank in job.ranks.values() if rank.reported.recent]
         for rank in reported:
-            self._judge_reported(job, rank, seen.time)
+            rank.reported.judge(seen.time, seen.time - job.begin_time, job.window_s)
         gone = [n for n, rank in job.ranks.items() if job.index - rank.index > FORGET_STEPS]
         for number in gone:
             del job.ranks[number]

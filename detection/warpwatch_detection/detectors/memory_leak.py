@@ -109,7 +109,7 @@ class MemoryLeak(Detector):
             rank.device_growth = MemoryGrowth(number)
         used = seen.memory_allocated_bytes
         left = self._device_left(job, seen.rank)
-        return self._add(name, job, rank.device_growth, rank, seen.time, used, left)
+        return self._add(seen, job, rank.device_growth, used, left)
 
     def _device(self, seen: DeviceReading) -> None:
         free = seen.metrics.get(_FREE)
@@ -134,24 +134,22 @@ class MemoryLeak(Detector):
             if used is not None:
                 if rank.host_growth is None:
                     rank.host_growth = MemoryGrowth(rank.step, patient=True)
-                growth, left = rank.host_growth, rank.host_left_bytes
-                return self._add(seen.job_id, job, growth, rank, seen.time, used, left)
+                return self._add(seen, job, rank.host_growth, used, rank.host_left_bytes)
         return ()
 
     def _add(
         self,
-        name: JobId,
+        seen: Step | RankEvent,
         job: LeakingJob,
         growth: MemoryGrowth,
-        rank: LeakingRank,
-        now: float,
         used: float,
         left: float | None,
     ) -> Results:
-        is_judged = growth.add(rank.step, now, used, left, len(job.ranks))
-        # While none grows, only the level that has got a block has to be asked.
+        step = job.ranks[seen.rank].step
+        is_judged = growth.add(step, seen.time, used, left, len(job.ranks))
+        # While none grows, only the level that has got a block has to be evaluated.
         if is_judged and (job.found or growth.found is not None):
-            return self._judge(name, job, now)
+            return self._judge(seen.job_id, job, seen.time)
         return ()
 
     def _gone(self, name: JobId, rank: int, now: float) -> Results:
