@@ -1,13 +1,11 @@
-"""One file per way out; each turns the state into another program's format.
+"""Turns the state into the formats of other programs, one file per exporter.
 
-- series: every series of a state, for the formats that are made of series
-- prometheus: text exposition and OpenMetrics; dcgm_names: the names that dcgm-exporter has for them
-- collector: the state as a collector of prometheus_client, for other people's registries
-- exposition: the grammar of both formats
+- series: every series of a state, for the formats that consist of series
+- prometheus: text exposition and OpenMetrics; exposition: their grammar; dcgm_names: DCGM's names
+- collector: the state as a collector of prometheus_client, for other registries
 - jsonl: the telemetry log
-- events: what has just happened, for what tells of it; links: where people read more
-- otlp, otlp_metrics, otlp_logs: OpenTelemetry; webhooks: messages
-- grafana, grafana_api: annotations
-- ways_out: runs the configured exporters that push
+- events: new anomalies and captures, and their ends; links: their pages
+- otlp: OpenTelemetry; webhooks: messages; grafana: annotations
+- push: runs the configured exporters that push
 - config: the section ``exporters``
 """

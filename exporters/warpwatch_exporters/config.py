@@ -39,8 +39,11 @@ class GrafanaConfig(Section):
 
 
 class OtlpConfig(Section):
-    """``endpoint``: of a collector's OTLP/HTTP, without /v1/…; ``headers_file``: what every request
-    carries, as ``Name: value``, one a line. ``interval_s``: of metrics; events go at once."""
+    """``endpoint``: a collector's OTLP/HTTP address, without /v1/…; ``interval_s``: the interval of
+    metrics, as events are sent at once.
+
+    ``headers_file``: headers of every request, as ``Name: value``, one per line.
+    """
 
     endpoint: Url | None = None
     headers_file: Path | None = None

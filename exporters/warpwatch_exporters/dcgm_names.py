@@ -22,7 +22,7 @@ _ROWS = tuple(row for row in DCGM_NAMES.values() if row.default)
 
 
 def families(state: State, node: str, *, openmetrics: bool) -> Iterator[str]:
-    """Each family's header and lines, without a final line feed. ``node``: the label Hostname."""
+    """Yield each family's header and lines, without a final line feed; ``node`` is Hostname."""
     described = list(_described(state, node or state.hostname))
     for row in _ROWS:
         lines = [
@@ -35,7 +35,7 @@ def families(state: State, node: str, *, openmetrics: bool) -> Iterator[str]:
 
 
 def _described(state: State, node: str) -> Iterator[tuple[DeviceSample, str]]:
-    """The devices that can be read and their labels; of a GPU instance only one."""
+    """Return the readable devices with labels; a GPU instance appears once."""
     gpus = {s.device.uuid: s.device for s in state.devices}
     seen: set[tuple[str, str]] = set()
     for sample in state.devices:
@@ -66,7 +66,7 @@ def _labels(device: Device, parent: Device, node: str, state: State) -> Iterator
 
 
 def _value(row: DcgmName, sample: DeviceSample) -> str | None:
-    """In DCGM's unit; whole numbers as such, others with six decimals."""
+    """Return the value in DCGM's unit; whole numbers as such, others with six decimals."""
     if row is XID_ERRORS:
         return None if sample.device.gpu_instance else _xid(sample.values)
     values = [sample.values[key] for key in row.series if key in sample.values]
@@ -77,7 +77,7 @@ def _value(row: DcgmName, sample: DeviceSample) -> str | None:
 
 
 def _xid(values: Mapping[SeriesKey, float]) -> str | None:
-    """The newest XID, 0 for none; None where no source looks for them."""
+    """Return the newest XID, 0 for none, None if no source watches them."""
     times = {own[0]: value for (name, own), value in values.items() if name == _LAST_XID}
     if times:
         return max(times, key=lambda xid: times[xid])

@@ -1,4 +1,4 @@
-"""What has just happened to anomalies and captures, each once, for ways out that tell of it."""
+"""Finds the events of anomalies and captures, each once, for exporters that push them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ EventName = Literal["anomaly_opened", "anomaly_closed", "capture_ended", "verdic
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """time: wall clock in seconds. anomaly or capture: of which, the other is None.
+class StateEvent:
+    """An event at ``time`` (wall clock in seconds) of an anomaly or of a capture.
 
-    node: who found the anomaly, where it does not name its own.
+    node: the finder of an anomaly that does not name its node.
     """
 
     name: EventName
@@ -41,7 +41,7 @@ class Event:
 
     @property
     def anomaly_id(self) -> str | None:
-        """Which anomaly it is about, or asked for the capture."""
+        """The anomaly of the event, or the one that triggered the capture."""
         if self.capture is not None:
             return self.capture.request.anomaly_id
         return self.anomaly.id if self.anomaly else None
@@ -56,7 +56,7 @@ class Event:
 
     @property
     def facts(self) -> dict[str, str | int | float]:
-        """What is known of it: names of docs/webhooks.md."""
+        """The fields of docs/webhooks.md."""
         known: dict[str, Any] = {"anomaly": self.anomaly_id}
         if (anomaly := self.anomaly) is not None:
             known |= {name: getattr(anomaly, name) for name in _OF_ANOMALY}
@@ -69,37 +69,37 @@ class Event:
         return {name: value for name, value in known.items() if value not in (None, "")}
 
 
-class Events:
-    """``state``: as it is at the start; what it has is known, whoever told of it."""
+class EventFeed:
+    """The new events of a state; events of the initial ``state`` are old."""
 
     def __init__(self, state: State) -> None:
         self._known = {event.key for event in _all(state)}
 
-    def take(self, state: State) -> list[Event]:
-        """What is new since the last call, oldest first."""
+    def drain(self, state: State) -> list[StateEvent]:
+        """Return new events, oldest first."""
         events = list(_all(state))
         new = [event for event in events if event.key not in self._known]
-        # What the state has forgotten does not come again.
+        # Events that the state has dropped do not come again.
         self._known = {event.key for event in events}
         return sorted(new, key=lambda event: event.time)
 
 
-def _all(state: State) -> Iterator[Event]:
+def _all(state: State) -> Iterator[StateEvent]:
     for anomaly in state.anomalies:
-        yield Event("anomaly_opened", anomaly.time, anomaly, node=state.hostname)
+        yield StateEvent("anomaly_opened", anomaly.time, anomaly, node=state.hostname)
         if anomaly.end_time is not None:
-            yield Event("anomaly_closed", anomaly.end_time, anomaly, node=state.hostname)
+            yield StateEvent("anomaly_closed", anomaly.end_time, anomaly, node=state.hostname)
     for capture in state.captures:
         if capture.outcome is None:
             continue
         ended = capture.end_time or capture.time
-        yield Event("capture_ended", ended, capture=capture)
+        yield StateEvent("capture_ended", ended, capture=capture)
         if capture.diagnosis is not None:
-            yield Event("verdict", ended, capture=capture)
+            yield StateEvent("verdict", ended, capture=capture)
 
 
 def verdict_of(capture: Capture) -> str:
-    """One sentence. A diagnosis has texts that come from a training process."""
+    """Return one sentence; a diagnosis contains texts of a training process."""
     diagnosis = capture.diagnosis
     if diagnosis is None:
         why = f", no diagnosis: {capture.diagnosis_outcome}" if capture.diagnosis_outcome else ""

@@ -1,20 +1,20 @@
-"""The grammar of Prometheus' text format and of OpenMetrics: escaping, and a family's header."""
+"""Writes the grammar of the text format and of OpenMetrics: escaping, and headers of families."""
 
 from __future__ import annotations
 
 
 def escape(text: str) -> str:
-    """A label's value between its quotes."""
+    """Return a label's value as it stands between its quotes."""
     return encodable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def encodable(text: str) -> str:
-    """Without lone surrogates, as of a file name that is not UTF-8: one would fail the scrape."""
+    """Replace lone surrogates, as of a file name that is not UTF-8, which would fail the scrape."""
     return text.encode("utf-8", "replace").decode()
 
 
 def header(name: str, kind: str, help: str, unit: str = "", *, openmetrics: bool) -> str:
-    """HELP and TYPE of the family that holds the series ``name``."""
+    """Return HELP and TYPE of the family that holds the series ``name``."""
     text = help.replace("\\", "\\\\").replace("\n", "\\n")
     if not openmetrics:
         return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"

@@ -1,23 +1,24 @@
-"""Grafana annotations: a region for every anomaly and every capture, with a link to what it is.
+"""Writes Grafana annotations: a region for every anomaly and every capture, with a link.
 
-What is written is found again by its tags ``node:…`` and ``id:…``, which is one of its node alone.
-So nothing is written twice, whatever ended the daemon or the connection before, and nothing has to
-be remembered on a disk.
+An annotation is found again by its tags ``node:…`` and ``id:…``, which belong to one node. So none
+is written twice after any failure, and nothing is kept on disk.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from warpwatch_exporters import links
 from warpwatch_exporters.events import verdict_of
-from warpwatch_exporters.grafana_api import GrafanaApi
-from warpwatch_runtime.http_requests import RequestError
+from warpwatch_runtime.http_requests import JSON, RequestError, Requests, read_secret
 from warpwatch_runtime.pause import Pause
 from warpwatch_telemetry.anomalies import Anomaly, sentence
 from warpwatch_telemetry.captures import Capture
@@ -25,27 +26,88 @@ from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
 
-# What a daemon that was away, or Grafana, has missed is made up for: an hour, not the whole past.
+PATH = "/api/annotations"
+
+
+class StoredAnnotation(NamedTuple):
+    """An annotation as Grafana has it. Times are wall clock in ms, equal without a region."""
+
+    id: int
+    time_ms: int
+    end_ms: int
+
+
+class GrafanaApi:
+    """Grafana's annotations over HTTP.
+
+    ``token_file`` is read for each request, so that a new token is used. ``ca_file`` signs the
+    certificate; None means the authorities that the system trusts.
+    """
+
+    def __init__(self, url: str, token_file: Path | None, ca_file: Path | None = None) -> None:
+        self._url = url.rstrip("/") + PATH
+        self._token_file = token_file
+        self._requests = Requests(ca_file)
+
+    def find(self, tags: Sequence[str]) -> StoredAnnotation | None:
+        """Return the annotation that has all of the tags."""
+        query = [("type", "annotation"), ("limit", "1"), *(("tags", tag) for tag in tags)]
+        found = self._send("GET", f"?{urlencode(query)}")
+        try:
+            return StoredAnnotation(*(int(found[0][key]) for key in ("id", "time", "timeEnd")))
+        except IndexError:
+            return None
+        except (KeyError, TypeError, ValueError) as error:
+            raise RequestError("what answers is no Grafana") from error
+
+    def create(self, annotation: Mapping[str, Any]) -> int:
+        """Create an annotation; return its id."""
+        created = self._send("POST", "", annotation)
+        try:
+            return int(created["id"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise RequestError("what answers is no Grafana") from error
+
+    def update(self, ident: int, changes: Mapping[str, Any]) -> None:
+        self._send("PATCH", f"/{ident}", changes)
+
+    def _send(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> Any:
+        body = None if document is None else json.dumps(document).encode()
+        token = {}
+        if self._token_file is not None:
+            token = {"Authorization": f"Bearer {read_secret(self._token_file)}"}
+        answer = self._requests.send(method, self._url + path, body, JSON | token)
+        if answer.status != 200:
+            raise RequestError(
+                f"{method} is answered with {answer.status}: {answer.words}", answer.status
+            )
+        try:
+            return json.loads(answer.content)
+        except (ValueError, RecursionError) as error:
+            raise RequestError("what answers is no Grafana") from error
+
+
+# After an outage of daemon or Grafana, the last hour is written, not the whole past.
 LOOK_BACK_S = 3600.0
-# Then others have their turn: the end of the daemon, above all.
+# The longest time of a round, so that the daemon can stop.
 MAX_PER_ROUND = 20
 LONGEST_PAUSE_S = 300.0
 # Grafana keeps at most 100 characters of a tag's name and value, and 500 of all tags of one.
 MAX_TAG_BYTES = 90
 MAX_TEXT_CHARS = 500
-# Captures that brought something to look at.
+# The outcomes of captures with a result.
 _SHOWN = frozenset({"complete", "partial", "no_memory"})
-# Refusals of this one annotation, which asking again would not change.
+# Refusals of a single annotation, which a repetition would not change.
 _FINAL = frozenset({400, 413, 422})
 
-# Of ``warpwatch_grafana_annotations_total``: written, its end added, found to be there, refused by
-# Grafana (4xx), not reached or failed (tried again), and gone before it could be written.
+# Labels of ``warpwatch_grafana_annotations_total``: written, end added, already there, refused
+# (4xx), failed (repeated), and dropped before it could be written.
 RESULTS = ("written", "updated", "known", "refused", "failed", "dropped")
 
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """What is to be in Grafana. Times are wall clock in ms; end_ms: None while it goes on."""
+    """A wanted annotation. Times are wall clock in ms; ``end_ms`` is None while it lasts."""
 
     key: str
     time_ms: int
@@ -55,20 +117,20 @@ class Annotation:
 
     @property
     def own_tags(self) -> tuple[str, ...]:
-        """That no other annotation has: ids are counted by each node for itself."""
+        """The tags that no other annotation has: each node counts its own ids."""
         return (self.tags[0], *self.tags[-2:])
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownAnnotation:
-    """One that Grafana has. id: None of what it refused for good."""
+    """An annotation in Grafana; ``id`` is None if Grafana refused it for good."""
 
     id: int | None
     end_ms: int | None
 
 
 class Annotations:
-    """What there is to annotate. ``node``: its name; ``public_url``: of the daemon, for links."""
+    """The wanted annotations of a state; ``public_url`` is the daemon's, for links."""
 
     def __init__(self, node: str, public_url: str) -> None:
         self._node = node
@@ -108,7 +170,10 @@ class Annotations:
 
 
 class GrafanaAnnotations:
-    """``advance`` has a loop of its own, since it may wait. ``count`` gets each of RESULTS."""
+    """Writes annotations; ``advance`` has a loop of its own, since it may wait.
+
+    ``count`` gets each of RESULTS.
+    """
 
     def __init__(
         self,
@@ -122,7 +187,7 @@ class GrafanaAnnotations:
         self._count = count
         self._pause = Pause(monotonic, LONGEST_PAUSE_S)
         self._since_ms: int | None = None
-        # All as long as the state has them.
+        # The annotations of the state.
         self._known: dict[str, _KnownAnnotation] = {}
         self._waiting: set[str] = set()
         # How often each has failed, of those that wait.
@@ -130,7 +195,7 @@ class GrafanaAnnotations:
         self._complaint: int | str | None = None
 
     def advance(self, state: State) -> None:
-        """Bring Grafana to what the state says. May wait for it."""
+        """Bring Grafana up to date with the state. May wait for it."""
         if self._since_ms is None:
             self._since_ms = _ms(state.time - LOOK_BACK_S)
         since_ms = self._since_ms
@@ -141,7 +206,7 @@ class GrafanaAnnotations:
         }
         self._forget(wanted)
         waiting = [one for one in wanted.values() if not self._is_there(one)]
-        # What Grafana cannot save keeps nothing else from its turn.
+        # A refused annotation does not delay the others.
         waiting.sort(key=lambda one: self._failures.get(one.key, 0))
         if self._pause.lasts:
             waiting = []
@@ -150,7 +215,7 @@ class GrafanaAnnotations:
                 break
 
     def _forget(self, wanted: dict[str, Annotation]) -> None:
-        # What was written since then is known, and not dropped.
+        # Annotations written in this round are kept.
         for _ in self._waiting - wanted.keys() - self._known.keys():
             self._count("dropped")
         self._known = {key: known for key, known in self._known.items() if key in wanted}
@@ -165,7 +230,7 @@ class GrafanaAnnotations:
         return known.id is None or annotation.end_ms in (None, known.end_ms)
 
     def _write(self, annotation: Annotation) -> bool:
-        """Whether to go on with the next one."""
+        """Write an annotation; return whether to continue with the next one."""
         try:
             result, ident = self._put(annotation)
         except RequestError as error:
@@ -178,7 +243,7 @@ class GrafanaAnnotations:
         return True
 
     def _put(self, annotation: Annotation) -> tuple[str, int]:
-        """The result and Grafana's id. Raises RequestError."""
+        """Return the result and Grafana's id. Raises RequestError."""
         known = self._known.get(annotation.key)
         if known is not None and known.id is not None:
             self._end(known.id, annotation)
@@ -224,12 +289,12 @@ def _link(name: str, url: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Grafana shows annotations as HTML."""
+    """Escape a text: Grafana shows annotations as HTML."""
     return escape(" ".join(text.split())[:MAX_TEXT_CHARS], quote=False)
 
 
 def _tags(**about: object) -> Iterator[str]:
-    """Of what is known."""
+    """Yield a tag for each known fact."""
     return (_tag(name, str(value)) for name, value in about.items() if value not in (None, ""))
 
 

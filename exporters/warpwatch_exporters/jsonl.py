@@ -12,7 +12,7 @@ from pathlib import Path
 from warpwatch_telemetry.log import decode, encode_line
 from warpwatch_telemetry.records import Record
 
-# What is read of an existing log's end to know what it already holds.
+# The part of an existing log's end that is read to find its last records.
 TAIL_BYTES = 256 * 1024
 
 _Rank = tuple[str, int]
@@ -40,7 +40,7 @@ class JsonlWriter:
             raise
 
     def write(self, records: Iterable[Record]) -> int:
-        """Append records; returns how many were new. A record that is no JSON is left out.
+        """Append records; returns how many were new. A record that is not valid JSON is left out.
 
         Raises OSError (e.g. ENOSPC); whole lines that fitted stay, half of a line does not.
         """

@@ -1,6 +1,6 @@
-"""Where people read of an anomaly and of a capture: below the public address of who has it.
+"""Links to the pages of anomalies and captures, below the public address of their owner.
 
-Without that address there is no link: the functions return an empty text.
+Without that address the functions return an empty text.
 """
 
 from __future__ import annotations

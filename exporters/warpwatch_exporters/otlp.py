@@ -1,7 +1,6 @@
-"""Metrics and events to an OpenTelemetry collector, over OTLP/HTTP.
+"""Exports to an OpenTelemetry collector: metrics at an interval, events as log records at once.
 
-What could not be sent of the metrics is not sent again: the next ones say more. Logs wait in a
-queue of bounded length.
+Metrics that could not be sent are not sent again: the next ones contain more.
 """
 
 from __future__ import annotations
@@ -9,42 +8,154 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import blake2b
+from itertools import pairwise
 from typing import Literal
 
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk._logs.export import LogRecordExportResult
-from opentelemetry.sdk.metrics.export import MetricExportResult
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 from prometheus_client.core import Metric as MetricFamily
+from prometheus_client.samples import Sample
 
 from warpwatch_exporters.config import OtlpConfig
-from warpwatch_exporters.events import Event
-from warpwatch_exporters.otlp_logs import log_record
-from warpwatch_exporters.otlp_metrics import metrics_data
+from warpwatch_exporters.events import StateEvent
+from warpwatch_exporters.exposition import encodable
 from warpwatch_runtime.http_requests import RequestError, read_headers
 from warpwatch_runtime.pause import Pause
 
 logger = logging.getLogger(__name__)
 
+MAX_BODY_CHARS = 1000
+_SEVERITIES = {
+    "info": SeverityNumber.INFO,
+    "warning": SeverityNumber.WARN,
+    "critical": SeverityNumber.ERROR,
+}
+
+
+def log_record(event: StateEvent, node: str, resource: Resource, now: float) -> ReadableLogRecord:
+    """Return a log record; ``node`` owns its ids, ``now`` is the wall clock in seconds."""
+    anomaly, capture = event.anomaly, event.capture
+    opened = anomaly is not None and event.name == "anomaly_opened"
+    severity = anomaly.severity if anomaly is not None and opened else "info"
+    span = anomaly.id if anomaly else capture.id if capture else ""
+    record = LogRecord(
+        timestamp=int(event.time * 1e9),
+        observed_timestamp=int(now * 1e9),
+        context=_context(node, event.anomaly_id or span, span),
+        severity_text=severity,
+        severity_number=_SEVERITIES[severity],
+        body=encodable(event.summary[:MAX_BODY_CHARS]),
+        attributes={f"warpwatch.{name}": _plain(value) for name, value in event.facts.items()},
+        event_name=f"warpwatch.{event.name}",
+    )
+    return ReadableLogRecord(record, resource, SCOPE)
+
+
+def _context(node: str, trace: str, span: str) -> Context:
+    trace_id = int.from_bytes(blake2b(f"{node}/{trace}".encode(), digest_size=16).digest())
+    span_id = int.from_bytes(blake2b(f"{node}/{span}".encode(), digest_size=8).digest())
+    context = SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(1))
+    return set_span_in_context(NonRecordingSpan(context))
+
+
+def _plain(value: str | int | float) -> str | int | float:
+    return encodable(value) if isinstance(value, str) else value
+
+
+SCOPE = InstrumentationScope("warpwatch")
+# UCUM, as OpenTelemetry wants units.
+UNITS = {
+    "bytes": "By",
+    "celsius": "Cel",
+    "hertz": "Hz",
+    "joules": "J",
+    "ratio": "1",
+    "seconds": "s",
+    "watts": "W",
+}
+_CUMULATIVE = AggregationTemporality.CUMULATIVE
+# When a counter began is not known: a device counts since its driver was loaded.
+_UNKNOWN_START = 0
+
+
+def metrics_data(families: Iterable[MetricFamily], resource: Resource, time: float) -> MetricsData:
+    """Return the metrics at ``time`` (wall clock in seconds)."""
+    time_ns = int(time * 1e9)
+    metrics = [_metric(family, time_ns) for family in families if family.samples]
+    return MetricsData([ResourceMetrics(resource, [ScopeMetrics(SCOPE, metrics, "")], "")])
+
+
+def _metric(family: MetricFamily, time_ns: int) -> Metric:
+    if family.type == "histogram":
+        data: Sum | Gauge | Histogram = Histogram(list(_histograms(family, time_ns)), _CUMULATIVE)
+    else:
+        points = [
+            NumberDataPoint(sample.labels, _UNKNOWN_START, time_ns, sample.value)
+            for sample in family.samples
+        ]
+        is_counter = family.type == "counter"
+        data = Sum(points, _CUMULATIVE, is_monotonic=True) if is_counter else Gauge(points)
+    return Metric(family.name, family.documentation, UNITS.get(family.unit, ""), data)
+
+
+def _histograms(family: MetricFamily, time_ns: int) -> Iterator[HistogramDataPoint]:
+    """Return a histogram per set of labels; its buckets come in order, cumulated, the last
+    unbounded.
+    """
+    points: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
+    for sample in family.samples:
+        labels = tuple(one for one in sample.labels.items() if one[0] != "le")
+        points.setdefault(labels, []).append(sample)
+    for labels, samples in points.items():
+        buckets = [one for one in samples if one.name.endswith("_bucket")]
+        total = next(one.value for one in samples if one.name.endswith("_sum"))
+        counts = [0, *(int(one.value) for one in buckets)]
+        bounds = [float(one.labels["le"]) for one in buckets[:-1]]
+        own = [after - before for before, after in pairwise(counts)]
+        yield HistogramDataPoint(
+            dict(labels), _UNKNOWN_START, time_ns, counts[-1], total, own, bounds,
+            min=None, max=None,  # type: ignore[arg-type]  # not known, and optional in the protocol
+        )  # fmt: skip
+
+
 # Beyond these the oldest are dropped: some 2 MB.
 MAX_WAITING = 1000
 MAX_BATCH = 200
-# Of one request with its repetitions; the end of the daemon waits for no more.
+# The limit of a request with its repetitions, and of the wait when the daemon stops.
 TIMEOUT_S = 3.0
 
 Signal = Literal["metrics", "logs"]
-# Of ``warpwatch_otlp_exports_total``: requests with metrics, and log records.
+# Labels of ``warpwatch_otlp_exports_total``: requests with metrics, and log records.
 RESULTS = ("sent", "failed", "dropped")
 
 
 class OtlpExporter:
     """``advance`` has a loop of its own, since it may wait; ``count`` gets each of RESULTS.
 
-    families: what the metrics are. node: whose events they are.
+    families: the metrics. node: the owner of the events.
     """
 
     def __init__(
@@ -69,10 +180,10 @@ class OtlpExporter:
         self._pause = Pause(monotonic)
         self._headers: dict[str, str] | None = None
         self._exporters: tuple[OTLPMetricExporter, OTLPLogExporter] | None = None
-        # It says the same of every try; we say it once.
+        # The SDK logs every try; we log a failure once.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
 
-    def advance(self, events: Iterable[Event]) -> None:
+    def advance(self, events: Iterable[StateEvent]) -> None:
         """Take the new events and send what is due."""
         self._take(events)
         if self._pause.lasts:
@@ -85,7 +196,7 @@ class OtlpExporter:
         else:
             self._pause.reset()
 
-    def _take(self, events: Iterable[Event]) -> None:
+    def _take(self, events: Iterable[StateEvent]) -> None:
         now = self._wall()
         self._waiting.extend(log_record(event, self._node, self._resource, now) for event in events)
         dropped = max(0, len(self._waiting) - MAX_WAITING)

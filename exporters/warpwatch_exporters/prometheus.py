@@ -42,12 +42,12 @@ _buckets: dict[tuple[Identity, bool], list[str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is configured of the exposition.
+    """The configuration of the exposition.
 
-    inline_workloads: device series carry namespace, pod and container of their workload.
-    dcgm_names: the series of dcgm-exporter's default list come out as well.
-    profile: how many series a device has; with ``full``, a step's duration has fine buckets.
-    node: the node's name in those; empty for the host's name.
+    ``inline_workloads``: device series carry namespace, pod and container of their workload.
+    ``dcgm_names`` adds the series of dcgm-exporter's default list. ``profile``: how many series a
+    device has; ``full`` also has fine buckets of step durations. ``node``: the node's name in
+    those; empty for the host's name.
     """
 
     inline_workloads: bool = False
@@ -57,10 +57,7 @@ class Options:
 
 
 def render(state: State, options: Options = Options(), *, openmetrics: bool = False) -> bytes:
-    """The exposition of ``state``: HELP and TYPE once a family, only what the catalogue knows.
-
-    Without OpenMetrics' final ``# EOF``: what the daemon counts about itself comes after it.
-    """
+    """Return the exposition of ``state``, with HELP and TYPE once per family of the catalogue."""
     lines: _Lines = {name: [] for name in names_of(options.profile)}
     needed: Counter[_Holder] = Counter()
     for group in series_of(state, inline_workloads=options.inline_workloads):
@@ -103,7 +100,7 @@ def _forget_others(needed: Mapping[_Holder, int], ranks: Mapping[Identity, RankS
 
 
 def _series_prefix(group: SeriesGroup, key: SeriesKey) -> str:
-    """Name and labels with the blank before the value; empty for what is not in the catalogue."""
+    """Return name and labels with the blank before the value; nothing outside of the catalogue."""
     labels = labels_of(group, key)
     return "" if labels is None else _prefix(CATALOGUE[key[0]].full_name, labels)
 

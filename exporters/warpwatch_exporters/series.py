@@ -31,7 +31,7 @@ MAX_RANKS = 1000
 # More active anomalies than this are counted by kind, not described.
 MAX_ANOMALIES = 200
 
-# Which of the cumulated counts of step durations are exported, by the label ``le``.
+# The exported cumulated counts of step durations, by the label ``le``.
 FINE_BUCKETS = {repr(bound): index for index, bound in enumerate(STEP_DURATION_BOUNDS_S)}
 FINE_BUCKETS["+Inf"] = len(STEP_DURATION_BOUNDS_S)
 BUCKETS = {
@@ -57,11 +57,7 @@ _DESCRIPTIONS = ("driver_version", "pci_bus_id", "vbios_version", "serial", "arc
 
 
 def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[SeriesGroup]:
-    """Everything but the histograms, which ranks carry as they are. No series comes twice.
-
-    ``inline_workloads``: a device's series name the container that it is allocated to. One that
-    several containers share names none: its values belong to none of them alone.
-    """
+    """Yield all series except histograms, none twice."""
     for sample in state.devices:
         yield from _device(sample, state.attributions, inline_workloads)
     pods = _pods(state)
@@ -77,10 +73,7 @@ def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[Serie
 
 
 def labels_of(group: SeriesGroup, key: SeriesKey) -> dict[str, str] | None:
-    """The labels of one series of the group; None for what is not in the catalogue.
-
-    An identity label without a value says nothing (a GPU without MIG) and is left out.
-    """
+    """Return the labels of a series of the group; None outside of the catalogue."""
     name, own = key
     row = CATALOGUE.get(name)
     identity = IDENTITY_LABELS[row.scope] if row else ()
@@ -102,17 +95,13 @@ def _pods(state: State) -> Mapping[str, Pod]:
 
 
 def workloads_of(uuid: str, attributions: Iterable[Attribution]) -> tuple[Workload, ...]:
-    """The containers that a device is allocated to, from every origin."""
+    """Return the containers that a device is allocated to, from every origin."""
     found = {workload for origin in attributions for workload in origin.workloads.get(uuid, ())}
     return tuple(sorted(found))
 
 
 def exported_ranks(state: State) -> Iterable[RankState]:
-    """The ranks whose series are exported: at most MAX_RANKS, and one of each identity.
-
-    Those that live come before those that ended. The same series twice would make Prometheus
-    refuse the whole scrape.
-    """
+    """Return at most MAX_RANKS ranks, one per identity."""
     by_key: dict[Identity, RankState] = {}
     for rank in sorted(state.ranks, key=lambda rank: rank.status in ("exited", "died")):
         if len(by_key) < MAX_RANKS:
@@ -169,7 +158,7 @@ def _device_users(
 
 
 def _attributed(attributions: Iterable[Attribution], pods: Mapping[str, Pod]) -> Values:
-    """When each origin was read, and the owners of processes."""
+    """Yield the reading time of each origin, and the owners of processes."""
     values: dict[SeriesKey, float] = {}
     for origin in attributions:
         values["attribution_timestamp_seconds", (origin.origin,)] = round(origin.time, 3)
@@ -201,7 +190,7 @@ def _rank(rank: RankState, pod: Pod) -> Values:
 
 
 def _rank_now(rank: RankState) -> Mapping[SeriesKey, float | None]:
-    """What is true of a live rank alone."""
+    """Yield the series of live ranks."""
     return {
         ("rank_step", ()): rank.step,
         ("rank_step_begun", ()): rank.step_begun,
@@ -243,7 +232,7 @@ def _job(job: JobState) -> dict[SeriesKey, float]:
 
 
 def _diagnosis_shares(state: State) -> dict[Identity, dict[SeriesKey, float]]:
-    """By job, the share of each finding in the newest diagnosis; ranks give their largest."""
+    """Return by job the share of each finding in the newest diagnosis: the largest of its ranks."""
     newest: dict[Identity, tuple[float, Mapping[str, Any]]] = {}
     for capture in state.captures:
         job = (capture.request.job, capture.request.owner)
@@ -275,10 +264,7 @@ def _agent(state: State, pods: Mapping[str, Pod]) -> Values:
 
 
 def _anomalies(state: State, pods: Mapping[str, Pod]) -> Values:
-    """How many are active of each kind, 0 included, and what they are about.
-
-    A fleet counts by node as well: its target has none.
-    """
+    """Yield the number of active anomalies by kind, 0 included, and their subjects."""
     active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
     counts = Counter(dict.fromkeys(((kind, "") for kind in KINDS), 0))
     counts.update((anomaly.kind, anomaly.node) for anomaly in active)

@@ -1,4 +1,4 @@
-"""A message for each anomaly, its end and what its captures say: plain JSON, or as Slack has it."""
+"""Sends a message for each anomaly, its end and the verdicts of its captures: JSON, or Slack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from warpwatch_exporters import links
 from warpwatch_exporters.config import WebhookConfig
-from warpwatch_exporters.events import Event
+from warpwatch_exporters.events import StateEvent
 from warpwatch_runtime.http_requests import JSON, RequestError, Requests, read_headers, read_secret
 from warpwatch_runtime.pause import Pause
 from warpwatch_telemetry.newest import put_newest
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 # Beyond these the oldest are dropped.
 MAX_WAITING = 100
-# With the pauses between them, some ten minutes.
+# With the pauses between them, about ten minutes.
 MAX_TRIES = 10
 MAX_TEXT_CHARS = 1000
-# Anomalies that were told of, whose captures are told of too.
-MAX_TOLD = 1000
-# Of ``warpwatch_webhook_messages_total``: failed is tried again, refused (4xx) and dropped are not.
+# Reported anomalies, whose captures are reported too.
+MAX_REPORTED = 1000
+# Labels of ``warpwatch_webhook_messages_total``: only failed messages are sent again.
 RESULTS = ("sent", "failed", "refused", "dropped")
 
 _SEVERITIES = ("info", "warning", "critical")
@@ -40,10 +40,11 @@ class _Message:
     tries: int = 0
 
 
-class Webhook:
-    """``advance`` has a loop of its own, since it may wait. ``count`` gets each of RESULTS.
+class WebhookExporter:
+    """An exporter whose ``advance`` has a loop of its own, since it may wait.
 
-    name: what the log calls it. node: where it runs; public_url: of who sends, for links.
+    ``count`` gets each of RESULTS. name: its name in the log. node: its node; public_url: for
+    links.
     """
 
     def __init__(
@@ -63,9 +64,9 @@ class Webhook:
         self._requests = Requests(config.ca_file)
         self._pause = Pause(monotonic)
         self._waiting: deque[_Message] = deque()
-        self._told: dict[str, None] = {}
+        self._reported: dict[str, None] = {}
 
-    def advance(self, events: Iterable[Event]) -> None:
+    def advance(self, events: Iterable[StateEvent]) -> None:
         for event in events:
             if self._is_wanted(event):
                 self._waiting.append(_Message(self._body(event)))
@@ -75,17 +76,17 @@ class Webhook:
         while self._waiting and not self._pause.lasts:
             self._send(self._waiting[0])
 
-    def _is_wanted(self, event: Event) -> bool:
+    def _is_wanted(self, event: StateEvent) -> bool:
         anomaly, ident = event.anomaly, event.anomaly_id or ""
         if anomaly is None:
-            return event.name == "verdict" and ident in self._told
+            return event.name == "verdict" and ident in self._reported
         if _SEVERITIES.index(anomaly.severity) < _SEVERITIES.index(self._config.min_severity):
             return False
-        put_newest(self._told, ident, None, MAX_TOLD)
+        put_newest(self._reported, ident, None, MAX_REPORTED)
         return True
 
     def _send(self, message: _Message) -> None:
-        """It is gone once it was sent, refused, or tried MAX_TRIES times."""
+        """Send a message; it is removed once it was sent, refused, or tried MAX_TRIES times."""
         message.tries += 1
         try:
             self._post(message.body)
@@ -94,7 +95,7 @@ class Webhook:
             refused = 300 <= status < 500 and status not in _AGAIN
             self._count("refused" if refused else "failed")
             if self._pause.begin() or refused:
-                logger.warning("%s: a message was not taken: %s", self._name, error)
+                logger.warning("%s: a message was refused or not delivered: %s", self._name, error)
             if refused or message.tries >= MAX_TRIES:
                 self._waiting.popleft()
                 if not refused:
@@ -114,7 +115,7 @@ class Webhook:
         if not 200 <= answer.status < 300:
             raise RequestError(f"the answer is {answer.status}: {answer.words}", answer.status)
 
-    def _body(self, event: Event) -> bytes:
+    def _body(self, event: StateEvent) -> bytes:
         link = self._link(event)
         if self._config.format == "slack":
             return json.dumps({"text": _slack_text(event, link)}).encode()
@@ -122,14 +123,14 @@ class Webhook:
         summary = event.summary[:MAX_TEXT_CHARS]
         return json.dumps({"schema": 1, **own, "summary": summary, **event.facts}).encode()
 
-    def _link(self, event: Event) -> str | None:
+    def _link(self, event: StateEvent) -> str | None:
         if event.capture is None:
             return links.of_anomaly(self._public_url, event.anomaly_id or "") or None
         return links.of_capture(self._public_url, event.capture) or None
 
 
-def _slack_text(event: Event, link: str | None) -> str:
-    """https://docs.slack.dev/messaging/formatting-message-text: &, < and > are its own."""
+def _slack_text(event: StateEvent, link: str | None) -> str:
+    """Return the text; &, < and > are special there (docs.slack.dev, formatting-message-text)."""
     summary = " ".join(event.summary.split())[:MAX_TEXT_CHARS]
     for char, escaped in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         summary = summary.replace(char, escaped)

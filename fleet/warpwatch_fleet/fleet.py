@@ -23,7 +23,7 @@ from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
-from warpwatch_exporters.ways_out import WaysOut
+from warpwatch_exporters.push import PushExporters
 from warpwatch_fleet.agent_link import AgentError, Agents
 from warpwatch_fleet.captures.requests import FleetCaptures, Schedule
 from warpwatch_fleet.captures.storing import FleetBoard, FleetMetrics, open_store
@@ -111,7 +111,7 @@ class Fleet:
             web_config=own.web_config,
         )
         node = config.node or self._hostname
-        self._ways_out = WaysOut(
+        self._push_exporters = PushExporters(
             config.exporters, node, "warpwatch-fleet", self._public_url, self.metrics,
             self.exported, self.exported,
         )  # fmt: skip
@@ -136,7 +136,7 @@ class Fleet:
             self._stop()
             following.join(STOP_TIMEOUT_S)
             self._supervisor.stop()
-            self._ways_out.close()
+            self._push_exporters.close()
 
     def _bind_locally(self) -> None:
         """Serve a Unix socket beside the first rendezvous folder that is writable."""
@@ -153,7 +153,7 @@ class Fleet:
 
     def _start_loops(self) -> None:
         every, service = self._supervisor.every, self._captures.service
-        self._ways_out.start(self._supervisor)
+        self._push_exporters.start(self._supervisor)
         self._finisher_loops = (
             every("captures", FINISH_INTERVAL_S, service.finish),
             every("stacks", FINISH_INTERVAL_S, service.finish_urgent),

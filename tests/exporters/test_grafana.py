@@ -22,8 +22,7 @@ from tests.manual_clock import ManualClock
 from warpwatch_daemon.agent.composition import grafana_follower
 from warpwatch_daemon.config import Config
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_exporters.grafana import Annotations, GrafanaAnnotations
-from warpwatch_exporters.grafana_api import GrafanaApi
+from warpwatch_exporters.grafana import Annotations, GrafanaAnnotations, GrafanaApi
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly

@@ -27,9 +27,9 @@ from warpwatch_daemon.config import Config
 from warpwatch_daemon.demo.processes import free_port
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.config import OtlpConfig
-from warpwatch_exporters.events import Events
+from warpwatch_exporters.events import EventFeed
 from warpwatch_exporters.otlp import MAX_WAITING, OtlpExporter
-from warpwatch_exporters.ways_out import WaysOut
+from warpwatch_exporters.push import PushExporters
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
 
@@ -58,11 +58,11 @@ class Site:
             self.clock.monotonic,
             self.clock.wall,
         )
-        self.events = Events(self.state)
+        self.events = EventFeed(self.state)
 
     def advance(self, passed_s: float = 0.0) -> None:
         self.clock.advance(passed_s)
-        self.exporter.advance(self.events.take(self.state))
+        self.exporter.advance(self.events.drain(self.state))
 
 
 def metrics_in(server: Receiver) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver)
     metrics = AgentMetrics()
     metrics.counter("http_requests_total").labels(200).inc()
     config = loading.parse(Config, tree, "the test")
-    ways = WaysOut(
+    ways = PushExporters(
         config.exporters, "gpu-17", "warpwatch", "", metrics, lambda: STATE, lambda: STATE
     )
     for last_words in ways.last_words.values():

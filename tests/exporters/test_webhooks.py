@@ -17,9 +17,9 @@ from tests.exporters.states import CAPTURE, NOW, SLOW, state_of
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.config import Config
 from warpwatch_exporters.config import ExportersConfig, WebhookConfig
-from warpwatch_exporters.events import Events
-from warpwatch_exporters.ways_out import WaysOut
-from warpwatch_exporters.webhooks import MAX_TRIES, MAX_WAITING, Webhook
+from warpwatch_exporters.events import EventFeed
+from warpwatch_exporters.push import PushExporters
+from warpwatch_exporters.webhooks import MAX_TRIES, MAX_WAITING, WebhookExporter
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.pause import FIRST_S, Pause
@@ -40,7 +40,7 @@ class Site:
         self.server = server
         self.counted: Counter[str] = Counter()
         self.clock = ManualClock()
-        self.webhook = Webhook(
+        self.webhook = WebhookExporter(
             WebhookConfig(**({"url": server.url} | config)),
             "exporters.webhooks[0]",
             "gpu-17",
@@ -48,10 +48,10 @@ class Site:
             lambda result: self.counted.update([result]),
             self.clock.monotonic,
         )
-        self.events = Events(before or state_of())
+        self.events = EventFeed(before or state_of())
 
     def see(self, *found: Anomaly | Capture) -> None:
-        self.webhook.advance(self.events.take(state_of(*found)))
+        self.webhook.advance(self.events.drain(state_of(*found)))
 
     def wait(self, seconds: float = 1000.0) -> None:
         self.clock.advance(seconds)
@@ -177,6 +177,6 @@ def test_a_mistake_in_the_configuration_is_named(webhook: Any, said: str) -> Non
 def test_nothing_is_loaded_or_counted_where_nothing_is_configured(golden):
     golden("exporters/defaults.json", ExportersConfig().model_dump_json(indent=1).encode())
     metrics = AgentMetrics()
-    ways = WaysOut(ExportersConfig(), "n", "warpwatch", "", metrics, state_of, state_of)
+    ways = PushExporters(ExportersConfig(), "n", "warpwatch", "", metrics, state_of, state_of)
     assert ways.last_words == {}
     assert list(metrics.registry.collect()) == []

@@ -40,7 +40,7 @@ from warpwatch_devices.attribution.pod_folders import folder_of
 from warpwatch_devices.simulated import simulated_uuid
 from warpwatch_devices.source import SourceContext
 from warpwatch_exporters.prometheus import Options
-from warpwatch_exporters.ways_out import WaysOut
+from warpwatch_exporters.push import PushExporters
 from warpwatch_runtime.call_guard import run_all
 from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
@@ -119,7 +119,7 @@ class Daemon:
             self.hub, self.ranks, detection, service, self.captures.triggers,
             self.captures.baselines, self.archive, self._stream, self._log, self.runs,
         )  # fmt: skip
-        self._ways_out = WaysOut(
+        self._push_exporters = PushExporters(
             config.exporters, node, "warpwatch", config.http.public_url_of(node), metrics,
             self.exported, self._own_state,
         )  # fmt: skip
@@ -198,7 +198,7 @@ class Daemon:
         follower = self._grafana
         if follower is not None:
             every("grafana", GRAFANA_INTERVAL_S, lambda: follower.advance(self.hub.state()))
-        self._ways_out.start(self.supervisor)
+        self._push_exporters.start(self.supervisor)
         every("runs", RUNS_INTERVAL_S, self.runs.write)
         if self._upload is not None:
             every("uploads", UPLOAD_INTERVAL_S, self._upload)
@@ -214,7 +214,7 @@ class Daemon:
         last_writes = {"positions": self._positions.write, "runs": self.runs.write}
         if self._log is not None:
             last_writes["telemetry-log"] = self._log.write
-        run_all(last_writes | self._ways_out.last_words, LAST_WRITES_TIMEOUT_S)
+        run_all(last_writes | self._push_exporters.last_words, LAST_WRITES_TIMEOUT_S)
         for source in self.sources:
             source.close()
         self.folder.close()

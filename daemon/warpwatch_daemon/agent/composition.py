@@ -183,14 +183,14 @@ def grafana_follower(config: Config, node: str, metrics: AgentMetrics) -> Grafan
     wanted = config.exporters.grafana
     if wanted.url is None:
         return None
-    from warpwatch_exporters import grafana, grafana_api
+    from warpwatch_exporters import grafana
 
     annotations = metrics.counter("grafana_annotations_total")
     for result in grafana.RESULTS:
         # Exported from the start, so that an increase can be seen.
         annotations.labels(result)
     return grafana.GrafanaAnnotations(
-        grafana_api.GrafanaApi(wanted.url, wanted.token_file, wanted.ca_file),
+        grafana.GrafanaApi(wanted.url, wanted.token_file, wanted.ca_file),
         grafana.Annotations(node, config.http.public_url_of(node)),
         lambda result: annotations.labels(result).inc(),
     )

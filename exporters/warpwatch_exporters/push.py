@@ -1,4 +1,4 @@
-"""Ways out of a process, each in a loop: what is configured, which alone is loaded."""
+"""Runs the configured exporters that push, each in a loop; others are not imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.config import ExportersConfig, WebhookConfig
-from warpwatch_exporters.events import Event, Events
+from warpwatch_exporters.events import EventFeed, StateEvent
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.call_guard import run_all
 from warpwatch_runtime.supervisor import Supervisor
@@ -16,15 +16,17 @@ from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.state import State
 
 INTERVAL_S = 2.0
-# How long the end waits for those that do not answer.
+# The wait at the end for peers that do not reply.
 LAST_TIMEOUT_S = 2.0
 
+Send = Callable[[Iterable[StateEvent]], None]
 
-class WaysOut:
-    """What is configured, which alone is loaded. Raises UsageError.
+
+class PushExporters:
+    """The configured exporters that push. Raises UsageError.
 
     service: ``warpwatch`` or ``warpwatch-fleet``. exported: the state whose series are exported;
-    told: the state with what is ours to tell of.
+    own_state: the state with the events that this process reports.
     """
 
     def __init__(
@@ -35,14 +37,14 @@ class WaysOut:
         public_url: str,
         metrics: AgentMetrics,
         exported: Callable[[], State],
-        told: Callable[[], State],
+        own_state: Callable[[], State],
     ) -> None:
-        ways: dict[str, Callable[[Iterable[Event]], None]] = {}
+        ways: dict[str, Send] = {}
         if config.otlp.endpoint is not None:
             ways["otlp"] = _otlp(config, node, service, metrics, exported)
         if config.webhooks:
             ways |= _webhooks(config, node, public_url, metrics)
-        self._all = {name: _WayOut(send, told) for name, send in ways.items()}
+        self._all = {name: _PushLoop(send, own_state) for name, send in ways.items()}
 
     def start(self, supervisor: Supervisor) -> None:
         for name, way in self._all.items():
@@ -50,26 +52,26 @@ class WaysOut:
 
     @property
     def last_words(self) -> dict[str, Callable[[], None]]:
-        """What is to be done at the end, by name."""
+        """The final writes at the end of the process, by name."""
         return {name: way.last for name, way in self._all.items()}
 
     def close(self) -> None:
         run_all(self.last_words, LAST_TIMEOUT_S)
 
 
-class _WayOut:
-    def __init__(self, send: Callable[[Iterable[Event]], None], told: Callable[[], State]) -> None:
+class _PushLoop:
+    def __init__(self, send: Send, own_state: Callable[[], State]) -> None:
         self._send = send
-        self._told = told
-        self._events = Events(told())
+        self._own_state = own_state
+        self._events = EventFeed(own_state())
         self._busy = threading.Lock()
 
     def advance(self) -> None:
         with self._busy:
-            self._send(self._events.take(self._told()))
+            self._send(self._events.drain(self._own_state()))
 
     def last(self) -> None:
-        """Unless the loop still waits for the other side."""
+        """Send the last events, unless the loop still waits for the peer."""
         if self._busy.acquire(blocking=False):
             self._busy.release()
             self.advance()
@@ -77,16 +79,16 @@ class _WayOut:
 
 def _webhooks(
     config: ExportersConfig, node: str, public_url: str, metrics: AgentMetrics
-) -> dict[str, Callable[[Iterable[Event]], None]]:
+) -> dict[str, Send]:
     from warpwatch_exporters import webhooks
 
     messages = metrics.counter("webhook_messages_total")
     for result in webhooks.RESULTS:
-        # There from the start, so that an increase can be seen.
+        # Each series exists from the start, so that an increase can be seen.
         messages.labels(result)
 
-    def webhook(number: int, wanted: WebhookConfig) -> webhooks.Webhook:
-        return webhooks.Webhook(
+    def webhook(number: int, wanted: WebhookConfig) -> webhooks.WebhookExporter:
+        return webhooks.WebhookExporter(
             wanted,
             f"exporters.webhooks[{number}]",
             node,
@@ -104,7 +106,7 @@ def _otlp(
     service: str,
     metrics: AgentMetrics,
     exported: Callable[[], State],
-) -> Callable[[Iterable[Event]], None]:
+) -> Send:
     try:
         from warpwatch_exporters import otlp
     except ModuleNotFoundError as error:
