@@ -55,13 +55,18 @@ def cluster(tmp_path: Path) -> Iterator[LoopCluster]:
 
 
 def start(cluster: LoopCluster, job: str, *how: str) -> subprocess.Popen[bytes]:
-    node = cluster.nodes[0]
+    """Start a job with a rank on each node, and return the first."""
     folder = str(cluster.folder / f"{job}.stop")
-    found = node.start(
-        f"{job}.log", ["-c", PROGRAM, job, folder, *how], node.rank_environment(0, 1)
-    )
-    poll(lambda: steps(cluster, job) > 5, cluster.log)
-    return found
+    ranks = [
+        node.start(
+            f"{job}.log",
+            ["-c", PROGRAM, job, folder, *how],
+            node.rank_environment(number, len(cluster.nodes)) | {"WARPWATCH_RUN": job},
+        )
+        for number, node in enumerate(cluster.nodes)
+    ]
+    poll(lambda: steps(cluster, job) > 5 * len(ranks), cluster.log)
+    return ranks[0]
 
 
 def steps(cluster: LoopCluster, job: str) -> int:
@@ -137,42 +142,43 @@ def test_a_state_that_cannot_be_written_is_said_and_written_later(
 ) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
         store = {"store": {"url": f"{disk.as_uri()}/captures"}} if who == "agent" else {}
-        with loop_cluster(tmp_path, 1, detection=DETECTION, **store) as cluster:
+        # The fleet keeps what it evaluates itself: jobs over nodes.
+        with loop_cluster(tmp_path, 1 + (who == "fleet"), detection=DETECTION, **store) as cluster:
             if who == "fleet":
                 text = cluster.config.read_text()
                 cluster.config.write_text(text.replace(str(tmp_path / "fleet"), str(disk)))
             cluster.start()
-            break_disk(disk, fault)
-            crash(cluster, "first")
-            errors = [
-                f'warpwatch_anomaly_store_errors_total{{operation="{what}"}}'
-                for what in ("write", "snapshot")
-            ]
-            poll(lambda: sum(value(cluster, who, one) for one in errors) > 0, cluster.log)
-            assert str(disk) in poll(lambda: missing(cluster, who), cluster.log)
-            mend_disk(disk, fault)
+            with broken(disk, fault):
+                crash(cluster, "first")
+                errors = [
+                    f'warpwatch_anomaly_store_errors_total{{operation="{what}"}}'
+                    for what in ("write", "snapshot")
+                ]
+                poll(lambda: sum(value(cluster, who, one) for one in errors) > 0, cluster.log)
+                assert poll(lambda: missing(cluster, who), cluster.log)
             crash(cluster, "second")
             poll(lambda: not missing(cluster, who), lambda: missing(cluster, who))
             found = cluster.get("anomalies")
-            assert sorted(one["job"] for one in found) == ["first", "second"]
+            assert {one["job"] for one in found} == {"first", "second"}
 
 
-def break_disk(disk: Path, fault: str) -> None:
-    if fault == "read-only":
-        # Over the other, whose open files keep it from becoming read-only itself.
-        mount = ["mount", "-t", "tmpfs", "-o", "ro,mode=755", "tmpfs", str(disk)]
-        subprocess.run(mount, check=True)
-        return
-    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-
-
-def mend_disk(disk: Path, fault: str) -> None:
+@contextlib.contextmanager
+def broken(disk: Path, fault: str) -> Iterator[None]:
     if fault == "full":
-        (disk / "filler").unlink()
-    else:
-        subprocess.run(["umount", str(disk)], check=True)
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        yield
+        filler.unlink()
+        return
+    # Over the other one, whose open files keep it from becoming read-only itself.
+    mount = ["mount", "-t", "tmpfs", "-o", "ro,mode=755", "tmpfs", str(disk)]
+    subprocess.run(mount, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def crash(cluster: LoopCluster, job: str) -> None:
