@@ -40,7 +40,7 @@ LOOK_S, MAX_LAG_S = 2.0, 5.0
 # Of the resident memory, from a third of the attack to its end.
 MAX_GROWTH, MAX_RSS = 32 * 2**20, 700 * 2**20
 SLOW_RANK, FAULTY_GPU = 3, 5
-CONTAINED_MEMORY_ERROR = 94
+REBOOT = 2
 PARTS: dict[str, list[Any]] = {"initContainers": [], "env": [], "volumeMounts": [], "volumes": []}
 
 
@@ -130,7 +130,8 @@ def attacked(
         api.create("/api/v1/nodes", "Node", name)
     found = Attacked(open_path, fake_nvml, api)
     try:
-        yield found
+        with found.site.inbox.serving():
+            yield found
     finally:
         found.close()
         api.close()
@@ -167,7 +168,7 @@ def test_a_fleet_that_is_attacked_does_for_the_honest_what_it_always_does(
     watch, begun, attack_s = Watch(attacked), time.monotonic(), 60 * MINUTES
     watch.look(begun + attack_s / 2)
     site.tell("train", f"slow {SLOW_RANK}")
-    site.drivers[2].xid(FAULTY_GPU, CONTAINED_MEMORY_ERROR)
+    site.drivers[2].set(FAULTY_GPU, recovery_action=REBOOT)
     watch.look(begun + attack_s)
     figures = {
         "lag_s": round(watch.worst_lag_s, 2),
@@ -175,13 +176,15 @@ def test_a_fleet_that_is_attacked_does_for_the_honest_what_it_always_does(
     }
     print(json.dumps(figures))
 
-    (found,) = cluster.get("anomalies", job="train")
-    assert (found["kind"], found["rank"], found["node"]) == ("straggler", SLOW_RANK, "gpu-2")
+    anomalies = cluster.get("anomalies", job="train")
+    named = {(one["kind"], one["rank"], one["node"]) for one in anomalies}
+    assert named == {("straggler", SLOW_RANK, "gpu-2")}
 
     def ended() -> list[Any]:
         return [one for one in cluster.get("captures", job="train") if one["outcome"]]
 
-    (capture,) = poll(ended, cluster.log)
+    # It lasts for minutes: who asks again is asked about the first.
+    capture = poll(ended, cluster.log)[0]
     told = [(rank["rank"], rank["node"], rank["detail"]) for rank in capture["ranks"]]
     assert told == [(rank, HONEST[rank // 2], "") for rank in range(6)]
     assert (capture["outcome"], capture["request"]["trigger"]) == ("complete", "anomaly")
@@ -197,7 +200,7 @@ def test_a_fleet_that_is_attacked_does_for_the_honest_what_it_always_does(
         for event in attacked.api.events()
         if event["involvedObject"]["name"] in conditions
     ]
-    assert events == [("gpu-3", "Xid")]
+    assert set(events) == {("gpu-3", "DeviceNeedsService")}
 
     assert watch.worst_lag_s <= MAX_LAG_S, figures
     third = watch.rss[len(watch.rss) // 3]
