@@ -201,6 +201,18 @@ def test_without_memory_there_is_no_diagnosis(tmp_path, monkeypatch):
     assert child.diagnose("trace", tmp_path, written(tmp_path, 2), {}, run=read_here) == "no_memory"
 
 
+def test_a_diagnosis_that_is_killed_for_memory_keeps_nothing_and_is_said(tmp_path):
+    (tmp_path / "diagnosis.json").write_text("before")
+
+    def is_killed(module: str, arguments: Sequence[str], timeout_s: float, fds: Any) -> Ended:
+        os.write(fds[0], b"half")
+        return Ended(-signal.SIGKILL, ())
+
+    files = written(tmp_path, 2)
+    assert child.diagnose("trace", tmp_path, files, {}, run=is_killed) == "no_memory"
+    assert (tmp_path / "diagnosis.json").read_text() == "before"
+
+
 def test_files_of_one_rank_are_no_capture(tmp_path):
     name, _ = written(tmp_path, world_size=2)
     outcome = child.diagnose("trace", tmp_path, [name, name], {}, run=read_here)

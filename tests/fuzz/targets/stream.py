@@ -33,16 +33,22 @@ AGENTS = ("gpu-1:9400", "10.0.0.9:9400")
 LABELS: tuple[dict[str, str], ...] = ({}, {OWNER: "ns/team"})
 NAMED = encode_stream_line(CursorLine("c", "gpu-1", "0.3.0"))
 # The fleet evaluates, and is scraped, once in so many inputs, with a second between two inputs.
-EVALUATE_EACH = 32
+EVALUATE_EACH = 64
+# A fleet with thousands of jobs evaluates them for long: another one takes its place then.
+INPUTS_OF_A_FLEET = 4096
 
 
 class Stream:
     def __init__(self) -> None:
-        self._cluster = Cluster(DetectionConfig(), AnomaliesConfig())
-        targets = zip(AGENTS, LABELS, strict=True)
-        self._cluster.set_targets({one: FleetTarget(one, labels) for one, labels in targets})
         self._now = NOW
         self._number = 0
+        self._cluster = self._fleet()
+
+    def _fleet(self) -> Cluster:
+        cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+        targets = zip(AGENTS, LABELS, strict=True)
+        cluster.set_targets({one: FleetTarget(one, labels) for one, labels in targets})
+        return cluster
 
     def run(self, data: bytes) -> None:
         self._number += 1
@@ -57,6 +63,8 @@ class Stream:
             self._cluster.feed(address, lines.split(b"\n"), self._now)
         if self._number % EVALUATE_EACH == 0:
             self._evaluate()
+        if self._number % INPUTS_OF_A_FLEET == 0:
+            self._cluster = self._fleet()
 
     def _evaluate(self) -> None:
         self._cluster.judge(self._now)
