@@ -1,6 +1,7 @@
 """Registers the rules in alphabetical order.
 
-A new rule is one class and one line here; a new kind has its words in report/words.py, too.
+A new rule is one class, one line here and its advice in advice.toml; a new kind has its words in
+report/words.py, too.
 """
 
 from __future__ import annotations
