@@ -17,7 +17,6 @@ from warpwatch_serving.bodies import LoginFilters, filters, read_body
 from warpwatch_serving.page.endpoint import FOLDER, STYLE, policy
 from warpwatch_serving.sessions import LINK_S, SESSION_S, cookie
 
-_PAGES = ("/", "/run", LOGIN, "/logout")
 _USED = "This link has been used or is older than a minute."
 _WRONG_TOKEN = "This is not the token."
 _TOKEN_FORM = """<form class="filters" method="post" action="/login">
@@ -62,8 +61,7 @@ class Login:
 
     def refuse(self, request: HTTPConnection, error: HttpError) -> Response:
         """Return the login page to a browser without a session, and the error to all others."""
-        wants_page = "text/html" in request.headers.get("accept", "")
-        if error.status == 401 and wants_page and request.url.path in _PAGES:
+        if error.status == 401 and "text/html" in request.headers.get("accept", ""):
             return self._page(request, 401, headers=error.headers)
         return error.answer()
 
