@@ -72,6 +72,13 @@ def test_an_anomaly_its_verdict_and_its_end_are_a_golden_message_each(
     assert site.counted == {"sent": 3 if form == "json" else 4}
 
 
+def test_no_name_of_a_stranger_is_markup_in_slack(server: Receiver) -> None:
+    site = Site(server, format="slack")
+    site.see(replace(SLOW, id="a|b><!here>", job="<!here>", node="<!channel> <https://x|y>"))
+    ((_, link),) = (one["text"].split("<") for one in site.told())
+    assert link.count(">") == link.count("|") == 1, link
+
+
 def test_what_was_there_before_the_start_is_not_told_again(server: Receiver) -> None:
     site = Site(server, state_of(SLOW))
     for found in (SLOW, ENDED, replace(SLOW, reopened=1)):
