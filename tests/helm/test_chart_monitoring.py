@@ -107,10 +107,22 @@ def test_relabelings_of_a_site_come_after_ours(helm4: Path) -> None:
     assert relabeled(endpoint["relabelings"], target) == AGENT | {"cluster": "gpu-1"}
 
 
+@pytest.mark.parametrize("kind", ["podMonitor", "serviceMonitor"])
+def test_monitors_send_the_token_if_metrics_need_one(helm4: Path, kind: str) -> None:
+    own = ("token.existingSecret=tokens", "config.http.metrics_token=true", f"{kind}.enabled=true")
+    objects = chart.render(helm4, *chart.sets(*own, f"{kind}.basicAuth.username.name="))
+    name = kind[0].upper() + kind[1:]
+    (endpoint,) = scrapes(objects, name, chart.only(objects, "DaemonSet"))
+    assert "authorization" not in endpoint
+    objects = chart.render(helm4, *chart.sets(*own))
+    (endpoint,) = scrapes(objects, name, chart.only(objects, "DaemonSet"))
+    assert endpoint["authorization"] == {"credentials": {"name": "tokens", "key": "token"}}
+
+
 def scrapes(
     objects: tuple[chart.Object, ...], kind: str, workload: chart.Object
 ) -> Iterator[chart.Object]:
-    """The endpoints by which Prometheus finds the workload's pods."""
+    """Yield the endpoints by which Prometheus finds the workload's pods."""
     pod = workload["spec"]["template"]["metadata"]["labels"]
     every = chart.of_kind(objects, "Service")
     services = [service for service in every if selects(service["spec"]["selector"], pod)]
@@ -131,7 +143,7 @@ def selects(wanted: Mapping[str, str], labels: Mapping[str, str]) -> bool:
 
 
 def relabeled(relabelings: list[dict[str, Any]], target: dict[str, str]) -> dict[str, str]:
-    """The labels of a target's series after these, which Prometheus applies one by one."""
+    """Return the labels of a target's series after the relabelings, applied one by one."""
     labels = dict(target)
     for one in relabelings:
         match one.get("action", "replace"):

@@ -1,9 +1,9 @@
-{{/* The components to scrape, each with a monitor of its own: the fleet is no daemon of its node. */}}
+{{/* The components to scrape, each with its own monitor: the fleet is not a daemon of its node. */}}
 {{- define "warpwatch.scraped" -}}
 daemon{{ ternary " fleet" "" .Values.fleet.enabled }}
 {{- end }}
 
-{{/* Of both kinds of monitor, metadata and what is not of an endpoint. Take root, monitor and component. */}}
+{{/* The metadata of both kinds of monitor, and their spec without endpoints. Take root, monitor and component. */}}
 {{- define "warpwatch.monitor.metadata" -}}
 name: {{ include "warpwatch.fullname" .root }}{{ ternary "-fleet" "" (eq .component "fleet") }}
 namespace: {{ .monitor.namespace | default .root.Release.Namespace }}
@@ -40,7 +40,7 @@ selector:
     {{- end }}
 {{- end }}
 
-{{/* How a component is scraped, the same for both kinds of monitor. Takes root, monitor and component. */}}
+{{/* The endpoint of a component, for both kinds of monitor. Takes root, monitor and component. */}}
 {{- define "warpwatch.endpoint" -}}
 {{- $values := .root.Values -}}
 port: {{ ternary "warpwatch" "http" (eq $values.mode "sidecar") }}
@@ -49,7 +49,7 @@ scheme: {{ .monitor.scheme | default (include "warpwatch.scheme" .root) }}
 interval: {{ .monitor.interval }}
 scrapeTimeout: {{ .monitor.scrapeTimeout }}
 {{- if eq $values.mode "daemonset" }}
-# The workload's namespace, pod and container are labels of series and stay what they are.
+# Series keep the namespace, pod and container of their workload.
 honorLabels: true
 {{- end }}
 {{- if .monitor.tlsConfig }}
@@ -63,13 +63,19 @@ tlsConfig:
       name: {{ $values.tls.existingSecret }}
       key: ca.crt
 {{- end }}
-{{- with .monitor.basicAuth }}
+{{- if .monitor.basicAuth }}
 basicAuth:
-  {{- toYaml . | nindent 2 }}
+  {{- toYaml .monitor.basicAuth | nindent 2 }}
+{{- else if and (ne .component "fleet") ($values.config.http | default dict).metrics_token }}
+# Prometheus reads the Secret from the monitor's namespace.
+authorization:
+  credentials:
+    name: {{ include "warpwatch.tokenSecretName" .root }}
+    key: {{ $values.token.key }}
 {{- end }}
 relabelings:
   {{- if eq .component "fleet" }}
-  # No node: the fleet's series name those that they are about.
+  # The fleet's series carry the nodes that they describe.
   - targetLabel: job
     replacement: warpwatch-fleet
     action: replace
@@ -82,11 +88,11 @@ relabelings:
     action: replace
   {{- end }}
   {{- if eq $values.mode "daemonset" }}
-  # The pod's address is another one after each rollout, and its series would be others too.
+  # The pod's address changes with each rollout, which would start new series.
   - sourceLabels: [__meta_kubernetes_pod_{{ ternary "name" "node_name" (eq .component "fleet") }}]
     targetLabel: instance
     action: replace
-  # Of the daemon's own pod, they would read as the workload's on series that have none.
+  # These labels of the daemon's own pod would pass for the workload's on series without one.
   - regex: namespace|pod|container|endpoint|service
     action: labeldrop
   {{- end }}
