@@ -12,7 +12,7 @@ from warpwatch_dashboards import agent, fleet, node, provisioning, training_job
 
 FOLDER = Path(__file__).parent
 
-# What is generated, by path inside this package.
+# The generated files, by path inside this package.
 FILES: dict[str, Callable[[], str]] = {
     "fleet.json": lambda: fleet.page().json(),
     "node.json": lambda: node.page().json(),

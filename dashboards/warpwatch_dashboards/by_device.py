@@ -6,7 +6,7 @@ from typing import Unpack
 
 from grafana_foundation_sdk.models import dashboard as models
 
-from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, Look, graph
+from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, PanelSize, graph
 from warpwatch_dashboards.queries import (
     DEVICE,
     DEVICE_KEY,
@@ -21,30 +21,30 @@ from warpwatch_dashboards.queries import (
 
 
 def as_it_is(
-    title: str, description: str, name: str, label: str = "", **look: Unpack[Look]
+    title: str, description: str, name: str, label: str = "", **look: Unpack[PanelSize]
 ) -> models.Panel:
-    """A metric of each device as it is, by one label of its own."""
+    """Graph a metric of each device, by one label of its own."""
     return graph(title, description, by_device(series(name, DEVICE), label), **look)
 
 
 def per_second(
-    title: str, description: str, name: str, label: str = "", **look: Unpack[Look]
+    title: str, description: str, name: str, label: str = "", **look: Unpack[PanelSize]
 ) -> models.Panel:
-    """A counter of each device per second, by one label of its own."""
+    """Graph a counter of each device per second, by one label of its own."""
     return graph(title, description, by_device(rate(series(name, DEVICE)), label), **look)
 
 
 def share(
-    title: str, description: str, name: str, label: str = "", **look: Unpack[Look]
+    title: str, description: str, name: str, label: str = "", **look: Unpack[PanelSize]
 ) -> models.Panel:
-    whole: Look = {"unit": "percentunit", "maximum": 1}
+    whole: PanelSize = {"unit": "percentunit", "maximum": 1}
     return as_it_is(title, description, name, label, **(whole | look))
 
 
 def events(
     title: str, description: str, name: str, label: str = "", *, width: int = 6
 ) -> models.Panel:
-    """What a counter of rare events grew by; nothing while it stands."""
+    """Graph the growth of a counter of rare events; without growth there is no line."""
     by = f"{DEVICE_KEY}, {label}" if label else DEVICE_KEY
     expression = total(by, grown(series(name, DEVICE), WINDOW))
     described = f"{description} {EMPTY_WHEN_HEALTHY}"

@@ -30,7 +30,7 @@ class Link:
 
 
 def bar() -> builders.DashboardLink:
-    """One link to each dashboard of Warpwatch, at the top."""
+    """Return a link to each dashboard of Warpwatch, at the top."""
     return (
         builders.DashboardLink("Warpwatch")
         .type(models.DashboardLinkType.DASHBOARDS)
@@ -41,22 +41,22 @@ def bar() -> builders.DashboardLink:
 
 
 def node_of_row() -> Link:
-    """From a row of a table with the column Agent."""
+    """Return the link from a row of a table with the column Agent."""
     return _link("Node", NODE, "var-instance=${__data.fields.Agent}")
 
 
 def node_of_series() -> Link:
-    """From a series with the label ``instance``."""
+    """Return the link from a series with the label ``instance``."""
     return _link("Node", NODE, "var-instance=${__field.labels.instance}")
 
 
 def job_of_row() -> Link:
-    """From a row of a table with the column Job."""
+    """Return the link from a row of a table with the column Job."""
     return _link("Training job", TRAINING_JOB, "var-job=${__data.fields.Job}")
 
 
 def job_of_series() -> Link:
-    """From a series with the label ``training_job``."""
+    """Return the link from a series with the label ``training_job``."""
     return _link("Training job", TRAINING_JOB, "var-job=${__field.labels.training_job}")
 
 

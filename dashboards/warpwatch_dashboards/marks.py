@@ -24,13 +24,15 @@ _PAGE = f'<a href="/d/{NODE}?var-instance={{{{instance}}}}">Node {{{{instance}}}
 
 
 def of_agents() -> list[builders.AnnotationQuery]:
-    """All that the chosen agents tell; Grafana's own annotations know no agent."""
+    """Return the marks of the chosen agents; Grafana's own annotations have no agent."""
     return [_anomalies(series("anomaly_info")), _captures(), _written()]
 
 
 def of_jobs() -> list[builders.AnnotationQuery]:
-    """What is reported of the chosen jobs and of the devices that they run on; captures of the
-    agents that see them, and reports that name the job."""
+    """Return the marks of the chosen jobs and of their devices.
+
+    They include captures of the agents that see the jobs, and reports that name a job.
+    """
     of_job = series("anomaly_info", AGENT, 'training_job=~"$job"')
     of_device = series("anomaly_info", AGENT, 'training_job=""', 'uuid!=""')
     devices = f"{of_device} and on (cluster, instance, uuid) {ranks_by_device()}"
@@ -75,7 +77,7 @@ def _written(*tags: str) -> builders.AnnotationQuery:
         .enable(True)
         .icon_color("purple")
     )
-    # Grafana's own annotations are no data source's query, as the builder would have it.
+    # The builder expects a data source, which Grafana's own annotations lack.
     target = AnnotationTarget(limit=200, match_any=False, tags=[TAG, *tags], type_val="tags")
     query.build().target = cast(Dataquery, target)
     return query

@@ -41,7 +41,7 @@ def page() -> Page:
 
 
 def _at_a_glance() -> list[models.Panel]:
-    """Each GPU's line: how busy, how hungry, how hot, how full."""
+    """Return a line per GPU: load, power, temperature, memory."""
     used, whole = (series(f"device_memory_{of}_bytes", DEVICE) for of in ("used", "total"))
     busy = rate(series("device_busy_seconds_total", DEVICE))
     heat = series("device_temperature_celsius", DEVICE, 'sensor="gpu"')

@@ -46,7 +46,7 @@ class Page:
     rows: Sequence[Row]
 
     def json(self) -> str:
-        """What Grafana imports."""
+        """Return the dashboard as JSON."""
         return json.dumps(self._model(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
     def _model(self) -> models.Dashboard:

@@ -35,7 +35,7 @@ GREEN, ORANGE, RED = "green", "orange", "red"
 Limits = Sequence[tuple[float | None, str]]
 
 
-class Look(TypedDict, total=False):
+class PanelSize(TypedDict, total=False):
     """Width of 24 columns, else the row's; height in rows of 30 pixels.
 
     unit: Grafana's id of it, else a plain number; minimum, maximum and limits are in the unit.
@@ -60,9 +60,9 @@ def at_least(good: float) -> Limits:
 
 
 def graph(
-    title: str, description: str, *queries: Query, stacked: bool = False, **look: Unpack[Look]
+    title: str, description: str, *queries: Query, stacked: bool = False, **look: Unpack[PanelSize]
 ) -> models.Panel:
-    """Series over time, from 0 on unless said otherwise; limits are dashed lines."""
+    """Return series over time, from 0 on by default; limits are dashed lines."""
     panel = _lines()
     look.setdefault("minimum", 0)
     if stacked:
@@ -74,21 +74,18 @@ def graph(
     return _series(panel.build(), title, description, _ranges(queries), look)
 
 
-def number(title: str, description: str, query: Query, **look: Unpack[Look]) -> models.Panel:
-    """The newest value, coloured by its limits, over its history.
-
-    What adds up over the time shown has no history.
-    """
+def number(title: str, description: str, query: Query, **look: Unpack[PanelSize]) -> models.Panel:
+    """Return the newest value, coloured by its limits, over its history."""
     panel = stat.Panel().color_mode(looks.BigValueColorMode.VALUE).reduce_options(_newest())
     adds_up = "$__range" in query.promql
     panel.graph_mode(looks.BigValueGraphMode.NONE if adds_up else looks.BigValueGraphMode.AREA)
     targets = [_instant(query)] if adds_up else _ranges([query])
-    size: Look = {"width": 4, "height": 4}
+    size: PanelSize = {"width": 4, "height": 4}
     return _series(panel.build(), title, description, targets, size | look)
 
 
-def bars(title: str, description: str, query: Query, **look: Unpack[Look]) -> models.Panel:
-    """A bar for each series, by what the whole time shown says."""
+def bars(title: str, description: str, query: Query, **look: Unpack[PanelSize]) -> models.Panel:
+    """Return a bar for each series, by its total over the time range."""
     panel = (
         bargauge.Panel()
         .orientation(looks.VizOrientation.HORIZONTAL)
@@ -98,8 +95,8 @@ def bars(title: str, description: str, query: Query, **look: Unpack[Look]) -> mo
     return _series(panel.build(), title, description, [_instant(query)], look)
 
 
-def heat_map(title: str, description: str, query: Query, **look: Unpack[Look]) -> models.Panel:
-    """A line of cells for each series, in the order of their labels."""
+def heat_map(title: str, description: str, query: Query, **look: Unpack[PanelSize]) -> models.Panel:
+    """Return a line of cells for each series, in the order of their labels."""
     colors = (
         HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").reverse(False).steps(64)
     )
@@ -119,9 +116,9 @@ def complete(
     title: str,
     description: str,
     targets: Sequence[prometheus.Dataquery],
-    look: Look,
+    look: PanelSize,
 ) -> models.Panel:
-    """What all kinds of panel have in common. Mind that gridPos is completed by the page."""
+    """Set the options that all kinds of panel share; the page completes gridPos."""
     panel.title, panel.description, panel.datasource = title, description, SOURCE
     panel.grid_pos = models.GridPos(h=look.get("height", 8), w=look.get("width", 0))
     panel.targets = []
@@ -163,7 +160,7 @@ def _series(
     title: str,
     description: str,
     targets: Sequence[prometheus.Dataquery],
-    look: Look,
+    look: PanelSize,
 ) -> models.Panel:
     panel.transformations = [SHORT_NODE]
     return complete(panel, title, description, targets, look)

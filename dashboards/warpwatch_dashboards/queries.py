@@ -38,29 +38,29 @@ class Query:
 
 
 def series(name: str, where: str = AGENT, *more: str) -> str:
-    """The selector of a metric, named without its prefix."""
+    """Return the selector of a metric, named without its prefix."""
     return f"{PREFIX}{name}{{{','.join((where, *more))}}}"
 
 
 def anomalies(name: str) -> str:
-    """An agent's and a fleet's, which are put on their node's agent: in Kubernetes its instance."""
+    """Return the anomalies of agents and of a fleet, which belong to their node's agent."""
     of_fleet = f'label_replace({series(name, AGENT, FLEET)}, "instance", "$1", "node", "(.+)")'
     return f"({series(name, AGENT, NO_FLEET)} or {of_fleet})"
 
 
 def by_node(expression: str, *labels: str) -> Query:
-    """One series a node, and by these labels."""
+    """Return one series per node, and by these labels."""
     own = " ".join(f"{{{{{label}}}}}" for label in labels)
     return Query(expression, f"{NODE_LEGEND}|{own}" if own else NODE_LEGEND)
 
 
 def recorded(rule: str, by_hand: str) -> str:
-    """A recording rule's series; where the rules are not loaded, what they would record."""
+    """Return the series of a recording rule; without the rules, their expression."""
     return f"({PREFIX[:-1]}:{rule}{{{AGENT}}} or {by_hand})"
 
 
 def rate(selector: str, window: str = WINDOW) -> str:
-    """Per second."""
+    """Return the growth per second."""
     return f"rate({selector}[{window}])"
 
 
@@ -69,26 +69,18 @@ def total(by: str, expression: str) -> str:
 
 
 def grown(selector: str, window: str) -> str:
-    """What a counter of rare events has grown by, where it has.
-
-    Such a series begins with its first event, at 1: its first value counts too, which increase()
-    leaves out. A series is no beginning that was there within an hour before, as around a scrape
-    that failed.
-    """
+    """Return the growth of a counter of rare events, if any."""
     began = f"{selector} > 0 unless count_over_time({selector}[1h] offset {window})"
     return f"(({began}) or round(increase({selector}[{window}])) > 0)"
 
 
 def by_allocation(device_expression: str) -> str:
-    """One value a device: while its workload changes it has series with the old labels as well."""
+    """Return one value per device: while its workload changes, it also has old labels."""
     return f"max by ({_ALLOCATED}) ({device_expression})"
 
 
 def workloads(namespace: str = 'namespace=~"$namespace"') -> str:
-    """1 for each container that a device is allocated to, in the chosen namespaces.
-
-    A Slurm job is called a pod, and its user a namespace, where no container has the device.
-    """
+    """Return 1 for each container with a device, in the chosen namespaces."""
     slurm = series("device_slurm_job_info", AGENT, namespace.replace("namespace", "user", 1))
     named = f'label_replace({slurm}, "namespace", "$1", "user", "(.+)")'
     named = f'label_replace({named}, "pod", "$1", "slurm_job", "(.+)")'
@@ -98,14 +90,14 @@ def workloads(namespace: str = 'namespace=~"$namespace"') -> str:
 
 
 def of_workloads(device_expression: str) -> str:
-    """A device's value for each container that it is allocated to."""
+    """Return a device's value for each container that it is allocated to."""
     return f"{workloads()} * on ({_ALLOCATED}) group_left () {by_allocation(device_expression)}"
 
 
 def allocations() -> str:
-    """1 for each container that a device is allocated to, and for each device that none has."""
+    """Return 1 for each container with a device, and for each device without any."""
     instances = series("device_up", AGENT, 'gpu_instance!=""')
-    # A MIG GPU is no device beside its instances.
+    # A GPU in MIG mode does not count beside its instances.
     whole = f"{series('device_up')} unless on ({PLACE}, gpu) {instances}"
     # One that cannot be read, which has 0 there, is a device, too.
     free = f"(({whole} or {instances}) >= bool 0)"

@@ -60,18 +60,18 @@ class Group:
 
 
 def read(file: str) -> tuple[Group, ...]:
-    """The groups of one file of rules/."""
+    """Return the groups of one file of rules/."""
     document = yaml.safe_load((FOLDER / file).read_text())
     return tuple(_group(group) for group in document["groups"])
 
 
 def alerts() -> tuple[Alert, ...]:
-    """All alerts, in the order of their files."""
+    """Return all alerts, in the order of their files."""
     return tuple(alert for file in ALERTING for group in read(file) for alert in group.alerts)
 
 
 def recordings() -> tuple[Recording, ...]:
-    """All recording rules."""
+    """Return all recording rules."""
     return tuple(rule for group in read(RECORDING) for rule in group.recordings)
 
 
@@ -90,7 +90,7 @@ def _alert(rule: Mapping[str, Any]) -> Alert:
 
 
 def table() -> str:
-    """Alert, severity and ``for`` of all alerts, as Markdown."""
+    """Return alert, severity and ``for`` of all alerts as Markdown."""
     return "".join(_rows())
 
 
@@ -102,7 +102,7 @@ def _rows() -> Iterable[str]:
 
 
 def into_document(document: str) -> str:
-    """``document`` with the table between its markers rewritten. Raises ValueError without."""
+    """Rewrite the table between the markers. Raises ValueError without markers."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:

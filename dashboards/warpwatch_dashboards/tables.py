@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.common import TableAutoCellOptions, TableSort
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.table import Options as TableOptions
 
-from warpwatch_dashboards.panels import Limits, Look, complete, thresholds
+from warpwatch_dashboards.panels import Limits, PanelSize, complete, thresholds
 
 # In the order of the columns.
 _TITLES = {
@@ -77,7 +77,7 @@ def table(
     *,
     hidden: Sequence[str] = (),
     sorted_by: str = "",
-    **look: Unpack[Look],
+    **look: Unpack[PanelSize],
 ) -> models.Panel:
     """``look["links"]`` are on every value of a line; ``sorted_by``: a column, lowest first."""
     targets = [_target(column) for column in columns]

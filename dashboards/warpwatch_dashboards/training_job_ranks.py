@@ -36,7 +36,7 @@ from warpwatch_dashboards.tables import Column, table
 def _where_ranks_run() -> models.Panel:
     key = f"{RANK_KEY}, host, local_rank, device, framework, step_clock"
     holders = workloads('namespace!=""')
-    # Of several that share a GPU none is known to be the rank's.
+    # If several share a GPU, it is unknown which is the rank's.
     pods = f"({holders} and on ({PLACE}, uuid) count by ({PLACE}, uuid) ({holders}) == 1)"
     owners = f"{ranks_by_device()} * on ({PLACE}, uuid) group_left (namespace, pod) {pods}"
     return table(

@@ -23,7 +23,7 @@ _ALL = models.VariableOption(text=["All"], value=["$__all"])
 
 
 def of_agents() -> list[builders.DatasourceVariable | builders.QueryVariable]:
-    """Whose series a page shows: of which agents, of which nodes."""
+    """Return the selectors of the chosen agents and nodes."""
     return [datasource(), cluster(), node(), instance()]
 
 
@@ -40,12 +40,12 @@ def node() -> builders.QueryVariable:
 
 
 def instance() -> builders.QueryVariable:
-    """The agent's address: what tells hosts apart where nothing adds ``node``."""
+    """Return the variable of the agent's address, which identifies hosts without ``node``."""
     return _all(one_instance())
 
 
 def one_instance() -> builders.QueryVariable:
-    """Begins with one agent: a page that shows every device is no page for a fleet."""
+    """Return the same with one agent at first: every device is too much for a page of a fleet."""
     return _many("instance", "Agent", _values("build_info", f"{_NODE},{NO_FLEET}", "instance"))
 
 
@@ -54,16 +54,12 @@ def gpu() -> builders.QueryVariable:
 
 
 def namespace() -> builders.QueryVariable:
-    """Those that hold devices; users of Slurm jobs, too."""
+    """Return the variable of namespaces with devices, and of users of Slurm jobs."""
     return _all(_of_result("namespace", "Namespace", f"group by (namespace) ({workloads(_ANY)})"))
 
 
 def job() -> builders.QueryVariable:
-    """Jobs of the time shown, but those on devices of other namespaces only.
-
-    A job whose devices no scheduler allocates, as on bare hosts, belongs to every namespace; one on
-    a device that several namespaces share, to each of these. Begins with one: all are too much.
-    """
+    """Return the jobs of the time range, except those only on devices of other namespaces."""
     ranks = f"last_over_time({series('rank_info', AGENT)}[$__range])"
     by_device = f'label_replace({ranks}, "uuid", "$1", "device", "(.+)")'
     mine, others = (
@@ -76,7 +72,7 @@ def job() -> builders.QueryVariable:
 
 
 def holder() -> builders.CustomVariable:
-    """The label by which GPU hours are added up; account and partition are those of Slurm jobs."""
+    """Return the label by which GPU hours are added up; Slurm has account and partition."""
     shown = models.VariableOption(text="Namespace", value="namespace")
     by = "Namespace : namespace, Account : account, Partition : partition"
     return builders.CustomVariable("holder").label("GPU hours by").values(by).current(shown)
@@ -94,7 +90,7 @@ def _values(name: str, where: str, label: str) -> str:
 
 
 def _of_result(label: str, title: str, query: str, name: str = "") -> builders.QueryVariable:
-    """The values of a label that a query answers with."""
+    """Return the values of a label in a query's result."""
     variable = _many(name or label, title, f"query_result({query})")
     return variable.regex(f'/{label}="([^"]+)"/')
 
