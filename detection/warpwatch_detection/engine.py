@@ -139,7 +139,7 @@ class Detection:
     def _process(self, record: Record) -> list[Change]:
         """Send a record down the line: ranks, joined steps, detectors, register."""
         changes: list[Change] = []
-        if isinstance(record, Step | RankSeen) and not self._ranks.add(record):
+        if isinstance(record, (Step, RankSeen)) and not self._ranks.add(record):
             job = self._limit.victim(self._ranks, record)
             if job is None:
                 return changes
@@ -153,10 +153,11 @@ class Detection:
         results = self._runner.observe(record)
         if joined is not None:
             results += self._runner.observe(joined)
-        exit = as_exit(record)
-        if exit is not None:
-            return changes + self._end(exit, results)
-        return changes + self._register.apply(results) if results else changes
+        if exit := as_exit(record):
+            changes += self._end(exit, results)
+        elif results:
+            changes += self._register.apply(results)
+        return changes
 
     def _end(self, exit: Exit, results: KindResults) -> list[Change]:
         """Apply the results of an exit; end what is found of a job without ranks."""

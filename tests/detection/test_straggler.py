@@ -312,3 +312,12 @@ def test_a_rank_that_computes_nothing_counts_as_one_percent_of_the_step() -> Non
     step = JobStep(EPOCH_S, JobId("", "llama", ""), 1, 1, 0.5, 0.5, {0: 0.0, 1: 0.4}, {})
     ratio = math.log(0.4 / 0.005)
     assert compare(step, WorkScaling(), {}).ratios == pytest.approx({0: -ratio, 1: ratio})
+
+
+def test_a_rank_whose_place_is_unknown_stops_no_detector() -> None:
+    job, engine = Job(ranks=3, step_s=0.5, noise=0.02), alone("straggler")
+    opened(engine, [*job.seen(), *job.steps(60)])
+    for rank in (0, 2):
+        engine.feed(RankSeen(job.time, "llama", rank, 3, parallel={"data": (rank, 3)}))
+    assert opened(engine, job.steps(300)) == []
+    assert engine.pop_failure() is None
