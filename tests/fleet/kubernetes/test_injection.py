@@ -138,6 +138,11 @@ def test_what_is_no_review_is_refused(served: Served, body: bytes) -> None:
     assert "patch" in served.review(pod_of())
 
 
+def test_the_webhook_answers_while_the_loop_that_follows_is_busy(served: Served) -> None:
+    with served.busy_loop():
+        assert "patch" in served.review(pod_of())
+
+
 def test_a_renewed_certificate_is_taken_up(parts: str, tmp_path: Path) -> None:
     own = Served(tmp_path, parts)
     try:

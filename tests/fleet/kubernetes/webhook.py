@@ -9,6 +9,7 @@ import copy
 import json
 import ssl
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ class Served:
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
         self._loop.close()
+
+    @contextlib.contextmanager
+    def busy_loop(self) -> Iterator[None]:
+        """The loop that follows agents does something else meanwhile."""
+        is_over = threading.Event()
+        self._loop.call_soon_threadsafe(is_over.wait)
+        try:
+            yield
+        finally:
+            is_over.set()
 
     def review(self, pod: Any, namespace: str = "team") -> Any:
         asked = {"uid": "r1", "namespace": namespace, "object": pod}
