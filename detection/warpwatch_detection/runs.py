@@ -35,9 +35,9 @@ class RunFigures:
         self._known_until = 0.0
         self._is_known = before is not None
         if before is not None:
-            self._take_over(before)
+            self._continue(before)
 
-    def _take_over(self, before: RunSummary) -> None:
+    def _continue(self, before: RunSummary) -> None:
         self._histogram = StepHistogram(before.step_counts)
         count = self._histogram.count
         self._phases_s = {name: mean_s * count for name, mean_s in before.phases_s.items()}

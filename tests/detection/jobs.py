@@ -65,10 +65,10 @@ def begun(detector: Detector, steps: Iterable[JobStep]) -> list[Detected]:
     found: list[Detected] = []
     lasts = False
     for step in steps:
-        for verdict in detector.observe(step):
-            if isinstance(verdict, Cleared):
+        for result in detector.observe(step):
+            if isinstance(result, Cleared):
                 lasts = False
             elif not lasts:
                 lasts = True
-                found.append(verdict)
+                found.append(result)
     return found

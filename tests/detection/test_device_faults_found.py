@@ -282,11 +282,11 @@ def test_a_detector_that_is_restored_knows_its_devices_and_goes_on() -> None:
         assert reading.up
     for make in DEVICE_DETECTORS.values():
         whole, first, second = make(*config), make(*config), make(*config)
-        reported = [verdict for record in records for verdict in whole.observe(record)]
-        half = [verdict for record in records[:250] for verdict in first.observe(record)]
+        reported = [result for record in records for result in whole.observe(record)]
+        half = [result for record in records[:250] for result in first.observe(record)]
         state = msgspec.msgpack.encode(first.state)
         second.state = msgspec.msgpack.decode(state, type=first.state_form)
-        half += [verdict for record in records[250:] for verdict in second.observe(record)]
+        half += [result for record in records[250:] for result in second.observe(record)]
         assert half == reported, whole.kind
         assert second.state == whole.state, whole.kind
         assert len(state) / len(node.uuids) < 2000, whole.kind
@@ -307,10 +307,10 @@ def test_whatever_devices_say_is_judged_and_remembered() -> None:
         up = chance.random() < 0.8
         reading = DeviceReading(node.time, uuid, reported, up, "" if up else chance.choice(reasons))
         for detector in detectors:
-            verdicts = [*detector.observe(reading)]
+            results = [*detector.observe(reading)]
             if detector.waits and detector.state.deadline <= node.time:
-                verdicts += detector.expire(detector.state.deadline)
-            assert all(verdict.device for verdict in verdicts)
+                results += detector.expire(detector.state.deadline)
+            assert all(result.device for result in results)
     for detector in detectors:
         state = msgspec.msgpack.encode(detector.state)
         assert msgspec.msgpack.decode(state, type=detector.state_form) == detector.state

@@ -145,9 +145,9 @@ def test_spikes_come_back_as_news() -> None:
 def test_a_second_rise_on_top_of_the_first_is_another_anomaly() -> None:
     detector = StepRegression()
     steps = Steps().next(1200, compute=lambda n: 0.2 * (n >= 500) + 0.2 * (n >= 900))
-    verdicts = [verdict for step in steps for verdict in detector.observe(step)]
-    (over,) = [verdict for verdict in verdicts if isinstance(verdict, Cleared) and verdict.for_good]
-    second = verdicts[verdicts.index(over) + 1]
+    results = [result for step in steps for result in detector.observe(step)]
+    (over,) = [result for result in results if isinstance(result, Cleared) and result.for_good]
+    second = results[results.index(over) + 1]
     assert isinstance(second, Detected)
     assert second.baseline == pytest.approx(1.2, abs=0.02)
 

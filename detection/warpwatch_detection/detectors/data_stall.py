@@ -1,6 +1,6 @@
 """Steps that wait for input: the share of ``data_wait`` in the time, per rank.
 
-A wait counts as one step's time at most, so that a lone slow batch is no stall and a stall takes
+A wait counts as one step's time at most, so that a lone slow batch does not count and a stall takes
 many late steps, whether all of them wait a little or each third one waits long.
 """
 

@@ -116,7 +116,7 @@ class GcPause(JobDetector[JobPauses]):
             touched |= self._age(job, seen)
         if not (touched or job.on):
             return ()
-        return self._verdicts(job, seen.job_id, seen.time, seen.step, news)
+        return self._results(job, seen.job_id, seen.time, seen.step, news)
 
     def _event(self, seen: RankEvent) -> Results:
         job = self.state.jobs.get(seen.job_id)
@@ -127,7 +127,7 @@ class GcPause(JobDetector[JobPauses]):
         began = -1 if step is None else int(step)
         rank.reported.add(seen.time, duration_s, began, job.window_s)
         rank.reported.judge(seen.time, seen.time - job.begin_time, job.window_s)
-        return self._verdicts(job, seen.job_id, seen.time, max(began, 0), news=rank.reported.on)
+        return self._results(job, seen.job_id, seen.time, max(began, 0), news=rank.reported.on)
 
     def _judge_regular(self, job: JobPauses, seen: JobStep) -> tuple[bool, bool]:
         """Whether a rank may have changed, and whether one has paused as it was found to do."""
@@ -155,7 +155,7 @@ class GcPause(JobDetector[JobPauses]):
             del job.ranks[number]
         return bool(reported or gone)
 
-    def _verdicts(self, job: JobPauses, name: JobId, time: float, step: int, news: bool) -> Results:
+    def _results(self, job: JobPauses, name: JobId, time: float, step: int, news: bool) -> Results:
         """``news``: a pause that belongs to what is found."""
         joint = any(rank.reported.on for rank in job.ranks.values())
         least = JOINT_EXCESS if joint else NEVER

@@ -150,7 +150,7 @@ class Hang(Detector):
             if not is_usual or job.episode is not None:
                 # A pause for a crash or for a capture is excused.
                 captures = self.state.captures.runs_until(name, now) is not None
-                job.take(seen, rank, is_excused=captures or rank.time < job.quiet_until)
+                job.add_step(seen, rank, is_excused=captures or rank.time < job.quiet_until)
             rank.time, rank.step = now, seen.step
         job.times.add(seen.duration_s)
         if is_new or job.limit_may_fall:

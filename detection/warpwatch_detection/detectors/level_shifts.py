@@ -88,13 +88,13 @@ class ShiftDetector(JobDetector[ShiftJob]):
         shift = job.shifts.judge(self._rate_per_s * job.signal.sample_s)
         if job.shifts.nearest > job.nearest:
             job.nearest, job.nearest_step = job.shifts.nearest, seen.step
-        verdicts: Results = ()
+        results: Results = ()
         if shift is not None and shift.difference > 0 and self.confirms(job, shift):
-            verdicts = self._begin(job, shift, seen)
+            results = self._begin(job, shift, seen)
         elif job.rise is not None:
-            verdicts = self._go_on(job, job.rise, seen)
+            results = self._go_on(job, job.rise, seen)
         del job.beside[: -len(job.shifts.samples.values)]
-        return verdicts
+        return results
 
     def _begin(self, job: ShiftJob, shift: Shift, seen: JobStep) -> Results:
         steps = (shift.window - 1) * job.signal.group

@@ -121,14 +121,14 @@ class MemoryPressure(Detector):
         return ()
 
     def expire(self, now: float) -> Results:
-        verdicts: list[DetectorResult] = []
+        results: list[DetectorResult] = []
         for name, job in self.state.jobs.items():
             for rank in job.ranks.values():
                 if rank.retried_time is not None and _past_at(rank) <= now:
                     rank.retried, rank.retried_time = 0.0, None
-            verdicts += self._judge(name, job, now)
+            results += self._judge(name, job, now)
         self._schedule()
-        return verdicts
+        return results
 
     def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)

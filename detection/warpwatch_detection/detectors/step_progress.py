@@ -179,7 +179,7 @@ BUCKET = math.log(1.02)
 class StepTimes:
     """``durations_s``: RECENT_STEPS durations and the newer ones that are not counted yet.
 
-    counts: of all steps, by bucket, but for the last ``steps % COUNT_STEPS``.
+    counts: all steps by bucket, except the last ``steps % COUNT_STEPS``.
     """
 
     steps: int = 0
@@ -195,7 +195,7 @@ class StepTimes:
 
     @property
     def recent_s(self) -> list[float]:
-        """Of the newest steps."""
+        """The durations of the newest steps."""
         return self.durations_s[-RECENT_STEPS:]
 
     def typical_s(self) -> float:
@@ -294,12 +294,12 @@ class JobProgress:
 
     @property
     def last_time(self) -> float:
-        """Of the newest step of the rank that has been without one for longest."""
+        """The newest step's time of the rank that has waited for longest."""
         return min(rank.time for rank in self.ranks.values())
 
     @property
     def newest_time(self) -> float:
-        """Of the newest step of any rank."""
+        """The time of the newest step of any rank."""
         return max(rank.time for rank in self.ranks.values())
 
     @property
@@ -312,8 +312,8 @@ class JobProgress:
         """Ranks whose heartbeat is missing."""
         return {n: rank for n, rank in self.ranks.items() if rank.silent_since is not None}
 
-    def take(self, seen: Step, rank: RankProgress, is_excused: bool) -> None:
-        """A step that is not just the next one, or the first one after a hang, of its rank."""
+    def add_step(self, seen: Step, rank: RankProgress, is_excused: bool) -> None:
+        """Note a rank's step that is late or out of order, or its first one after a hang."""
         gap_s, is_next = seen.time - rank.time, seen.step == rank.step + 1
         if gap_s < 0:
             self.limit_may_fall = True

@@ -100,7 +100,7 @@ class Straggler(JobDetector[JobLevels]):
             self._end_block(job, seen)
         elif not (job.on or found):
             return ()
-        return self._verdicts(job, seen, repeat=is_block)
+        return self._results(job, seen, repeat=is_block)
 
     # --- every tick ---
 
@@ -263,7 +263,7 @@ class Straggler(JobDetector[JobLevels]):
 
     # --- what is found ---
 
-    def _verdicts(self, job: JobLevels, seen: JobStep, repeat: bool) -> Results:
+    def _results(self, job: JobLevels, seen: JobStep, repeat: bool) -> Results:
         slow = {number: rank for number, rank in job.ranks.items() if rank.on}
         was_on, job.on = job.on, bool(slow)
         if not slow:

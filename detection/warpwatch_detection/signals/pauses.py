@@ -23,7 +23,7 @@ LEAST_COUNT = 0.3
 
 @dataclass(slots=True)
 class ReportedPauses:
-    """``lost_s``, ``count``: decayed to ``time``. ``share``: of the time, as evaluated last.
+    """``lost_s``, ``count``: decayed to ``time``. ``share``: their part of the time.
 
     excess: the share over its limit, less while there are few pauses; 1 at the limit.
     """

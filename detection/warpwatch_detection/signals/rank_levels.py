@@ -295,7 +295,7 @@ def peer_limit(
 ) -> float:
     """Return the limit of ``levels``, logs of the ratio of each rank to its peers.
 
-    deviations: of normal noise that one healthy rank may pass; error: the standard error of a
+    deviations: how much normal noise one healthy rank may show; error: the standard error of a
     level. are_alike: ranks of a group are known to do the same work; else one rank at most is slow,
     and two ranks are not compared: they may be two stages. Infinite if there are too few ranks.
     """

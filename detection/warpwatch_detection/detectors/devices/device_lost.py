@@ -71,14 +71,14 @@ class DeviceLost(DeviceWatch[LostDevice]):
     def observe(self, seen: Any) -> Results:
         device = self.device(seen.device)
         symptom = self.examine(device, seen)
-        verdicts: list[DetectorResult] = []
+        results: list[DetectorResult] = []
         if symptom is not None:
             hold_s = self.hold_s if device.reason in LOST else SILENT_S
-            verdicts.extend(self.follow(seen.device, device, symptom, seen.time, hold_s))
+            results.extend(self.follow(seen.device, device, symptom, seen.time, hold_s))
         if abs(seen.time - self._looked) >= CHECK_INTERVAL_S:
             self._looked = seen.time
-            verdicts.extend(self._look_for_silent(seen.time))
-        return verdicts
+            results.extend(self._look_for_silent(seen.time))
+        return results
 
     def examine(self, device: LostDevice, seen: DeviceReading) -> Symptom | None:
         now = seen.time

@@ -77,7 +77,7 @@ class DeviceNeedsService(DeviceDetector[ServedDevice]):
         if seen.device.startswith(NO_GPUS):
             return ()
         device = self.device(seen.device)
-        verdicts = list(self._end_replaced(seen)) if seen.slot else []
+        results = list(self._end_replaced(seen)) if seen.slot else []
         before = device.sentence
         self._note_service(device, seen)
         self._note_ask(device, seen)
@@ -88,13 +88,13 @@ class DeviceNeedsService(DeviceDetector[ServedDevice]):
                 device.xid = xid
         device.seen = seen.time
         if seen.up and device.served and not device.asks and device.hysteresis.found:
-            verdicts.append(self.resolve(seen.device, seen.time))
+            results.append(self.resolve(seen.device, seen.time))
         elif device.xid is not None or device.asks:
             device.hysteresis.found = True
             if device.sentence != before:
                 found = Detected(seen.time, "critical", device.sentence, device=seen.device)
-                verdicts.append(found)
-        return verdicts
+                results.append(found)
+        return results
 
     def resolve(self, device: str, now: float) -> Cleared:
         """Forget why the device needs service; what is asked for again later is another fault."""

@@ -34,7 +34,7 @@ HOLD_S = 90.0
 
 @dataclass(slots=True)
 class PcieDevice(Watched):
-    """link: of the link's speed alone; link_words: with a place for value and maximum.
+    """link: the link's speed alone; link_words: a text with a place for value and maximum.
 
     replays_count: more than the link, when they were last judged.
     """
@@ -190,7 +190,7 @@ def _count_grave(device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
             continue
         known = True
         counter = device.grave.get(kind) or device.grave.setdefault(kind, CounterGrowth())
-        if grown := counter.take(total):
+        if grown := counter.grow_to(total):
             device.fresh[kind] = device.fresh.get(kind, 0.0) + grown
             device.erred = now
     if device.fresh and not 0 <= now - device.erred < QUIET_S:

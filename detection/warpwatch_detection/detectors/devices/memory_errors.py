@@ -44,9 +44,9 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
 
     def examine(self, device: EccDevice, seen: DeviceReading) -> Detected | None:
         if (total := seen.metrics.get(SINCE_LOADED)) is not None:
-            grown = device.since_loaded.take(total)
+            grown = device.since_loaded.grow_to(total)
         elif device.since_loaded.last is None and (total := seen.metrics.get(OF_LIFE)) is not None:
-            grown = device.of_life.take(total)
+            grown = device.of_life.grow_to(total)
         if total is None or not grown:
             return None
         device.fresh = grown + (device.fresh if self.lasts(device, seen.time) else 0.0)

@@ -142,7 +142,7 @@ class CounterGrowth:
     grown: float = 0.0
     points: list[tuple[float, float]] = field(default_factory=list)
 
-    def take(self, total: float) -> float:
+    def grow_to(self, total: float) -> float:
         """The growth since the reading before."""
         before, self.last = self.last, total
         grown = 0.0 if before is None else total - before if total >= before else total
@@ -151,7 +151,7 @@ class CounterGrowth:
 
     def add(self, now: float, total: float, window_s: float) -> float:
         """The growth in ``window_s``: of the newest, or as a mean where readings are rarer."""
-        self.take(total)
+        self.grow_to(total)
         points = self.points
         if not points or not 0 <= now - points[-1][0] <= MOST_WINDOWS * window_s:
             # Growth during a pause is not known to be recent.
