@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # How long the exit of the process waits for a capture that is being compressed.
 EXIT_WAIT_S = 5.0
-# Of exceptions that came up one during another.
+# The longest chain of exceptions raised while another was handled.
 MAX_CAUSES = 10
 
 _guard = threading.Lock()
@@ -31,7 +31,7 @@ _installed = False
 
 
 def attach(job: str | None = None) -> Monitor:
-    """The monitor of this process; it looks for a daemon in the background and returns at once.
+    """Return the monitor of this process at once; it searches for a daemon in the background.
 
     The first call decides the job's name. WARPWATCH=0 switches everything off. Never raises.
     """
@@ -47,7 +47,7 @@ def attach(job: str | None = None) -> Monitor:
 
 
 def supported() -> bool:
-    """The protocol needs 64-bit little-endian Linux: single 8-byte stores, fcntl locks, tmpfs."""
+    """Return whether this is 64-bit little-endian Linux, as the protocol needs."""
     return sys.platform == "linux" and sys.byteorder == "little" and struct.calcsize("P") == 8
 
 
@@ -56,7 +56,7 @@ def _start(monitor: Monitor, job: str | None) -> None:
     if os.environ.get("WARPWATCH") == "0" or not supported():
         monitor.clock.drop()
         return
-    # Not before a process trains: it imports much, and few of those under ``run`` are ranks.
+    # Imported once the process trains: it imports much, and few processes under ``run`` are ranks.
     from warpwatch.helper_thread import HelperThread
 
     # platform caches what it reads; reading belongs here and not into the helper's loop.
@@ -91,7 +91,7 @@ def _install() -> None:
 
 
 def _watch_thread() -> None:
-    """An exception ends a training that runs in a thread without ending the process."""
+    """Report the exception that ends a training in a thread while the process lives on."""
     previous = threading.excepthook
 
     def excepthook(about: threading.ExceptHookArgs) -> None:
@@ -105,7 +105,7 @@ def _watch_thread() -> None:
 
 
 def _watch_hard_exit() -> None:
-    """A program may leave the interpreter's end out, for what hangs in it."""
+    """Run the exit handler on ``os._exit(0)``, which programs use to skip a hanging exit."""
     original = os._exit
 
     @wraps(original)
@@ -132,7 +132,7 @@ def _report_exception(error: BaseException) -> None:
 
 
 def _interrupt_before(error: BaseException) -> BaseException | None:
-    """The interrupt during whose handling the error came up: that is what ended the program."""
+    """Return the interrupt during whose handling the error was raised: it ended the program."""
     cause: BaseException | None = error
     for _ in range(MAX_CAUSES):
         if cause is None or isinstance(cause, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""The daemon's commands: read from the command file, checked, never trusted further than needed."""
+"""Reads and validates the daemon's commands."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from warpwatch import protocol
 
 _ID = re.compile(r"[0-9A-Za-z-]{1,40}")
 MAX_STEPS = 100
-# What a trace holds besides, at a price; an option that is not known is left out.
+# Additions to a trace, at a cost. Unknown options are ignored.
 OPTIONS = ("stacks", "shapes", "memory")
 
 
 class Command(NamedTuple):
-    """``op`` is capture or cancel; the rest but ``id`` holds for captures only."""
+    """A command; ``op`` is capture or cancel. Only captures use the fields after ``id``."""
 
     op: str
     id: str
@@ -27,7 +27,7 @@ class Command(NamedTuple):
 
 
 def parse(fields: dict[str, Any]) -> Command | None:
-    """The command; None when it is none, kind "" when it is a capture that cannot be."""
+    """Return the command, None if it is invalid; ``kind`` is empty for an invalid capture."""
     identifier = fields.get("id")
     if not isinstance(identifier, str) or not _ID.fullmatch(identifier):
         return None
@@ -47,7 +47,7 @@ def parse(fields: dict[str, Any]) -> Command | None:
 
 
 def read(fd: int) -> tuple[bytes, Command | None] | None:
-    """(sequence number as 8 bytes, command), None while the file is being written."""
+    """Return (sequence number as 8 bytes, command), or None while the file is being written."""
     data = os.pread(fd, protocol.COMMAND_SIZE, 0)
     try:
         _, fields = protocol.decode_command(data)
@@ -57,7 +57,7 @@ def read(fd: int) -> tuple[bytes, Command | None] | None:
 
 
 def open_file(folder_fd: int, name: str, owner_uid: int) -> int:
-    """The open command file ``commands/<name>.cmd``, -1 when there is none to be obeyed."""
+    """Open ``commands/<name>.cmd``; return -1 unless it is a command file of ``owner_uid``."""
     nofollow = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         commands_fd = os.open("commands", nofollow | os.O_DIRECTORY, dir_fd=folder_fd)

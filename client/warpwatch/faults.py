@@ -1,4 +1,4 @@
-"""The boundary: an error inside the shim ends here and never reaches the user's code."""
+"""Keeps errors inside the shim away from the user's code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def swallow(error: Exception) -> None:
 
 
 def guarded(function: Callable[..., object]) -> Callable[..., None]:
-    """The function without its result; its errors end here."""
+    """Return the function without its result and without its errors."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> None:
@@ -46,9 +46,9 @@ def guarded(function: Callable[..., object]) -> Callable[..., None]:
 
 
 def log_pending() -> None:
-    """Log what was swallowed, for the helper thread: the user's handlers may block or raise.
+    """Log the swallowed errors at DEBUG, which prints nothing by default.
 
-    At DEBUG, so that it prints nothing by itself.
+    Called in the helper thread, because the user's handlers may block or raise.
     """
     while _pending:
         kind, where = _pending.popleft()
@@ -56,5 +56,5 @@ def log_pending() -> None:
 
 
 def count() -> int:
-    """Errors swallowed so far in this process."""
+    """Return the number of errors swallowed in this process."""
     return _count

@@ -1,7 +1,7 @@
-"""Pauses of Python's garbage collector: every thread stands still while it holds the GIL.
+"""Measures the pauses of Python's garbage collector, which holds the GIL while it runs.
 
-``gc.callbacks`` hears of begin and end of each collection; the helper thread writes the totals, at
-most once a second, and an event for the longest pause where it was long.
+``gc.callbacks`` receives start and end of each collection. At most once per second the helper
+thread writes the totals, and an event if the longest pause was long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONG_PAUSE_NS = 10_000_000
 
 
 class GcPauses:
-    """``total_ns`` and ``collections`` count from the installation on.
+    """The garbage collector's pauses; totals count from the installation on.
 
     ``longest_ns``, ``generation`` and ``step`` are of the longest pause since the last report;
     ``step`` is the one then running.
@@ -45,7 +45,7 @@ class GcPauses:
         self._monotonic_ns = monotonic_ns
 
     def report(self, ring: RingWriter, now_s: float) -> None:
-        """Be among ``gc.callbacks``, also when the program cleared them, and report to the ring.
+        """Report to the ring; register again if the program cleared ``gc.callbacks``.
 
         Helper thread only. ``now_s`` is monotonic.
         """
@@ -68,18 +68,18 @@ class GcPauses:
             )
 
     def drop(self) -> None:
-        """At exit and in a forked child."""
+        """Stop measuring at exit and in a forked child."""
         self._on = False
         with suppress(ValueError):
             gc.callbacks.remove(self._collected)
 
     def _collected(self, phase: str, info: dict[str, Any]) -> None:
-        """Called by the collector; what it raised would be printed."""
+        """Measure a collection. It must not raise: the collector prints errors."""
         if phase == "start":
             self._begun_ns = self._monotonic_ns()
             return
         begun_ns = self._begun_ns
-        # What a capture collects at its end is no pause of the program's.
+        # A collection at the end of a capture is not a pause of the program.
         if begun_ns and not self._clock.flags:
             pause_ns = self._monotonic_ns() - begun_ns
             self._begun_ns = 0

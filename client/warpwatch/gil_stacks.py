@@ -1,11 +1,11 @@
-"""Stacks of a process whose GIL a C call holds: written by faulthandler's own thread. Opt-in.
+"""Provides stacks of a process while a C call holds its GIL, by faulthandler's thread. Opt-in.
 
-The helper thread arms its timer again and again. When the helper does not come by, the timer's
-thread wakes and writes into a pipe that is kept full, so there it sleeps until the daemon, which
-sees that the process gives no sign of life, empties the pipe: only then does it look at threads.
-It must not do so while they run, as after a stop from outside: that crashes every Python.
+The helper thread rearms faulthandler's timer. If it cannot, the timer's thread wakes and writes
+into a pipe that is kept full, so it sleeps there. If the daemon sees no heartbeat, it empties the
+pipe, and only then the thread reads the stacks. Reading them while threads run crashes every
+Python.
 
-The timer is the only one of the process: the program's own use of it wins, and for good.
+The process has only one such timer: if the program uses it, the shim gives it up for good.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PIPE_BYTES = 64 << 10
 # Signals that can be blocked, of the classic 31: all but SIGKILL and SIGSTOP.
 _BLOCKABLE = 0x7FFFFFFF & ~(1 << 8) & ~(1 << 18)
 
-# Whoever holds it may use the timer; held over a fork, of which the timer's thread knows nothing.
+# Guards the timer. It is held during a fork, of which the timer's thread does not know.
 _guard = threading.RLock()
 _installed = False
 _users_own = False
@@ -47,7 +47,7 @@ _functions: dict[str, Callable[..., Any]] = {}
 
 
 class GilStacks:
-    """One ring's pipe, a named one in the inbox. ``end`` may be called from any thread.
+    """The named pipe of one ring, in the inbox. ``end`` may be called from any thread.
 
     Its first line is JSON: rank, job, the main thread's ident, the threads' names by ident; empty
     lines fill it up.
@@ -74,7 +74,7 @@ class GilStacks:
         return os.path.basename(self._path) if self._pipe and not _users_own else None
 
     def open(self, folder: str, ring_name: str, about: dict[str, Any]) -> None:
-        """Make the pipe. Where that cannot be done there is none, and nothing else changes."""
+        """Make the pipe; if that fails, go on without one."""
         self.close()
         if not self.timeout_s or _users_own or not _has_gil():
             return
@@ -96,7 +96,7 @@ class GilStacks:
             faults.swallow(error)
 
     def rearm(self, now: float) -> None:
-        """Put the timer off. ``now`` is monotonic, in seconds."""
+        """Postpone the timer. ``now`` is monotonic, in seconds."""
         pipe = self._pipe
         if pipe is None or now < self._next_arm:
             return
@@ -107,17 +107,17 @@ class GilStacks:
             _step_back()
             self.close()
         else:
-            # Or it would be swept up as a file that no one wants.
+            # The daemon removes files of the inbox that are not touched for an hour.
             os.utime(pipe.fd)
             self._arm(pipe.fd)
 
     def close(self) -> None:
-        """Nothing is written any more; the pipe goes."""
+        """Stop the timer, close and remove the pipe."""
         self.end()
         self.drop()
 
     def end(self) -> None:
-        """At exit, from any thread; the helper may still be using the descriptor."""
+        """Stop the timer and unlink the pipe; the helper may still use the descriptor."""
         with _guard:
             self._ended = True
             if _armed is self:
@@ -127,16 +127,16 @@ class GilStacks:
                 os.unlink(self._path)
 
     def drop(self) -> None:
-        """In a forked child: the pipe is the parent's."""
+        """Close the pipe without removing it: in a forked child it is the parent's."""
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
             pipe.close()
 
     def disarm(self) -> None:
-        """Stop the timer; where its thread has woken, let it come to its end.
+        """Stop the timer; if its thread has woken, let it finish.
 
-        That thread looks at all others then: the GIL is kept from here on until it has finished,
-        so that none of them runs. Writes that do not fit are lost instead of waited for.
+        It then reads the stacks of all threads: the GIL is held until it has finished, so that none
+        of them runs. Writes that do not fit are lost, so that it does not block.
         """
         global _armed
         _armed = None
@@ -183,7 +183,7 @@ class GilStacks:
         self._watchdog = f"/proc/self/task/{new.pop()}" if len(new) == 1 else None
 
     def _fill(self, fd: int) -> None:
-        """To the brim, and again when the threads have changed or the pipe was read."""
+        """Fill the pipe, and again if the threads have changed or the pipe was read."""
         main = threading.main_thread().ident
         head = {**self._about, "main": main, "threads": stacks.thread_names()}
         data = json.dumps(head).encode()[: PIPE_BYTES // 2] + b"\n"
@@ -204,13 +204,13 @@ class GilStacks:
         self._head, self._full = data, _level(fd)
 
     def _is_over(self) -> bool:
-        """Whether the timer may have come to its end: its thread then sleeps in its write."""
+        """Return whether the timer may have fired: its thread then sleeps in its write."""
         return self._monotonic() - self._armed_at >= self.timeout_s
 
     def _is_replaced(self) -> bool:
-        """The timer's thread went before its time: the program uses the timer.
+        """Return whether the timer's thread ended early: the program uses the timer.
 
-        For programs that took faulthandler's functions by name before they were wrapped.
+        This catches programs that imported faulthandler's functions before they were wrapped.
         """
         return (
             not self._is_over()
@@ -220,7 +220,7 @@ class GilStacks:
 
 
 def _level(fd: int) -> int:
-    """How many bytes are in the pipe."""
+    """Return the number of bytes in the pipe."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
@@ -268,7 +268,7 @@ def _step_back(disarm: bool = False) -> None:
 
 
 def _before_fork() -> None:
-    """A child that inherited the armed timer would wait for its thread at exit, for ever."""
+    """Disarm: a child that inherits the armed timer waits for its thread at exit, for ever."""
     _guard.acquire()
     try:
         if _armed is not None:
@@ -287,7 +287,7 @@ def _after_in_child() -> None:
 
 
 def _is_armed_already() -> bool:
-    """Whether faulthandler's thread runs: it blocks every signal and is named as its maker."""
+    """Return whether faulthandler's thread runs: it blocks all signals and has the main name."""
     with open("/proc/self/comm", encoding="utf-8", errors="replace") as file:
         own = file.read().strip()
     for task in os.listdir("/proc/self/task"):
@@ -305,7 +305,7 @@ def _has_gil() -> bool:
 
 
 def _timeout_s(environ: Mapping[str, str]) -> float:
-    """Seconds without a sign of life; 0, which is the default, is off."""
+    """Return the seconds without a heartbeat until stacks are ready; 0, the default, is off."""
     if environ.get("WARPWATCH_HELD_STACKS", "0") in ("", "0"):
         return 0.0
     try:

@@ -1,4 +1,4 @@
-"""The helper thread: finds a daemon, keeps the ring alive, and does what may take time."""
+"""Runs the helper thread: finds a daemon, writes the heartbeat, and does the slow work."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ INBOX_CHECK_INTERVAL_S = 5.0
 
 
 class HelperThread:
-    """One of a monitor. It gives the clock its ring and its captures."""
+    """The helper thread of a monitor. It gives the clock its ring and its captures."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class HelperThread:
         self.captures.keep_deadline()
 
     def _sign_of_life(self) -> None:
-        """Also between the parts of long work of this thread."""
+        """Write the heartbeat, also between the parts of long work of this thread."""
         if self._ring is not None:
             self._ring.beat(self.clock.calls())
             self._gil_stacks.rearm(self._monotonic())
@@ -196,13 +196,13 @@ class HelperThread:
             captures.inbox_problem = inbox.problem(captures.inbox, captures.estimate_bytes)
 
     def _watch_profiler(self) -> None:
-        """Under ``run`` a hook has done so when the module was imported."""
+        """Watch the program's profiler; under ``run`` a hook has done so at its import."""
         module = sys.modules.get(program_profiler.MODULE)
         if module is not None:
             program_profiler.watch(module)
 
     def _notice_cuda(self) -> None:
-        """A GPU is in use: the clock hands it to the training thread, which alone may use CUDA."""
+        """Pass torch.cuda to the training thread, which alone may use it, once it is in use."""
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
         if (
@@ -223,7 +223,7 @@ class HelperThread:
             **self._identity,
             "device": identity.bounded(device, 64, 64) if device else None,
             "phases": list(self.clock.phase_names),
-            # Between two trainings no one sets it: the last one who did.
+            # Between two trainings the last step clock is kept.
             "step_clock": self.monitor.step_clock or self._metadata.get("step_clock", ""),
             "client": __version__,
             "inbox_ok": self.captures.inbox_problem is None,
@@ -273,7 +273,7 @@ class HelperThread:
         clock.report_begun(created)
 
     def _detach(self, current: ring.RingWriter, now: float) -> None:
-        """The ring was removed, or closed: go without one until a daemon is found again."""
+        """Go on without the removed or closed ring until a daemon is found again."""
         self.clock.ring = None
         self._ring = None
         self.captures.lose(current)
@@ -291,7 +291,7 @@ class HelperThread:
     # --- the end --------------------------------------------------------------------------------
 
     def finish(self, wait_s: float) -> None:
-        """At exit: let a running export come to its end, then say good-bye."""
+        """Finish at exit: wait for a running export, then write the last steps and the event."""
         captures = self.captures
         deadline = self._monotonic() + wait_s
         while captures.exporting and self._monotonic() < deadline:
@@ -314,7 +314,7 @@ class HelperThread:
         current.words[protocol.WORD_ENDED] = 1
 
     def drop(self) -> None:
-        """In a forked child: no ring, no thread. Closing leaves the parent's lock alone."""
+        """Close all files in a forked child; this does not release the parent's lock."""
         self.stopping = True
         self._gil_stacks.drop()
         self._gc_pauses.drop()
@@ -340,13 +340,17 @@ def _positive(text: str | None, default: float) -> float:
     return value if 0 < value < 3600 else default
 
 
-# What runs a cell, a script or a module in IPython's shell, which is the notebook's too.
+# The functions that run a cell, a script or a module in IPython's shell and in notebooks.
 _SHELL_FILE = "interactiveshell.py"
 _SHELL_RUNS = frozenset({"run_code", "safe_execfile", "safe_run_module"})
 
 
 def is_over(trainer: threading.Thread, ident: int) -> bool:
-    """``ident``: of the thread, 0 before there is one."""
+    """Return whether the training thread has ended, or is back at a prompt and runs no code.
+
+    Prompts are Python's own and those of IPython and notebooks. ``ident`` is 0 before the first
+    step.
+    """
     if not ident:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Who this process is: job, rank and what else its ring says of it. Every text is bounded."""
+"""Describes this process for its ring: job, rank and other metadata. Every text is bounded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def bounded(text: str, characters: int, json_bytes: int) -> str:
-    """The longest beginning of ``text`` within both limits."""
+    """Return the longest prefix of ``text`` within both limits."""
     text = text[:characters]
     while len(json.dumps(text)) - 2 > json_bytes:
         text = text[:-1]
@@ -33,13 +33,13 @@ def bounded(text: str, characters: int, json_bytes: int) -> str:
 
 
 def phase_name(text: str) -> str:
-    """A word: what is no letter, digit or one of ``_.:/-`` becomes ``_``; at most 32 characters."""
+    """Return at most 32 letters, digits and ``_.:/-``; other characters become ``_``."""
     name = re.sub(r"[^A-Za-z0-9_.:/-]", "_", text)
     return (name if re.match("[A-Za-z_]", name) else f"_{name}")[:MAX_PHASE]
 
 
 def job_name(asked: str | None, environ: Mapping[str, str], argv: Sequence[str]) -> str:
-    """attach(job=), WARPWATCH_JOB, Slurm, torchrun's run id, the pod's owner, the script's name."""
+    """Return the first of attach(job=), WARPWATCH_JOB, Slurm, torchrun, pod owner and script."""
     slurm = "-".join(filter(None, (environ.get("SLURM_JOB_NAME"), environ.get("SLURM_JOB_ID"))))
     torchrun = environ.get("TORCHELASTIC_RUN_ID", "none")
     script = os.path.basename(argv[0]) if argv else ""
@@ -47,7 +47,7 @@ def job_name(asked: str | None, environ: Mapping[str, str], argv: Sequence[str])
         asked,
         environ.get("WARPWATCH_JOB"),
         slurm,
-        # What torchrun makes up itself names nothing, and another run differently.
+        # A run id that torchrun made up is not a name and differs for each run.
         "" if torchrun == "none" or _MADE_UP.fullmatch(torchrun) else torchrun,
         environ.get("WARPWATCH_POD_OWNER"),
         script if script not in ("-c", "-m") else "",
@@ -57,9 +57,9 @@ def job_name(asked: str | None, environ: Mapping[str, str], argv: Sequence[str])
 
 
 def run_id(environ: Mapping[str, str]) -> str | None:
-    """What tells this start of the job from its others and is the same on all of its nodes.
+    """Return the id of this start of the job, the same on all of its nodes, or None.
 
-    WARPWATCH_RUN, Slurm's job id with its restart count, torchrun's run id. None: there is none.
+    It is WARPWATCH_RUN, Slurm's job id with its restart count, or torchrun's run id.
     """
     slurm = environ.get("SLURM_JOB_ID")
     restarts = environ.get("SLURM_RESTART_COUNT")
@@ -74,7 +74,7 @@ def run_id(environ: Mapping[str, str]) -> str | None:
 
 
 def _master(environ: Mapping[str, str]) -> str | None:
-    """Where the ranks of all nodes meet: nodes without a run's id are joined by it."""
+    """Return where the ranks of all nodes meet: it joins nodes without a run id."""
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     return bounded(f"{address}:{port}", _MAX_TEXT, _MAX_TEXT) if address and port else None
 
@@ -92,7 +92,7 @@ def _first(*values: int | None, default: int) -> int:
 
 
 def _distributed() -> tuple[int | None, int | None]:
-    """(rank, world size) of the process group, when the process has one."""
+    """Return (rank, world size) of the process group, if the process has one."""
     module = sys.modules.get("torch.distributed")
     try:
         if module is not None and module.is_available() and module.is_initialized():
@@ -108,7 +108,7 @@ def device_from_environment(environ: Mapping[str, str]) -> str | None:
 
 
 def _model(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the user says of the model's FLOPs; what is no number is not said."""
+    """Return the user's figures of the model's FLOPs; invalid numbers are left out."""
     found: dict[str, Any] = {}
     for name in ("flops_per_token", "flops_per_sample"):
         with suppress(KeyError, ValueError):
@@ -120,7 +120,7 @@ def _model(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def fitted(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Without what the daemon can do without, where the whole would not fit into its slot."""
+    """Remove optional keys until the metadata fits into its slot."""
     for name in ("parameters", "parallel", "precision", "flops_per_sample", "flops_per_token"):
         if len(json.dumps(metadata, separators=(",", ":"))) <= META_MAX_TEXT:
             break
@@ -129,7 +129,7 @@ def fitted(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(job: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The part of the ring's metadata that does not change while the ring lives."""
+    """Return the part of the ring's metadata that does not change."""
     group_rank, group_size = _distributed()
     rank = _first(
         _number(environ.get("RANK")), group_rank, _number(environ.get("SLURM_PROCID")), default=0
@@ -152,7 +152,7 @@ def describe(job: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
         **_model(environ),
         "rank": rank,
         "local_rank": local,
-        # Not every launcher says it; there are at least the ranks up to this one.
+        # Some launchers do not set it; there are at least the ranks up to this one.
         "world_size": max(size, rank + 1),
         "hostname": bounded(socket.gethostname(), _MAX_TEXT, _MAX_TEXT),
         "pod_uid": bounded(pod_uid, _MAX_TEXT, _MAX_TEXT) if pod_uid else None,

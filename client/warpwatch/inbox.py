@@ -1,4 +1,4 @@
-"""The inbox: where capture files are written unseen and handed over whole."""
+"""Writes capture files into the inbox, hidden until they are complete."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import os
 from collections.abc import Callable
 
-# What a capture is expected to take, until a capture of this process was larger.
+# The expected size of a capture, until a capture of this process was larger.
 ESTIMATE_BYTES = 100 << 20
 MIN_FREE_SHARE = 0.2
 _CHUNK_BYTES = 1 << 20
@@ -17,7 +17,7 @@ _EVENT = b'"ph"'
 
 
 def problem(path: str, estimate_bytes: int = ESTIMATE_BYTES) -> str | None:
-    """Why nothing may be written there: no_inbox or no_space; None if all is well."""
+    """Return no_inbox or no_space if nothing may be written there, else None."""
     if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
         return "no_inbox"
     disk = os.statvfs(path)
@@ -34,12 +34,12 @@ def create(path: str) -> int:
 
 
 def token() -> str:
-    """For a name that no other user of the inbox can take first."""
+    """Return a random part of a name, which other users of the inbox cannot take first."""
     return os.urandom(8).hex()
 
 
 def hand_over(base: str, suffix: str, write: Callable[[int], None]) -> str:
-    """Make ``<base>.<token><suffix>`` appear whole and readable; the token.
+    """Make ``<base>.<token><suffix>`` appear complete and readable; return the token.
 
     ``write`` gets the descriptor. Raises OSError.
     """
@@ -58,7 +58,7 @@ def hand_over(base: str, suffix: str, write: Callable[[int], None]) -> str:
 
 
 def write(fd: int, data: bytes) -> None:
-    """All of ``data``. Raises OSError."""
+    """Write all of ``data``. Raises OSError."""
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(data)
 

@@ -29,14 +29,14 @@ class BadArguments(ValueError):
 
 
 class Launch(NamedTuple):
-    """``variables``: what was asked for by option and goes into the command's environment."""
+    """A parsed command line; ``variables`` are added to the command's environment."""
 
     command: list[str]
     variables: dict[str, str]
 
 
 def parse(arguments: Sequence[str]) -> Launch:
-    """Raises BadArguments."""
+    """Return command and options. Raises BadArguments."""
     variables: dict[str, str] = {}
     rest = list(arguments)
     while rest and rest[0].startswith("-"):
@@ -56,7 +56,7 @@ def parse(arguments: Sequence[str]) -> Launch:
 
 
 def environment(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child with the shim. With WARPWATCH=0 it stays switched off."""
+    """Return the environment of a child with the shim. With WARPWATCH=0 it stays switched off."""
     child = {**environ, **variables}
     if environ.get("WARPWATCH") == "0":
         return child
@@ -67,7 +67,7 @@ def environment(variables: Mapping[str, str], environ: Mapping[str, str]) -> dic
 
 
 def main(arguments: Sequence[str], prog: str = PROGRAM) -> int:
-    """Become the command. Returns only when that failed: 2, with one line on stderr."""
+    """Replace this process with the command; if that fails, return 2 and print one line."""
     if list(arguments[:1]) in (["--help"], ["-h"]):
         sys.stdout.write(HELP.format(program=prog))
         return 0

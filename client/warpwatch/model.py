@@ -1,10 +1,10 @@
-"""Where this rank stands in each kind of parallelism: what the program's process groups say.
+"""Finds the rank's place in each kind of parallelism, and counts the trained parameters.
 
-A group of a DeviceMesh is described as ``mesh_<dimension>``, Megatron-Core's as
-``TENSOR_MODEL_PARALLEL_GROUP`` and the like (PyTorch 2.4, Megatron-Core 0.9 to 0.16). A dimension
-of all ranks is the default group, which says nothing: meshes of sharded parameters and stages of
-``torch.distributed.pipelining`` tell it. Before these, and for DeepSpeed's (0.19), the getters of
-their modules answer.
+The place comes from the descriptions of process groups: ``mesh_<dimension>`` of a DeviceMesh,
+``TENSOR_MODEL_PARALLEL_GROUP`` and similar ones of Megatron-Core (PyTorch 2.4, Megatron-Core 0.9 to
+0.16). A dimension of all ranks is the default group, without a description; it is found by meshes
+of sharded parameters and stages of ``torch.distributed.pipelining``. Older versions and DeepSpeed
+(0.19) have getters in their modules. Parameters are for an MFU by 6 FLOPs per parameter and token.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _known: tuple[int, float, dict[str, Place]] = (0, 0.0, {})
 
 
 def note(dimension: str, rank: int, size: int) -> None:
-    """What a program makes says of its dimension of a mesh."""
+    """Record the place in a dimension that an object of the program reports."""
     _noted[f"mesh_{dimension}"] = rank, size
 
 
@@ -52,9 +52,11 @@ def note_mesh(mesh: Any) -> None:
 
 
 def places(now: float) -> dict[str, Place]:
-    """(rank, size) in each kind that is known. Looked up again once the groups have changed, and
-    now and then: some are said of what kind they are later, or take the place of others. ``now`` is
-    monotonic, in seconds."""
+    """Return (rank, size) in each known kind. ``now`` is monotonic, in seconds.
+
+    The lookup is repeated if the groups have changed, and every 10 s: some groups get their
+    description later or replace others.
+    """
     global _known
     module = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(module, "_world", None)
@@ -95,7 +97,7 @@ def _by_getters() -> Iterator[tuple[str, Place]]:
                     rank = getattr(module, f"get_{name}_parallel_rank")()
                     size = getattr(module, f"get_{name}_parallel_world_size")()
                     yield kind, (int(rank), int(size))
-    with suppress(Exception):  # of layers of experts of several sizes the largest
+    with suppress(Exception):  # the largest of several sizes of expert groups
         name = deepspeed._get_max_expert_size_name()
         rank = deepspeed._get_expert_parallel_rank(name)
         size = deepspeed._get_expert_parallel_world_size(name)
@@ -109,7 +111,7 @@ Shapes = Counter[tuple[int, ...]]
 
 
 class Parameters:
-    """Of the optimizers that step in turn; each is looked at once."""
+    """The parameters of the optimizers that step in turn; each is examined once."""
 
     __slots__ = ("_known",)
 
@@ -123,7 +125,7 @@ class Parameters:
         return optimizer in self._known
 
     def add(self, optimizer: Any) -> dict[str, Any]:
-        """What the ring's metadata says of all: nothing where one is not known."""
+        """Return the ring's metadata for all optimizers; empty if one is unknown."""
         try:
             self._known[optimizer] = _shapes(optimizer)
         except Exception:
@@ -153,16 +155,18 @@ def _shapes(optimizer: Any) -> tuple[Shapes, set[str]]:
             # FSDP1's are shards; what is frozen costs less, and how much is elsewhere is unknown.
             if not parameter.requires_grad or getattr(parameter, "_fsdp_flattened", False):
                 return Counter(), set()
-            # Of a DTensor (FSDP2) that of the whole.
+            # A DTensor (FSDP2) has the shape of the whole parameter.
             shapes[tuple(parameter.shape)] += 1
             types.add(str(parameter.dtype).replace("torch.", ""))
     return (Counter(), set()) if _HIDING & sys.modules.keys() else (shapes, types)
 
 
 def _has_experts(shapes: Shapes) -> bool:
-    """A weight that not every token is multiplied with once: of three dimensions or more (stacked
-    experts, convolutions), or one of as many of its shape as the routers beside them have rows (a
-    shared expert may be of that shape too)."""
+    """Return whether some weights are not multiplied with every token once.
+
+    Those have three dimensions or more (stacked experts, convolutions), or there are as many of one
+    shape as a router has rows. A shared expert may have that shape too.
+    """
     matrices = [(*shape, count) for shape, count in shapes.items() if len(shape) == 2]
     return any(len(shape) > 2 for shape in shapes) or any(
         rows > 1 and width in (height, length) and rows <= seen / count <= rows + 2

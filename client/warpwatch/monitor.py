@@ -1,4 +1,4 @@
-"""The monitor: what the user's training loop holds."""
+"""The monitor, with which a training loop reports steps and phases."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from warpwatch.step_times import LEAVE, OTHER, SWITCH
 from warpwatch.steps import COUNT_BITS, StepClock, bounded_count
 
 Item = TypeVar("Item")
-# Who may set the step clock, the strongest first; every other name is a framework's callback.
+# The sources of the step clock, the strongest first; all other names are frameworks.
 _STRENGTH = {"step()": 3, "optimizer": 1, "dataloader": 0, "backward": -1, "": -2}
 _FRAMEWORK = 2
-# Phases that are no part of a step's normal work: a recording ends without a trace at them.
+# A recording ends without a trace at these phases, which are not a step's normal work.
 _INTERRUPTIONS = {"eval": "an evaluation began", "checkpoint": "a checkpoint began"}
 
 
 class Phase:
     """A named part of the step, as a context manager that can be entered again and again.
 
-    In other threads than the training's it does nothing. ``_elsewhere``: those that are inside.
+    It does nothing in other threads than the training thread; ``_elsewhere`` lists those inside.
     """
 
     __slots__ = ("_clock", "_elsewhere", "index")
@@ -42,7 +42,7 @@ class Phase:
             clock.push((self.index, monotonic_ns(), None))
             return self  # in here: an interrupt between the two is one, too
         except BaseException:
-            # Interrupted: no one will leave what was not entered.
+            # After an interrupt nobody leaves the phase, because it was not entered.
             clock.push((LEAVE, monotonic_ns(), None))
             raise
 
@@ -52,7 +52,7 @@ class Phase:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # One call less than to ask for the thread here as well.
+        # This saves a call of get_ident in the training thread.
         if self._elsewhere and get_ident() != self._clock.thread:
             if get_ident() in self._elsewhere:
                 self._elsewhere.remove(get_ident())
@@ -75,7 +75,7 @@ class _Interruption(Phase):
 
 
 class Phases(dict[str, Phase]):
-    """All that were asked for, by name."""
+    """The phases in use, by name."""
 
     def __init__(self, clock: StepClock) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Wrapped(Generic[Item]):
             return _Waiting(iter(self._iterable), self._phase)
 
     def __next__(self) -> Item:
-        """For what is an iterator itself."""
+        """Return the next item, if the iterable is an iterator itself."""
         with self._phase:
             return next(self._iterable)  # type: ignore[call-overload, no-any-return]
 
@@ -140,12 +140,12 @@ class Wrapped(Generic[Item]):
 
 
 class Monitor:
-    """Steps and phases of this process. Without a daemon every call costs next to nothing.
+    """The steps and phases of this process. Without a daemon every call is nearly free.
 
     Steps belong to the first thread that begins one, as long as it lives and trains; calls from
     other threads are not measured.
-    ``step_clock``: who sets the steps: ``step()``, a framework, ``optimizer``, ``dataloader``,
-    ``backward``. ``model``: what the optimizers say of it, for the ring's metadata.
+    ``step_clock`` is the source of steps: ``step()``, a framework, ``optimizer``, ``dataloader`` or
+    ``backward``. ``model`` is metadata of the model for the ring.
     """
 
     __slots__ = ("clock", "model", "phases", "step_clock")
@@ -157,10 +157,10 @@ class Monitor:
         self.phases = Phases(clock)
 
     def step(self, samples: int = 0, tokens: int = 0) -> StepClock:
-        """One optimizer step: ``with monitor.step(samples=32) as step``.
+        """Return one optimizer step as a context: ``with monitor.step(samples=32) as step``.
 
-        ``step.count(tokens=n)`` adds what is known only later. A step that an exception leaves is
-        not counted.
+        ``step.count(tokens=n)`` adds counts that are known later. A step that raises is not
+        counted.
         """
         clock = self.clock
         if type(samples) is not int or type(tokens) is not int or (samples | tokens) >> COUNT_BITS:
@@ -173,15 +173,15 @@ class Monitor:
         return clock
 
     def phase(self, name: str) -> Phase:
-        """A part of the step: ``data_wait``, ``forward``, ``comm``, … or one of your own (16)."""
+        """Return a part of the step: ``data_wait``, … or one of your own (16 in all)."""
         return self.phases[name]
 
     def wrap(self, iterable: Iterable[Item], phase: str = "data_wait") -> Wrapped[Item]:
-        """The same iterable; the time spent waiting for its items is a phase."""
+        """Return the same iterable; waiting for its items is a phase."""
         return Wrapped(iterable, self.phases[phase])
 
     def lead(self, source: str) -> bool:
-        """Whether ``source`` sets the step clock from now on: nothing as strong does so already.
+        """Let ``source`` set the step clock unless a source as strong does; return if it does.
 
         The user's own steps win over a framework, that over the optimizer, and it over the
         DataLoader. The step that a weaker one has begun is not counted; one that training has
@@ -197,13 +197,13 @@ class Monitor:
         return True
 
     def release(self, source: str) -> None:
-        """``source`` sets the step clock no more: its training has ended, another may follow."""
+        """Take the step clock from ``source``: its training has ended, another may follow."""
         if source == self.step_clock:
             self.step_clock = ""
             self.clock.open = False
 
     def switch(self, phase: str) -> None:
-        """What runs between phases is ``phase`` from now on, ``other`` by default."""
+        """Attribute the time between phases to ``phase`` from now on; ``other`` is the default."""
         if phase in _INTERRUPTIONS:
             self.clock.interrupt(_INTERRUPTIONS[phase])
         clock = self.clock

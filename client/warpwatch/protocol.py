@@ -35,11 +35,12 @@ WORD_STEP_BEGUN = 9  # the step now begun on the CPU, plus 1; 0 before the first
 WORD_STEP_BEGUN_AT = 10  # monotonic ns
 WORD_RECORDS = 11  # records written so far; the newest has this sequence number
 WORD_ENDED = 12  # 1 after an exit in order, and while training has come to its end
-WORD_CALLS = 13  # backwards and steps of any optimizer so far, whatever ends a step; 0: not seen
+WORD_CALLS = 13  # backwards and optimizer steps so far, independent of the step clock; 0: unknown
 WORDS = struct.Struct("<QQQQQQ")
 
-# Two slots are written in turn, so that one is whole whenever the writer dies.
-# sequence, steps, newest step + 1, samples, tokens, step ns, ns of each phase; then the CRC.
+# Two slots are written in turn, so that one is complete if the writer dies.
+# Fields: sequence, steps, newest step + 1, samples, tokens, step ns, ns of each phase; then the
+# CRC.
 TOTALS = struct.Struct("<" + "Q" * (6 + MAX_PHASES))
 TOTALS_OFFSETS = (128, 320)
 CRC = struct.Struct("<I")
@@ -77,7 +78,7 @@ COMMAND_SIZE = 4096
 COMMAND = struct.Struct("<8sQII")
 COMMAND_SEQUENCE_OFFSET = 8
 COMMAND_MAX_TEXT = COMMAND_SIZE - COMMAND.size
-# A command that wants a rank to stay armed for longer is none.
+# A command with a longer timeout is invalid.
 MAX_ARM_TIMEOUT_S = 3600
 
 
@@ -109,7 +110,7 @@ class Totals(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A ring's header as read at one time. ``metadata_text`` is None before the first write."""
+    """A ring's header at one time. Until the first write ``metadata_text`` is None."""
 
     identity: Identity
     heartbeat_ns: int
@@ -132,17 +133,8 @@ class RecordHead(NamedTuple):
 
 
 def encode_identity(identity: Identity) -> bytes:
-    return IDENTITY.pack(
-        RING_MAGIC,
-        HEADER_SIZE,
-        RECORD_SIZE,
-        identity.record_count,
-        identity.pid,
-        identity.boot_id,
-        identity.process_start,
-        identity.created_wall_ns,
-        identity.created_monotonic_ns,
-    )
+    *fields, record_count = identity
+    return IDENTITY.pack(RING_MAGIC, HEADER_SIZE, RECORD_SIZE, record_count, *fields)
 
 
 def encode_totals(
@@ -154,7 +146,7 @@ def encode_totals(
 
 
 def encode_metadata(sequence: int, metadata: dict[str, Any]) -> bytes:
-    """One metadata slot. Raises ProtocolError("metadata_size") when it does not fit."""
+    """Return one metadata slot. Raises ProtocolError("metadata_size") when it does not fit."""
     text = json.dumps(metadata, separators=(",", ":")).encode()
     if len(text) > META_MAX_TEXT:
         raise ProtocolError(
@@ -165,7 +157,7 @@ def encode_metadata(sequence: int, metadata: dict[str, Any]) -> bytes:
 
 
 def decode_header(data: bytes, size: int) -> Header:
-    """The header in the first HEADER_SIZE bytes of a ring of ``size`` bytes.
+    """Return the header in the first HEADER_SIZE bytes of a ring of ``size`` bytes.
 
     Raises ProtocolError with reason wrong_size, bad_magic or bad_header.
     """
@@ -181,7 +173,7 @@ def decode_header(data: bytes, size: int) -> Header:
     heartbeat, begun, begun_ns, records, ended, calls = WORDS.unpack_from(data, 8 * WORD_HEARTBEAT)
     sequence, text = _newest_metadata(data)
     return Header(
-        identity=Identity(rest[0], rest[1], rest[2], rest[3], rest[4], count),
+        identity=Identity(*rest, count),
         heartbeat_ns=heartbeat,
         step_begun=begun - 1 if begun else None,
         step_begun_ns=begun_ns,
@@ -217,7 +209,7 @@ def _newest_metadata(data: bytes) -> tuple[int, bytes | None]:
 
 
 def record_offset(sequence: int, record_count: int = RECORD_COUNT) -> int:
-    """Where the record with this sequence number (from 1) lies in the file."""
+    """Return the offset of the record with this sequence number (from 1)."""
     return HEADER_SIZE + RECORD_SIZE * ((sequence - 1) % record_count)
 
 
@@ -227,7 +219,7 @@ def encode_record(sequence: int, kind: int, flags: int, wall_ns: int, payload: b
 
 
 def decode_record(data: bytes) -> RecordHead:
-    """One record of RECORD_SIZE bytes. Raises ProtocolError("bad_record") when it is torn."""
+    """Return one record of RECORD_SIZE bytes. Raises ProtocolError("bad_record") if it is torn."""
     sequence, kind, flags, length, wall_ns = RECORD.unpack_from(data)
     end = RECORD.size + length
     if length > RECORD_MAX_PAYLOAD or zlib.crc32(data[:end]) != CRC.unpack_from(data, end)[0]:
@@ -236,7 +228,7 @@ def decode_record(data: bytes) -> RecordHead:
 
 
 def encode_event(event: str, fields: dict[str, Any]) -> bytes:
-    """An event's payload. A ``detail`` text that is too long is cut, nothing else ever is."""
+    """Return an event's payload; only a ``detail`` text that is too long is cut."""
     fields = {"event": event, **fields}
     text = json.dumps(fields, separators=(",", ":")).encode()
     while len(text) > RECORD_MAX_PAYLOAD and fields.get("detail"):
@@ -248,7 +240,7 @@ def encode_event(event: str, fields: dict[str, Any]) -> bytes:
 
 
 def encode_command(sequence: int, command: dict[str, Any]) -> bytes:
-    """A whole command file. Raises ProtocolError("command_size") when it does not fit."""
+    """Return a whole command file. Raises ProtocolError("command_size") when it does not fit."""
     text = json.dumps(command, separators=(",", ":")).encode()
     if len(text) > COMMAND_MAX_TEXT:
         raise ProtocolError("command_size", f"command of {len(text)} bytes")
@@ -257,7 +249,7 @@ def encode_command(sequence: int, command: dict[str, Any]) -> bytes:
 
 
 def decode_command(data: bytes) -> tuple[int, dict[str, Any]]:
-    """(sequence, command). Raises ProtocolError when it is torn or no command file."""
+    """Return (sequence, command). Raises ProtocolError if it is torn or not a command file."""
     if len(data) != COMMAND_SIZE or data[:8] != COMMAND_MAGIC:
         raise ProtocolError("bad_magic", "not a command file of protocol version 1")
     _, sequence, length, crc = COMMAND.unpack_from(data)

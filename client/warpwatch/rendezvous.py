@@ -1,4 +1,4 @@
-"""Where shims and daemon meet: the folders, and who holds a lock.
+"""Finds the folders in which shims and daemon meet, and the daemon's lock.
 
 Only the daemon creates folders; a shim uses the first one whose ``daemon.lock`` is held by a
 daemon that it may trust.
@@ -25,14 +25,14 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 class Folder(NamedTuple):
-    """A candidate folder. ``explicit``: named by WARPWATCH_DIR, so any owner's daemon will do."""
+    """A candidate folder; an ``explicit`` one (WARPWATCH_DIR) may belong to any owner."""
 
     path: str
     explicit: bool
 
 
 def candidates(environ: Mapping[str, str], uid: int) -> list[Folder]:
-    """The rendezvous folders in the order in which they are looked at."""
+    """Return the rendezvous folders in the order of the search."""
     named = environ.get("WARPWATCH_DIR")
     if named:
         return [Folder(named, True)]
@@ -45,12 +45,12 @@ def candidates(environ: Mapping[str, str], uid: int) -> list[Folder]:
 
 
 def private_dir(uid: int) -> str:
-    """The last resort: a folder of the user's own, mode 0700."""
+    """Return the last candidate: a folder of the user's own, mode 0700."""
     return f"/tmp/warpwatch-{uid}"  # a fixed name by contract; ownership is checked
 
 
 def inbox(folder: Folder, environ: Mapping[str, str], uid: int) -> str:
-    """Where capture files go: traces are large and must never land in a memory file system."""
+    """Return the folder of capture files, never in memory: traces are large."""
     named = environ.get("WARPWATCH_INBOX")
     if named:
         return named
@@ -62,10 +62,10 @@ def inbox(folder: Folder, environ: Mapping[str, str], uid: int) -> str:
 
 
 def lock_holder(fd: int) -> int | None:
-    """Pid of the process that holds byte 0 of the open file, None if no one does.
+    """Return the PID of the process that holds byte 0 of the open file, or None.
 
-    Works on read-only descriptors; a holder in another PID namespace has pid 0. Asked as a reader
-    would: any process may take a reader's lock on a readable file, and that shall mean nothing.
+    Works on read-only descriptors; a holder in another PID namespace has PID 0. Read locks are
+    ignored, since any process may take one on a readable file.
     """
     asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
     answer = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
@@ -82,7 +82,10 @@ def take_lock(fd: int) -> bool:
 
 
 class Descriptor:
-    """An open file as it was when it was opened."""
+    """An open file that the program may close: programs that become daemons close all descriptors.
+
+    The number may then belong to another file, so it is compared with the file that was opened.
+    """
 
     __slots__ = ("_identity", "fd")
 
@@ -92,7 +95,7 @@ class Descriptor:
         self._identity = (status.st_dev, status.st_ino)
 
     def links(self) -> int | None:
-        """How many names the file has; None when the descriptor is not ours any more."""
+        """Return the number of names of the file; None if the descriptor is not ours any more."""
         try:
             status = os.fstat(self.fd)
         except OSError:
@@ -108,7 +111,7 @@ class Descriptor:
 
 
 class DaemonFolder:
-    """It is open; ``fd`` is the folder's."""
+    """The open rendezvous folder of a daemon that this process trusts."""
 
     def __init__(self, candidate: Folder, fd: int) -> None:
         self.candidate = candidate
@@ -121,7 +124,10 @@ class DaemonFolder:
 
 
 def find_daemon(environ: Mapping[str, str], uid: int) -> DaemonFolder | None:
-    """The first candidate folder whose lock is held by a daemon of root, of this user, or named."""
+    """Return the first candidate folder whose lock a trusted daemon holds: root's or this user's.
+
+    In a folder named by WARPWATCH_DIR any daemon is trusted.
+    """
     for folder in candidates(environ, uid):
         no_link = 0 if folder.explicit else os.O_NOFOLLOW
         try:
@@ -149,7 +155,7 @@ def _daemon_holds(folder_fd: int, trusted: tuple[int, int] | None) -> bool:
             return False
         return lock_holder(fd) is not None
     except OSError:
-        # A file system without locks cannot say whether a daemon lives.
+        # On a file system without locks it is unknown whether a daemon lives.
         return False
     finally:
         os.close(fd)

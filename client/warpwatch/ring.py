@@ -1,7 +1,7 @@
-"""The ring file of this process: created whole, written in place, never waited for.
+"""Writes the ring file of this process in place.
 
-One thread trains and one helps, and both write records. Whoever finds the lock free writes; the
-training thread never waits for it: what it could not write goes through ``deferred``.
+Training thread and helper thread both write records. The training thread never waits for the lock:
+if it is taken, a record stays in ``_deferred`` until the next write.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ StepRow = tuple[int, int, list[int]]
 
 
 def ring_name(job: str, rank: int) -> str:
-    """A name that cannot be guessed beforehand: 64 random bits."""
+    """Return a name that cannot be guessed: 64 random bits."""
     return f"{re.sub(r'[^0-9A-Za-z_.-]', '_', job)[:40].lstrip('.')}-r{rank}-{os.urandom(8).hex()}"
 
 
@@ -47,20 +47,9 @@ class RingWriter:
     """
 
     __slots__ = (
-        "_command_file",
-        "_deferred",
-        "_file",
-        "_lock",
-        "_map",
-        "_metadata",
-        "_records",
-        "_totals",
-        "_view",
-        "command_fd",
-        "command_seen",
-        "name",
-        "words",
-    )
+        "_command_file", "_deferred", "_file", "_lock", "_map", "_metadata", "_records", "_totals",
+        "_view", "command_fd", "command_seen", "name", "words",
+    )  # fmt: skip
 
     def __init__(self, fd: int, name: str) -> None:
         self._file = Descriptor(fd)
@@ -89,12 +78,12 @@ class RingWriter:
         self._map[offset : offset + len(data)] = data
 
     def beat(self, calls: int = 0) -> None:
-        """``calls``: backwards and optimizers' steps so far."""
+        """Write the heartbeat, and the backwards and optimizer steps so far (``calls``)."""
         self.words[protocol.WORD_CALLS] = calls
         self.words[protocol.WORD_HEARTBEAT] = time.monotonic_ns()
 
     def append(self, kind: int, payload: bytes, flags: int = 0, wait_s: float = 0.0) -> None:
-        """Write a record now, or leave it to whoever writes next; without ``wait_s`` never wait.
+        """Write a record now, or leave it to the next write; without ``wait_s`` never wait.
 
         Payloads over RECORD_MAX_PAYLOAD are cut.
         """
@@ -106,7 +95,7 @@ class RingWriter:
         self.append(protocol.RECORD_EVENT, protocol.encode_event(event, fields), wait_s=wait_s)
 
     def flush(self, wait_s: float = 0.0) -> None:
-        """Write what was deferred, if no other thread writes just now."""
+        """Write the deferred records, unless another thread writes now."""
         lock = self._lock
         if lock.acquire(timeout=wait_s) if wait_s else lock.acquire(False):
             try:
@@ -115,7 +104,7 @@ class RingWriter:
                 lock.release()
 
     def write_steps(self, rows: Iterable[StepRow], totals: Sequence[int], phases: int) -> None:
-        """Records of steps with so many ``phases``, and the totals after them."""
+        """Write records of steps with the first ``phases`` phases, and the totals after them."""
         pack = struct.Struct(f"{protocol.STEP.format}{phases}Q").pack
         end = FIRST_PHASE + phases
         for flags, wall_ns, words in rows:
@@ -140,7 +129,7 @@ class RingWriter:
             words[protocol.WORD_RECORDS] = self._records = sequence
 
     def close(self) -> None:
-        """Unmap and close what is ours yet; the lock on the file goes with it."""
+        """Unmap and close the files that are still ours; this releases the lock."""
         intact = self.links() is not None
         for view in (self.words, self._view):
             view.release()
@@ -153,16 +142,16 @@ class RingWriter:
             self._command_file.close()
 
     def links(self) -> int | None:
-        """0 when the file was removed, None when the program closed it."""
+        """Return 0 if the file was removed, None if the program closed it."""
         return self._file.links()
 
     def open_commands(self, fd: int) -> None:
-        """Commands come from ``fd`` from now on."""
+        """Read commands from ``fd`` from now on."""
         self._command_file = Descriptor(fd)
         self.command_fd = fd
 
     def lost_commands(self) -> Descriptor | None:
-        """The command file if it was removed or closed, to be closed later; none is open then."""
+        """Return the command file, to be closed later, if it was removed or closed."""
         file = self._command_file
         if file is None or file.links():
             return None

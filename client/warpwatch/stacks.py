@@ -1,4 +1,9 @@
-"""Captures of kind stacks: where every thread is, read by the helper thread."""
+"""Takes captures of kind stacks: the frames of all threads, and torch's unfinished collectives.
+
+The collectives come from torch's Flight Recorder. Its dump takes a lock and, for NCCL, queries CUDA
+events; a hang may hold either. It is therefore read by torch's control plane, whose handlers run
+without the GIL, in a thread that is abandoned if it does not return.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +20,15 @@ from warpwatch import faults
 MAX_THREADS = 256
 MAX_FRAMES = 128
 MAX_NAME = 64
-# What enters a context manager in the interpreters from 3.9 on.
+# The instructions that enter a context manager in Python 3.9 and newer.
 _ENTERS = ("BEFORE_WITH", "SETUP_WITH")
 _NAMES = ("LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME")
 
 
 def snapshot(job: str, rank: int) -> dict[str, Any]:
-    """All threads with their frames, innermost last. ``time`` is wall clock in seconds.
+    """Return all threads with their frames, innermost last, and the collectives if available.
 
-    ``collectives``: what torch's Flight Recorder knows, where there is one.
+    ``time`` is wall clock in seconds.
     """
     names = thread_names()
     main = threading.main_thread().ident
@@ -42,14 +47,14 @@ def snapshot(job: str, rank: int) -> dict[str, Any]:
 
 
 def thread_names() -> dict[int, str]:
-    """Names by ident, without the lock of threading.enumerate, which a hung thread may hold."""
+    """Return names by ident, without threading's lock, which a hung thread may hold."""
     active: dict[int, threading.Thread] = getattr(threading, "_active", {})
     known = list(active.items())[:MAX_THREADS]
     return {ident: str(thread.name)[:MAX_NAME] for ident, thread in known}
 
 
 def _frames(frame: FrameType | None) -> list[dict[str, Any]]:
-    """The innermost MAX_FRAMES frames, innermost last; that one with what it ``calls``."""
+    """Return the innermost MAX_FRAMES frames; the last has the C function that it ``calls``."""
     innermost = frame
     frames: list[dict[str, Any]] = []
     while frame is not None and len(frames) < MAX_FRAMES:
@@ -64,9 +69,9 @@ def _frames(frame: FrameType | None) -> list[dict[str, Any]]:
 
 
 def _called(frame: FrameType) -> str | None:
-    """The name of the C function that the innermost frame is in: ``acquire``, ``__enter__``.
+    """Return the C function that the innermost frame is in: ``acquire``, ``__enter__``.
 
-    Read from its instructions: a frame of Python says nothing of a lock that it waits for.
+    It is read from the instructions: a Python frame does not show the lock that it waits for.
     """
     try:
         import dis
@@ -100,9 +105,9 @@ _given_up: list[threading.Thread] = []
 
 
 def collectives_in_flight() -> list[dict[str, Any]] | None:
-    """The unfinished collectives and the newest of each process group, oldest first.
+    """Return the unfinished collectives and the newest of each process group, oldest first.
 
-    None where nothing is known: no torch.distributed in use, no recorder, or it does not answer.
+    None if torch.distributed is not in use, has no recorder, or does not return in time.
     """
     try:
         _given_up[:] = [thread for thread in _given_up if thread.is_alive()]
@@ -125,7 +130,7 @@ def collectives_in_flight() -> list[dict[str, Any]] | None:
 
 
 def _control_plane() -> Any | None:
-    """torch's module with the handlers, where a process group was made; torch 2.5 and newer."""
+    """Return torch's module with the handlers if there is a process group (torch 2.5 and newer)."""
     distributed = sys.modules.get("torch.distributed")
     ready = getattr(distributed, "is_initialized", None)
     if ready is None or not ready():
@@ -169,7 +174,7 @@ def _entries(text: str) -> list[dict[str, Any]]:
 
 
 def _collective(entry: dict[str, Any]) -> dict[str, Any]:
-    """``sequence`` counts the collectives of the process group, or its point-to-point calls."""
+    """Return an entry in our form; ``sequence`` counts collectives or point-to-point calls."""
     group = entry.get("process_group")
     p2p = bool(entry.get("is_p2p"))
     created = entry.get("time_created_ns")
@@ -190,7 +195,7 @@ def _few(sizes: Any) -> list[Any]:
 
 
 def _newest(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is not completed, and the last of each group; at most MAX_ENTRIES, the newest."""
+    """Return the newest MAX_ENTRIES that are unfinished or the last of their group."""
     ordered = list(found)
     last = {(entry["process_group"], entry["p2p"]): index for index, entry in enumerate(ordered)}
     kept = set(last.values())

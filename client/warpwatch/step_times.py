@@ -33,12 +33,12 @@ from warpwatch.ring import (
 
 # Until a step's end, the place of its duration holds the time spent in no phase.
 OTHER = DURATION
-# What happened; what is none of these is the index of the phase that is entered. NEXT: a step ends,
-# and the next one begins.
+# The kinds of entries; any other number is the index of the phase that is entered. At NEXT a step
+# ends and the next one starts.
 LEAVE, SWITCH, BEGIN, NEXT, END, START = -1, -2, -3, -4, -5, -6
-# What happened, when (monotonic, ns), and a detail. At NEXT and END: flags, samples and tokens of
-# the step. Elsewhere the phase that runs between phases from now on, None where that stays as it
-# is. On a GPU the detail is a pair: that, and the event recorded at the border.
+# Kind, time (monotonic, ns) and a detail. At NEXT and END the detail is flags, samples and tokens
+# of the step. Elsewhere it is the phase between phases from now on; None means unchanged. On a GPU
+# it is a pair: the detail, and the event recorded at the boundary.
 Entry = tuple[int, int, Any]
 
 
@@ -75,7 +75,7 @@ class CudaSteps:
     """
 
     def __init__(self, cuda: Any, log: Callable[[Entry], None], pool_size: int = POOL_SIZE) -> None:
-        """``log`` appends an entry."""
+        """Append entries by ``log``."""
         self._cuda = cuda
         self._log = log
         self._pool_size = pool_size
@@ -98,9 +98,9 @@ class CudaSteps:
     # --- at the borders -------------------------------------------------------------------------
 
     def push(self, entry: Entry) -> None:
-        """Note a border with its event, None where there can be none.
+        """Log a boundary with its event, or None if none can be recorded.
 
-        Borders at the same time share one: the end of a phase and that of its step.
+        Boundaries at the same time share one event, such as the ends of a phase and its step.
         """
         what, now, detail = entry
         if now != self._recorded_ns:
@@ -115,7 +115,7 @@ class CudaSteps:
         self._log((what, now, (detail, self._recorded)))
 
     def follow_stream(self) -> None:
-        """A step begins: its events are on the stream that is current now. Never raises."""
+        """Record the events of the new step on the current stream. Never raises."""
         try:
             self._stream = stream = self._cuda.current_stream()
             device = stream.device_index
@@ -135,7 +135,7 @@ class CudaSteps:
     # --- as the log is settled ------------------------------------------------------------------
 
     def border(self, what: int, event: PooledEvent | None, phase: int) -> None:
-        """``phase`` was innermost until now."""
+        """Add a boundary; ``phase`` was innermost until now."""
         if event is None:
             self._whole = False
         elif event is not (self._marks[-1][0] if self._marks else self._previous_end):
@@ -151,9 +151,9 @@ class CudaSteps:
         ring: RingWriter | None,
         begins: bool,
     ) -> None:
-        """The step ended ``now`` on the CPU; it is finished when the GPU has come that far.
+        """Queue the step that ended ``now`` on the CPU until the GPU has finished it.
 
-        ``begins``: the next one begins there.
+        With ``begins`` the next step starts there.
         """
         marks, begin, previous_end = self._marks, self._begin, self._previous_end
         # Events of two devices cannot be compared.
@@ -170,17 +170,17 @@ class CudaSteps:
         self._whole = True
 
     def restart(self) -> None:
-        """What has run belongs to no step: the times of the next one begin with itself."""
+        """Discard the time since the last step: the next step's times start with itself."""
         _release([event for event, _ in self._marks])
         self._begin = self._previous_end = None
         self._marks = []
         self._whole = False
 
     def harvest(self, ask: bool, flush: bool = False) -> list[StepRow]:
-        """The steps that the GPU has completed, oldest first.
+        """Return the steps that the GPU has completed, oldest first.
 
-        With ``flush``, and where too many wait, the rest with the clock's times. Without ``ask``,
-        in another thread than the training's, no event is asked, nor while a graph is captured.
+        With ``flush``, or if too many wait, the rest gets the clock's times. Outside the training
+        thread (no ``ask``) and during a graph capture no event is queried.
         """
         ask = ask and not self._cuda.is_current_stream_capturing()
         pending, finished = self._pending, []
@@ -200,10 +200,10 @@ class CudaSteps:
         return finished
 
     def _read_memory(self, now: int, ring: RingWriter | None) -> int:
-        """Allocated bytes, and a memory record beside it; ABSENT if it was read a moment ago.
+        """Return allocated bytes and write a memory record; ABSENT within a second of the last.
 
-        The statistics are counters that the allocator keeps: nothing waits for the GPU. Allocators
-        plugged in by the program may have none.
+        The statistics are counters of the allocator and need no GPU. Custom allocators may have
+        none.
         """
         if not self._memory or now - self._memory_ns < MEMORY_INTERVAL_NS:
             return ABSENT
@@ -221,7 +221,7 @@ class CudaSteps:
         return values[0]
 
     def _report_oom(self, ring: RingWriter, ooms: int) -> None:
-        """One that the program caught is reported here; each rise of the counter once."""
+        """Report new out-of-memory errors, including those that the program caught."""
         new = ooms - self._ooms
         self._ooms = ooms
         if new > 0:
@@ -237,7 +237,7 @@ def _is_complete(event: PooledEvent) -> bool:
     try:
         return bool(event.event.query())
     except Exception as error:
-        # A GPU that failed: the program hears of it by itself.
+        # If the GPU has failed, the program gets the error itself.
         faults.swallow(error)
         return False
 
@@ -245,7 +245,7 @@ def _is_complete(event: PooledEvent) -> bool:
 def _measure(
     words: list[int], marks: list[_Mark], begin: PooledEvent, previous_end: PooledEvent
 ) -> None:
-    """Put the GPU's times in place of the clock's."""
+    """Replace the clock's times with the GPU's."""
     times = [0] * len(words)
     last = previous_end
     try:
@@ -267,7 +267,7 @@ def _nanoseconds(milliseconds: float) -> int:
 
 
 def _memory_words(statistics: dict[str, Any]) -> tuple[int, ...]:
-    """As protocol.MEMORY has them; ABSENT is what this allocator does not know."""
+    """Return the fields of protocol.MEMORY; ABSENT for those that this allocator lacks."""
 
     def value(name: str, kind: str) -> int:
         return int(statistics.get(name, {}).get("all", {}).get(kind, ABSENT))
@@ -283,7 +283,7 @@ def _memory_words(statistics: dict[str, Any]) -> tuple[int, ...]:
 
 
 def device_uuid(cuda: Any, visible: str | None) -> str | None:
-    """The UUID of the calling thread's device. ``visible`` is CUDA_VISIBLE_DEVICES."""
+    """Return the UUID of the calling thread's device. ``visible`` is CUDA_VISIBLE_DEVICES."""
     index: int = cuda.current_device()
     names = [name.strip() for name in (visible or "").split(",")]
     if index < len(names) and names[index].startswith("MIG-"):
@@ -300,12 +300,11 @@ FINISH_WAIT_S = 0.2
 class PhaseTimes:
     """``log`` is appended to by the training thread and settled by one thread at a time.
 
-    log: the three parts of each entry, one after the other. push: how an entry gets there.
-    thread: the training thread's identity, 0 before there is one. current: the innermost phase as
-    far as the log is settled. used_by: the phases ``backward`` and ``forward``, once data are
-    loaded: what runs in no phase before another backward on the same batch is its forward.
-
-    The totals are the process's: they begin with its first step, not with its ring.
+    ``log`` holds the three parts of each entry in sequence, and ``push`` appends an entry.
+    ``thread`` is the training thread's ident, 0 at first. ``current`` is the innermost phase at the
+    last settled entry. ``used_by`` has the phases ``backward`` and ``forward`` once data are
+    loaded: time in no phase before another backward on the same batch is its forward. Totals start
+    with the first step of the process, not with its ring.
     """
 
     __slots__ = (
@@ -334,20 +333,20 @@ class PhaseTimes:
 
     @property
     def totals(self) -> list[int]:
-        """Of all steps until now, where a step's words lie: how many, duration ns, phases ns, …"""
+        """The totals of all steps, in the layout of a step: count, duration ns, phases ns, …"""
         self.settle(helping=threading.get_ident() != self.thread)
         return self._totals
 
     @property
     def words(self) -> list[int]:
-        """Those of the running step, up to the last border that is settled."""
+        """The words of the running step, up to the last settled boundary."""
         self.settle(helping=threading.get_ident() != self.thread)
         return self._words
 
     def settle(self, helping: bool = False) -> None:
-        """Take over what the log holds, unless another thread is about it. Never raises.
+        """Process the log, unless another thread does. Never raises.
 
-        ``helping``: in another thread than the training's, which alone may ask a GPU.
+        ``helping`` means not in the training thread, which alone may query a GPU.
         """
         if (helping and self.gpu is not None) or not self._settling.acquire(False):
             return
@@ -361,9 +360,9 @@ class PhaseTimes:
             self._settling.release()
 
     def use_gpu(self, cuda: Any, pool_size: int = POOL_SIZE) -> bool:
-        """Borders are events of this GPU from now on. False while another thread settles the log.
+        """Record events of this GPU from now on. Return False while another thread settles the log.
 
-        What it holds then are borders without events. ``cuda`` is the module torch.cuda.
+        Entries so far have no events. ``cuda`` is the module torch.cuda.
         """
         if not self._settling.acquire(False):
             return False
@@ -376,9 +375,9 @@ class PhaseTimes:
         return True
 
     def finish(self) -> None:
-        """At the end of the process, in any thread: what a GPU has not come to is written as well.
+        """Write all steps at exit, in any thread, also those that the GPU has not finished.
 
-        With the clock's times, unless this is the training thread.
+        Outside the training thread they get the clock's times.
         """
         if not self._settling.acquire(timeout=FINISH_WAIT_S):
             return
@@ -395,14 +394,14 @@ class PhaseTimes:
         try:
             ended = self._add_up(zip(parts, parts, parts))
         finally:
-            # Whoever is interrupted leaves the rest for the next time.
+            # After an interrupt the rest stays for the next time.
             del self.log[: length - length_hint(parts)]
         if self.gpu is not None:
             ended = self.gpu.harvest(ask_gpu)
         self._write(ended)
 
     def _add_up(self, entries: Iterable[Entry]) -> list[StepRow]:
-        """The steps that have ended; those of a GPU are left to it."""
+        """Return the steps that have ended; on a GPU none, because ``CudaSteps`` returns them."""
         gpu, stack, event = self.gpu, self._stack, None
         words, current, mark_ns = self._words, self.current, self._mark_ns
         backward, forward = self.used_by
@@ -437,7 +436,7 @@ class PhaseTimes:
     def _cut(
         self, what: int, now: int, detail: Any, event: PooledEvent | None, ended: list[StepRow]
     ) -> None:
-        """A step ends, or (START) what ran until now belongs to none."""
+        """End a step, or at START discard the time until now."""
         before_ns, self._end_ns = self._end_ns, now
         words, self._words = self._words, _NEW_STEP[:]
         if what == START:
@@ -455,8 +454,7 @@ class PhaseTimes:
             self.gpu.end(step, event, now, self.ring, begins=what == NEXT)
 
     def _write(self, steps: list[StepRow]) -> None:
-        """Count steps whose times are known, in order, and write them; a new ring gets the totals
-        also if no step comes any more."""
+        """Count and write finished steps; a new ring gets the totals even without new steps."""
         phases = len(self.phase_names)
         if steps:
             columns = [*zip(*(words for _, _, words in steps))]

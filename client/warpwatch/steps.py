@@ -1,9 +1,9 @@
-"""The step clock: what the training thread runs at every step and phase border.
+"""The step clock, which the training thread runs at every step and phase boundary.
 
-It takes no lock that it would wait for, opens no file; every nanosecond here is the user's. Between
-two kernels of the user's own the processor's caches hold nothing of ours, so that each line that
-runs costs several times what a benchmark of it alone says: a border only notes its time in a log.
-The log is settled, many short steps at once, by step_times.py.
+It never waits for a lock and opens no file. Between two kernels of the user the processor's caches
+hold none of our code, so each line costs several times as much as in a benchmark. A boundary
+therefore only appends its time to a log, which is settled for many short steps at once by
+step_times.py.
 """
 
 from __future__ import annotations
@@ -27,29 +27,27 @@ from warpwatch.step_times import BEGIN, END, LEAVE, NEXT, OTHER, START, PhaseTim
 if TYPE_CHECKING:
     from warpwatch.captures import Captures
 
-# What a forked child inherited and must not destroy: a CUDA event's end calls the driver, which
-# may not be used after a fork.
+# A forked child must not destroy inherited CUDA events: that calls the driver, which may not be
+# used after a fork.
 _kept_in_child: list[Any] = []
 
-# Steps shorter than this do not all look for a command. The daemon names a step that is at least
-# 150 ms ahead.
+# Shorter steps do not each check for a command. The daemon names a step at least 150 ms ahead.
 LOOK_INTERVAL_NS = 20_000_000
-# Steps shorter than this are settled together; of a process that is killed, those of so long are
-# lost.
+# Shorter steps are settled together; a killed process loses at most the steps of this time.
 SETTLE_INTERVAL_NS = 50_000_000
 # The training thread rests if it is in no phase and has come by no border for this long, while
 # other threads called so often for a step of theirs.
 REST_NS = 10_000_000_000
 REST_CALLS = 16
-# Of what a step has processed: so large a count is a mistake.
+# A larger count of samples or tokens is a mistake.
 COUNT_BITS = 48
 
 
 class StepClock(PhaseTimes):
     """Measures steps and phases of one thread, and is the context manager of a step.
 
-    For the helper thread: calls, how many backwards and optimizers' steps the hooks have seen;
-    trainer, the thread; steps_elsewhere, the steps of other threads, which are not measured.
+    The helper thread reads ``calls``, the backwards and optimizer steps that the hooks have seen,
+    ``trainer``, the thread, and ``steps_elsewhere``, the steps of other threads.
     """
 
     __slots__ = (
@@ -80,7 +78,7 @@ class StepClock(PhaseTimes):
     # --- the hot path ---------------------------------------------------------------------------
 
     def begin(self) -> StepClock:
-        """A step begins. Inside another one, and in another thread, it counts for nothing."""
+        """Start a step. Inside another step, and in another thread, it does not count."""
         try:
             if get_ident() != self.thread and not self.adopt():
                 self.steps_elsewhere += 1
@@ -94,19 +92,14 @@ class StepClock(PhaseTimes):
             if self.gpu is not None:
                 self.gpu.follow_stream()
                 self.push((BEGIN, now, None))
-            # Last: whoever is interrupted in here has begun nothing that he would have to end.
+            # Last, so that an interrupt leaves no step to end.
             self.open = True
         except Exception as error:
             faults.swallow(error)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """The step ends. One that an exception leaves is not counted."""
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End the step. A step that raises is not counted."""
         try:
             if get_ident() != self.thread:
                 return
@@ -125,7 +118,7 @@ class StepClock(PhaseTimes):
     __enter__ = begin
 
     def next_step(self, now: int) -> None:
-        """The open step ends ``now`` and the next one begins. In the training thread."""
+        """End the open step ``now`` and start the next one. In the training thread."""
         self.steps += 1
         self.push((NEXT, now, (self.flags, self.samples, self.tokens)))
         if self.gpu is not None:
@@ -141,24 +134,24 @@ class StepClock(PhaseTimes):
 
     @property
     def begun(self) -> int:
-        """The step now begun, plus 1; 0 before the first."""
+        """The number of the started step, plus 1; 0 before the first."""
         return self.steps + self.open
 
     def end(self) -> None:
-        """The step ends, where there is no ``with``."""
+        """End the step without a ``with`` block."""
         self.__exit__(None, None, None)
 
     def replace_innermost(self, index: int) -> None:
-        """The innermost phase is another one from now on, up to the same end.
+        """Replace the innermost phase from now on, up to the same end.
 
-        For whoever runs while the training thread waits for them.
+        Other threads may call it while the training thread waits for them.
         """
         now = monotonic_ns()
         self.push((LEAVE, now, None))
         self.push((index, now, None))
 
     def restart(self) -> None:
-        """What ran since the last step belongs to none; a step begins."""
+        """Discard the time since the last step and start a step."""
         if get_ident() == self.thread:
             self.open = False
             self._nested = 0
@@ -168,7 +161,7 @@ class StepClock(PhaseTimes):
             self.begin()
 
     def interrupt(self, reason: str) -> None:
-        """A recording ends here without a trace: what begins is no part of a normal step."""
+        """End a recording without a trace, because a phase starts that is not normal work."""
         if self.capturing and self.captures is not None:
             try:
                 self.captures.interrupt(reason)
@@ -176,12 +169,12 @@ class StepClock(PhaseTimes):
                 faults.swallow(error)
 
     def count(self, samples: int = 0, tokens: int = 0) -> None:
-        """Add to what this step has processed, where it is not known at its begin."""
+        """Add samples and tokens that are known only after the step's start."""
         self.samples += bounded_count(samples)
         self.tokens += bounded_count(tokens)
 
     def phase_index(self, name: str) -> int:
-        """Where the phase's time is summed; OTHER when there are MAX_PHASES before it."""
+        """Return the index of the phase's time; OTHER if there are MAX_PHASES already."""
         name = identity.phase_name(str(name))
         if name in self.phase_names:
             return FIRST_PHASE + self.phase_names.index(name)
@@ -195,7 +188,7 @@ class StepClock(PhaseTimes):
         return FIRST_PHASE + number
 
     def drop(self) -> None:
-        """In a forked child: nothing is measured any more."""
+        """Stop measuring in a forked child."""
         self._dead = True
         self.thread = 0
         _kept_in_child.append((self.gpu, self.captures))
@@ -223,7 +216,7 @@ class StepClock(PhaseTimes):
         return self.current == OTHER and not self._stack
 
     def _ended(self, now: int) -> None:
-        """What is not due at the end of each short step: settle the log, see to a capture."""
+        """Settle the log and advance a capture; skipped after most short steps."""
         self.settle()
         if self.capturing and self.captures is not None:
             try:
@@ -233,7 +226,7 @@ class StepClock(PhaseTimes):
         self._settle_ns = 0 if self.capturing else now + SETTLE_INTERVAL_NS
 
     def _look(self, now: int) -> None:
-        """What is not due at each short step: report that it has begun, look for a command."""
+        """Report the started step and check for a command; skipped at most short steps."""
         self._look_ns = now + LOOK_INTERVAL_NS
         # Python gives a thread the number of one that has ended, the kernel does not so soon.
         if get_native_id() != self._native_id:
@@ -265,7 +258,7 @@ class StepClock(PhaseTimes):
             faults.swallow(error)
 
     def report_begun(self, ring: RingWriter) -> None:
-        """For the helper thread: whatever begins meanwhile, the newest step is written last."""
+        """Report the started step from the helper thread, until it is the newest one."""
         reported = 0
         while reported != self.begun:
             reported = self.begun
@@ -273,7 +266,7 @@ class StepClock(PhaseTimes):
             ring.words[WORD_STEP_BEGUN] = reported
 
     def _leave(self, error: BaseException | None) -> None:
-        """A nested step, or one that failed: it does not count, its time goes to the next one."""
+        """Leave a nested or failed step: it does not count, its time goes to the next one."""
         if self._nested:
             self._nested -= 1
         elif self.open:
@@ -288,7 +281,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def bounded_count(value: Any) -> int:
-    """A count that the ring can hold. A tensor counts 0: to read one could wait for the GPU."""
+    """Return a count that the ring can hold; 0 for a tensor, since reading it may wait."""
     if not isinstance(value, Real):
         return 0
     try:

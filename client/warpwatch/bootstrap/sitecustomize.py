@@ -29,7 +29,7 @@ _VISITED = sys.__dict__.setdefault("_warpwatch_bootstraps", set())
 
 
 class _FirstImport:
-    """A finder that is asked once for one of LIBRARIES: whatever is found, the hooks see it."""
+    """A finder that installs the hooks at the first import of one of LIBRARIES."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name not in LIBRARIES or self not in sys.meta_path:
@@ -54,7 +54,7 @@ def _install() -> None:
         hooks = importlib.import_module("warpwatch.hooks")
     except ImportError:
         # Another interpreter than the one that launched: lend it this copy, and nothing else.
-        # What it found by this name, if anything, was a folder that is no package.
+        # The name may have matched a folder that is not a package.
         sys.modules.pop("warpwatch", None)
         root = os.path.dirname(os.path.dirname(_HERE))
         sys.path.append(root)

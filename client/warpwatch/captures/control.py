@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 # Reads of a command file whose checksum is wrong before its sequence number is given up.
 MAX_TORN_READS = 100
-# How long a profiler of the program's own, begun in another thread, waits for ours to end. The
-# training thread ends it at the next border of a step.
+# A profiler that the program starts in another thread waits this long for ours to end: the training
+# thread ends it at the next step boundary.
 GIVE_WAY_S = 30.0
 # Served by the helper thread, which needs no step for it.
 HELPERS_KINDS = ("stacks",)
@@ -42,7 +42,7 @@ class CaptureClock(Protocol):
 
 
 class Captures:
-    """One a process. ``exported`` takes sessions to the helper thread.
+    """The captures of the process. ``exported`` passes sessions to the helper thread.
 
     inbox: the folder for capture files; inbox_problem: why it cannot be used, as the helper found.
     metadata: what goes into a trace beside it: job, rank, world_size.
@@ -77,7 +77,7 @@ class Captures:
     # --- in the training thread -----------------------------------------------------------------
 
     def follow(self, clock: CaptureClock, ring: RingWriter, number: int) -> None:
-        """Step ``number`` begins, and it is time for a look."""
+        """Read a new command, if any, as step ``number`` starts."""
         self.budget.look(number)
         fd = ring.command_fd
         if fd >= 0 and os.pread(fd, 8, 8) != ring.command_seen:
@@ -101,17 +101,17 @@ class Captures:
             self._advance(session, number + 1)
 
     def interrupt(self, reason: str) -> None:
-        """What begins now is no part of a step's normal work: a recording ends without a trace."""
+        """End a recording without a trace: what starts now is not a step's normal work."""
         session = self.session
         if session is not None and session.recording and session.here:
             session.fail(f"interrupted: {reason}")
             self._drop(session)
 
     def give_way(self) -> None:
-        """The program's own profiler is about to begin, in this thread.
+        """End a recording because the program starts its own profiler in this thread.
 
-        In another thread than the training thread it has to wait until that one comes by: two
-        sessions at once end in a crash.
+        Outside the training thread, wait until the training thread has ended it: two sessions at
+        once crash.
         """
         session = self.session
         if session is None or not session.prepared or session.command.kind != "torch":
@@ -125,7 +125,7 @@ class Captures:
             self._sleep(0.005)
 
     def exit(self, clock: CaptureClock) -> None:
-        """The process exits: a profiler that still runs then can crash the interpreter's end."""
+        """End the session: a profiler that still runs can crash the interpreter's exit."""
         self._closed = True
         session = self.session
         if session is not None:
@@ -208,7 +208,7 @@ class Captures:
             self._drop(session)
 
     def _prepare(self, clock: CaptureClock, session: RecordingSession) -> None:
-        # In this order: whoever begins a profiler in another thread now looks in the other one.
+        # This order closes a race with a profiler started in another thread, which checks reversed.
         session.enter()
         refusal = self._refusal(session.command)
         if refusal:
@@ -225,7 +225,7 @@ class Captures:
         session.ring.event("capture_started", id=session.command.id, step=session.first_step)
 
     def _advance(self, session: RecordingSession, number: int) -> None:
-        """Step ``number`` is the next to begin."""
+        """Go on with the recording; step ``number`` starts next."""
         try:
             if session.recording:
                 session.recorder.next_step(number)
@@ -271,19 +271,19 @@ class Captures:
             session.expire()
 
     def cancel(self, identifier: str) -> None:
-        """A cancel that the training thread may not come by to read."""
+        """Cancel the capture, because the training thread may not read the command in time."""
         session = self.session
         if session is not None and session.command.id == identifier:
             session.disarm("cancelled")
 
     def lose(self, ring: RingWriter) -> None:
-        """The ring is gone, and with it whoever asked."""
+        """Disarm the session of a removed ring."""
         session = self.session
         if session is not None and session.ring is ring:
             session.disarm("the ring was removed")
 
     def deliver(self, beat: Callable[[], None]) -> None:
-        """Make what was exported appear in the inbox; delete at once what no one will fetch."""
+        """Move exported captures to the inbox; delete those that nobody will fetch."""
         while not self.exported.empty():
             session = self.exported.get()
             try:
@@ -302,6 +302,6 @@ class Captures:
     def _learn(self, session: RecordingSession) -> None:
         recorder = session.recorder
         self.estimate_bytes = max(self.estimate_bytes, recorder.size_bytes)
-        # What is recorded besides, with options, is no measure of the capture without.
+        # Options add events, so only captures without options are representative.
         if recorder.events and not session.command.options:
             self.budget.learn(recorder.events, session.command.steps, session.operators)

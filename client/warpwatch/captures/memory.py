@@ -1,8 +1,12 @@
-"""Kind memory: what of the process's memory grows over some steps, on the host and on the device.
+"""Records captures of kind memory: the memory that grows over some steps, on host and device.
 
-``.memory.json`` is what grows on the host, by line and type, and what PyTorch's CUDA allocator
-holds, by the Python line that allocated; ``.memory.pickle``, of a process that uses CUDA, is the
-allocator's snapshot with its history, for the viewer at https://pytorch.org/memory_viz.
+``.memory.json`` holds the growth on the host, by line and type, and the memory that PyTorch's CUDA
+allocator holds, by Python line. If the process uses CUDA, ``.memory.pickle`` is the allocator's
+snapshot with its history, for the viewer at https://pytorch.org/memory_viz.
+
+The host is measured at the ends of up to three steps: the number of objects of each type (gc), the
+allocations since the first step (tracemalloc) and the process's memory. Native memory, such as a
+kept autograd graph, shows only in the last.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ class MemoryRecorder:
         self._about: dict[str, Any] = {}
 
     def prepare(self) -> None:
-        """Nothing: neither needs a lead-in."""
+        """Do nothing: neither recorder needs a lead-in."""
 
     def start(self, number: int) -> None:
         if self._allocator is not None:
@@ -67,7 +71,7 @@ class MemoryRecorder:
         self.drop()
 
     def export(self, base: str) -> None:
-        """Nothing: the helper writes it."""
+        """Do nothing: ``deliver`` writes the files."""
 
     def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
         snapshot, self._snapshot = self._snapshot, None
@@ -82,7 +86,7 @@ class MemoryRecorder:
         try:
             token = _hand_over_snapshot(base, snapshot, beat)
         except BaseException:
-            # Without an answer no one takes it.
+            # Nobody fetches the file of a failed capture.
             with suppress(OSError):
                 os.unlink(f"{base}.{more}.memory.json")
             raise
@@ -122,7 +126,7 @@ class _Beating:
 
 
 def summary(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """Bytes and blocks in use by the line of Python that allocated them, the largest first."""
+    """Return bytes and blocks in use by the Python line that allocated them, the largest first."""
     lines: dict[str, list[int]] = {}
     reserved = 0
     for segment in snapshot.get("segments", ()):
@@ -150,7 +154,7 @@ def _blocks_in_use(segment: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _line(frames: Any) -> str:
-    """The innermost frame that is not torch's own."""
+    """Return the innermost frame outside torch."""
     torch_file = getattr(sys.modules.get("torch"), "__file__", None)
     of_torch = os.path.dirname(torch_file) + os.sep if torch_file else "??"
     named = [f"{f['filename']}:{f['line']} {f['name']}" for f in frames if f.get("filename")]
@@ -176,14 +180,14 @@ MAX_NODES = 5000
 # The number of a node that accumulates gradients.
 _NO_NUMBER = 2**63
 
-# What lies before an object in its block: nothing, or what the collector and a ``__dict__`` need.
+# Bytes before an object in its block: none, or the headers of the collector and a ``__dict__``.
 _HEADERS = (0, 16, 24, 32)
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 class Mark(NamedTuple):
-    """How it stands after ``steps`` recorded steps. anonymous_bytes: None if it is not known."""
+    """The memory after ``steps`` recorded steps. ``anonymous_bytes`` is None if unknown."""
 
     steps: int
     anonymous_bytes: int | None
@@ -309,7 +313,7 @@ class HostGrowth:
             sizes = growth.pop("sizes")
             if "." in growth["type"]:
                 growth["line"] = growth["line"] or _line_of_size(blocks, sizes)
-        # What is built in and has no line is what the marks keep themselves.
+        # Built-in objects without a line belong to the marks themselves.
         self._types = [one for one in self._types if one["line"] or "." in one["type"]]
         grown = {
             line: round((size - sums[0][line]) / steps)
@@ -345,7 +349,7 @@ class HostGrowth:
         self._graph = next(({"line": _line_of_object(one)} for one in kept), None)
 
     def _reaches_back(self, node: Any) -> bool:
-        """Whether the graph of this node holds operators from before the first recorded step."""
+        """Return whether the node's graph has operators from before the first recorded step."""
         seen, left = {node}, [node]
         while left and len(seen) < MAX_NODES:
             one = left.pop()
@@ -360,12 +364,12 @@ class HostGrowth:
         return False
 
 
-# Who traces now, at most one.
+# The one object that traces now, if any.
 _tracing: set[HostGrowth] = set()
 
 
 def _in_child() -> None:
-    """A data loader's worker inherits the tracing, and would pay for it for ever."""
+    """Stop the tracing that a forked data loader worker inherits."""
     if _tracing:
         _tracing.clear()
         tracemalloc.stop()
@@ -388,7 +392,7 @@ def _newest_first() -> Iterator[Any]:
 
 
 def is_rising(values: Sequence[float]) -> bool:
-    """Whether each part of the values rises, by a quarter of an even share at least."""
+    """Return whether each part of the values rises, by a quarter of an even share at least."""
     rises = [after - before for before, after in zip(values, values[1:])]
     total = sum(rises)
     return total > 0 and min(rises) >= total / len(rises) / 4

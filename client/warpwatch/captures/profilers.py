@@ -1,4 +1,4 @@
-"""Kind torch: a trace of torch.profiler, with what the version at hand can do.
+"""Records captures of the kinds torch (a trace of torch.profiler) and nsys (Nsight Systems).
 
 The training thread starts, stops and exports: a profiler stopped by another thread loses its
 trace, and all of it holds the interpreter's lock anyway. Compression is the helper's.
@@ -40,7 +40,7 @@ class TorchRecorder:
         self._started = self._stopped = False
         self._step: Any = None
         self._pauses = _Pauses()
-        # Of the trace until it is handed over.
+        # The folder of the trace until it is handed over.
         self._folder = ""
 
     def prepare(self) -> None:
@@ -108,9 +108,9 @@ class TorchRecorder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _release(self) -> None:
-        """Drop the session. What is left of it in cycles is freed when Python next collects.
+        """Drop the session. Python frees its reference cycles when it next collects.
 
-        A collection of our own would look at each object of the program: 4 s for five millions.
+        An extra collection would visit each object of the program: 4 s for five million.
         """
         self._profiler = None
 
@@ -155,7 +155,7 @@ class _Pauses:
 
 
 def _new_profiler(options: tuple[str, ...]) -> Any:
-    """torch's profiler without its counting of steps: ours are counted already.
+    """Return torch's profiler without its counting of steps: ours are counted already.
 
     All threads are never asked for: the training thread starts it, and events of memory are lost
     there (pytorch#166121).
@@ -180,7 +180,7 @@ def _new_profiler(options: tuple[str, ...]) -> Any:
 
 
 def _experimental_config(**wanted: Any) -> dict[str, Any]:
-    """The argument for the profiler; none where this version does not know what is wanted."""
+    """Return the profiler's argument; empty if this version does not support ``wanted``."""
     from torch._C import _profiler
 
     try:
@@ -214,7 +214,11 @@ def _inductor_left_alone() -> Iterator[None]:
 
 
 class NsysRecorder:
-    """``cuda`` is torch.cuda, whose ``profiler`` raises what the CUDA runtime answers."""
+    """A range of steps for Nsight Systems, each an NVTX range; the report is Nsight's.
+
+    ``nsys profile --capture-range=cudaProfilerApi`` starts to record at cudaProfilerStart. ``cuda``
+    is torch.cuda, whose ``profiler`` raises the errors of the CUDA runtime.
+    """
 
     stops_anywhere = False
 
@@ -226,7 +230,7 @@ class NsysRecorder:
         self._in_step = False
 
     def prepare(self) -> None:
-        """Nothing: Nsight Systems is attached already."""
+        """Do nothing: Nsight Systems is attached already."""
 
     def start(self, number: int) -> None:
         self._started = True
@@ -241,7 +245,7 @@ class NsysRecorder:
         self.drop()
 
     def export(self, base: str) -> None:
-        """Nothing."""
+        """Do nothing: there is no file of ours."""
 
     def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
         return {}
@@ -253,7 +257,7 @@ class NsysRecorder:
             self._profiler.stop()
 
     def discard(self, base: str) -> None:
-        """Nothing."""
+        """Do nothing: there is no file of ours."""
 
     def _enter_step(self, number: int) -> None:
         self._nvtx.range_push(f"step {number}")

@@ -1,9 +1,9 @@
-"""The program's own profiler: while it warms up or records, ours waits; when it begins, ours ends.
+"""Gives the program's own profiler precedence: while it is active ours waits, and ours ends for it.
 
-Two sessions in a process end in a crash (measured with torch 2.13: one that is prepared between
-``prepare_trace`` and ``stop_trace`` of another, in whichever thread, is a segmentation fault), and
-nothing in torch says that a schedule is warming up. Therefore begin and end of torch's own
-profiler classes are watched; everything in Python goes through ``torch.autograd.profiler``.
+Two sessions in a process crash: with torch 2.13, preparing one between ``prepare_trace`` and
+``stop_trace`` of another is a segmentation fault, in any thread. torch does not report that a
+schedule is warming up. The start and stop methods of its profiler classes are therefore wrapped;
+all Python profilers use ``torch.autograd.profiler``.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _listener: Callable[[], None] | None = None
 
 
 def active() -> bool:
-    """Whether a profiler of the program warms up or records, in whichever thread."""
+    """Return whether a profiler of the program warms up or records, in any thread."""
     return len(_active) > 0
 
 
 def listen(callback: Callable[[], None]) -> None:
-    """``callback`` is called where the program's profiler begins, before it does."""
+    """Call ``callback`` before the program's profiler starts, in its thread."""
     global _listener
     _listener = callback
 
 
 def drop() -> None:
-    """In a forked child: profilers that the parent has do not run here."""
+    """Forget the parent's profilers in a forked child, where they do not run."""
     global _listener
     _listener = None
     _active.clear()
@@ -51,7 +51,7 @@ def drop() -> None:
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """What this thread does to a profiler inside is our own doing."""
+    """Mark this thread's profiler calls inside the block as ours."""
     global _ours
     _ours = get_ident()
     try:

@@ -1,4 +1,9 @@
-"""One capture in this process, from its command to its one final answer."""
+"""Runs one capture, from its command to its final answer, and estimates the events of a step.
+
+The daemon bounds a capture by the events that a recorded step is expected to hold. autograd numbers
+the operators that it may have to differentiate, with one counter per thread. The estimate is a
+step's share of that counter times the events per operator; each capture corrects the factor.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ _PATIENCE = 4.0
 
 
 class Recorder(Protocol):
-    """What records a kind of capture. All but ``deliver`` is called in the training thread.
+    """The recorder of a kind of capture. All but ``deliver`` is called in the training thread.
 
     Any of them may raise; ``drop`` and ``discard`` follow then. ``base`` is the path of the
     capture's files without what names the kind. After ``deliver``: ``events``, how many the trace
@@ -37,29 +42,29 @@ class Recorder(Protocol):
     stops_anywhere: bool
 
     def prepare(self) -> None:
-        """The lead-in step begins."""
+        """Prepare in the lead-in step."""
 
     def start(self, number: int) -> None:
-        """Step ``number``, the first, is the next to begin."""
+        """Start to record; step ``number``, the first, starts next."""
 
     def next_step(self, number: int) -> None:
-        """A recorded step ended, ``number`` is the next to begin."""
+        """Go on after a recorded step; step ``number`` starts next."""
 
     def stop(self, about: dict[str, Any]) -> None:
-        """The last step ended. ``about``: job, rank, world_size, first_step, last_step."""
+        """Stop recording. ``about`` has job, rank, world_size, first_step and last_step."""
 
     def export(self, base: str) -> None:
         """Write or keep what was recorded."""
 
     def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
-        """In the helper thread: make the files appear; the fields of the answer.
+        """Make the files appear and return the fields of the answer. In the helper thread.
 
-        ``beat`` is to be called at least once a second.
+        Call ``beat`` at least once per second.
         """
         ...
 
     def drop(self) -> None:
-        """Stop whatever runs, keep nothing."""
+        """Stop recording and keep nothing."""
 
     def discard(self, base: str) -> None:
         """Remove what ``export`` and ``deliver`` left unfinished."""
@@ -68,7 +73,7 @@ class Recorder(Protocol):
 class RecordingSession:
     """The states are: armed, prepared (in the lead-in step), recording; ``dropped`` ends each.
 
-    Whoever takes the claim gives the final answer: there is exactly one.
+    The thread that takes the claim gives the one final answer.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class RecordingSession:
         number: int,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Step ``number`` is the next to begin."""
+        """Arm before step ``number``."""
         self.command = command
         self.ring = ring
         self.recorder = recorder
@@ -102,7 +107,7 @@ class RecordingSession:
         self._claim = deque([True])
 
     def answer(self, event: str, **fields: Any) -> bool:
-        """The final answer; False if it was given before."""
+        """Give the final answer; return False if it was given before."""
         try:
             self._claim.pop()
         except IndexError:
@@ -115,22 +120,22 @@ class RecordingSession:
         return True
 
     def fail(self, detail: str) -> None:
-        """Give up; what runs is stopped by the training thread when it comes by."""
+        """Give up; the training thread stops the recorder at its next boundary."""
         self.dropped = True
         self.answer("capture_failed", detail=detail)
 
     def disarm(self, detail: str) -> None:
-        """As ``fail``, for a capture that no one wants any more or whose step did not come."""
+        """Give up a capture that is not wanted any more or whose step did not come."""
         self.dropped = True
         self.answer("capture_disarmed", detail=detail)
 
     def enter(self) -> None:
-        """The lead-in step begins, in the thread that has to stop what starts now."""
+        """Enter the lead-in step, in the thread that has to stop the recorder."""
         self._thread = get_native_id()
         self.prepared = True
 
     def prepare(self) -> None:
-        """Nothing speaks against it. Raises what the recorder raises."""
+        """Prepare the recorder and limit its time. Raises what the recorder raises."""
         steps_since_armed = self.first_step - 1 - self.armed_step
         if steps_since_armed:
             step_s = (self._monotonic() - self.armed_at) / steps_since_armed
@@ -139,28 +144,28 @@ class RecordingSession:
         self.recorder.prepare()
 
     def start(self) -> None:
-        """The lead-in step ended."""
+        """Start to record after the lead-in step."""
         self._operators = (operators() or 0, 0)
         self._recording_at = self._monotonic()
         self.recording = True
         self.recorder.start(self.first_step)
 
     def finish(self, metadata: dict[str, Any]) -> None:
-        """The last step ended. ``metadata``: job, rank, world_size."""
+        """Stop and export. ``metadata`` has job, rank and world_size."""
         self._operators = (self._operators[0], operators() or 0)
         steps = {"first_step": self.first_step, "last_step": self.last_step}
         self.recorder.stop({**metadata, **steps})
         self.recorder.export(self.base)
 
     def deliver(self, beat: Callable[[], None]) -> None:
-        """In the helper thread: the files and the answer. Raises what the recorder raises."""
+        """Deliver files and answer in the helper thread. Raises what the recorder raises."""
         fields = self.recorder.deliver(self.base, beat)
         steps = {"first_step": self.first_step, "last_step": self.last_step}
         self.answer("capture_finished", **fields, **steps)
 
     @property
     def operators(self) -> int:
-        """By how much autograd's counter rose meanwhile; 0 when it is not known."""
+        """The rise of autograd's counter meanwhile; 0 if unknown."""
         before, after = self._operators
         return max(0, after - before) if before else 0
 
@@ -176,12 +181,12 @@ class RecordingSession:
 
     @property
     def overdue(self) -> bool:
-        """The start step did not begin in time."""
+        """Whether the start step did not begin in time."""
         return not self.begun and not self.dropped and self._monotonic() > self.deadline
 
     @property
     def overlong(self) -> bool:
-        """It records longer than its steps can explain."""
+        """Whether it records longer than its steps can explain."""
         return self.recording and self._monotonic() - self._recording_at > self.limit_s
 
     def expire(self) -> None:
@@ -202,9 +207,9 @@ SAMPLE_LOOKS = 16
 
 
 class EventBudget:
-    """``look`` is for the training thread: the counter belongs to it.
+    """The expected events per step. The training thread calls ``look``: the counter is its own.
 
-    events_per_step: two significant digits, None when it is not known.
+    ``events_per_step`` has two significant digits; None if unknown.
     """
 
     def __init__(self) -> None:
@@ -216,14 +221,14 @@ class EventBudget:
         self._last: tuple[int, int] | None = None
 
     def look(self, number: int) -> None:
-        """Step ``number`` is about to begin, and it is time to look for a command."""
+        """Sample the counter sometimes. Step ``number`` is about to start."""
         self._looks += 1
         if self._looks > self._next_look:
             self._next_look = self._looks + min(SAMPLE_LOOKS, self._looks // 2)
             self.sample(number)
 
     def sample(self, number: int) -> None:
-        """Step ``number`` is about to begin."""
+        """Read the counter. Step ``number`` is about to start."""
         counter = operators()
         if counter is None:
             return
@@ -233,7 +238,7 @@ class EventBudget:
             self._estimate()
 
     def learn(self, events: int, steps: int, counted: int) -> None:
-        """A capture of ``steps`` had so many events; the counter rose by ``counted``."""
+        """Correct the factor by a capture of ``steps`` whose counter rose by ``counted``."""
         self._measured = events / steps
         self._factor = events / counted if counted else None
         self._estimate()
@@ -246,7 +251,7 @@ class EventBudget:
 
 
 def operators() -> int | None:
-    """Autograd's counter of this thread; None where torch has none."""
+    """Return autograd's counter of this thread; None if torch has none."""
     autograd: Any = getattr(sys.modules.get("torch"), "autograd", None)
     counter = getattr(autograd, "_get_sequence_nr", None)
     return None if counter is None else int(counter())

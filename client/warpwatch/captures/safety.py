@@ -1,7 +1,7 @@
-"""Why nothing may be recorded now: one function a reason, each answers None when all is well.
+"""Checks whether a capture may be recorded now: one function per reason, which returns it or None.
 
-docs/protocol.md lists the answers. They are asked when a command is read and, where another can
-have come meanwhile, again when the profiler starts.
+docs/protocol.md lists the reasons. They are checked when a command is read and again when the
+profiler starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SUBSCRIBERS = re.compile(r"nvidia_resiliency_ext\.(attribution\.)?straggler$|gp
 
 
 class Situation(NamedTuple):
-    """What the checks look at. ``torch`` is None where the program has not imported it."""
+    """The input of the checks. ``torch`` is None until the program has imported it."""
 
     command: Command
     torch: Any
@@ -53,7 +53,7 @@ Check = Callable[[Situation], "str | None"]
 
 
 def refusal(situation: Situation) -> str | None:
-    """The first reason against this capture, None if there is none."""
+    """Return the first reason against this capture, or None."""
     if not situation.command.kind:
         return "bad_command"
     for check in _CHECKS.get(situation.command.kind, (unknown_kind,)):
@@ -72,7 +72,7 @@ def switched_off(situation: Situation) -> str | None:
 
 
 def no_torch(situation: Situation) -> str | None:
-    """Not imported, or not to its end."""
+    """Refuse if torch is not fully imported."""
     return None if hasattr(situation.torch, "autograd") else "no_torch"
 
 
@@ -89,7 +89,7 @@ def too_many_captures(situation: Situation) -> str | None:
 
 
 def profiler_busy(situation: Situation) -> str | None:
-    """The program profiles itself, or its schedule warms up: it was there first."""
+    """Refuse while the program profiles itself or its schedule warms up."""
     enabled = getattr(situation.torch.autograd, "_profiler_enabled", None)
     runs = program_profiler.active() or (enabled is not None and enabled())
     return "profiler_busy" if runs else None
@@ -102,11 +102,11 @@ def unsafe_stacks(situation: Situation) -> str | None:
 
 
 def cuda_graphs(situation: Situation) -> str | None:
-    """CUDA graphs live beside a CUDA that cannot bear it.
+    """Refuse if CUDA graphs exist and this CUDA version crashes with them.
 
-    Known by inductor's graph trees and by memory pools of the allocator's: each graph that torch
-    captures has one. Misses graphs without memory of their own and those made without torch;
-    takes a ``torch.cuda.MemPool`` for one.
+    Graphs are detected by inductor's graph trees and by memory pools: each graph that torch
+    captures has one. Graphs without memory of their own and graphs made without torch are missed; a
+    ``torch.cuda.MemPool`` is taken for one.
     """
     cuda = situation.cuda
     version = getattr(getattr(situation.torch, "version", None), "cuda", None)
@@ -120,7 +120,7 @@ def cuda_graphs(situation: Situation) -> str | None:
 
 
 def cupti_busy(situation: Situation) -> str | None:
-    """CUPTI has one subscriber, and it is another. A process without CUDA needs none."""
+    """Refuse if something else uses CUPTI, which has one subscriber; it is for CUDA only."""
     if situation.cuda is None:
         return None
     for name in _INJECTIONS:
@@ -137,7 +137,7 @@ def not_under_nsys(situation: Situation) -> str | None:
 
 
 def memory_busy(situation: Situation) -> str | None:
-    """The program records the allocator's history itself, or this torch cannot say."""
+    """Refuse if the program records the allocator's history, or if torch cannot report that."""
     if situation.cuda is None:
         return None
     enabled = getattr(situation.torch._C, "_cuda_isHistoryEnabled", None)
@@ -163,6 +163,6 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
 
 
 def _version(text: str) -> tuple[int, int]:
-    """(2, 13) of ``2.13.0+cpu``; a version that cannot be read counts as new."""
+    """Return (2, 13) for ``2.13.0+cpu``; a version that cannot be read counts as new."""
     found = re.match(r"(\d+)\.(\d+)", str(text))
     return (int(found[1]), int(found[2])) if found else (1 << 30, 0)

@@ -1,7 +1,7 @@
-"""Steps and phases without a change to the code: hooks, once the program imports what they hook.
+"""Hooks that report steps and phases without a change to the code, installed at imports.
 
-- hook_state: what the hooks know together: who sets the step clock, the phase between calls
-- optimizer, dataloader, …: one file a hook; each names its module and has ``install``
+- hook_state: the shared state: the source of the step clock, the phase between calls
+- optimizer, dataloader, …: the hooks; each names its module and has ``install``
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Install(Protocol):
 
 
 class Hook(NamedTuple):
-    """``name`` switches it in WARPWATCH_HOOKS; installed when ``module`` has been imported."""
+    """A hook, installed after the import of ``module``; WARPWATCH_HOOKS lists names."""
 
     name: str
     module: str
@@ -129,7 +129,7 @@ _state: HookState | None = None
 
 
 def install(environ: Mapping[str, str] = os.environ) -> HookState:
-    """Hook what WARPWATCH_HOOKS names (all by default), now or once the program imports it.
+    """Install the hooks in WARPWATCH_HOOKS (default: all), now or when the program imports them.
 
     The first call of the process decides; every call returns the same state. Never raises.
     """

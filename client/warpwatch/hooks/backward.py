@@ -1,7 +1,12 @@
-"""The call of backward is the phase ``backward``; the first one makes the process a rank.
+"""Hooks backward, the phase ``backward``; the first call makes the process a rank.
 
-``Tensor.backward`` calls ``torch.autograd.backward`` by its name, so that is the one to wrap. Where
-nothing else can end a step, each backward does: the last resort.
+``Tensor.backward`` calls ``torch.autograd.backward`` by its name, so that function is wrapped. If
+nothing else can end a step, each backward does.
+
+The wait of DistributedDataParallel, from the last gradient to the end of backward, is the phase
+``comm``. Its reducer works inside backward, in C++, so the boundary is a hook on the parameter
+whose gradient comes last. The first synchronized backwards, with a hook on each parameter, show
+which.
 """
 
 from __future__ import annotations
@@ -23,19 +28,20 @@ from warpwatch.step_times import LEAVE, OTHER
 
 SOURCE = "backward"
 MODULE = "torch"
-# Of RPC: gradients pass from process to process.
+# The backward of RPC, in which gradients pass from process to process.
 DISTRIBUTED_MODULE = "torch.distributed.autograd"
-# Who may begin a step at the first backward: no one yet, or those who see no more than that.
+# With these sources of the step clock the first backward may start a step.
 _AUTOMATIC = ("", "optimizer", "dataloader", SOURCE)
-# Backwards without a batch of data or a step of an optimizer, after which each is a step; so many
-# times as many where there is an optimizer, which may accumulate gradients.
+# After this many backwards without a batch or an optimizer step each backward is a step. If there
+# is an optimizer, which may accumulate gradients, the number is multiplied.
 LEAD_AFTER = 64
 WITH_AN_OPTIMIZER = 10
 
 
 class BackwardHook:
-    """What surrounds ``backward``. ``_ends``: whose step each ends, if any; ``_progress``: updates
-    and batches at the last look whether anything else ends steps.
+    """The code around ``backward``. ``_ends`` is the source whose step each backward ends, if any.
+
+    ``_progress`` counts updates and batches at the last check whether anything else ends steps.
     """
 
     __slots__ = ("_ends", "_phase", "_progress", "_state")
@@ -48,9 +54,10 @@ class BackwardHook:
         state.when_backward(LEAD_AFTER, self._look)
 
     def begin(self) -> bool:
-        """Whether ``end`` has to follow: in the training thread, and not for one inside another.
+        """Start the phase; return whether ``end`` has to follow.
 
-        The first backward of a process makes it a rank and begins its first step.
+        It has to in the training thread, unless inside another backward. The first backward makes
+        the process a rank and starts its first step.
         """
         state = self._state
         try:
@@ -94,7 +101,7 @@ class BackwardHook:
             faults.swallow(error)
 
     def _first(self, monitor: Monitor) -> None:
-        """Decide what surrounds backward, before anything of the log is settled."""
+        """Decide which phases surround backward, before the log is settled."""
         state, phases = self._state, monitor.phases
         self._phase = phases["backward"].index
         is_loaded = state.loaded_by == monitor.clock.thread
@@ -104,7 +111,7 @@ class BackwardHook:
             state.after_backward = phases["optimizer"].index
 
     def _look(self) -> None:
-        """Lead, where nothing else can end a step as far as the last backwards show."""
+        """Set the step clock if the last backwards show that nothing else ends a step."""
         state, monitor = self._state, self._state.monitor
         patience = LEAD_AFTER * (WITH_AN_OPTIMIZER if _has_optimizer() else 1)
         state.when_backward(state.backwards + patience, self._look)
@@ -114,13 +121,13 @@ class BackwardHook:
         self._ends = None
         if progress == self._progress and state.backwards >= patience and monitor.lead(SOURCE):
             monitor.clock.restart()
-            # This one ends nothing: what ran until its begin, and its batch, belong to no step.
+            # This backward ends no step: the time before it and its batch belong to none.
             state.samples = state.tokens = 0
             state.due, self._ends = "", SOURCE
 
 
 def _has_optimizer() -> bool:
-    """Whether the program has made one: its class is then marked by torch."""
+    """Return whether the program has made an optimizer: torch then marks its class."""
     optimizers = sys.modules.get("torch.optim")
     classes: list[Any] = [] if optimizers is None else [optimizers.Optimizer]
     for one in classes:
@@ -166,10 +173,10 @@ MAX_LEARNED = 8
 
 
 class LastGradient:
-    """Of one DDP module: the hooks on its parameters.
+    """The hooks on the parameters of one DDP module.
 
-    ``prepare`` is called in the training thread; the hooks run where autograd does, which on a GPU
-    is another thread while the training thread is inside backward.
+    ``prepare`` is called in the training thread. The hooks run in autograd's thread, on a GPU
+    another one, while the training thread is inside backward.
     """
 
     def __init__(self, state: HookState) -> None:
@@ -184,7 +191,7 @@ class LastGradient:
         self._comm = OTHER
 
     def prepare(self, module: Any, synchronized: bool) -> None:
-        """A forward ended whose backward communicates, or under ``no_sync`` does not."""
+        """Follow a forward whose backward communicates, or under ``no_sync`` does not."""
         self._synchronized = synchronized
         monitor = self._state.monitor
         if monitor is not None:
@@ -209,7 +216,7 @@ class LastGradient:
                 self._handles.append(_hook(parameter, self._arrival_of(parameter)))
 
     def _learn(self) -> None:
-        """The second backward that ends with the same gradient decides."""
+        """Decide at the second backward that ends with the same gradient."""
         latest, self._latest = self._latest, None
         parameter = latest() if latest is not None else None
         if parameter is None:
@@ -239,9 +246,9 @@ class LastGradient:
         return arrived
 
     def _last_arrived(self, _: Any) -> None:
-        """Backward becomes ``comm``, up to its end.
+        """Switch from backward to ``comm``, up to its end.
 
-        The training thread is inside the call of backward, so this thread may write its log.
+        The training thread is inside backward, so this thread may write its log.
         """
         try:
             self._missed = 0
@@ -276,7 +283,7 @@ def install_ddp(module: ModuleType, state: HookState) -> None:
 
 
 def _reduces_in_backward(module: Any) -> bool:
-    """Not where a compiled reducer or one collective for all gradients stands in for it."""
+    """Return False if a compiled reducer or one collective for all gradients replaces it."""
     return not (
         getattr(module, "_use_python_reducer", False)
         or getattr(module, "_delay_all_reduce_all_params", False)

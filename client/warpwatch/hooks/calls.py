@@ -1,8 +1,8 @@
-"""Waiting in the calls of torch.distributed is the phase ``comm``.
+"""Hooks calls of torch that are a phase: ``comm`` of torch.distributed, ``checkpoint`` of saving.
 
-Wrapped are the blocking collectives and point-to-point calls, and ``wait`` of what the
-asynchronous ones return: these come back at once and are not timed themselves. The module is
-hooked when its import ends, before ``torch.distributed`` and others take names from it.
+Blocking collectives and point-to-point calls are wrapped, and ``wait`` of asynchronous ones, which
+return at once and are not timed. The module is hooked when its import ends, before others
+import names from it.
 """
 
 from __future__ import annotations
@@ -22,33 +22,13 @@ FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
 PHASE = "comm"
 
 BLOCKING = (
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "monitored_barrier",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
+    "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object",
+    "all_gather_single", "all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single",
+    "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "gather_object",
+    "monitored_barrier", "recv", "recv_object_list", "reduce", "reduce_scatter",
+    "reduce_scatter_single", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
     "send_object_list",
-)
+)  # fmt: skip
 
 
 def install(module: ModuleType, state: HookState) -> None:
@@ -66,7 +46,7 @@ def install(module: ModuleType, state: HookState) -> None:
 
 
 def install_functional(module: ModuleType, state: HookState) -> None:
-    """Waiting for the result of a functional collective, where there is no graph."""
+    """Time the wait for the result of a functional collective in eager mode."""
     module.wait_tensor = _timed(module.wait_tensor, state)  # type: ignore[attr-defined]
 
 
@@ -100,7 +80,7 @@ def _timed_wait(original: Callable[..., Any], state: HookState) -> Callable[...,
 
 
 def _replace_elsewhere(wrappers: dict[Any, Any]) -> None:
-    """Torch's own second names of the originals, where it had been imported before."""
+    """Replace the originals under torch's other names, if they were imported before."""
     for name in ("torch.distributed", FUNCTIONAL_MODULE):
         names = vars(sys.modules[name]) if name in sys.modules else {}
         for key, value in list(names.items()):
@@ -124,14 +104,14 @@ def install_saving(module: ModuleType, state: HookState) -> None:
 
 
 def install_distributed_saving(module: ModuleType, state: HookState) -> None:
-    """``async_save`` is the call only: what its threads write delays no one."""
+    """Time the calls; the writing threads of ``async_save`` do not delay the training."""
     package = sys.modules.get(DISTRIBUTED_SAVING)
     for name in ("save", "async_save"):
         _replace(name, state, module, package)
 
 
 def _replace(name: str, state: HookState, *modules: ModuleType | None) -> None:
-    """The function of the first module, under its name in all of them."""
+    """Replace the function of the first module under its name in all of them."""
     original = getattr(modules[0], name, None)
     if original is None:
         return
@@ -154,7 +134,7 @@ def _saving(original: Callable[..., Any], state: HookState) -> Callable[..., Any
 
 
 def _in_the_trace() -> AbstractContextManager[Any]:
-    """While a profiler records: an annotation, as torch has no event for a save."""
+    """Return an annotation while a profiler records: torch has no event for a save."""
     profiler: Any = sys.modules.get("torch.autograd.profiler")
     enabled: Any = getattr(sys.modules.get("torch.autograd"), "_profiler_enabled", None)
     if profiler is None or enabled is None or not enabled():

@@ -1,9 +1,8 @@
-"""Which of several optimizers ends the steps of the training.
+"""Chooses which of several optimizers ends the steps of the training.
 
-Those that step in turn at every step of it (the two of a GAN) are one step, which the first ends.
-One that steps on its own is the clock from its first step on where that can be known: it was not
-there at the steps before, or has had turns of its own. Else it becomes the clock once the other has
-not stepped for longer than it ever did.
+Optimizers that step in turn at every step (the two of a GAN) share a step, which the first ends. An
+optimizer that steps alone is the clock from its first step on if it is new or has had turns of its
+own. Otherwise it becomes the clock once the other has not stepped for longer than ever before.
 """
 
 from __future__ import annotations
@@ -14,21 +13,22 @@ from weakref import ref
 
 from warpwatch.steps import StepClock
 
-# Steps in a row that are a turn of one's own: those of one training step are one each.
+# This many steps in a row are a turn of its own: within a training step each steps once.
 TURN_STEPS = 2
-# Of another optimizer without one of the clock's, before it is known how many there are in a step
-# of the training: a GAN's critic takes five for one of the generator (Gulrajani et al. 2017).
+# Steps of another optimizer without a step of the clock's, until the number per training step is
+# known: a GAN's critic takes five for one of the generator (Gulrajani et al. 2017).
 TAKE_OVER_AFTER = 16
-# So many are not waited for where the clock's has not stepped for so long.
+# After this time without a step of the clock's fewer steps suffice.
 TAKE_OVER_NS = 10_000_000_000
-# So many new ones come between two looks at which are gone.
+# Removed optimizers are dropped once per this many new ones.
 CLEAN_UP_AFTER = 64
 
 
 class _Seen:
-    """An optimizer that has stepped. ``count``: in ``round``, its steps without one of the clock's.
+    """An optimizer that has stepped.
 
-    has_turns: it has had turns of its own.
+    ``count`` is its steps in ``round`` without one of the clock's; ``has_turns`` tells whether it
+    has had turns of its own.
     """
 
     __slots__ = ("count", "has_turns", "optimizer", "round")
@@ -40,13 +40,13 @@ class _Seen:
 
 
 class ClockChoice:
-    """Asked only when another optimizer than the clock's has stepped, at each step of a GAN.
+    """The choice, consulted only when another optimizer than the clock's has stepped.
 
-    seen: by the optimizer's id. A round lasts until the clock's steps; run: the most steps of
-    another one in this round; most: in any before. steps: the clock's when another one stepped
-    last; new_at: when one came that was not seen before. Where each step of the training has a new
-    one (inner loops of meta-learning) that says nothing. gives_back: whether the clock before was
-    that for a single step, which then was a part of the one that goes on (a critic's generator).
+    A round lasts until the clock's optimizer steps. ``_run`` is the most steps of another optimizer
+    in this round, ``_most`` in any earlier one. ``_steps`` is the clock's steps when another one
+    last stepped, ``_new_at`` when a new one came. If each training step has a new one
+    (meta-learning), newness is ignored. With ``gives_back`` the previous clock led for a single
+    step, which was part of the one that goes on (a critic's generator).
     """
 
     __slots__ = ("_most", "_new_at", "_round", "_run", "_seen", "_steps", "gives_back")
@@ -57,10 +57,10 @@ class ClockChoice:
         self.gives_back = False
 
     def takes_over(self, optimizer: Any, current: Any, clock: StepClock) -> bool:
-        """Whether ``optimizer``, which has stepped, is the clock from this step on. With
-        ``gives_back`` this step ends nothing: that of the one before has counted in its place.
+        """Return whether ``optimizer``, which has stepped, is the clock from this step on.
 
-        current: whose steps are the clock, None where it is gone.
+        With ``gives_back`` this step ends nothing: the previous clock's step counted instead.
+        ``current`` is the clock's optimizer, None if it was deleted.
         """
         steps, alone = clock.steps, clock.steps - self._steps
         if alone:
@@ -100,9 +100,9 @@ class ClockChoice:
         return seen
 
     def _is_turn(self, current: Any, alone: int) -> bool:
-        """One that took the clock for a single step gives it back."""
+        """Return whether this is a turn: an optimizer with a single step gives the clock back."""
         return alone >= TURN_STEPS or current is None or not self._of(current).has_turns
 
     def _is_left(self, count: int, clock: StepClock) -> bool:
-        """Whether the clock's has not stepped for long, as steps or as time go."""
+        """Return whether the clock's has not stepped for many steps or a long time."""
         return count >= TAKE_OVER_AFTER or monotonic_ns() - clock.begun_ns >= TAKE_OVER_NS

@@ -1,8 +1,9 @@
-"""Waiting for the DataLoader is the phase ``data_wait``; its batches are the last resort as clock.
+"""Hooks the DataLoader: waiting for it is ``data_wait``, and its batches are measured.
 
-After training data the phase is ``forward`` up to backward. Data of an evaluation begins the phase
-``eval``: it is fetched without gradients, or again and again without a backward. Where no
-optimizer's step can be seen, each batch that a backward followed is a step.
+After training data the phase is ``forward`` up to backward. Data of an evaluation start the phase
+``eval``: they are loaded without gradients, or repeatedly without a backward. If no optimizer step
+can be seen, each batch that a backward followed is a step. A batch is measured by the shapes of its
+tensors; no value is read.
 """
 
 from __future__ import annotations
@@ -23,20 +24,24 @@ from warpwatch.step_times import LEAVE, OTHER
 
 SOURCE = "dataloader"
 MODULE = "torch.utils.data.dataloader"
-# Batches with a backward and without a step of an optimizer, after which they are the clock. Where
-# gradients are accumulated: so many times the most batches that a step of an optimizer ever took.
+# After this many batches with a backward but no optimizer step, batches are the clock. With
+# gradient accumulation it is a multiple of the most batches that an optimizer step ever took.
 LEAD_AFTER = 64
 LEAD_AFTER_GAPS = 10
 # Batches in a row that train nothing: some loops fetch one ahead.
 EVALUATION_AFTER = 2
 
-# What a batch is for: a dataset's own, that loads itself, is not ours to time; nor is training data
-# of a process that is no rank yet.
+# The purposes of a batch. Batches of a nested loader, and training data of a process that is not a
+# rank yet, are not timed.
 _NOT_OURS, _UNTIMED, _TRAINING, _EVALUATION = range(4)
 
 
+# The place of a weak reference to nothing: it returns None.
+_NO_REFERENCE: Callable[[], Any] = type(None)
+
+
 class LoaderHook:
-    """What surrounds ``__next__`` of a DataLoader's iterator."""
+    """The code around ``__next__`` of a DataLoader's iterator."""
 
     __slots__ = (
         "_backwards", "_data_wait", "_dimension", "_forward", "_given", "_given_before", "_inside",
@@ -48,10 +53,10 @@ class LoaderHook:
         self._state = state
         self._data_wait = self._forward = 0  # the phases, once they are known
         self._inside = False
-        self._iterator: Callable[[], Any] = _nothing  # a reference to the one asked last
+        self._iterator: Callable[[], Any] = _NO_REFERENCE  # a reference to the one asked last
         self._given = self._given_before = 0  # its batches, and of the one before
-        self._sampler: Callable[[], Any] = _nothing  # of the loader asked last
-        # What it says that a batch holds, and the dimension of tensors that has it.
+        self._sampler: Callable[[], Any] = _NO_REFERENCE  # of the last loader
+        # The sampler's batch size, and the dimension of tensors that has it.
         self._size: int | None = None
         self._dimension: int | None = 0
         self._progress = 0  # backwards and optimizer steps when it was asked first
@@ -61,7 +66,7 @@ class LoaderHook:
         self._longest_gap = 0
 
     def before(self, iterator: Any) -> int:
-        """What the batch is for; 0 if it is not ours."""
+        """Return the batch's purpose, or 0 to ignore it."""
         state = self._state
         monitor = state.monitor
         elsewhere = monitor is not None and get_ident() != monitor.clock.thread
@@ -123,10 +128,10 @@ class LoaderHook:
             faults.swallow(error)
 
     def failed(self, purpose: int) -> None:
-        """The end of the data, or an error."""
+        """End the wait at the end of the data or at an error."""
         try:
             self._inside = False
-            self._iterator = _nothing
+            self._iterator = _NO_REFERENCE
             monitor = self._state.monitor
             if purpose == _TRAINING and monitor is not None:
                 monitor.clock.push((LEAVE, monotonic_ns(), OTHER))
@@ -136,9 +141,9 @@ class LoaderHook:
             faults.swallow(error)
 
     def restart(self, iterator: Any) -> None:
-        """Workers that persist are asked again by the same iterator."""
+        """Start a new epoch, also if persistent workers reuse the iterator."""
         if self._iterator() is iterator:
-            self._iterator = _nothing
+            self._iterator = _NO_REFERENCE
 
     def _begin(self, iterator: Any) -> None:
         state, is_gone = self._state, self._iterator() is None
@@ -155,7 +160,7 @@ class LoaderHook:
         self._progress = state.backwards + state.updates
 
     def _choose_dimension(self, batch: Any, samples: int) -> int:
-        """Return the batch's samples. Its loader knows how many a full one has."""
+        """Return the batch's samples and find their dimension by the loader's batch size."""
         if samples == self._size:
             self._dimension = 0
         elif measure(batch, 1)[0] == self._size:
@@ -163,12 +168,12 @@ class LoaderHook:
         return samples
 
     def _is_unused(self) -> bool:
-        """Whether nothing was learnt since the iterator was asked first. Something must train."""
+        """Return whether the process trains, but not since the iterator's first batch."""
         state = self._state
         return state.backwards > 0 and state.backwards + state.updates == self._progress
 
     def _count_gap(self, monitor: Monitor) -> None:
-        """A backward ran since the last batch for training: a step, where nothing else ends one."""
+        """Count a batch that a backward followed: a step, if nothing else ends one."""
         state = self._state
         self._backwards = state.backwards
         if state.updates != self._updates:
@@ -189,15 +194,11 @@ class LoaderHook:
             state.end_step(SOURCE)
 
 
-def _nothing() -> None:
-    return None
-
-
 def _reference(sampler: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(sampler)
     except TypeError:
-        return _nothing  # a list, or none
+        return _NO_REFERENCE  # a list, or none
 
 
 def install(module: ModuleType, state: HookState) -> None:
@@ -231,7 +232,7 @@ def _fetching(
 def _starting(
     original: Callable[[Any], Any], hook: LoaderHook, state: HookState
 ) -> Callable[[Any], Any]:
-    """Starting the workers is waiting for data too."""
+    """Wrap ``__iter__``: starting the workers is waiting for data too."""
 
     @wraps(original)
     def __iter__(loader: Any) -> Any:
@@ -261,13 +262,13 @@ POSITIONS = "position_ids"
 
 
 def measure(batch: Any, dimension: int = 0) -> tuple[int, int]:
-    """(samples, tokens): the length of the first tensor, and the size of ``input_ids``.
+    """Return (samples, tokens): the first tensor's length and the size of ``input_ids``.
 
-    ``dimension``: which one of a tensor of several is the batch's, 1 where time comes first. 0
-    where that is not known. Never raises.
+    ``dimension`` of a tensor is the batch's; 1 if time comes first. Unknown counts are 0. Never
+    raises.
     """
     try:
-        # What most batches are, in few words.
+        # The fast path for most batches.
         first = batch[0] if batch.__class__ is list and batch else batch
         shape = getattr(first, "shape", None)
         if shape:
@@ -306,7 +307,7 @@ def _measure(batch: Any, depth: int, dimension: int = 0) -> tuple[int, int] | No
 
 
 def _tokens(tensor: Any, shape: Any) -> int:
-    """Rows of whole numbers of four bytes or more are token ids."""
+    """Return the size of rows of 32- or 64-bit integers, which are token ids."""
     if len(shape) != 2 or shape[1].__class__ is not int:
         return 0
     kind = str(getattr(tensor, "dtype", ""))
@@ -314,12 +315,12 @@ def _tokens(tensor: Any, shape: Any) -> int:
 
 
 def _of_shape(shape: Any) -> tuple[int, int] | None:
-    """None for a single number."""
+    """Return (length, 0), or None for a single number."""
     return (shape[0], 0) if len(shape) and type(shape[0]) is int else None
 
 
 def _of_packed(fields: Any, found: tuple[int, int] | None) -> tuple[int, int] | None:
-    """A row of packed sequences is as many samples as it has; 0 where only their values say."""
+    """Count the sequences of a packed row; 0 if only values tell how many there are."""
     for name in BOUNDARIES:
         shape = getattr(fields.get(name), "shape", None) if found else None
         if found and shape:

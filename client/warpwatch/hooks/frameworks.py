@@ -1,7 +1,7 @@
-"""Lightning, Hugging Face, Accelerate, DeepSpeed and pipelines, hooked at their import.
+"""Hooks Lightning, Hugging Face, Accelerate, DeepSpeed, Pyro and pipelines at their import.
 
-A trainer with events gets the callback of its integration when training begins, if it has none;
-optimizers and engines of the others are wrapped, as are methods that are a phase.
+A trainer with events gets the callback of its integration when training starts, unless it has one.
+Of the others, optimizers and engines are wrapped. Methods that are a phase are wrapped too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def install_transformers(module: ModuleType, state: HookState) -> None:
 
 
 def install_generation(module: ModuleType, state: HookState) -> None:
-    """A model that generates in training mode makes its own data (GRPO)."""
+    """Time ``generate``; in training mode the model makes its own data (GRPO)."""
     mixin = module.GenerationMixin
     original = mixin.generate
 
@@ -84,7 +84,7 @@ def install_accelerate(module: ModuleType, state: HookState) -> None:
 
 
 def install_deepspeed(module: ModuleType, state: HookState) -> None:
-    # What engine.step() calls at the boundary of gradient accumulation, and pipelines as well.
+    # engine.step() and pipelines call it at the boundary of gradient accumulation.
     _steps(module.DeepSpeedEngine, "_take_model_step", _Steps(state, "deepspeed", lambda _: True))
     _phase(module.DeepSpeedEngine, "save_checkpoint", "checkpoint", state)
     # Optimizers are called there to allocate their state, before there are gradients.
@@ -92,7 +92,7 @@ def install_deepspeed(module: ModuleType, state: HookState) -> None:
 
 
 def install_pyro(module: ModuleType, state: HookState) -> None:
-    """Model and guide are functions, which no hook sees."""
+    """Start ``forward`` with SVI.step: model and guide are functions without hooks."""
     _before(module.SVI, "step", lambda *_, **__: state.switch("forward"))
 
 
@@ -109,7 +109,7 @@ def install_pipelining(module: ModuleType, state: HookState) -> None:
 
 
 def _callback_class(integration: str) -> Any:
-    """Imported only now: its base class is the framework's."""
+    """Import the callback, whose base class is the framework's."""
     module = importlib.import_module(f"warpwatch.integrations.{integration}")
     return module.WarpwatchCallback
 
@@ -145,7 +145,7 @@ def _after(owner: Any, name: str, act: Callable[..., object]) -> None:
 
 
 def _phase(owner: Any, name: str, phase: str, state: HookState) -> None:
-    """Each call is a phase, once the process trains."""
+    """Make each call a phase, once the process trains."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -160,7 +160,7 @@ def _phase(owner: Any, name: str, phase: str, state: HookState) -> None:
 
 
 def _evaluation(owner: Any, name: str, state: HookState) -> None:
-    """Each call is the phase ``eval``; what is loaded meanwhile trains nothing."""
+    """Make each call the phase ``eval``; data loaded meanwhile are not for training."""
     _phase(owner, name, "eval", state)
     original = getattr(owner, name)
 
@@ -176,7 +176,7 @@ def _evaluation(owner: Any, name: str, state: HookState) -> None:
 
 
 def _unseen(owner: Any, name: str, state: HookState) -> None:
-    """A call in which the process does not begin to train, whatever it looks like."""
+    """Ignore backwards and optimizer steps inside the calls: they are not training."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -192,7 +192,7 @@ def _unseen(owner: Any, name: str, state: HookState) -> None:
 
 
 class _Steps:
-    """Calls that update the model; those of one object are the clock (see clock_choice)."""
+    """The calls that update the model; one object's calls are the clock (see clock_choice)."""
 
     def __init__(self, state: HookState, source: str, updates: Callable[[Any], bool]) -> None:
         self.state = state
@@ -219,7 +219,7 @@ class _Steps:
 
 
 def _steps(owner: Any, name: str, steps: _Steps) -> None:
-    """Each call that updates the model is the phase ``optimizer``."""
+    """Make each call that updates the model the phase ``optimizer``."""
     original = getattr(owner, name)
     state = steps.state
 

@@ -1,10 +1,14 @@
-"""What the hooks of a process know together: who sets the step clock, and what runs between calls.
+"""The shared state of a process's hooks: the source of the step clock, the phase between calls.
 
-There is no monitor before a backward or an optimizer step asks for one: a process that only loads
-data or evaluates is no rank. Hooks call from the training thread; other threads count for nothing.
+The first backward or optimizer step creates the monitor: a process that only loads data or
+evaluates does not become a rank. Hooks call from the training thread; other threads are ignored.
 
-Between two operators of torch the processor's caches hold nothing of ours: each line that runs at
+Between two operators of torch the processor's caches hold none of our code: each line that runs at
 every step costs several times what it costs alone.
+
+A wrapper starts with ``if state.is_compiling(): return original(...)``, which dynamo folds to the
+original call, so that it vanishes from graphs. Wrappers that run at every step first check
+``state.compiles``, which needs no call.
 """
 
 from __future__ import annotations
@@ -24,42 +28,20 @@ from warpwatch.step_times import OTHER
 
 
 class HookState:
-    """One a process, shared by all hooks. ``off``: in the forked child of a rank, for ever.
+    """The state of the process, shared by all hooks; ``off`` for ever in the fork of a rank.
 
     ``backwards``, ``updates`` and ``batches`` count calls of backward, steps of any optimizer and
-    batches of training data; ``elsewhere``, backwards and updates in other threads than the
-    training's.
-    ``samples`` and ``tokens`` are in batches that no backward has used. loaded_by: the thread that
-    loaded a batch before the process was a rank, 0 if none did.
-    compiles: torch.compile is in use; ``is_compiling`` need not be asked before.
-    after_backward: the phase that runs from the end of backward on.
+    batches of training data; ``elsewhere`` counts backwards and updates in other threads.
+    ``samples`` and ``tokens`` are in batches that no backward has used. ``loaded_by`` is the thread
+    that loaded a batch before the process was a rank, or 0. While ``compiles`` is False,
+    ``is_compiling`` is too. ``after_backward`` is the phase from the end of backward on.
     """
 
     __slots__ = (
-        "__weakref__",
-        "_awaited",
-        "_backward",
-        "_compiling",
-        "_forward",
-        "_when_compiling",
-        "after_backward",
-        "backwards",
-        "batches",
-        "compiles",
-        "due",
-        "elsewhere",
-        "evaluating",
-        "graph_task",
-        "in_backward",
-        "is_compiling",
-        "is_grad_enabled",
-        "loaded_by",
-        "monitor",
-        "next_awaited",
-        "off",
-        "samples",
-        "tokens",
-        "updates",
+        "__weakref__", "_awaited", "_backward", "_compiling", "_forward", "_when_compiling",
+        "after_backward", "backwards", "batches", "compiles", "due", "elsewhere", "evaluating",
+        "graph_task", "in_backward", "is_compiling", "is_grad_enabled", "loaded_by", "monitor",
+        "next_awaited", "off", "samples", "tokens", "updates",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -67,18 +49,18 @@ class HookState:
         self.off = False
         self.compiles = False
         self._when_compiling: list[Callable[[], None]] = []
-        self._compiling: Callable[[], bool] = _never
-        self.is_compiling: Callable[[], bool] = _never
+        self._compiling: Callable[[], bool] = bool
+        self.is_compiling: Callable[[], bool] = bool
         self.is_grad_enabled: Callable[[], bool] = _always
-        self.graph_task: Callable[[], int] = _unknown
+        self.graph_task: Callable[[], int] = int
         self.backwards = self.updates = self.batches = self.elsewhere = 0
         self.samples = self.tokens = self.loaded_by = 0
-        # None: no one says so, as a framework does. It is to be guessed.
+        # A framework reports it; None means that it has to be guessed.
         self.evaluating: bool | None = None
         self.in_backward = False
         self.after_backward = OTHER
         self._backward = self._forward = 0  # the phases, once they are known
-        # Who has ended a step inside of backward; it ends with it.
+        # The source that has ended a step inside backward: the step ends with backward.
         self.due: str | None = None
         self._awaited: dict[int, Callable[[], None]] = {}
         self.next_awaited = 0
@@ -86,15 +68,15 @@ class HookState:
     # --- the process ------------------------------------------------------------------------------
 
     def torch_imported(self, torch: ModuleType) -> None:
-        """What the hooks ask of torch itself, once the program has imported it."""
+        """Take the functions that the hooks need from the imported torch."""
         self._compiling = is_compiling_of(torch)
         if self.compiles:
             self.compile()
         self.is_grad_enabled = torch.is_grad_enabled
-        self.graph_task = getattr(torch._C, "_current_graph_task_id", _unknown)
+        self.graph_task = getattr(torch._C, "_current_graph_task_id", int)
 
     def dynamo_imported(self, eval_frame: ModuleType) -> None:
-        """Nothing is compiled before the first torch.compile calls TorchPatcher.patch."""
+        """Watch for torch.compile: the first one calls TorchPatcher.patch before it compiles."""
         if has_compiled(eval_frame):
             self.compile()
             return
@@ -124,7 +106,7 @@ class HookState:
             self._when_compiling.append(act)
 
     def attach(self) -> Monitor | None:
-        """The monitor from now on: the process trains. None in a forked child or a worker."""
+        """Return the monitor, since the process trains. None in a forked child or a worker."""
         if self.monitor is None and not self.off:
             if _loads_data():
                 self.off = True
@@ -134,65 +116,65 @@ class HookState:
         return self.monitor
 
     def calls(self) -> int:
-        """Whoever ends the steps: that they rise says that the process trains."""
+        """Return the backwards and updates so far: their rise shows that the process trains."""
         return self.backwards + self.updates + self.elsewhere
 
     def drop(self) -> None:
-        """In a forked child. The parent of a rank that is yet to come was none itself."""
+        """Drop the monitor in a forked child of a rank; another child may become a rank."""
         if self.monitor is not None:
             self.off = True
             self.monitor = None
 
     def in_training_thread(self) -> bool:
-        """Whether this is the training thread. There is none before the first step began."""
+        """Return whether this is the training thread; none exists before the first step."""
         monitor = self.monitor
         return monitor is not None and get_ident() == monitor.clock.thread
 
     def in_autograd_thread(self) -> bool:
-        """Whether this thread runs the backward that the training thread waits for, as on a GPU."""
+        """Return whether this thread runs the training thread's backward, as on a GPU."""
         return self.in_backward and self.graph_task() >= 0
 
     # --- steps ------------------------------------------------------------------------------------
 
     def leads(self, source: str) -> bool:
-        """Whether ``source`` sets the step clock: nothing stronger has claimed it."""
+        """Return whether ``source`` sets the step clock, since nothing stronger does."""
         monitor = self.monitor
         return monitor is not None and (monitor.step_clock == source or monitor.lead(source))
 
     def begin_training(self, source: str) -> None:
-        """A framework's training begins: it reports steps and evaluations from here on."""
+        """Start a framework's training, which reports steps and evaluations from here on."""
         if self.attach() is not None and self.leads(source):
             self.evaluating = False
             self.samples = self.tokens = 0
             if self.monitor is not None:
-                # What ran since an earlier training is no part of this one.
+                # The time since an earlier training does not belong to this one.
                 self.monitor.clock.restart()
             self.begin_step(source)
 
     def end_training(self, source: str) -> None:
-        """It has ended; whatever trains next may set the step clock."""
+        """End a framework's training; the next training may set the step clock."""
         if self.monitor is not None and self.monitor.step_clock == source:
             self.evaluating = None
             self.monitor.release(source)
 
     def set_tokens(self, source: str, tokens: int) -> None:
-        """What ``source`` counted for the running step, instead of what the data look like."""
+        """Set the running step's tokens to the count of ``source`` instead of the data's."""
         if self.monitor is not None and self.leads(source):
             self.count_batches(self.monitor)
             self.monitor.clock.tokens = tokens
 
     def begin_step(self, source: str) -> None:
-        """Training begins here, where ``source`` leads and no step of a living thread runs."""
+        """Start a step if ``source`` leads and no step of a living thread runs."""
         if self.leads(source) and self.monitor is not None:
             clock = self.monitor.clock
             if not clock.open or (get_ident() != clock.thread and clock.adopt()):
                 clock.begin()
 
     def end_step(self, source: str, now: int | None = None) -> None:
-        """A step ends where ``source`` leads, and the next one begins.
+        """End a step and start the next one, if ``source`` leads.
 
-        One that an optimizer ends inside of backward ends with it. ``now``: the time of it, from a
-        caller in the training thread.
+        A step that ends inside backward ends with it. A caller in the training thread may pass
+        the time as ``now``.
         """
         if self.in_backward:
             self.due = source
@@ -214,7 +196,7 @@ class HookState:
             clock.begin()
 
     def count_batches(self, monitor: Monitor) -> None:
-        """The batches of data that are used now belong to the running step."""
+        """Add the batches that are used now to the running step."""
         if monitor.step_clock != "step()":
             clock = monitor.clock
             clock.samples += self.samples
@@ -224,42 +206,35 @@ class HookState:
     # --- phases -----------------------------------------------------------------------------------
 
     def pair_phases(self, backward: int = 0, forward: int = 0) -> None:
-        """``forward`` is the phase between data and ``backward``, once both are known."""
+        """Make ``forward`` the phase between data and ``backward``, once both are known."""
         self._backward, self._forward = backward or self._backward, forward or self._forward
         if self._forward and self._backward and self.monitor is not None:
             self.monitor.clock.used_by = (self._backward, self._forward)
 
     def switch(self, phase: str) -> None:
-        """What runs between the phases is ``phase`` from now on: ``forward``, ``eval``, ``other``.
-
-        Until the next call or the end of the step.
-        """
+        """Attribute the time between phases to ``phase`` until the next call or the step's end."""
         if self.monitor is not None:
             self.monitor.switch(phase)
 
     # --- backwards --------------------------------------------------------------------------------
 
     def when_backward(self, number: int, act: Callable[[], None]) -> None:
-        """Call ``act`` as the backward of this number begins, or the next one that has no other."""
+        """Call ``act`` at the start of the backward of this number, or the next free one."""
         while number in self._awaited:
             number += 1
         self._awaited[number] = faults.guarded(act)
         self.next_awaited = min(self._awaited)
 
     def act_at_backward(self) -> None:
-        """The backward that was awaited begins."""
+        """Call the function for the backward that starts now."""
         self._awaited.pop(self.backwards)()
         self.next_awaited = min(self._awaited, default=0)
 
 
 def _loads_data() -> bool:
-    """Whether this process is a DataLoader's worker: it trains nothing, whatever it computes."""
+    """Return whether this process is a DataLoader's worker, which never trains."""
     worker = sys.modules.get("torch.utils.data._utils.worker")
     return getattr(worker, "_worker_info", None) is not None
-
-
-def _unknown() -> int:
-    return 0
 
 
 def _always() -> bool:
@@ -267,20 +242,16 @@ def _always() -> bool:
 
 
 def is_compiling_of(torch: Any) -> Callable[[], bool]:
-    """The function of this torch that dynamo takes for true. The newer one is the cheaper one."""
+    """Return torch's function that dynamo folds to True; the newer one is cheaper."""
     compiler, utils = getattr(torch, "compiler", None), getattr(torch, "_utils", None)
     found = getattr(compiler, "is_dynamo_compiling", None)
     found = found or getattr(compiler, "is_compiling", None)
     found = found or getattr(utils, "is_compiling", None)
-    return found if found is not None else _never
+    return found if found is not None else bool
 
 
 def has_compiled(eval_frame: Any) -> bool:
-    """Whether the program used torch.compile before; also where that is not known."""
+    """Return whether the program has used torch.compile, or may have."""
     patch = getattr(getattr(eval_frame, "TorchPatcher", None), "patch", None)
     cache_info = getattr(patch, "cache_info", None)
     return cache_info is None or cache_info().currsize > 0
-
-
-def _never() -> bool:
-    return False

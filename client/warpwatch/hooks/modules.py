@@ -1,10 +1,13 @@
-"""Calls of the model are the phase ``forward`` where no DataLoader says when a batch is there.
+"""Hooks calls of the model, which are the phase ``forward`` if there is no DataLoader.
 
-Which modules the program calls itself is watched between two backwards, and again once it calls
-none of them any more: the next layer, model or fold. From then on a call is seen at their classes.
-So many calls without gradients that they are no part of a step (a teacher, a target network) are an
-evaluation, or a ``rollout`` where the module is in training mode. Under torch.compile only calls of
-compiled modules are seen: nothing of ours is in a graph.
+A global hook between two backwards finds the modules that the program calls itself, and again once
+it calls none of them any more (the next layer, model or fold). Then calls are seen at their
+classes. Up to some calls without gradients belong to a step (a teacher, a target network). More are
+an evaluation, or a ``rollout`` if the module is in training mode. Under torch.compile only calls of
+compiled modules are seen: no hook is in a graph.
+
+With a DataLoader calls are not watched. There ``Module.eval`` between two steps starts an
+evaluation: images, texts and scores made now and then come from no DataLoader.
 """
 
 from __future__ import annotations
@@ -31,36 +34,24 @@ WORDLESS = 64
 
 
 class _Called(set):  # type: ignore[type-arg]
-    """Ids of modules of this process: whoever pickles a class by its content takes none along."""
+    """The ids of modules of this process; pickling a class by its content leaves them out."""
 
     def __reduce__(self) -> Any:
         return set, ()
 
 
 class ModuleHook:
-    """``_called``: ids of the modules that the program calls; ``_inside``: of all within them.
+    """The calls of the modules in ``_called`` (ids); ``_inside`` has the modules within them.
 
-    round: backwards and updates when a module was called last, looked: at the last look; forward:
-    the round whose forward the last call was part of, -1 where it was of none; phase: the last one
-    that a call began; unlearned: calls without gradients since, wordless: inputs without token ids,
-    in a row.
+    ``_round`` is the number of backwards and updates at the last call, ``_looked`` at the last
+    check. ``forward`` is the round whose forward the last call was part of, or -1. ``_phase`` is
+    the last phase that a call started. ``_unlearned`` counts calls without gradients since,
+    ``_wordless`` inputs without token ids in a row.
     """
 
     __slots__ = (
-        "_called",
-        "_classes",
-        "_every",
-        "_handle",
-        "_inside",
-        "_looked",
-        "_orders",
-        "_phase",
-        "_round",
-        "_torch",
-        "_unlearned",
-        "_wordless",
-        "forward",
-        "state",
+        "_called", "_classes", "_every", "_handle", "_inside", "_looked", "_orders", "_phase",
+        "_round", "_torch", "_unlearned", "_wordless", "forward", "state",
     )  # fmt: skip
 
     def __init__(self, torch: Any, state: HookState) -> None:
@@ -77,12 +68,13 @@ class ModuleHook:
         self._orders: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def __reduce__(self) -> Any:
-        """As of ``_Called``: nothing calls it there."""
+        """Leave it out of pickles, as ``_Called``: nothing calls it there."""
         return bool, ()
 
     def watch(self) -> None:
-        """See which modules are called, up to ``watched``, if none of those known was since the
-        last look. Compiled ones warn of such a hook.
+        """Watch which modules are called until ``watched``, if no known one was called lately.
+
+        It is not done under torch.compile, which warns of such a hook.
         """
         state = self.state
         if state.batches or state.compiles or state.evaluating is not None:
@@ -110,7 +102,7 @@ class ModuleHook:
         self.state.when_backward(self.state.backwards + self._every, self.watch)
 
     def compile(self) -> None:
-        """torch.compile is in use: what it may trace is as it was."""
+        """Remove the hooks, because torch.compile may trace the modules."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()
@@ -139,7 +131,7 @@ class ModuleHook:
             faults.swallow(error)
 
     def begin(self, module: Any, args: Any) -> None:
-        """A module is called by the program itself."""
+        """Follow a call of a module by the program itself."""
         state, monitor = self.state, self.state.monitor
         if monitor is None or get_ident() != monitor.clock.thread:
             return
@@ -168,7 +160,7 @@ class ModuleHook:
             faults.swallow(error)
 
     def _may_take_time_first(self, module: Any) -> bool:
-        """Return whether a part of the module does; rows of its input are then no samples."""
+        """Return whether a part of the module does; input rows are then not samples."""
         found = self._orders.get(module)
         if found is None:
             parts = module.modules()
@@ -178,7 +170,7 @@ class ModuleHook:
 
 
 def _hook_calls(kind: Any, called: set[int], hook: ModuleHook) -> None:
-    """The class's own name for it, above whatever ``Module.__call__`` is at the time."""
+    """Give the class a ``__call__`` of its own, above the current ``Module.__call__``."""
 
     def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
         # Most calls are further ones of a forward, and hundreds in a step where a policy acts: what
@@ -195,14 +187,14 @@ def _hook_calls(kind: Any, called: set[int], hook: ModuleHook) -> None:
 
 
 def install(module: Any, state: HookState) -> None:
-    """``module`` is torch."""
+    """Watch the modules; ``module`` is torch."""
     hook = ModuleHook(module, state)
     state.when_backward(3, hook.watch)
     state.when_compiling(hook.compile)
 
 
 def install_compiled(module: Any, state: HookState) -> None:
-    """``module`` is dynamo's eval_frame."""
+    """Hook compiled modules; ``module`` is dynamo's eval_frame."""
     hook = ModuleHook(None, state)
     compiled = module.OptimizedModule
     original = compiled.__call__
@@ -220,7 +212,7 @@ APART = 2
 
 
 class EvalHook:
-    """``Module.eval``. steps: those that were counted when it was called last."""
+    """The code around ``Module.eval``; ``_steps`` is the number of steps at its last call."""
 
     __slots__ = ("_state", "_steps")
 
@@ -230,11 +222,11 @@ class EvalHook:
 
     @faults.guarded
     def called(self) -> None:
-        """Up to the next batch of training data, backward or end of a step."""
+        """Start ``eval``, up to the next training batch, backward or end of a step."""
         state = self._state
         if state.evaluating or not state.batches or not state.in_training_thread():
             return
-        # Of a batch that no backward has used yet: it may be a teacher's.
+        # If no backward has used the batch yet, the call may prepare a teacher.
         if state.samples or state.tokens or state.in_backward or state.monitor is None:
             return
         before, self._steps = self._steps, state.monitor.clock.steps

@@ -1,8 +1,11 @@
-"""The steps of one optimizer are the clock (see clock_choice); each optimizer's step is a phase.
+"""Hooks optimizers: one of them is the clock (see clock_choice), each one's step is a phase.
 
-A step of the training is one however often the optimizer is called for it: in sub-groups, inside of
-a gradient scaler that skips it, or one optimizer for each parameter inside of backward. Where it
-runs compiled, no hook sees it, and ``zero_grad``, which dynamo never traces, ends the step instead.
+A training step may call optimizers repeatedly: in sub-groups, in a gradient scaler that skips it,
+or one per parameter inside backward. If the optimizer is compiled, no hook sees it, and
+``zero_grad``, which dynamo never traces, ends the step instead.
+
+dynamo must not compile our frames: a function that torch.compile breaks out of runs its callees
+under dynamo. Calls that dynamo traces itself (optimizer hooks) check ``is_compiling``.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
+from functools import lru_cache, wraps
 from threading import get_ident
 from time import monotonic_ns
 from types import CodeType, FunctionType, ModuleType
@@ -27,7 +30,7 @@ from warpwatch.steps import StepClock
 SOURCE = "optimizer"
 MODULE = "torch.optim.optimizer"
 SCALER_MODULES = ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
-# Those of other libraries that end with an update of the model: module, class, method.
+# Methods of other libraries that end with an update of the model: module, class, method.
 OTHERS = {
     "fastai.optimizer": ("Optimizer", "step"),
     "keras.src.optimizers.base_optimizer": ("BaseOptimizer", "apply"),
@@ -42,7 +45,7 @@ BLIND_AFTER = 3
 
 
 class OptimizerHooks:
-    """What runs before and after ``step`` of optimizers and gradient scalers."""
+    """The code before and after ``step`` of optimizers and gradient scalers."""
 
     __slots__ = (
         "_choice", "_clock", "_closure", "_counted", "_ends", "_is_forward", "_parameters",
@@ -52,7 +55,7 @@ class OptimizerHooks:
 
     def __init__(self, state: HookState) -> None:
         self._state = state
-        self._clock: Callable[[], Any] = _nothing
+        self._clock: Callable[[], Any] = type(None)
         self._choice = ClockChoice()
         self._parameters = Parameters()
         # ids of what is inside of step, outermost first; whether that is a phase, and which
@@ -67,10 +70,10 @@ class OptimizerHooks:
         self._used_when_zeroed = self._updates_when_zeroed = self._unseen = 0
 
     def before(self, stepper: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """The global hook before ``Optimizer.step``, and what a scaler does before its own.
+        """Start the phase before ``step`` of an optimizer (as its global hook) or a scaler.
 
-        ``args`` and ``kwargs``: of the call, ``args`` with the optimizer; returned with another
-        closure where it has one, in which forward and backward run.
+        ``args`` and ``kwargs`` are the call's; ``args`` includes the optimizer. If the call has a
+        closure, which runs forward and backward, return them with a timed one.
         """
         state = self._state
         if state.compiles and state.is_compiling():
@@ -101,7 +104,7 @@ class OptimizerHooks:
         return None
 
     def after(self, optimizer: Any, args: Any, kwargs: Any, scaler: Any = None) -> None:
-        """The global hook after it; ``scaler`` is the one that was to call the optimizer."""
+        """End the phase after ``step``; ``scaler`` was to call the optimizer."""
         state = self._state
         if state.compiles and state.is_compiling():
             return
@@ -132,16 +135,16 @@ class OptimizerHooks:
             faults.swallow(error)
 
     def abandon(self) -> None:
-        """An exception has left the step."""
+        """Reset after an exception in the step."""
         try:
             self._reset()
         except Exception as error:
             faults.swallow(error)
 
     def zero_grad(self, optimizer: Any) -> None:
-        """A step that no hook saw has ended when the gradients that backward made are dropped.
+        """End a step that no hook saw, because the gradients of backward are dropped.
 
-        Only the first optimizer that drops any counts, and only while no step is seen.
+        Only the first optimizer that drops gradients counts, and only while no step is seen.
         """
         state = self._state
         if state.updates != self._updates_when_zeroed:
@@ -163,9 +166,9 @@ class OptimizerHooks:
             faults.swallow(error)
 
     def _with_closure(self, monitor: Monitor, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments of a step: what is not forward or backward in it is ``optimizer``.
+        """Return the arguments with a timed closure; the rest of the step is ``optimizer``.
 
-        Neither can be a phase around the other: a closure is called again and again.
+        Phases cannot be nested here: a closure is called repeatedly.
         """
         state, clock, around = self._state, monitor.clock, self._phase
         forward = monitor.phases["forward"].index
@@ -186,9 +189,9 @@ class OptimizerHooks:
         return args, {**kwargs, "closure": timed}
 
     def _has_raised(self, stepper: Any) -> bool:
-        """Whether what was running has ended and nothing saw it, now that ``stepper`` begins.
+        """Return whether the running step has ended unseen, now that ``stepper`` starts.
 
-        Only a closure trains inside of a step.
+        Only a closure trains inside a step.
         """
         if id(stepper) in self._running:
             return True
@@ -196,7 +199,7 @@ class OptimizerHooks:
         return not self._closure and used != self._used_when_begun
 
     def _begin_step(self, clock: StepClock) -> bool:
-        """Return whether this is the training thread, in which a step may begin by now."""
+        """Start a step if possible; return whether this is the training thread."""
         state = self._state
         is_here = get_ident() == clock.thread
         if not (state.in_backward if is_here else state.in_autograd_thread()):
@@ -204,7 +207,7 @@ class OptimizerHooks:
         return get_ident() == clock.thread
 
     def _end_in_another_thread(self, optimizer: Any) -> None:
-        """A backward on a GPU has a thread of its own, without phases. Others are not measured."""
+        """End a step in autograd's thread on a GPU, without phases; ignore other threads."""
         state, monitor = self._state, self._state.monitor
         if monitor is None:
             return
@@ -218,7 +221,7 @@ class OptimizerHooks:
             state.end_step(SOURCE)
 
     def _blind_step(self) -> None:
-        """Compiled: from here to backward is forward where nothing else says what is."""
+        """End a compiled step; until backward it is ``forward`` if nothing else reports that."""
         state, monitor = self._state, self._state.monitor
         state.begin_step(SOURCE)
         if monitor is not None and state.leads(SOURCE):
@@ -238,7 +241,7 @@ class OptimizerHooks:
             self._state.monitor.clock.push((LEAVE, monotonic_ns(), OTHER))
 
     def _is_new(self) -> bool:
-        """Whether anything was learnt since the last step that counted, as far as can be seen."""
+        """Return whether anything was learnt since the last counted step."""
         state = self._state
         used = state.backwards + state.batches
         if used != self._counted:
@@ -250,9 +253,9 @@ class OptimizerHooks:
         return True
 
     def _becomes_clock(self, optimizer: Any, monitor: Monitor) -> bool:
-        """Several optimizers may step in one step of the training: one of them is its clock.
+        """Return whether ``optimizer`` has become the clock and its step ends a training step.
 
-        Whether ``optimizer`` has become that and its step ends one of the training.
+        Several optimizers may step in one training step; one of them is its clock.
         """
         state = self._state
         if not self._parameters.know(optimizer):
@@ -264,31 +267,22 @@ class OptimizerHooks:
         if not self._choice.takes_over(optimizer, self._clock(), monitor.clock):
             return False
         self._clock = weakref.ref(optimizer)
-        # Another training: what stepped before is none of its model.
+        # Another training starts: earlier optimizers do not belong to its model.
         self._parameters = Parameters()
         monitor.model = self._parameters.add(optimizer)
         return not self._choice.gives_back
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
-    """Of what ``step`` was called with; ``step(None)`` is one without."""
+    """Return whether the arguments of ``step`` include a closure; None is not one."""
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     return closure is not None
 
 
-def _nothing() -> None:
-    return None
-
-
-_hooks: weakref.WeakKeyDictionary[HookState, OptimizerHooks] = weakref.WeakKeyDictionary()
-
-
+@lru_cache(maxsize=1)
 def hooks_of(state: HookState) -> OptimizerHooks:
-    """One a process, for all hooks about optimizers."""
-    found = _hooks.get(state)
-    if found is None:
-        found = _hooks[state] = OptimizerHooks(state)
-    return found
+    """Return the process's one object for all hooks about optimizers."""
+    return OptimizerHooks(state)
 
 
 def install(module: ModuleType, state: HookState) -> None:
@@ -298,9 +292,9 @@ def install(module: ModuleType, state: HookState) -> None:
 
 
 def install_zero_grad(module: ModuleType, state: HookState) -> None:
-    """``module`` is torch. Without dynamo every step is seen.
+    """Hook ``zero_grad`` if torch has dynamo; otherwise every step is seen.
 
-    What the program has put in the place of ``zero_grad`` by then stays, inside of ours.
+    ``module`` is torch. A ``zero_grad`` that the program has replaced stays, inside ours.
     """
     disable = getattr(module, "_disable_dynamo", None)
     if disable is None:
@@ -327,7 +321,7 @@ def install_zero_grad(module: ModuleType, state: HookState) -> None:
 
 
 def install_scaler(module: ModuleType, state: HookState) -> None:
-    """A scaler that finds an overflow does not call the optimizer: a step all the same."""
+    """Hook the scaler: on an overflow it skips the optimizer, which is still a step."""
     _hook_updates(module.GradScaler, "step", state, _scaled)
 
 
@@ -348,7 +342,7 @@ def _itself(optimizer: Any, *_: Any, **__: Any) -> Any:
 def _hook_updates(
     owner: Any, name: str, state: HookState, optimizer_of: Callable[..., Any]
 ) -> None:
-    """``optimizer_of``: which optimizer a call with these arguments updates the model by."""
+    """Hook an update; ``optimizer_of`` returns the optimizer that a call uses."""
     original, hooks = vars(owner).get(name), hooks_of(state)
     if original is None:
         return
@@ -393,7 +387,7 @@ def install_dynamo(module: ModuleType, state: HookState) -> None:
 
 
 def codes(module: ModuleType) -> Iterator[CodeType]:
-    """The code of all functions of the module, those inside of others included."""
+    """Yield the code of all functions of the module, including nested ones."""
     spaces: list[Mapping[str, Any]] = [vars(module)]
     spaces += [vars(value) for value in vars(module).values() if isinstance(value, type)]
     waiting: list[Any] = []
@@ -408,7 +402,7 @@ def codes(module: ModuleType) -> Iterator[CodeType]:
 
 
 def restore(optimizers: Any, hooks: OptimizerHooks) -> None:
-    """Before PyTorch 2.9 the first torch.compile takes the hooks off the optimizers there are."""
+    """Restore the hooks that the first torch.compile removes before PyTorch 2.9."""
     wrapper = optimizers.profile_hook_step(restore).__code__
     classes = [optimizers]
     while classes:
@@ -421,7 +415,7 @@ def restore(optimizers: Any, hooks: OptimizerHooks) -> None:
 
 
 def _hooked_inside(step: Any, wrapper: CodeType) -> bool:
-    """torch.compile may have put its own around the hooked one."""
+    """Return whether torch.compile has wrapped the hooked step."""
     while step is not None:
         if getattr(step, "__code__", None) is wrapper:
             return True

@@ -36,7 +36,7 @@ class WarpwatchCallback(_callback_class()):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         hooks.install().switch("forward")
 
-    # The next batch of the same step: all of them were fetched before the first.
+    # The Trainer fetches all batches of a step before the first, so the next is ready.
     on_substep_end = on_step_begin
 
     @guarded
@@ -44,7 +44,7 @@ class WarpwatchCallback(_callback_class()):  # type: ignore[misc]
         hook_state = hooks.install()
         tokens_seen = getattr(state, "num_input_tokens_seen", 0)
         if tokens_seen > self._tokens_seen:
-            # Of all ranks together, and without padding if so asked.
+            # The Trainer counts all ranks together.
             hook_state.set_tokens(
                 SOURCE, (tokens_seen - self._tokens_seen) // max(args.world_size, 1)
             )
