@@ -117,18 +117,16 @@ def _watch_hard_exit() -> None:
     os._exit = leave
 
 
+@faults.guarded
 def _report_exception(error: BaseException) -> None:
     if _monitor is None or _monitor.clock.ring is None:
         return
     clock, ring = _monitor.clock, _monitor.clock.ring
-    try:
-        error = _interrupt_before(error) or error
-        clock.settle(helping=threading.get_ident() != clock.thread)
-        if is_out_of_memory(error):
-            ring.event("oom", wait_s=0.2, detail=str(error)[:100])
-        ring.event("exception", wait_s=0.2, type=type(error).__name__[:64], detail=str(error)[:100])
-    except Exception as fault:
-        faults.swallow(fault)
+    error = _interrupt_before(error) or error
+    clock.settle(helping=threading.get_ident() != clock.thread)
+    if is_out_of_memory(error):
+        ring.event("oom", wait_s=0.2, detail=str(error)[:100])
+    ring.event("exception", wait_s=0.2, type=type(error).__name__[:64], detail=str(error)[:100])
 
 
 def _interrupt_before(error: BaseException) -> BaseException | None:
@@ -141,24 +139,20 @@ def _interrupt_before(error: BaseException) -> BaseException | None:
     return None
 
 
+@faults.guarded
 def _at_exit() -> None:
     global _helper
     helper, _helper = _helper, None
-    try:
-        if helper is not None:
-            helper.finish(EXIT_WAIT_S)
-    except Exception as error:
-        faults.swallow(error)
+    if helper is not None:
+        helper.finish(EXIT_WAIT_S)
 
 
+@faults.guarded
 def _in_child() -> None:
     global _guard, _monitor, _helper
     monitor, helper = _monitor, _helper
     _guard, _monitor, _helper = threading.Lock(), None, None
-    try:
-        if monitor is not None:
-            monitor.clock.drop()
-        if helper is not None:
-            helper.drop()
-    except Exception as error:
-        faults.swallow(error)
+    if monitor is not None:
+        monitor.clock.drop()
+    if helper is not None:
+        helper.drop()

@@ -241,7 +241,9 @@ def _install() -> bool:
         _step_back()
         return False
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+        before=_before_fork,
+        after_in_parent=lambda: _guard.release(),
+        after_in_child=_after_in_child,
     )
     return True
 
@@ -275,10 +277,6 @@ def _before_fork() -> None:
             _armed.disarm()
     except Exception as error:
         faults.swallow(error)
-
-
-def _after_in_parent() -> None:
-    _guard.release()
 
 
 def _after_in_child() -> None:

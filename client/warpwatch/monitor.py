@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from threading import get_ident
 from time import monotonic_ns
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from warpwatch import faults
@@ -46,12 +45,7 @@ class Phase:
             clock.push((LEAVE, monotonic_ns(), None))
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         # This saves a call of get_ident in the training thread.
         if self._elsewhere and get_ident() != self._clock.thread:
             if get_ident() in self._elsewhere:

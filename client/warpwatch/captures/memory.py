@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from warpwatch import inbox
-from warpwatch.captures.recording import operators
+from warpwatch.captures.recording import Recorder, operators
 
 # Bounds what is kept: an entry takes up to some KB.
 MAX_ENTRIES = 100_000
@@ -35,21 +35,17 @@ MAX_ALLOCATOR_LINES = 50
 UNKNOWN = "?"
 
 
-class MemoryRecorder:
+class MemoryRecorder(Recorder):
     """``allocator`` has ``_record_memory_history`` and ``_snapshot``; None: no GPU is in use."""
 
     stops_anywhere = True
 
     def __init__(self, allocator: Any, steps: int) -> None:
-        self.events = self.size_bytes = 0
         self._allocator = allocator
         self._host = HostGrowth(steps)
         self._recording = False
         self._snapshot: dict[str, Any] | None = None
         self._about: dict[str, Any] = {}
-
-    def prepare(self) -> None:
-        """Do nothing: neither recorder needs a lead-in."""
 
     def start(self, number: int) -> None:
         if self._allocator is not None:
@@ -69,9 +65,6 @@ class MemoryRecorder:
             self._snapshot = self._allocator._snapshot()
             self._about = {**about, "snapshot_s": round(time.monotonic() - begun, 3)}
         self.drop()
-
-    def export(self, base: str) -> None:
-        """Do nothing: ``deliver`` writes the files."""
 
     def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
         snapshot, self._snapshot = self._snapshot, None

@@ -18,23 +18,21 @@ from typing import Any
 
 from warpwatch import inbox
 from warpwatch.captures.program_profiler import ours
+from warpwatch.captures.recording import Recorder
 
 SUFFIX = ".pt.trace.json.gz"
 # More than any capture of some steps has; 30 bytes each.
 MAX_PAUSES = 1000
 
 
-class TorchRecorder:
+class TorchRecorder(Recorder):
     """One trace.
 
     There is no session before the first one to warm CUPTI up: an empty session can cost all
     kernels of those after it. ``TEARDOWN_CUPTI`` is left as it is.
     """
 
-    stops_anywhere = False
-
     def __init__(self, options: tuple[str, ...]) -> None:
-        self.events = self.size_bytes = 0
         self._options = options
         self._profiler: Any = None
         self._started = self._stopped = False
@@ -213,24 +211,18 @@ def _inductor_left_alone() -> Iterator[None]:
         lazy.add("_inductor")
 
 
-class NsysRecorder:
+class NsysRecorder(Recorder):
     """A range of steps for Nsight Systems, each an NVTX range; the report is Nsight's.
 
     ``nsys profile --capture-range=cudaProfilerApi`` starts to record at cudaProfilerStart. ``cuda``
     is torch.cuda, whose ``profiler`` raises the errors of the CUDA runtime.
     """
 
-    stops_anywhere = False
-
     def __init__(self, cuda: Any) -> None:
-        self.events = self.size_bytes = 0
         self._profiler = cuda.profiler
         self._nvtx = cuda.nvtx
         self._started = False
         self._in_step = False
-
-    def prepare(self) -> None:
-        """Do nothing: Nsight Systems is attached already."""
 
     def start(self, number: int) -> None:
         self._started = True
@@ -244,20 +236,11 @@ class NsysRecorder:
     def stop(self, about: dict[str, Any]) -> None:
         self.drop()
 
-    def export(self, base: str) -> None:
-        """Do nothing: there is no file of ours."""
-
-    def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
-        return {}
-
     def drop(self) -> None:
         self._leave_step()
         if self._started:
             self._started = False
             self._profiler.stop()
-
-    def discard(self, base: str) -> None:
-        """Do nothing: there is no file of ours."""
 
     def _enter_step(self, number: int) -> None:
         self._nvtx.range_push(f"step {number}")

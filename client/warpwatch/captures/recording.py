@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from threading import get_native_id
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from warpwatch import faults
 from warpwatch.commands import Command
@@ -28,46 +28,49 @@ MIN_RECORDING_S = 30.0
 _PATIENCE = 4.0
 
 
-class Recorder(Protocol):
+class Recorder:
     """The recorder of a kind of capture. All but ``deliver`` is called in the training thread.
 
-    Any of them may raise; ``drop`` and ``discard`` follow then. ``base`` is the path of the
-    capture's files without what names the kind. After ``deliver``: ``events``, how many the trace
-    has, and ``size_bytes``, what the disk had to hold; 0 where there is no trace.
+    Each method may raise; ``drop`` and ``discard`` follow then. ``base`` is the path of the
+    capture's files without the suffix of the kind. After ``deliver`` ``events`` is the number of
+    events in the trace and ``size_bytes`` the disk space that it needed; 0 without a trace.
     """
 
-    events: int
-    size_bytes: int
+    events = size_bytes = 0
     # Whether another thread than the one that started it may drop it.
-    stops_anywhere: bool
+    stops_anywhere = False
 
     def prepare(self) -> None:
         """Prepare in the lead-in step."""
 
     def start(self, number: int) -> None:
         """Start to record; step ``number``, the first, starts next."""
+        raise NotImplementedError
 
     def next_step(self, number: int) -> None:
         """Go on after a recorded step; step ``number`` starts next."""
+        raise NotImplementedError
 
     def stop(self, about: dict[str, Any]) -> None:
         """Stop recording. ``about`` has job, rank, world_size, first_step and last_step."""
+        raise NotImplementedError
 
     def export(self, base: str) -> None:
-        """Write or keep what was recorded."""
+        """Write or keep the recording."""
 
     def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
         """Make the files appear and return the fields of the answer. In the helper thread.
 
         Call ``beat`` at least once per second.
         """
-        ...
+        return {}
 
     def drop(self) -> None:
         """Stop recording and keep nothing."""
+        raise NotImplementedError
 
     def discard(self, base: str) -> None:
-        """Remove what ``export`` and ``deliver`` left unfinished."""
+        """Remove the files that ``export`` and ``deliver`` left unfinished."""
 
 
 class RecordingSession:

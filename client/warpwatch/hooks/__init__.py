@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from warpwatch import faults
 from warpwatch.captures import program_profiler
@@ -84,16 +84,12 @@ def _watch_profiler(module: ModuleType, state: HookState) -> None:
     program_profiler.watch(module)
 
 
-class Install(Protocol):
-    def __call__(self, module: ModuleType, state: HookState) -> None: ...
-
-
 class Hook(NamedTuple):
     """A hook, installed after the import of ``module``; WARPWATCH_HOOKS lists names."""
 
     name: str
     module: str
-    install: Install
+    install: Callable[..., None]
 
 
 HOOKS = (

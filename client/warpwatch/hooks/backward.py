@@ -15,7 +15,6 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
-from functools import wraps
 from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
@@ -137,7 +136,7 @@ def _has_optimizer() -> bool:
     return False
 
 
-_hooks: weakref.WeakKeyDictionary[HookState, BackwardHook] = weakref.WeakKeyDictionary()
+_hook_of = functools.lru_cache(maxsize=1)(BackwardHook)
 
 
 def install(module: ModuleType, state: HookState) -> None:
@@ -148,11 +147,9 @@ def install_distributed(module: ModuleType, state: HookState) -> None:
     original = getattr(module, "backward", None)
     if original is None:
         return  # of a torch without RPC
-    hook = _hooks.get(state)
-    if hook is None:
-        hook = _hooks[state] = BackwardHook(state)
+    hook = _hook_of(state)
 
-    @wraps(original)
+    @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if (state.compiles and state.is_compiling()) or not hook.begin():
             return original(*args, **kwargs)

@@ -10,7 +10,8 @@ import functools
 import importlib
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -144,51 +145,51 @@ def _after(owner: Any, name: str, act: Callable[..., object]) -> None:
     setattr(owner, name, call)
 
 
-def _phase(owner: Any, name: str, phase: str, state: HookState) -> None:
-    """Make each call a phase, once the process trains."""
+def _inside(owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Run each call inside a new ``context``."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        monitor = state.monitor
-        if monitor is None:
-            return original(*args, **kwargs)
-        with monitor.phase(phase):
+        with context():
             return original(*args, **kwargs)
 
     setattr(owner, name, call)
+
+
+def _phase(owner: Any, name: str, phase: str, state: HookState) -> None:
+    """Make each call a phase, once the process trains."""
+    _inside(owner, name, lambda: state.monitor.phase(phase) if state.monitor else nullcontext())
 
 
 def _evaluation(owner: Any, name: str, state: HookState) -> None:
     """Make each call the phase ``eval``; data loaded meanwhile are not for training."""
-    _phase(owner, name, "eval", state)
-    original = getattr(owner, name)
 
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def evaluating() -> Iterator[None]:
         before, state.evaluating = state.evaluating, True
         try:
-            return original(*args, **kwargs)
+            yield
         finally:
             state.evaluating = before
 
-    setattr(owner, name, call)
+    _phase(owner, name, "eval", state)
+    _inside(owner, name, evaluating)
 
 
 def _unseen(owner: Any, name: str, state: HookState) -> None:
     """Ignore backwards and optimizer steps inside the calls: they are not training."""
-    original = getattr(owner, name)
 
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def off() -> Iterator[None]:
         before = state.off, state.monitor
         state.off, state.monitor = True, None
         try:
-            return original(*args, **kwargs)
+            yield
         finally:
             state.off, state.monitor = before
 
-    setattr(owner, name, call)
+    _inside(owner, name, off)
 
 
 class _Steps:

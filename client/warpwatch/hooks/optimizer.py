@@ -134,12 +134,10 @@ class OptimizerHooks:
         except Exception as error:
             faults.swallow(error)
 
+    @faults.guarded
     def abandon(self) -> None:
         """Reset after an exception in the step."""
-        try:
-            self._reset()
-        except Exception as error:
-            faults.swallow(error)
+        self._reset()
 
     def zero_grad(self, optimizer: Any) -> None:
         """End a step that no hook saw, because the gradients of backward are dropped.
