@@ -173,7 +173,7 @@ def decode_header(data: bytes, size: int) -> Header:
     heartbeat, begun, begun_ns, records, ended, calls = WORDS.unpack_from(data, 8 * WORD_HEARTBEAT)
     sequence, text = _newest_metadata(data)
     return Header(
-        identity=Identity(*rest, record_count=count),
+        identity=Identity(rest[0], rest[1], rest[2], rest[3], rest[4], count),
         heartbeat_ns=heartbeat,
         step_begun=begun - 1 if begun else None,
         step_begun_ns=begun_ns,

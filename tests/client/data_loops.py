@@ -260,7 +260,7 @@ def hooks_that_an_old_dynamo_took_away() -> None:
     from warpwatch.hooks import optimizer as optimizer_hook
 
     net, optimizer = trained()
-    # What TorchPatcher.patch of PyTorch 2.0 to 2.8 does at the first torch.compile.
+    # Do what TorchPatcher.patch of PyTorch 2.0 to 2.8 does at the first torch.compile.
     torch.optim.SGD.step = torch.optim.SGD.step.__wrapped__
     torch.optim.SGD.step.hooked = True
     optimizer_hook.restore(torch.optim.Optimizer, optimizer_hook.hooks_of(state))

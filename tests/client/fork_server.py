@@ -39,7 +39,7 @@ LOOPS = (
     "tests.client.training_loops",
 )
 RUN_LOOP = "import sys\nfrom tests.client.loop_base import run\nrun(sys.argv[2])"
-# What torch.compile imports when it is used first, for a second.
+# The first torch.compile imports this, which takes a second.
 COMPILER = ("torch._dynamo.backends.debugging", "torch._inductor.compile_fx")
 
 
@@ -155,7 +155,7 @@ def start(*under: str) -> ForkServer:
 
 
 class Loops(dict[str, dict[str, Any]]):
-    """What was counted in each loop, by its name. It runs when it is asked for, with no daemon."""
+    """Return the counts of each loop, by its name. It runs when it is asked for, with no daemon."""
 
     def __init__(self, server: ForkServer, folder: Path, **environ: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the training loops of the tests share: hooks, a clock, and the loops by name."""
+"""Provides hooks, a clock and the loops by name for the training loops of the tests."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from tests.client import fork_server  # noqa: E402
 
 state = hooks.install()
 
-# What a part of a loop takes, by the loops' clock.
+# The duration of a part of a loop, by the loops' clock.
 PART_S = 1.0
-# Of a loop on several ranks, before it left its groups.
+# The places of a loop on several ranks, before it left its groups.
 PLACES: dict[str, Any] = {}
 
 

@@ -94,7 +94,7 @@ def updates_by_hand() -> Iterator[float]:
         yield loss.item()
 
 
-# Of the two networks of PPO, so that what surrounds them is little.
+# The two networks of PPO are this wide, so that the code around them takes little time.
 WIDE = 2 * WIDTH, 2 * WIDTH
 
 

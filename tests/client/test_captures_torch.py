@@ -281,7 +281,7 @@ def test_a_profiler_in_another_thread_waits_for_ours(trained: Training, tmp_path
     trained.works("after-thread")
 
 
-# What torch.cuda.memory._snapshot() answers on a GPU, in the parts that are read.
+# The parts of torch.cuda.memory._snapshot() on a GPU that are read.
 SNAPSHOT: dict[str, Any] = {
     "segments": [
         {

@@ -1,4 +1,4 @@
-"""What a batch says of itself: samples and tokens, by its shapes."""
+"""Tests of a batch's samples and tokens, by its shapes."""
 
 from __future__ import annotations
 

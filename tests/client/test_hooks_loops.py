@@ -1,4 +1,4 @@
-"""What is counted in loops that know nothing of the hooks: steps, data, phases.
+"""Tests of the steps, data and phases counted in loops without our code.
 
 A step of the training is one, however it calls its optimizers.
 """
@@ -30,7 +30,7 @@ LOOPS: dict[str, Counted] = {
     "inside_of_backward": ("optimizer", 5, 0, 0, STEPS),
     "without_backward": ("optimizer", 5, 0, 0, {"optimizer"}),
     "gradients_that_no_backward_made": ("optimizer", 11, 0, 0, STEPS),
-    # The one that raised is none.
+    # The step that raised does not count.
     "an_optimizer_that_raises": ("optimizer", 4, 0, 0, STEPS),
     "an_optimizer_that_is_replaced_after_its_first_step_failed": ("optimizer", 5, 0, 0, CALLED),
     "an_optimizer_that_is_replaced_after_a_later_step_failed": ("optimizer", 10, 0, 0, CALLED),
@@ -92,7 +92,7 @@ PARTS = {
     "closures": {"forward": 5, "optimizer": 2 * 5, "other": 4},
     # The first step begins with its backward.
     "as_pyro_does": {"forward": 4, "optimizer": 5, "other": 4},
-    # Four batches in two steps. What runs between backward and the next batch is no phase.
+    # Four batches in two steps. Time between backward and the next batch is not a phase.
     "phases": {"data_wait": 4, "forward": 4, "backward": 4, "optimizer": 2, "other": 4},
     # Two batches of four slow items, a part after each; then half of it, and a part. What follows
     # the end of the data is no phase.

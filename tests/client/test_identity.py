@@ -1,4 +1,4 @@
-"""Which job and rank a process says it is."""
+"""Tests of the job and rank that a process reports."""
 
 from __future__ import annotations
 

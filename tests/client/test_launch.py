@@ -1,4 +1,4 @@
-"""`run`: which programs become ranks, without a change to them, and what is left as it is.
+"""`run`: programs become ranks without a change, and others stay as they are.
 
 Those that train become ranks, however they were started.
 """

@@ -53,7 +53,7 @@ def test_places_are_those_of_the_meshes(with_torch: ForkServer, tmp_path: Path) 
     assert all_of_them == {**both, "context": [1, 2]}
     # The group of all ranks says nothing of its kind.
     assert world == {**all_of_them, "expert": [3, 4]}
-    # A rank that is none of the group's.
+    # A rank outside the group.
     assert others[2][3] == {"pipeline": [1, 2], "tensor": [0, 2], "data": [2, 4]}
 
 

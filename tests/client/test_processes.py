@@ -222,7 +222,7 @@ def test_a_daemon_that_comes_later_is_found_by_a_process_that_takes_steps(tmp_pa
         with folder.held():
             assert process.has_ring()
     with folder.held(), asking(folder) as process:
-        # Without steps it is no rank.
+        # Without steps it is not a rank.
         assert not process.has_ring("no step")
         assert process.has_ring()
 

@@ -32,7 +32,7 @@ def published(folder: Folder) -> Path:
 
 
 def drained(path: Path, wanted: bytes) -> bytes:
-    """What comes out of the pipe until ``wanted`` has."""
+    """Return the pipe's content up to ``wanted``."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     data = b""
 

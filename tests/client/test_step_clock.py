@@ -1,4 +1,4 @@
-"""What the step clock counts, without a daemon."""
+"""Tests of the step clock without a daemon."""
 
 from __future__ import annotations
 

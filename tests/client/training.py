@@ -160,7 +160,7 @@ class Training:
         assert "aten::addmm" in names(self.captured(id))
 
     def files(self) -> list[str]:
-        """What captures left in the inbox, finished or not."""
+        """Return the files that captures left in the inbox, finished or not."""
         return sorted(path.name for path in (self.folder.path / "inbox").iterdir())
 
 

@@ -1,4 +1,4 @@
-"""What two gloo ranks do for test_hooks_distributed.py; each prints what it found as JSON.
+"""Runs two gloo ranks for test_hooks_distributed.py; each prints its results as JSON.
 
 Rank 1 comes to every communication once rank 0 waits in it, and a while later by the shim's clock.
 """

@@ -1,6 +1,6 @@
 """Frameworks: where they make it hard to count steps, and the programs of examples/ as they are.
 
-What these report, with our code in them, without, and with both.
+Tests of their reports with our code in them, without, and with both.
 """
 
 from __future__ import annotations
