@@ -239,7 +239,7 @@ class Detection:
     def _end_missing(self, time: float, resumption: Resumption) -> list[Change]:
         """End ranks that have not reported since the restart: they ended before it."""
         changes: list[Change] = []
-        for job, rank in resumption.pop_missing(time):
+        for job, rank in sorted(resumption.pop_missing(time)):
             changes += self._process(End(time, rank=rank, **job.fields()))
         if time > resumption.over_time:
             self._resumption = None

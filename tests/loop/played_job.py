@@ -11,6 +11,7 @@ import encodings.ascii
 import encodings.idna  # noqa: F401
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from multiprocessing.synchronize import Barrier
@@ -24,6 +25,8 @@ STEP_S, SLOW_S, DATA_S = 0.1, 0.08, 0.15
 
 
 def main() -> None:
+    # What a shell starts in the background inherits that Ctrl-C is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     job, uid, faults, *nodes = sys.argv[1:]
     uuids = os.environ["PLAYED_GPUS"].split(",")
     ranks = RANKS_OF_NODE * len(nodes)
