@@ -128,5 +128,5 @@ def fleet(
 
 
 def labels(node: str) -> dict[str, str]:
-    """What the chart's monitors add to every series of a node."""
+    """The labels that the chart's monitors add to every series of a node."""
     return {"node": node, "cluster": CLUSTER}

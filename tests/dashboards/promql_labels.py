@@ -1,4 +1,4 @@
-"""Which labels the result of an expression can have, by the metric catalogue.
+"""Finds the labels that the result of an expression can have, by the metric catalogue.
 
 Raises AssertionError for a metric or label that does not exist: where a typing error would show an
 empty panel, or none at all.
@@ -13,9 +13,9 @@ import promql_parser as promql
 from warpwatch_dashboards import rule_files
 from warpwatch_telemetry.catalogue import CATALOGUE
 
-# What Prometheus and the chart's monitors add to every series.
+# Prometheus and the chart's monitors add these labels to every series.
 TARGET = {"instance", "job", "cluster", "node"}
-# Of kube-state-metrics.
+# The labels of kube-state-metrics.
 FOREIGN = {"kube_node_status_allocatable": {"resource"}}
 RECORDED = {rule.name: rule.expression for rule in rule_files.recordings()}
 KEEPING = {"topk", "bottomk"}

@@ -73,7 +73,7 @@ class SiteNode:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What the chart's monitors add."""
+        """The labels that the chart's monitors add."""
         name = f"gpu-{self.number}"
         return {"job": "warpwatch", "cluster": self.cluster, "node": name, "instance": name}
 
@@ -118,7 +118,7 @@ class SiteNode:
         )  # fmt: skip
 
     def _owners(self, now: float, uuid: str, other: str) -> Attribution:
-        """Of both GPUs; where faults are, the second one is held and does nothing."""
+        """The values of both GPUs; where faults are, the second one is held and does nothing."""
         owner = ProcessOwner("python", "p-0", "c-0")
         if self.scheduler == "slurm":
             job, idle = SlurmJob("4711", "ann", "vision", "a3"), SlurmJob("4712", "bob")

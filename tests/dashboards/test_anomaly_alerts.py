@@ -46,7 +46,7 @@ LABELS |= {
     "summary": XID,
     "link": LINK,
 }
-# What Prometheus adds where the chart's monitors say so, and on bare hosts by default.
+# Prometheus adds these labels where the chart's monitors say so, and on bare hosts by default.
 SITES = {
     "kubernetes": ({"instance": "gpu-1", "node": "gpu-1"}, {"instance": "warpwatch-fleet-0"}),
     "bare hosts": ({"instance": "10.0.0.1:9400"}, {"instance": "10.0.0.9:9401"}),

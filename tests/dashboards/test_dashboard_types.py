@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compiled(folder: Path, dashboard: object) -> str:
-    """What the compiler has against it; nothing if all is well."""
+    """Return the compiler's errors."""
     (folder / "dashboard.ts").write_text(
         "import type { Dashboard } from './plain';\n"
         f"export const dashboard: Dashboard = {json.dumps(dashboard)};\n"

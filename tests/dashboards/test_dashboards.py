@@ -27,7 +27,7 @@ from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY as SAID
 
 DASHBOARDS = dashboards()
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# Of these all at once are too much for a page.
+# All values of these at once are too much for a page.
 BEGIN_WITH_ONE = {("node", "instance"), ("training-job", "job")}
 
 

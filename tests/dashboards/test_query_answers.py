@@ -1,4 +1,4 @@
-"""What the dashboards' expressions answer where series come, go and share devices."""
+"""The dashboards' expressions where series come, go and share devices."""
 
 from __future__ import annotations
 

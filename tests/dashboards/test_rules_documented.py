@@ -67,7 +67,7 @@ def test_the_alert_of_a_kind_has_its_name_and_asks_for_nothing_else() -> None:
             for _, text in selectors(ALERTS[name].expression)
             for label, _, value in matchers(text)
         }
-        # What is of severity info raises no alert.
+        # Anomalies of severity info raise no alert.
         assert named - {("severity", "info"), ("severity", "warning")} == {("kind", kind)}
 
 

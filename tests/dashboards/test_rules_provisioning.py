@@ -1,4 +1,4 @@
-"""Grafana's provisioning files: rules made from Prometheus', and who is told of them."""
+"""Grafana's provisioning files: rules made from Prometheus', and their receivers."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.waiting import eventually
 from warpwatch_dashboards import rule_files
 
 TIMES = {"__rate_interval": "5m", "__interval": "1m", "__interval_ms": "60000", "__range": "30m"}
-# What is of jobs, of who holds a GPU and of processes on it.
+# Series of jobs, of holders of a GPU and of processes on it.
 NONE_WHILE_IDLE = {
     "fleet": {
         "Energy by job A",

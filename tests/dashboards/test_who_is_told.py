@@ -1,4 +1,4 @@
-"""Who is told of what, with kube-prometheus-stack's own routing in a real Alertmanager.
+"""The receivers of each alert, with kube-prometheus-stack's own routing in a real Alertmanager.
 
 Detection, exporter, rules, Prometheus and Alertmanager are real; only the waits are short.
 """

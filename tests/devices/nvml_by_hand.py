@@ -42,7 +42,7 @@ class HandNvml:
         self.loops = HandLoops(self.clock)
         self.sink = RecordingSink()
         self.ledger = XidLedger(self.clock.wall)
-        # What is closed at the end, once no call hangs any more.
+        # These are closed at the end, once no call hangs.
         self.closing: list[Callable[[], None]] = []
         self._calls_before: dict[int | None, dict[str, int]] = {}
         self._hanging: list[tuple[str | None, int | None, HandLoop]] = []

@@ -35,7 +35,7 @@ def test_a_loop_whose_call_hangs_is_begun_again_as_often_as_it_may() -> None:
     returns.set()
     loops.join()
     assert not loop.in_flight
-    # Who was given up does nothing more.
+    # An abandoned thread does nothing more.
     assert rounds == []
 
 

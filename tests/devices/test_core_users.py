@@ -1,4 +1,4 @@
-"""Who used the cores of a process: by processor time, named only to whom that is due."""
+"""The users of the cores of a process: by processor time, named only to those permitted."""
 
 from __future__ import annotations
 

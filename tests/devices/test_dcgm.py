@@ -232,7 +232,7 @@ def test_instances_come_and_go_while_it_runs(node: Node) -> None:
 
 
 def test_profiling_is_paused_while_a_capture_wants_the_counters(node: Node) -> None:
-    # What was read before the pause is absent as well.
+    # Values from before the pause are absent as well.
     node.engine.blank_while_paused = False
     node.run()
     node.wanted = True

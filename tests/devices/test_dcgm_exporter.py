@@ -46,7 +46,7 @@ TYPICAL = Path(__file__).with_name("dcgm_exporter.prom").read_text()
 
 
 class Exporter:
-    """What the server answers; change it at any time."""
+    """The reply of the server; change it at any time."""
 
     def __init__(self) -> None:
         self.body: bytes = TYPICAL.encode()
@@ -82,7 +82,7 @@ def serve(exporter: Exporter, port: int = 0) -> ThreadingHTTPServer:
 
 
 class Node:
-    """An exporter and the source that reads it. ``known``: what NVML knows."""
+    """An exporter and the source that reads it. ``known``: the devices of NVML."""
 
     def __init__(self) -> None:
         self.exporter = Exporter()
@@ -150,7 +150,7 @@ def test_a_scrape_that_says_the_same_again_is_not_published(node: Node) -> None:
     assert len(node.sink.devices[A100]) == 2
     assert node.newest(A100).values["device_utilization_ratio", ()] == 0.88
     assert node.exporter.asked[0]["accept-encoding"] == "gzip"
-    # What is not served any more is forgotten.
+    # A device that is no longer served is forgotten.
     node.read(TYPICAL + f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, 1)}}} 50\n")
     assert list(node.sink.devices) == [A100, OTHER]
     node.read(TYPICAL)
@@ -246,7 +246,7 @@ def test_an_exporter_that_is_back_is_read(node: Node, caplog: pytest.LogCaptureF
     text = f"dcgm-exporter at {node.address}: nothing listens there; is dcgm-exporter running?"
     assert [node.read().reason for _ in range(3)] == [text] * 3
     assert caplog.messages == [text]
-    # What was read stays as it was, to go stale by its own time.
+    # Values stay unchanged and become stale by their own time.
     assert len(node.sink.devices[A100]) == 1
     node.server = serve(node.exporter, node.server.server_port)
     assert node.read(TYPICAL.replace("} 43", "} 44")).up

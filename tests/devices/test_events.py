@@ -1,4 +1,4 @@
-"""XIDs and health events from a fake driver: each once, of every GPU, whatever becomes of one."""
+"""XIDs and health events from a fake driver: each once, of every GPU, also after one has failed."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_a_lost_gpu_neither_spins_nor_hides_the_others(events: Events) -> None:
         events.nvml.driver.xid(2, 31)
         events.round()
     assert events.xid(0, 13) == events.xid(2, 31) == 3
-    # Of a wait, and of the registration in the new set.
+    # One for a wait, one for the registration in the new set.
     assert events.nvml.sink.counts["nvml_errors_total", "events", "gpu_is_lost"] == 2
     # The XID and the error, then a wait a round and one more for each event.
     assert events.waits - before == 2 + 1 + 3 * 3

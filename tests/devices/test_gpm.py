@@ -103,7 +103,7 @@ def test_traffic_is_integrated_over_the_real_time_with_two_calls_a_round(gpm: Gp
     assert gpm.samples(0) == 3
     gpm.round(worker.MIN_WINDOW_S)
     assert gpm.values(0)[RECEIVED] == pytest.approx(12_760_000_000)
-    # What is not read again is soon gone, and over a long window counters may wrap.
+    # Values expire soon, and over a long window counters may wrap.
     gpm.nvml.advance(worker.FRESH_INTERVALS)
     assert gpm.values(0) != {}
     gpm.nvml.advance(0.01)
@@ -164,7 +164,7 @@ def test_a_gpu_is_taken_back_three_times(gpm: Gpm, caplog: pytest.LogCaptureFixt
         gpm.round(0.02)
         assert gpm.worker.given_up == frozenset()
         gpm.round()
-        # What it counted goes on, without the time in which it was not read.
+        # Its counters continue, without the time in which it was not read.
         assert gpm.values(0)[RECEIVED] == received + 4_000_000_000
     gpm.give_up(0, SAMPLE)
     gpm.nvml.release(SAMPLE, 0)
@@ -176,7 +176,7 @@ def test_a_gpu_is_taken_back_three_times(gpm: Gpm, caplog: pytest.LogCaptureFixt
     until = ["until it does"] * worker.MAX_TAKEN_BACK + ["until NVML is restarted"]
     assert errors == [f"GPM of device {uuid(0)} does not return: given up {text}" for text in until]
     gpm.worker.close()
-    # What was taken back has freed its buffers; the last device was given up for good.
+    # A GPU that is read again has freed its buffers; the last device was given up for good.
     assert gpm.unfreed == 2
 
 

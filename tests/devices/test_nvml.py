@@ -277,7 +277,7 @@ def test_a_call_that_hangs_across_a_reload_keeps_nvml_down(source: Source) -> No
         assert source.health.reason.endswith(BLOCKED)
         assert (nvml.up(), source.failures) == (set(), [])
         source.wait(2 * GRACE_S if for_long else 0)
-        # Of no use while the call is inside, and dangerous: the last user's shutdown frees all.
+        # A shutdown under a call is dangerous: the last one frees everything.
         assert nvml.calls("nvmlShutdown") < nvml.calls(INIT)
         nvml.release(UTILIZATION, 1)
         source.wait_while(lambda: nvml.up() != ALL)

@@ -61,7 +61,7 @@ def test_processes_are_on_instances_asked_of_these_if_need_be(process: Stepper) 
     fake.fail(COMPUTE, 0)
     process.step(SLOW)
     assert pids_on_instances(process) == [4000001, 4000002]
-    # Who was on an instance that is gone is not on the GPU.
+    # Processes of a removed instance are not on the GPU.
     fake.processes(0, ON_TWO[0])
     fake.mig(0, INSTANCES[0])
     process.step(SLOW + 1)

@@ -1,4 +1,4 @@
-"""What is read of each kind of GPU, in which unit, and what is absent."""
+"""The values of each kind of GPU, their units, and absent ones."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def test_where_there_are_no_samples_utilization_is_integrated(process: Stepper) 
     assert process.step(2)["busy_seconds_total"] == 2
     process.nvml.advance(2.0)
     assert process.step()["busy_seconds_total"] == 5
-    # What is known of a longer gap is too little.
+    # A longer gap is unknown.
     process.nvml.advance(2.1)
     assert process.step()["busy_seconds_total"] == 5
     assert process.step()["busy_seconds_total"] == 6
@@ -361,7 +361,7 @@ def test_a_reader_that_is_dear_is_called_seldom_until_it_is_cheap() -> None:
         values = schedule.read(None)
         # Between two readings the value stands.
         assert values["device_x", ()] == at[-1]
-    # Of five readings three are above the limit in round 7.
+    # Three of five readings are above the limit in round 7.
     assert at == [*range(8), 10, 20, 30, 40, 50, 60, 70, *range(80, 100)]
 
 

@@ -73,7 +73,7 @@ def source_of(*pids: int) -> ProcessesSource:
 
 
 def series(source: ProcessesSource, pid: int) -> dict[str, float]:
-    """What a round says of a process: by the metric's name and ``of``."""
+    """Return a round's values of a process, by the metric's name and ``of``."""
     sink = RecordingSink()
     source.read(sink)
     assert sink.healths[-1].up
@@ -100,7 +100,7 @@ def test_children_count_and_what_they_used_stays(parent: subprocess.Popen[str]) 
     assert reported(parent) == "ended"
     after = series(source, parent.pid)
     assert after["process_children"] == 1
-    # Of the one that ended all is counted, and once: the kernel knows it from the parent's wait.
+    # All usage of the exited child counts once: the kernel knows it from the parent's wait.
     left, waited = read_process(second), read_process(parent.pid)
     assert left is not None and waited is not None and waited.waited_s > 0
     total_s = after["process_cpu_seconds_total children"]

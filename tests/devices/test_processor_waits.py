@@ -1,4 +1,4 @@
-"""What keeps a process from a core and its memory: run queues, control groups, the hypervisor."""
+"""The obstacles to a process's core and memory: run queues, control groups, the hypervisor."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_new_thread_counts_whole_and_one_of_the_same_number_anew(tmp_path: Pat
 
 def test_idle_threads_are_read_every_ten_seconds_alone(tmp_path: Path) -> None:
     queue, gone = RunQueue(7, tmp_path), RunQueue(8, tmp_path)
-    # Of a process that is gone nothing is known.
+    # An exited process has no values.
     assert [gone.look(100.0), gone.look(102.0)] == [None, None]
     for tid in (7, 8):
         thread(tmp_path, tid, 1.0, 0.0)

@@ -13,7 +13,7 @@ from warpwatch_devices.simulated import PROFILES, SimulatedDevice, SimulatedSour
 from warpwatch_telemetry.catalogue import CATALOGUE, series_text
 from warpwatch_telemetry.samples import DeviceSample
 
-# What the exporter derives from the sample itself, not from its values.
+# The exporter derives these from the sample itself, not from its values.
 OF_THE_SAMPLE = {
     "device_up",
     "device_info",
@@ -62,7 +62,7 @@ def test_devices_follow_their_load_as_they_did(golden: Golden) -> None:
                 sample = device.advance(0.0, 1.0, load)
             values = {f"{series_text(key)} {of:.6g}" for key, of in sample.values.items() if of}
             lines += [f"{profile} under {load}: {sample.processes}"]
-            # What changed since.
+            # Return the changes since then.
             lines += sorted(values - seen)
             seen = values
     golden("simulated.txt", "".join(f"{line}\n" for line in lines).encode())

@@ -1,4 +1,4 @@
-"""XIDs: counted once, whoever tells of them; of the kernel log only new ones, in every spelling."""
+"""XIDs are counted once, from all origins; only new ones in the kernel log, in every spelling."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_event_and_its_line_are_one(first: tuple[str, str], second: tuple[str
     ledger.clock.advance(SAME_EVENT_S - 0.1)
     assert ledger.told(second, 79) == [False]
     assert ledger.total(79) == 1
-    # What is reported too late is another event.
+    # A report that comes too late is another event.
     ledger.told(first, 13)
     ledger.clock.advance(SAME_EVENT_S + 0.1)
     assert ledger.told(second, 13) == [True]

@@ -88,7 +88,7 @@ class GrafanaStandIn:
     def _save(self, method: str, rest: str, document: dict[str, Any]) -> tuple[int, Any]:
         if method == "POST" and not rest:
             ident = len(self.annotations) + 1
-            # Without an end it is no region, and both times are the same.
+            # Without an end there is a point, and both times are the same.
             self.annotations[ident] = {"timeEnd": document["time"], **document}
             return 200, {"message": "Annotation added", "id": ident}
         ident = int(rest.removeprefix("/"))

@@ -1,4 +1,4 @@
-"""Annotations in Grafana: each once, with its end, whatever comes in between."""
+"""Annotations in Grafana: each once, with its end, after any failure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_anomalies_and_captures_are_the_golden_annotations(site: Site, golden: A
         # An anomaly becomes a region when it ends, also when it came back.
         *((ended, HOT, CAPTURE), (ended, HOT), (again, HOT)),
         (replace(again, end_time=NOW + 100), HOT),
-        # What has no report is shown by the page.
+        # The page shows captures without a report.
         (replace(CAPTURE, id="20260921T141959-000002", files=()),),
     ]
     annotations = []
@@ -103,7 +103,7 @@ def test_a_restart_writes_nothing_twice(site: Site) -> None:
     site.see(SLOW, HOT, CAPTURE)
     assert site.grafana.annotations == before
     assert site.counted == {"written": 3, "known": 3}
-    # What ended meanwhile gets its end.
+    # An anomaly that has ended meanwhile gets its end.
     site.restart()
     site.see(replace(HOT, end_time=NOW + 5))
     assert site.grafana.annotations[2]["timeEnd"] == 1_790_000_005_000
@@ -156,7 +156,7 @@ def test_what_grafana_refuses_for_good_is_not_asked_again(site, caplog):
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     site.see(replace(HOT, end_time=NOW + 1), SLOW)
     assert site.counted == {"refused": 1, "written": 1}
-    # What a person removed stays removed.
+    # An annotation that a user removed stays removed.
     site.grafana.annotations.clear()
     for _ in range(2):
         site.see(replace(SLOW, end_time=NOW + 9), after_s=300)

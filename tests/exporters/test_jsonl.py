@@ -1,4 +1,4 @@
-"""The telemetry log on disk: whole lines, each record once, whatever ended the daemon before."""
+"""The telemetry log on disk: whole lines, each record once, after any exit of the daemon."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def sets(*values: str) -> tuple[str, ...]:
 def render(
     helm: Path, *arguments: str, chart: Path = CHART, version: str = VERSIONS[0]
 ) -> tuple[Object, ...]:
-    """What `helm install` with these arguments would make."""
+    """Return the objects that `helm install` would make."""
     command = ("template", *RELEASE, str(chart), "--kube-version", version, *arguments)
     done = run(helm, *command)
     assert done.returncode == 0, done.stderr
@@ -55,7 +55,7 @@ def scenario(helm: Path, name: str) -> tuple[Object, ...]:
 
 
 def refusal(helm: Path, *values: str, chart: Path = CHART, version: str = VERSIONS[1]) -> str:
-    """What Helm says of values that it must not accept."""
+    """Return Helm's error for values that it must not accept."""
     command = ("template", *RELEASE, str(chart), "--kube-version", version, *sets(*values))
     done = run(helm, *command)
     assert done.returncode != 0, f"{values} was accepted"

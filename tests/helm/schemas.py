@@ -45,8 +45,8 @@ def _check(text: str, version: str) -> None:
 def check(each: dict[str, Any], version: str) -> None:
     """Raises ``jsonschema.ValidationError`` for an unknown or missing field.
 
-    Objects of operators are no part of Kubernetes' own schemas.
+    Kubernetes' own schemas lack the objects of operators.
     """
     if not each["apiVersion"].startswith(("monitoring.coreos.com/", "security.openshift.io/")):
-        # What scenarios share is checked once.
+        # Objects that scenarios share are checked once.
         _check(json.dumps(each, sort_keys=True), version)

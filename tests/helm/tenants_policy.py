@@ -1,4 +1,4 @@
-"""What the policy that keeps tenants apart says of a pod, by CEL's C++ implementation."""
+"""The verdict of the tenants' policy on a pod, by CEL's C++ implementation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evaluate(expression: str, pod: chart.Object, variables: chart.Object) -> Any
 
 
 def refusals(policy: chart.Object, pod: chart.Object) -> list[str]:
-    """What the API server would say."""
+    """Return the API server's verdict."""
     variables: chart.Object = {}
     for each in policy["spec"]["variables"]:
         variables[each["name"]] = evaluate(each["expression"], pod, variables)

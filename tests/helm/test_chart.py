@@ -1,4 +1,4 @@
-"""What the chart makes of values, against tests/golden/helm: the default in full, and of all
+"""The chart's objects, against tests/golden/helm: the default in full, and of all
 others what differs from it.
 """
 
@@ -60,7 +60,7 @@ def test_all_values_make_what_is_committed(helm4: Path, golden: Golden) -> None:
     lines, first = [], dict(default)
     for name, objects in rendered(helm4).items():
         made = texts(objects)
-        # What the default lacks is in full where it comes first.
+        # Objects that the default lacks are in full where they come first.
         base = default | {key: first[key] for key in made.keys() & first.keys()}
         lines += [f"==== {name}", *difference(base, made)]
         first = made | first

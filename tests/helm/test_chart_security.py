@@ -1,4 +1,4 @@
-"""What containers may do: Kubernetes' level "restricted", but for what docs/security.md names."""
+"""Permissions of containers: Kubernetes' level "restricted", except as docs/security.md says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT_AND_FOLDERS = {
     "HostPath Volumes", "Volume Types", "Running as Non-root", "Running as Non-root user",
 }  # fmt: skip
 PRIVILEGED = {*ROOT_AND_FOLDERS, "Privileged Containers", "Privilege Escalation", "Capabilities"}
-# What a scenario's DaemonSet breaks, where that is not the default's.
+# The rules that a scenario's DaemonSet breaks beyond the default's.
 EXCEPTIONS = {
     "gke.yaml": PRIVILEGED,
     "mig-values.yaml": {*ROOT_AND_FOLDERS, "Capabilities"},
@@ -93,7 +93,7 @@ def violations(spec: chart.Object) -> set[str]:
     found = set(_of_pod(spec, pod_context))
     for container in containers:
         own = container.get("securityContext", {})
-        # What the pod says holds where the container says nothing.
+        # The pod's settings hold where the container has none.
         found |= set(_of_context({**pod_context, **own}))
         found |= set(_of_capabilities(own.get("capabilities", {})))
         found |= set(_of_container(container, bool(spec.get("hostNetwork"))))

@@ -12,7 +12,7 @@ import yaml
 from tests.helm import chart, config_schema, schemas
 
 SCHEMA = json.loads((chart.CHART / "values.schema.json").read_text())
-# What Helm itself hands to a chart that another one depends on.
+# Helm itself sets these in a chart that another one depends on.
 HELMS_OWN = {"enabled"}
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused_values.yaml").read_text())
 

@@ -22,7 +22,7 @@ SCRIPTS = sorted(path.name for path in (FOLDER / "slurm").glob("*.sbatch"))
 
 
 def pods_in(node: Any) -> Iterator[chart.Object]:
-    """Every pod template of whatever kind of object."""
+    """Yield every pod template, of all kinds of objects."""
     if isinstance(node, dict):
         if "containers" in node:
             yield node

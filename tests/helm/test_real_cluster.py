@@ -113,7 +113,7 @@ def gpus(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def values(cluster: Cluster, work: Path) -> Path:
-    """Of a release with simulated GPUs on a node without a network for pods."""
+    """The values of a release with simulated GPUs on a node without a network for pods."""
     containers.make_base()
     containers.build()
     archive = work / "image.tar"

@@ -20,14 +20,14 @@ BASE = "localhost/warpwatch-test-base"
 IMAGE = "localhost/warpwatch-test"
 PROGRAMS = ("debootstrap", "buildah", "podman", "runc", "nsenter")
 _BUILD_TIMEOUT_S = 1800.0
-# What a build needs of the host to reach a package index.
+# Return the arguments with which a build reaches a package index.
 _SHARED = ("/etc/ssl/certs/ca-certificates.crt", "/etc/hosts", "/etc/resolv.conf", "/etc/pip.conf")
 # runc: crun refuses mixed control groups. The limits: the usual ones may be more than is allowed.
 RUN = [
     "podman", "run", "--runtime", "runc", "--cgroup-manager", "cgroupfs",
     "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024",
 ]  # fmt: skip
-# What every container of the project must do with.
+# The restrictions of every container of the project.
 CONFINED = [
     "--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--network", "none",
 ]  # fmt: skip

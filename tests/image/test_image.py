@@ -65,7 +65,7 @@ def test_any_user_scrapes_the_golden_series(start, golden):
         timeout=DEADLINE_S,
     )
     assert (checked.returncode, checked.stderr) == (0, "")
-    # What a machine has in disks and networks is its own; a simulated GPU is always the same.
+    # Disks and networks differ between machines; a simulated GPU is always the same.
     series = {line.rpartition(" ")[0] for line in page.splitlines() if line[0] != "#"}
     ours = sorted(each for each in series if 'gpu="0"' in each or "source_up{" in each)
     golden("image.prom", ("\n".join(ours) + "\n").encode())
@@ -90,7 +90,7 @@ def test_its_only_door_is_its_port_and_its_own_checks_work_without_a_shell(start
     how, *command = containers.inspect("image", image)["Healthcheck"]["Test"]
     assert how == "CMD"
     container.execute(*command)
-    # What `helm test` asks.
+    # The request of `helm test`.
     (pod,) = [each for each in chart.render(helm4) if each["kind"] == "Pod"]
     (tester,) = pod["spec"]["containers"]
     script, url = tester["args"]

@@ -1,4 +1,4 @@
-"""What the image is built of: every distribution with its version and the hashes of its wheels."""
+"""The parts of the image: every distribution with its version and the hashes of its wheels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_line_is_a_version_with_hashes_and_names_no_index(file: Path) -> N
 
 
 def test_every_dependency_has_a_version_of_its_own() -> None:
-    """Those of dependencies too: else two builds of one commit differ."""
+    """The dependencies of dependencies count too: else two builds of one commit differ."""
     pins = entries(IMAGE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

@@ -115,7 +115,7 @@ def every_second(rules: Path, folder: Path, interval: str = "1s") -> Path:
 
 @contextmanager
 def served(command: Sequence[str], port: int, log: Path) -> Iterator[httpx.Client]:
-    """A server of the Prometheus family once it says that it is ready; ended afterwards."""
+    """A server of the Prometheus family from when it is ready to the end of the block."""
     environment = {**os.environ, **FRUGAL}
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -1,7 +1,7 @@
 """Panels of a dashboard, drawn by Grafana's own components in Chromium.
 
 There is no Grafana server in this: PromQL is answered by a Prometheus, and panels.jsx does with the
-answers what the server's side does. Heat maps are no public component, and are left out.
+answers what the server's side does. Heat maps are left out: they are not a public component.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def chosen(dashboard: Mapping[str, Any], titles: Sequence[str]) -> Iterator[dict
 def answered(
     dashboard: Mapping[str, Any], titles: Sequence[str], prometheus: Prometheus, span_s: float
 ) -> tuple[list[dict[str, Any]], tuple[float, float]]:
-    """What panels.jsx draws, and the time that it shows: the newest ``span_s`` seconds."""
+    """The panels in panels.jsx, and the time that it shows: the newest ``span_s`` seconds."""
     end = time.time()
     span = (end - span_s, end)
     values = {variable["name"]: ALL for variable in dashboard["templating"]["list"]}

@@ -214,7 +214,7 @@ def _remove_control_groups() -> None:
 
 
 class KubernetesApi:
-    """What tests say to the API server. Pods get to the node without a scheduler."""
+    """The requests of tests to the API server. Pods get to the node without a scheduler."""
 
     def __init__(self) -> None:
         self.server = _SERVER
@@ -242,7 +242,7 @@ class KubernetesApi:
         self._ask("POST", "namespaces", {"metadata": {"name": name}})
 
     def create_pod(self, namespace: str, name: str, limits: dict[str, str]) -> str:
-        """Of one container ``main`` that does nothing for ever; the pod's UID."""
+        """Create a pod with an idle container ``main``; return its UID."""
         pod = json.loads((_CONFIGURATIONS / "pod.json").read_text())
         pod["metadata"]["name"] = name
         pod["spec"]["containers"][0]["resources"]["limits"].update(limits)
@@ -256,7 +256,7 @@ class KubernetesApi:
         return str(self._pod(namespace, name)["status"].get("phase"))
 
     def container_id(self, namespace: str, name: str) -> str:
-        """Of the pod's only container, once it runs."""
+        """Wait until the pod's only container runs."""
         (status,) = self._pod(namespace, name)["status"]["containerStatuses"]
         return str(status["containerID"]).rpartition("/")[2]
 

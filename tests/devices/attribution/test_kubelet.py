@@ -123,7 +123,7 @@ def test_the_newest_pod_holds_a_device_that_an_ended_one_is_listed_with(there: N
     for _ in range(2):
         assert there.held(ended, running) == {GPU_0: ["a-new"]}
     assert there.held(response=pods()) == {}
-    # Those that cannot be kept apart are both kept, and so are containers of one pod.
+    # Holders that cannot be distinguished are both kept, and so are containers of one pod.
     assert there.held(ended, running) == {GPU_0: ["a-new", "z-ended"]}
     sidecar = there.kubelet.response.pod_resources[0].containers.add(name="sidecar")
     sidecar.devices.add(resource_name=WHOLE, device_ids=[GPU_0])

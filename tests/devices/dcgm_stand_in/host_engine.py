@@ -64,7 +64,7 @@ ENGINE = Engine()
 
 
 def call(started: int) -> Engine:
-    """What every call does, unless the engine hangs, is down or was started again."""
+    """Do what every call does, unless the engine hangs, is down or was started again."""
     ENGINE.answers.wait(DEADLINE_S)
     if not ENGINE.up or ENGINE.started != started:
         raise DCGMError(structs.DCGM_ST_CONNECTION_NOT_VALID)

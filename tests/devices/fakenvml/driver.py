@@ -1,7 +1,7 @@
 """The fake NVIDIA driver: builds the library from the C files here, and steers it.
 
 The library is a ``libnvidia-ml.so.1`` that is compiled against NVIDIA's own header (PyPI package
-``nvidia-nvml-dev-cu12``). What it pretends stands in a text file; ``control.c`` and
+``nvidia-nvml-dev-cu12``). Its settings are in a text file; ``control.c`` and
 ``settings.def`` say what may stand there. It reads the file again whenever that is replaced, at
 most 20 ms late, or at its next call once the file has set its clock.
 """
@@ -144,7 +144,7 @@ class FakeDriver:
             self._set_function("hang", function, on, gpu)
 
     def slow(self, function: str, latency_us: float, gpu: int | None = None) -> None:
-        """What a function takes: on the processor up to 1,000 µs, asleep above."""
+        """Set the time of a function: on the processor up to 1,000 µs, asleep above."""
         self._set_function("latency_us", function, latency_us, gpu)
 
     def field(
