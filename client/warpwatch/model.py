@@ -164,8 +164,8 @@ def _shapes(optimizer: Any) -> tuple[Shapes, set[str]]:
 def _has_experts(shapes: Shapes) -> bool:
     """Return whether some weights are not multiplied with every token once.
 
-    Those have three dimensions or more (stacked experts, convolutions), or there are as many of one
-    shape as a router has rows. A shared expert may have that shape too.
+    Such weights have three dimensions or more (stacked experts, convolutions), or there are as many
+    of one shape as a router has rows. A shared expert may have that shape too.
     """
     matrices = [(*shape, count) for shape, count in shapes.items() if len(shape) == 2]
     return any(len(shape) > 2 for shape in shapes) or any(

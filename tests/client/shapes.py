@@ -34,7 +34,7 @@ def loader(batches: int, **more: Any) -> DataLoader[Any]:
 
 
 class LanguageModel(torch.nn.Module):  # type: ignore[misc]
-    """It returns its loss beside what it says, as nanoGPT's and minGPT's do."""
+    """A model that returns its logits and its loss, as nanoGPT and minGPT do."""
 
     def __init__(self) -> None:
         super().__init__()

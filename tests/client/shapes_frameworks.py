@@ -34,7 +34,7 @@ def hugging_face() -> list[float]:
 
 
 def gpt2(hf: Any, **arguments: Any) -> tuple[Any, Any]:
-    """A small one, and what a Trainer of it is told. A step is a batch of four."""
+    """Return a small model and the arguments of its Trainer. A step is a batch of four."""
     config = hf.GPT2Config(
         vocab_size=VOCABULARY,
         n_positions=BLOCK,

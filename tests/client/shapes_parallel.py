@@ -23,7 +23,7 @@ Train = Callable[..., Iterator[float]]
 
 
 def in_ranks(size: int = 2, told: int = 0) -> Callable[[Train], Callable[..., list[float]]]:
-    """Run a program in ``size`` forked processes. This one is the rank whose losses are told."""
+    """Run a program in ``size`` forked processes. Return the losses of this rank."""
 
     def start(train: Train, *arguments: Any) -> list[float]:
         meet = f"file://{sys.argv[1]}/meet-{os.getpid()}"

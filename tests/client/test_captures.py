@@ -41,7 +41,7 @@ def test_a_capture_brings_the_steps_that_were_asked_for(trained: Training) -> No
     assert [name for name in trained.files() if name.startswith("whole")] == [path.name]
     assert path.stat().st_mode & 0o777 == 0o644
     trace = trained.captured("whole")
-    # Which pauses of the collector fell into it is not ours to say.
+    # The pauses of the collector in it vary.
     trace["warpwatch"].pop("gc_pauses_us", None)
     assert trace["warpwatch"] == {"rank": 0, "job": "demo", "world_size": 1, **steps}
     assert trace["distributedInfo"] == {"rank": 0, "world_size": 1}
@@ -183,7 +183,7 @@ def test_a_file_not_the_daemons_is_not_obeyed(plain: Training, damage: str, tmp_
     eventually(lambda: plain.folder.ring().header.heartbeat_ns - before.header.heartbeat_ns > 3e8)
     plain.steps(5)
     path.unlink()
-    # One that is the daemon's is answered, and nothing before it was but what could be read.
+    # The daemon's own command is answered; the unreadable ones before it were not.
     plain.accept_commands()
     plain.capture(f"{id}-good")
     plain.steps(1)

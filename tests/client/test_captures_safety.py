@@ -147,7 +147,7 @@ def test_a_bad_value_is_no_command(name: str, good: tuple[Any, ...], bad: tuple[
 
 
 class Said:
-    """A ring that keeps what is said, and a recorder that does nothing."""
+    """A ring that keeps its events, and a recorder that does nothing."""
 
     name, events, size_bytes = "ring", 0, 0
 

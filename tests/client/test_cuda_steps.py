@@ -81,7 +81,7 @@ class Training:
 
     @property
     def gpu_ms(self) -> list[int | None]:
-        """Of each finished step, None where the GPU's time is not known."""
+        """The GPU time of each finished step; None if unknown."""
         found = [step.gpu_ns for step in self.clock.finished]
         return [None if ns == ABSENT else round(ns / 1e6) for ns in found]
 

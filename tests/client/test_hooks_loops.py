@@ -71,7 +71,7 @@ LOOPS: dict[str, Counted] = {
     # 85 batches, of which 64 show that no optimizer steps; then 10 with one.
     "last_resort": ("dataloader", 21, 84, 0, LOADED - {"optimizer"}),
     "last_resort_until_an_optimizer_comes": ("optimizer", 31, 124, 0, LOADED),
-    # Ten times 20 batches are none too many.
+    # Ten times 20 batches are not too many.
     "accumulation_of_more_and_more_batches": ("optimizer", 3, 1480, 0, LOADED),
     "tokens": ("optimizer", 4, 12, 120, LOADED),
     "one_batch_ahead": ("optimizer", 8, 32, 0, LOADED),
@@ -97,7 +97,7 @@ PARTS = {
     # Two batches of four slow items, a part after each; then half of it, and a part. What follows
     # the end of the data is no phase.
     "evaluation": {"eval": (4 + 2) + (2 + 1), "other": 1},
-    # Of ten batches the first two could have been for training.
+    # The first two of ten batches could have been for training.
     "evaluation_without_gradients_inside_only": {"eval": 8, "forward": 2},
     "the_users_phases_are_innermost": {"augment": 2},
     "training_data_that_is_evaluated": {"eval": 2},
@@ -124,7 +124,7 @@ def test_the_parameters_of_one_model_are_known(reported: Loops) -> None:
     one = {"parameters": 9}
     known = {name: reported[name]["model"] for name in ("plain", "phases_of_one_optimizer_each")}
     assert known == {"plain": one, "phases_of_one_optimizer_each": one}
-    # Of one shape: they may be copies of a model.
+    # Weights of one shape may be copies of a model.
     assert reported["two_networks"]["model"] == {}
 
 

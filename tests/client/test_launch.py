@@ -1,6 +1,6 @@
 """`run`: programs become ranks without a change, and others stay as they are.
 
-Those that train become ranks, however they were started.
+Programs that train become ranks, however they were started.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ VECTORS = {
 
 
 def ring() -> bytearray:
-    """A ring of nothing but the document's header parts."""
+    """Return a ring of the document's header parts only."""
     data = bytearray(protocol.RING_SIZE)
     data[:64] = VECTORS["identity"]
     data[320 : 320 + 180] = VECTORS["totals"]

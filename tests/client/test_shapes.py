@@ -13,7 +13,7 @@ from tests.client.fork_server import Loops
 
 pytestmark = pytest.mark.torch
 
-# Of the time. The first steps, in which less is known, are many of the few here.
+# The least share of the time with a name: many of the few steps are first ones, with fewer names.
 NAMED = 0.8
 LEARNING = {"forward", "backward", "optimizer"}
 LOADED = LEARNING | {"data_wait"}
@@ -62,10 +62,10 @@ RANKS = {
     "pipeline_parallel": Shape(LEARNING | {"comm"}, parallel={"pipeline": [1, 2]}),
     "torchtitan": Shape(LEARNING | {"comm"}, parallel={"data": [0, 2], "tensor": [0, 2]}),
 }
-# Loop: package, shape. A framework that has ended its training is no clock any more.
+# Loop: package, shape. A framework that has ended its training is not the clock any more.
 FRAMEWORKS = {
     "hugging_face": ("transformers", Shape(LOADED | {"h2d", "eval"}, 160, 160 * 32, clock="")),
-    # The tokens are those of the prompts: what it writes itself is no data.
+    # The tokens are those of the prompts: its own texts are not data.
     "generation": ("transformers", Shape(LOADED | {"h2d", "rollout"}, 80, 80 * 4, clock="")),
     "accelerate": ("accelerate", Shape(LOADED | {"h2d"}, 80 * 128, clock="accelerate")),
     "lightning": ("lightning", Shape(LOADED | {"h2d", "eval"}, 80 * 128, clock="")),

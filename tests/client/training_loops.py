@@ -78,7 +78,7 @@ def two_networks() -> None:
 
 
 def closures(net: Any, optimizer: Any) -> None:
-    """What it does before and after its closure is its own."""
+    """The time before and after its closure is its own."""
     optimizer.register_step_post_hook(lambda *_: spend())
 
     def closure() -> Any:
@@ -124,7 +124,7 @@ def skipped_by_the_scaler(net: Any, optimizer: Any) -> Any:
 
 
 def a_scaler_that_is_switched_off(net: Any, optimizer: Any) -> None:
-    """A closure that is None is none."""
+    """None is not a closure."""
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for number in range(6):
         backward(net)

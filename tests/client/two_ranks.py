@@ -37,14 +37,14 @@ class OtherRank:
         self._arrivals = 0
 
     def arrive(self) -> None:
-        """Of rank 0: it communicates next."""
+        """Announce that rank 0 communicates next."""
         self._arrivals += 1
         part = self._about.with_suffix(".part")
         part.write_text(f"{os.getpid()} {self._arrivals}")
         part.rename(self._about)
 
     def wait(self) -> None:
-        """Of rank 1: until rank 0 has arrived and sleeps, as it does in a communication only."""
+        """Wait in rank 1 until rank 0 sleeps, as it does only in a communication."""
         self._arrivals += 1
         eventually(self._has_arrived, "the other rank communicates")
         seen = [""]

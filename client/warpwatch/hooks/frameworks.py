@@ -1,7 +1,7 @@
 """Hooks Lightning, Hugging Face, Accelerate, DeepSpeed, Pyro and pipelines at their import.
 
 A trainer with events gets the callback of its integration when training starts, unless it has one.
-Of the others, optimizers and engines are wrapped. Methods that are a phase are wrapped too.
+For other libraries optimizers, engines and methods that are a phase are wrapped.
 """
 
 from __future__ import annotations
