@@ -81,6 +81,9 @@ class TelemetryLog:
         except OSError as error:
             self._errors.inc()
             self._complaint.make("cannot write the telemetry log: %s", error.strerror)
+        else:
+            if records:
+                self._complaint.clear()
 
 
 def telemetry_log(config: Config, metrics: AgentMetrics) -> TelemetryLog | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
 
@@ -194,6 +195,18 @@ def test_records_wait_in_memory_only_as_long_as_there_is_a_bound(hub, tmp_path, 
     log.write()
     assert counted(hub, "jsonl_errors_total") == 2
     assert (tmp_path / "log").read_text().count("\n") == 3
+
+
+def test_a_full_disk_is_logged_again_after_it_had_room(hub, tmp_path, monkeypatch, caplog):
+    log = TelemetryLog(JsonlWriter(tmp_path / "log"), hub.metrics, ManualClock().wall)
+    full, works = OSError(28, "No space left on device"), log._writer.write
+    for number, disk_is_full in enumerate([True, True, False, True]):
+        refuse = Mock(side_effect=full) if disk_is_full else works
+        monkeypatch.setattr(log._writer, "write", refuse)
+        log.put([Clock(float(number))], float(number))
+        log.write()
+    line = "cannot write the telemetry log: No space left on device"
+    assert caplog.messages == [line, line]
 
 
 def test_what_is_resolved_is_over_for_everybody(node, hub, clock, stream, caplog):
