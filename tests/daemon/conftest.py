@@ -1,7 +1,5 @@
 """Fixtures of the daemon's tests: a stack of contexts that ends with the test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 

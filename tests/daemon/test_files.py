@@ -1,7 +1,5 @@
 """Files of the daemon: written as a whole, never through a link, and by one function."""
 
-from __future__ import annotations
-
 import errno
 import re
 import stat

@@ -1,7 +1,5 @@
 """A process that is killed at any time while it writes: what it had finished is there."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 Times are in µs from the start of the step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

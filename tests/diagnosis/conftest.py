@@ -1,7 +1,5 @@
 """Simulated jobs, each simulated and diagnosed once, and golden texts of diagnoses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Jobs of random size with one fault of known kind in them, or none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random

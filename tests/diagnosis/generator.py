@@ -10,8 +10,6 @@ Ranks are coroutines: each runs ahead on its own simulated clock and yields at a
 end is known when all ranks have launched it.
 """
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Callable, Generator, Iterator

@@ -3,8 +3,6 @@
 One process imports torch; the two ranks of a gloo training are forked from it before it computes.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import sys

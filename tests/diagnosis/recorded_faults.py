@@ -4,8 +4,6 @@ Every trace is ``<fault>-<model>.pt.trace.json.gz`` in FOLDER, as torch.profiler
 thread computes, so that other work on the machine only stretches the times.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

@@ -2,8 +2,6 @@
 --ranks``. Every rank computes on a core of its own.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

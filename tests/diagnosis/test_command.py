@@ -1,7 +1,5 @@
 """``python -m warpwatch_diagnosis``: what it prints, and how it exits."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Simulated training with a known fault: the diagnosis names it, its rank, and what it costs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Invariants of the numbers of real and simulated traces, shuffled and stretched."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -6,8 +6,6 @@ in ``ranks`` with ``--ranks --reduced 4``. dynamo does not compile LSTMs, which 
 recompilation.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Real traces of GPUs: the numbers and the verdicts that are known for them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Traces that torch.profiler records now, of trainings on the CPU, are read and diagnosed."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import subprocess

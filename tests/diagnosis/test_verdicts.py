@@ -1,7 +1,5 @@
 """Verdicts, doubts and the likeliest causes, and files that do not make a capture."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

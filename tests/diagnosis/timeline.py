@@ -1,7 +1,5 @@
 """Traces in memory with known times in µs, for the numbers alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from warpwatch_diagnosis.measures.gpu_time import GpuTime

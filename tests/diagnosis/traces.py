@@ -1,7 +1,5 @@
 """Writes small traces with known times, in µs, as the profiler does."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

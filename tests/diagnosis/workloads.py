@@ -1,7 +1,5 @@
 """A training loop for the generator: a model, and what goes wrong in a step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random

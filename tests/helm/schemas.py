@@ -1,7 +1,5 @@
 """Whether an object is one that the API server knows every field of."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

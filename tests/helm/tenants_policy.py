@@ -1,7 +1,5 @@
 """The verdict of the tenants' policy on a pod, by CEL's C++ implementation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cel_expr_python import cel

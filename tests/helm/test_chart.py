@@ -2,8 +2,6 @@
 others what differs from it.
 """
 
-from __future__ import annotations
-
 import difflib
 import tarfile
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The configuration that the chart gives daemon and fleet is one that they take."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

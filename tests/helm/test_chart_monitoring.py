@@ -1,7 +1,5 @@
 """Monitors, rules and dashboards: as they are committed, and with the labels that they count on."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

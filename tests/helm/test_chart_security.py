@@ -1,7 +1,5 @@
 """Permissions of containers: Kubernetes' level "restricted", except as docs/security.md says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

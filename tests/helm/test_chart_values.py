@@ -1,7 +1,5 @@
 """Values: a misspelt key, a wrong type and a contradiction are refused, by name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The manifests and scripts in examples/: what a cluster takes, and what the chart would make."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

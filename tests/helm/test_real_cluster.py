@@ -6,8 +6,6 @@ tests/devices/attribution/test_real_kubelet.py need. Takes some minutes, in whic
 a node.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """The policy that keeps tenants apart: its expressions are run, by CEL's C++ implementation."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The image, once a session, and containers that go when their test ends."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

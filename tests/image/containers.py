@@ -3,8 +3,6 @@
 Needs root, debootstrap, buildah, podman and runc; no registry of images is asked.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The Dockerfile, as far as it can be read."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The image as it runs: any user, nothing writable but its volumes, no capability, 96 MiB."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

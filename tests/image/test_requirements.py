@@ -1,7 +1,5 @@
 """The parts of the image: every distribution with its version and the hashes of its wheels."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re

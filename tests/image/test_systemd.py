@@ -1,7 +1,5 @@
 """The units of examples/systemd: what systemd, the kernel and the daemon make of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 `python -m tests.loop.attackers UID KIND RENDEZVOUS INBOX`. KIND: of ATTACKS.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools

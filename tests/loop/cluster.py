@@ -1,7 +1,5 @@
 """Several nodes in folders of one machine, a fleet over them, and jobs with ranks on each."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Running ``warpwatch demo`` to its end."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -6,8 +6,6 @@ a while. Real optimizers, data loaders and gloo, on very little of a processor: 
 place of a GPU's work, a little more for one batch than for another.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -4,8 +4,6 @@
 each PORT an agent of KINDS listens, on those that are left another tenant.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

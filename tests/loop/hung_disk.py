@@ -1,7 +1,5 @@
 """Disks in trouble: one that does not answer while the test wants it, and one that is small."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A daemon and its ranks as real processes, for tests of the whole loop."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ All that rules and routes wait for takes a fifteenth of its time, and events sta
 fifteenth; detectors and daemons run as ever.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Other users of the machine, as children that have given up root's rights before they ask."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -4,8 +4,6 @@
 which run as the user UID. The file FAULTS says what is wrong now, a line each, such as ``slow 3``.
 """
 
-from __future__ import annotations
-
 # Another user may not be able to read the interpreter's own files.
 import encodings.ascii
 import encodings.idna  # noqa: F401

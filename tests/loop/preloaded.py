@@ -1,7 +1,5 @@
 """Libraries of the tests' own that a process is started with, compiled when they are needed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

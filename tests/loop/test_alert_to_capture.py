@@ -5,8 +5,6 @@ they are evaluated each second and wait for two: what they wait for otherwise is
 way every expression of dashboards and rules is asked, in health and under the faults.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Acceptance: an honest job beside all attackers at once loses nothing and is judged as ever."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """A rank whose core others use: what is said of the slow rank names who, and survives a replay."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

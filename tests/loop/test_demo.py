@@ -1,7 +1,5 @@
 """``warpwatch demo`` as a newcomer runs it: the loop closes by itself, fault after fault."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

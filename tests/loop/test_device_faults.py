@@ -1,7 +1,5 @@
 """Faults of the driver's GPUs through the whole daemon: each its kind, its GPU and its rank."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

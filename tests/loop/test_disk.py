@@ -1,7 +1,5 @@
 """A disk that is full, or hangs: captures are refused or late, and everything else goes on."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Acceptance: what goes wrong in a real training is found once, by its name and with its rank."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 HOSTILE_MINUTES is how long it is attacked.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A torchrun job over three nodes, a fleet and a bucket: one fault, one capture, one diagnosis."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

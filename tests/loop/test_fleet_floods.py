@@ -1,7 +1,5 @@
 """Agents that lie, send garbage or flood, beside honest ones: who they are, and what they cost."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

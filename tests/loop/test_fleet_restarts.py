@@ -1,7 +1,5 @@
 """A fleet that is killed again and again: training goes on, and one fault stays one anomaly."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Acceptance: a hang is answered with the stacks of all threads and who waits for whom."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ test_hang_stacks.py has a hang, test_restart_in_anomaly.py a restart. Faults are
 as a step, so that they stand out on a machine that is busy with other work too.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -2,8 +2,6 @@
 what could not be done is in status and metrics.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -3,8 +3,6 @@
 The table in docs/alerts.md says what is expected; its times are what this test prints.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

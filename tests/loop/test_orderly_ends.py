@@ -1,7 +1,5 @@
 """Acceptance: what ends a training on purpose is no fault of it, however it is ended."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The stored traces open in Perfetto: its own trace processor imports them without errors."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import importlib.util

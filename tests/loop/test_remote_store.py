@@ -1,7 +1,5 @@
 """A daemon whose bucket is away for a while, and which is killed meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

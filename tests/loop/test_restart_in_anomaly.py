@@ -1,7 +1,5 @@
 """A restart of the daemon in the middle of an anomaly: it stays one anomaly."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

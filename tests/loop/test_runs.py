@@ -1,7 +1,5 @@
 """Two runs of one program, the second with a slower part: what is said of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Healthy trainings among jobs that come and go: nothing is found in them, and nothing grows."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

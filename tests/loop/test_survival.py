@@ -1,7 +1,5 @@
 """The job comes first: what kills the daemon or a rank costs no other anything."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """One script that knows nothing of Warpwatch, plain and under ``run`` beside a daemon."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

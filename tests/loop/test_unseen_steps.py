@@ -1,7 +1,5 @@
 """Acceptance: a training whose steps no hook sees any more is no hang until it stands still."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

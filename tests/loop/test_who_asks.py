@@ -1,7 +1,5 @@
 """Users against each other's jobs, over loopback and on the socket of a real daemon."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

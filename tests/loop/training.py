@@ -5,8 +5,6 @@ what goes wrong from now on, a line each: a name and the ranks that have it (``s
 never ends by itself. Work is mostly sleep, so that two busy cores are enough for four ranks.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A job of ``training.py``, with the switch of its faults, and the jobs of ``healthy.py``."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

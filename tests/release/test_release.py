@@ -1,7 +1,5 @@
 """A release as `make release` builds it: the same bytes twice, without network, and usable."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Workflows run what was reviewed: every action by its commit, never by a tag that can move."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

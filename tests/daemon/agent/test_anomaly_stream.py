@@ -1,7 +1,5 @@
 """The pipeline's part in an anomaly's life: reported once, over restarts and failures."""
 
-from __future__ import annotations
-
 import json
 from unittest.mock import Mock
 

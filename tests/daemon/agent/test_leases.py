@@ -1,7 +1,5 @@
 """Jobs that a fleet judges: what their node keeps back, and what it goes on with afterwards."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgspec

@@ -1,7 +1,5 @@
 """Rounds of a loop: their times, their failures, and a round that does not return."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

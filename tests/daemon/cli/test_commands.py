@@ -1,7 +1,5 @@
 """The command line: help with an example, one-line errors, the exit status that scripts need."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 Strangers can neither fill that log, nor forge a line of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

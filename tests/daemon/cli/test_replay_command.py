@@ -1,7 +1,5 @@
 """`warpwatch replay`: logs as they lie on disks, and what it prints, filtered and explained."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools

@@ -1,7 +1,5 @@
 """`warpwatch top` in textual's own terminal, over a real daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

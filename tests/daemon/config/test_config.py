@@ -1,7 +1,5 @@
 """Configuration: how a file is read, what a mistake is answered, and the page that explains it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The fake driver for the doctor's child, and nodes made of files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The node beside its GPUs: NCCL's environment, the kernel log, schedulers, the host."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """Rules on GPUs, and on the library, the kernel module and what a container was given."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The doctor's survey of a driver in a child process, and its printed findings."""
 
-from __future__ import annotations
-
 import json
 import select
 import shutil

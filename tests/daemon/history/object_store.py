@@ -1,7 +1,5 @@
 """A real S3 server for tests, behind a server that fails as networks and buckets do."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

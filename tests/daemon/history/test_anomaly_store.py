@@ -1,7 +1,5 @@
 """The history of anomalies and the minutes around them: what is kept, and what a bad disk costs."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from dataclasses import replace

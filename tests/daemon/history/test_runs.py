@@ -1,7 +1,5 @@
 """Summaries of runs: figures, files, restarts, copies, and comparison."""
 
-from __future__ import annotations
-
 import json
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Captures on their way into a bucket that is slow, full, silent or away for a while."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -1,7 +1,5 @@
 """A node with ranks for each test, and processes that are seen there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ring files as a shim writes them, made with the protocol's codecs alone."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

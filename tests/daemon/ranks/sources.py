@@ -1,7 +1,5 @@
 """A node's ranks without the daemon's loops: the source alone, or with pods and a manual clock."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

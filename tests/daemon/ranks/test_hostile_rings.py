@@ -1,7 +1,5 @@
 """Everything from a client is untrusted: nothing crashes, all is bounded and counted."""
 
-from __future__ import annotations
-
 import os
 import random
 import stat

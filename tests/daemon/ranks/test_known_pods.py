@@ -1,7 +1,5 @@
 """Pods of the kubelet: owners of their rings, and removal after the pod."""
 
-from __future__ import annotations
-
 import os
 from unittest.mock import Mock
 

@@ -1,7 +1,5 @@
 """Pods that mount only a folder of their own: found, read, kept apart, limited, given up."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

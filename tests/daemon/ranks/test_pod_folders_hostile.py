@@ -1,7 +1,5 @@
 """Pods that damage their own folder, as root in the container may, harm only themselves."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real job in two pods that mount only a folder of their own, and a capture of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """The inbox is everyone's: what is taken over from it, what of it goes, and who has too much."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Facts of a rank besides its steps, and of its process from the kernel."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rings in, ranks out: counts that no restart loses or repeats, and the runs that ranks are of."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Reads the daemon's own metrics."""
 
-from __future__ import annotations
-
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.catalogue import CATALOGUE
 

@@ -1,7 +1,5 @@
 """The one state: of devices and jobs, and what the daemon counts about itself."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

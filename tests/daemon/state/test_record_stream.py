@@ -1,7 +1,5 @@
 """The stream of records that fleets read: each once, bounded, by shards, after gaps."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

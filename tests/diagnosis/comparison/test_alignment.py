@@ -1,7 +1,5 @@
 """Several ranks together: their clocks, who waits for whom, and how fast the links are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``--baseline``: what changed since the job was well, by phase and by kernel."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

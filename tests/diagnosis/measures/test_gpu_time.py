@@ -1,7 +1,5 @@
 """Kernels, copies, streams and launches of one device and of several."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.diagnosis.timeline import Timeline

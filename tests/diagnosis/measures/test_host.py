@@ -1,7 +1,5 @@
 """The host's activities beside operators, by the names of real traces, and its waits."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

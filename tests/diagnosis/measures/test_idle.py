@@ -1,7 +1,5 @@
 """Idle time is split into causes that add up to it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Operators: self time, the device's time, FLOPs from recorded shapes, lines of code."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A rank's measures as a file: smaller than its trace, the same diagnosis, and not trusted."""
 
-from __future__ import annotations
-
 import gzip
 import random
 from dataclasses import replace

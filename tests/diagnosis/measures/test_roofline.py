@@ -1,7 +1,5 @@
 """Peaks of known devices, what limits a class of kernels, and lower clocks."""
 
-from __future__ import annotations
-
 import json
 from itertools import count
 from pathlib import Path

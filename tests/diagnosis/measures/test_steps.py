@@ -1,7 +1,5 @@
 """The window of a trace and its steps: their numbers, memory over time, and the longest, drawn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

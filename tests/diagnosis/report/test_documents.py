@@ -1,7 +1,5 @@
 """Whole reports: what the command prints, the JSON document, the page, and the reduced trace."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

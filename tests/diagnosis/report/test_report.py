@@ -1,7 +1,5 @@
 """The HTML report: the answer first, all that a person needs, and nothing that a trace can do."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from html.parser import HTMLParser

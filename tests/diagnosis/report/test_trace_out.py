@@ -1,7 +1,5 @@
 """``--trace-out``: a smaller trace for a viewer, which diagnosis judges as it judged the whole."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Pipelines whose stages wait for each other: because there are few micro-batches, or unevenly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each rule on traces with a known cause, and one finding for one fault."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Waiting and late ranks of a hanging job, from their stacks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path

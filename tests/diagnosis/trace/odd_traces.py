@@ -1,7 +1,5 @@
 """Parts of odd traces, and the invariants of every verdict on them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The inventory counts the events that the diagnosis reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

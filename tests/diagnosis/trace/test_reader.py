@@ -1,7 +1,5 @@
 """Every way a file can be no trace ends in one TraceError; old and new formats read alike."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -3,8 +3,6 @@
 ``tests/fuzz`` draws many more.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

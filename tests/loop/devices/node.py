@@ -1,7 +1,5 @@
 """A daemon on the fake driver, as real processes, for tests of the device side as a whole."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Dashboard 12239, written for dcgm-exporter, on a real Prometheus that scrapes the daemon."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

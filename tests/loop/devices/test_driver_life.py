@@ -1,7 +1,5 @@
 """The driver comes, goes and is upgraded while the daemon runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.devices.fakenvml.driver import LIBRARY, FakeDriver

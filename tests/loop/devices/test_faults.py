@@ -1,7 +1,5 @@
 """One broken GPU breaks nothing else: the others go on, and what is broken says why."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.devices.fakenvml.driver import FakeDriver

@@ -1,7 +1,5 @@
 """What the daemon exports of each kind of GPU: golden scrapes, one GPU of each in one node."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
