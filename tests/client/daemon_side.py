@@ -98,8 +98,6 @@ class Folder:
     def held(self) -> Iterator[None]:
         command = [sys.executable, "-S", "-c", HOLD_LOCK, str(self.path / "daemon.lock")]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-            assert holder.stdout is not None
-            assert holder.stdin is not None
             holder.stdout.readline()
             yield
             holder.stdin.close()

@@ -222,7 +222,6 @@ def interrupted_at_any_line(net: Any, optimizer: Any) -> list[int]:
         take(batches, 3)
         if not interrupted(partial(take, batches), functions, len(counted)):
             return counted
-        assert state.monitor is not None
         before = state.monitor.clock.steps
         take(batches, 2)
         counted.append(state.monitor.clock.steps - before)
@@ -236,7 +235,6 @@ def a_gpu_that_comes_into_use(net: Any, optimizer: Any) -> None:
         cuda.launch(30)
         learn(net, optimizer, batch)
         cuda.run()
-        assert state.monitor is not None
         clock = state.monitor.clock
         if number == 2:
             clock.cuda, clock._look_ns = cuda, 0
@@ -247,7 +245,6 @@ def two_trainings_of_a_framework() -> None:
     for _ in range(2):
         state.begin_training("lightning")
         monitor = state.monitor
-        assert monitor is not None
         for _ in range(3):
             state.end_step("lightning")
         state.end_training("lightning")
@@ -360,7 +357,6 @@ def threads_that_train_at_once() -> int:
     train(*trained(), steps=2)
     others[1].start()
     others[1].join()
-    assert state.monitor is not None
     return state.monitor.clock.steps_elsewhere
 
 
@@ -431,7 +427,6 @@ def checkpoint() -> None:
         train(net, optimizer)
         torch.save(net.state_dict(), io.BytesIO())
     monitor = state.monitor
-    assert monitor is not None
     index = monitor.phase("checkpoint").index
     optimizer.step()
     saved_ns = monitor.clock.totals[index]

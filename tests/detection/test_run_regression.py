@@ -33,7 +33,6 @@ def compared(
 def test_a_run_slower_than_the_one_before_is_found_with_the_phase_that_grew(engine):
     grown = PHASES | {"forward": 0.3}
     found = compared(engine, 0.6, [0.5], phases_s=grown, earlier_phases_s=PHASES)
-    assert found is not None
     assert (found.kind, found.severity, found.rank) == ("run_regression", "warning", None)
     assert (found.value, found.baseline) == (0.6, 0.5)
     assert found.summary == (

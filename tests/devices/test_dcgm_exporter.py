@@ -202,7 +202,6 @@ MIG = (
 def test_labels_are_unescaped_and_may_hold_braces_and_commas() -> None:
     line = r'DCGM_X{a="one, \"two\"} 7",b="back\\slash",c="new\nline",} 2.5e+3 1700000000000'
     (sample,) = parse(line, {"DCGM_X"})
-    assert sample is not None
     assert sample.labels == {"a": 'one, "two"} 7', "b": "back\\slash", "c": "new\nline"}
     assert (sample.name, sample.value) == ("DCGM_X", 2500.0)
 

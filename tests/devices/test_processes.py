@@ -60,7 +60,6 @@ def parent() -> Iterator[subprocess.Popen[str]]:
 
 
 def reported(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
@@ -94,7 +93,6 @@ def test_children_count_and_what_they_used_stays(parent: subprocess.Popen[str]) 
     assert before["process_cpu_seconds_total children"] > 0.05
     assert before["process_resident_memory_bytes children"] > 2 * 2**20
     assert before["process_resident_memory_bytes self"] > 2**20
-    assert parent.stdin is not None
     parent.stdin.write("\n")
     parent.stdin.flush()
     assert reported(parent) == "ended"
@@ -114,7 +112,6 @@ def test_a_process_that_is_gone_has_no_series_and_a_zombie_is_no_living_child() 
     own, of_child = source_of(os.getpid()), source_of(child.pid)
     assert series(of_child, child.pid)["process_children"] == 0
     living = series(own, os.getpid())["process_children"]
-    assert child.stdin is not None
     child.stdin.close()
     eventually(lambda: (found := read_process(child.pid)) and not found.alive)
     assert series(own, os.getpid())["process_children"] == living - 1

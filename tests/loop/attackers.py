@@ -47,7 +47,6 @@ class HeldRing(RingFile):
             self._map[offset : offset + len(data)] = data
 
     def end(self) -> None:
-        assert self._map is not None
         self.word(protocol.WORD_ENDED, 1)
         self._map.close()
         os.close(self._fd)

@@ -76,7 +76,6 @@ class LoopCluster:
         poll(lambda: len(self.up()) == (agents or len(self.nodes)), self.log())
 
     def kill_fleet(self) -> None:
-        assert self.fleet is not None
         self.fleet.kill()
         self.fleet.wait()
 

@@ -87,18 +87,15 @@ class LoopNode:
         return self.daemon
 
     def _is_serving(self) -> bool:
-        assert self.daemon is not None
         assert self.daemon.poll() is None, self.log("daemon")
         return self.http.get("/healthz").status_code == 200
 
     def kill_daemon(self) -> None:
-        assert self.daemon is not None
         self.daemon.kill()
         self.daemon.wait()
 
     def terminate_daemon(self) -> None:
         """Ends it in order."""
-        assert self.daemon is not None
         self.daemon.terminate()
         self.daemon.wait(DEADLINE_S)
 

@@ -109,7 +109,6 @@ def held_connections(uid: int, port: int, count: int) -> Iterator[None]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         yield
         process.kill()

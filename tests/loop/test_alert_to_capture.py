@@ -166,7 +166,6 @@ def break_the_agent(found: Fleet) -> None:
     """A configuration that is refused, and a ring that is none."""
     node = found.nodes[DRIVER_NODE]
     node.config.write_text(node.config.read_text() + "\nnonsense: 1\n")
-    assert node.daemon is not None
     node.daemon.send_signal(signal.SIGHUP)
     (node.run_dir / "ranks" / "job-r0-0123456789abcdef.ring").write_bytes(b"no ring" * 1000)
 

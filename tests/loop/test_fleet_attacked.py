@@ -100,7 +100,6 @@ class Attacked:
         self._process = subprocess.Popen(
             [*command, *map(str, self._ports)], cwd=ROOT, stdout=subprocess.PIPE
         )
-        assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"listening\n"
 
     def lags(self) -> dict[str, float]:
@@ -112,7 +111,6 @@ class Attacked:
             assert self._process.poll() is None, "the attackers have ended"
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
-            assert self._process.stdout is not None
             self._process.stdout.close()
         self.site.close()
 
@@ -140,7 +138,6 @@ class Watch:
 
     def __init__(self, attacked: Attacked) -> None:
         self._attacked = attacked
-        assert attacked.cluster.fleet is not None
         self._process = psutil.Process(attacked.cluster.fleet.pid)
         self.worst_lag_s = 0.0
         self.rss: list[int] = []

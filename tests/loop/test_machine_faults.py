@@ -74,7 +74,6 @@ def steps(cluster: LoopCluster, job: str) -> int:
 
 def process(cluster: LoopCluster, who: str) -> psutil.Process:
     found = cluster.fleet if who == "fleet" else cluster.nodes[0].daemon
-    assert found is not None
     return psutil.Process(found.pid)
 
 

@@ -101,7 +101,6 @@ def refuse_configuration(site: Site) -> None:
     node = site.cluster.nodes[0]
     text = node.config.read_text()
     node.config.write_text(f"{text}\nnonsense: 1\n")
-    assert node.daemon is not None
     node.daemon.send_signal(signal.SIGHUP)
     poll(lambda: node.metric("warpwatch_config_reloads_total", result="failed"), "refused")
     node.config.write_text(text)

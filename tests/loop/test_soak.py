@@ -105,7 +105,6 @@ class Soak:
         self._node.start_daemon(**self._clock.environment)
 
     def measured(self) -> dict[str, float]:
-        assert self._node.daemon is not None
         daemon = psutil.Process(self._node.daemon.pid)
         rings = len(list(self._node.run_dir.glob("ranks/*")))
         return {

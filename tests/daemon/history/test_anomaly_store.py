@@ -118,7 +118,6 @@ def test_a_full_disk_is_counted_each_time_and_logged_once(tmp_path, caplog):
     history.write([(OVER, None)], NOW)
     # As small as the file is now: SQLite answers as on a full disk.
     connection = history._connection
-    assert connection is not None
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
     large = replace(OVER, id="large", summary="x" * 100_000)
@@ -246,9 +245,7 @@ def test_an_anomaly_and_its_minutes_are_stored_when_it_opens(tmp_path):
     node = Node(tmp_path)
     crash = crash_in_training(node)
     anomaly, context = node.archive.find(crash.id) or (None, None)
-    assert anomaly is not None
     assert (anomaly.kind, anomaly.rank) == ("crash", 1)
-    assert context is not None
     assert [series.rank for series in context.series] == [None, 1]
     assert node.archive.contexts()[crash.id] == context
     assert node.failures == []
@@ -326,9 +323,7 @@ def test_what_a_restart_ends_keeps_its_minutes(tmp_path):
     second.archive.write()
     assert second.detection.active == ()
     found, context = second.archive.find(hung[0].id) or (None, None)
-    assert found is not None
     assert found.summary.endswith("judged from the start since the daemon was restarted")
-    assert context is not None
     assert len(context.series) >= 1
 
 

@@ -43,7 +43,6 @@ def begin(node, stack):
         )
         stack.enter_context(process)
         stack.callback(process.kill)
-        assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
         return process
 

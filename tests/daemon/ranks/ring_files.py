@@ -40,8 +40,6 @@ class Holder:
 
     def __init__(self, path: Path) -> None:
         server = _holders()
-        assert server.stdin is not None
-        assert server.stdout is not None
         server.stdin.write(f"{path}\n")
         server.stdin.flush()
         self.pid = int(server.stdout.readline())

@@ -103,7 +103,6 @@ class KubernetesNode:
 
     @contextmanager
     def api_held(self) -> Iterator[None]:
-        assert self._api_server is not None
         self._api_server.send_signal(signal.SIGSTOP)
         try:
             yield

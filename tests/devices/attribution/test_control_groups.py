@@ -50,7 +50,6 @@ def test_a_slurm_job_is_its_environment(
     (tmp_path / "7/cgroup").write_text(path)
     (tmp_path / "7/environ").write_bytes(environment)
     owner = read_owner(7, "python", tmp_path)
-    assert owner is not None
     assert owner.slurm == expected
 
 
@@ -67,7 +66,6 @@ def test_no_text_makes_it_raise(text: str) -> None:
 
 def test_this_process_can_be_read_and_a_gone_one_cannot() -> None:
     own = read_owner(os.getpid(), "pytest")
-    assert own is not None
     assert own.name == "pytest"
     assert read_owner(2**22 + 1, "gone") is None
 

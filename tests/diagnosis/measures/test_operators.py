@@ -107,7 +107,6 @@ ATTENTION = "aten::_scaled_dot_product_flash_attention"
 )
 def test_shapes_give_flops_and_bytes(name: str, shapes: Any, flops: float, elements: int) -> None:
     half = work_of(name, shapes, ["c10::Half"] * len(shapes))
-    assert half is not None
     assert (half.flops, half.bytes, half.dtype) == (flops, 2 * elements, "float16")
 
 

@@ -21,7 +21,6 @@ PEAKS = Path(__file__).parents[1] / "fixtures" / "peaks.tsv"
 def test_a_devices_name_finds_its_data_sheet(row: str) -> None:
     device, name, gb_per_s, tflops = row.split("\t")
     peaks = peaks_of(device)
-    assert peaks is not None
     assert (peaks.name, peaks.memory_bytes_per_s) == (name, float(gb_per_s) * 1e9)
     assert {k: round(v / 1e12, 3) for k, v in peaks.flops_per_s.items()} == json.loads(tflops)
     assert "data sheet" in peaks.source or "brief" in peaks.source

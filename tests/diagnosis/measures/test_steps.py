@@ -169,7 +169,6 @@ def test_the_longest_step_has_lanes_for_the_host_each_stream_and_the_idle_time()
     timeline.kernel(15_100, 4_900, launched_us=15_050, name="ampere_sgemm_128x64_nn")
     timeline.copy(20_000, 10_000, 15_090, PINNED)
     found = timeline.measured().timeline
-    assert found is not None
     assert (found.number, found.duration_us) == (7, 20_000)
     kinds = [("host", "host"), ("0/7", "stream"), ("idle", "idle")]
     assert [(lane.name, lane.kind) for lane in found.lanes] == kinds
@@ -190,7 +189,6 @@ def test_thousands_of_short_kernels_become_few_spans_of_the_longest() -> None:
         name = "ampere_sgemm_128x64_nn" if index % 2 else "vectorized_elementwise_kernel"
         timeline.kernel(20 * index, 1 + index % 2, launched_us=None, name=name)
     found = timeline.measured().timeline
-    assert found is not None
     stream = found.lanes[1]
     assert 1 <= len(stream.spans) <= RESOLUTION
     assert {span.label for span in stream.spans} == {"gemm"}

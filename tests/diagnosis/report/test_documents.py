@@ -129,7 +129,6 @@ def test_the_ncu_command_profiles_the_hottest_kernel_that_is_no_collective(
     tmp_path: Path, name: str, function: str, sections: tuple[str, ...]
 ) -> None:
     found = hottest(measured(tmp_path, gpu(name)))
-    assert found is not None
     assert found.kernel == name
     # Replaying a collective can hang.
     assert shlex.split(found.ncu) == [
