@@ -1,7 +1,5 @@
 """Fixtures of all tests: an environment without our variables, golden files, the fake driver."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

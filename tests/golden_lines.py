@@ -1,7 +1,5 @@
 """Objects as lines of golden files: one line per object, and only the fields that are set."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

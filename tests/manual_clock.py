@@ -1,7 +1,5 @@
 """A clock that a test moves by hand, in place of the clocks of ``time``."""
 
-from __future__ import annotations
-
 
 class ManualClock:
     """Monotonic and wall time that pass only in ``sleep`` and ``advance``.

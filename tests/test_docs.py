@@ -4,8 +4,6 @@ A command of ours is parsed by its own parser, which refuses an unknown option. 
 (helm, kubectl) is checked as far as files and values go.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The house: packages on floors, plain imports that point downwards only, and no circle."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

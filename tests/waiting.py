@@ -1,7 +1,5 @@
 """Waits for an event in another process or thread, with a deadline that only a hang reaches."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The checks of a real GPU, as far as they run on the fake driver."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The judge's figures: their bounds, and their table in the documentation."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A capture service whose participants the test plays: what they answer, and when."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path

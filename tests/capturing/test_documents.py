@@ -1,7 +1,5 @@
 """Documents of a child that was taken over by the file it read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The state machine of captures, with participants that the test plays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A rendezvous folder with a daemon's lock on it, and servers that fork programs with torch."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

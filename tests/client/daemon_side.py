@@ -1,7 +1,5 @@
 """The daemon's side of the rendezvous, as far as the tests of the shim need it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Training loops that know nothing of the hooks: their data, and what of them is compiled."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

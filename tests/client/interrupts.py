@@ -1,7 +1,5 @@
 """Ctrl-C at every line of the shim, one after the other."""
 
-from __future__ import annotations
-
 import linecache
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Training loops that do what the training libraries do that have optimizers of their own."""
 
-from __future__ import annotations
-
 import os
 import sys
 from types import ModuleType

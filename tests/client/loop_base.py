@@ -1,7 +1,5 @@
 """Provides hooks, a clock and the loops by name for the training loops of the tests."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

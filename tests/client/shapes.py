@@ -1,7 +1,5 @@
 """The shapes of public training programs, in one process each. Each has a loss a step."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The shapes of programs of a framework. Each has a loss a step."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The shapes of programs on several ranks, which talk by gloo. Each returns one rank's losses."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """The shapes of public training programs without a DataLoader. Each has a loss a step."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections import deque

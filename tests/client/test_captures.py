@@ -1,7 +1,5 @@
 """Captures by command: what is answered, and what is left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Each reason against a capture, beside a torch that is a stand-in where a GPU would be needed."""
 
-from __future__ import annotations
-
 import re
 import sys
 from types import ModuleType, SimpleNamespace

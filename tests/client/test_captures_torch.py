@@ -1,7 +1,5 @@
 """Captures of a real training: options, interruptions, errors, other profilers, memory, Nsight."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Steps timed by events, on a simulated stream: in order, in its own time, behind the CPU."""
 
-from __future__ import annotations
-
 import json
 from threading import Lock, Thread
 from types import SimpleNamespace

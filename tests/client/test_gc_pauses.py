@@ -1,7 +1,5 @@
 """Pauses of the garbage collector: counted, reported, and gone when no one wants them."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tests of a batch's samples and tokens, by its shapes."""
 
-from __future__ import annotations
-
 from collections import UserDict, namedtuple
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Waiting for other ranks is ``comm``: two gloo ranks, of which the second comes late."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

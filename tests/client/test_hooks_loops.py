@@ -3,8 +3,6 @@
 A step of the training is one, however it calls its optimizers.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the job and rank that a process reports."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -3,8 +3,6 @@
 Programs that train become ranks, however they were started.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

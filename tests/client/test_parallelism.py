@@ -1,7 +1,5 @@
 """The places of real ranks over gloo in the meshes of their program, and by what getters say."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

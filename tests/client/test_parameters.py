@@ -1,7 +1,5 @@
 """The parameters that optimizers train, as the ring's metadata says them."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """The shim in real processes: what it leaves in the ring, and what it leaves alone."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The test vectors of docs/protocol.md, read from the document, against the codecs."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -2,8 +2,6 @@
 counted, and nearly all of it has a name.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Stacks: the pipe that faulthandler writes into, and what the helper thread reads of threads."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

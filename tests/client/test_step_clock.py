@@ -1,7 +1,5 @@
 """Tests of the step clock without a daemon."""
 
-from __future__ import annotations
-
 import os
 import threading
 import weakref

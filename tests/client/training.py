@@ -1,7 +1,5 @@
 """A training that takes its steps on request, and the captures of it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Training loops that know nothing of the hooks: their optimizers, and the parts of their steps."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

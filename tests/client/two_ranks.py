@@ -3,8 +3,6 @@
 Rank 1 comes to every communication once rank 0 waits in it, and a while later by the shim's clock.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -1,7 +1,5 @@
 """Prometheus' own promtool: what says whether rules and expressions mean what they should."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

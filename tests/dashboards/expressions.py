@@ -1,7 +1,5 @@
 """Every PromQL expression of a dashboard, as Grafana would send it with All chosen everywhere."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -4,8 +4,6 @@ One node has simulated devices, which fill every metric; the other the fake driv
 NVML source, with MIG instances and the processes of its ranks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

@@ -4,8 +4,6 @@ Raises AssertionError for a metric or label that does not exist: where a typing 
 empty panel, or none at all.
 """
 
-from __future__ import annotations
-
 import re
 
 import promql_parser as promql

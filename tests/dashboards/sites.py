@@ -5,8 +5,6 @@ Devices are the simulated ones and pages the exporter's own. What neither brings
 daemon counts about itself) has every name and label of the catalogue: still, but where faults are.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The alerts about anomalies, evaluated by promtool on what agents and a fleet really export."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import product

@@ -1,7 +1,5 @@
 """The dashboards against Grafana's own types."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

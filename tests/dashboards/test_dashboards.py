@@ -1,7 +1,5 @@
 """The dashboards as Grafana gets them, and what they ask Prometheus for."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import subprocess

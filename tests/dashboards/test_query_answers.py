@@ -1,7 +1,5 @@
 """The dashboards' expressions where series come, go and share devices."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

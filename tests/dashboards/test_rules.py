@@ -1,7 +1,5 @@
 """The Prometheus rules before the real promtool: they are valid, and do what their tests say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

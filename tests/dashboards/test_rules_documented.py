@@ -1,7 +1,5 @@
 """Every alert tells people what to do, and speaks only of what Warpwatch exports."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

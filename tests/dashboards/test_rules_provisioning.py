@@ -1,7 +1,5 @@
 """Grafana's provisioning files: rules made from Prometheus', and their receivers."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

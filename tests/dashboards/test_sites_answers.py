@@ -1,7 +1,5 @@
 """Every expression of every dashboard, answered by a real Prometheus that knows six clusters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import product

@@ -3,8 +3,6 @@
 Detection, exporter, rules, Prometheus and Alertmanager are real; only the waits are short.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path

@@ -5,8 +5,6 @@ two busy cores are enough for four ranks. The file ``MEETING.fault`` says what i
 now, a line each: ``slow 3``, ``memory 0``. It never ends by itself.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """All that an engine reports, as a golden file of each case of a test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

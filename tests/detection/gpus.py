@@ -1,7 +1,5 @@
 """Readings of simulated GPUs with faults on top, for the tests of the detectors of devices."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Joined steps of a job, without the engine: what tests of single detectors are fed."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The register of anomalies, without detectors: it is fed what they would say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.detection.streams import EPOCH_S

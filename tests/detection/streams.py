@@ -1,7 +1,5 @@
 """Synthetic telemetry: what the detector tests feed, in event time from a fixed epoch."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """An anomaly's life: opened once, updated, explained, closed when it is over, and continued."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

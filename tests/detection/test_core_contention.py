@@ -1,7 +1,5 @@
 """Evidence of why a slow rank had no core, beside the straggler and the regression it explains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine: records through detectors, joined steps, and replay of logs."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

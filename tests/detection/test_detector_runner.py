@@ -1,7 +1,5 @@
 """One detector that fails costs no other its records and deadlines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

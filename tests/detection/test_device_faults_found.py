@@ -1,7 +1,5 @@
 """Each fault of a device raises its kind alone, with its device and rank, and its end closes it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Healthy devices of all kinds open nothing; missing values are not evaluated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Values that a process writes into the detail of its events."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

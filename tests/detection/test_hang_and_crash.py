@@ -1,7 +1,5 @@
 """hang, crash and oom: silence, heartbeats and deaths, in event time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Level shifts in windows of several lengths, and the median of a window that slides."""
 
-from __future__ import annotations
-
 import random
 import statistics
 

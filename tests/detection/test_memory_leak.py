@@ -1,7 +1,5 @@
 """memory_leak: growth that never ends against growth that does."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator

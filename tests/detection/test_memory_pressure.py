@@ -1,7 +1,5 @@
 """memory_pressure: allocation retries, full devices and full hosts."""
 
-from __future__ import annotations
-
 from tests.detection.streams import Job, alone, fed, opened, restart
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.metric import SeriesKey

@@ -1,7 +1,5 @@
 """A network port that goes down, errors of one that rise, and what they explain."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import pytest

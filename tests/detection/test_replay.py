@@ -1,7 +1,5 @@
 """A log of records through the engine: made ones, and those that daemons recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

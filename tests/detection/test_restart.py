@@ -1,7 +1,5 @@
 """A restart of the daemon in the middle of anything: every anomaly stays one anomaly."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """run_regression: a run beside the job's earlier ones, as the daemon says how they compare."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

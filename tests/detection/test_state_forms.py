@@ -1,7 +1,5 @@
 """Detectors keep their memory over an upgrade, unless a state has another version."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import typing

@@ -1,7 +1,5 @@
 """step_drift, step_spikes, comm_slow and step_regression on a job's steps whose truth is known."""
 
-from __future__ import annotations
-
 import math
 import random
 

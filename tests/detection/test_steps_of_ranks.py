@@ -1,7 +1,5 @@
 """step_regression, straggler, data_stall and gc_pause on steps of a job whose truth is known."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

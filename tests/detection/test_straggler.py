@@ -1,7 +1,5 @@
 """straggler on ranks that differ: uneven lengths, stages of a pipeline, drifts, lost records."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """With any records no detector fails, and every state can be saved and restored."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The worst moment of an anomaly, and the effects of a device on its job as one anomaly."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The fake driver in the tests' own process, and files of inputs with what is made of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

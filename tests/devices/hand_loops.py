@@ -1,7 +1,5 @@
 """Loops whose rounds a test runs by hand, in place of the daemon's supervisor and its threads."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """NVML of the fake driver in this process: its clock stands still unless a test moves it."""
 
-from __future__ import annotations
-
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

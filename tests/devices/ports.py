@@ -1,7 +1,5 @@
 """Made /sys trees of RDMA ports, of two real machines' shapes: InfiniBand and RoCE; and EFA."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A sink that keeps what sources publish."""
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 

@@ -1,7 +1,5 @@
 """Calls that do not return cost their thread and nothing else."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

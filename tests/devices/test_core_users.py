@@ -1,7 +1,5 @@
 """The users of the cores of a process: by processor time, named only to those permitted."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

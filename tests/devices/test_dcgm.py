@@ -1,7 +1,5 @@
 """The dcgm source on the stand-in of DCGM's bindings: the real ones cannot be had here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The dcgm_exporter source against HTTP servers on loopback that serve dcgm-exporter's format."""
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import io

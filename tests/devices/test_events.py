@@ -1,7 +1,5 @@
 """XIDs and health events from a fake driver: each once, of every GPU, also after one has failed."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """GPM on a fake driver: right numbers, few calls, and no device that costs the others theirs."""
 
-from __future__ import annotations
-
 import math
 
 import pynvml

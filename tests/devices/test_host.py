@@ -1,7 +1,5 @@
 """The host source reads this very machine; RDMA ports are on made /sys trees of two real ones."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

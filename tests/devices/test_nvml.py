@@ -1,7 +1,5 @@
 """The nvml source on a fake driver with eight GPUs, round by round, and in a process of its own."""
 
-from __future__ import annotations
-
 import _ctypes
 import ast
 import ctypes

@@ -1,7 +1,5 @@
 """MIG: instances as devices beside their GPU, while they come and go."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.devices.fakenvml.driver import FakeDriver

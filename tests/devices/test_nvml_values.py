@@ -1,7 +1,5 @@
 """The values of each kind of GPU, their units, and absent ones."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

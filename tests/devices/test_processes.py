@@ -1,7 +1,5 @@
 """Processes that use a GPU are followed with their children, who come and go."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

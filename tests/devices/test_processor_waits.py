@@ -1,7 +1,5 @@
 """The obstacles to a process's core and memory: run queues, control groups, the hypervisor."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The simulated devices obey physics and fill the catalogue."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.devices.conftest import Golden

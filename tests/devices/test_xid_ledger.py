@@ -1,7 +1,5 @@
 """XIDs are counted once, from all origins; only new ones in the kernel log, in every spelling."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,7 +1,5 @@
 """A server of somebody else's, which may take its time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

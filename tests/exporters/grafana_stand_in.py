@@ -3,8 +3,6 @@
 https://grafana.com/docs/grafana/latest/developers/http_api/annotations/
 """
 
-from __future__ import annotations
-
 import json
 import ssl
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """An HTTP server of somebody else's, that keeps what it is sent and answers as the test wants."""
 
-from __future__ import annotations
-
 import gzip
 import ssl
 import threading

@@ -1,7 +1,5 @@
 """States with everything in them, for the exporters' tests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Annotations in Grafana: each once, with its end, after any failure."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

@@ -1,7 +1,5 @@
 """The telemetry log on disk: whole lines, each record once, after any exit of the daemon."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

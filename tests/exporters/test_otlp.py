@@ -1,7 +1,5 @@
 """OpenTelemetry: a collector receives what /metrics says, and each event as a log record."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The exposition: exact, valid for strict parsers, and cheap."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Webhooks: each anomaly once, to a real server; what is not taken is tried again for a while."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter

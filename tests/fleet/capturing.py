@@ -4,8 +4,6 @@ The stream is read by hand, so that a test can leave an agent out. Time passes o
 sleeps: then all ranks act once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence

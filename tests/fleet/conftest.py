@@ -1,7 +1,5 @@
 """A fleet over two nodes with two ranks each, which it captures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

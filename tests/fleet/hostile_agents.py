@@ -4,8 +4,6 @@
 a thousand ranks as fast as they are taken, and never its time; ``hour`` has a clock one ahead.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Agents as a cluster hears of them: real streams, a clock of the test's, no network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

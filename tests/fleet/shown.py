@@ -1,7 +1,5 @@
 """States for a fleet's page: jobs of any size with one slow rank, nodes, runs."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import shutil

@@ -1,7 +1,5 @@
 """One diagnosis of all nodes: real reductions, fetched over HTTP."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Captures over nodes: real capture services over HTTP, ranks that the test plays."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

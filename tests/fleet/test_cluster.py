@@ -1,7 +1,5 @@
 """Jobs over nodes: which runs are one, in which order, and who may say what."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """`warpwatch fleet` as a command: its mistakes, and the process over an agent of this one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

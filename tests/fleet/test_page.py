@@ -1,7 +1,5 @@
 """The fleet's page of a job over nodes, and its size."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The fleet's page in a real browser: heat maps, long lists, both themes, search, refresh."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

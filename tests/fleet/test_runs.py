@@ -1,7 +1,5 @@
 """Runs over nodes, of the summaries that each agent keeps of its own ranks."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

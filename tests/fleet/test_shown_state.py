@@ -1,7 +1,5 @@
 """All that a fleet knows of a job over two nodes, one with a clock of its own, as a golden file."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

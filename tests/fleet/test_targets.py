@@ -1,7 +1,5 @@
 """Targets of a fleet: lists, files, names, and the output of ``examples/slurm``."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ One JSON line a target; exit status 1 with findings. Each is a file in the folde
 ``--reproduce FILE`` runs it again.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

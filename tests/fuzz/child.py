@@ -1,7 +1,5 @@
 """``python -m tests.fuzz.child``: one target in a process of its own, which may die of it."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Where inputs come from: atheris, guided by coverage, or mutations of the seeds alone."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import sys

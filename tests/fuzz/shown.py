@@ -1,7 +1,5 @@
 """What a page, a scrape and the API make of a state, which no stranger's text may break."""
 
-from __future__ import annotations
-
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_serving import answers
 from warpwatch_serving.answers import json_answer

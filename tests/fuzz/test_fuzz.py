@@ -1,7 +1,5 @@
 """Some inputs for every target, and campaigns whose target does what none may do."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

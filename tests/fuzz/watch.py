@@ -1,7 +1,5 @@
 """Runs a target's inputs one by one, and keeps what no input may do."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import os

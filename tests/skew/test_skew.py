@@ -4,8 +4,6 @@ The files here were recorded with those releases: a ring after 42 steps, and a s
 type of line.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """State files of version 0.2.0, as its code wrote them, are read by this one."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import tarfile

@@ -1,7 +1,5 @@
 """The catalogues of metrics and XIDs: complete, named by the rules, and what docs/ says."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records to JSON and back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Mappings of bounded size."""
 
-from __future__ import annotations
-
 from warpwatch_telemetry.newest import NewestMap, put_newest
 
 

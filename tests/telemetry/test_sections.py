@@ -1,7 +1,5 @@
 """Values of the configuration, as text with a unit or as a number."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

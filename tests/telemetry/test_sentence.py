@@ -1,7 +1,5 @@
 """The sentence that every surface has for an anomaly."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 Tests of their reports with our code in them, without, and with both.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing

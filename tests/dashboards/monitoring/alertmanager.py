@@ -1,7 +1,5 @@
 """A real Alertmanager that passes alerts of one name on to a webhook."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A real Prometheus in a folder of its own, for tests that ask it what it scraped."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

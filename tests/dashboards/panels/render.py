@@ -4,8 +4,6 @@ There is no Grafana server in this: PromQL is answered by a Prometheus, and pane
 answers what the server's side does. Heat maps are left out: they are not a public component.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 ``PICTURES=docs/images make acceptance ARGS=alerts`` renews the pictures of docs/.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

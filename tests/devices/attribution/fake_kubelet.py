@@ -1,7 +1,5 @@
 """A kubelet as far as its pod-resources API goes: a gRPC server on a unix socket."""
 
-from __future__ import annotations
-
 import threading
 from concurrent import futures
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The devices of the node that the tests play on: two GPUs, the second cut into instances."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample

@@ -4,8 +4,6 @@ For Kubernetes 1.20, as root, with cgroup version 1, on a machine that is no one
 kubelet works in /var/lib/kubelet. Pods use the host's network, as there is no CNI.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import io

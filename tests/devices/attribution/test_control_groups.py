@@ -1,7 +1,5 @@
 """Owners and Slurm jobs of processes on devices, from the texts of /proc/<pid>/cgroup."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Device ids of every form: each means one device of the node, or none, never a guess."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import replace
 

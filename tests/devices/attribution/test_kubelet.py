@@ -1,7 +1,5 @@
 """The kubelet is asked over its socket, in every form of answer, away and back."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Pods and job ids from folders as a kubelet and a prolog make them, and what is refused there."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -8,8 +8,6 @@ changes, mounts, control groups and folders are put back afterwards. It refuses 
 /var/lib/kubelet has anything in it, as on a node of a cluster.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The source asks its origins beside each other and keeps the last word of one that is away."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -6,8 +6,6 @@ The library is a ``libnvidia-ml.so.1`` that is compiled against NVIDIA's own hea
 most 20 ms late, or at its next call once the file has set its clock.
 """
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import mmap

@@ -4,8 +4,6 @@ The real one is where WARPWATCH_TEST_APISERVER names kube-apiserver of Kubernete
 etcd is installed. There the fleet has the rights that the chart gives to its service account.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real API server with RBAC, and etcd, on loopback: no kubelet, no controllers."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 Its answers were compared with Kubernetes 1.20: the same tests run against that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import http.server

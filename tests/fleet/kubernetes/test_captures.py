@@ -1,7 +1,5 @@
 """Objects of kind Capture: real capture services, ranks that the test plays."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable

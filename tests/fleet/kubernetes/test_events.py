@@ -1,7 +1,5 @@
 """Anomalies as Events on nodes and pods."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The shim in pods by a label: what the chart's parts become in a pod, asked for by HTTPS."""
 
-from __future__ import annotations
-
 import base64
 import ssl
 import subprocess

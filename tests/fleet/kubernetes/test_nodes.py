@@ -1,7 +1,5 @@
 """The condition GpuHealthy of nodes, and the taint of those that need service."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fleet.kubernetes.api_server import NODE, ApiServer

@@ -1,7 +1,5 @@
 """On a real API server: what the fleet may do, and the chart's webhook."""
 
-from __future__ import annotations
-
 import base64
 import ssl
 from typing import Any

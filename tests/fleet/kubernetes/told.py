@@ -1,7 +1,5 @@
 """A fleet of two nodes that tells the API server what it has found, and how its nodes are."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

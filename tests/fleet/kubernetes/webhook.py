@@ -1,7 +1,5 @@
 """The webhook as the API server meets it, and pods before and after it."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """Bodies of the admission webhook: any bytes that reach its port."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

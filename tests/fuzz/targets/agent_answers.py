@@ -1,7 +1,5 @@
 """What an agent answers: a stream of any bytes, any JSON, files; packed or not."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

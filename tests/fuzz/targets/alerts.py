@@ -1,7 +1,5 @@
 """Bodies of Alertmanager's webhook, and what their labels may ask for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

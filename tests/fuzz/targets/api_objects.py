@@ -1,7 +1,5 @@
 """What an API server answers the fleet: lists, watches, nodes, and objects that tenants wrote."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A reader that does all that none may do, for the tests of the campaigns."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

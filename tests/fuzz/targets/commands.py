@@ -1,7 +1,5 @@
 """Command files, as the shim reads them at a step's border."""
 
-from __future__ import annotations
-
 import os
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """The configuration: a file of any bytes, and any tree with environment variables on top."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a server under dcgm-exporter's address may answer."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Traces that are JSON but odd, read to the end: measures, verdict, reports."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

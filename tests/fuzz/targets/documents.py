@@ -1,7 +1,5 @@
 """A capture's folder, as a daemon that starts reads it: capture.json and diagnosis.json."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pipe that a process holds ready, and what py-spy prints, up to the stacks file of both."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

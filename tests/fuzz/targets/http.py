@@ -1,7 +1,5 @@
 """Requests to every route, as h11 lets them through: method, path, query, headers and body."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

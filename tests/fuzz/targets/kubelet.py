@@ -1,7 +1,5 @@
 """What a server on the kubelet's socket may answer: any bytes, and any message."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reductions of traces, which come from other nodes, up to the diagnosis over ranks."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from pathlib import Path

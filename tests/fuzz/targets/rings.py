@@ -1,7 +1,5 @@
 """Rings, as the daemon's source of ranks finds, follows and removes them."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Stacks files, up to who waits for whom."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

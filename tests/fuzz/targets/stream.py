@@ -1,7 +1,5 @@
 """Lines of an agent's stream, up to what the fleet shows and exports of them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files of targets, as Prometheus's file_sd has them: what others write for the fleet."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.fuzz.watch import Target

@@ -1,7 +1,5 @@
 """Lines of a telemetry log, as `warpwatch replay` decodes them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trace files of any bytes, plain or packed by gzip, in pieces of any size."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

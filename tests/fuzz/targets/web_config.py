@@ -1,7 +1,5 @@
 """http.web_config: a file of any bytes, up to the TLS context and the hashes of passwords."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.fuzz.targets.config import TOKENS, check_line
