@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -59,7 +60,11 @@ def read_reduction(path: TraceSource) -> Measures:
         schema, found = decoder.decode(content)
         if schema != SCHEMA:
             raise TraceError(f"{path}: a reduction of schema {schema}, not {SCHEMA}")
+        if not _is_finite(found):
+            raise ValueError("a number in it is not finite")
         measures = msgspec.convert(found, Measures)
+        if not measures.window[0] < measures.window[1]:
+            raise ValueError("its window is empty")
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from None
     except (zlib.error, ValueError, TypeError, RecursionError) as error:
@@ -67,6 +72,15 @@ def read_reduction(path: TraceSource) -> Measures:
     if measures.rank is None or not path.name.endswith(reduction_name(f"rank{measures.rank}.")):
         raise TraceError(f"{path}: is of rank {measures.rank}")
     return measures
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether all numbers in a decoded reduction are finite."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, list | tuple) or all(map(_is_finite, value))
 
 
 def _plain(value: Any, base_us: float, unit_us: float) -> Any:
