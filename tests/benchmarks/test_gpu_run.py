@@ -37,7 +37,7 @@ def written(report: Report) -> dict[str, Any]:
 
 
 @pytest.mark.deploy
-def test_every_check_runs_and_none_fails(tmp_path: Path) -> None:
+def test_every_check_runs_and_none_fails(tmp_path):
     try:
         header_folder()
     except CannotBuild as reason:
@@ -90,8 +90,8 @@ def test_every_check_runs_and_none_fails(tmp_path: Path) -> None:
     ],
 )
 def test_a_check_that_hangs_or_is_not_installed_ends_only_itself(
-    tmp_path: Path, check: str, timeout_s: float, status: str, why: str
-) -> None:
+    tmp_path, check, timeout_s, status, why
+):
     result = run_check(check, RunSetting(str(tmp_path), fake=True), timeout_s, tmp_path)
     assert (result["status"], result["why"][: len(why)]) == (status, why)
 
@@ -111,7 +111,7 @@ def test_a_part_that_raises_ends_only_itself_and_a_part_that_cannot_run_is_skipp
     assert result["parts"]["good"] == {"answer": 42}
 
 
-def test_a_check_that_is_killed_names_the_part_and_keeps_what_was_measured() -> None:
+def test_a_check_that_is_killed_names_the_part_and_keeps_what_was_measured():
     measured = {"part": "one", "figures": {"answer": 42}}
     result = result_of([{"begun": "one"}, measured, {"begun": "two"}], "not done within 60 s")
     assert result["why"] == "not done within 60 s in part two"

@@ -7,13 +7,10 @@ import os
 import pickle
 import re
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.client.daemon_side import Folder
-from tests.client.fork_server import ForkServer
 from tests.client.training import Training, names, training
 from tests.waiting import eventually
 from warpwatch.captures.memory import HostGrowth, MemoryRecorder, summary
@@ -34,7 +31,7 @@ def leaves_nothing(trained: Training, id: str) -> bool:
     return not [name for name in trained.files() if name.startswith(id)]
 
 
-def test_options_are_recorded_and_only_when_asked_for(trained: Training) -> None:
+def test_options_are_recorded_and_only_when_asked_for(trained):
     trained.works("plain")
     plain = trained.captured("plain")
     assert not {"record_shapes", "profile_memory", "with_stack"} & set(plain)
@@ -52,7 +49,7 @@ def test_options_are_recorded_and_only_when_asked_for(trained: Training) -> None
     assert any("<string>" in name and "inside" in name for name in names(more))
 
 
-def test_a_capture_does_not_collect_the_programs_garbage(trained: Training) -> None:
+def test_a_capture_does_not_collect_the_programs_garbage(trained):
     """It would look at every object of the program."""
     trained.steps(1, "import gc; gc.disable(); seen = []; see = lambda *_: seen.append(1)")
     trained.steps(1, "gc.callbacks.append(see)")
@@ -60,7 +57,7 @@ def test_a_capture_does_not_collect_the_programs_garbage(trained: Training) -> N
     trained.steps(1, "gc.callbacks.remove(see); gc.enable(); assert not seen")
 
 
-def test_the_estimate_of_events_is_corrected_by_a_capture(trained: Training) -> None:
+def test_the_estimate_of_events_is_corrected_by_a_capture(trained):
     def estimate() -> int:
         return int(trained.folder.ring().metadata.get("events_per_step", 0))
 
@@ -80,7 +77,7 @@ def test_the_estimate_of_events_is_corrected_by_a_capture(trained: Training) -> 
         ("monitor.switch('checkpoint'); monitor.switch('other')", "a checkpoint began"),
     ],
 )
-def test_evaluation_or_checkpoint_ends_recording(trained: Training, text: str, reason: str) -> None:
+def test_evaluation_or_checkpoint_ends_recording(trained, text, reason):
     id = reason.split()[1]
     trained.record(id)
     trained.steps(1, text)
@@ -94,7 +91,7 @@ def test_evaluation_or_checkpoint_ends_recording(trained: Training, text: str, r
 
 
 @pytest.mark.parametrize("method", ["prepare_trace", "start_trace", "stop_trace"])
-def test_an_error_of_the_profiler_is_the_one_answer(trained: Training, method: str) -> None:
+def test_an_error_of_the_profiler_is_the_one_answer(trained, method):
     trained.steps(
         1,
         "from torch.profiler import _KinetoProfile\n"
@@ -114,7 +111,7 @@ def test_an_error_of_the_profiler_is_the_one_answer(trained: Training, method: s
     assert not [name for name in trained.files() if name.endswith(".tmp")]
 
 
-def test_there_is_an_end_to_the_captures_of_a_process(trained: Training) -> None:
+def test_there_is_an_end_to_the_captures_of_a_process(trained):
     limit = "import warpwatch.captures.safety as safety; safety.MAX_CAPTURES ="
     trained.steps(1, f"{limit} monitor.clock.captures._taken")
     trained.capture("one-more")
@@ -124,9 +121,7 @@ def test_there_is_an_end_to_the_captures_of_a_process(trained: Training) -> None
 
 
 @pytest.mark.parametrize("kind", ["torch", "memory"])
-def test_a_thread_that_ends_costs_that_trace_alone(
-    folder: Folder, with_torch: ForkServer, kind: str
-) -> None:
+def test_a_thread_that_ends_costs_that_trace_alone(folder, with_torch, kind):
     threads = "for _ in range(2):\n  t = threading.Thread(target=serve); t.start(); t.join()"
     with training(folder, with_torch, main=threads) as found:
         found.record(kind=kind)
@@ -138,7 +133,7 @@ def test_a_thread_that_ends_costs_that_trace_alone(
         found.works()
 
 
-def test_a_process_group_is_described_by_torch_itself(trained: Training) -> None:
+def test_a_process_group_is_described_by_torch_itself(trained):
     trained.steps(
         1,
         "import torch.distributed as dist\n"
@@ -150,7 +145,7 @@ def test_a_process_group_is_described_by_torch_itself(trained: Training) -> None
     assert (reported["backend"], reported["rank"], reported["world_size"]) == ("gloo", 0, 1)
 
 
-def test_a_child_that_is_forked_while_it_records_disturbs_nothing(trained: Training) -> None:
+def test_a_child_that_is_forked_while_it_records_disturbs_nothing(trained):
     start = trained.capture("forked", steps=20)
     trained.steps(4)
     trained.steps(
@@ -167,7 +162,7 @@ def test_a_child_that_is_forked_while_it_records_disturbs_nothing(trained: Train
     assert trained.names("forked") == ["capture_armed", "capture_started", "capture_finished"]
 
 
-def test_the_longest_answer_fits(trained: Training) -> None:
+def test_the_longest_answer_fits(trained):
     id = "x" * 40
     trained.steps(1, f"name = monitor.clock.ring.name\nmonitor.clock.ring.name = '{'j' * 56}'")
     trained.capture(id)
@@ -177,7 +172,7 @@ def test_the_longest_answer_fits(trained: Training) -> None:
     assert sorted(finished) == ["event", "first_step", "id", "last_step", "token"]
 
 
-def test_a_rank_that_goes_wrong_answers_and_goes_on(folder: Folder, with_torch: ForkServer) -> None:
+def test_a_rank_that_goes_wrong_answers_and_goes_on(folder, with_torch):
     """While it records its ring is removed, and later it is asked to end."""
     define = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))"
     with training(folder, with_torch, define, RANK="3", WORLD_SIZE="8") as found:
@@ -203,7 +198,7 @@ def test_a_rank_that_goes_wrong_answers_and_goes_on(folder: Folder, with_torch: 
     assert found.files() == []
 
 
-def test_an_inbox_that_goes_meanwhile_is_one_answer(folder: Folder, with_torch: ForkServer) -> None:
+def test_an_inbox_that_goes_meanwhile_is_one_answer(folder, with_torch):
     with training(folder, with_torch) as found:
         found.capture(steps=30)
         found.steps(5)
@@ -217,7 +212,7 @@ def test_an_inbox_that_goes_meanwhile_is_one_answer(folder: Folder, with_torch: 
 
 
 @pytest.mark.parametrize("how", PROFILERS)
-def test_ours_is_refused_while_theirs_warms_up_or_records(trained: Training, how: str) -> None:
+def test_ours_is_refused_while_theirs_warms_up_or_records(trained, how):
     trained.steps(1, f"own = {PROFILERS[how]}; own.__enter__()")
     trained.capture(f"refused-{how}")
     trained.steps(1)
@@ -227,7 +222,7 @@ def test_ours_is_refused_while_theirs_warms_up_or_records(trained: Training, how
 
 
 @pytest.mark.parametrize("how", ["profile", "autograd"])
-def test_ours_ends_and_theirs_is_whole(trained: Training, how: str, tmp_path: Path) -> None:
+def test_ours_ends_and_theirs_is_whole(trained, how, tmp_path):
     trained.record(how)
     trained.steps(5, f"own = {PROFILERS[how]}; own.__enter__(); torch.ones(3).cos()")
     assert trained.detail(how) == "the program's own profiler began"
@@ -239,7 +234,7 @@ def test_ours_ends_and_theirs_is_whole(trained: Training, how: str, tmp_path: Pa
     assert leaves_nothing(trained, how)
 
 
-def test_a_schedule_that_comes_to_its_warm_up_ends_ours(trained: Training, tmp_path: Path) -> None:
+def test_a_schedule_that_comes_to_its_warm_up_ends_ours(trained, tmp_path):
     traced = tmp_path / "own.json"
     trained.steps(
         1,
@@ -259,7 +254,7 @@ def test_a_schedule_that_comes_to_its_warm_up_ends_ours(trained: Training, tmp_p
     )
 
 
-def test_a_profiler_in_another_thread_waits_for_ours(trained: Training, tmp_path: Path) -> None:
+def test_a_profiler_in_another_thread_waits_for_ours(trained, tmp_path):
     traced = tmp_path / "own.json"
     trained.record("beside")
     trained.steps(
@@ -325,7 +320,7 @@ torch.cuda.is_initialized = lambda: True
 NO_EVENTS = {"WARPWATCH_CUDA_EVENTS": "0"}
 
 
-def test_the_summary_names_the_lines_that_hold_most() -> None:
+def test_the_summary_names_the_lines_that_hold_most():
     assert summary(SNAPSHOT) == {
         "reserved_bytes": 2048,
         "allocated_bytes": 1536,
@@ -339,7 +334,7 @@ def test_the_summary_names_the_lines_that_hold_most() -> None:
     assert summary({}) == nothing
 
 
-def test_a_recording_that_is_dropped_stops_the_history() -> None:
+def test_a_recording_that_is_dropped_stops_the_history():
     class Memory:
         def __init__(self) -> None:
             self.calls: list[object] = []
@@ -386,14 +381,8 @@ class Sample:
     ids=["bytes", "objects", "numpy", "tensors", "graph", "nothing"],
 )
 def test_what_leaks_in_a_process_without_a_gpu_is_named_with_its_line(
-    folder: Folder,
-    with_torch: ForkServer,
-    tmp_path: Path,
-    leak: str,
-    verdict: str,
-    says: str,
-    advises: str,
-) -> None:
+    folder, with_torch, tmp_path, leak, verdict, says, advises
+):
     (tmp_path / "leaky.py").write_text(f"{LEAKY}def inside(number):\n    global total; {leak}\n")
     define = f"sys.path.insert(0, {str(tmp_path)!r})\nfrom leaky import inside\n"
     with training(folder, with_torch, define) as found:
@@ -411,9 +400,7 @@ def test_what_leaks_in_a_process_without_a_gpu_is_named_with_its_line(
     assert re.search(advises, diagnosis["findings"][0]["advice"])
 
 
-def test_a_child_that_is_forked_meanwhile_is_not_traced(
-    folder: Folder, with_torch: ForkServer
-) -> None:
+def test_a_child_that_is_forked_meanwhile_is_not_traced(folder, with_torch):
     with training(folder, with_torch) as found:
         found.record(kind="memory")
         fork = "import tracemalloc\nchild = os.fork()\n"
@@ -421,7 +408,7 @@ def test_a_child_that_is_forked_meanwhile_is_not_traced(
         found.steps(1, f"{fork}assert tracemalloc.is_tracing() and not os.waitpid(child, 0)[1]")
 
 
-def test_of_objects_that_take_too_long_to_count_the_lines_are_left() -> None:
+def test_of_objects_that_take_too_long_to_count_the_lines_are_left():
     core = itertools.count()
     growth = HostGrowth(9, core=lambda: next(core))
     growth.start()
@@ -436,14 +423,14 @@ def test_of_objects_that_take_too_long_to_count_the_lines_are_left() -> None:
     assert next(here) > 49_000
 
 
-def test_nsight_must_be_there(folder: Folder, with_torch: ForkServer) -> None:
+def test_nsight_must_be_there(folder, with_torch):
     with training(folder, with_torch) as found:
         found.capture(kind="nsys")
         found.steps(1)
         assert found.detail() == "not_under_nsys"
 
 
-def test_the_allocators_history_becomes_two_files(folder: Folder, with_torch: ForkServer) -> None:
+def test_the_allocators_history_becomes_two_files(folder, with_torch):
     with training(folder, with_torch, STAND_IN, **NO_EVENTS) as found:
         start = found.capture(steps=3, kind="memory")
         found.steps(6)
@@ -465,7 +452,7 @@ def test_the_allocators_history_becomes_two_files(folder: Folder, with_torch: Fo
         assert found.detail("busy") == "memory_busy"
 
 
-def test_nsight_is_told_the_steps(folder: Folder, with_torch: ForkServer, tmp_path: Path) -> None:
+def test_nsight_is_told_the_steps(folder, with_torch, tmp_path):
     under = {"NSYS_PROFILING_SESSION_ID": "1", **NO_EVENTS}
     with training(folder, with_torch, NSYS, **under) as found:
         # Two profilers of the GPU are one too many.

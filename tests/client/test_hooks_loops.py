@@ -3,8 +3,6 @@
 A step of the training is one, however it calls its optimizers.
 """
 
-from pathlib import Path
-
 import pytest
 
 from tests.client.fork_server import ForkServer, Loops
@@ -108,7 +106,7 @@ def reported(with_hooks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize(("name", "expected"), LOOPS.items())
-def test_steps_data_and_phases_of_a_loop(reported: Loops, name: str, expected: Counted) -> None:
+def test_steps_data_and_phases_of_a_loop(reported, name, expected):
     found = reported[name]
     *counted, phases = expected
     assert [found[key] for key in ("clock", "steps", "samples", "tokens")] == counted
@@ -118,7 +116,7 @@ def test_steps_data_and_phases_of_a_loop(reported: Loops, name: str, expected: C
     assert parts == PARTS.get(name, {})
 
 
-def test_the_parameters_of_one_model_are_known(reported: Loops) -> None:
+def test_the_parameters_of_one_model_are_known(reported):
     one = {"parameters": 9}
     known = {name: reported[name]["model"] for name in ("plain", "phases_of_one_optimizer_each")}
     assert known == {"plain": one, "phases_of_one_optimizer_each": one}
@@ -126,33 +124,33 @@ def test_the_parameters_of_one_model_are_known(reported: Loops) -> None:
     assert reported["two_networks"]["model"] == {}
 
 
-def test_steps_that_other_threads_take_at_the_same_time_are_reported(reported: Loops) -> None:
+def test_steps_that_other_threads_take_at_the_same_time_are_reported(reported):
     assert reported["threads_that_train_at_once"]["result"] == 4 + 7
 
 
-def test_the_scaler_did_skip_two_of_the_six_steps(reported: Loops) -> None:
+def test_the_scaler_did_skip_two_of_the_six_steps(reported):
     assert reported["skipped_by_the_scaler"]["result"] == 4
 
 
-def test_an_interrupt_at_any_line_of_a_hook_costs_no_later_step(reported: Loops) -> None:
+def test_an_interrupt_at_any_line_of_a_hook_costs_no_later_step(reported):
     counted = reported["interrupted_at_any_line"]["result"]
     assert len(counted) > 20
     assert set(counted) == {2}
 
 
-def test_steps_are_timed_on_a_gpu_once_it_is_in_use(reported: Loops) -> None:
+def test_steps_are_timed_on_a_gpu_once_it_is_in_use(reported):
     phases_s = reported["a_gpu_that_comes_into_use"]["phases_s"]
     # The fifth step is the first one on it, and has no end before it there.
     assert 5 * 0.03 <= phases_s["forward"] < 6 * 0.03
     assert 5 * 0.06 <= phases_s["backward"] < 6 * 0.06
 
 
-def test_a_process_that_only_loads_and_evaluates_is_no_rank(reported: Loops) -> None:
+def test_a_process_that_only_loads_and_evaluates_is_no_rank(reported):
     assert reported["only_evaluating"]["result"] is True
     assert "clock" not in reported["only_evaluating"]
 
 
-def test_the_class_of_a_called_model_can_be_pickled_with_its_content(reported: Loops) -> None:
+def test_the_class_of_a_called_model_can_be_pickled_with_its_content(reported):
     assert reported["a_class_that_is_pickled_by_its_content"]["result"] == [[]]
 
 
@@ -161,9 +159,7 @@ def test_the_class_of_a_called_model_can_be_pickled_with_its_content(reported: L
     # Loading data alone makes no rank.
     [("optimizer,backward", [5, 0, "backward", "optimizer"]), ("dataloader", [None, None])],
 )
-def test_parts_can_be_switched_off(
-    with_torch: ForkServer, tmp_path: Path, chosen: str, expected: list[object]
-) -> None:
+def test_parts_can_be_switched_off(with_torch, tmp_path, chosen, expected):
     """The hooks come after torch here."""
     reported = Loops(with_torch, tmp_path, WARPWATCH_HOOKS=chosen)["plain"]
     counted = [reported.get("steps"), reported.get("samples")]

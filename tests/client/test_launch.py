@@ -98,7 +98,7 @@ def ranks(folder: Folder) -> list[tuple[int, int, str]]:
 
 
 @pytest.mark.torch
-def test_an_unchanged_program_reports_steps_and_waiting(folder: Folder) -> None:
+def test_an_unchanged_program_reports_steps_and_waiting(folder):
     done = run(folder, "--job", "plain", "--", sys.executable, "-c", TRAIN + SLOW_DATA)
     assert (done.stdout, done.stderr, done.returncode) == ("done True\n", "", 0)
     ring = folder.ring()
@@ -112,7 +112,7 @@ def test_an_unchanged_program_reports_steps_and_waiting(folder: Folder) -> None:
 
 
 @pytest.mark.torch
-def test_processes_that_train_are_ranks_their_workers_not(folder: Folder, tmp_path: Path) -> None:
+def test_processes_that_train_are_ranks_their_workers_not(folder, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(TRAIN + PROCESSES)
     done = run(folder, "--", sys.executable, "-W", "ignore", str(script))
@@ -123,7 +123,7 @@ def test_processes_that_train_are_ranks_their_workers_not(folder: Folder, tmp_pa
 
 
 @pytest.mark.torch
-def test_a_notebooks_cell_in_another_environment_is_a_rank(folder: Folder, tmp_path: Path) -> None:
+def test_a_notebooks_cell_in_another_environment_is_a_rank(folder, tmp_path):
     """A module of a virtual environment that has torch, and no shim of its own."""
     pytest.importorskip("IPython", reason="IPython is not installed")
     (tmp_path / "kernel.py").write_text(NOTEBOOK)
@@ -141,7 +141,7 @@ def test_a_notebooks_cell_in_another_environment_is_a_rank(folder: Folder, tmp_p
     assert ranks(folder) == [(0, 40, "optimizer")]
 
 
-def test_the_bootstrap_waits_for_every_library_with_hooks() -> None:
+def test_the_bootstrap_waits_for_every_library_with_hooks():
     tree = ast.parse((launch.BOOTSTRAP / "sitecustomize.py").read_text())
     (libraries,) = (
         ast.literal_eval(node.value)
@@ -151,13 +151,13 @@ def test_the_bootstrap_waits_for_every_library_with_hooks() -> None:
     assert {hook.module.partition(".")[0] for hook in HOOKS} <= set(libraries)
 
 
-def test_status_and_signal_are_the_programs_own(folder: Folder) -> None:
+def test_status_and_signal_are_the_programs_own(folder):
     assert run(folder, "--", sys.executable, "-c", "raise SystemExit(7)").returncode == 7
     code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
     assert run(folder, "--", sys.executable, "-c", code).returncode == -15
 
 
-def test_a_program_without_torch_is_left_as_it_is(folder: Folder) -> None:
+def test_a_program_without_torch_is_left_as_it_is(folder):
     code = (
         "import sys, threading\n"
         "print(threading.active_count(), len(sys.meta_path),"
@@ -170,14 +170,14 @@ def test_a_program_without_torch_is_left_as_it_is(folder: Folder) -> None:
     assert folder.rings() == []
 
 
-def test_a_sitecustomize_that_is_hidden_runs_too(folder: Folder, tmp_path: Path) -> None:
+def test_a_sitecustomize_that_is_hidden_runs_too(folder, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('mine', __file__)\n")
     done = run(folder, "--", sys.executable, "-c", "import sitecustomize", PYTHONPATH=str(tmp_path))
     # Once in the launcher, which is a Python program as well, and once in the program.
     assert done.stdout == 2 * f"mine {tmp_path / 'sitecustomize.py'}\n"
 
 
-def test_another_interpreter_borrows_this_copy(folder: Folder) -> None:
+def test_another_interpreter_borrows_this_copy(folder):
     code = (
         "import contextlib, sys\n"
         "with contextlib.suppress(ImportError): import torch\n"
@@ -190,7 +190,7 @@ def test_another_interpreter_borrows_this_copy(folder: Folder) -> None:
     assert (done.stdout, done.stderr) == ("True False\n", "")
 
 
-def test_switched_off_means_no_bootstrap() -> None:
+def test_switched_off_means_no_bootstrap():
     off = launch.environment({"WARPWATCH_JOB": "a"}, {"WARPWATCH": "0", "PYTHONPATH": "/x"})
     assert off == {"WARPWATCH": "0", "PYTHONPATH": "/x", "WARPWATCH_JOB": "a"}
     on = launch.environment({}, {"PYTHONPATH": "/x"})
@@ -208,8 +208,6 @@ def test_switched_off_means_no_bootstrap() -> None:
         (["--", "no-such-command"], "no-such-command: No such file or directory"),
     ],
 )
-def test_a_wrong_line_is_status_2(
-    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_line_is_status_2(arguments, line, capsys):
     assert launch.main(arguments) == 2
     assert capsys.readouterr().err == f"python -m warpwatch run: {line}\n"

@@ -97,13 +97,13 @@ def check(name: str, plain: Loops, observed: Loops) -> None:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_programs_steps_and_phases_are_seen(plain_and_observed: list[Loops], name: str) -> None:
+def test_a_programs_steps_and_phases_are_seen(plain_and_observed, name):
     check(name, *plain_and_observed)
 
 
 @pytest.mark.loops
 @pytest.mark.parametrize("name", [*RANKS, *FRAMEWORKS])
-def test_so_are_ranks_and_frameworks(plain_and_observed: list[Loops], name: str) -> None:
+def test_so_are_ranks_and_frameworks(plain_and_observed, name):
     package = FRAMEWORKS[name][0] if name in FRAMEWORKS else "torch"
     if find_spec(package) is None:
         pytest.skip(f"needs the package {package}")
@@ -126,7 +126,7 @@ AFTER = "compiled_after_it_was_seen"
 
 
 @pytest.mark.parametrize(("name", "steps"), STEPS.items())
-def test_compiled_steps_are_counted(plain_and_observed: list[Loops], name: str, steps: int) -> None:
+def test_compiled_steps_are_counted(plain_and_observed, name, steps):
     plain, hooked = (loops[name] for loops in plain_and_observed)
     assert (hooked["clock"], hooked["steps"]) == ("optimizer", steps)
     assert "clock" not in plain
@@ -137,22 +137,20 @@ def test_compiled_steps_are_counted(plain_and_observed: list[Loops], name: str, 
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if "_step_" in name])
-def test_a_step_that_is_compiled_as_a_whole_has_names(
-    plain_and_observed: list[Loops], name: str
-) -> None:
+def test_a_step_that_is_compiled_as_a_whole_has_names(plain_and_observed, name):
     found = plain_and_observed[1][name]
     named_s = sum(found["phases_s"].values())
     assert found["phases_s"].keys() >= LEARNING
     assert named_s >= NAMED * (named_s + found["other_s"]), found
 
 
-def test_no_frame_of_ours_is_compiled(plain_and_observed: list[Loops]) -> None:
+def test_no_frame_of_ours_is_compiled(plain_and_observed):
     name = "a_compiled_function_that_loads_and_saves"
     frames = [reported[name]["result"][1][2]["total"] for reported in plain_and_observed]
     assert frames[1] <= frames[0]
 
 
-def test_a_compiled_model_is_seen_outside_of_its_graph(plain_and_observed: list[Loops]) -> None:
+def test_a_compiled_model_is_seen_outside_of_its_graph(plain_and_observed):
     found = plain_and_observed[1][AFTER]
     hooked, eager_s, still_hooked = found["result"]
     assert (hooked, still_hooked) == (True, False)

@@ -5,7 +5,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from tests.waiting import DEADLINE_S
 from warpwatch import faults, steps
 from warpwatch.captures.control import Captures
 from warpwatch.monitor import Monitor
-from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS, RingWriter, create
+from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS, create
 from warpwatch.steps import StepClock
 
 
@@ -52,7 +51,7 @@ def in_thread(work: Callable[[], None]) -> None:
     thread.join(DEADLINE_S)
 
 
-def test_a_step_lasts_from_the_end_of_the_one_before(watched: Monitor, clock: ManualClock) -> None:
+def test_a_step_lasts_from_the_end_of_the_one_before(watched, clock):
     with watched.step():
         clock.advance(0.02)
     clock.advance(0.03)
@@ -61,7 +60,7 @@ def test_a_step_lasts_from_the_end_of_the_one_before(watched: Monitor, clock: Ma
     assert totals_ms(watched) == {"step": 50, "other": 50}
 
 
-def test_nested_phases_are_disjoint_and_fill_a_step(watched: Monitor, clock: ManualClock) -> None:
+def test_nested_phases_are_disjoint_and_fill_a_step(watched, clock):
     with watched.step(), watched.phase("forward"):
         clock.advance(0.02)
         with watched.phase("comm"):
@@ -70,7 +69,7 @@ def test_nested_phases_are_disjoint_and_fill_a_step(watched: Monitor, clock: Man
     assert totals_ms(watched) == {"step": 60, "other": 0, "forward": 30, "comm": 30}
 
 
-def test_waiting_for_data_belongs_to_the_step_it_ends(watched: Monitor, clock: ManualClock) -> None:
+def test_waiting_for_data_belongs_to_the_step_it_ends(watched, clock):
     def slow() -> Iterator[int]:
         for item in range(3):
             clock.advance(0.02)
@@ -86,7 +85,7 @@ def test_waiting_for_data_belongs_to_the_step_it_ends(watched: Monitor, clock: M
     assert counts(watched) == (3, 6, 15)
 
 
-def test_what_runs_between_phases_can_be_a_phase(watched: Monitor, clock: ManualClock) -> None:
+def test_what_runs_between_phases_can_be_a_phase(watched, clock):
     with watched.step():
         watched.switch("forward")
         clock.advance(0.02)
@@ -98,7 +97,7 @@ def test_what_runs_between_phases_can_be_a_phase(watched: Monitor, clock: Manual
     assert totals_ms(watched) == {"step": 90, "other": 40, "forward": 20, "backward": 30}
 
 
-def test_a_clock_that_starts_again_forgets_its_step(watched: Monitor, clock: ManualClock) -> None:
+def test_a_clock_that_starts_again_forgets_its_step(watched, clock):
     take_step(watched)
     watched.clock.begin()
     with watched.phase("forward"):
@@ -109,7 +108,7 @@ def test_a_clock_that_starts_again_forgets_its_step(watched: Monitor, clock: Man
     assert totals_ms(watched)["forward"] == 0
 
 
-def test_a_phase_ends_with_another_thread_inside(watched: Monitor, clock: ManualClock) -> None:
+def test_a_phase_ends_with_another_thread_inside(watched, clock):
     forward = watched.phase("forward")
     inside, leave = threading.Event(), threading.Event()
 
@@ -131,7 +130,7 @@ def test_a_phase_ends_with_another_thread_inside(watched: Monitor, clock: Manual
     assert watched.clock.current == DURATION
 
 
-def test_another_thread_neither_counts_nor_disturbs_the_phases(watched: Monitor) -> None:
+def test_another_thread_neither_counts_nor_disturbs_the_phases(watched):
     def elsewhere() -> None:
         with watched.step(), watched.phase("prefetch"):
             pass
@@ -143,13 +142,13 @@ def test_another_thread_neither_counts_nor_disturbs_the_phases(watched: Monitor)
     assert watched.clock.steps == 2
 
 
-def test_a_new_training_thread_takes_over_when_the_first_has_ended(watched: Monitor) -> None:
+def test_a_new_training_thread_takes_over_when_the_first_has_ended(watched):
     for _ in range(2):
         in_thread(partial(take_step, watched))
     assert watched.clock.steps == 2
 
 
-def test_a_wrapped_loader_keeps_its_length_truth_and_attributes(watched: Monitor) -> None:
+def test_a_wrapped_loader_keeps_its_length_truth_and_attributes(watched):
     class Loader(list[int]):
         batch_size = 4
 
@@ -163,7 +162,7 @@ def test_a_wrapped_loader_keeps_its_length_truth_and_attributes(watched: Monitor
     assert (next(iterator), next(iterator), next(iterator, None)) == (1, 2, None)
 
 
-def test_a_wrapped_loader_keeps_no_batch_alive(watched: Monitor) -> None:
+def test_a_wrapped_loader_keeps_no_batch_alive(watched):
     class Batch:
         pass
 
@@ -175,14 +174,14 @@ def test_a_wrapped_loader_keeps_no_batch_alive(watched: Monitor) -> None:
 
 
 @pytest.mark.parametrize(("source", "steps"), [("optimizer", 1), ("lightning", 1), ("step()", 0)])
-def test_a_step_no_one_led_is_the_first_led(watched: Monitor, source: str, steps: int) -> None:
+def test_a_step_no_one_led_is_the_first_led(watched, source, steps):
     watched.clock.begin()
     assert watched.lead(source)
     watched.clock.end()
     assert (watched.step_clock, watched.clock.steps) == (source, steps)
 
 
-def test_a_stronger_clock_drops_a_weaker_ones_step_and_keeps_the_lead(watched: Monitor) -> None:
+def test_a_stronger_clock_drops_a_weaker_ones_step_and_keeps_the_lead(watched):
     assert watched.lead("dataloader")
     watched.clock.begin()
     assert watched.lead("optimizer")
@@ -195,7 +194,7 @@ def test_a_stronger_clock_drops_a_weaker_ones_step_and_keeps_the_lead(watched: M
     assert watched.clock.steps == 0
 
 
-def test_a_failed_step_is_not_counted_and_its_exception_passes(watched: Monitor) -> None:
+def test_a_failed_step_is_not_counted_and_its_exception_passes(watched):
     with pytest.raises(ZeroDivisionError), watched.step(samples=8):
         1 / 0  # noqa: B018
     with watched.step(samples=1):
@@ -203,7 +202,7 @@ def test_a_failed_step_is_not_counted_and_its_exception_passes(watched: Monitor)
     assert counts(watched) == (1, 1, 0)
 
 
-def test_an_interrupt_at_the_begin_of_a_step_costs_that_step_only(watched: Monitor) -> None:
+def test_an_interrupt_at_the_begin_of_a_step_costs_that_step_only(watched):
     def step() -> None:
         # A look for a command may begin a capture, for seconds.
         watched.clock._look_ns = 0
@@ -218,7 +217,7 @@ def test_an_interrupt_at_the_begin_of_a_step_costs_that_step_only(watched: Monit
     assert lines > 5
 
 
-def test_an_interrupt_at_the_begin_of_a_phase_leaves_none_open(watched: Monitor) -> None:
+def test_an_interrupt_at_the_begin_of_a_phase_leaves_none_open(watched):
     def forward() -> None:
         with watched.phase("forward"):
             pass
@@ -233,9 +232,7 @@ def test_an_interrupt_at_the_begin_of_a_phase_leaves_none_open(watched: Monitor)
     assert lines >= 3
 
 
-def test_a_ring_that_comes_after_the_last_step_has_the_totals(
-    watched: Monitor, tmp_path: Path
-) -> None:
+def test_a_ring_that_comes_after_the_last_step_has_the_totals(watched, tmp_path):
     for _ in range(3):
         with watched.step(samples=4):
             pass
@@ -249,7 +246,7 @@ def test_a_ring_that_comes_after_the_last_step_has_the_totals(
     os.close(folder)
 
 
-def test_a_closed_file_is_no_error(watched: Monitor, clock: ManualClock, ring: RingWriter) -> None:
+def test_a_closed_file_is_no_error(watched, clock, ring):
     watched.clock.ring = ring
     ring.command_fd = os.open(os.devnull, os.O_RDONLY)
     os.close(ring.command_fd)
@@ -264,7 +261,7 @@ def test_a_closed_file_is_no_error(watched: Monitor, clock: ManualClock, ring: R
     ring.command_fd = -1
 
 
-def test_a_step_inside_a_step_counts_once_with_the_outer_samples(watched: Monitor) -> None:
+def test_a_step_inside_a_step_counts_once_with_the_outer_samples(watched):
     with watched.step(samples=8) as step:
         with watched.step(samples=3):
             pass
@@ -272,7 +269,7 @@ def test_a_step_inside_a_step_counts_once_with_the_outer_samples(watched: Monito
     assert counts(watched) == (1, 10, 7)
 
 
-def test_counts_that_are_no_numbers_count_nothing(watched: Monitor) -> None:
+def test_counts_that_are_no_numbers_count_nothing(watched):
     class Tensor:
         device = "cuda:0"
 
@@ -288,7 +285,7 @@ def test_counts_that_are_no_numbers_count_nothing(watched: Monitor) -> None:
     assert counts(watched) == (6, 2, 0)
 
 
-def test_the_seventeenth_phase_is_other_time(watched: Monitor) -> None:
+def test_the_seventeenth_phase_is_other_time(watched):
     with watched.step():
         for number in range(17):
             with watched.phase(f"part {number}"):
@@ -298,7 +295,7 @@ def test_the_seventeenth_phase_is_other_time(watched: Monitor) -> None:
     assert len(watched.clock.totals) == 6 + 16
 
 
-def test_a_forked_child_keeps_what_it_must_not_destroy() -> None:
+def test_a_forked_child_keeps_what_it_must_not_destroy():
     destroyed = []
 
     class Events:

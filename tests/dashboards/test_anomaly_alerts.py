@@ -3,13 +3,11 @@
 import re
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.dashboards.conftest import Promtool
 from warpwatch_dashboards import rule_files
 from warpwatch_exporters.prometheus import render
 from warpwatch_telemetry.anomalies import FLEET_KINDS, KINDS, Anomaly, Severity
@@ -97,8 +95,8 @@ def expected(after_s: int) -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("site", SITES)
 def test_every_anomaly_alerts_once_with_its_node_and_none_of_severity_info(
-    promtool: Promtool, tmp_path: Path, site: str
-) -> None:
+    promtool, tmp_path, site
+):
     agents, fleets = ({"job": "warpwatch"}, {"job": "warpwatch-fleet"})
     series = [
         *scraped(agent(), agents | SITES[site][0]),

@@ -17,7 +17,7 @@ STORIES = stories(__file__)
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_what_is_active_is_what_lasts(name: str) -> None:
+def test_what_is_active_is_what_lasts(name):
     story, life = STORIES[name], Life()
     life.tell(story["story"])
     said = [kind if rank is None else f"{kind} {rank}" for kind, rank in life.active]
@@ -33,8 +33,8 @@ def test_what_is_active_is_what_lasts(name: str) -> None:
     [(499, (0.3, 0.2, 0.1, 0.05), None), (499, (0.3, 0.2, 0.3, 0.4), 4), (501, (0.3,), 1)],
 )
 def test_spikes_that_began_before_a_cause_was_over_are_its_effect_unless_they_go_on(
-    begin_step: int, values: tuple[float, ...], raised_after: int | None
-) -> None:
+    begin_step, values, raised_after
+):
     life = Life()
     life.rank_devices.jobs[LLAMA][3].step = 500
     life.tell("0 straggler 3; 60 fine straggler")
@@ -48,13 +48,13 @@ def test_spikes_that_began_before_a_cause_was_over_are_its_effect_unless_they_go
     assert life.register.state.suppressed == {}
 
 
-def test_without_a_grace_nothing_is_continued() -> None:
+def test_without_a_grace_nothing_is_continued():
     life = Life(reopen_s=0)
     life.tell("0 hang; 1 fine hang; 2 hang")
     assert len({anomaly.id for anomaly in life.changes}) == 2
 
 
-def test_what_is_continued_keeps_when_and_where_it_began() -> None:
+def test_what_is_continued_keeps_when_and_where_it_began():
     life = Life()
     (first,) = life.found("gc_pause", 0, rank=3, begin_step=70)
     (ended,) = life.fine("gc_pause", 60)
@@ -65,7 +65,7 @@ def test_what_is_continued_keeps_when_and_where_it_began() -> None:
     assert list(life.register.history) == []
 
 
-def test_of_two_culprits_the_first_ends_where_the_other_begins() -> None:
+def test_of_two_culprits_the_first_ends_where_the_other_begins():
     life = Life()
     life.tell("0 straggler 2; 10 straggler")
     ended, new = life.found("straggler", 20, rank=5)
@@ -78,14 +78,14 @@ def test_of_two_culprits_the_first_ends_where_the_other_begins() -> None:
     assert [one.explained_by for one in life.register.history] == [first.id]
 
 
-def test_severity_goes_up_and_never_down_again() -> None:
+def test_severity_goes_up_and_never_down_again():
     life = Life()
     for at, severity in enumerate(("info", "critical", "warning")):
         life.found("memory_pressure", at, rank=0, severity=severity)
     assert [one.severity for one in life.changes] == ["info", "critical", "critical"]
 
 
-def test_what_is_explained_is_known_with_its_cause() -> None:
+def test_what_is_explained_is_known_with_its_cause():
     life = Life()
     (cause,) = life.found("straggler", 0, rank=3)
     life.tell("5 step_regression; 15 step_regression")
@@ -99,7 +99,7 @@ def test_what_is_explained_is_known_with_its_cause() -> None:
     assert life.active == []
 
 
-def test_a_cause_that_comes_later_is_named_by_what_it_ends() -> None:
+def test_a_cause_that_comes_later_is_named_by_what_it_ends():
     life = Life()
     (effect,) = life.found("step_regression", 0)
     cause, ended = life.found("straggler", 5, rank=3)
@@ -107,14 +107,14 @@ def test_a_cause_that_comes_later_is_named_by_what_it_ends() -> None:
     assert ended.explained_by == cause.id
 
 
-def test_another_jobs_anomaly_explains_nothing() -> None:
+def test_another_jobs_anomaly_explains_nothing():
     life = Life()
     life.found("straggler", 0, rank=3, job="bert")
     life.found("step_regression", 5)
     assert life.active == [("straggler", 3), ("step_regression", None)]
 
 
-def test_a_hang_that_outlives_its_cause_is_found_with_what_was_known() -> None:
+def test_a_hang_that_outlives_its_cause_is_found_with_what_was_known():
     life = Life()
     life.found("device_lost", 0, severity="critical", device="GPU-3")
     life.found("hang", 5, "no step", rank=3, severity="critical", step=70, value=140.0)
@@ -139,7 +139,7 @@ def about(kind: str) -> dict[str, Any]:
     return {"device": "GPU-3"} if kind in DEVICE_KINDS else {"rank": 3}
 
 
-def test_every_effect_that_outlives_its_cause_becomes_active() -> None:
+def test_every_effect_that_outlives_its_cause_becomes_active():
     for effect, cause in EXPLAINED:
         life = Life()
         life.found(cause, 0, severity="critical", **about(cause))
@@ -177,7 +177,7 @@ def test_what_stops_a_job_is_explained_by_nothing_less(cause, effect, explained)
 # --- devices ---
 
 
-def test_a_devices_anomaly_gets_its_job_and_rank() -> None:
+def test_a_devices_anomaly_gets_its_job_and_rank():
     life = Life()
     (throttled,) = life.found("thermal_throttle", 0, device="GPU-3")
     assert (throttled.job, throttled.rank, throttled.device) == ("llama", 3, "GPU-3")
@@ -189,7 +189,7 @@ def test_a_devices_anomaly_gets_its_job_and_rank() -> None:
 
 
 @pytest.mark.parametrize("effect_first", [False, True])
-def test_a_throttled_gpu_and_its_slow_rank_are_one_anomaly(effect_first: bool) -> None:
+def test_a_throttled_gpu_and_its_slow_rank_are_one_anomaly(effect_first):
     life = Life()
     order: list[tuple[str, str, dict[str, Any]]] = [
         ("thermal_throttle", "GPU 3 is throttled by heat", {"device": "GPU-3"}),
@@ -211,7 +211,7 @@ def test_a_throttled_gpu_and_its_slow_rank_are_one_anomaly(effect_first: bool) -
     assert life.register.active[0].summary == "GPU 3 is very hot; in llama 31 % longer"
 
 
-def test_a_slow_job_is_explained_by_its_devices_if_half_of_them_are_slow() -> None:
+def test_a_slow_job_is_explained_by_its_devices_if_half_of_them_are_slow():
     life = Life()
     life.tell("0 power_brake GPU-0; 1 power_brake GPU-1; 2 power_brake GPU-2")
     assert len(life.found("step_regression", 5)) == 1
@@ -223,7 +223,7 @@ def test_a_slow_job_is_explained_by_its_devices_if_half_of_them_are_slow() -> No
 # --- bounds ---
 
 
-def test_the_end_of_a_job_leaves_nothing_of_its_states() -> None:
+def test_the_end_of_a_job_leaves_nothing_of_its_states():
     life = Life()
     life.tell(SLOW + "6 crash 3")
     (closed,) = life.register.end_job(LLAMA, EPOCH_S + 9)
@@ -255,7 +255,7 @@ def test_an_owner_with_many_anomalies_leaves_room_for_those_of_others(monkeypatc
     assert life.register.refused == 2
 
 
-def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch):
     monkeypatch.setattr(register_module, "MAX_ENDED", 10)
     monkeypatch.setattr(register_module, "MAX_SUPPRESSED", 10)
     life = Life()

@@ -80,8 +80,8 @@ def falls(gpus: Gpus, engine: Detection) -> Anomaly:
     ids=["rebooted", "driver loaded again", "reset", "replaced"],
 )
 def test_an_xid_that_needs_service_lasts_over_restarts_until_the_gpu_is_healthy_after_it(
-    service: dict[str, str], values: Metrics
-) -> None:
+    service, values
+):
     gpus, engine = begun()
     gpus.shows({ERRORS: 2.0})
     opened(engine, gpus.read())
@@ -101,7 +101,7 @@ def test_an_xid_that_needs_service_lasts_over_restarts_until_the_gpu_is_healthy_
     assert [one.id == anomaly.id for one in opened(engine, gpus.read())] == [False]
 
 
-def test_what_the_driver_asks_for_is_needed_until_it_asks_no_more() -> None:
+def test_what_the_driver_asks_for_is_needed_until_it_asks_no_more():
     gpus, engine = begun()
     gpus.shows({ACTION: 1.0})
     fed(engine, gpus.read())
@@ -121,7 +121,7 @@ def test_what_the_driver_asks_for_is_needed_until_it_asks_no_more() -> None:
     assert active(engine) == []
 
 
-def test_a_person_resolves_it_and_what_is_asked_for_anew_is_another_one() -> None:
+def test_a_person_resolves_it_and_what_is_asked_for_anew_is_another_one():
     gpus, engine = begun()
     anomaly = falls(gpus, engine)
     gpus.shows({ACTION: 2.0})
@@ -141,9 +141,7 @@ def test_a_person_resolves_it_and_what_is_asked_for_anew_is_another_one() -> Non
 @pytest.mark.parametrize(
     ("action", "found"), [(None, [FALLEN]), (0.0, []), (2.0, [f"{FALLEN}; the driver asks for"])]
 )
-def test_a_new_daemon_finds_it_in_the_kernel_log_unless_the_driver_asks_for_nothing(
-    action: float | None, found: list[str]
-) -> None:
+def test_a_new_daemon_finds_it_in_the_kernel_log_unless_the_driver_asks_for_nothing(action, found):
     gpus, engine = Gpus(), alone("device_needs_service")
     gpus.shows(
         {FELL: 0.0, FELL_AT: gpus.time - 7200, **({} if action is None else {ACTION: action})}
@@ -156,7 +154,7 @@ def test_a_new_daemon_finds_it_in_the_kernel_log_unless_the_driver_asks_for_noth
     assert [one[: len(some)] for one, some in zip(active(engine), found, strict=True)] == found
 
 
-def test_a_state_that_an_older_version_saved_is_read() -> None:
+def test_a_state_that_an_older_version_saved_is_read():
     gpus, engine = begun()
     anomaly = falls(gpus, engine)
     body = snapshot.save(engine.parts())
@@ -174,7 +172,7 @@ def test_a_state_that_an_older_version_saved_is_read() -> None:
     assert [one.id for one in engine.active] == [anomaly.id]
 
 
-def test_other_kinds_end_by_themselves() -> None:
+def test_other_kinds_end_by_themselves():
     gpus, engine = Gpus(), alone("device_lost")
     fed(engine, [*gpus.read(), *gpus.changed(reason="lost").read()])
     with pytest.raises(Refused, match="device_lost ends when it is over"):

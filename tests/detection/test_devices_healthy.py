@@ -25,7 +25,7 @@ def day(node: Node) -> Iterator[Record]:
 
 
 @pytest.mark.parametrize("profile", ["h100", "l4"])
-def test_a_healthy_course_of_load_raises_nothing(profile: str) -> None:
+def test_a_healthy_course_of_load_raises_nothing(profile):
     node, engine = Node(profile, gpus=1, broken=0), detection()
     assert opened(engine, day(node)) == []
 
@@ -55,13 +55,13 @@ HABITS: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("habit", HABITS)
-def test_what_is_normal_is_no_anomaly(habit: str) -> None:
+def test_what_is_normal_is_no_anomaly(habit):
     node, engine = Node(), detection()
     assert opened(engine, [*node.seen(), *node.readings(150)]) == []
     assert opened(engine, node.readings(200, HABITS[habit])) == []
 
 
-def test_an_idle_gpu_may_have_a_slow_link_and_an_unused_one_may_be_idle() -> None:
+def test_an_idle_gpu_may_have_a_slow_link_and_an_unused_one_may_be_idle():
     node, engine = Node(), detection()
     idle: Metrics = {key("pcie_link_generation"): 1.0}
     assert opened(engine, node.readings(300, lambda *_: idle, load=0.0)) == []
@@ -69,7 +69,7 @@ def test_an_idle_gpu_may_have_a_slow_link_and_an_unused_one_may_be_idle() -> Non
     assert opened(engine, node.readings(1200, load=None, interval_s=5.0)) == []
 
 
-def test_memory_in_use_without_a_rank_is_found_with_least_severity() -> None:
+def test_memory_in_use_without_a_rank_is_found_with_least_severity():
     node, engine = Node(gpus=1, broken=0), detection()
     (anomaly,) = opened(engine, node.readings(700, load=0.0, interval_s=5.0))
     assert (anomaly.kind, anomaly.severity, anomaly.rank) == ("device_idle", "info", None)
@@ -82,7 +82,7 @@ def test_memory_in_use_without_a_rank_is_found_with_least_severity() -> None:
     assert [a.id for a in engine.active] == [idle]
 
 
-def test_a_rank_uses_its_gpu_until_it_ends() -> None:
+def test_a_rank_uses_its_gpu_until_it_ends():
     node, engine = Node(gpus=1, broken=0), detection()
     opened(engine, node.seen())
     free: Metrics = {key("memory_used_bytes"): 0.0}
@@ -95,7 +95,7 @@ def test_a_rank_uses_its_gpu_until_it_ends() -> None:
     assert not engine.active
 
 
-def test_without_the_counter_the_state_counts() -> None:
+def test_without_the_counter_the_state_counts():
     node, engine = Node(), detection()
     counter = key("throttle_seconds_total", "hw_thermal")
     active: Metrics = {key("throttle_active", "hw_thermal"): 1.0}
@@ -104,7 +104,7 @@ def test_without_the_counter_the_state_counts() -> None:
     assert [a.kind for a in found] == ["thermal_throttle"]
 
 
-def test_margins_stand_in_for_thresholds() -> None:
+def test_margins_stand_in_for_thresholds():
     node, engine = Node(), detection()
     without = (key("temperature_threshold_celsius", "slowdown"),)
     close: Metrics = {
@@ -143,9 +143,7 @@ SET_CLOCKS = key("throttle_active", "application_clocks")
         ({CLOCK: 0.9e9}, {HOT_C: 91, CLOCK: 0.9e9}, "overheating", "is at 91 °C"),
     ],
 )
-def test_one_witness_of_heat_is_enough_and_a_set_clock_is_none(
-    before: Metrics, values: Metrics, kind: str, says: str
-) -> None:
+def test_one_witness_of_heat_is_enough_and_a_set_clock_is_none(before, values, kind, says):
     node, engine = Node(), detection()
     opened(engine, node.readings(150, lambda *_: before))
     early = opened(engine, node.readings(33, lambda *_: values))
@@ -156,7 +154,7 @@ def test_one_witness_of_heat_is_enough_and_a_set_clock_is_none(
     assert engine.active[0].id == found[0].id
 
 
-def test_readings_that_say_nothing_end_nothing_and_raise_nothing() -> None:
+def test_readings_that_say_nothing_end_nothing_and_raise_nothing():
     """As those of a second source, which knows little of the device."""
     node, engine = Node(), detection()
     slow: Metrics = {key("pcie_link_width_lanes"): 4.0}
@@ -170,7 +168,7 @@ def test_readings_that_say_nothing_end_nothing_and_raise_nothing() -> None:
     assert len(engine.active) == 1
 
 
-def test_what_can_no_longer_be_judged_is_over_after_ten_minutes() -> None:
+def test_what_can_no_longer_be_judged_is_over_after_ten_minutes():
     node, engine = Node(), detection()
     slow: Metrics = {key("pcie_link_generation"): 2.0}
     opened(engine, node.readings(150, lambda *_: slow))
@@ -181,7 +179,7 @@ def test_what_can_no_longer_be_judged_is_over_after_ten_minutes() -> None:
     assert not engine.active
 
 
-def test_a_level_that_flickers_around_its_limit_does_not_flap() -> None:
+def test_a_level_that_flickers_around_its_limit_does_not_flap():
     node, engine = Node(), detection()
     counter = {"s": 0.0}
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.detection.conftest import Reported
 from tests.detection.streams import Job, alone, fed, kinds_of, on, opened, restart, stories
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
@@ -46,9 +45,7 @@ STORIES = stories(__file__)
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("name", STORIES)
-def test_what_happens_after_the_last_step_is_told_once(
-    name: str, restarts: bool, golden_report: Reported
-) -> None:
+def test_what_happens_after_the_last_step_is_told_once(name, restarts, golden_report):
     story = STORIES[name]
     training = [
         (s, rank, "training") for s in range(2, 60, 2) for rank in story.get("training", ())
@@ -68,7 +65,7 @@ def test_what_happens_after_the_last_step_is_told_once(
     golden_report(engine, name)
 
 
-def test_a_leap_of_the_clock_is_no_silence_but_silence_after_it_is() -> None:
+def test_a_leap_of_the_clock_is_no_silence_but_silence_after_it_is():
     job, engine = running()
     job.time += 3600
     engine.skip_to(job.time)
@@ -98,7 +95,7 @@ def test_the_deadline_of_silence(steps, step_s, config, deadline_s):
     assert hang.time - job.time == pytest.approx(deadline_s, rel=0.02)
 
 
-def test_a_hang_that_ends_with_its_job_says_so() -> None:
+def test_a_hang_that_ends_with_its_job_says_so():
     job, engine = running()
     silent_until(engine, job.time + 10)
     (closed,) = fed(engine, [event(job, 0, "died", 11.0), event(job, 1, "died", 11.5)])
@@ -106,7 +103,7 @@ def test_a_hang_that_ends_with_its_job_says_so() -> None:
     assert closed.summary.endswith(", until the job ended")
 
 
-def test_a_finished_rank_that_trains_again_in_another_thread_may_hang() -> None:
+def test_a_finished_rank_that_trains_again_in_another_thread_may_hang():
     job, engine = running()
     opened(engine, [event(job, rank, "finished", 1.0) for rank in (0, 1)])
     job.time += 60
@@ -114,7 +111,7 @@ def test_a_finished_rank_that_trains_again_in_another_thread_may_hang() -> None:
     silent_until(engine, job.time + 60)
 
 
-def test_a_hang_is_over_when_backwards_go_on_and_when_the_stopped_rank_resumes() -> None:
+def test_a_hang_is_over_when_backwards_go_on_and_when_the_stopped_rank_resumes():
     job, engine = running(ranks=1)
     found = silent_until(engine, job.time + 10)
     (closed,) = fed(engine, [event(job, 0, "training", 12.0)])
@@ -125,14 +122,14 @@ def test_a_hang_is_over_when_backwards_go_on_and_when_the_stopped_rank_resumes()
     assert opened(engine, [Clock(job.time + 105)]) == []
 
 
-def test_a_pause_as_long_as_one_the_job_has_shown_is_no_hang() -> None:
+def test_a_pause_as_long_as_one_the_job_has_shown_is_no_hang():
     job, engine = Job(ranks=2, step_s=0.05, noise=0.05), alone("hang", hang={"timeout_s": 8})
     opened(engine, [*job.steps(20), *job.steps(1, pause=on(None, 7.9)), *job.steps(20)])
     assert opened(engine, [Clock(job.time + 9.0)]) == []
     silent_until(engine, job.time + 9.3)
 
 
-def test_resumed_steps_close_the_hang_and_it_can_come_again() -> None:
+def test_resumed_steps_close_the_hang_and_it_can_come_again():
     job, engine = running()
     job.time += 30
     assert [a.kind for a in opened(engine, job.steps(10))] == ["hang"]
@@ -142,13 +139,13 @@ def test_resumed_steps_close_the_hang_and_it_can_come_again() -> None:
     assert (again.kind, round(again.value or 0.0, 3)) == ("hang", 8.0)
 
 
-def test_the_only_rank_that_is_behind_its_peers_is_named() -> None:
+def test_the_only_rank_that_is_behind_its_peers_is_named():
     job, engine = running(ranks=4)
     ahead = [Step(job.time + 0.05, "llama", rank, 200, 0.05) for rank in (0, 1, 3)]
     assert kinds_of(opened(engine, [*ahead, Clock(job.time + 60)])) == [("hang", 2)]
 
 
-def test_a_crash_stays_active_for_the_hold_time_and_no_longer() -> None:
+def test_a_crash_stays_active_for_the_hold_time_and_no_longer():
     job, engine = running()
     fed(engine, [event(job, 1, "exception"), Clock(job.time + 599)])
     assert [a.kind for a in engine.active] == ["crash"]
@@ -156,7 +153,7 @@ def test_a_crash_stays_active_for_the_hold_time_and_no_longer() -> None:
     assert [a.end_time for a in closed if a.kind == "crash"] == [job.time + 600]
 
 
-def test_a_restarted_job_is_no_second_crash_and_closes_its_hang() -> None:
+def test_a_restarted_job_is_no_second_crash_and_closes_its_hang():
     job, engine = running(ranks=4)
     silent_until(engine, job.time + 9)
     found = opened(engine, [event(job, 1, "died", 10.0), Clock(job.time + 16)])
@@ -192,8 +189,8 @@ def hangs(engine: Detection, job: Job, pauses_s: Iterable[float]) -> list[bool]:
     ],
 )
 def test_a_pause_that_is_longer_than_the_timeout_is_found_twice_and_then_known(
-    pauses_s: list[float], reported: list[bool], longest_s: float
-) -> None:
+    pauses_s, reported, longest_s
+):
     job, engine = Job(ranks=4, step_s=0.5, noise=0.02), alone("hang")
     assert hangs(engine, job, pauses_s) == reported
     hang = silent_until(engine, job.time + 3600)
@@ -299,7 +296,7 @@ def test_what_cannot_be_seen_or_waits_for_a_disk_counts_as_moving(moving, world)
     assert opened(engine, quiet(job, 130, **moving)) == []
 
 
-def test_a_checkpoint_that_one_rank_writes_for_two_minutes_is_no_hang() -> None:
+def test_a_checkpoint_that_one_rank_writes_for_two_minutes_is_no_hang():
     job, engine = on_cpu()
     for record in quiet(job, 120):
         written = 10**7 * (record.time - job.time) if record.rank == 0 else 0
@@ -360,7 +357,7 @@ def test_devices_that_only_spin_do_nothing(spin, both_devices, expected):
 
 
 @pytest.mark.parametrize("idle", [False, True])
-def test_a_call_that_keeps_the_gil_hangs_only_when_it_does_nothing(idle: bool) -> None:
+def test_a_call_that_keeps_the_gil_hangs_only_when_it_does_nothing(idle):
     job, engine = on_cpu()
     held = event(job, 1, "stopped", 10.0, silent_reason="holds the GIL")
     looks = [r for r in quiet(job, 60) if idle and r.rank == 1]

@@ -1,10 +1,9 @@
 """A network port that goes down, errors of one that rise, and what they explain."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 
-from tests.detection.conftest import Reported
 from tests.detection.life import LLAMA, Life
 from tests.detection.streams import EPOCH_S, detection, opened
 from warpwatch_telemetry.metric import SeriesKey
@@ -40,7 +39,7 @@ def down(begin: int, end: int) -> Iterator[PortReading]:
         yield PortReading(EPOCH_S + second, PORT, {**GOOD, key("up"): 0.0})
 
 
-def test_a_port_that_goes_down_is_found_and_over_when_it_is_back() -> None:
+def test_a_port_that_goes_down_is_found_and_over_when_it_is_back():
     engine = detection()
     assert opened(engine, seen(0, 300)) == []
     (found,) = opened(engine, down(300, 345))
@@ -50,7 +49,7 @@ def test_a_port_that_goes_down_is_found_and_over_when_it_is_back() -> None:
     assert engine.active == ()
 
 
-def test_a_port_that_never_was_up_and_one_that_is_trained_anew_raise_nothing() -> None:
+def test_a_port_that_never_was_up_and_one_that_is_trained_anew_raise_nothing():
     assert opened(detection(), down(0, 600)) == []
     engine = detection()
     assert opened(engine, [*seen(0, 300), *down(300, 315), *seen(315, 600)]) == []
@@ -64,9 +63,7 @@ def test_a_port_that_never_was_up_and_one_that_is_trained_anew_raise_nothing() -
         ({"link_downed": 3.2}, "link_downed was counted at the network port mlx5_0/1"),
     ],
 )
-def test_errors_that_rise_are_found(
-    rates: Mapping[str, float], says: str, golden_report: Reported
-) -> None:
+def test_errors_that_rise_are_found(rates, says, golden_report):
     engine = detection()
     assert opened(engine, seen(0, 300)) == []
     (found,) = opened(engine, seen(300, 420, **rates))
@@ -76,14 +73,14 @@ def test_errors_that_rise_are_found(
     assert says in active.summary
 
 
-def test_few_errors_and_what_a_port_had_before_raise_nothing(golden_report: Reported) -> None:
+def test_few_errors_and_what_a_port_had_before_raise_nothing(golden_report):
     engine = detection()
     assert opened(engine, seen(0, 1800, symbol_error=0.5, out_of_sequence=20.0)) == []
     golden_report(engine)
 
 
 @pytest.mark.parametrize("beyond", [True, False])
-def test_it_explains_slow_communication_of_a_job_that_goes_beyond_the_node(beyond: bool) -> None:
+def test_it_explains_slow_communication_of_a_job_that_goes_beyond_the_node(beyond):
     slow, errors = "communication takes 40 % longer", {"device": PORT}
     for errors_first in (False, True):
         life = Life()

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import pytest
@@ -75,8 +74,8 @@ def test_every_detector_keeps_all_it_remembers_in_a_state_that_can_be_saved():
     ],
 )
 def test_a_detector_with_another_state_learns_again_and_one_that_is_off_ends_its_own(
-    version: int, changed: dict[str, Any], says: str
-) -> None:
+    version, changed, says
+):
     job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
     next(one for one in engine._runner.detectors if one.kind == "hang").state_version = version
     opened(engine, [*job.steps(300), Clock(job.time + 200)])
@@ -127,7 +126,7 @@ def test_ranks_that_are_silent_from_the_restart_on_hang_after_the_usual_time():
     assert hang.time >= back_time + timeout_s - silent_s - 1
 
 
-def test_a_rank_that_ended_while_no_daemon_ran_takes_its_anomaly_with_it() -> None:
+def test_a_rank_that_ended_while_no_daemon_ran_takes_its_anomaly_with_it():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
     lived(job, engine, "300; 60 compute 1 0.2 -> straggler 1")
     (before,) = engine.active

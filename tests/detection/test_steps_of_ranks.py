@@ -5,7 +5,6 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from tests.detection.conftest import Reported
 from tests.detection.streams import Extra, Job, alone, detection, lived, opened, stories
 from warpwatch_telemetry.records import RankEvent
 
@@ -19,7 +18,7 @@ STORIES = stories(__file__)
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_what_is_found_and_over_is_what_happened(name: str, golden_report: Reported) -> None:
+def test_what_is_found_and_over_is_what_happened(name, golden_report):
     story = STORIES[name]
     engine = alone(*story["kinds"].split()) if "kinds" in story else detection()
     lived(job(story["job"]), engine, story["story"])
@@ -97,7 +96,7 @@ OTHERS: dict[str, tuple[str, str, str, dict[str, Extra]]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_extras_of_any_form_are_found_or_none(name: str, golden_report: Reported) -> None:
+def test_extras_of_any_form_are_found_or_none(name, golden_report):
     kinds, steps, story, extras = OTHERS[name]
     engine = alone(*kinds.split()) if kinds else detection()
     lived(job(steps), engine, story, **extras)
@@ -113,8 +112,8 @@ def test_extras_of_any_form_are_found_or_none(name: str, golden_report: Reported
 )
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_noise_of_one_rank_that_its_peers_do_not_share_hides_no_fault_of_it(
-    kind: str, extra: dict[str, Extra], noisy: int, ranks: int
-) -> None:
+    kind, extra, noisy, ranks
+):
     steps, engine = Job(ranks, 0.1, 0.02), detection() if kind == "straggler" else alone(kind)
     opened(engine, [*steps.steps(noisy, **extra), *steps.steps(250)])
     phase = "compute 1 0.04" if kind == "straggler" else "wait 1 0.03"
@@ -125,9 +124,7 @@ def test_noise_of_one_rank_that_its_peers_do_not_share_hides_no_fault_of_it(
     ("seed", "share", "wait_s", "begin"),
     [(2, 0.03, 0.2, 230), (4, 0.03, 0.2, 220), (8, 0.01, 0.3, 210)],
 )
-def test_a_stall_that_starts_after_few_and_noisy_blocks_is_found(
-    seed: int, share: float, wait_s: float, begin: int
-) -> None:
+def test_a_stall_that_starts_after_few_and_noisy_blocks_is_found(seed, share, wait_s, begin):
     chance = random.Random(seed * 1000 + begin)
     noise = [wait_s * chance.random() if chance.random() < share else 0.0 for _ in range(begin)]
     story = f"{begin + 150} -> data_stall job"
@@ -136,7 +133,7 @@ def test_a_stall_that_starts_after_few_and_noisy_blocks_is_found(
 
 
 @pytest.mark.parametrize(("step_s", "noise"), [(0.02, 0.3), (0.04, 0.2), (0.5, 0.01)])
-def test_6000_healthy_steps_with_noise_raise_nothing(step_s: float, noise: float) -> None:
+def test_6000_healthy_steps_with_noise_raise_nothing(step_s, noise):
     lived(Job(2, step_s, noise), detection(), "6000")
 
 
@@ -150,8 +147,8 @@ def test_6000_healthy_steps_with_noise_raise_nothing(step_s: float, noise: float
     ],
 )
 def test_a_fault_in_short_noisy_steps_is_found_within_15_seconds_and_says_since_when(
-    fault: str, kind: str, rank: int | None, says: str
-) -> None:
+    fault, kind, rank, says
+):
     steps, engine = Job(2, 0.04, 0.2), detection()
     lived(steps, engine, "500")
     begin = steps.time
@@ -168,14 +165,14 @@ def test_a_fault_in_short_noisy_steps_is_found_within_15_seconds_and_says_since_
         assert found.baseline == pytest.approx(0.01, abs=0.005)
 
 
-def test_input_that_was_slow_from_the_first_step_is_found_too() -> None:
+def test_input_that_was_slow_from_the_first_step_is_found_too():
     (found,) = lived(Job(2, 0.04, 0.2), detection(), "300 wait all 0.06 -> data_stall job")
     assert found.baseline is None
     assert "from the start" in found.summary
 
 
 @pytest.mark.parametrize("period", [7, 20, 41, 60])
-def test_a_rank_that_pauses_at_equal_gaps_is_named_within_five_periods(period: int) -> None:
+def test_a_rank_that_pauses_at_equal_gaps_is_named_within_five_periods(period):
     story = f"500; {5 * period} compute 3 0.15 every {period} at 5 -> gc_pause 3"
     (found,) = lived(Job(8, 0.2, 0.01), alone("gc_pause"), story)
     assert f"every {period} steps" in found.summary
@@ -183,7 +180,7 @@ def test_a_rank_that_pauses_at_equal_gaps_is_named_within_five_periods(period: i
     assert abs((found.begin_step or 0) - 500) <= period
 
 
-def test_a_job_that_got_faster_is_not_reported_but_remembered() -> None:
+def test_a_job_that_got_faster_is_not_reported_but_remembered():
     steps, engine = Job(2, 0.5, 0.02), detection()
     lived(steps, engine, "300")
     steps.step_s = 0.3
@@ -192,7 +189,7 @@ def test_a_job_that_got_faster_is_not_reported_but_remembered() -> None:
     lived(steps, engine, "60 -> step_regression job")
 
 
-def test_steps_of_a_capture_are_not_judged() -> None:
+def test_steps_of_a_capture_are_not_judged():
     steps, engine = Job(2, 0.5, 0.02), detection()
     lived(steps, engine, "300")
     for rank in (0, 1):
@@ -203,12 +200,12 @@ def test_steps_of_a_capture_are_not_judged() -> None:
     lived(steps, engine, "100")
 
 
-def test_a_disabled_detector_says_nothing() -> None:
+def test_a_disabled_detector_says_nothing():
     engine = detection(disabled=["step_regression"])
     lived(Job(2, 0.5, 0.02), engine, "300; 100 compute all 0.2")
 
 
-def test_steps_without_phases_wait_for_nothing() -> None:
+def test_steps_without_phases_wait_for_nothing():
     engine = alone("data_stall", "straggler", "gc_pause")
     steps = Job(1, 0.5, 0.02).steps(1_000, compute=bursts(0, 0.3, 0.4))
     assert opened(engine, (replace(step, phases_s={}) for step in steps)) == []

@@ -96,7 +96,7 @@ STORIES: dict[str, tuple[Of, Of | None, int, int, int, int | None]] = {
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_a_rank_that_is_slow_is_told_from_one_that_has_more_to_do(name: str) -> None:
+def test_a_rank_that_is_slow_is_told_from_one_that_has_more_to_do(name):
     time_s, tokens, ranks, healthy, ill, rank = STORIES[name]
     engine = alone("straggler")
     assert opened(engine, uneven(healthy, time_s, tokens, ranks, 0)) == []
@@ -110,12 +110,12 @@ def test_a_rank_that_is_slow_is_told_from_one_that_has_more_to_do(name: str) -> 
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_long_sequences_among_short_ones_are_explained_by_their_tokens(ranks: int) -> None:
+def test_long_sequences_among_short_ones_are_explained_by_their_tokens(ranks):
     steps = uneven(700, lambda s, r: 5e-5 * mixed_tokens(s, r) * EVEN(s, r), mixed_tokens, ranks, 0)
     assert opened(detection(), steps) == []
 
 
-def test_declared_checkpoints_and_evaluations_are_no_slow_rank() -> None:
+def test_declared_checkpoints_and_evaluations_are_no_slow_rank():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
     lived(job, engine, "300")
     for step in job.steps(200):
@@ -136,7 +136,7 @@ def placed(ranks: int, stages: int, **more: Callable[[int], tuple[int, int]]) ->
         yield read
 
 
-def test_a_stage_that_gets_slower_as_a_whole_is_no_straggler_where_stages_are_known() -> None:
+def test_a_stage_that_gets_slower_as_a_whole_is_no_straggler_where_stages_are_known():
     def time_s(step: int, rank: int) -> float:
         return 0.4 * NOISE(step, rank) * (1.3 if rank < 2 and step >= 300 else 1.0)
 
@@ -170,8 +170,8 @@ def copies(ranks: int, of: int = 0) -> list[RankSeen]:
     ],
 )
 def test_a_rank_that_is_slow_before_anything_is_known_is_found_within_30_steps(
-    ranks: int, factor: float, begin: int, known: bool, severity: str
-) -> None:
+    ranks, factor, begin, known, severity
+):
     engine = alone("straggler")
     # Half as many copies as ranks: the program splits the model in a way that it does not report.
     opened(engine, copies(ranks, 0 if known else (ranks + 1) // 2))
@@ -190,7 +190,7 @@ def test_a_rank_that_is_slow_before_anything_is_known_is_found_within_30_steps(
     assert [anomaly.severity for anomaly in engine.active] == ["warning"]
 
 
-def test_copies_of_a_model_that_are_reported_late_delay_nothing() -> None:
+def test_copies_of_a_model_that_are_reported_late_delay_nothing():
     engine = alone("straggler")
     time_s: Of = lambda s, r: 0.4 * NOISE(s, r) * slower(1.3, 2, 0)(s, r)  # noqa: E731
     assert opened(engine, [*uneven(20, time_s, None, 8, 0), *copies(8)]) == []
@@ -223,7 +223,7 @@ BY_CONSTRUCTION: dict[str, tuple[list[RankSeen], Of, Of | None]] = {
 
 
 @pytest.mark.parametrize("name", BY_CONSTRUCTION)
-def test_ranks_that_differ_by_construction_are_no_stragglers(name: str) -> None:
+def test_ranks_that_differ_by_construction_are_no_stragglers(name):
     seen, factor, tokens = BY_CONSTRUCTION[name]
     engine = alone("straggler")
     opened(engine, seen)
@@ -233,7 +233,7 @@ def test_ranks_that_differ_by_construction_are_no_stragglers(name: str) -> None:
 
 
 @pytest.mark.parametrize("begin", [0, 300])
-def test_a_slow_rank_of_a_known_stage_is_named_also_from_the_start(begin: int) -> None:
+def test_a_slow_rank_of_a_known_stage_is_named_also_from_the_start(begin):
     def time_s(step: int, rank: int) -> float:
         return (0.6 if rank > 2 else 0.4) * NOISE(step, rank) * slower(1.4, 1, begin)(step, rank)
 
@@ -243,7 +243,7 @@ def test_a_slow_rank_of_a_known_stage_is_named_also_from_the_start(begin: int) -
     assert (found.kind, found.rank, "its 2 peers" in found.summary) == ("straggler", 1, True)
 
 
-def test_a_job_with_one_rank_a_stage_is_not_compared_and_says_so() -> None:
+def test_a_job_with_one_rank_a_stage_is_not_compared_and_says_so():
     engine = alone("straggler")
     opened(engine, placed(4, 4))
     time_s: Of = lambda s, r: (0.6 if r == 2 and s >= 300 else 0.4) * NOISE(s, r)  # noqa: E731
@@ -253,7 +253,7 @@ def test_a_job_with_one_rank_a_stage_is_not_compared_and_says_so() -> None:
     assert engine.pop_failure() is None
 
 
-def test_ranks_with_the_same_experts_are_alike_only_where_each_has_such_a_like() -> None:
+def test_ranks_with_the_same_experts_are_alike_only_where_each_has_such_a_like():
     both = {rank: {"expert": (rank % 2, 2)} for rank in range(4)}
     assert stages(both) == ({0: 0, 1: 1, 2: 0, 3: 1}, True)
     assert stages({rank: {"expert": (rank, 4)} for rank in range(4)}) == ({}, False)
@@ -262,14 +262,14 @@ def test_ranks_with_the_same_experts_are_alike_only_where_each_has_such_a_like()
     assert stages({0: {"pipeline": (0, 2)}, 1: {"pipeline": (1, 2)}}) == ({0: -1, 1: -1}, True)
 
 
-def test_a_job_that_begins_again_has_no_straggler_until_it_is_known_again() -> None:
+def test_a_job_that_begins_again_has_no_straggler_until_it_is_known_again():
     job, engine = Job(ranks=4, step_s=0.5, noise=0.02), alone("straggler")
     lived(job, engine, "300; 60 compute 1 0.15 -> straggler 1")
     job.step = 0
     lived(job, engine, "100")
 
 
-def test_steps_that_lack_a_rank_are_judged_without_it() -> None:
+def test_steps_that_lack_a_rank_are_judged_without_it():
     job, engine = Job(ranks=4, step_s=0.5, noise=0.02), alone("straggler")
     lived(job, engine, "330")
     steps = job.steps(370, compute=on(1, 0.15))
@@ -277,14 +277,14 @@ def test_steps_that_lack_a_rank_are_judged_without_it() -> None:
     assert kinds_of(opened(engine, lossy)) == [("straggler", 1)]
 
 
-def test_a_job_with_one_rank_has_nothing_to_compare_with() -> None:
+def test_a_job_with_one_rank_has_nothing_to_compare_with():
     detector = Straggler()
     for step in joined(Job(ranks=1).steps(300)):
         assert not detector.observe(step)
     assert [status.answer for status in detector.statuses()] == ["learning"]
 
 
-def test_a_detector_whose_limit_is_above_what_it_is_to_find_says_that_it_is_blind() -> None:
+def test_a_detector_whose_limit_is_above_what_it_is_to_find_says_that_it_is_blind():
     for noise, blind in ((0.02, False), (0.6, True)):
         engine = detection()
         opened(engine, Job(ranks=2, step_s=0.1, noise=noise).steps(700))
@@ -294,7 +294,7 @@ def test_a_detector_whose_limit_is_above_what_it_is_to_find_says_that_it_is_blin
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 1.5])
-def test_the_exponent_of_work_is_learned_as_work_grows_and_as_it_shrinks(exponent: float) -> None:
+def test_the_exponent_of_work_is_learned_as_work_grows_and_as_it_shrinks(exponent):
     scaling, source = WorkScaling(), random.Random(1)
     for _ in range(500):
         work = {rank: source.randrange(100, 3000) for rank in range(4)}
@@ -306,13 +306,13 @@ def test_the_exponent_of_work_is_learned_as_work_grows_and_as_it_shrinks(exponen
     assert scaling.exponent == pytest.approx(exponent, abs=0.01)
 
 
-def test_a_rank_that_computes_nothing_counts_as_one_percent_of_the_step() -> None:
+def test_a_rank_that_computes_nothing_counts_as_one_percent_of_the_step():
     step = JobStep(EPOCH_S, JobId("", "llama", ""), 1, 1, 0.5, 0.5, {0: 0.0, 1: 0.4}, {})
     ratio = math.log(0.4 / 0.005)
     assert compare(step, WorkScaling(), {}).ratios == pytest.approx({0: -ratio, 1: ratio})
 
 
-def test_a_rank_whose_place_is_unknown_stops_no_detector() -> None:
+def test_a_rank_whose_place_is_unknown_stops_no_detector():
     job, engine = Job(ranks=3, step_s=0.5, noise=0.02), alone("straggler")
     opened(engine, [*job.seen(), *job.steps(60)])
     for rank in (0, 2):

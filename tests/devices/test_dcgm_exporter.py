@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices.conftest import Cases, Golden
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
@@ -128,7 +127,7 @@ def of_nvml(uuid: str, index: int, gpu_instance: str = "", parent: str = "") -> 
     return DeviceSample(Device(uuid, index, "NVIDIA A100", gpu_instance, info=info), 1.0)
 
 
-def test_its_values_become_ours(node: Node, golden: Golden) -> None:
+def test_its_values_become_ours(node, golden):
     health = node.read()
     assert (health.up, health.errors) == (True, 0)
     sample = node.newest(A100)
@@ -139,7 +138,7 @@ def test_its_values_become_ours(node: Node, golden: Golden) -> None:
     golden("dcgm_exporter.txt", "".join(f"{line}\n" for line in lines).encode())
 
 
-def test_a_scrape_that_says_the_same_again_is_not_published(node: Node) -> None:
+def test_a_scrape_that_says_the_same_again_is_not_published(node):
     for _ in range(3):
         node.read()
     assert len(node.sink.devices[A100]) == 1
@@ -155,14 +154,14 @@ def test_a_scrape_that_says_the_same_again_is_not_published(node: Node) -> None:
     assert list(node.sink.devices) == [A100]
 
 
-def test_credentials_of_the_url_are_sent_and_never_shown(node: Node) -> None:
+def test_credentials_of_the_url_are_sent_and_never_shown(node):
     node.exporter.code = 401
     node.ask_at(f"http://scraper:se%20cret@{node.address}/metrics")
     assert node.read().reason == f"dcgm-exporter at {node.address}: it answers 401"
     assert node.exporter.asked[0]["authorization"] == "Basic c2NyYXBlcjpzZSBjcmV0"
 
 
-def test_pages_are_read_as_far_as_they_can_be(cases: Cases) -> None:
+def test_pages_are_read_as_far_as_they_can_be(cases):
     def found(page: str) -> str:
         scraped = read(page, "node-7")
         # As it was written, \r\n ends lines too.
@@ -175,7 +174,7 @@ def test_pages_are_read_as_far_as_they_can_be(cases: Cases) -> None:
     assert read(endless, "node-7").rejected == 1
 
 
-def test_of_several_hosts_only_this_one_is_read(node: Node) -> None:
+def test_of_several_hosts_only_this_one_is_read(node):
     text = (
         f"DCGM_FI_DEV_GPU_TEMP{{{labels(host='node-7.cluster.local')}}} 40\n"
         f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, host='node-8')}}} 50\n"
@@ -197,14 +196,14 @@ MIG = (
 )
 
 
-def test_labels_are_unescaped_and_may_hold_braces_and_commas() -> None:
+def test_labels_are_unescaped_and_may_hold_braces_and_commas():
     line = r'DCGM_X{a="one, \"two\"} 7",b="back\\slash",c="new\nline",} 2.5e+3 1700000000000'
     (sample,) = parse(line, {"DCGM_X"})
     assert sample.labels == {"a": 'one, "two"} 7', "b": "back\\slash", "c": "new\nline"}
     assert (sample.name, sample.value) == ("DCGM_X", 2500.0)
 
 
-def test_the_number_of_devices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_devices_is_bounded(monkeypatch):
     monkeypatch.setattr(exporter_source, "MAX_DEVICES", 10)
     lines = [f"DCGM_FI_DEV_GPU_TEMP{{{labels(uuid=f'GPU-{i}')}}} 40" for i in range(15)]
     found = read("\n".join(lines), "node-7")
@@ -213,7 +212,7 @@ def test_the_number_of_devices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(read("\n".join(lines), "node-7").hosts) == 10
 
 
-def test_gpu_instances_are_the_mig_devices_of_nvml(node: Node) -> None:
+def test_gpu_instances_are_the_mig_devices_of_nvml(node):
     # Without NVML they have keys of their own.
     node.read(MIG)
     assert sorted(node.sink.devices) == [f"{A100}/gi7", f"{A100}/gi9"]
@@ -237,7 +236,7 @@ def test_gpu_instances_are_the_mig_devices_of_nvml(node: Node) -> None:
     assert list(node.sink.devices) == ["MIG-seven"]
 
 
-def test_an_exporter_that_is_back_is_read(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exporter_that_is_back_is_read(node, caplog):
     node.read()
     node.close()
     text = f"dcgm-exporter at {node.address}: nothing listens there; is dcgm-exporter running?"
@@ -264,9 +263,7 @@ def test_an_exporter_that_is_back_is_read(node: Node, caplog: pytest.LogCaptureF
         (302, "", {"Location": "/metrics"}, "it answers 302"),
     ],
 )
-def test_a_bad_answer_is_said(
-    node: Node, code: int, body: str, headers: dict[str, str], said: str
-) -> None:
+def test_a_bad_answer_is_said(node, code, body, headers, said):
     node.exporter.code, node.exporter.headers = code, headers
     health = node.read(body)
     assert said in health.reason and "\n" not in health.reason
@@ -287,7 +284,7 @@ class Dripping(io.BytesIO):
         return super().read1(1)
 
 
-def test_a_late_or_dripping_answer_is_dropped(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_or_dripping_answer_is_dropped(node, monkeypatch):
     opened: list[Callable[[], http.client.HTTPResponse]] = []
 
     class Opener:
@@ -307,7 +304,7 @@ def test_a_late_or_dripping_answer_is_dropped(node: Node, monkeypatch: pytest.Mo
     assert node.clock.monotonic() - begun == 10 + 6
 
 
-def test_decompressed_answers_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompressed_answers_are_bounded(node, monkeypatch):
     monkeypatch.setattr(exporter_source, "MAX_BODY_BYTES", 5000)
     for compress in (False, True):
         node.exporter.compress = compress

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices.conftest import Cases
-from tests.devices.fakenvml.driver import LIBRARY, FakeDriver
+from tests.devices.fakenvml.driver import LIBRARY
 from tests.devices.nvml_by_hand import HandNvml, uuid
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
@@ -88,7 +87,7 @@ def source(nvml: HandNvml) -> Source:
     return Source(nvml)
 
 
-def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(source: Source) -> None:
+def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(source):
     nvml = source.begin(2)
     before = nvml.calls(gpu=1)
     nvml.rounds(60)
@@ -105,7 +104,7 @@ def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(source: Sou
     assert nvml.calls(INIT) == nvml.calls("nvmlShutdown") == 1
 
 
-def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(source: Source) -> None:
+def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(source):
     nvml = source.begin()
     nvml.driver.set(3, lost=1)
     nvml.driver.set(6, no_permission=1)
@@ -147,7 +146,7 @@ def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(source: So
     assert nvml.up() == ALL
 
 
-def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index(source: Source) -> None:
+def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index(source):
     nvml = source.nvml
     nvml.loops.run("nvml")
     source.stick("nvml-5", gpu=5)
@@ -161,7 +160,7 @@ def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index(source: Source) -
     assert "unknown-5" in nvml.sink.forgotten
 
 
-def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source: Source) -> None:
+def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source):
     nvml = source.begin(7)
     # One is plugged in.
     nvml.driver.set(gpus=8)
@@ -181,9 +180,7 @@ def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source:
     assert nvml.values(7)["busy_seconds_total"] == pytest.approx(busy_s + 1.0)
 
 
-def test_without_a_driver_the_source_waits(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_driver_the_source_waits(source, tmp_path, monkeypatch):
     nvml, library = source.nvml, tmp_path / "driver.so"
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(library))
     nvml.rounds()
@@ -201,7 +198,7 @@ def test_without_a_driver_the_source_waits(
     assert (source.health.up, source.health.reason) == (True, "")
 
 
-def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source: Source) -> None:
+def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source):
     nvml = source.nvml
     # The watchdog has not seen them yet.
     nvml.loops.run("nvml", *(f"nvml-{gpu}" for gpu in range(8)))
@@ -217,7 +214,7 @@ def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source:
     assert source.failures == []
 
 
-def test_a_driver_of_another_version_ends_the_daemon_once_if_it_lasts(source: Source) -> None:
+def test_a_driver_of_another_version_ends_the_daemon_once_if_it_lasts(source):
     nvml = source.begin()
     for _ in range(3):
         nvml.driver.set(version_mismatch=1)
@@ -235,7 +232,7 @@ def test_a_driver_of_another_version_ends_the_daemon_once_if_it_lasts(source: So
     assert source.failures == [UPGRADED]
 
 
-def test_a_library_that_was_exchanged_on_disk_is_noticed(fake_nvml: Path, tmp_path: Path) -> None:
+def test_a_library_that_was_exchanged_on_disk_is_noticed(fake_nvml, tmp_path):
     path = tmp_path / LIBRARY
     path.write_bytes((fake_nvml / LIBRARY).read_bytes())
     library = ctypes.CDLL(str(path))
@@ -249,7 +246,7 @@ def test_a_library_that_was_exchanged_on_disk_is_noticed(fake_nvml: Path, tmp_pa
     assert (before, renamed, replaced, library_replaced()) == (False, False, True, False)
 
 
-def test_after_calls_of_gpm_and_events_that_hung_a_driver_is_found(source: Source) -> None:
+def test_after_calls_of_gpm_and_events_that_hung_a_driver_is_found(source):
     nvml = source.begin()
     nvml.hang("gpm", "nvmlGpmSampleGet", 1)
     nvml.hang("nvml-events", "nvmlEventSetWait_v2")
@@ -263,7 +260,7 @@ def test_after_calls_of_gpm_and_events_that_hung_a_driver_is_found(source: Sourc
     assert source.failures == []
 
 
-def test_a_call_that_hangs_across_a_reload_keeps_nvml_down(source: Source) -> None:
+def test_a_call_that_hangs_across_a_reload_keeps_nvml_down(source):
     nvml = source.begin()
     for for_long in (False, True):
         source.stick("nvml-1", UTILIZATION, 1)
@@ -284,7 +281,7 @@ def test_a_call_that_hangs_across_a_reload_keeps_nvml_down(source: Source) -> No
     assert source.failures == [BLOCKED]
 
 
-def test_nvml_is_not_shut_down_under_a_call(source: Source) -> None:
+def test_nvml_is_not_shut_down_under_a_call(source):
     nvml = source.begin()
     # Inside, and not yet taken to be stuck.
     nvml.hang("nvml-1", UTILIZATION, 1)
@@ -299,7 +296,7 @@ def test_nvml_is_not_shut_down_under_a_call(source: Source) -> None:
     assert nvml.calls("nvmlShutdown") == 1
 
 
-def test_a_search_that_comes_back_late_begins_nothing(source: Source) -> None:
+def test_a_search_that_comes_back_late_begins_nothing(source):
     nvml = source.begin(2)
     nvml.driver.set(gpus=3)
     nvml.hang("nvml-scan", UUID, 2)
@@ -318,7 +315,7 @@ def test_a_search_that_comes_back_late_begins_nothing(source: Source) -> None:
     ]
 
 
-def test_devices_that_answer_nothing_any_more_end_the_daemon_once(source: Source) -> None:
+def test_devices_that_answer_nothing_any_more_end_the_daemon_once(source):
     nvml = source.begin()
     nvml.driver.set(unknown=1)
     source.wait(GRACE_S)
@@ -334,7 +331,7 @@ def test_devices_that_answer_nothing_any_more_end_the_daemon_once(source: Source
     assert source.health.up
 
 
-def test_devices_that_may_not_be_read_or_never_could_end_nothing(source: Source) -> None:
+def test_devices_that_may_not_be_read_or_never_could_end_nothing(source):
     nvml = source.nvml
     nvml.driver.set(gpus=2)
     for gpu in (0, 1):
@@ -351,7 +348,7 @@ def test_devices_that_may_not_be_read_or_never_could_end_nothing(source: Source)
     assert source.failures == []
 
 
-def test_a_device_that_comes_or_goes_beside_a_stuck_one_is_noticed(source: Source) -> None:
+def test_a_device_that_comes_or_goes_beside_a_stuck_one_is_noticed(source):
     nvml = source.begin(4)
     source.stick("nvml-1", UTILIZATION, 1)
     assert nvml.reasons(1) == ["stuck"]
@@ -370,7 +367,7 @@ def test_a_device_that_comes_or_goes_beside_a_stuck_one_is_noticed(source: Sourc
     assert [nvml.newest(gpu).device.index for gpu in (1, 2, 3)] == [0, 1, 2]
 
 
-def test_a_search_that_hangs_is_reported_and_is_replaced(source: Source) -> None:
+def test_a_search_that_hangs_is_reported_and_is_replaced(source):
     nvml = source.begin(2)
     nvml.driver.set(gpus=4)
     nvml.hang("nvml-scan", UUID, 2)
@@ -391,7 +388,7 @@ def test_a_search_that_hangs_is_reported_and_is_replaced(source: Source) -> None
     assert source.health.reason == ""
 
 
-def test_a_device_that_never_reported_its_name_is_forgotten_when_it_goes(source: Source) -> None:
+def test_a_device_that_never_reported_its_name_is_forgotten_when_it_goes(source):
     nvml = source.nvml
     nvml.driver.set(gpus=3)
     nvml.driver.set(2, lost=1)
@@ -406,7 +403,7 @@ def test_a_device_that_never_reported_its_name_is_forgotten_when_it_goes(source:
     assert nvml.samples("unknown-2") == []
 
 
-def test_what_breaks_off_begins_its_time_again() -> None:
+def test_what_breaks_off_begins_its_time_again():
     failures: list[str] = []
     clock = ManualClock()
     last_resort = LastResort(failures.append, 60.0, clock.monotonic)
@@ -424,11 +421,11 @@ def test_what_breaks_off_begins_its_time_again() -> None:
     assert failures == ["second"]
 
 
-def test_return_codes_mean_what_the_policy_says(cases: Cases) -> None:
+def test_return_codes_mean_what_the_policy_says(cases):
     cases("nvml_codes.txt", lambda code: f"{meaning_of(int(code)).name} {name_of(int(code))}")
 
 
-def test_nothing_is_published_of_a_device_that_was_given_up_or_after_the_end() -> None:
+def test_nothing_is_published_of_a_device_that_was_given_up_or_after_the_end():
     sink = RecordingSink()
     generation = SessionSink(sink)
     sample = DeviceSample(Device("unknown-2", 2, ""), 1.0)
@@ -483,7 +480,7 @@ print("'closed'", flush=True)
 """
 
 
-def test_a_late_driver_or_removed_gpu_is_borne(fake_driver: FakeDriver, tmp_path: Path) -> None:
+def test_a_late_driver_or_removed_gpu_is_borne(fake_driver, tmp_path):
     folder = tmp_path / "lib"
     folder.mkdir()
     environment = os.environ | fake_driver.environment | {"LD_LIBRARY_PATH": str(folder)}

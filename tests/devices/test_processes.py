@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -83,7 +82,7 @@ def series(source: ProcessesSource, pid: int) -> dict[str, float]:
     }
 
 
-def test_children_count_and_what_they_used_stays(parent: subprocess.Popen[str]) -> None:
+def test_children_count_and_what_they_used_stays(parent):
     first, second = map(int, reported(parent).split())
     source = source_of(parent.pid)
     before = series(source, parent.pid)
@@ -105,7 +104,7 @@ def test_children_count_and_what_they_used_stays(parent: subprocess.Popen[str]) 
     assert read_process(first) is None
 
 
-def test_a_process_that_is_gone_has_no_series_and_a_zombie_is_no_living_child() -> None:
+def test_a_process_that_is_gone_has_no_series_and_a_zombie_is_no_living_child():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     own, of_child = source_of(os.getpid()), source_of(child.pid)
     assert series(of_child, child.pid)["process_children"] == 0
@@ -119,7 +118,7 @@ def test_a_process_that_is_gone_has_no_series_and_a_zombie_is_no_living_child() 
     assert series(source_of(0), 0) == {}
 
 
-def test_it_is_read_in_a_loop_not_in_a_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_read_in_a_loop_not_in_a_pid_namespace(monkeypatch):
     for sees in (True, False):
         monkeypatch.setattr("warpwatch_devices.processes.sees_host_processes", lambda: sees)  # noqa: B023
         loops, sink = HandLoops(ManualClock()), RecordingSink()
@@ -131,7 +130,7 @@ def test_it_is_read_in_a_loop_not_in_a_pid_namespace(monkeypatch: pytest.MonkeyP
         assert ("PID namespace" in sink.healths[-1].reason) is not sees
 
 
-def test_processes_on_several_devices_are_taken_once_and_bounded() -> None:
+def test_processes_on_several_devices_are_taken_once_and_bounded():
     def sample(*pids: int) -> DeviceSample:
         processes = tuple(DeviceProcess(pid, f"p{pid}") for pid in pids)
         return DeviceSample(Device("GPU", 0, "H100"), 0.0, processes=processes)
@@ -140,7 +139,7 @@ def test_processes_on_several_devices_are_taken_once_and_bounded() -> None:
     assert len(gpu_processes([sample(*range(1, 1000))])) == MAX_PROCESSES == 256
 
 
-def test_a_line_of_stat_is_read_with_any_name() -> None:
+def test_a_line_of_stat_is_read_with_any_name():
     line = (
         "42 (a) b (c) S 7 42 42 0 -1 4194304 100 200 0 0 150 50 1000 2000 20 0 3 0 123456 "
         "1000000 256 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 300 0 0 0 0 0 0 0 0 0 0"
@@ -197,7 +196,7 @@ def process(pid: int, cpu_s: float = 0.0, waited_s: float = 0.0, **more: int) ->
         ],
     ],
 )
-def test_what_children_used_counts_once(looks: list[tuple[Process, list[Process], float]]) -> None:
+def test_what_children_used_counts_once(looks):
     usage = ProcessUsage()
     for own, children, seen_s in looks:
         usage.update(own, children)
@@ -205,7 +204,7 @@ def test_what_children_used_counts_once(looks: list[tuple[Process, list[Process]
         assert values["process_cpu_seconds_total", ("1", "p", "children")] == seen_s
 
 
-def test_waiting_for_disks_is_absent_where_the_kernel_does_not_account(tmp_path: Path) -> None:
+def test_waiting_for_disks_is_absent_where_the_kernel_does_not_account(tmp_path):
     usage = ProcessUsage()
     usage.update(process(1, 2.0), [process(2, 5.0)])
     names = {name for name, _ in usage.series(("1", "p"), io_wait=False)}
@@ -220,9 +219,7 @@ def test_waiting_for_disks_is_absent_where_the_kernel_does_not_account(tmp_path:
     assert io_wait_is_accounted(switch)
 
 
-def test_few_reads_find_a_family(
-    parent: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_reads_find_a_family(parent, monkeypatch):
     read: list[int] = []
 
     def noted(pid: int) -> Process | None:
@@ -246,7 +243,7 @@ def test_few_reads_find_a_family(
     assert tree.read([stranger.pid]) == {}
 
 
-def test_another_pid_namespace_is_noticed(tmp_path: Path) -> None:
+def test_another_pid_namespace_is_noticed(tmp_path):
     namespace = tmp_path / "self/ns/pid"
     namespace.parent.mkdir(parents=True)
     assert not sees_host_processes(tmp_path)

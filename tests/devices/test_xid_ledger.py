@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.devices.conftest import Cases
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
@@ -54,12 +53,12 @@ class Ledger(XidLedger):
         ("N/A", "N/A"),
     ],
 )
-def test_every_spelling_of_a_pci_address_is_the_same_gpu(spelling: str, address: str) -> None:
+def test_every_spelling_of_a_pci_address_is_the_same_gpu(spelling, address):
     assert normalised_address(spelling) == address
 
 
 @pytest.mark.parametrize(("first", "second"), [(NVML, LOG), (LOG, NVML)])
-def test_an_event_and_its_line_are_one(first: tuple[str, str], second: tuple[str, str]) -> None:
+def test_an_event_and_its_line_are_one(first, second):
     ledger = Ledger()
     assert ledger.told(first, 79) == [True]
     ledger.clock.advance(SAME_EVENT_S - 0.1)
@@ -72,7 +71,7 @@ def test_an_event_and_its_line_are_one(first: tuple[str, str], second: tuple[str
     assert ledger.total(13) == 2
 
 
-def test_two_of_one_origin_are_two_and_so_are_other_numbers_and_gpus() -> None:
+def test_two_of_one_origin_are_two_and_so_are_other_numbers_and_gpus():
     ledger = Ledger()
     ledger.register("GPU-1b", "00000000:1B:00.0")
     assert ledger.told(NVML, 13, 2) == [True, True]
@@ -83,7 +82,7 @@ def test_two_of_one_origin_are_two_and_so_are_other_numbers_and_gpus() -> None:
     assert (ledger.total(43), ledger.total(31), ledger.total(31, "GPU-1b")) == (1, 1, 1)
 
 
-def test_the_time_is_that_of_the_last_one() -> None:
+def test_the_time_is_that_of_the_last_one():
     ledger = Ledger()
     ledger.told(NVML, 31)
     ledger.clock.advance(100)
@@ -94,7 +93,7 @@ def test_the_time_is_that_of_the_last_one() -> None:
     }
 
 
-def test_an_xid_before_its_gpu_is_known_is_kept_for_it_within_bounds() -> None:
+def test_an_xid_before_its_gpu_is_known_is_kept_for_it_within_bounds():
     ledger = Ledger(known=False)
     assert ledger.told(LOG, 143) == [True]
     assert ledger.values(GPU) == {}
@@ -110,7 +109,7 @@ def test_an_xid_before_its_gpu_is_known_is_kept_for_it_within_bounds() -> None:
     assert ledger.values("GPU-last") == {}
 
 
-def test_hardware_trouble_counts_from_0_once_an_origin_works() -> None:
+def test_hardware_trouble_counts_from_0_once_an_origin_works():
     ledger = Ledger()
     assert ledger.values(GPU) == {}
     ledger.watched("nvml", GPU)
@@ -125,7 +124,7 @@ def test_hardware_trouble_counts_from_0_once_an_origin_works() -> None:
     assert (ledger.total(79), ledger.total(74)) == (1, 0)
 
 
-def test_health_events_count_by_kind_and_survive_a_new_registration() -> None:
+def test_health_events_count_by_kind_and_survive_a_new_registration():
     ledger = Ledger()
     ledger.observe_health(GPU, "fatal_poison")
     # An origin without XIDs starts no counter of them.
@@ -137,7 +136,7 @@ def test_health_events_count_by_kind_and_survive_a_new_registration() -> None:
     }
 
 
-def test_a_gpu_that_moved_keeps_its_counters_and_another_at_its_address_starts_afresh() -> None:
+def test_a_gpu_that_moved_keeps_its_counters_and_another_at_its_address_starts_afresh():
     ledger = Ledger()
     ledger.told(NVML, 79)
     ledger.register(GPU, "0000:3b:00.0")
@@ -148,7 +147,7 @@ def test_a_gpu_that_moved_keeps_its_counters_and_another_at_its_address_starts_a
     assert ledger.values("GPU-new") == ledger.values(GPU) == {}
 
 
-def test_a_storm_is_logged_once_and_counted_in_full(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_storm_is_logged_once_and_counted_in_full(caplog):
     ledger = Ledger()
     ledger.told(NVML, 79, 50)
     ledger.clock.advance(LOG_INTERVAL_S - 1)
@@ -160,7 +159,7 @@ def test_a_storm_is_logged_once_and_counted_in_full(caplog: pytest.LogCaptureFix
     assert ledger.total(79) == 52
 
 
-def test_no_count_is_lost_between_threads() -> None:
+def test_no_count_is_lost_between_threads():
     ledger = Ledger()
 
     def tell() -> None:
@@ -181,7 +180,7 @@ def test_no_count_is_lost_between_threads() -> None:
 FALLEN = "4,1201,5140900123,-;NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."  # noqa: E501
 
 
-def test_a_record_tells_its_xids(cases: Cases) -> None:
+def test_a_record_tells_its_xids(cases):
     cases("kernel_log_records.txt", parse_record)
 
 
@@ -189,7 +188,7 @@ PIECES = ["NVRM: ", "Xid ", "(PCI:", "0000:1a:00", "GPU-I:05", "): ", "79", ",",
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=30).map("".join))
-def test_no_text_breaks_the_parser(text: str) -> None:
+def test_no_text_breaks_the_parser(text):
     for address, xid in parse_record(text):
         assert address in text
         assert 1 <= xid <= 9999
@@ -252,8 +251,8 @@ LOADED = "4,9,5140900124,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  575.5
     ],
 )
 def test_only_what_is_written_after_the_start_counts_but_grave_xids_before_it_are_known(
-    tmp_path: Path, begin: Begin, before: str, seen_s_ago: float | None
-) -> None:
+    tmp_path, begin, before, seen_s_ago
+):
     log = tmp_path / "kmsg"
     log.write_text(before + "\n")
     node = begin(log)
@@ -267,7 +266,7 @@ def test_only_what_is_written_after_the_start_counts_but_grave_xids_before_it_ar
     assert node.healths == [("kernel_log", True, "")] * 2
 
 
-def test_a_pipe_is_read_and_a_record_in_two_pieces_is_one(tmp_path: Path, begin: Begin) -> None:
+def test_a_pipe_is_read_and_a_record_in_two_pieces_is_one(tmp_path, begin):
     log = tmp_path / "kmsg"
     os.mkfifo(log)
     node = begin(log)
@@ -280,9 +279,7 @@ def test_a_pipe_is_read_and_a_record_in_two_pieces_is_one(tmp_path: Path, begin:
     assert node.healths[-1] == ("kernel_log", True, "")
 
 
-def test_a_flood_is_read_in_bounded_rounds(
-    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_is_read_in_bounded_rounds(tmp_path, begin, monkeypatch):
     monkeypatch.setattr(kernel_log, "MAX_RECORDS_PER_ROUND", 10)
     (tmp_path / "kmsg").touch()
     node = begin(tmp_path / "kmsg")
@@ -301,7 +298,7 @@ def test_a_flood_is_read_in_bounded_rounds(
     assert node.total(79) == 1
 
 
-def test_no_log_is_said(tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_log_is_said(tmp_path, begin, caplog):
     caplog.set_level(logging.INFO)
     node = begin(tmp_path / "none" / "kmsg")
     for _ in range(round(kernel_log.REOPEN_INTERVAL_S)):
@@ -315,7 +312,7 @@ def test_no_log_is_said(tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureF
     assert (node.healths, node.total(79)) == ([("kernel_log", True, "")], 0)
 
 
-def test_a_log_that_breaks_later_is_down(tmp_path: Path, begin: Begin) -> None:
+def test_a_log_that_breaks_later_is_down(tmp_path, begin):
     node = begin(tmp_path / "kmsg")
     node.read()
     broken = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -327,7 +324,7 @@ def test_a_log_that_breaks_later_is_down(tmp_path: Path, begin: Begin) -> None:
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="/dev/kmsg may not be read here")
-def test_the_real_kernel_log_is_read_without_blocking(begin: Begin) -> None:
+def test_the_real_kernel_log_is_read_without_blocking(begin):
     node = begin(Path("/dev/kmsg"))
     node.round()
     node.round()

@@ -32,13 +32,13 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-def test_a_healthy_trace_exits_0_and_says_so_first(command: Command) -> None:
+def test_a_healthy_trace_exits_0_and_says_so_first(command):
     status, lines, _ = command(cpu_rank(0))
     assert status == 0
     assert lines[0] == "healthy: operators run for 100 % of the step and nothing stands out"
 
 
-def test_a_problem_exits_1_and_each_form_has_it(command: Command, tmp_path: Path) -> None:
+def test_a_problem_exits_1_and_each_form_has_it(command, tmp_path):
     page = tmp_path / "report.html"
     options = ("--json", "--html", str(page))
     status, lines, _ = command(cpu_rank(3, loading_us=6000), options=options)
@@ -47,7 +47,7 @@ def test_a_problem_exits_1_and_each_form_has_it(command: Command, tmp_path: Path
     assert "<h1>Waiting for data</h1>" in page.read_text()
 
 
-def test_unusable_input_exits_2_with_one_line(command: Command) -> None:
+def test_unusable_input_exits_2_with_one_line(command):
     status, lines, error = command(options=("/absent.json",))
     assert (status, lines, error.count("\n")) == (2, [], 1)
     assert "absent.json: No such file" in error
@@ -57,16 +57,14 @@ def test_unusable_input_exits_2_with_one_line(command: Command) -> None:
 @pytest.mark.parametrize(
     ("name", "said"), [("no/r.html", "No such file"), ("./rank0.json", "name another file")]
 )
-def test_a_file_that_cannot_be_written_or_is_read_exits_2(
-    command: Command, tmp_path: Path, option: str, name: str, said: str
-) -> None:
+def test_a_file_that_cannot_be_written_or_is_read_exits_2(command, tmp_path, option, name, said):
     before = cpu_rank(0).write(tmp_path / "rank0.json").read_bytes()
     status, _, error = command(cpu_rank(0), options=(option, f"{tmp_path}/{name}"))
     assert (status, said in error) == (2, True)
     assert (tmp_path / "rank0.json").read_bytes() == before
 
 
-def test_a_terminal_without_unicode_gets_the_text_all_the_same(tmp_path: Path) -> None:
+def test_a_terminal_without_unicode_gets_the_text_all_the_same(tmp_path):
     path = cpu_rank(3, loading_us=6000).write(tmp_path / "a.json")
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
@@ -85,9 +83,7 @@ def run_into(output: int, path: Path) -> tuple[int, str]:
     return done.returncode, done.stderr.decode()
 
 
-def test_a_full_output_is_reported_but_not_a_closed_one(
-    tmp_path: Path,
-) -> None:
+def test_a_full_output_is_reported_but_not_a_closed_one(tmp_path):
     path = cpu_rank(0).write(tmp_path / "a.json")
     with Path("/dev/full").open("wb") as full:
         status, said = run_into(full.fileno(), path)
@@ -100,7 +96,7 @@ def test_a_full_output_is_reported_but_not_a_closed_one(
         os.close(writing)
 
 
-def test_too_little_memory_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_too_little_memory_is_reported_in_one_line(tmp_path):
     path = tmp_path / "large.json"
     path.write_text('{"traceEvents":[{"name":"' + "x" * (14 << 20) + '"}]}')
     limited = (

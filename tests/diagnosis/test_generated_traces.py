@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.captures import event, kernel, stepped
-from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.faults import NAMES, job
 from tests.diagnosis.workloads import Job, simulate
 from warpwatch_diagnosis.diagnosis import diagnose
@@ -25,7 +24,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_fault_its_rank_and_its_reason_are_named(name: str, simulations: Simulations) -> None:
+def test_the_fault_its_rank_and_its_reason_are_named(name, simulations):
     known, found = job(name, 1), simulations.diagnosis(name)
     assert found.verdict == known.cause, found.summary
     if known.rank is not None:
@@ -33,15 +32,13 @@ def test_the_fault_its_rank_and_its_reason_are_named(name: str, simulations: Sim
     assert REASONS.get(name, "") in " ".join(found.findings[0].evidence if found.findings else [])
 
 
-def test_what_is_well_gets_no_finding_at_all(simulations: Simulations) -> None:
+def test_what_is_well_gets_no_finding_at_all(simulations):
     found = [simulations.diagnosis("healthy", seed) for seed in (1, 4, 100)]
     assert [(d.verdict, d.findings) for d in found] == [("healthy", ())] * 3
 
 
 @pytest.mark.parametrize("seed", [1, 504])
-def test_slow_loading_without_steps_is_not_healthy(
-    seed: int, simulations: Simulations, tmp_path: Path
-) -> None:
+def test_slow_loading_without_steps_is_not_healthy(seed, simulations, tmp_path):
     without = []
     for path in simulations.paths("data_loading", seed):
         trace = json.loads(path.read_text())
@@ -85,9 +82,7 @@ def whole_us(path: Path) -> float:
 
 @pytest.mark.parametrize("fault", WITHOUT)
 @pytest.mark.parametrize("seed", [1, 3])
-def test_the_prediction_is_real(
-    simulations: Simulations, tmp_path: Path, fault: str, seed: int
-) -> None:
+def test_the_prediction_is_real(simulations, tmp_path, fault, seed):
     before = simulations.paths(fault, seed)
     after = simulate(cured(job(fault, seed)), tmp_path, seed)
     finding = simulations.diagnosis(fault, seed).findings[0]
@@ -96,7 +91,7 @@ def test_the_prediction_is_real(
     assert finding.recoverable_s == pytest.approx(saved_s, rel=TOLERANCE)
 
 
-def test_a_wait_that_another_cause_hides_saves_nothing(tmp_path: Path) -> None:
+def test_a_wait_that_another_cause_hides_saves_nothing(tmp_path):
     """The host waits, but would have slept all the same: only the time after it is late."""
     trace = stepped(
         kernel(100, 3000, 50),

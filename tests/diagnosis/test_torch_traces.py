@@ -49,16 +49,14 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("fault", "verdict", "rank"),
     [("no_workers", "data_loading", None), ("sleeping", "straggler", 1)],
 )
-def test_a_rank_that_waits_is_named_with_its_fault(
-    recordings: Path, fault: str, verdict: str, rank: int | None
-) -> None:
+def test_a_rank_that_waits_is_named_with_its_fault(recordings, fault, verdict, rank):
     found = diagnose(sorted(recordings.glob(f"{fault}.*")))
     assert found.verdict == verdict, found.summary
     assert len(found.measures) == 2
     assert rank is None or [f.rank for f in found.findings] == [rank]
 
 
-def test_checkpoints_and_reads_of_values_are_seen(recordings: Path) -> None:
+def test_checkpoints_and_reads_of_values_are_seen(recordings):
     """Their shares of the step depend on what else the machine does; the fixtures have verdicts."""
     saving, reading = (
         diagnose([recordings / f"{n}.pt.trace.json.gz"]) for n in ("checkpoint", "item")
@@ -70,7 +68,7 @@ def test_checkpoints_and_reads_of_values_are_seen(recordings: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["convolutional", "language"])
-def test_flops_are_those_of_torchs_flop_counter(recordings: Path, program: str) -> None:
+def test_flops_are_those_of_torchs_flop_counter(recordings, program):
     counted = json.loads((recordings / "flops.json").read_text())[program]
     work = measure(read_trace(recordings / f"{program}.json")).operators.work
     assert sum(one.flops for one in work.values()) == counted > 0
@@ -90,8 +88,6 @@ def test_flops_are_those_of_torchs_flop_counter(recordings: Path, program: str) 
         ("recompilation", "recompilation", ()),
     ],
 )
-def test_each_fault_of_the_fixtures_is_named_in_a_new_recording(
-    tmp_path: Path, fault: str, verdict: str, options: tuple[str, ...]
-) -> None:
+def test_each_fault_of_the_fixtures_is_named_in_a_new_recording(tmp_path, fault, verdict, options):
     run("recorded_faults", tmp_path, "--faults", fault, "--models", "perceptron", *options)
     assert [diagnose([path]).verdict for path in tmp_path.iterdir()] == [verdict]

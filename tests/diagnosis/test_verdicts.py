@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,7 +38,7 @@ def gpu_steps(*, idle: int, exposed: int, copies: int) -> TraceFile:
     )
 
 
-def test_losses_that_are_each_too_small_for_a_rule_are_not_healthy_together(tmp_path: Path) -> None:
+def test_losses_that_are_each_too_small_for_a_rule_are_not_healthy_together(tmp_path):
     found = diagnose(written(tmp_path, gpu_steps(idle=1400, exposed=990, copies=490), name="r"))
     assert (found.verdict, found.findings) == ("inconclusive", ())
     assert found.summary == (
@@ -59,7 +58,7 @@ def without_the_culprit() -> list[TraceFile]:
     ]
 
 
-def test_without_the_culprits_trace_nothing_is_concluded(tmp_path: Path) -> None:
+def test_without_the_culprits_trace_nothing_is_concluded(tmp_path):
     paths = written(tmp_path, *without_the_culprit())
     found = diagnose(paths)
     assert found.verdict == "inconclusive"
@@ -71,7 +70,7 @@ def test_without_the_culprits_trace_nothing_is_concluded(tmp_path: Path) -> None
     assert found.summary.startswith("without the trace of rank 7 (no_answer) the reason")
 
 
-def test_one_trace_alone_is_judged_unless_others_were_asked_for(tmp_path: Path) -> None:
+def test_one_trace_alone_is_judged_unless_others_were_asked_for(tmp_path):
     path = written(tmp_path, without_the_culprit()[0])
     assert diagnose(path).verdict == "communication_bound"
     missing = {rank: "gone" for rank in range(1, WORLD)}
@@ -87,9 +86,7 @@ def test_one_trace_alone_is_judged_unless_others_were_asked_for(tmp_path: Path) 
         (500, 2, {2: "gone"}, "healthy"),
     ],
 )
-def test_missing_ranks_matter_if_the_others_wait(
-    tmp_path: Path, waiting_us: int, world: int, missing: dict[int, str], verdict: str
-) -> None:
+def test_missing_ranks_matter_if_the_others_wait(tmp_path, waiting_us, world, missing, verdict):
     ranks = [cpu_rank(world // 4 + k, waiting_us=waiting_us, world=world) for k in range(2)]
     found = diagnosed(tmp_path, *ranks, missing=missing)
     assert found.verdict == verdict
@@ -97,7 +94,7 @@ def test_missing_ranks_matter_if_the_others_wait(
     assert named == (verdict == "inconclusive")
 
 
-def test_a_rank_twice_is_no_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_twice_is_no_capture(tmp_path, capsys):
     paths = written(tmp_path, cpu_rank(0), cpu_rank(0), name="r")
     assert main([str(path) for path in paths]) == 2
     said = capsys.readouterr().err
@@ -107,7 +104,7 @@ def test_a_rank_twice_is_no_capture(tmp_path: Path, capsys: pytest.CaptureFixtur
         diagnose([path, path])
 
 
-def test_ranks_of_different_jobs_are_no_capture(tmp_path: Path) -> None:
+def test_ranks_of_different_jobs_are_no_capture(tmp_path):
     with pytest.raises(TraceError, match=r"their world sizes differ \(2, 4\)"):
         diagnosed(tmp_path, cpu_rank(0), cpu_rank(1, world=4))
     one, other = cpu_rank(0), cpu_rank(1)
@@ -118,7 +115,7 @@ def test_ranks_of_different_jobs_are_no_capture(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("culprit", [0, 5])
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_of_eight_ranks_the_late_one_is_named(tmp_path: Path, culprit: int, on_gpu: bool) -> None:
+def test_of_eight_ranks_the_late_one_is_named(tmp_path, culprit, on_gpu):
     late = [k == culprit for k in range(WORLD)]
     ranks = [
         rank_trace(k, late_us=LATEST_US * is_late, steps=1, world=WORLD)
@@ -164,8 +161,8 @@ def recommender(rank: int, waits: Sequence[float], on_gpu: bool, annotated: bool
 
 @pytest.mark.parametrize(("on_gpu", "annotated"), [(True, True), (True, False), (False, False)])
 def test_of_one_step_the_rank_is_named_that_is_last_to_every_collective(
-    tmp_path: Path, on_gpu: bool, annotated: bool
-) -> None:
+    tmp_path, on_gpu, annotated
+):
     ranks = [
         recommender(rank, [share] * len(EXCHANGES), on_gpu, annotated)
         for rank, share in enumerate(SHARES)
@@ -177,7 +174,7 @@ def test_of_one_step_the_rank_is_named_that_is_last_to_every_collective(
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_ranks_that_are_last_by_turns_are_not_named(tmp_path: Path, on_gpu: bool) -> None:
+def test_ranks_that_are_last_by_turns_are_not_named(tmp_path, on_gpu):
     ranks = [
         recommender(rank, [SHARES[(rank + turn) % 8] for turn in range(6)], on_gpu, annotated=True)
         for rank in range(8)
@@ -190,7 +187,7 @@ def slower_rank(folder: Path, waiting_us: int) -> list[Path]:
     return written(folder, cpu_rank(0, waiting_us=waiting_us), cpu_rank(1))
 
 
-def test_the_anomaly_that_asked_makes_it_surer_and_names_who_it_saw(tmp_path: Path) -> None:
+def test_the_anomaly_that_asked_makes_it_surer_and_names_who_it_saw(tmp_path):
     paths = slower_rank(tmp_path, 3750)
     asked = Asked("straggler", rank=1, begin_step=412, ratio=1.6)
     (finding,) = diagnose(paths, asked=asked).findings
@@ -204,7 +201,7 @@ def test_the_anomaly_that_asked_makes_it_surer_and_names_who_it_saw(tmp_path: Pa
         assert (finding.rank, finding.confidence) == (1, "low")
 
 
-def test_of_a_rank_that_was_late_before_the_capture_less_is_enough(tmp_path: Path) -> None:
+def test_of_a_rank_that_was_late_before_the_capture_less_is_enough(tmp_path):
     paths = slower_rank(tmp_path, 1500)
     assert diagnose(paths).verdict == "healthy"
     found = diagnose(paths, asked=Asked("straggler", rank=1, begin_step=412, ratio=1.2))
@@ -222,7 +219,7 @@ def slower(trace: TraceFile, factor: float) -> TraceFile:
     return trace
 
 
-def test_what_was_so_before_does_not_explain_a_slower_step(tmp_path: Path) -> None:
+def test_what_was_so_before_does_not_explain_a_slower_step(tmp_path):
     before = written(tmp_path, cpu_rank(0, host_us=4000), name="before")
     same = diagnose(before, baseline=before)
     assert (same.verdict, same.findings[0].confidence) == ("host_bound", "low")
@@ -232,16 +229,14 @@ def test_what_was_so_before_does_not_explain_a_slower_step(tmp_path: Path) -> No
     assert found.summary.startswith("rank 0: a step takes 15.0 ms, in the baseline 10.0 ms")
 
 
-def test_a_baseline_that_is_of_no_use_is_reported(tmp_path: Path) -> None:
+def test_a_baseline_that_is_of_no_use_is_reported(tmp_path):
     before = written(tmp_path, stepped(operator(0, 9000), steps=1), name="before")
     found = diagnosed(tmp_path, cpu_rank(0), baseline=before)
     assert found.verdict == "healthy"
     assert found.summary.endswith("; the baseline cannot be compared: only 1 step was recorded")
 
 
-def test_transfers_are_compared_with_transfers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_transfers_are_compared_with_transfers(tmp_path, capsys):
     # One rank is late: the kernels of the others are transfer and waiting.
     late = (rank_trace(k, transfer_us=500, late_us=2900 * (k == 0)) for k in range(4))
     before = written(tmp_path, *late, name="before")
@@ -267,16 +262,14 @@ def unexplained(*parts: Part) -> TraceFile:
         (("cuda_runtime", SYNCHRONIZE, 1950, 6000), "sync_bound", SYNCHRONIZE),
     ],
 )
-def test_unexplained_time_is_the_hosts_last_call(
-    tmp_path: Path, part: Any, kind: str, place: str
-) -> None:
+def test_unexplained_time_is_the_hosts_last_call(tmp_path, part, kind, place):
     found = diagnosed(tmp_path, unexplained(event(*part)))
     assert (found.verdict, found.findings[0].confidence) == (kind, "low")
     assert "idle for 60 % of the step" in found.summary
     assert f"the host is in {place}" in found.summary
 
 
-def test_less_than_what_is_unexplained_never_heads_the_report(tmp_path: Path) -> None:
+def test_less_than_what_is_unexplained_never_heads_the_report(tmp_path):
     copy = event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 2000, 800, 7)
     found = diagnosed(tmp_path, unexplained(copy))
     assert [f.kind for f in found.findings] == ["transfer_bound"]
@@ -285,7 +278,7 @@ def test_less_than_what_is_unexplained_never_heads_the_report(tmp_path: Path) ->
     assert "; likeliest: " in found.summary
 
 
-def test_idle_time_that_is_mostly_of_one_kind_is_of_that_kind(tmp_path: Path) -> None:
+def test_idle_time_that_is_mostly_of_one_kind_is_of_that_kind(tmp_path):
     """Each is below its rule's limit, together they are above what may go unsaid."""
     trace = stepped(loading(300, kind="MultiProcessing"), kernel(1700, 8300, 1690))
     found = diagnosed(tmp_path, trace)

@@ -93,8 +93,8 @@ def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(t
 
 
 def test_a_rank_whose_reduction_is_none_is_named_with_its_node_and_costs_the_others_nothing(
-    fleet: PlayedFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    fleet, monkeypatch
+):
     give = fleet.agents[1].capture_file
 
     def damaged(capture_id: str, name: str, owner: str | None) -> Path | None:

@@ -4,9 +4,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,7 +51,7 @@ def states(capture: Capture) -> list[str]:
 WRITTEN = ["0 written gpu-1", "1 written gpu-1", "2 written gpu-2", "3 written gpu-2"]
 
 
-def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet: PlayedFleet) -> None:
+def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet):
     fleet.agents[1].node.rings[0].word(protocol.WORD_STEP_BEGUN, 301)
     capture = only(fleet.run(by_hand))
     assert (capture.outcome, capture.detail, capture.steps) == ("complete", "", 3)
@@ -119,7 +117,7 @@ def test_a_rank_that_never_arms_is_missing_after_three_tries(fleet, monkeypatch)
     assert 5.7 + 2 * 1.0 <= fleet.clock.monotonic() - began <= 6.7 + 2 * 1.0
 
 
-def test_what_one_agent_refuses_is_begun_on_none(fleet: PlayedFleet) -> None:
+def test_what_one_agent_refuses_is_begun_on_none(fleet):
     fleet.agents[1].node.service.request(MANUAL)
     captures = fleet.run(by_hand, lambda *_: None)
     capture = next(one for one in captures.shown() if one.outcome == "refused_busy")
@@ -166,15 +164,15 @@ def test_of_two_fleets_the_second_is_refused(fleet, tmp_path, stack):
 
 
 def test_a_fleet_that_was_restarted_shows_what_nodes_say_of_one_capture_as_one(
-    fleet: PlayedFleet, tmp_path: Path, stack: ExitStack
-) -> None:
+    fleet, tmp_path, stack
+):
     before = only(fleet.run(by_hand))
     after = only(PlayedFleet(tmp_path, stack, fleet.agents).run(lambda captures: None))
     assert (after.id, after.outcome, after.start_step) == (before.id, "complete", before.start_step)
     assert states(after) == states(before) == WRITTEN
 
 
-def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(fleet: PlayedFleet) -> None:
+def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(fleet):
     alert = replace(MANUAL, ranks=(2,), trigger="alert", alerts=("f1@2026-11-21T20:00:00Z",))
     capture = only(fleet.run(lambda captures: captures.start(alert)))
     (own,) = fleet.agents[1].captures()
@@ -336,7 +334,7 @@ def test_a_schedules_capture_that_was_refused_is_asked_for_again_after_ten_minut
     fleet.run(poll)
 
 
-def test_ranks_are_chosen_by_name_and_of_as_many_nodes_as_there_are() -> None:
+def test_ranks_are_chosen_by_name_and_of_as_many_nodes_as_there_are():
     nodes = {rank: f"gpu-{rank // 8}" for rank in range(64)}
     assert choose(nodes, [13]) == (0, 13, 16, 24)
     assert choose(nodes, []) == (0, 8, 16, 24, 32, 40, 48, 56)

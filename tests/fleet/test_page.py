@@ -12,7 +12,6 @@ from textual.widgets import DataTable
 from tests.daemon.http.conftest import local_client, socket_of
 from tests.fleet.nodes import NOW, TestCluster, TestNode, run
 from tests.fleet.shown import (
-    MemoryFleet,
     crowded_state,
     fleet,
     fleet_state,
@@ -50,7 +49,7 @@ def cells(page: str) -> list[str]:
     return re.findall(r'<i class="([^"]*)" title="rank', page)
 
 
-def test_the_slow_rank_is_the_cell_that_differs(http: httpx.Client) -> None:
+def test_the_slow_rank_is_the_cell_that_differs(http):
     page = http.get("/").text
     assert "Rank 4 on gpu-003 is the slowest: 410 ms itself, 1.6 times the median" in page
     alike = "own-0 wait-4"
@@ -58,7 +57,7 @@ def test_the_slow_rank_is_the_cell_that_differs(http: httpx.Client) -> None:
     assert page.count('class="heat-node slow"') == 1
 
 
-def test_thousands_of_ranks_are_cells_without_words(http: httpx.Client, fleet: MemoryFleet) -> None:
+def test_thousands_of_ranks_are_cells_without_words(http, fleet):
     fleet.now = fleet_state(2048, 8, 1234)
     page = http.get("/").text
     assert (len(cells(page)), page.count('class="heat-node')) == (2048, 256)
@@ -68,7 +67,7 @@ def test_thousands_of_ranks_are_cells_without_words(http: httpx.Client, fleet: M
     assert heatmap.maps([too_large]) == []
 
 
-def test_ranks_that_are_alike_or_gone_are_said_in_words() -> None:
+def test_ranks_that_are_alike_or_gone_are_said_in_words():
     alike = fleet_state(6, 2, None)
     (job,) = ranked(alike)
     assert not job.is_slow and job.sentence.startswith("All alike: 251 ms")
@@ -187,7 +186,7 @@ def test_the_headline_says_what_the_fleet_does_not_see(golden):
     golden("http/fleet_headlines.txt", "\n".join(lines).encode())
 
 
-def test_nodes_in_trouble_come_first(fleet: MemoryFleet) -> None:
+def test_nodes_in_trouble_come_first(fleet):
     shown = (node(1), node(2, late_s=9.0), node(3, up=False), node(4, hot=True), node(5))
     anomaly = replace(fleet.now.anomalies[0], node="gpu-005")
     found = nodes.listed(with_nodes(replace(fleet.now, anomalies=(anomaly,)), *shown))
@@ -200,9 +199,7 @@ def test_nodes_in_trouble_come_first(fleet: MemoryFleet) -> None:
     assert nodes.how(late) == "9 s behind"
 
 
-def test_gpus_that_need_service_are_listed_oldest_first(
-    http: httpx.Client, fleet: MemoryFleet
-) -> None:
+def test_gpus_that_need_service_are_listed_oldest_first(http, fleet):
     one = replace(fleet.now.anomalies[0], kind="device_needs_service", job=None, rank=None, gpu=2)
     active = [
         replace(one, id=f"s{n}", node=f"gpu-{n}", time=NOW - n, end_time=None) for n in (1, 2)
@@ -234,7 +231,7 @@ def test_a_run_has_a_page_that_compares_it_with_the_one_before(http, fleet):
     assert http.get("/run?job=llama&run=none").status_code == 404
 
 
-def test_of_a_device_what_the_page_shows_is_kept() -> None:
+def test_of_a_device_what_the_page_shows_is_kept():
     agent = TestNode("gpu-1")
     cluster = TestCluster(agent)
     cluster.hear()

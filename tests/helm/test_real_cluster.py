@@ -77,7 +77,7 @@ def any_version(tmp_path: Path) -> str:
     return str(copy)
 
 
-def test_install_upgrade_rollback_uninstall(helm: Client, kube: Client, any_version: str) -> None:
+def test_install_upgrade_rollback_uninstall(helm, kube, any_version):
     path = any_version
     # No node has GPUs here, so nothing starts.
     helm("install", "warpwatch", path, "--set", "token.create=true")
@@ -143,8 +143,8 @@ def metrics(pod: Any) -> str:
 
 
 def test_a_real_kubelet_runs_it_and_tells_it_whose_the_gpus_are(
-    cluster: Cluster, kube: Client, helm4: Path, gpus: None, values: Path, any_version: str
-) -> None:
+    cluster, kube, helm4, gpus, values, any_version
+):
     helm = Client(helm4, cluster.kubeconfig, values.parent)
     release = ("warpwatch", any_version, "--values", str(values))
     helm("install", *release)

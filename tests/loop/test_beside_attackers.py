@@ -168,9 +168,7 @@ def hand_over(node: LoopNode) -> None:
 
 @pytest.mark.torch
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_an_honest_job_beside_all_attackers_loses_no_step_is_judged_and_captured(
-    node: LoopNode,
-) -> None:
+def test_an_honest_job_beside_all_attackers_loses_no_step_is_judged_and_captured(node):
     honest = Honest(node)
     with all_attackers(node):
         honest.has_trained(LEARNING_STEPS)

@@ -1,7 +1,5 @@
 """``warpwatch demo`` as a newcomer runs it: the loop closes by itself, fault after fault."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.loop.demo import demo
@@ -9,7 +7,7 @@ from tests.loop.demo import demo
 pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
 
-def test_faults_in_a_row_are_found_captured_and_diagnosed(tmp_path: Path) -> None:
+def test_faults_in_a_row_are_found_captured_and_diagnosed(tmp_path):
     code, endings, story = demo(tmp_path, "data_stall", "hang")
     assert code == 0, story
     stall, hang = endings["runs"]
@@ -27,9 +25,7 @@ def test_faults_in_a_row_are_found_captured_and_diagnosed(tmp_path: Path) -> Non
     assert said == "rank 1 waits in all_reduce for rank 0"
 
 
-def test_all_faults_are_found_one_after_another_and_nothing_where_nothing_is_wrong(
-    tmp_path: Path,
-) -> None:
+def test_all_faults_are_found_one_after_another_and_nothing_where_nothing_is_wrong(tmp_path):
     code, endings, story = demo(tmp_path)
     assert code == 0, story
     stall, slow_rank, regression, hang, none = (run["anomaly"] for run in endings["runs"])
@@ -39,9 +35,7 @@ def test_all_faults_are_found_one_after_another_and_nothing_where_nothing_is_wro
     assert none is None
 
 
-def test_a_slow_rank_of_a_job_over_three_nodes_is_one_anomaly_with_one_report(
-    tmp_path: Path,
-) -> None:
+def test_a_slow_rank_of_a_job_over_three_nodes_is_one_anomaly_with_one_report(tmp_path):
     code, ending, story = demo(tmp_path, "slow_rank", nodes=3)
     assert code == 0, story
     anomaly, capture = ending["anomaly"], ending["capture"]

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,8 +103,8 @@ def wait_until_learned(node: LoopNode, uuids: list[str], seconds: float) -> None
     ],
 )
 def test_each_fault_of_a_gpu_is_found_with_its_rank_and_ends_with_it(
-    fake_nvml: Path, tmp_path: Path, kinds: tuple[str, ...], learned_s: float, found_s: float
-) -> None:
+    fake_nvml, tmp_path, kinds, learned_s, found_s
+):
     driver = FakeDriver(fake_nvml, tmp_path, gpus=len(kinds), load=80)
     with device_node(tmp_path, driver, **CONFIG) as node:
         wait_all_up(node, len(kinds))
@@ -133,8 +132,8 @@ def test_each_fault_of_a_gpu_is_found_with_its_rank_and_ends_with_it(
 
 
 def test_what_needs_service_outlives_the_daemon_until_it_is_served_or_root_resolves_it(
-    fake_nvml: Path, tmp_path: Path
-) -> None:
+    fake_nvml, tmp_path
+):
     driver = FakeDriver(fake_nvml, tmp_path, gpus=2)
     kind = "device_needs_service"
 

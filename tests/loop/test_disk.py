@@ -22,9 +22,7 @@ raise RuntimeError("as it was asked to")
 """
 
 
-def test_a_store_without_space_refuses_captures_and_everything_else_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_a_store_without_space_refuses_captures_and_everything_else_goes_on(tmp_path):
     with (
         small_disk(tmp_path / "disk", "1m") as disk,
         loop_node(tmp_path, store={"url": disk.as_uri()}) as node,
@@ -41,7 +39,7 @@ def test_a_store_without_space_refuses_captures_and_everything_else_goes_on(
         assert "Traceback" not in node.log("daemon")
 
 
-def test_a_full_rendezvous_and_a_full_log_are_counted_and_named(tmp_path: Path) -> None:
+def test_a_full_rendezvous_and_a_full_log_are_counted_and_named(tmp_path):
     with (
         small_disk(tmp_path / "disk", "64k") as disk,
         loop_node(tmp_path, exporters={"jsonl": {"path": str(disk / "log.jsonl")}}) as node,
@@ -60,7 +58,7 @@ def test_a_full_rendezvous_and_a_full_log_are_counted_and_named(tmp_path: Path) 
         assert len(lines) == 1
 
 
-def test_a_store_that_hangs_keeps_no_step_and_no_anomaly_from_being_seen(tmp_path: Path) -> None:
+def test_a_store_that_hangs_keeps_no_step_and_no_anomaly_from_being_seen(tmp_path):
     hung = hung_disk.build(tmp_path, tmp_path / "captures")
     fails = tmp_path / "fails"
     log = tmp_path / "captures" / "log.jsonl"

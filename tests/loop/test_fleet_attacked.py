@@ -152,9 +152,7 @@ class Watch:
             self.rss.append(self._process.memory_info().rss)
 
 
-def test_a_fleet_that_is_attacked_does_for_the_honest_what_it_always_does(
-    attacked: Attacked,
-) -> None:
+def test_a_fleet_that_is_attacked_does_for_the_honest_what_it_always_does(attacked):
     site, cluster = attacked.site, attacked.cluster
     site.start()
     site.start_job("train", OWNER, (0, 1, 2))

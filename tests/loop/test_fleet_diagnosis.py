@@ -78,9 +78,7 @@ def capture_of(cluster: LoopCluster, anomaly: Any) -> Any:
     return capture
 
 
-def test_a_straggler_over_three_nodes_is_captured_whole_and_diagnosed_as_one(
-    cluster: LoopCluster, s3: Bucket
-) -> None:
+def test_a_straggler_over_three_nodes_is_captured_whole_and_diagnosed_as_one(cluster, s3):
     faults = trained(cluster, "slow")
     (faults / "fault").write_text("slower_forward 4")
     straggler = only_anomaly(cluster, "straggler")
@@ -131,9 +129,7 @@ def test_a_straggler_over_three_nodes_is_captured_whole_and_diagnosed_as_one(
     assert {key: again[key] for key in keys} == {key: found[key] for key in keys}
 
 
-def test_a_stopped_rank_is_one_hang_with_the_stacks_of_the_five_that_wait(
-    cluster: LoopCluster,
-) -> None:
+def test_a_stopped_rank_is_one_hang_with_the_stacks_of_the_five_that_wait(cluster):
     trained(cluster, "stopped")
     ranks = {one["rank"]: one for node in cluster.nodes for one in node.get("ranks")}
     os.kill(ranks[3]["pid"], signal.SIGSTOP)

@@ -87,9 +87,7 @@ def losses_alone(folder: Path) -> dict[int, str]:
     return losses(log.read_text())
 
 
-def test_ten_kills_of_the_fleet_raise_nothing_twice_and_leave_nothing_armed(
-    cluster: LoopCluster, tmp_path: Path
-) -> None:
+def test_ten_kills_of_the_fleet_raise_nothing_twice_and_leave_nothing_armed(cluster, tmp_path):
     faults = cluster.train("train", WARPWATCH_RUN="first")
 
     def is_known() -> bool:
@@ -126,9 +124,7 @@ def test_ten_kills_of_the_fleet_raise_nothing_twice_and_leave_nothing_armed(
     assert min(rank["steps_total"] for rank in ranks) >= max(told)
 
 
-def test_without_a_fleet_agents_judge_alone_whoever_reads_and_hand_back(
-    cluster: LoopCluster,
-) -> None:
+def test_without_a_fleet_agents_judge_alone_whoever_reads_and_hand_back(cluster):
     """A hang is what each of them sees by itself."""
     faults = cluster.train("train", WARPWATCH_RUN="first")
 

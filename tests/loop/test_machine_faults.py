@@ -110,9 +110,7 @@ def nothing_is_lost(cluster: LoopCluster, job: str, trains: subprocess.Popen[byt
 
 
 @WHO
-def test_without_descriptors_what_runs_goes_on_and_what_comes_is_seen_later(
-    cluster: LoopCluster, who: str
-) -> None:
+def test_without_descriptors_what_runs_goes_on_and_what_comes_is_seen_later(cluster, who):
     cluster.start()
     trains = start(cluster, "train")
     found = process(cluster, who)
@@ -134,9 +132,7 @@ def steps_of_agent_or_fleet(cluster: LoopCluster, who: str) -> int:
 
 @WHO
 @pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_a_state_that_cannot_be_written_is_said_and_written_later(
-    tmp_path: Path, who: str, fault: str
-) -> None:
+def test_a_state_that_cannot_be_written_is_said_and_written_later(tmp_path, who, fault):
     with small_disk(tmp_path / "disk", "1m") as disk:
         store = {"store": {"url": f"{disk.as_uri()}/captures"}} if who == "agent" else {}
         # The fleet keeps what it evaluates itself: jobs over nodes.
@@ -189,7 +185,7 @@ def crash(cluster: LoopCluster, job: str) -> None:
 
 
 @WHO
-def test_a_process_that_was_stopped_goes_on_where_it_was(cluster: LoopCluster, who: str) -> None:
+def test_a_process_that_was_stopped_goes_on_where_it_was(cluster, who):
     cluster.start()
     trains = start(cluster, "train")
     found = process(cluster, who)
@@ -201,9 +197,7 @@ def test_a_process_that_was_stopped_goes_on_where_it_was(cluster: LoopCluster, w
 
 @WHO
 @pytest.mark.parametrize("by_s", [DAY_S, -DAY_S])
-def test_a_clock_that_is_set_by_a_day_finds_nothing_and_loses_nothing(
-    cluster: LoopCluster, tmp_path: Path, who: str, by_s: int
-) -> None:
+def test_a_clock_that_is_set_by_a_day_finds_nothing_and_loses_nothing(cluster, tmp_path, who, by_s):
     clock = ShiftedClock(tmp_path)
     node = cluster.nodes[0]
     node.start_daemon(wait=True, **(clock.environment if who == "agent" else {}))

@@ -108,9 +108,7 @@ def assert_whole(found: Any, steps: int) -> None:
     assert window(found["ranks"]) == {(found["start_step"], found["start_step"] + steps - 1)}
 
 
-def test_captures_in_a_row_are_verified_and_a_killed_rank_costs_the_others_nothing(
-    node: LoopNode,
-) -> None:
+def test_captures_in_a_row_are_verified_and_a_killed_rank_costs_the_others_nothing(node):
     with Ranks(node) as ranks:
         for _ in range(2):
             assert_whole(finished(node, ask(node, 3)), 3)
@@ -141,9 +139,7 @@ def _state(node: LoopNode, identifier: str, rank: int) -> str:
     return str(capture(node, identifier)["ranks"][rank]["state"])
 
 
-def test_a_rank_that_is_stopped_while_armed_is_named_and_goes_on(
-    node: LoopNode,
-) -> None:
+def test_a_rank_that_is_stopped_while_armed_is_named_and_goes_on(node):
     with Ranks(node) as ranks:
         stopped = ranks.processes[2]
         identifier = ask(node, 3)

@@ -51,9 +51,7 @@ def captured(node: LoopNode) -> Any:
     return capture
 
 
-def test_what_was_captured_while_the_bucket_was_away_arrives_once_and_nothing_else(
-    node: LoopNode, s3: Bucket
-) -> None:
+def test_what_was_captured_while_the_bucket_was_away_arrives_once_and_nothing_else(node, s3):
     s3.set("refuse")
     captures = [captured(node), captured(node)]
     poll(
@@ -84,9 +82,7 @@ def test_what_was_captured_while_the_bucket_was_away_arrives_once_and_nothing_el
     assert {line.partition(" ")[0] for line in s3.seen} == {"PUT"}
 
 
-def test_a_bucket_that_never_answers_delays_neither_captures_nor_the_end(
-    node: LoopNode, s3: Bucket
-) -> None:
+def test_a_bucket_that_never_answers_delays_neither_captures_nor_the_end(node, s3):
     s3.set("silent")
     captured(node)
     poll(lambda: s3.seen, node.log("daemon"))
@@ -98,9 +94,7 @@ def test_a_bucket_that_never_answers_delays_neither_captures_nor_the_end(
     assert node.metric(PENDING, what="capture") == 2
 
 
-def test_while_the_bucket_is_away_the_local_store_keeps_its_limits(
-    tmp_path: Path, s3: Bucket
-) -> None:
+def test_while_the_bucket_is_away_the_local_store_keeps_its_limits(tmp_path, s3):
     store = {"url": (tmp_path / "captures").as_uri(), "max_captures": 2}
     quiet = {"disabled": ["step_spikes"]}
     with loop_node(tmp_path, remote_store={"url": URL}, store=store, detection=quiet) as node:

@@ -59,7 +59,7 @@ def stepping(node: LoopNode, job: str, more_than: int) -> bool:
     return any(r["job"] == job and r["steps_total"] > more_than for r in node.get("ranks"))
 
 
-def test_a_hang_goes_on_over_a_killed_daemon_and_ends_once(node: LoopNode) -> None:
+def test_a_hang_goes_on_over_a_killed_daemon_and_ends_once(node):
     node.start_daemon()
     rank = node.start_rank(0, STEPPING, "-1", "0.02", world_size=1)
     poll(lambda: stepping(node, "stepping", 100), "the rank steps")
@@ -83,7 +83,7 @@ def test_a_hang_goes_on_over_a_killed_daemon_and_ends_once(node: LoopNode) -> No
 
 
 @pytest.mark.loops
-def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node: LoopNode) -> None:
+def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node):
     switch = node.folder / "stall"
     node.start_daemon()
     node.start_rank(0, STALLING, str(switch), world_size=1)
@@ -119,9 +119,7 @@ def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node: LoopNode) 
     assert captured(node, ended) == captures
 
 
-def test_steps_from_before_a_restart_stay_in_order_when_the_clock_was_set_back(
-    tmp_path: Path,
-) -> None:
+def test_steps_from_before_a_restart_stay_in_order_when_the_clock_was_set_back(tmp_path):
     log = tmp_path / "telemetry.jsonl"
     clock = ShiftedClock(tmp_path)
     with loop_node(tmp_path, exporters={"jsonl": {"path": str(log)}}) as node:

@@ -167,8 +167,8 @@ def wait_until_able(node: LoopNode, jobs: HealthyJobs) -> None:
 
 @pytest.mark.torch
 def test_nothing_is_found_in_healthy_trainings_and_nothing_of_the_daemon_grows(
-    open_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    open_path, tmp_path, capsys
+):
     config: dict[str, Any] = {
         "exporters": {"jsonl": {"path": str(tmp_path / "telemetry.jsonl")}},
         "sources": {"nvml": {"enabled": False}},

@@ -38,7 +38,7 @@ def uncounted(node: LoopNode) -> float:
 
 @pytest.mark.loops
 @pytest.mark.torch
-def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node: LoopNode) -> None:
+def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node):
     steps = 3000
     plain = node.start_rank(0, SEEDED, str(steps), world_size=1, WARPWATCH="0")
     node.start_daemon()
@@ -64,7 +64,7 @@ def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node: Lo
     assert abs(uncounted(node) - before_ring) <= 1
 
 
-def test_the_trainer_may_come_first_and_the_daemon_later(node: LoopNode) -> None:
+def test_the_trainer_may_come_first_and_the_daemon_later(node):
     node.start_rank(0, STEPPING, "-1", "0.01", world_size=1)
     poll(lambda: "step 50" in node.log("rank0"), "the trainer steps")
     node.start_daemon()
@@ -77,9 +77,7 @@ def test_the_trainer_may_come_first_and_the_daemon_later(node: LoopNode) -> None
     assert steps >= 50, "the steps before the daemon came are in the totals"
 
 
-def test_a_second_daemon_on_the_folder_exits_2_and_names_the_first(
-    node: LoopNode, tmp_path: Path
-) -> None:
+def test_a_second_daemon_on_the_folder_exits_2_and_names_the_first(node, tmp_path):
     daemon = node.start_daemon()
     (tmp_path / "second").mkdir()
     second = LoopNode(tmp_path / "second", rendezvous={"dir": str(node.run_dir)})
@@ -88,7 +86,7 @@ def test_a_second_daemon_on_the_folder_exits_2_and_names_the_first(
     second.close()
 
 
-def test_a_taken_port_exits_2_and_names_the_key(node: LoopNode, tmp_path: Path) -> None:
+def test_a_taken_port_exits_2_and_names_the_key(node, tmp_path):
     node.start_daemon()
     (tmp_path / "second").mkdir()
     second = LoopNode(tmp_path / "second", http={"listen": f"127.0.0.1:{node.port}"})
@@ -97,7 +95,7 @@ def test_a_taken_port_exits_2_and_names_the_key(node: LoopNode, tmp_path: Path) 
     second.close()
 
 
-def test_a_trainer_of_another_user_reports_to_the_daemon_of_root(open_path: Path) -> None:
+def test_a_trainer_of_another_user_reports_to_the_daemon_of_root(open_path):
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
     with loop_node(open_path) as node:
@@ -115,7 +113,7 @@ def test_a_trainer_of_another_user_reports_to_the_daemon_of_root(open_path: Path
         assert capture["files"][0] == "rank0.stacks.json"
 
 
-def test_without_nvml_the_daemon_runs_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_nvml_the_daemon_runs_and_says_what_is_missing(tmp_path):
     with loop_node(tmp_path, sources={}) as node:
         node.start_daemon(LD_LIBRARY_PATH="/nonexistent")
         if node.get("devices"):

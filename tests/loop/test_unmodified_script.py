@@ -32,9 +32,7 @@ def run(command: list[str], folder: Path, **environ: str) -> tuple[int, str, str
     return done.returncode, done.stdout, done.stderr
 
 
-def test_an_unmodified_script_is_the_same_and_its_steps_and_phases_are_seen(
-    tmp_path: Path,
-) -> None:
+def test_an_unmodified_script_is_the_same_and_its_steps_and_phases_are_seen(tmp_path):
     plain = run([], tmp_path / "plain")
     assert plain[0] == 3
     assert plain[1].startswith("step 50: 0.")

@@ -64,14 +64,14 @@ def stored_stacks(node: LoopNode) -> str:
     return f"/api/v1/captures/{capture['id']}/rank0.stacks.json"
 
 
-def test_a_stranger_gets_no_stacks_of_anothers_job_over_loopback(node: LoopNode) -> None:
+def test_a_stranger_gets_no_stacks_of_anothers_job_over_loopback(node):
     before = node.get("captures")
     status, text = request(STRANGER, node.port, "/api/v1/captures", STACKS)
     assert (status, json.loads(text)["error"]["reason"]) == (401, "token_needed")
     assert node.get("captures") == before
 
 
-def test_a_stranger_sees_and_captures_only_their_own_on_the_socket(node: LoopNode) -> None:
+def test_a_stranger_sees_and_captures_only_their_own_on_the_socket(node):
     before = node.get("captures")
     assert poll(lambda: node.get("runs"), "the run is known")
     for part in ("ranks", "jobs", "captures", "diagnoses", "runs"):
@@ -84,9 +84,7 @@ def test_a_stranger_sees_and_captures_only_their_own_on_the_socket(node: LoopNod
     assert node.get("captures") == before
 
 
-def test_a_stranger_with_a_job_of_the_same_name_does_not_get_it_for_anothers(
-    open_path: Path,
-) -> None:
+def test_a_stranger_with_a_job_of_the_same_name_does_not_get_it_for_anothers(open_path):
     with loop_node(open_path) as node:
         node.start_daemon()
         start_training(node)
@@ -100,7 +98,7 @@ def test_a_stranger_with_a_job_of_the_same_name_does_not_get_it_for_anothers(
         assert {one["request"]["owner"] for one in node.get("captures")} == {f"uid/{STRANGER}"}
 
 
-def test_the_owner_captures_on_the_socket_and_no_one_else_reads_it(node: LoopNode) -> None:
+def test_the_owner_captures_on_the_socket_and_no_one_else_reads_it(node):
     done = command(OWNER, node.run_dir, "capture", "--kind", "stacks", "--wait")
     assert done.returncode == 0, done.stderr
     assert "complete 1/1" in done.stdout
@@ -119,7 +117,7 @@ def test_the_owner_captures_on_the_socket_and_no_one_else_reads_it(node: LoopNod
     assert json.loads(shown.stdout)["ranks"] == []
 
 
-def test_of_the_store_itself_other_users_read_nothing(node: LoopNode) -> None:
+def test_of_the_store_itself_other_users_read_nothing(node):
     assert node.http.post("/api/v1/captures", json=STACKS).status_code == 202
     stored_stacks(node)
     store = node.folder / "captures"
@@ -129,7 +127,7 @@ def test_of_the_store_itself_other_users_read_nothing(node: LoopNode) -> None:
     assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
 
 
-def test_with_a_token_configured_a_file_is_not_read_without_it(open_path: Path) -> None:
+def test_with_a_token_configured_a_file_is_not_read_without_it(open_path):
     token = open_path / "token"
     token.write_text(TOKEN)
     with loop_node(open_path, http={"token_file": str(token)}) as node:
@@ -146,7 +144,7 @@ def test_with_a_token_configured_a_file_is_not_read_without_it(open_path: Path) 
             assert request(STRANGER, node.port, open_to_all)[0] == 200
 
 
-def test_a_daemon_lives_without_its_port_and_takes_it_when_it_is_free(open_path: Path) -> None:
+def test_a_daemon_lives_without_its_port_and_takes_it_when_it_is_free(open_path):
     """Between two lives of the daemon, a stranger takes the port."""
     with loop_node(open_path) as node:
         with socket.create_server(("127.0.0.1", node.port)):
@@ -161,7 +159,7 @@ def test_a_daemon_lives_without_its_port_and_takes_it_when_it_is_free(open_path:
         poll(lambda: node.metric("warpwatch_http_up") == 1, "it says so")
 
 
-def test_connections_that_never_read_keep_no_probe_from_its_answer(open_path: Path) -> None:
+def test_connections_that_never_read_keep_no_probe_from_its_answer(open_path):
     probes = free_port()
     with loop_node(open_path, http={"probe_listen": f"127.0.0.1:{probes}"}) as node:
         node.start_daemon()
@@ -173,7 +171,7 @@ def test_connections_that_never_read_keep_no_probe_from_its_answer(open_path: Pa
             assert request(OWNER, probes, "/metrics")[0] == 404
 
 
-def test_a_socket_in_a_folder_of_someone_else_is_not_asked(open_path: Path) -> None:
+def test_a_socket_in_a_folder_of_someone_else_is_not_asked(open_path):
     folder = open_path / "run-api"
     folder.mkdir()
     with socket.socket(socket.AF_UNIX) as trap:

@@ -1,14 +1,12 @@
 """Owners and Slurm jobs of processes on devices, from the texts of /proc/<pid>/cgroup."""
 
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.devices.attribution.gpus import GPU_0, GPU_1, sample
-from tests.devices.conftest import Cases
 from warpwatch_devices.attribution.control_groups import DeviceProcessesOrigin, owner_of, read_owner
 from warpwatch_devices.attribution.origin import OriginAnswer
 from warpwatch_telemetry.samples import ProcessOwner, SlurmJob
@@ -19,7 +17,7 @@ ID = "0bc5eac79e3ae7a0c2651f14722aa10fa333eb2325c2ca97da33aa284cda81b0"
 STATIC = "5dbc1f7cf9ccbf2cbc53bf2f0f4e0ec1"
 
 
-def test_pods_containers_and_slurm_jobs_of_every_kind(cases: Cases) -> None:
+def test_pods_containers_and_slurm_jobs_of_every_kind(cases):
     cases("control_groups.txt", lambda text: owner_of(text, "python"))
     assert owner_of("") == ProcessOwner("")
 
@@ -40,9 +38,7 @@ def test_pods_containers_and_slurm_jobs_of_every_kind(cases: Cases) -> None:
         ("job_42", b'SLURM_JOB_ID=42\0SLURM_JOB_USER=a"b\0', SlurmJob("42")),
     ],
 )
-def test_a_slurm_job_is_its_environment(
-    tmp_path: Path, folder: str, environment: bytes, expected: SlurmJob
-) -> None:
+def test_a_slurm_job_is_its_environment(tmp_path, folder, environment, expected):
     (tmp_path / "7").mkdir()
     path = f"0::/system.slice/slurmstepd.scope/{folder}/step_0/user/task_0\n"
     (tmp_path / "7/cgroup").write_text(path)
@@ -51,18 +47,18 @@ def test_a_slurm_job_is_its_environment(
     assert owner.slurm == expected
 
 
-def test_a_container_in_a_container_is_the_inner_one() -> None:
+def test_a_container_in_a_container_is_the_inner_one():
     inner = "f" * 64
     text = f"0::/system.slice/docker-{ID}.scope/kubelet/kubepods/pod{UID}/{inner}\n"
     assert (owner_of(text).pod_uid, owner_of(text).container_id) == (UID, inner)
 
 
 @given(st.text())
-def test_no_text_makes_it_raise(text: str) -> None:
+def test_no_text_makes_it_raise(text):
     assert owner_of(text).container_id == "" or len(owner_of(text).container_id) == 64
 
 
-def test_this_process_can_be_read_and_a_gone_one_cannot() -> None:
+def test_this_process_can_be_read_and_a_gone_one_cannot():
     own = read_owner(os.getpid(), "pytest")
     assert own.name == "pytest"
     assert read_owner(2**22 + 1, "gone") is None
@@ -85,7 +81,7 @@ def origin(*, slurm: bool = True) -> DeviceProcessesOrigin:
     return DeviceProcessesOrigin(slurm=slurm, read=read, host_processes=lambda: True)
 
 
-def test_owners_of_all_processes_that_can_be_read() -> None:
+def test_owners_of_all_processes_that_can_be_read():
     samples = (sample(GPU_0, 0, 13, 99), sample(GPU_1, 1, 14, 0))
     (attribution,) = origin().read(samples, 1000.0).attributions
     assert (attribution.origin, attribution.time) == ("cgroup", 1000.0)
@@ -95,7 +91,7 @@ def test_owners_of_all_processes_that_can_be_read() -> None:
     }
 
 
-def test_jobs_of_slurm_by_device() -> None:
+def test_jobs_of_slurm_by_device():
     samples = (sample(GPU_0, 0, 10, 12), sample(GPU_1, 1, 10, 11, 13))
     _, slurm = origin().read(samples, 1000.0).attributions
     assert (slurm.origin, slurm.time) == ("slurm", 1000.0)
@@ -103,7 +99,7 @@ def test_jobs_of_slurm_by_device() -> None:
     assert jobs == {GPU_0: ["12", "7"], GPU_1: ["7"]}
 
 
-def test_the_end_of_the_last_job_is_reported_but_no_slurm_where_none_ran() -> None:
+def test_the_end_of_the_last_job_is_reported_but_no_slurm_where_none_ran():
     asked = origin()
     idle, busy = (sample(GPU_0, 0, 14),), (sample(GPU_0, 0, 10),)
     assert [a.origin for a in asked.read(idle, 1.0).attributions] == ["cgroup"]
@@ -112,11 +108,11 @@ def test_the_end_of_the_last_job_is_reported_but_no_slurm_where_none_ran() -> No
     assert slurm.slurm_jobs == {}
 
 
-def test_slurm_may_be_off() -> None:
+def test_slurm_may_be_off():
     (attribution,) = origin(slurm=False).read((sample(GPU_0, 0, 10),), 1.0).attributions
     assert attribution.origin == "cgroup"
 
 
-def test_nothing_is_said_of_processes_of_another_pid_namespace() -> None:
+def test_nothing_is_said_of_processes_of_another_pid_namespace():
     blind = DeviceProcessesOrigin(host_processes=lambda: False)
     assert blind.read((sample(GPU_0, 0, os.getpid()),), 1.0) == OriginAnswer()

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis.captures import diagnosed, kernel, loading, stepped, written
-from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.faults import job
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from tests.diagnosis.workloads import simulate
@@ -36,7 +35,7 @@ def one(found: Diagnosis) -> BaselineComparison:
     return found.comparison[0]
 
 
-def test_phases_are_disjoint_and_add_up_to_the_step(tmp_path: Path) -> None:
+def test_phases_are_disjoint_and_add_up_to_the_step(tmp_path):
     comparison = one(compared(tmp_path, busy_trace(loading_us=3000), busy_trace()))
     assert comparison.now_step_ms == pytest.approx(10)
     assert sum(p.now_ms for p in comparison.phases) == pytest.approx(10)
@@ -46,7 +45,7 @@ def test_phases_are_disjoint_and_add_up_to_the_step(tmp_path: Path) -> None:
     assert "idle time (data loading): 0.0 ms -> 3.0 ms (+3.0 ms)" in comparison.sentences
 
 
-def test_kernels_that_are_new_or_gone_or_run_more_often_are_reported(tmp_path: Path) -> None:
+def test_kernels_that_are_new_or_gone_or_run_more_often_are_reported(tmp_path):
     now, before = busy_trace(extra="triton_poi_fused", count=12), busy_trace(extra="old_kernel")
     kernels = {k.name: k for k in one(compared(tmp_path, now, before)).kernels}
     assert kernels["triton_poi_fused"].change == "new"
@@ -56,7 +55,7 @@ def test_kernels_that_are_new_or_gone_or_run_more_often_are_reported(tmp_path: P
     assert (gone.change, gone.before_ms, gone.now_ms) == ("gone", 0.1, 0)
 
 
-def test_kernels_that_are_all_slower_alike_are_lower_clocks(tmp_path: Path) -> None:
+def test_kernels_that_are_all_slower_alike_are_lower_clocks(tmp_path):
     comparison = one(compared(tmp_path, busy_trace(factor=1.2), busy_trace()))
     assert comparison.slowdown_ratio == pytest.approx(1.2)
     assert comparison.sentences[-1] == (
@@ -64,7 +63,7 @@ def test_kernels_that_are_all_slower_alike_are_lower_clocks(tmp_path: Path) -> N
     )
 
 
-def test_one_slower_kernel_is_not_lower_clocks(tmp_path: Path) -> None:
+def test_one_slower_kernel_is_not_lower_clocks(tmp_path):
     now = busy_trace()
     for event in now.events:
         if event["name"] == "gemm":
@@ -74,9 +73,7 @@ def test_one_slower_kernel_is_not_lower_clocks(tmp_path: Path) -> None:
     assert one(compared(tmp_path, busy_trace(), busy_trace())).slowdown_ratio is None
 
 
-def test_a_slower_step_without_finding_is_not_healthy(
-    simulations: Simulations, tmp_path: Path
-) -> None:
+def test_a_slower_step_without_finding_is_not_healthy(simulations, tmp_path):
     # One rank.
     well = job("healthy", 4)
     slow = replace(well, machines=[replace(m, speed=m.speed / 1.3) for m in well.machines])
@@ -87,7 +84,7 @@ def test_a_slower_step_without_finding_is_not_healthy(
     assert "as with lower clocks" in found.summary
 
 
-def test_ranks_are_compared_with_themselves(tmp_path: Path) -> None:
+def test_ranks_are_compared_with_themselves(tmp_path):
     before = written(tmp_path, cpu_rank(1), cpu_rank(0), name="before")
     now = (cpu_rank(k, host_us=1000 * k) for k in (0, 1))
     found = diagnosed(tmp_path, *now, baseline=before)
@@ -96,11 +93,11 @@ def test_ranks_are_compared_with_themselves(tmp_path: Path) -> None:
     assert changes == pytest.approx({"host": 1.0, "operators": -1.0})
 
 
-def test_a_cpu_trace_and_a_gpu_trace_are_not_compared(tmp_path: Path) -> None:
+def test_a_cpu_trace_and_a_gpu_trace_are_not_compared(tmp_path):
     assert compared(tmp_path, busy_trace(), cpu_rank(0)).comparison == ()
 
 
-def test_without_a_gpu_the_operators_that_changed_are_named(tmp_path: Path) -> None:
+def test_without_a_gpu_the_operators_that_changed_are_named(tmp_path):
     now = cpu_rank(0)
     for begin in now.each_step():
         now.operator(begin + 1000, 4000, name="aten::sort")

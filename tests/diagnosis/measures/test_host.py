@@ -20,7 +20,7 @@ def host(*added: tuple[Kind, str, float, float]) -> HostTime:
     return timeline.measured().host
 
 
-def test_nested_compilation_events_are_one_compilation() -> None:
+def test_nested_compilation_events_are_one_compilation():
     found = host(
         ("operator", "dynamo", 1_000, 5_000),
         ("operator", "_compile.compile_inner (dynamo_timed)", 1_100, 4_000),
@@ -32,7 +32,7 @@ def test_nested_compilation_events_are_one_compilation() -> None:
     assert (found.compile.longest_us, found.compile.names[0]) == (5_000, "dynamo")
 
 
-def test_regions_that_were_compiled_again_are_counted_apart() -> None:
+def test_regions_that_were_compiled_again_are_counted_apart():
     name = "Torch-Compiled Region"
     regions = [f"{name}: {one}" for one in ("0/0", "1/0", "0/1", "0/2_1", "0/2")]
     found = host(*(("operator", one, 100 + 10 * n, 5) for n, one in enumerate([*regions, name])))
@@ -70,26 +70,24 @@ NOT_SAVING: dict[Kind, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize(("names", "saved_us"), [(SAVING, 500), (NOT_SAVING, 0)])
-def test_a_checkpoint_is_a_name_that_saves(
-    names: dict[Kind, tuple[str, ...]], saved_us: float
-) -> None:
+def test_a_checkpoint_is_a_name_that_saves(names, saved_us):
     for kind, kept in names.items():
         for name in kept:
             assert host((kind, name, 1_000, 500)).checkpoint.total_us == saved_us, name
 
 
-def test_enqueueing_a_collective_is_no_waiting_but_blocking_in_it_is() -> None:
+def test_enqueueing_a_collective_is_no_waiting_but_blocking_in_it_is():
     enqueued: tuple[Kind, str, float, float] = ("operator", "c10d::allreduce_", 100, 90)
     found = host(enqueued, ("operator", "c10d::barrier", 1_000, 2_000))
     assert (found.collectives.count, found.collectives.total_us) == (1, 2_000)
 
 
 @pytest.mark.parametrize("name", ["cudaMallocAsync", "cudaFreeAsync", "cudaMemcpyAsync"])
-def test_calls_that_do_not_go_to_the_driver_for_memory_are_no_allocation(name: str) -> None:
+def test_calls_that_do_not_go_to_the_driver_for_memory_are_no_allocation(name):
     assert host(("runtime", name, 100, 90)).allocator.count == 0
 
 
-def test_a_cpu_only_trace_has_the_same_parts_disjoint() -> None:
+def test_a_cpu_only_trace_has_the_same_parts_disjoint():
     timeline = Timeline()
     timeline.add("operator", "_compile.compile_inner (dynamo_timed)", 0, 2_000)
     timeline.add("operator", "aten::empty", 500, 100)
@@ -107,7 +105,7 @@ def test_a_cpu_only_trace_has_the_same_parts_disjoint() -> None:
     }
 
 
-def test_a_read_is_counted_by_step_with_its_operator_and_its_line() -> None:
+def test_a_read_is_counted_by_step_with_its_operator_and_its_line():
     timeline = Timeline(steps=3)
     for begin in (0, 10_000, 20_000):
         timeline.add("python", "/home/user/train.py(42): train", begin, 9_000)
@@ -124,7 +122,7 @@ def test_a_read_is_counted_by_step_with_its_operator_and_its_line() -> None:
     assert (wait.count, wait.total_us, wait.longest_us) == (3, 4_500, 1_500)
 
 
-def test_the_stack_of_an_operator_has_the_line_where_there_are_no_frames() -> None:
+def test_the_stack_of_an_operator_has_the_line_where_there_are_no_frames():
     timeline = Timeline()
     stack = "/opt/site-packages/torch/_tensor.py(3): f;/a/b/c/run.py(7): loop;run.py(9): <module>"
     timeline.add("operator", "aten::nonzero", 0, 500, arguments={"Call stack": stack})
@@ -135,7 +133,7 @@ def test_the_stack_of_an_operator_has_the_line_where_there_are_no_frames() -> No
     assert found == ("aten::nonzero", "b/c/run.py(7): loop", "wait")
 
 
-def test_waiting_for_events_on_the_device_or_on_another_thread_is_no_wait_of_the_loop() -> None:
+def test_waiting_for_events_on_the_device_or_on_another_thread_is_no_wait_of_the_loop():
     timeline = Timeline()
     timeline.kernel(0, 100, -10)
     timeline.add("runtime", "cudaStreamWaitEvent", 100, 50)
@@ -143,7 +141,7 @@ def test_waiting_for_events_on_the_device_or_on_another_thread_is_no_wait_of_the
     assert timeline.measured().synchronization.count == 0
 
 
-def test_a_copy_of_data_is_no_read() -> None:
+def test_a_copy_of_data_is_no_read():
     timeline = Timeline()
     size: dict[str, Any] = {"bytes": 1 << 24}
     pageable, pinned = (f"Memcpy HtoD ({memory} -> Device)" for memory in ("Pageable", "Pinned"))
@@ -154,7 +152,7 @@ def test_a_copy_of_data_is_no_read() -> None:
     assert [(c.name, c.purpose, c.count) for c in calls] == [("cudaMemcpyAsync", "copy", 2)]
 
 
-def test_without_a_gpu_the_operators_that_would_wait_are_counted() -> None:
+def test_without_a_gpu_the_operators_that_would_wait_are_counted():
     timeline = Timeline(steps=2)
     for at_us in (100, 200, 12_000):
         timeline.add("operator", "aten::item", at_us, 10)
@@ -181,7 +179,7 @@ def steps_over_each_other(count: int) -> Timeline:
 
 
 @pytest.mark.parametrize("events", [frames_around_reads, steps_over_each_other])
-def test_twice_the_events_cost_twice_the_work(events: Callable[[int], Timeline]) -> None:
+def test_twice_the_events_cost_twice_the_work(events):
     """A trace of 100 kB that is packed well could keep its reader busy for minutes otherwise."""
     once, twice = (lines_run(events(count).measured) for count in (300, 600))
     assert twice < 2.5 * once

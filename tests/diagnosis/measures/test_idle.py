@@ -85,7 +85,7 @@ GAPS: dict[str, tuple[list[Added], dict[str, float]]] = {
 
 
 @pytest.mark.parametrize(("added", "expected"), GAPS.values(), ids=GAPS)
-def test_a_gap_is_put_to_what_the_host_does(added: list[Added], expected: dict[str, float]) -> None:
+def test_a_gap_is_put_to_what_the_host_does(added, expected):
     assert causes(one_gap(*added)) == expected
 
 
@@ -109,13 +109,13 @@ NAMED: dict[str, tuple[tuple[Kind, str], ...]] = {
 
 
 @pytest.mark.parametrize("cause", NAMED)
-def test_what_has_a_name_in_the_trace_takes_its_part_of_the_gap(cause: str) -> None:
+def test_what_has_a_name_in_the_trace_takes_its_part_of_the_gap(cause):
     for kind, name in NAMED[cause]:
         found = causes(one_gap((kind, name, 6_500, 2_000)))
         assert found == {cause: 2_000, "host": 1_000, "launch": 10}, name
 
 
-def test_a_long_wait_while_the_device_works_costs_nothing_once_the_host_leads_again() -> None:
+def test_a_long_wait_while_the_device_works_costs_nothing_once_the_host_leads_again():
     timeline = Timeline()
     timeline.kernel(0, 6_000, launched_us=-100)
     timeline.add("runtime", "cudaEventSynchronize", 500, 4_500)
@@ -124,7 +124,7 @@ def test_a_long_wait_while_the_device_works_costs_nothing_once_the_host_leads_ag
     assert causes(timeline) == {"host": 1_990, "launch": 10}
 
 
-def test_a_wait_for_a_copy_to_the_device_is_copy() -> None:
+def test_a_wait_for_a_copy_to_the_device_is_copy():
     timeline = Timeline()
     timeline.kernel(0, 1_000, launched_us=-100)
     name, size = "Memcpy HtoD (Pageable -> Device)", {"bytes": 1 << 24}
@@ -133,7 +133,7 @@ def test_a_wait_for_a_copy_to_the_device_is_copy() -> None:
     assert causes(timeline) == {"copy": 2_500}
 
 
-def test_a_read_of_a_value_is_synchronization_although_it_copies() -> None:
+def test_a_read_of_a_value_is_synchronization_although_it_copies():
     timeline = Timeline()
     timeline.kernel(0, 5_000, launched_us=-100)
     timeline.copy(5_000, 2, 100, call_us=4_910, arguments={"bytes": 4})
@@ -151,28 +151,28 @@ def test_a_read_of_a_value_is_synchronization_although_it_copies() -> None:
         ("moe::grouptopk_kernel", "launch"),
     ],
 )
-def test_the_way_of_a_copy_to_the_device_is_the_copys(name: str, cause: str) -> None:
+def test_the_way_of_a_copy_to_the_device_is_the_copys(name, cause):
     timeline = Timeline()
     timeline.kernel(0, 6_000, launched_us=-100)
     timeline.copy(6_100, 3_900, 6_000, name, call="hipMemcpyAsync")
     assert causes(timeline) == {cause: 100}
 
 
-def test_a_host_that_launches_as_fast_as_it_can_is_launch() -> None:
+def test_a_host_that_launches_as_fast_as_it_can_is_launch():
     timeline = Timeline(step_us=1_000)
     for begin in range(0, 1_050, 50):
         timeline.kernel(begin, 10, launched_us=begin - 8)
     assert causes(timeline) == {"launch": 800}
 
 
-def test_work_that_was_queued_is_not_the_hosts_fault() -> None:
+def test_work_that_was_queued_is_not_the_hosts_fault():
     timeline = Timeline(step_us=1_000)
     for begin in (0, 305, 700):
         timeline.kernel(begin, 300, launched_us=-500)
     assert causes(timeline) == {"kernel_gap": 5, "unexplained": 95}
 
 
-def test_work_without_a_launch_leaves_only_what_has_a_name() -> None:
+def test_work_without_a_launch_leaves_only_what_has_a_name():
     timeline = Timeline()
     timeline.kernel(0, 1_000, launched_us=None)
     timeline.add("annotation", LOADER, 2_000, 3_000)
@@ -180,7 +180,7 @@ def test_work_without_a_launch_leaves_only_what_has_a_name() -> None:
     assert causes(timeline) == {"data_loading": 3_000, "unexplained": 2_000}
 
 
-def test_the_first_and_the_last_gap_of_the_window_count() -> None:
+def test_the_first_and_the_last_gap_of_the_window_count():
     timeline = Timeline()
     timeline.add("annotation", LOADER, 0, 1_990)
     timeline.kernel(2_000, 1_000, launched_us=1_990)
@@ -189,14 +189,14 @@ def test_the_first_and_the_last_gap_of_the_window_count() -> None:
     assert causes(timeline) == found
 
 
-def test_the_last_gap_looks_at_the_work_that_follows_the_window() -> None:
+def test_the_last_gap_looks_at_the_work_that_follows_the_window():
     timeline = Timeline()
     timeline.kernel(0, 9_000, launched_us=-100)
     timeline.kernel(12_000, 1_000, launched_us=500)
     assert causes(timeline) == {"unexplained": 1_000}
 
 
-def test_the_worst_gaps_name_the_work_that_came_late() -> None:
+def test_the_worst_gaps_name_the_work_that_came_late():
     timeline = Timeline()
     for begin in (100, 1_600, 3_600, 8_000):
         timeline.kernel(begin, 500, begin - 10, name=f"kernel_{begin}")
@@ -209,9 +209,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 200)), max_size=8
 
 
 @given(SPANS, st.tuples(SPANS, SPANS, SPANS, SPANS))
-def test_causes_are_disjoint_and_add_up_to_the_idle_time(
-    kernels: list[tuple[int, int]], host: tuple[list[tuple[int, int]], ...]
-) -> None:
+def test_causes_are_disjoint_and_add_up_to_the_idle_time(kernels, host):
     timeline = Timeline(step_us=1_000)
     timeline.kernel(1_200, 1, launched_us=300)
     for at, us in kernels:

@@ -1,11 +1,9 @@
 """Operators: self time, the device's time, FLOPs from recorded shapes, lines of code."""
 
-from typing import Any
-
 import pytest
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.measures.flops import Shape, convolution, shapes_of, work_of
+from warpwatch_diagnosis.measures.flops import convolution, shapes_of, work_of
 from warpwatch_diagnosis.measures.operators import Operators
 
 SHAPES = {"Input Dims": [[16, 64], [64, 8]], "Input type": ["float", "float"]}
@@ -15,7 +13,7 @@ def operators(timeline: Timeline) -> Operators:
     return timeline.measured().operators
 
 
-def test_self_time_is_without_the_operators_inside() -> None:
+def test_self_time_is_without_the_operators_inside():
     timeline = Timeline()
     timeline.add("operator", "aten::linear", 100, 100)
     timeline.add("operator", "aten::t", 110, 10)
@@ -30,7 +28,7 @@ def test_self_time_is_without_the_operators_inside() -> None:
     }
 
 
-def test_gpu_time_belongs_to_the_operator_that_launched() -> None:
+def test_gpu_time_belongs_to_the_operator_that_launched():
     timeline = Timeline()
     timeline.add("operator", "aten::linear", 100, 100)
     timeline.add("operator", "aten::addmm", 130, 60)
@@ -44,7 +42,7 @@ def test_gpu_time_belongs_to_the_operator_that_launched() -> None:
     ]
 
 
-def test_calls_are_grouped_by_their_shapes() -> None:
+def test_calls_are_grouped_by_their_shapes():
     timeline = Timeline()
     timeline.add("operator", "aten::mm", 0, 10, arguments=SHAPES)
     timeline.add("operator", "aten::mm", 20, 10, arguments=SHAPES)
@@ -53,7 +51,7 @@ def test_calls_are_grouped_by_their_shapes() -> None:
     assert [(t.shapes, t.count) for t in times] == [("[2, 3] [3, 4]", 1), ("[16, 64] [64, 8]", 2)]
 
 
-def test_flops_count_once_however_operators_nest() -> None:
+def test_flops_count_once_however_operators_nest():
     timeline = Timeline(device="NVIDIA A100-SXM4-80GB")
     linear = {"Input Dims": [[16, 64], [8, 64], [8]], "Input type": ["float"] * 3}
     addmm = {"Input Dims": [[8], [16, 64], [64, 8]], "Input type": ["float"] * 3}
@@ -77,9 +75,7 @@ def test_flops_count_once_however_operators_nest() -> None:
     ],
     ids=["plain", "transposed"],
 )
-def test_a_forward_convolution_is_known_by_its_backward_call(
-    given: list[int], weight: list[int], output: list[int], forward: int
-) -> None:
+def test_a_forward_convolution_is_known_by_its_backward_call(given, weight, output, forward):
     timeline = Timeline()
     shapes = {"Input Dims": [given, weight, []]}
     timeline.add("operator", "aten::convolution", 0, 10, arguments=shapes)
@@ -105,7 +101,7 @@ ATTENTION = "aten::_scaled_dot_product_flash_attention"
         (ATTENTION + "_backward", HEADS, 10 * 2 * 128 * 128 * 64, 7 * 2 * 128 * 64),
     ],
 )
-def test_shapes_give_flops_and_bytes(name: str, shapes: Any, flops: float, elements: int) -> None:
+def test_shapes_give_flops_and_bytes(name, shapes, flops, elements):
     half = work_of(name, shapes, ["c10::Half"] * len(shapes))
     assert (half.flops, half.bytes, half.dtype) == (flops, 2 * elements, "float16")
 
@@ -122,7 +118,7 @@ def test_shapes_give_flops_and_bytes(name: str, shapes: Any, flops: float, eleme
         ("aten::convolution_backward", ((), (), ())),
     ],
 )
-def test_shapes_that_do_not_fit_have_no_flops(name: str, shapes: Any) -> None:
+def test_shapes_that_do_not_fit_have_no_flops(name, shapes):
     assert work_of(name, shapes, []) is None
 
 
@@ -136,9 +132,7 @@ def test_shapes_that_do_not_fit_have_no_flops(name: str, shapes: Any) -> None:
     ],
     ids=["plain", "groups", "transposed"],
 )
-def test_a_convolution_counts_by_its_weights_side(
-    given: Shape, output: Shape, weight: Shape, flops: float
-) -> None:
+def test_a_convolution_counts_by_its_weights_side(given, output, weight, flops):
     assert convolution(given, output, weight) == flops
 
 
@@ -152,11 +146,11 @@ def test_a_convolution_counts_by_its_weights_side(
         ("[[2, 3]]", ((2, 3),)),
     ],
 )
-def test_a_shape_beyond_bounds_is_no_shape_at_all(given: Any, shapes: tuple[Shape, ...]) -> None:
+def test_a_shape_beyond_bounds_is_no_shape_at_all(given, shapes):
     assert shapes_of({"Input Dims": given}) == shapes
 
 
-def test_the_line_of_an_operator_comes_from_its_stack_or_from_the_frames_around_it() -> None:
+def test_the_line_of_an_operator_comes_from_its_stack_or_from_the_frames_around_it():
     timeline = Timeline()
     timeline.add("python", "/home/me/train.py(7): step", 0, 5_000)
     timeline.add("python", "/home/me/model.py(30): forward", 10, 900)

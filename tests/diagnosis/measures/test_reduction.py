@@ -22,7 +22,7 @@ def measured(folder: Path, rank: int = 0, late_us: float = 0) -> Measures:
     return measure(read_trace(trace.write(folder / f"rank{rank}.json")))
 
 
-def test_a_diagnosis_of_reductions_is_that_of_the_traces(tmp_path: Path) -> None:
+def test_a_diagnosis_of_reductions_is_that_of_the_traces(tmp_path):
     late = [LATEST_US if rank == 2 else 0 for rank in range(RANKS)]
     ranks = [measured(tmp_path, rank, us) for rank, us in enumerate(late)]
     reductions = [tmp_path / f"rank{rank}.reduction.gz" for rank in range(RANKS)]
@@ -38,9 +38,7 @@ def test_a_diagnosis_of_reductions_is_that_of_the_traces(tmp_path: Path) -> None
     assert [one["node"] for one in found["traces"]] == list(nodes.values())
 
 
-def test_a_large_one_loses_precision_but_no_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_one_loses_precision_but_no_time(tmp_path, monkeypatch):
     # Far from the epoch a time has no ns.
     small = replace(measured(tmp_path), window=(0.0, 2e5))
     assert small.gpu is not None
@@ -77,14 +75,14 @@ NONE = "no reduction of this version"
         (bytes(MAX_BYTES + 1), "more than 1,048,576 bytes"),
     ],
 )
-def test_what_is_no_reduction_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+def test_what_is_no_reduction_is_refused(tmp_path, content, why):
     path = tmp_path / "rank0.reduction.gz"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=why):
         read_reduction(path)
 
 
-def test_a_small_one_that_grows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_one_that_grows_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "rank0.reduction.gz"
     path.write_bytes(pack(measured(tmp_path)))
     size = len(gzip.decompress(path.read_bytes()))
@@ -95,7 +93,7 @@ def test_a_small_one_that_grows_is_refused(tmp_path: Path, monkeypatch: pytest.M
         read_reduction(path)
 
 
-def test_one_of_another_rank_than_it_says_is_refused(tmp_path: Path) -> None:
+def test_one_of_another_rank_than_it_says_is_refused(tmp_path):
     path = tmp_path / "rank13.reduction.gz"
     path.write_bytes(pack(measured(tmp_path, rank=3)))
     with pytest.raises(TraceError, match="is of rank 3"):

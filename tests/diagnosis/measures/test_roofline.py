@@ -3,7 +3,6 @@
 import json
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ PEAKS = Path(__file__).parents[1] / "fixtures" / "peaks.tsv"
 
 
 @pytest.mark.parametrize("row", PEAKS.read_text().splitlines())
-def test_a_devices_name_finds_its_data_sheet(row: str) -> None:
+def test_a_devices_name_finds_its_data_sheet(row):
     device, name, gb_per_s, tflops = row.split("\t")
     peaks = peaks_of(device)
     assert (peaks.name, peaks.memory_bytes_per_s) == (name, float(gb_per_s) * 1e9)
@@ -27,7 +26,7 @@ def test_a_devices_name_finds_its_data_sheet(row: str) -> None:
 
 
 @pytest.mark.parametrize("device", [None, "AMD Radeon Graphics", "NVIDIA A1000", "GeForce GTX 1"])
-def test_an_unknown_device_has_no_peaks(device: str | None) -> None:
+def test_an_unknown_device_has_no_peaks(device):
     assert peaks_of(device) is None
 
 
@@ -57,7 +56,7 @@ def of_class(found: Roofline, name: str) -> ClassRoofline:
     return next(c for c in found.classes if c.kernel_class == name)
 
 
-def test_a_large_product_is_bound_by_compute_and_a_thin_one_by_memory() -> None:
+def test_a_large_product_is_bound_by_compute_and_a_thin_one_by_memory():
     large = of_class(roofline(gemm("NVIDIA H100 80GB HBM3", 8192, 4096, 4096)), "gemm")
     thin = of_class(roofline(gemm("NVIDIA H100 80GB HBM3", 1, 4096, 4096)), "gemm")
     assert (large.bound, thin.bound) == ("compute", "memory")
@@ -65,7 +64,7 @@ def test_a_large_product_is_bound_by_compute_and_a_thin_one_by_memory() -> None:
     assert thin.bandwidth_ratio == pytest.approx(2 * (4096 + 4096**2 + 4096) / 1e-3 / 3350e9)
 
 
-def test_mfu_is_the_ideal_time_of_the_known_flops_by_the_window() -> None:
+def test_mfu_is_the_ideal_time_of_the_known_flops_by_the_window():
     found = roofline(gemm("NVIDIA H100 80GB HBM3", 8192, 4096, 4096))
     assert found.flops == 2 * 8192 * 4096 * 4096
     assert found.mfu_ratio == pytest.approx(2 * 8192 * 4096 * 4096 / 989.4e12 / 0.01)
@@ -80,21 +79,19 @@ def test_mfu_is_the_ideal_time_of_the_known_flops_by_the_window() -> None:
         ("cutlass_80_tensorop_s1688gemm_64x64", "double", "float64", 9.7e12),
     ],
 )
-def test_tensor_cores_have_their_own_peak(
-    kernel: str, given: str, dtype: str, flops_per_s: float
-) -> None:
+def test_tensor_cores_have_their_own_peak(kernel, given, dtype, flops_per_s):
     found = of_class(roofline(gemm("NVIDIA A100-SXM4-40GB", 512, 512, 512, kernel, given)), "gemm")
     assert found.dtype == dtype
     assert found.flops_ratio == pytest.approx(2 * 512**3 / 1e-3 / flops_per_s)
 
 
-def test_the_float64_rate_that_no_data_sheet_has_is_unknown() -> None:
+def test_the_float64_rate_that_no_data_sheet_has_is_unknown():
     for device in ("NVIDIA H800", "NVIDIA H20", "NVIDIA A10G"):
         peaks = peaks_of(device)
         assert peaks is not None and "float64" not in peaks.flops_per_s
 
 
-def test_what_is_unknown_is_none_but_elementwise_kernels_are_bound_by_memory() -> None:
+def test_what_is_unknown_is_none_but_elementwise_kernels_are_bound_by_memory():
     found = roofline(gemm(None, 512, 512, 512))
     assert (found.peaks, found.mfu_ratio) == (None, None)
     known = of_class(found, "gemm")
@@ -116,7 +113,7 @@ def times(*kernels: TraceEvent) -> dict[tuple[str, tuple[object, ...]], SizeTime
     return size_times(GpuEvents(WINDOW, kernels, (), kernels, {}, ()))
 
 
-def test_forward_and_backward_of_one_name_are_two_sizes() -> None:
+def test_forward_and_backward_of_one_name_are_two_sizes():
     found = times(
         kernel("gemm", 10, FORWARD), kernel("gemm", 20, BACKWARD), kernel("gemm", 12, dict(FORWARD))
     )
@@ -136,17 +133,17 @@ def test_forward_and_backward_of_one_name_are_two_sizes() -> None:
         ([(10, FORWARD)] * 3, [(10, FORWARD)], None),
     ],
 )
-def test_lower_clocks_stretch_the_same_kernels(now: Any, before: Any, factor: float | None) -> None:
+def test_lower_clocks_stretch_the_same_kernels(now, before, factor):
     one, other = (times(*(kernel("gemm", us, grid) for us, grid in k)) for k in (now, before))
     assert slowdown(one, other) == (factor and pytest.approx(factor))
 
 
-def test_one_slower_kernel_of_two_is_no_lower_clock() -> None:
+def test_one_slower_kernel_of_two_is_no_lower_clock():
     before = times(kernel("gemm", 10), kernel("norm", 10))
     assert slowdown(times(kernel("gemm", 15), kernel("norm", 10)), before) is None
 
 
-def test_a_kernel_belongs_to_where_it_was_launched() -> None:
+def test_a_kernel_belongs_to_where_it_was_launched():
     late = TraceEvent("gemm", 1500.0, 1510.0, "0/7", 7)
     early = TraceEvent("gemm", 100.0, 130.0, "0/7", 8)
     calls: dict[int | None, TraceEvent] = {
@@ -157,5 +154,5 @@ def test_a_kernel_belongs_to_where_it_was_launched() -> None:
     assert size_times(work) == {("gemm", ()): SizeTime(1, 10.0, 10.0)}
 
 
-def test_collectives_wait_and_tell_nothing() -> None:
+def test_collectives_wait_and_tell_nothing():
     assert times(kernel("ncclDevKernel_AllReduce", 10)) == {}

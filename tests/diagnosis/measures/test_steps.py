@@ -24,9 +24,7 @@ def measured(trace: TraceFile, tmp_path: Path) -> Measures:
 
 
 @given(SPANS, SPANS)
-def test_set_operations_count_instants(
-    left: list[tuple[int, int]], right: list[tuple[int, int]]
-) -> None:
+def test_set_operations_count_instants(left, right):
     def instants(spans: list[tuple[int, int]]) -> set[int]:
         return {t for begin, size in spans for t in range(begin, begin + size)}
 
@@ -37,7 +35,7 @@ def test_set_operations_count_instants(
     assert total(difference(a, b)) == len(instants(left) - instants(right))
 
 
-def test_overlapping_kernels_copies_and_collectives_are_counted_once(tmp_path: Path) -> None:
+def test_overlapping_kernels_copies_and_collectives_are_counted_once(tmp_path):
     trace = stepped(
         loading(1000),
         kernel(2000, 4000, 1000),
@@ -70,9 +68,7 @@ def test_overlapping_kernels_copies_and_collectives_are_counted_once(tmp_path: P
         ("user_annotation", "ProfilerStep#9", 20_000, 40),
     ],
 )
-def test_no_other_event_is_a_step(
-    tmp_path: Path, category: str, name: str, at_us: float, us: float
-) -> None:
+def test_no_other_event_is_a_step(tmp_path, category, name, at_us, us):
     trace = TraceFile(steps=2)
     trace.event(category, name, at_us, us, 7)
     trace.operator(0, 100)
@@ -80,7 +76,7 @@ def test_no_other_event_is_a_step(
     assert (len(found.steps), found.window_s) == (2, 0.02)
 
 
-def test_without_steps_the_window_is_the_span_of_the_gpu_events(tmp_path: Path) -> None:
+def test_without_steps_the_window_is_the_span_of_the_gpu_events(tmp_path):
     trace = TraceFile(steps=0)
     trace.operator(0, 90_000)
     trace.kernel(20_000, 1_000, launched_us=19_000)
@@ -89,7 +85,7 @@ def test_without_steps_the_window_is_the_span_of_the_gpu_events(tmp_path: Path) 
     assert (found.steps, found.window_s, found.timeline) == ((), 0.01, None)
 
 
-def test_launches_without_gpu_events_are_a_shortage(tmp_path: Path) -> None:
+def test_launches_without_gpu_events_are_a_shortage(tmp_path):
     trace = TraceFile()
     trace.operator(0, 5_000)
     trace.event("cuda_runtime", "cudaLaunchKernel", 10, 5, 77)
@@ -99,7 +95,7 @@ def test_launches_without_gpu_events_are_a_shortage(tmp_path: Path) -> None:
     )
 
 
-def test_a_loader_event_that_began_before_the_window_counts_from_its_begin(tmp_path: Path) -> None:
+def test_a_loader_event_that_began_before_the_window_counts_from_its_begin(tmp_path):
     trace = TraceFile(steps=2)
     trace.operator(5000, 5000)
     trace.annotation(LOADER, -3000, 4000)
@@ -108,7 +104,7 @@ def test_a_loader_event_that_began_before_the_window_counts_from_its_begin(tmp_p
     assert found.share(found.loading) == pytest.approx(0.05)
 
 
-def test_each_step_has_its_own_share_of_what_crosses_its_border() -> None:
+def test_each_step_has_its_own_share_of_what_crosses_its_border():
     timeline = Timeline(steps=2)
     timeline.kernel(9_000, 3_000, launched_us=8_990)
     timeline.kernel(11_000, 2_000, launched_us=8_995, name="ncclDevKernel_AllReduce")
@@ -126,7 +122,7 @@ def test_each_step_has_its_own_share_of_what_crosses_its_border() -> None:
         assert sum(step.idle_us.values()) == pytest.approx(step.duration_us - step.gpu_busy_us)
 
 
-def test_without_a_gpu_a_step_knows_its_data_loading_only() -> None:
+def test_without_a_gpu_a_step_knows_its_data_loading_only():
     timeline = Timeline(steps=2)
     timeline.add("operator", "aten::mm", 0, 20_000)
     timeline.add("annotation", LOADER, 9_000, 3_000)
@@ -135,7 +131,7 @@ def test_without_a_gpu_a_step_knows_its_data_loading_only() -> None:
     assert (first.gpu_busy_us, first.idle_us) == (None, {})
 
 
-def test_memory_has_peaks_and_growth_by_device_where_the_trace_has_totals() -> None:
+def test_memory_has_peaks_and_growth_by_device_where_the_trace_has_totals():
     timeline = Timeline()
     timeline.add("operator", "aten::mm", 0, 10_000)
     allocated = {0: 1_000, 20: 5_000, 5_000: 9_000, 9_990: 3_000, 50_000: 1 << 40}
@@ -161,7 +157,7 @@ def spans(lane: Lane) -> list[tuple[float, float, str]]:
     return [(s.begin_us, s.end_us, s.label) for s in lane.spans]
 
 
-def test_the_longest_step_has_lanes_for_the_host_each_stream_and_the_idle_time() -> None:
+def test_the_longest_step_has_lanes_for_the_host_each_stream_and_the_idle_time():
     timeline = Timeline(steps=1)
     timeline.add("annotation", "ProfilerStep#7", 10_000, 20_000)
     timeline.add("annotation", LOADER, 10_000, 5_000)
@@ -183,7 +179,7 @@ def test_the_longest_step_has_lanes_for_the_host_each_stream_and_the_idle_time()
     ]
 
 
-def test_thousands_of_short_kernels_become_few_spans_of_the_longest() -> None:
+def test_thousands_of_short_kernels_become_few_spans_of_the_longest():
     timeline = Timeline(step_us=100_000)
     for index in range(5_000):
         name = "ampere_sgemm_128x64_nn" if index % 2 else "vectorized_elementwise_kernel"

@@ -77,20 +77,13 @@ FORMS: dict[str, Callable[[Diagnosis], str]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("capture", [slower_loading, late_rank, cpu_ranks, waiting_alone])
-def test_a_report_is_that_of_its_golden_file(
-    tmp_path: Path,
-    golden: Callable[[str, bytes], None],
-    capture: Callable[[Path], Diagnosis],
-    form: str,
-) -> None:
+def test_a_report_is_that_of_its_golden_file(tmp_path, golden, capture, form):
     text = FORMS[form](capture(tmp_path))
     golden(f"diagnosis/{capture.__name__}.{form}", text.encode())
 
 
 @pytest.mark.parametrize("capture", [slower_loading, late_rank, cpu_ranks])
-def test_a_reduced_trace_is_that_of_its_golden_file(
-    tmp_path: Path, golden: Callable[[str, bytes], None], capture: Callable[[Path], Diagnosis]
-) -> None:
+def test_a_reduced_trace_is_that_of_its_golden_file(tmp_path, golden, capture):
     diagnosis, target = capture(tmp_path), tmp_path / "out.json"
     write_trace(diagnosis, sorted(tmp_path.glob("rank*.json")), target)
     trace = json.loads(target.read_text())
@@ -126,8 +119,8 @@ def gpu(name: str) -> TraceFile:
     ],
 )
 def test_the_ncu_command_profiles_the_hottest_kernel_that_is_no_collective(
-    tmp_path: Path, name: str, function: str, sections: tuple[str, ...]
-) -> None:
+    tmp_path, name, function, sections
+):
     found = hottest(measured(tmp_path, gpu(name)))
     assert found.kernel == name
     # Replaying a collective can hang.

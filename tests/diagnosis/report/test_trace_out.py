@@ -3,12 +3,10 @@
 import gzip
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from tests.diagnosis.captures import operator, stepped
-from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.traces import ORIGIN_US
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.measures_json import trace_json
@@ -20,9 +18,7 @@ from warpwatch_diagnosis.trace.files import TraceError
 @pytest.mark.parametrize(
     "fault", ["data_loading", "launch_bound", "sync_bound", "transfer_bound", "gc_pause"]
 )
-def test_the_new_trace_has_the_same_diagnosis(
-    fault: str, simulations: Simulations, tmp_path: Path
-) -> None:
+def test_the_new_trace_has_the_same_diagnosis(fault, simulations, tmp_path):
     before = simulations.diagnosis(fault)
     write_trace(before, simulations.paths(fault), tmp_path / "reduced.json.gz")
     after = diagnose([tmp_path / "reduced.json.gz"])
@@ -32,9 +28,7 @@ def test_the_new_trace_has_the_same_diagnosis(
     assert other | {"file": one["file"]} == one
 
 
-def test_steps_that_do_not_fit_are_left_out(
-    simulations: Simulations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_that_do_not_fit_are_left_out(simulations, tmp_path, monkeypatch):
     (path,) = simulations.paths("data_loading")
     before = simulations.diagnosis("data_loading")
     monkeypatch.setattr(trace_out, "MAX_BYTES", path.stat().st_size // 2)
@@ -49,8 +43,8 @@ def test_steps_that_do_not_fit_are_left_out(
 
 
 def test_a_step_that_is_too_large_is_cut_and_the_file_stays_small(
-    simulations: Simulations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    simulations, tmp_path, monkeypatch
+):
     monkeypatch.setattr(trace_out, "MAX_BYTES", 50_000)
     monkeypatch.setattr(trace_out, "MAX_GAPS", 100)
     target = tmp_path / "reduced.json"
@@ -62,7 +56,7 @@ def test_a_step_that_is_too_large_is_cut_and_the_file_stays_small(
     assert kept["kernel"] > kept["cpu_op"]
 
 
-def test_ranks_come_into_one_file_on_one_clock(simulations: Simulations, tmp_path: Path) -> None:
+def test_ranks_come_into_one_file_on_one_clock(simulations, tmp_path):
     # This one has clocks that differ by up to two seconds, and sequence numbers.
     paths = simulations.paths("straggler_host", 5)
     diagnosis = simulations.diagnosis("straggler_host", 5)
@@ -78,7 +72,7 @@ def test_ranks_come_into_one_file_on_one_clock(simulations: Simulations, tmp_pat
         diagnose([target])
 
 
-def test_pauses_that_the_capture_noted_stay(tmp_path: Path) -> None:
+def test_pauses_that_the_capture_noted_stay(tmp_path):
     pauses = [[ORIGIN_US + begin + 4000, 3000] for begin in range(0, 40_000, 10_000)]
     head = {"rank": 2, "gc_pauses_us": pauses}
     trace = stepped(operator(0, 4000), operator(7000, 3000), warpwatch=head)

@@ -1,13 +1,9 @@
 """Pipelines whose stages wait for each other: because there are few micro-batches, or unevenly."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from tests.diagnosis.captures import diagnosed, event, kernel, operator, stepped
 from tests.diagnosis.traces import STEP_US, TraceFile
-from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 from warpwatch_diagnosis.verdict.findings import Asked
 
 
@@ -33,7 +29,7 @@ def stages(waits_us: list[int], on_gpu: bool, **place: object) -> list[TraceFile
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_waiting_of_the_busiest_stage_is_the_pipelines_bubble(tmp_path: Path, on_gpu: bool) -> None:
+def test_waiting_of_the_busiest_stage_is_the_pipelines_bubble(tmp_path, on_gpu):
     found = diagnosed(tmp_path, *stages([4000, 4000], on_gpu))
     assert found.verdict == "pipeline_bubble"
     assert [f.kind for f in found.findings] == ["pipeline_bubble"]
@@ -45,9 +41,7 @@ def test_waiting_of_the_busiest_stage_is_the_pipelines_bubble(tmp_path: Path, on
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_a_stage_that_computes_longer_is_named_and_no_straggler(
-    tmp_path: Path, on_gpu: bool, golden_text: Callable[[Diagnosis], None]
-) -> None:
+def test_a_stage_that_computes_longer_is_named_and_no_straggler(tmp_path, on_gpu, golden_text):
     # The third stage has two ranks; the one that computes longer is named.
     ranks = stages([6000, 6000, 500, 6000], on_gpu)
     found = diagnosed(tmp_path, *ranks, stage(2, 4, 900, on_gpu))
@@ -58,7 +52,7 @@ def test_a_stage_that_computes_longer_is_named_and_no_straggler(
     assert "0: 4.0 ms, 1: 4.0 ms, 2: 9.3 ms, 3: 4.0 ms" in finding.evidence[1]
 
 
-def test_who_was_late_before_the_capture_is_compared_with_its_own_stage(tmp_path: Path) -> None:
+def test_who_was_late_before_the_capture_is_compared_with_its_own_stage(tmp_path):
     # Ranks 0 and 1 are the first stage. The second, with the head, computes longer.
     ranks = [stage(n // 2, 2, us, False) for n, us in enumerate([4000, 5000, 500, 500])]
     found = diagnosed(tmp_path, *ranks, asked=Asked("straggler", rank=0))
@@ -66,11 +60,11 @@ def test_who_was_late_before_the_capture_is_compared_with_its_own_stage(tmp_path
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_even_stages_that_hardly_wait_are_healthy(tmp_path: Path, on_gpu: bool) -> None:
+def test_even_stages_that_hardly_wait_are_healthy(tmp_path, on_gpu):
     assert diagnosed(tmp_path, *stages([500, 600], on_gpu)).verdict == "healthy"
 
 
 @pytest.mark.parametrize("place", [[0, 3], [0, 0], [True, 2], "first", None, [5, 2]])
-def test_stages_that_are_missing_or_unknown_are_not_compared(tmp_path: Path, place: object) -> None:
+def test_stages_that_are_missing_or_unknown_are_not_compared(tmp_path, place):
     found = diagnosed(tmp_path, *stages([6000, 500], on_gpu=True, pipeline=place))
     assert not {f.kind for f in found.findings} & {"stage_imbalance", "pipeline_bubble"}

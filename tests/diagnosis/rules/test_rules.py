@@ -1,7 +1,6 @@
 """Each rule on traces with a known cause, and one finding for one fault."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from tests.diagnosis.captures import Part, diagnosed, event, kernel, loading, op
 from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile, cpu_rank
 from warpwatch_diagnosis import rules
 from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 WORKERS = "MultiProcessing"
 COMPILING = "entire_frame_compile (dynamo_timed)"
@@ -19,7 +17,7 @@ OPTIMIZER_STEP = event("user_annotation", "Optimizer.step#Adam.step", 0, 1000)
 COPY = "Memcpy HtoD (Pageable -> Device)"
 
 
-def test_the_registry_lists_every_rule_in_order() -> None:
+def test_the_registry_lists_every_rule_in_order():
     texts = (path.read_text() for path in Path(rules.__file__).parent.glob("*.py"))
     kinds = [kind for text in texts for kind in re.findall(r'^    kind = "(\w+)"$', text, re.M)]
     assert [rule.kind for rule in rules.RULES] == sorted(kinds)
@@ -163,14 +161,7 @@ FAULTS: dict[str, tuple[list[Part], str, float, str]] = {
 
 
 @pytest.mark.parametrize(("parts", "kind", "share", "confidence"), FAULTS.values(), ids=FAULTS)
-def test_the_fault_is_the_only_finding(
-    tmp_path: Path,
-    parts: list[Part],
-    kind: str,
-    share: float,
-    confidence: str,
-    golden_text: Callable[[Diagnosis], None],
-) -> None:
+def test_the_fault_is_the_only_finding(tmp_path, parts, kind, share, confidence, golden_text):
     found = diagnosed(tmp_path, stepped(*parts))
     golden_text(found)
     (finding,) = found.findings
@@ -193,9 +184,7 @@ HEALTHY: dict[str, list[Part]] = {
 
 
 @pytest.mark.parametrize("parts", HEALTHY.values(), ids=HEALTHY)
-def test_what_does_not_delay_the_step_is_healthy(
-    tmp_path: Path, parts: list[Part], golden_text: Callable[[Diagnosis], None]
-) -> None:
+def test_what_does_not_delay_the_step_is_healthy(tmp_path, parts, golden_text):
     found = diagnosed(tmp_path, stepped(*parts))
     golden_text(found)
     assert (found.verdict, found.findings) == ("healthy", ())
@@ -210,17 +199,17 @@ def test_what_does_not_delay_the_step_is_healthy(
         (operator(0, 9500), OPERATORS.replace("100", "95")),
     ],
 )
-def test_a_healthy_step_is_described_by_its_contents(tmp_path: Path, part: Part, said: str) -> None:
+def test_a_healthy_step_is_described_by_its_contents(tmp_path, part, said):
     assert diagnosed(tmp_path, stepped(part)).summary == said
 
 
-def test_idle_that_no_late_launch_explains_is_inconclusive(tmp_path: Path) -> None:
+def test_idle_that_no_late_launch_explains_is_inconclusive(tmp_path):
     found = diagnosed(tmp_path, stepped(*kernels(50, 100, late=False)))
     assert (found.verdict, found.findings) == ("inconclusive", ())
     assert "idle for 50 % of the step for no visible reason" in found.summary
 
 
-def test_memory_from_the_driver_once_is_growth_and_no_thrash(tmp_path: Path) -> None:
+def test_memory_from_the_driver_once_is_growth_and_no_thrash(tmp_path):
     trace = stepped(kernel(2020, 7980, 2015), steps=1)
     trace.event("cuda_runtime", "cudaMalloc", 10, 2000, 77)
     for begin in range(STEP_US, 4 * STEP_US, STEP_US):
@@ -229,7 +218,7 @@ def test_memory_from_the_driver_once_is_growth_and_no_thrash(tmp_path: Path) -> 
     assert diagnosed(tmp_path, trace).findings == ()
 
 
-def test_an_annotated_checkpoint_of_one_step_is_one(tmp_path: Path) -> None:
+def test_an_annotated_checkpoint_of_one_step_is_one(tmp_path):
     trace = stepped(*filled(3000))
     trace.annotation("checkpoint", 0, 3000)
     finding = diagnosed(tmp_path, trace).findings[-1]
@@ -237,7 +226,7 @@ def test_an_annotated_checkpoint_of_one_step_is_one(tmp_path: Path) -> None:
     assert finding.share == pytest.approx(0.075)
 
 
-def test_a_collection_that_the_capture_noted_is_a_gc_pause(tmp_path: Path) -> None:
+def test_a_collection_that_the_capture_noted_is_a_gc_pause(tmp_path):
     base_us = 5_000_000
     noted = [[ORIGIN_US + base_us + 100, 300], [ORIGIN_US + base_us - 9_000_000, 1], ["x"], None]
     head: dict[str, Any] = {"gc_pauses_us": noted}
@@ -249,7 +238,7 @@ def test_a_collection_that_the_capture_noted_is_a_gc_pause(tmp_path: Path) -> No
     assert diagnosed(tmp_path, trace).verdict == "gc_pause"
 
 
-def test_compiling_once_may_be_the_start(tmp_path: Path) -> None:
+def test_compiling_once_may_be_the_start(tmp_path):
     trace = stepped(operator(4000, STEP_US - 4000))
     trace.operator(0, 4000, name=COMPILING)
     for begin in list(trace.each_step())[1:]:
@@ -259,7 +248,7 @@ def test_compiling_once_may_be_the_start(tmp_path: Path) -> None:
     assert finding.advice.startswith("If these were the first steps")
 
 
-def test_graph_breaks_are_reported_without_steps(tmp_path: Path) -> None:
+def test_graph_breaks_are_reported_without_steps(tmp_path):
     trace = TraceFile(steps=0)
     for k in range(200):
         trace.operator(500 * k, 500, name=f"Torch-Compiled Region: {k % 4}/0")
@@ -270,7 +259,7 @@ def test_graph_breaks_are_reported_without_steps(tmp_path: Path) -> None:
     assert "the trace calls 200 compiled regions of 4 functions" in found.findings[0].evidence[1]
 
 
-def test_findings_come_with_the_most_time_to_win_back_first(tmp_path: Path) -> None:
+def test_findings_come_with_the_most_time_to_win_back_first(tmp_path):
     trace = stepped(
         loading(1500),
         kernel(1550, 4000, 1520),
@@ -312,14 +301,8 @@ def test_findings_come_with_the_most_time_to_win_back_first(tmp_path: Path) -> N
     ],
 )  # fmt: skip
 def test_of_ranks_on_the_cpu_the_fault_is_one_finding_of_the_worst(
-    tmp_path: Path,
-    ranks: list[dict[str, int]],
-    kind: str,
-    rank: int,
-    share: float,
-    said: str,
-    golden_text: Callable[[Diagnosis], None],
-) -> None:
+    tmp_path, ranks, kind, rank, share, said, golden_text
+):
     found = diagnosed(tmp_path, *(cpu_rank(k, **times) for k, times in enumerate(ranks)))
     golden_text(found)
     (finding,) = found.findings
@@ -328,14 +311,14 @@ def test_of_ranks_on_the_cpu_the_fault_is_one_finding_of_the_worst(
     assert said in " ".join(finding.evidence)
 
 
-def test_one_step_is_enough_for_a_verdict_that_is_less_sure(tmp_path: Path) -> None:
+def test_one_step_is_enough_for_a_verdict_that_is_less_sure(tmp_path):
     found = {steps: diagnosed(tmp_path, cpu_rank(0, host_us=4000, steps=steps)) for steps in (1, 5)}
     assert {n: f.verdict for n, f in found.items()} == {1: "host_bound", 5: "host_bound"}
     assert {n: f.findings[0].confidence for n, f in found.items()} == {1: "medium", 5: "high"}
     assert found[1].findings[0].evidence[-1] == "only 1 step was recorded"
 
 
-def test_what_was_so_in_the_baseline_comes_after_what_is_new(tmp_path: Path) -> None:
+def test_what_was_so_in_the_baseline_comes_after_what_is_new(tmp_path):
     before = cpu_rank(0, host_us=4000).write(tmp_path / "before.json")
     now = cpu_rank(0, host_us=4100, loading_us=2500).write(tmp_path / "now.json")
     assert diagnose([now]).verdict == "host_bound"

@@ -152,9 +152,7 @@ FILES: dict[str, Callable[[Path], list[Path]]] = {
 }
 
 
-def test_each_situation_has_the_diagnosis_of_the_golden_file(
-    tmp_path: Path, golden: Callable[[str, bytes], None]
-) -> None:
+def test_each_situation_has_the_diagnosis_of_the_golden_file(tmp_path, golden):
     found = {}
     for name, (functions, missing) in RANKS.items():
         files = [stack(tmp_path, number, function) for number, function in enumerate(functions)]
@@ -168,7 +166,7 @@ def test_each_situation_has_the_diagnosis_of_the_golden_file(
     golden("diagnosis/stacks.json", json.dumps(found, indent=1).encode())
 
 
-def test_a_damaged_file_alone_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_file_alone_is_an_error(tmp_path):
     with pytest.raises(TraceError, match="cut short"):
         diagnose_stacks([damaged(tmp_path)])
 
@@ -177,7 +175,7 @@ def test_a_damaged_file_alone_is_an_error(tmp_path: Path) -> None:
     "content",
     [[], {"rank": "1"}, {"rank": 1}, {"rank": 1, "threads": [5, {"main": True, "frames": "x"}]}],
 )
-def test_json_that_is_no_stacks_file_is_an_error(tmp_path: Path, content: Any) -> None:
+def test_json_that_is_no_stacks_file_is_an_error(tmp_path, content):
     path = tmp_path / "odd.json"
     path.write_text(json.dumps(content))
     with pytest.raises(TraceError):
@@ -185,7 +183,7 @@ def test_json_that_is_no_stacks_file_is_an_error(tmp_path: Path, content: Any) -
 
 
 @pytest.mark.parametrize("line", ["1" + "0" * 400, "-1", "2147483648", "NaN", "null", '"5"'])
-def test_a_line_that_cannot_be_one_is_line_zero(tmp_path: Path, line: str) -> None:
+def test_a_line_that_cannot_be_one_is_line_zero(tmp_path, line):
     path = stack(tmp_path, 0, None)
     path.write_text(path.read_text().replace('"line": 41', f'"line": {line}'))
     said = diagnose_stacks([path])["summary"]

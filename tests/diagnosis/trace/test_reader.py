@@ -42,7 +42,7 @@ STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1,
         (b'{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "is not JSON"),
     ],
 )
-def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+def test_what_is_no_trace_is_refused_in_one_line(tmp_path, content, said):
     path = tmp_path / "bad.json"
     path.write_bytes(content)
     with pytest.raises(TraceError) as caught:
@@ -52,14 +52,14 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, content: bytes,
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(TraceError, match="No such file"):
         read_trace(tmp_path / "absent.json")
     with pytest.raises(TraceError, match="directory"):
         read_trace(tmp_path)
 
 
-def test_too_many_bytes_or_events_are_refused_at_the_limit(tmp_path: Path) -> None:
+def test_too_many_bytes_or_events_are_refused_at_the_limit(tmp_path):
     path = cpu_rank(0).write(tmp_path / "many.json")
     count, size = read_trace(path).count, path.stat().st_size
     assert read_trace(path, size, count).count == count
@@ -73,21 +73,21 @@ def test_too_many_bytes_or_events_are_refused_at_the_limit(tmp_path: Path) -> No
     "time",
     [{"ts": 0, "dur": 1}, {"ts": 5, "dur": -1}, {"ts": "5", "dur": 1}, {"ts": 1e300, "dur": 1}],
 )
-def test_events_with_impossible_times_are_left_out(tmp_path: Path, time: dict[str, Any]) -> None:
+def test_events_with_impossible_times_are_left_out(tmp_path, time):
     path = tmp_path / "odd.json"
     path.write_text(json.dumps([STEP | time]))
     with pytest.raises(TraceError, match="usable time"):
         read_trace(path)
 
 
-def test_times_years_apart_mean_a_broken_clock(tmp_path: Path) -> None:
+def test_times_years_apart_mean_a_broken_clock(tmp_path):
     path = tmp_path / "years.json"
     path.write_text(json.dumps([STEP | {"ts": 5, "dur": 1}, STEP | {"ts": 1.7e15, "dur": 1}]))
     with pytest.raises(TraceError, match="broken clock"):
         read_trace(path)
 
 
-def test_old_categories_and_a_bare_array_read_like_the_new_ones(tmp_path: Path) -> None:
+def test_old_categories_and_a_bare_array_read_like_the_new_ones(tmp_path):
     names = {"user_annotation": "Operator", "cpu_op": "Operator", "kernel": "Kernel"}
     names["cuda_runtime"] = "Runtime"
     new = stepped(operator(0, 3000), kernel(4000, 5000, 3990))
@@ -110,9 +110,7 @@ def test_old_categories_and_a_bare_array_read_like_the_new_ones(tmp_path: Path) 
         ("a.json", {"distributedInfo": {"rank": "5"}, "warpwatch": "4"}, None),
     ],
 )
-def test_the_rank_is_in_the_metadata_or_the_name(
-    tmp_path: Path, name: str, head: dict[str, Any], rank: int | None
-) -> None:
+def test_the_rank_is_in_the_metadata_or_the_name(tmp_path, name, head, rank):
     assert read_trace(TraceFile(**head).write(tmp_path / name)).rank == rank
 
 
@@ -137,7 +135,7 @@ CATEGORIES: dict[Kind, str] = {
 }
 
 
-def test_each_category_of_old_and_new_traces_has_its_kind(tmp_path: Path) -> None:
+def test_each_category_of_old_and_new_traces_has_its_kind(tmp_path):
     names = {kind: text.split() for kind, text in CATEGORIES.items()}
     other = ["ac2g", "gpu_user_annotation", "overhead", "new", None, 5]
     categories = [*(name for kept in names.values() for name in kept), *other]
@@ -146,7 +144,7 @@ def test_each_category_of_old_and_new_traces_has_its_kind(tmp_path: Path) -> Non
     assert {kind: [e.name for e in kept] for kind, kept in read.items() if kept} == names
 
 
-def test_changes_of_memory_are_read_with_and_without_their_category(tmp_path: Path) -> None:
+def test_changes_of_memory_are_read_with_and_without_their_category(tmp_path):
     old = {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 2, "ts": 5}
     old["args"] = {"Device Type": 1, "Device Id": 0, "Bytes": 512, "Addr": 7}
     new = old | {"cat": "cpu_instant_event", "args": {"Bytes": -512, "Total Allocated": 10**20}}
@@ -157,7 +155,7 @@ def test_changes_of_memory_are_read_with_and_without_their_category(tmp_path: Pa
     ]
 
 
-def test_kernels_of_one_graph_launch_keep_its_correlation(tmp_path: Path) -> None:
+def test_kernels_of_one_graph_launch_keep_its_correlation(tmp_path):
     launch = FULL | {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "args": {"correlation": 9}}
     kernel = FULL | {"cat": "kernel", "args": {"correlation": 9, "graph id": 3, "stream": 7}}
     found = read_elements(tmp_path, launch, kernel, kernel).events
@@ -165,14 +163,14 @@ def test_kernels_of_one_graph_launch_keep_its_correlation(tmp_path: Path) -> Non
     assert found["kernel"][0].arguments == {"stream": 7, "graph id": 3}
 
 
-def test_what_is_no_correlation_joins_nothing(tmp_path: Path) -> None:
+def test_what_is_no_correlation_joins_nothing(tmp_path):
     given = [0, -1, True, "7", 7.0, None, 1 << 64, 7]
     elements = [FULL | {"cat": "kernel", "args": {"correlation": one}} for one in given]
     read = read_elements(tmp_path, *elements).events["kernel"]
     assert [e.correlation for e in read] == [None] * 7 + [7]
 
 
-def test_equal_arguments_are_one_object_and_different_ones_are_not(tmp_path: Path) -> None:
+def test_equal_arguments_are_one_object_and_different_ones_are_not(tmp_path):
     given = [{"Input Dims": [[2, 3]], "Ev Idx": 1}, {"Input Dims": [[2, 3]], "Ev Idx": 2}]
     given += [{"Input Dims": [[2, 4]]}, {"Ev Idx": 4}]
     read = read_elements(tmp_path, *(FULL | {"cat": "cpu_op", "args": args} for args in given))
@@ -181,13 +179,13 @@ def test_equal_arguments_are_one_object_and_different_ones_are_not(tmp_path: Pat
     assert first is second and none is None
 
 
-def test_times_keep_their_nanoseconds(tmp_path: Path) -> None:
+def test_times_keep_their_nanoseconds(tmp_path):
     event = FULL | {"cat": "kernel", "ts": 4458676522690.655, "dur": 156.777}
     read = read_elements(tmp_path, event).events["kernel"][0]
     assert (read.begin_us, round(read.end_us - read.begin_us, 3)) == (4458676522690.655, 156.777)
 
 
-def test_of_python_frames_those_are_kept_that_say_something(tmp_path: Path) -> None:
+def test_of_python_frames_those_are_kept_that_say_something(tmp_path):
     kept = [
         "train.py(12): step", "<built-in function collect>", "Python GC",
         "torch/serialization.py(900): save", "torch/_dynamo/convert_frame.py(1): _compile",
@@ -202,7 +200,7 @@ def test_of_python_frames_those_are_kept_that_say_something(tmp_path: Path) -> N
     assert [e.name for e in read_elements(tmp_path, *frames).events["python"]] == kept
 
 
-def test_frames_and_arguments_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_and_arguments_have_limits(tmp_path, monkeypatch):
     monkeypatch.setattr(events, "MAX_FRAMES", 2)
     monkeypatch.setattr(events, "MAX_ARGUMENTS_BYTES", 100)
     frames = [FULL | {"cat": "python_function"}] * 3
@@ -214,12 +212,12 @@ def test_frames_and_arguments_have_limits(tmp_path: Path, monkeypatch: pytest.Mo
     assert kept == [stacks[0], None, stacks[2]]
 
 
-def test_every_argument_that_is_kept_is_decoded() -> None:
+def test_every_argument_that_is_kept_is_decoded():
     decoded = {field.encode_name for field in msgspec.structs.fields(events.RawArguments)}
     assert decoded == {"correlation", *chain(*events.ARGUMENTS.values())}
 
 
-def test_too_many_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_names_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(events, "MAX_NAMES_BYTES", 10_000)
     named = [FULL | {"cat": "cpu_op", "name": f"a{number}"} for number in range(100)]
     threads = [FULL | {"cat": "cpu_op", "tid": number} for number in range(100)]
@@ -229,12 +227,12 @@ def test_too_many_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert read_elements(tmp_path, *named[:40]).count == 40
 
 
-def test_a_name_of_a_megabyte_is_cut(tmp_path: Path) -> None:
+def test_a_name_of_a_megabyte_is_cut(tmp_path):
     named = [FULL | {"cat": "kernel", "name": "k" * 1_000_000 + end} for end in ("a", "b")]
     assert [len(e.name) for e in read_elements(tmp_path, *named).events["kernel"]] == [2_000] * 2
 
 
-def test_what_follows_the_trace_makes_it_no_json(tmp_path: Path) -> None:
+def test_what_follows_the_trace_makes_it_no_json(tmp_path):
     path = tmp_path / "more.json"
     path.write_bytes(GOOD + b"\n \n")
     assert read_trace(path).count
@@ -248,7 +246,7 @@ def test_what_follows_the_trace_makes_it_no_json(tmp_path: Path) -> None:
 EVENT = '{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":5,"dur":1}'
 
 
-def test_a_small_file_that_grows_too_much_is_refused(tmp_path: Path) -> None:
+def test_a_small_file_that_grows_too_much_is_refused(tmp_path):
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(f"[{EVENT}".encode() + b" " * (reader.FREE_BYTES << 2)))
     limit = reader.FREE_BYTES + reader.MAX_RATIO * path.stat().st_size
@@ -256,9 +254,7 @@ def test_a_small_file_that_grows_too_much_is_refused(tmp_path: Path) -> None:
         read_trace(path)
 
 
-def test_other_values_are_read_up_to_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_values_are_read_up_to_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(json_stream, "MAX_SINGLE_VALUES", 100)
     path = tmp_path / "odd.json"
     path.write_text(f"[{'0,' * 99}{EVENT}]")
@@ -269,7 +265,7 @@ def test_other_values_are_read_up_to_a_limit(
 
 
 @pytest.mark.parametrize("unit", ['"},",', '{"a":"},{"},', "[],", '{"b":1},'])
-def test_no_text_is_decoded_again_and_again(unit: str) -> None:
+def test_no_text_is_decoded_again_and_again(unit):
     """A border between two events may be guessed wrongly, but once for all text before it."""
     text = "[" + unit * 5000 + EVENT + "]"
     decoded = []

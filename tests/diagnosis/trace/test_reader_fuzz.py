@@ -5,7 +5,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=20)
 @given(elements=st.lists(ELEMENTS | ELEMENTS | ANY_JSON, max_size=30))
-def test_garbage_is_never_called_healthy(folder: Path, elements: list[Any]) -> None:
+def test_garbage_is_never_called_healthy(folder, elements):
     path = folder / "garbage.json"
     path.write_text(json.dumps(elements))
     assert verdict(path) != "healthy"
@@ -38,9 +37,7 @@ def test_garbage_is_never_called_healthy(folder: Path, elements: list[Any]) -> N
     spaces=st.sampled_from([(None, ","), (0, " , "), (2, ",\n\t")]),
     chunk=st.integers(1, 300),
 )
-def test_elements_are_what_the_standard_decoder_reads(
-    folder: Path, content: Any, before: Any, spaces: tuple[int | None, str], chunk: int
-) -> None:
+def test_elements_are_what_the_standard_decoder_reads(folder, content, before, spaces, chunk):
     path = folder / "same.json"
     document = {**before, **content, "z": [{"a": 1}, {"b": 2}]}
     path.write_text(json.dumps(document, indent=spaces[0], separators=(spaces[1], ":")))
@@ -56,7 +53,7 @@ def test_elements_are_what_the_standard_decoder_reads(
 
 @settings(max_examples=40)
 @given(elements=st.lists(ELEMENTS | ELEMENTS | ANY_JSON, max_size=20), chunk=st.integers(1, 2000))
-def test_both_decoders_read_the_same(folder: Path, elements: list[Any], chunk: int) -> None:
+def test_both_decoders_read_the_same(folder, elements, chunk):
     path = folder / "decoders.json"
     path.write_text(json.dumps(elements))
     read = []
@@ -80,7 +77,7 @@ ARGUMENTS = ("blocks per SM", "est. achieved occupancy %", "In msg nelems", "dev
 
 
 @pytest.mark.parametrize("huge", [2**63, 10**400, -(10**400), 1.7e308])
-def test_numbers_beyond_64_bits_are_dropped_wherever_they_stand(folder: Path, huge: float) -> None:
+def test_numbers_beyond_64_bits_are_dropped_wherever_they_stand(folder, huge):
     head = {"gc_pauses_us": [[1, 1]], "rank": huge}
     parts = [operator(0, 3000)]
     for number, key in enumerate(ARGUMENTS):

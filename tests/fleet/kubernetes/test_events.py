@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.fleet.kubernetes.api_server import NODE, ApiServer
-from tests.fleet.kubernetes.stand_in import StandIn
 from tests.fleet.kubernetes.told import LINK, Told, fault
 from tests.fleet.nodes import NOW, seen
 from warpwatch_fleet.config import FleetConfig, KubernetesConfig
@@ -34,7 +33,7 @@ def in_pods(told: Told) -> None:
         node.say(seen(rank, world=2, pod=f"llama-{rank}", pod_uid=f"0a1b-{rank}"))
 
 
-def test_a_fault_of_a_gpu_is_one_event_on_its_node_until_it_is_over(told: Told) -> None:
+def test_a_fault_of_a_gpu_is_one_event_on_its_node_until_it_is_over(told):
     told.find(fault())
     (event,) = told.rounds(2)
     assert event["involvedObject"]["kind"] == "Node"
@@ -54,7 +53,7 @@ def test_a_fault_of_a_gpu_is_one_event_on_its_node_until_it_is_over(told: Told) 
     assert over["metadata"]["uid"] == event["metadata"]["uid"]
 
 
-def test_what_lasts_is_told_again_before_the_server_forgets_it(told: Told) -> None:
+def test_what_lasts_is_told_again_before_the_server_forgets_it(told):
     told.find(fault(time=NOW))
     (event,) = told.rounds(after_s=2 * AGAIN_S - 1)
     assert (event["count"], event["lastTimestamp"]) == (2, timestamp(NOW + AGAIN_S))
@@ -63,13 +62,13 @@ def test_what_lasts_is_told_again_before_the_server_forgets_it(told: Told) -> No
     assert event["firstTimestamp"] == timestamp(NOW)
 
 
-def test_what_was_over_long_before_the_fleet_began_is_not_told(told: Told) -> None:
+def test_what_was_over_long_before_the_fleet_began_is_not_told(told):
     told.find(fault(1, end_time=NOW - OLD_S - 1), fault(2, end_time=NOW - OLD_S + 1))
     (event,) = told.rounds()
     assert "20261123t01-2" in event["metadata"]["name"]
 
 
-def test_an_event_that_the_server_has_forgotten_is_made_anew(told: Told) -> None:
+def test_an_event_that_the_server_has_forgotten_is_made_anew(told):
     told.find(fault())
 
     def forget() -> None:
@@ -82,7 +81,7 @@ def test_an_event_that_the_server_has_forgotten_is_made_anew(told: Told) -> None
     assert event["message"].startswith("XID 94")
 
 
-def test_an_anomaly_of_a_rank_is_on_its_pod(told: Told) -> None:
+def test_an_anomaly_of_a_rank_is_on_its_pod(told):
     in_pods(told)
     told.find(straggler(), node=1)
     (event,) = told.rounds()
@@ -91,13 +90,13 @@ def test_an_anomaly_of_a_rank_is_on_its_pod(told: Told) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["ns/a/../b", "uid/1000", "ns/Team", "ns/"])
-def test_of_an_owner_that_is_no_namespace_nothing_is_told(told: Told, wrong: str) -> None:
+def test_of_an_owner_that_is_no_namespace_nothing_is_told(told, wrong):
     told.nodes[0].say(seen(0, world=2, owner=wrong, pod="llama-0", pod_uid="0a1b"))
     told.find(straggler(rank=0, owner=wrong))
     assert told.rounds() == []
 
 
-def test_of_several_fleets_one_tells(told: Told) -> None:
+def test_of_several_fleets_one_tells(told):
     in_pods(told)
     told.find(fault())
     told.find(straggler(), node=1)
@@ -110,13 +109,13 @@ def test_of_several_fleets_one_tells(told: Told) -> None:
     assert set(by) == {"Xid", "Straggler"}
 
 
-def test_one_agents_flood_delays_no_other_agent(told: Told) -> None:
+def test_one_agents_flood_delays_no_other_agent(told):
     told.find(*(fault(number) for number in range(5 * MAX_PER_ROUND)))
     told.find(fault(99), node=1)
     assert told.nodes[1].name in {one["involvedObject"]["name"] for one in told.rounds()}
 
 
-def test_a_flood_is_told_a_few_at_a_time_and_a_long_text_is_cut(told: Told) -> None:
+def test_a_flood_is_told_a_few_at_a_time_and_a_long_text_is_cut(told):
     told.find(*(fault(number, summary="x" * 3000) for number in range(MAX_PER_ROUND + 5)))
     assert len(told.rounds()) == MAX_PER_ROUND
     events = told.rounds(2)
@@ -124,7 +123,7 @@ def test_a_flood_is_told_a_few_at_a_time_and_a_long_text_is_cut(told: Told) -> N
     assert max(len(one["message"]) for one in events) <= MAX_NOTE
 
 
-def test_a_namespace_that_is_gone_holds_up_no_other_event(told: Told) -> None:
+def test_a_namespace_that_is_gone_holds_up_no_other_event(told):
     told.nodes[0].say(seen(0, world=2, owner="ns/gone", pod="llama-0", pod_uid="0a1b"))
     told.find(straggler(rank=0, owner="ns/gone"), fault(2))
     with pytest.raises(KubernetesError, match="404: "):
@@ -132,7 +131,7 @@ def test_a_namespace_that_is_gone_holds_up_no_other_event(told: Told) -> None:
     assert "Xid" in told.reasons()
 
 
-def test_a_server_that_is_away_is_told_later(stand_in: StandIn) -> None:
+def test_a_server_that_is_away_is_told_later(stand_in):
     told = Told(stand_in)
     told.find(fault())
     stand_in.failing = 503
@@ -144,8 +143,8 @@ def test_a_server_that_is_away_is_told_later(stand_in: StandIn) -> None:
 
 
 def test_what_a_server_does_not_take_is_counted_by_what_it_is_said_once_and_tried_again(
-    stand_in: StandIn, caplog: pytest.LogCaptureFixture
-) -> None:
+    stand_in, caplog
+):
     told, metrics = Told(stand_in), AgentMetrics()
     told.find(fault())
     told.cluster.hear()

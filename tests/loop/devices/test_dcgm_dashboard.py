@@ -1,7 +1,6 @@
 """Dashboard 12239, written for dcgm-exporter, on a real Prometheus that scrapes the daemon."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -26,9 +25,7 @@ def gpus_of(server: Prometheus, selector: str) -> bool:
     return sorted(series["metric"]["gpu"] for series in server.query(selector)) == ["0", "1"]
 
 
-def test_every_metric_of_the_dashboard_has_data_for_every_gpu(
-    fake_nvml: Path, tmp_path: Path
-) -> None:
+def test_every_metric_of_the_dashboard_has_data_for_every_gpu(fake_nvml, tmp_path):
     driver = FakeDriver(fake_nvml, tmp_path, gpus=2)
     exporters = {"prometheus": {"dcgm_names": True}}
     with device_node(tmp_path, driver, exporters=exporters) as node:

@@ -1,7 +1,5 @@
 """The driver comes, goes and is upgraded while the daemon runs."""
 
-from pathlib import Path
-
 from tests.devices.fakenvml.driver import LIBRARY, FakeDriver
 from tests.loop.devices.node import device_node, devices, reasons, wait_all_up
 from tests.loop.node import poll
@@ -11,7 +9,7 @@ from tests.waiting import DEADLINE_S
 COUNTED_BY_THE_DAEMON = {"xid_errors_total", "health_events_total"}
 
 
-def test_series_come_with_the_driver_and_go_with_it(fake_nvml: Path, tmp_path: Path) -> None:
+def test_series_come_with_the_driver_and_go_with_it(fake_nvml, tmp_path):
     folder = tmp_path / "lib"
     folder.mkdir()
     driver = FakeDriver(folder, tmp_path, gpus=2)
@@ -32,9 +30,7 @@ def test_series_come_with_the_driver_and_go_with_it(fake_nvml: Path, tmp_path: P
         wait_all_up(node, 2)
 
 
-def test_after_an_upgrade_the_daemon_ends_with_a_clear_line(
-    fake_nvml: Path, tmp_path: Path
-) -> None:
+def test_after_an_upgrade_the_daemon_ends_with_a_clear_line(fake_nvml, tmp_path):
     driver = FakeDriver(fake_nvml, tmp_path, gpus=2)
     with device_node(tmp_path, driver) as node:
         wait_all_up(node, 2)
@@ -46,7 +42,7 @@ def test_after_an_upgrade_the_daemon_ends_with_a_clear_line(
         assert "restart" in last
 
 
-def test_a_mismatch_that_passes_ends_nothing(fake_nvml: Path, tmp_path: Path) -> None:
+def test_a_mismatch_that_passes_ends_nothing(fake_nvml, tmp_path):
     driver = FakeDriver(fake_nvml, tmp_path, gpus=1)
     sources = {"nvml": {"interval_s": 0.1, "mismatch_grace_s": 600}, "host": {"enabled": False}}
     with device_node(tmp_path, driver, sources=sources) as node:

@@ -1,7 +1,5 @@
 """One broken GPU breaks nothing else: the others go on, and what is broken says why."""
 
-from pathlib import Path
-
 from tests.devices.fakenvml.driver import FakeDriver
 from tests.loop.devices.node import (
     device_node,
@@ -17,9 +15,7 @@ XID_ERRORS = "warpwatch_device_xid_errors_total"
 BROKEN = {3: "lost", 5: "stuck", 6: "no_permission"}
 
 
-def test_lost_stuck_and_forbidden_gpus_cost_the_other_five_nothing(
-    fake_nvml: Path, tmp_path: Path
-) -> None:
+def test_lost_stuck_and_forbidden_gpus_cost_the_other_five_nothing(fake_nvml, tmp_path):
     driver = FakeDriver(fake_nvml, tmp_path)
     with device_node(tmp_path, driver) as node:
         wait_all_up(node, 8)
@@ -50,9 +46,7 @@ def test_lost_stuck_and_forbidden_gpus_cost_the_other_five_nothing(
         assert devices(node)[3]["uuid"] == uuids[3]
 
 
-def test_a_gpu_that_leaves_and_comes_back_elsewhere_is_the_same_device(
-    fake_nvml: Path, tmp_path: Path
-) -> None:
+def test_a_gpu_that_leaves_and_comes_back_elsewhere_is_the_same_device(fake_nvml, tmp_path):
     driver = FakeDriver(fake_nvml, tmp_path, gpus=3)
     with device_node(tmp_path, driver) as node:
         wait_all_up(node, 3)
@@ -71,7 +65,7 @@ def test_a_gpu_that_leaves_and_comes_back_elsewhere_is_the_same_device(
         assert state()[uuids[2]] == (True, "", 1)
 
 
-def test_mig_instances_come_and_go_while_running(fake_nvml: Path, tmp_path: Path) -> None:
+def test_mig_instances_come_and_go_while_running(fake_nvml, tmp_path):
     driver = FakeDriver(fake_nvml, tmp_path, profile="a100", gpus=1)
     with device_node(tmp_path, driver) as node:
         wait_all_up(node, 1)
@@ -94,9 +88,7 @@ def test_mig_instances_come_and_go_while_running(fake_nvml: Path, tmp_path: Path
         poll(lambda: "utilization_ratio" in devices(node)[0]["values"], "whole again")
 
 
-def test_gpus_whose_addresses_cannot_be_read_keep_their_xids_apart(
-    fake_nvml: Path, tmp_path: Path
-) -> None:
+def test_gpus_whose_addresses_cannot_be_read_keep_their_xids_apart(fake_nvml, tmp_path):
     driver = FakeDriver(fake_nvml, tmp_path, gpus=2)
     driver.fail("nvmlDeviceGetPciInfo_v3", 3)
     with device_node(tmp_path, driver) as node:

@@ -70,14 +70,12 @@ def _without_moving_value(line: str) -> str:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_gpu_of_each_kind_tells_what_the_golden_scrape_says(
-    scrape: str, golden: Golden, name: str
-) -> None:
+def test_a_gpu_of_each_kind_tells_what_the_golden_scrape_says(scrape, golden, name):
     lines = _of_gpu(scrape, PROFILES.index(name))
     golden(f"devices/{name}.prom", "\n".join([*lines, ""]).encode())
 
 
-def test_every_name_is_in_the_catalogue_and_in_the_documentation(scrape: str) -> None:
+def test_every_name_is_in_the_catalogue_and_in_the_documentation(scrape):
     names = {series.partition("{")[0] for series in _series(scrape)}
     known = {row.full_name for row in CATALOGUE.values()}
     histogram = {name for name in names if name.startswith("warpwatch_step_duration_seconds")}
@@ -86,7 +84,7 @@ def test_every_name_is_in_the_catalogue_and_in_the_documentation(scrape: str) ->
     assert names - histogram <= documented
 
 
-def test_promtool_finds_nothing_to_say_about_the_scrape(scrape: str) -> None:
+def test_promtool_finds_nothing_to_say_about_the_scrape(scrape):
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")
@@ -98,7 +96,7 @@ def test_promtool_finds_nothing_to_say_about_the_scrape(scrape: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["h100", "b200"])
-def test_a_gpu_with_gpm_gives_the_whole_list_of_dcgm_exporter(scrape: str, name: str) -> None:
+def test_a_gpu_with_gpm_gives_the_whole_list_of_dcgm_exporter(scrape, name):
     gpu = f'{{gpu="{PROFILES.index(name)}",'
     found = {line.partition("{")[0] for line in scrape.splitlines() if gpu in line}
     assert found >= {row.name for row in DCGM_NAMES.values() if row.default}
