@@ -86,15 +86,6 @@ def test_a_second_daemon_on_the_folder_exits_2_and_names_the_first(node, tmp_pat
     second.close()
 
 
-def test_a_taken_port_exits_2_and_names_the_key(node, tmp_path):
-    node.start_daemon()
-    (tmp_path / "second").mkdir()
-    second = LoopNode(tmp_path / "second", http={"listen": f"127.0.0.1:{node.port}"})
-    assert second.start_daemon(wait=False).wait(DEADLINE_S) == 2
-    assert "http.listen" in second.log("daemon")
-    second.close()
-
-
 def test_a_trainer_of_another_user_reports_to_the_daemon_of_root(open_path):
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
