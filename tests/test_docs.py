@@ -1,4 +1,4 @@
-"""Checks every command, key and block of code in README.md and docs/ against what exists.
+"""Checks every command, key, file and block of code in the documents against the source.
 
 A command of ours is parsed by its own parser, which refuses an unknown option. What needs a cluster
 (helm, kubectl) is checked as far as files and values go.
@@ -40,6 +40,9 @@ def commands(page: Path) -> Iterator[list[str]]:
         end = next((n for n, word in enumerate(words) if word in ("|", "&&", ">", "<")), None)
         yield [Path(words[0]).name, *words[1:end]]
 
+
+# A file or folder in backticks. A … stands for the folders between.
+NAMED = re.compile(r"`([\w./…-]+(?:/|\.(?:csv|md|py|toml)))`")
 
 CASES = [
     pytest.param(words, id=f"{page.stem}: {' '.join(words)}")
@@ -115,6 +118,17 @@ def test_blocks_of_a_page_are_code_and_its_links_lead_somewhere(page: Path) -> N
         target = page.parent / path if path else page
         assert target.exists(), path
         assert not anchor or anchor[1:] in anchors(target), f"{path}{anchor}"
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_that_a_document_names_exist(page: str) -> None:
+    found = [path for package in ROOT.glob("*/warpwatch*/") for path in package.rglob("*")]
+    paths = "\n".join(f"{path}{'/' * path.is_dir()}" for path in found)
+    names = set(NAMED.findall((ROOT / page).read_text()))
+    rest = {name for name in names if not (ROOT / name).exists()}
+    patterns = {name: rf"/{re.escape(name).replace('…', '.+')}$" for name in rest}
+    assert names - rest
+    assert not [name for name in rest if not re.search(patterns[name], paths, re.MULTILINE)]
 
 
 def anchors(page: Path) -> set[str]:
