@@ -122,7 +122,6 @@ def test_a_check_that_is_killed_names_the_part_and_keeps_what_was_measured():
 
 
 def verdicts(ours: dict[str, float], before: str = XML, after: str = XML) -> dict[str, str]:
-    """Return the verdicts by series."""
     first, second = (nvidia_smi.parse(text)["GPU-1"] for text in (before, after))
     device = {"values": ours, "info": {}, "name": "NVIDIA H200"}
     found = readers.compare(device, first, second)

@@ -147,8 +147,6 @@ class Places:
 
 
 class PlayedService:
-    """A service over two nodes, with a store."""
-
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
         self.store = Store(StoreConfig(url=folder.as_uri()))

@@ -101,7 +101,6 @@ class Folder:
             holder.stdin.close()
 
     def silent_for(self, seconds: float) -> None:
-        """Wait until the process gave no sign of life for so long."""
         eventually(lambda: time.monotonic_ns() - self.ring().header.heartbeat_ns > seconds * 1e9)
 
     def rings(self) -> list[Ring]:

@@ -247,7 +247,6 @@ def a_compiled_function_that_loads_and_saves(net: Any, optimizer: Any) -> Any:
 
 
 def counted() -> Any:
-    """Graphs, graph breaks and compiled frames, so far."""
     from torch._dynamo.utils import counters
 
     breaks = sum(counters["graph_break"].values())

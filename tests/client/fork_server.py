@@ -79,7 +79,6 @@ class Forked:
         os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the program if it still runs, and close what is open."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
         self.wait()

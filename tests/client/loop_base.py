@@ -78,7 +78,6 @@ def backward(net: torch.nn.Module) -> None:
 
 
 def train(net: torch.nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 1) -> None:
-    """Steps without a DataLoader."""
     for _ in range(steps):
         backward(net)
         for optimizer in optimizers:
@@ -91,7 +90,6 @@ def learn(net: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.T
 
 
 def fit(net: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: int) -> None:
-    """Steps with a DataLoader."""
     for (batch,) in data(batches):
         learn(net, optimizer, batch)
 

@@ -79,7 +79,6 @@ class Training:
 
     @property
     def gpu_ms(self) -> list[int | None]:
-        """The GPU time of each finished step; None if unknown."""
         found = [step.gpu_ns for step in self.clock.finished]
         return [None if ns == ABSENT else round(ns / 1e6) for ns in found]
 

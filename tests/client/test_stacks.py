@@ -55,7 +55,6 @@ def stop(folder: Folder, found: Training) -> None:
 
 
 def lives_on(folder: Folder) -> None:
-    """Wait for signs of life, for a second."""
     enough = folder.ring().header.heartbeat_ns + 10**9
     eventually(lambda: folder.ring().header.heartbeat_ns > enough)
 

@@ -35,7 +35,6 @@ def totals_ms(watched: Monitor) -> dict[str, int]:
 
 
 def counts(watched: Monitor) -> tuple[int, int, int]:
-    """Steps, samples, tokens."""
     totals = watched.clock.totals
     return watched.clock.steps, totals[SAMPLES], totals[TOKENS]
 

@@ -95,12 +95,10 @@ class Training:
         self.process.stdin.flush()
 
     def steps(self, steps: int = 1, inside: str = "") -> None:
-        """Take steps; the text runs inside of the first."""
         self.request(steps, inside)
         self._read()
 
     def end(self) -> None:
-        """Let the training come to its end, and the program to its exit."""
         errors = self.process.communicate("null\n", timeout=DEADLINE_S)[1]
         assert (self.process.returncode, "Traceback" in errors) == (0, False), errors
 
@@ -139,7 +137,6 @@ class Training:
         return eventually(find, lambda: f"no {name} of {id}: {self.folder.ring().events}")
 
     def detail(self, id: str = "c-1", event: str = "capture_failed") -> str:
-        """Why there is no trace."""
         return str(self.event(event, id)["detail"])
 
     def handed_over(self, id: str = "c-1") -> Path:
@@ -158,7 +155,6 @@ class Training:
         assert "aten::addmm" in names(self.captured(id))
 
     def files(self) -> list[str]:
-        """Return the files that captures left in the inbox, finished or not."""
         return sorted(path.name for path in (self.folder.path / "inbox").iterdir())
 
 

@@ -450,8 +450,6 @@ def the_users_phases_are_innermost() -> None:
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
-    """Four ids of eight a row in, a number each out."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(16, 8)

@@ -89,7 +89,6 @@ def observe() -> None:
 
 
 def waited_s() -> float:
-    """Seconds of ``comm`` so far."""
     if FLOW is None:
         return 0.0
     monitor = FLOW.attach()

@@ -52,7 +52,6 @@ class Steps:
 
 
 def joined(records: Iterable[Record], steps: JobSteps | None = None) -> list[JobStep]:
-    """The steps of the job that the records end."""
     steps = steps or JobSteps()
     found = [steps.observe(record) for record in records]
     return [step for step in found if step is not None]

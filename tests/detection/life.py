@@ -24,7 +24,6 @@ class Life:
         self.changes: list[Anomaly] = []
 
     def found(self, kind: str, at: float, summary: str = "", **about: Any) -> list[Anomaly]:
-        """About the job, or a rank of it, or a device."""
         whole: dict[str, Any] = {} if "device" in about else {"job": "llama"}
         whole |= {"severity": "warning", "summary": summary or kind.replace("_", " ")} | about
         return self.apply(kind, Detected(EPOCH_S + at, **whole))

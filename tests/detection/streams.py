@@ -87,17 +87,14 @@ def detection(**sections: Any) -> Detection:
 
 
 def alone(*kinds: str, **sections: Any) -> Detection:
-    """The detectors of ``kinds`` with their defaults and what ``sections`` change."""
     return detection(disabled=DETECTORS.keys() - set(kinds), **sections)
 
 
 def fed(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
-    """Return the anomalies that the records open, change or close."""
     return [change.anomaly for record in records for change in engine.feed(record)]
 
 
 def opened(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
-    """Return the anomalies that ``records`` open."""
     changes = (change for record in records for change in engine.feed(record))
     return [change.anomaly for change in changes if change.what in ("opened", "reopened")]
 

@@ -21,7 +21,6 @@ Details = Mapping[int, Mapping[str, Any]]
 
 
 def crowded(job: Job, count: int, details: Details, **steps: Extra) -> Iterator[Record]:
-    """Steps with a look at each rank every two seconds."""
     looked = job.time
     for step in job.steps(count, **steps):
         yield step

@@ -53,8 +53,6 @@ class Watching(Detector):
 
 
 class Timeless(Watching):
-    """Has no deadline."""
-
     waits = False
 
     def __init__(self, kind: str) -> None:

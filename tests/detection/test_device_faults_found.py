@@ -26,7 +26,6 @@ def only(found: Iterable[Anomaly]) -> Anomaly:
 
 
 def run(node: Node, engine: Detection, fault: Fault, seconds: float) -> list[Anomaly]:
-    """Return the anomalies of a fault after some healthy minutes."""
     assert opened(engine, [*node.seen(), *node.readings(130)]) == []
     return opened(engine, node.readings(seconds, fault))
 

@@ -28,7 +28,6 @@ GOOD = {
 
 
 def seen(begin: int, end: int, **rates: float) -> Iterator[PortReading]:
-    """Each five seconds; ``rates``: how fast an error's counter grows."""
     for second in range(begin, end, 5):
         grown = {key("errors_total", kind): rate * (second - begin) for kind, rate in rates.items()}
         yield PortReading(EPOCH_S + second, PORT, GOOD | grown)

@@ -10,7 +10,6 @@ from warpwatch_telemetry.records import End, Record
 
 
 def slow_rank(steps: int = 200) -> Iterator[Record]:
-    """Rank 1 of two is slow from step 300 on; then the job ends."""
     job = Job(ranks=2, step_s=0.5, noise=0.02)
     yield from job.seen()
     yield from job.steps(300)

@@ -28,7 +28,6 @@ def at_random(share: float, extra: float, begin: int = 0, seed: int = 3) -> Extr
 
 
 def tokens(spread: float, more_from: int = 10**9) -> Extra:
-    """Tokens of steps, twice as many from a step on."""
     lengths = random.Random(5)
     drawn = [int(1000 * math.exp(spread * lengths.gauss(0, 1))) for _ in range(1500)]
     return lambda step: float(drawn[step] * (1 + (step >= more_from)))

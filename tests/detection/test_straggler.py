@@ -50,7 +50,6 @@ LONGER = {0.4: 1.2, 0.6: 1.7}
 
 
 def mixed_tokens(step: int, rank: int) -> float:
-    """Long sequences among short ones."""
     return (3000 if LENGTHS(step, rank) > 1.2 else 750) * SIMILAR(step, rank)
 
 

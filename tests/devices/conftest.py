@@ -15,7 +15,6 @@ Cases = Callable[[str, Callable[[str], object]], None]
 
 @pytest.fixture
 def nvml(nvml_driver: FakeDriver) -> Iterator[HandNvml]:
-    """Eight H100."""
     with nvml_by_hand(nvml_driver) as nvml:
         yield nvml
 

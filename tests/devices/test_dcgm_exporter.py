@@ -43,8 +43,6 @@ TYPICAL = Path(__file__).with_name("dcgm_exporter.prom").read_text()
 
 
 class Exporter:
-    """The reply of the server; change it at any time."""
-
     def __init__(self) -> None:
         self.body: bytes = TYPICAL.encode()
         self.code = 200
@@ -98,7 +96,6 @@ class Node:
         )
 
     def read(self, text: str | None = None) -> SourceHealth:
-        """One round, of what is served or of this text."""
         if text is not None:
             self.exporter.serve(text)
         self.clock.advance(10)
@@ -271,8 +268,6 @@ def test_a_bad_answer_is_said(node, code, body, headers, said):
 
 
 class Dripping(io.BytesIO):
-    """The body of an answer that comes in pieces, a second apart."""
-
     length = 0
 
     def __init__(self, clock: ManualClock) -> None:

@@ -68,7 +68,6 @@ class Events:
         return self.nvml.calls(WAIT)
 
     def stuck(self, function: str, gpu: int | None = None) -> None:
-        """Let a call not return for so long that its thread is replaced."""
         self.nvml.hang("nvml-events", function, gpu)
         before = len(self.nvml.loops.all)
         self.nvml.advance(STUCK_AFTER_S + WAIT_S - 0.01)

@@ -52,7 +52,6 @@ class Gpm:
         return self.nvml.calls("nvmlGpmSampleAlloc") - self.nvml.calls("nvmlGpmSampleFree")
 
     def give_up(self, gpu: int, function: str) -> None:
-        """Let a call on it not return for so long that it is given up."""
         self.nvml.hang("gpm", function, gpu)
         self.nvml.advance(STUCK_AFTER_S - 0.01)
         self.worker.watch()

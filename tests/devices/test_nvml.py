@@ -62,7 +62,6 @@ class Source:
         return self.nvml
 
     def stick(self, loop: str, function: str | None = None, gpu: int | None = None) -> None:
-        """Let a call of a loop not return for longer than is borne."""
         self.nvml.hang(loop, function, gpu)
         self.wait(STUCK_AFTER_S + 1)
 

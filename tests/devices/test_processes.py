@@ -69,7 +69,6 @@ def source_of(*pids: int) -> ProcessesSource:
 
 
 def series(source: ProcessesSource, pid: int) -> dict[str, float]:
-    """Return a round's values of a process, by the metric's name and ``of``."""
     sink = RecordingSink()
     source.read(sink)
     assert sink.healths[-1].up

@@ -33,7 +33,6 @@ def event(cat: str, name: str, at: float, us: float, tid: Any = 77, **arguments:
 
 
 def stepped(*parts: Part, steps: int = 4, **head: Any) -> TraceFile:
-    """Return a trace whose steps all have the same parts."""
     trace = TraceFile(steps, **head)
     for begin in trace.each_step():
         for add in parts:
@@ -46,5 +45,4 @@ def written(folder: Path, *ranks: TraceFile, name: str = "rank") -> list[Path]:
 
 
 def diagnosed(folder: Path, *ranks: TraceFile, **options: Any) -> Diagnosis:
-    """Diagnose the traces of one capture's ranks, written into ``folder``."""
     return diagnose(written(folder, *ranks), **options)

@@ -179,7 +179,6 @@ class Samples(Dataset):  # type: ignore[misc]
 
 
 def slow_collate(samples: list[tuple[Tensor, int]]) -> Any:
-    """Pads and scales in Python, value by value."""
     for sample, _ in samples:
         values = [min(1.0, max(-1.0, value)) for value in sample.flatten().tolist()]
         values.extend(0.0 for _ in range(20_000))

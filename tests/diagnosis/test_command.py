@@ -22,8 +22,6 @@ Command = Callable[..., tuple[int, list[str], str]]
 
 @pytest.fixture
 def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Diagnose the traces of some ranks, with options."""
-
     def run(*ranks: TraceFile, options: tuple[str, ...] = ()) -> tuple[int, list[str], str]:
         status = main([*map(str, written(tmp_path, *ranks)), *options])
         captured = capsys.readouterr()

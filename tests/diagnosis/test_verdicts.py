@@ -183,7 +183,6 @@ def test_ranks_that_are_last_by_turns_are_not_named(tmp_path, on_gpu):
 
 
 def slower_rank(folder: Path, waiting_us: int) -> list[Path]:
-    """Two ranks of which the first waits for the second."""
     return written(folder, cpu_rank(0, waiting_us=waiting_us), cpu_rank(1))
 
 

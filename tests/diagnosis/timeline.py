@@ -48,7 +48,6 @@ class Timeline:
         arguments: dict[str, Any] | None = None,
         kind: Kind = "kernel",
     ) -> None:
-        """Add a kernel, with its launch call if ``launched_us`` is given."""
         self._correlation += 1
         self.add(kind, name, at_us, us, stream, self._correlation, arguments)
         if launched_us is not None:

@@ -52,7 +52,6 @@ class TraceFile:
         )  # fmt: skip
 
     def each_step(self) -> range:
-        """Where the steps begin, in µs."""
         return range(0, self.steps * STEP_US, STEP_US)
 
     def write(self, path: Path) -> Path:

@@ -87,7 +87,6 @@ class Job:
 
 
 def train(job: Job, rank: Rank) -> Program:
-    """The whole loop; the profiler records its last steps."""
     fault = job.fault_of(rank.rank)
     for step in range(SKIPPED_STEPS + RECORDED_STEPS):
         if step == SKIPPED_STEPS:
@@ -167,7 +166,6 @@ def _backward(job: Job, rank: Rank, layers: int, step: int) -> Program:
 
 
 def simulate(job: Job, folder: Path, seed: int) -> list[Path]:
-    """The traces of all ranks, each on its own clock."""
     world = len(job.machines)
     random = Random(seed)
     ranks = [Rank(k, world, job.machines[k], Random(seed * 1000 + k)) for k in range(world)]

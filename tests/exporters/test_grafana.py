@@ -37,8 +37,6 @@ HOT = Anomaly(
 
 
 class Site:
-    """An exporter and the Grafana that it writes to."""
-
     def __init__(self, grafana: GrafanaStandIn, folder: Path) -> None:
         self.grafana = grafana
         self.token = folder / "token"

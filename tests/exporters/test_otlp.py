@@ -64,7 +64,6 @@ class Site:
 
 
 def metrics_in(server: Receiver) -> dict[str, Any]:
-    """By name, of the newest request."""
     newest = server.bodies("/v1/metrics")[-1:] or [b""]
     said = ExportMetricsServiceRequest.FromString(newest[0])
     if not said.resource_metrics:

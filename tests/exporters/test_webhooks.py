@@ -32,8 +32,6 @@ ENDED = replace(SLOW, end_time=NOW + 90)
 
 
 class Site:
-    """A webhook that has seen the state before."""
-
     def __init__(self, server: Receiver, before: State | None = None, **config: Any) -> None:
         self.server = server
         self.counted: Counter[str] = Counter()

@@ -23,7 +23,6 @@ def line(kind: str, now: float, **fields: object) -> bytes:
 
 
 def rank(owner: str, number: int, world_size: int, job: str, step: int = 0) -> bytes:
-    """Return the line of a rank, or of its step."""
     about = {"owner": owner, "run": "first", "job": job, "rank": number}
     if step:
         return line("step", time.time(), **about, step=step, duration_s=INTERVAL_S)

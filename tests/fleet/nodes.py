@@ -57,7 +57,6 @@ class TestCluster:
         self.cluster.set_targets({one.address: Target(one.address, labels) for one in nodes})
 
     def hear(self, *nodes: TestNode) -> None:
-        """Feed the lines of these nodes, or of all, and evaluate."""
         for node in nodes or self.nodes:
             self.cluster.feed(node.address, node.lines(self.now), self.now)
             self.cluster.nodes[node.address].up = True

@@ -132,5 +132,4 @@ def server(fleet: MemoryFleet) -> Iterator[Server]:
 
 @pytest.fixture
 def url(server: Server) -> str:
-    """A link to the page, which starts a session."""
     return server.url.rstrip("/") + link_to(server)

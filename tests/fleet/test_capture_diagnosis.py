@@ -33,7 +33,6 @@ def captured(fleet: PlayedFleet) -> tuple[FleetCaptures, Capture]:
 
 
 def own_files() -> set[str]:
-    """Return the files that the fleet itself writes."""
     reductions = {f"rank{rank}.reduction.gz" for rank in RANKS}
     return reductions | {"diagnosis.json", "report.html", "capture.json"}
 

@@ -44,7 +44,6 @@ def only(captures: FleetCaptures) -> Capture:
 
 
 def states(capture: Capture) -> list[str]:
-    """Return the state of each rank, with its node."""
     return [f"{rank.rank} {rank.state} {rank.node}" for rank in capture.ranks]
 
 
@@ -289,7 +288,6 @@ class Scheduled:
 
 
 def taken(fleet: PlayedFleet, after_s: float, times: int = 1) -> list[Capture]:
-    """All captures, after schedules were polled so often."""
     fleet.advance(after_s)
 
     async def poll(captures: FleetCaptures) -> None:

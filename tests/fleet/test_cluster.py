@@ -28,7 +28,6 @@ STEP_S = 0.5
 
 @pytest.fixture
 def two() -> TestCluster:
-    """A job of four ranks, two on each node, that all agents report at the next ``hear``."""
     cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
     begin(cluster)
     return cluster
@@ -61,7 +60,6 @@ def train(cluster: TestCluster, steps: int, slow: float = 1.0, late: int | None 
 
 
 def become_slow(cluster: TestCluster, **how: Any) -> None:
-    """A healthy job with a straggler, or as ``how`` says."""
     train(cluster, 300)
     assert cluster.anomalies() == []
     train(cluster, **{"steps": 60, "slow": 1.4} | how)

@@ -41,7 +41,6 @@ def test_a_mistake_is_one_line_and_exit_2(tmp_path, capsys, text, said):
 
 
 def sources(http: httpx.Client, up: bool) -> list[str]:
-    """The agents that are followed, or why the others are not."""
     listed = http.get("/readyz").json()["sources"]
     return [one["name" if up else "reason"] for one in listed if one["up"] == up]
 

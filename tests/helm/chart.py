@@ -53,7 +53,6 @@ def scenario(helm: Path, name: str) -> tuple[Object, ...]:
 
 
 def refusal(helm: Path, *values: str, chart: Path = CHART, version: str = VERSIONS[1]) -> str:
-    """Return Helm's error for values that it must not accept."""
     command = ("template", *RELEASE, str(chart), "--kube-version", version, *sets(*values))
     done = run(helm, *command)
     assert done.returncode != 0, f"{values} was accepted"
@@ -70,7 +69,6 @@ def only(objects: tuple[Object, ...], kind: str) -> Object:
 
 
 def daemon_set(objects: tuple[Object, ...]) -> Object:
-    """The spec of the daemon's pods."""
     spec: Object = only(objects, "DaemonSet")["spec"]["template"]["spec"]
     return spec
 

@@ -28,7 +28,6 @@ class Cluster(KubernetesNode):
             self._run(f"{self._binaries}/{name}", *common, *address, certificates)
 
     def load(self, archive: Path) -> None:
-        """An image, as `podman save` writes it."""
         self._ctr("images", "import", str(archive))
 
 
@@ -54,7 +53,6 @@ class Client:
         return json.loads(self("get", what, *arguments, "--output", "json"))
 
     def wait_for_pod(self) -> Any:
-        """The release's only pod of the DaemonSet, once it is ready."""
         label = "--selector=app.kubernetes.io/component=daemon"
 
         def ready() -> list[Any]:

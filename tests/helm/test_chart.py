@@ -18,7 +18,6 @@ VARIANTS = yaml.safe_load(Path(__file__).with_name("variants.yaml").read_text())
 
 
 def rendered(helm: Path) -> dict[str, tuple[chart.Object, ...]]:
-    """Every object of every value set."""
     found = {name: chart.scenario(helm, name) for name in chart.SCENARIOS}
     for values in VARIANTS["chart"]:
         found[" ".join(values)] = chart.render(helm, *chart.sets(*values))

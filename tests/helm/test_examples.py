@@ -20,7 +20,6 @@ SCRIPTS = sorted(path.name for path in (FOLDER / "slurm").glob("*.sbatch"))
 
 
 def pods_in(node: Any) -> Iterator[chart.Object]:
-    """Yield every pod template, of all kinds of objects."""
     if isinstance(node, dict):
         if "containers" in node:
             yield node

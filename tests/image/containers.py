@@ -103,7 +103,6 @@ class Container:
         return done.stdout + done.stderr
 
     def wait(self) -> int:
-        """Its exit status, once it has ended by itself."""
         return int(call("podman", "wait", self.id))
 
     def execute(self, *command: str) -> str:
@@ -122,7 +121,6 @@ class Container:
         return json.loads(self.execute("python3", "-c", _GET, path))
 
     def answers(self) -> bool:
-        """Raises AssertionError with its log when it has ended."""
         assert self.running, self.log()
         try:
             return self.fetch("/healthz")[0] == 200

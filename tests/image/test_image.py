@@ -185,7 +185,6 @@ def test_without_root_it_serves_a_folder_of_its_own_below_the_kubelets(start, fo
 
 
 def states_of(daemon: containers.Container) -> dict[str, list[str]]:
-    """How far the ranks of each job's capture came."""
     captures = daemon.get("/api/v1/captures")["captures"]
     return {each["request"]["job"]: [r["state"] for r in each["ranks"]] for each in captures}
 

@@ -63,7 +63,6 @@ class LoopCluster:
         self.start_fleet(None, **environment)
 
     def start_fleet(self, agents: int | None = None, **environment: str) -> None:
-        """``agents``: how many it follows, all nodes' if None."""
         with (self.folder / "fleet.log").open("ab") as log:
             self.fleet = subprocess.Popen(
                 [sys.executable, "-m", "warpwatch_daemon", "fleet", "--config", str(self.config)],

@@ -95,7 +95,6 @@ class LoopNode:
         self.daemon.wait()
 
     def terminate_daemon(self) -> None:
-        """Ends it in order."""
         self.daemon.terminate()
         self.daemon.wait(DEADLINE_S)
 
@@ -150,7 +149,6 @@ class LoopNode:
         return answer
 
     def metric(self, name: str, **labels: str) -> float | None:
-        """The value of the only series of this name with these labels."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         lines = [
             line

@@ -72,7 +72,6 @@ def hurried(folder: Path) -> list[Path]:
 
 
 def rules_of(kind: str) -> Iterator[tuple[str, str]]:
-    """Names and expressions of the rules that are a ``record`` or an ``alert``."""
     for path in sorted(RULES.glob("*.yaml")):
         for group in yaml.safe_load(path.read_text())["groups"]:
             yield from ((rule[kind], rule["expr"]) for rule in group["rules"] if kind in rule)
@@ -111,7 +110,6 @@ def all_expressions() -> list[Expression]:
 
 
 def panel_of(expression: Expression) -> str:
-    """Its place without the letter of the query."""
     return expression.where.rpartition(" ")[0]
 
 

@@ -110,7 +110,6 @@ class Honest:
         poll(all_have, f"{steps} steps: {self.node.log('rank0')}")
 
     def end(self) -> dict[int, int]:
-        """How many steps each rank has counted itself."""
         (self.folder / "stop").touch()
         counted = self.folder / "counted"
         poll(lambda: counted.exists() and counted.read_text().count("\n") == RANKS, "its end")

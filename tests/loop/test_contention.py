@@ -111,7 +111,6 @@ def names_who(straggler: Any, core: int, pids: set[int]) -> None:
 
 
 def replayed(node: LoopNode) -> Any:
-    """The straggler as the telemetry log has it at its end."""
     decoder, replay = Decoder(), LogReplay()
     with (node.folder / "telemetry.jsonl").open("rb") as log:
         for _ in replay.run(decoder.decode_line(line) for line in log):

@@ -62,7 +62,6 @@ def break_all(driver: FakeDriver, kinds: tuple[str, ...]) -> None:
 
 
 def active(node: LoopNode) -> dict[tuple[str, str], dict[str, Any]]:
-    """By kind and device."""
     found = [a for a in node.get("anomalies") if a["end_time"] is None]
     by_key = {(a["kind"], a["device"]): a for a in found}
     assert len(by_key) == len(found)

@@ -91,7 +91,6 @@ def steps_of(node: LoopNode) -> int:
 
 
 def state_of(node: LoopNode) -> Any:
-    """Of the only rank in the only capture."""
     return node.get("captures")[0]["ranks"][0]["state"]
 
 

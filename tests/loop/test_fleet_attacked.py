@@ -201,6 +201,5 @@ def test_a_fleet_that_is_attacked_does_for_the_honest_what_it_always_does(attack
 
 
 def health(attacked: Attacked, node: str) -> str:
-    """Return the status of the node's condition, or nothing."""
     conditions = attacked.api.node(node).get("status", {}).get("conditions", ())
     return next((one["status"] for one in conditions if one["type"] == "GpuHealthy"), "")

@@ -37,7 +37,6 @@ def cluster(tmp_path: Path, s3: Bucket) -> Iterator[LoopCluster]:
 
 
 def trained(cluster: LoopCluster, job: str) -> Path:
-    """A job of six ranks that is known in health."""
     faults = cluster.torchrun(job, RANKS_A_NODE)
 
     def is_known() -> bool:

@@ -26,7 +26,6 @@ def found(site: LoopNode | LoopCluster, kind: str) -> list[Any]:
 
 
 def diagnosed(site: LoopNode | LoopCluster, anomaly: Any) -> list[Any]:
-    """The captures that the anomaly asked for, once they have a diagnosis."""
     captures = site.get("captures")
     asked = [one for one in captures if one["request"]["anomaly_id"] == anomaly["id"]]
     return [capture for capture in asked if capture["diagnosis"]]

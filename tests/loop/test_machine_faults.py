@@ -68,7 +68,6 @@ def start(cluster: LoopCluster, job: str, *how: str) -> subprocess.Popen[bytes]:
 
 
 def steps(cluster: LoopCluster, job: str) -> int:
-    """Return how many steps the fleet has counted."""
     return sum(rank["steps_total"] for rank in cluster.get("ranks", job=job))
 
 

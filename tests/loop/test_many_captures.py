@@ -88,8 +88,6 @@ def capture(node: LoopNode, identifier: str) -> Any:
 
 
 def finished(node: LoopNode, identifier: str) -> Any:
-    """The capture once it has an outcome."""
-
     def look() -> Any:
         found = capture(node, identifier)
         return found if found["outcome"] else None

@@ -281,7 +281,6 @@ def play(found: Site, group: tuple[Fault, ...]) -> None:
 
 
 def found_after(found: Site, told: Told, since: float) -> float:
-    """Return when the anomaly began; 0 for what Prometheus itself finds."""
     alerts = [alert["labels"] for who, alert, _ in notified(found) if has(told, who, alert)]
     kinds = {labels["kind"] for labels in alerts if "kind" in labels}
     about = dict(told[2])
@@ -296,8 +295,6 @@ def found_after(found: Site, told: Told, since: float) -> float:
 
 
 def await_note(found: Site, told: Told, status: str, since: float) -> float:
-    """Return how long it took until this was told."""
-
     def known() -> str:
         return f"{told} is {status}: {[alert['labels'] for _, alert, _ in notified(found)]}"
 

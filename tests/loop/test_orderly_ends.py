@@ -76,8 +76,6 @@ TIMEOUT_S = 6.0
 
 
 class Ends:
-    """Trainings beside one daemon, each a job of its own."""
-
     def __init__(self, node: LoopNode) -> None:
         self.node = node
 

@@ -38,7 +38,6 @@ def node(tmp_path: Path, s3: Bucket) -> Iterator[LoopNode]:
 
 
 def captured(node: LoopNode) -> Any:
-    """One more capture that has ended, and is complete."""
     body = {"job": "train", "kind": "stacks"}
     asked = poll(lambda: node.http.post("/api/v1/captures", json=body), "a capture").json()
 

@@ -50,7 +50,6 @@ def begin(anomaly: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def captured(node: LoopNode, anomaly: dict[str, Any]) -> list[Any]:
-    """The captures of the anomaly, if all have ended."""
     captures = [c for c in node.get("captures") if c["request"]["anomaly_id"] == anomaly["id"]]
     return captures if all(capture["outcome"] is not None for capture in captures) else []
 

@@ -134,7 +134,6 @@ def load() -> float:
 
 
 def state_of(process: subprocess.Popen[bytes]) -> str:
-    """What it does, where in the kernel, and how many children it has."""
     about = psutil.Process(process.pid)
     where = Path(f"/proc/{process.pid}/wchan").read_text()
     return f"{about.status()} in {where}, {len(about.children())} children"

@@ -39,7 +39,6 @@ LEAST_RISE = 1.25
 def start_ranks(
     node: LoopNode, name: str, program: list[str], ranks: int, environment: dict[str, str]
 ) -> list[subprocess.Popen[bytes]]:
-    """Of one job, under ``warpwatch run``."""
     command = ["-m", "warpwatch", "run", "--job", name, "--", sys.executable, *program]
     return [
         node.start(f"{name}/rank{rank}", command, node.rank_environment(rank, ranks) | environment)
@@ -88,7 +87,6 @@ class HealthyJobs:
             process.terminate()
 
     def ended(self) -> list[str]:
-        """The kinds that should not have."""
         return [
             kind
             for kind, processes in self.processes.items()
@@ -129,7 +127,6 @@ class Job:
         return [a for a in all_that_count(self.node) if kind in (None, a["kind"])]
 
     def found(self, kind: str) -> Any:
-        """The only anomaly of this kind, once it is there."""
         (anomaly,) = poll(lambda: self.anomalies(kind), f"{kind} is found")
         return anomaly
 
@@ -137,8 +134,6 @@ class Job:
         poll(lambda: all(a["end_time"] for a in self.anomalies(kind)), f"{kind} is over")
 
     def has_ended(self) -> None:
-        """All ranks have, whatever the reason, and who died of what has been judged."""
-
         def all_have() -> bool:
             ranks = [r for r in self.node.get("ranks") if r["job"] == self.name]
             return not any(r["status"] == "running" for r in ranks)
@@ -147,7 +142,6 @@ class Job:
         self.node.lets_pass(SETTLE_S)
 
     def named(self) -> list[tuple[str, int | None]]:
-        """Kinds and ranks of all that was found, the oldest first."""
         return [(a["kind"], a["rank"]) for a in sorted(self.anomalies(), key=lambda a: a["time"])]
 
 

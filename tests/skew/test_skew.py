@@ -63,7 +63,6 @@ def later(line: bytes) -> bytes:
 
 
 def told(*lines: bytes) -> tuple[Cluster, Node]:
-    """Return a fleet that has been told these lines after the agent's name, and the node."""
     fleet = TestCluster(TestNode("gpu-1"))
     (address,) = fleet.cluster.nodes
     fleet.cluster.feed(address, [lines[-1], *lines], NOW + 20)
@@ -73,7 +72,6 @@ def told(*lines: bytes) -> tuple[Cluster, Node]:
 
 
 def known(cluster: Cluster, node: Node) -> list[Any]:
-    """Return what the fleet has of the recorded stream."""
     (job,) = cluster.jobs.values()
     ((device, sample),) = node.samples.items()
     (run,) = node.runs()

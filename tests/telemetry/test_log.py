@@ -157,7 +157,6 @@ def test_a_line_read_by_its_types_is_what_its_object_says(lines: list[dict[str, 
 
 
 def outcome(read: Callable[[Any], Record], line: object) -> Record | str:
-    """The record, or why there is none."""
     try:
         return read(line)
     except (ValueError, OverflowError) as error:

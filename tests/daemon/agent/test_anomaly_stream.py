@@ -34,7 +34,6 @@ def node(tmp_path, stack):
 
 @pytest.fixture
 def clock(node):
-    """The clock by which the node's rings have just been made."""
     return node.clock
 
 

@@ -26,8 +26,6 @@ PAUSE_S = 0.1
 
 
 class Screen:
-    """The user's screen and keys."""
-
     def __init__(self, app: Top, pilot: Pilot[None]) -> None:
         self.app = app
         self.pilot = pilot

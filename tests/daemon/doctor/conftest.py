@@ -55,7 +55,6 @@ def inputs(tmp_path):
 
 
 def reading(index: int = 0, name: str = "", bus_id: str = "", **more: Any) -> GpuReading:
-    """Return the reading of a GPU of 80 GiB."""
     labels = {"name": name, "pci_bus_id": bus_id}
     values = {"memory_used_bytes": 0, "memory_total_bytes": 80 << 30, **more.pop("values", {})}
     info = {label: text for label, text in labels.items() if text}
@@ -63,7 +62,6 @@ def reading(index: int = 0, name: str = "", bus_id: str = "", **more: Any) -> Gp
 
 
 def surveyed(*gpus: GpuReading, **more: Any) -> Survey:
-    """Return the survey of a driver that works."""
     return Survey(
         patience_s=1.0,
         code=0,

@@ -20,7 +20,6 @@ from warpwatch_devices.nvml.survey import Survey
 
 
 def worth_a_word(survey: Survey, inputs: Callable[..., CheckInputs]) -> dict[str, Check]:
-    """Return the findings that are not ok, by name."""
     given = inputs(survey)
     groups = (driver_checks.checks, gpus.checks, topology.checks)
     found = [check for group in groups for check in group(given)]

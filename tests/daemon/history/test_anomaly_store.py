@@ -202,8 +202,6 @@ def test_contexts_of_two_daemons_are_joined_and_the_fuller_point_wins():
 
 
 class Node:
-    """A pipeline of an archive, in event time."""
-
     def __init__(self, folder: Path, **detectors: Any) -> None:
         self.failures: list[str] = []
         sections = {"anomalies": {"reopen_s": 0}, "detection": detectors}

@@ -84,7 +84,6 @@ class Node:
         self.look(REFRESH_S, BEGAN + numbers.stop)
 
     def look(self, after_s: float, now: float = BEGAN) -> list[str]:
-        """The runs that are shown then."""
         self.clock.advance(after_s)
         self.runs.advance(now)
         return [run.run for run in self.runs.all()]
@@ -270,7 +269,6 @@ def test_a_summary_is_copied_at_the_end_and_each_ten_minutes(tmp_path):
     remote = RemoteStore((tmp_path / "bucket").as_uri())
 
     def upload(after_s: float = 0.0) -> float | None:
-        """How many copies have been made then."""
         node.clock.advance(after_s)
         uploads.advance()
         return counted(node.hub, "uploads_total", "run", "uploaded")

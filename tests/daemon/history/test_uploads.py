@@ -52,8 +52,6 @@ def s3(one_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 class Node(CaptureNode):
-    """With a remote store."""
-
     def __init__(self, path: Path, stack: ExitStack, url: str = URL) -> None:
         super().__init__(path, stack)
         self.url = url
@@ -114,7 +112,6 @@ def whole(capture: Capture) -> list[str]:
 
 
 def puts(s3: Bucket) -> list[str]:
-    """Names of what was written, in that order."""
     return [line.rpartition("/")[2] for line in s3.seen if line.startswith("PUT ")]
 
 

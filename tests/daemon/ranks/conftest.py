@@ -12,7 +12,6 @@ from warpwatch_daemon.ranks.table import LIMITS
 
 @pytest.fixture
 def limits():
-    """Limits of the node; tests give others as a parameter."""
     return LIMITS
 
 
@@ -31,8 +30,6 @@ def node(tmp_path, limits, known_pods):
 
 @pytest.fixture
 def begin(node, stack):
-    """Start a program that says when it is running. It ends with the test."""
-
     def begin(program: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-c", program],

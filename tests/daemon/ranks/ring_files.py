@@ -148,12 +148,10 @@ class RingFile:
         self.record(protocol.RECORD_EVENT, protocol.encode_event(name, fields))
 
     def hold(self) -> Holder:
-        """Let another process hold the ring's lock until ``die``."""
         self._holder = Holder(self.path)
         return self._holder
 
     def die(self) -> None:
-        """Kill the process that holds the ring."""
         if self._holder is not None:
             self._holder.close()
             self._holder = None
@@ -164,7 +162,6 @@ class RingFile:
         self.die()
 
     def steps_of(self, count: int, duration_s: float = 0.1) -> None:
-        """``count`` steps of this duration."""
         for _ in range(count):
             self.step(duration_s)
 

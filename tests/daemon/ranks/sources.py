@@ -102,13 +102,11 @@ class RankNode:
         self.rejects[reason] += 1
 
     def start(self) -> RanksSource:
-        """Return the ranks source of a daemon that has just started."""
         return ranks_source(
             self.folder, self.reject, self.limits, self.known_pods, monotonic=self.clock.monotonic
         )
 
     def restart(self) -> list[Record]:
-        """Return the records of the next daemon's first poll."""
         self.source.close()
         self.source = self.start()
         return self.poll()
@@ -164,7 +162,6 @@ class RankNode:
         return records
 
     def steps(self, at_s: float = 0.0) -> list[int]:
-        """Return the numbers of the steps of a poll."""
         return [one.step for one in self.poll(at_s) if isinstance(one, Step)]
 
     def events(self, at_s: float = 0.0, *, without: str = "process") -> list[RankEvent]:
@@ -176,13 +173,11 @@ class RankNode:
         return sorted(found, key=lambda state: (state.job, state.rank))
 
     def newest(self, *at_s: float) -> RankState:
-        """Return the only rank, after ``poll``."""
         self.poll(*at_s)
         (state,) = self.states()
         return state
 
     def served(self) -> set[str]:
-        """Return the pods whose folders have a lock, where ranks may write."""
         pods = (self.folder.path / "pods").iterdir()
         return {pod.name for pod in pods if (pod / "daemon.lock").exists()}
 

@@ -26,7 +26,6 @@ def known_pods():
 
 
 def owners(node: RankNode) -> dict[str, str]:
-    """Return the owners of the rings of live ranks, by job."""
     return {rank.job.name: rank.ring.owner for rank in node.source.live() if rank.ring}
 
 

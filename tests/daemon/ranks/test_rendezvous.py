@@ -223,7 +223,6 @@ OWN = f"uid/{os.getuid()}"
 
 
 def look(node: RankNode) -> dict[JobId, list[RankState]]:
-    """The ranks of each job after another poll."""
     node.poll()
     jobs: dict[JobId, list[RankState]] = {}
     for rank in node.states():

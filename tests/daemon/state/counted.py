@@ -5,7 +5,6 @@ from warpwatch_telemetry.catalogue import CATALOGUE
 
 
 def counted(hub: Hub, name: str, *labels: str) -> float | None:
-    """The series' value; None where there is none."""
     row = CATALOGUE[name]
     own = dict(zip(row.labels, labels, strict=True))
     return hub.metrics.registry.get_sample_value(row.full_name, own)

@@ -41,7 +41,6 @@ class Node:
 
 @pytest.fixture
 def node():
-    """One that is read already."""
     node = Node()
     assert node.read() == []
     return node

@@ -20,7 +20,6 @@ class Alertmanager:
         self.port = port
 
     def active(self) -> list[dict[str, str]]:
-        """The labels of the alerts that are active."""
         alerts = self._client.get("/api/v2/alerts").raise_for_status().json()
         return [alert["labels"] for alert in alerts]
 

@@ -45,13 +45,11 @@ class FakeKubelet:
 
 
 def add_pod(response: Any, name: str, namespace: str = "default", container: str = "main") -> Any:
-    """The container of a new pod in the response, to add devices to."""
     pod = response.pod_resources.add(name=name, namespace=namespace)
     return pod.containers.add(name=container)
 
 
 def pods(*held: tuple[str, str, str]) -> Any:
-    """An answer with a pod for each (name, resource, device id)."""
     response = pb.ListPodResourcesResponse()
     for name, resource, device_id in held:
         container = add_pod(response, name)

@@ -78,7 +78,6 @@ class KubernetesNode:
         eventually(self.api.has_node)
 
     def stop(self) -> None:
-        """Ends all programs and containers and takes away what they left on the machine."""
         self._undo.close()
 
     def start_kubelet(self) -> None:
@@ -108,7 +107,6 @@ class KubernetesNode:
             self._api_server.send_signal(signal.SIGCONT)
 
     def pid_of(self, container_id: str) -> int:
-        """On the host, of the first process of a container."""
         lines = self._ctr("tasks", "list").splitlines()[1:]
         (pid,) = [int(line.split()[1]) for line in lines if line.startswith(container_id)]
         return pid
@@ -220,7 +218,6 @@ class KubernetesApi:
         self._tls = ssl._create_unverified_context()
 
     def answers(self, path: str) -> bool:
-        """Whether the object at ``path``, behind /api/v1/, is there."""
         try:
             self._ask("GET", path)
         except (OSError, urllib.error.HTTPError):
@@ -231,7 +228,6 @@ class KubernetesApi:
         return self.answers(f"nodes/{NODE}")
 
     def allocatable(self, resource: str) -> int:
-        """How many of an extended resource the node offers."""
         node = self._ask("GET", f"nodes/{NODE}")
         return int(node["status"].get("allocatable", {}).get(resource, 0))
 

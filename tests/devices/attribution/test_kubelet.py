@@ -41,7 +41,6 @@ class Node:
         return self.origin.read(node(), 1000.0)
 
     def held(self, *held: tuple[str, str, str], response: Any = None) -> dict[str, list[str]]:
-        """Pods by device, where the kubelet lists these."""
         (attribution,) = self.read(response or (pods(*held) if held else None)).attributions
         return {uuid: [one.pod for one in by] for uuid, by in attribution.workloads.items()}
 

@@ -23,8 +23,6 @@ from warpwatch_telemetry.samples import Attribution, DeviceSample, SlurmJob
 
 
 class Scripted:
-    """An origin that answers, or fails, as the test says."""
-
     name = "kubelet"
     needs_devices = True
 

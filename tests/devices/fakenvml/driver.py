@@ -135,7 +135,6 @@ class FakeDriver:
         self._set_function("error", function, code, gpu)
 
     def hang(self, function: str | None = None, gpu: int | None = None, on: bool = True) -> None:
-        """Let one function, or all calls, not return until ``on=False`` or ``clear``."""
         if function is None:
             self.set(gpu, hang=on)
         else:
@@ -177,14 +176,12 @@ class FakeDriver:
     def event(
         self, gpu: int, kind: int, data: int, instances: tuple[int, int] | None = None
     ) -> None:
-        """Raise an event of NVML's ``kind`` once in every event set that is registered for it."""
         self._sequence += 1
         words = [f"{gpu} event:{self._sequence} {kind} {data}", *map(str, instances or ())]
         self._events = [*self._events[1 - MAX_EVENTS :], " ".join(words)]
         self._write()
 
     def xid(self, gpu: int, xid: int, instances: tuple[int, int] | None = None) -> None:
-        """Raise an XID; ``instances``: of a GPU instance and compute instance."""
         self.event(gpu, XID_EVENT, xid, instances)
 
     def clear(self, events: bool = False) -> None:
@@ -195,7 +192,6 @@ class FakeDriver:
         self.set(None, **self._start)
 
     def calls(self) -> dict[int | None, dict[str, int]]:
-        """How often each function was called, by GPU; None: calls on no GPU."""
         if not self.calls_file.exists():
             return {}
         names = function_names()

@@ -24,7 +24,6 @@ def test_the_registry_lists_every_rule_in_order():
 
 
 def kernels(count: int, us: float, launch_us: float = 5, late: bool = True) -> list[Part]:
-    """Equal kernels, each launched just before it starts when late, else all at the start."""
     starts = [k * (STEP_US / count) for k in range(count)]
     return [
         kernel(at, us, at - launch_us - 1 if late else -50, launch_us=launch_us) for at in starts

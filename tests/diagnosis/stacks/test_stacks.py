@@ -97,7 +97,6 @@ def damaged(folder: Path) -> Path:
 
 
 def renamed(folder: Path) -> Path:
-    """Rank 1's file, in which is written that it is of rank 0."""
     path = stack(folder, 1, None)
     path.write_text(path.read_text().replace('"rank": 1', '"rank": 0'))
     return path

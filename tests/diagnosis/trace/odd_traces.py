@@ -78,7 +78,6 @@ def verdict(path: Path) -> str | None:
 
 
 def ratios(value: Any) -> Iterator[float]:
-    """All numbers whose key says that they are one."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key.endswith("_ratio") and isinstance(inner, int | float):

@@ -44,7 +44,6 @@ class Asked:
         return self.server.ask("GET", f"{folder}/{name}").get("status") or {}
 
     def taken(self) -> list[int]:
-        """How many captures each agent has."""
         return [len(agent.captures()) for agent in self.fleet.agents]
 
     def run(self, work: Work) -> None:

@@ -28,7 +28,6 @@ def straggler(**fields: Any) -> Anomaly:
 
 
 def in_pods(told: Told) -> None:
-    """A job of two ranks, one on each node."""
     for rank, node in enumerate(told.nodes):
         node.say(seen(rank, world=2, pod=f"llama-{rank}", pod_uid=f"0a1b-{rank}"))
 

@@ -73,13 +73,11 @@ class Served:
         return answer
 
     def injected(self, pod: Any, **about: str) -> Any:
-        """The pod, as the API server would make it."""
         patch = self.review(pod, **about).get("patch")
         return applied(pod, json.loads(base64.b64decode(patch)) if patch else [])
 
 
 def applied(pod: Any, patch: list[Any]) -> Any:
-    """JSON Patch, with ``add`` and ``replace`` alone."""
     pod = copy.deepcopy(pod)
     for one in patch:
         *way, last = [int(p) if p.isdigit() else p for p in one["path"].split("/")[1:]]

@@ -36,7 +36,6 @@ def device_node(folder: Path, driver: FakeDriver, **config: Any) -> Iterator[Loo
 
 
 def devices(node: LoopNode) -> dict[int, dict[str, Any]]:
-    """Whole GPUs by index."""
     return {d["index"]: d for d in node.get("devices") if not d["gpu_instance"]}
 
 
@@ -66,5 +65,4 @@ def readings(folder: Path, after: int = 0) -> Counter[str]:
 
 
 def lines_of(folder: Path) -> int:
-    """How many lines the telemetry log has."""
     return (folder / "log.jsonl").read_bytes().count(b"\n")

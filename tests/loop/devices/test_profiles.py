@@ -52,7 +52,6 @@ def _series(page: str) -> Iterator[str]:
 
 
 def _own(page: str) -> list[str]:
-    """The lines of our own names."""
     return [line for line in page.splitlines() if "DCGM_FI_" not in line]
 
 
