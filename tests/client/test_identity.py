@@ -4,23 +4,14 @@ import json
 
 import pytest
 
+from tests.cases import cases
 from warpwatch import identity, protocol
 from warpwatch.identity import describe, job_name, phase_name, run_id
 
+CASES = cases(__file__)
 
-@pytest.mark.parametrize(
-    ("asked", "environ", "name"),
-    [
-        ("mine", {"WARPWATCH_JOB": "theirs"}, "mine"),
-        (None, {"WARPWATCH_JOB": "theirs", "SLURM_JOB_ID": "7"}, "theirs"),
-        (None, {"SLURM_JOB_NAME": "llama", "SLURM_JOB_ID": "7"}, "llama-7"),
-        (None, {"TORCHELASTIC_RUN_ID": "run-1"}, "run-1"),
-        (None, {"TORCHELASTIC_RUN_ID": "none", "WARPWATCH_POD_OWNER": "trainer"}, "trainer"),
-        (None, {"TORCHELASTIC_RUN_ID": "none"}, "train.py"),
-        # torchrun --standalone makes one up, another for each run
-        (None, {"TORCHELASTIC_RUN_ID": "d732d928-444d-4c1f-8f0e-0123456789ab"}, "train.py"),
-    ],
-)
+
+@pytest.mark.parametrize(("asked", "environ", "name"), CASES["names"])
 def test_the_first_name_there_wins(asked: str | None, environ: dict[str, str], name: str) -> None:
     assert job_name(asked, environ, ["/home/me/train.py"]) == name
 
@@ -35,23 +26,7 @@ def test_ranks_come_from_torchrun_then_slurm() -> None:
     assert (found["rank"], found["local_rank"], found["world_size"]) == (0, 0, 1)
 
 
-@pytest.mark.parametrize(
-    ("environ", "run"),
-    [
-        ({"WARPWATCH_RUN": "mine", "SLURM_JOB_ID": "7"}, "mine"),
-        ({"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "run-1"}, "7"),
-        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, "7-2"),
-        ({"SLURM_RESTART_COUNT": "2"}, None),
-        ({"TORCHELASTIC_RUN_ID": "run-1"}, "run-1"),
-        # no name for a job, but another one for each start
-        (
-            {"TORCHELASTIC_RUN_ID": "d732d928-444d-4c1f-8f0e-0123456789ab"},
-            "d732d928-444d-4c1f-8f0e-0123456789ab",
-        ),
-        ({"TORCHELASTIC_RUN_ID": "none"}, None),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("environ", "run"), CASES["runs"])
 def test_a_run_is_the_first_id_that_is_there(environ: dict[str, str], run: str | None) -> None:
     assert run_id(environ) == run
 

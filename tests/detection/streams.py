@@ -3,11 +3,9 @@
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.config import DetectionConfig
@@ -70,15 +68,6 @@ class Job:
                 phases = {"data_wait": waits[rank], "comm": comm}
                 yield Step(self.time, "llama", rank, self.step, duration, phases_s=phases)
             self.step += 1
-
-
-def stories(module: str) -> dict[str, Any]:
-    """Return the cases that lie beside a module of tests, by the fact that each proves."""
-    path = Path(module)
-    name = path.stem.removeprefix("test_")
-    text = path.with_name(f"{name}.yaml").read_text()
-    loaded: dict[str, Any] = yaml.load(text, yaml.CSafeLoader)
-    return loaded
 
 
 def detection(**sections: Any) -> Detection:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.detection.life import LLAMA, Life
-from tests.detection.streams import EPOCH_S, stories
+from tests.detection.streams import EPOCH_S
 from warpwatch_detection.anomalies import register as register_module
 from warpwatch_detection.anomalies.explanation import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
 from warpwatch_detection.anomalies.register import FOUND_ONCE
@@ -13,7 +14,7 @@ from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS
 from warpwatch_telemetry.jobs import JobId
 
 SLOW = "0 straggler 3; 5 step_regression; "
-STORIES = stories(__file__)
+STORIES = cases(__file__)
 
 
 @pytest.mark.parametrize("name", STORIES)

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.detection.streams import Extra, Job, detection, fed, on, stories
+from tests.cases import cases
+from tests.detection.streams import Extra, Job, detection, fed, on
 from warpwatch_detection.anomalies.core_contention import users_text
 from warpwatch_detection.anomalies.snapshot import Snapshot, restore, save
 from warpwatch_detection.replay import LogReplay
@@ -54,7 +55,7 @@ def found(records: Iterable[Record]) -> Anomaly:
 
 CALM = shares(core_wait_share=0.02)
 NO_CORE: dict[str, Any] = {"core_wait_share": 0.38, "core_users": [HOG]}
-STORIES = stories(__file__)
+STORIES = cases(__file__)
 
 
 @pytest.mark.parametrize("name", STORIES)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.detection.streams import Job, alone, fed, kinds_of, on, opened, restart, stories
+from tests.cases import cases
+from tests.detection.streams import Job, alone, fed, kinds_of, on, opened, restart
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.metric import SeriesKey
@@ -40,7 +41,7 @@ def silent_until(engine: Detection, time: float) -> Anomaly:
     return found
 
 
-STORIES = stories(__file__)
+STORIES = cases(__file__)
 
 
 @pytest.mark.parametrize("restarts", [False, True])

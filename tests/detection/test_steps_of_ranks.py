@@ -5,7 +5,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from tests.detection.streams import Extra, Job, alone, detection, lived, opened, stories
+from tests.cases import cases
+from tests.detection.streams import Extra, Job, alone, detection, lived, opened
 from warpwatch_telemetry.records import RankEvent
 
 
@@ -14,7 +15,7 @@ def job(text: str) -> Job:
     return Job(int(ranks), float(step_s), float(noise))
 
 
-STORIES = stories(__file__)
+STORIES = cases(__file__)
 
 
 @pytest.mark.parametrize("name", STORIES)

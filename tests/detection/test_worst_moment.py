@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.detection.gpus import Metrics, Node, key
 from tests.detection.life import Life
 from tests.detection.streams import EPOCH_S, Job, detection, fed, lives
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Worst
 from warpwatch_telemetry.records import Record
+
+CASES = cases(__file__)
 
 
 def slower(life: Life, at: float, percent: int, step: int) -> Any:
@@ -85,23 +88,7 @@ def test_a_device_says_what_it_did_to_its_job_at_the_worst():
 
 
 # Value and baseline of the worse and of the better one.
-@pytest.mark.parametrize(
-    ("kind", "worse", "better"),
-    [
-        ("straggler", (2.0, 1.0), (2.5, 2.0)),
-        ("data_stall", (0.4, None), (0.5, 0.3)),
-        ("step_spikes", (0.2, 0.01), (0.1, 0.01)),
-        ("gc_pause", (0.04, 0.0), (0.02, 0.0)),
-        ("memory_leak", (2e6, 0.0), (1e6, 0.0)),
-        ("memory_pressure", (1.0, 0.0), (0.99, 0.97)),
-        ("device_lost", (90.0, None), (0.0, None)),
-        ("clock_drop", (1.0e9, 1.7e9), (1.6e9, 1.7e9)),
-        ("overheating", (91.0, 90.0), (86.0, 90.0)),
-        ("pcie_degraded", (8.0, 16.0), (50.0, None)),
-        ("nvlink_error", (1.0, 18.0), (9.0, 0.0)),
-        ("nvlink_error", (9.0, 0.0), (900.0, None)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "worse", "better"), CASES["worse"])
 @pytest.mark.parametrize("worse_first", [False, True])
 def test_what_is_worse_depends_on_the_kind(kind, worse, better, worse_first):
     life = Life()

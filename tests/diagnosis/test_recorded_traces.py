@@ -14,6 +14,7 @@ from statistics import mean
 
 import pytest
 
+from tests.cases import cases
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.intervals import total
 from warpwatch_diagnosis.measures.measures import measure
@@ -21,20 +22,10 @@ from warpwatch_diagnosis.trace.reader import Trace, read_trace, without_collecti
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis, conclude
 from warpwatch_diagnosis.verdict.findings import Asked
 
+CASES = cases(__file__)
+
 FIXTURES = Path(__file__).with_name("fixtures")
 DOCS = Path(__file__).parents[2] / "docs" / "diagnosis.md"
-EXPECTED = {
-    "healthy": "healthy",
-    "no_workers": "data_loading",
-    "slow_collate": "data_loading",
-    "tiny_operators": "host_bound",
-    "logging": "host_bound",
-    "item": "sync_bound",
-    "garbage_collection": "gc_pause",
-    "checkpoint": "checkpoint",
-    "recompilation": "recompilation",
-    "graph_breaks": "recompilation",
-}
 # Without stacks no event shows a collection, and a rollout is the host's work without any fault.
 OTHERS = {"plain/garbage_collection": "host_bound", "plain/healthy-policy": "host_bound"}
 TRACES = sorted(path for path in FIXTURES.glob("*/*.gz") if path.parent.name != "ranks")
@@ -48,7 +39,7 @@ def expected(path: Path) -> str:
     if name.endswith("-without"):
         return "healthy"
     other = next((kind for known, kind in OTHERS.items() if name.startswith(known)), None)
-    return other or EXPECTED[path.name.partition("-")[0]]
+    return other or CASES["expected"][path.name.partition("-")[0]]
 
 
 @cache
@@ -121,34 +112,10 @@ def test_a_predicted_saving_is_that_of_the_program_without_its_fault() -> None:
     assert len([e for e in quiet.values() if abs(e) <= TOLERANCE]) >= CLOSE_QUIET_PAIRS, quiet
 
 
-# The finding of a trace: texts of its sentences, and the start of its advice.
-EVIDENCE: dict[str, tuple[tuple[str, ...], str]] = {
-    "stacks/garbage_collection-transformer": (
-        ("<built-in function collect>: 2 times, ", "recorded_faults.py(", "): step"),
-        "Take gc.collect() out of the step; call gc.freeze()",
-    ),
-    "stacks/checkpoint-perceptron": (
-        ("serialization.py", "2 of 2 captured steps save; saving every ", "): _save"),
-        "Save less often, or beside the training",
-    ),
-    # Without stacks it is known by its state_dict.
-    "plain/checkpoint-perceptron": (
-        ("gaps right after aten::detach of every parameter",),
-        "Save less often, or beside the training",
-    ),
-    "stacks/item-convolutional": (
-        ("aten::_local_scalar_dense at recorded_faults.py(", "): _read ran 1,"), "",
-    ),
-    "plain/recompilation-perceptron": (
-        ("torch.compile compiles", "in 2 of 2 steps", "2 compiled regions in use"), "",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", EVIDENCE)
+@pytest.mark.parametrize("name", CASES["evidence"])
 def test_a_fault_is_named_with_its_line_and_what_to_do(name: str) -> None:
     finding = diagnosed(FIXTURES / f"{name}.pt.trace.json.gz").findings[0]
-    said, advice = EVIDENCE[name]
+    said, advice = CASES["evidence"][name]
     assert [text for text in said if text not in "\n".join(finding.evidence)] == []
     assert finding.advice.startswith(advice), finding.advice
     assert ("mark_dynamic" in finding.advice) == (finding.kind == "recompilation")

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from warpwatch_telemetry.catalogue import series_key, series_text
 from warpwatch_telemetry.log import Decoder, decode, encode
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
+
+CASES = cases(__file__)
 
 RECORDS: list[Record] = [
     RankSeen(1.0, "llama", 3, 8, "GPU-a"),
@@ -64,36 +67,7 @@ def test_any_label_value_comes_back(pid: str, process: str) -> None:
     assert series_key(series_text(key)) == key
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            '{"type":"stop","time":1}',
-            "type: 'stop' is none of rank, step, device, port, event, clock",
-        ),
-        ('{"time":1}', "type: None is none of"),
-        ('{"type":"clock"}', "missing required field `time`"),
-        ('{"type":"clock","time":NaN}', "time: a finite number is needed, not nan"),
-        ('{"type":"clock","time":true}', "time: Expected `float`, got `bool`"),
-        ('{"type":"rank","time":1,"rank":"x"}', "rank: Expected `int`, got `str`"),
-        ('{"type":"step","time":1,"step":9223372036854775808}', "step: a finite number is needed"),
-        ('{"type":"rank","time":1,"job":7}', "job: Expected `str`, got `int`"),
-        ('{"type":"step","time":1,"duration_s":-1}', "duration_s: Expected `float` >= 0.0"),
-        (
-            '{"type":"step","time":1,"duration_s":1,"phases_s":[]}',
-            "phases_s: Expected `object`, got `array`",
-        ),
-        ('{"type":"device","time":1,"metrics":{"a{b":1}}', "metrics: 'a{b' is no metric"),
-        ('{"type":"device","time":1,"metrics":{"a{b}":1}}', "metrics: 'a{b}' has bad labels"),
-        (
-            '{"type":"device","time":1,"metrics":{"a":"1"}}',
-            "metrics[...]: Expected `float`",
-        ),
-        ('{"type":"device","time":1,"up":0}', "up: Expected `bool`, got `int`"),
-        ("[1]", "a JSON object is needed, found list"),
-        ('{"type":["step"],"time":1}', "type: ['step'] is none of"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), CASES["bad_lines"])
 def test_a_bad_line_is_refused_with_the_field_in_one_line(line: str, message: str) -> None:
     for said in (outcome(decode, json.loads(line)), outcome(Decoder().decode_line, line.encode())):
         assert isinstance(said, str)

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
+from tests.cases import cases
 from warpwatch_capturing.config import RecipeConfig, TriggersConfig
 from warpwatch_capturing.policy import Disk, Policy
 from warpwatch_daemon.agent.reloading import ConfigWatch, Reloading
@@ -20,6 +21,8 @@ from warpwatch_daemon.config import Config
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.errors import UsageError
+
+CASES = cases(__file__)
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 
@@ -69,69 +72,10 @@ def test_switches_of_kinds_are_read_as_a_list_of_disabled_kinds(tmp_path, caplog
     assert f"{keys}: removed keys, use detection.disabled: [straggler, crash]" in caplog.text
 
 
-QUIET = (
-    "triggers.quiet_hours: expected two times of day such as 22:00-06:00 or "
-    "22:00-06:00 UTC, not ['22:00-06:00', '25:00-06:00']"
-)
-# The first of them are refused by the schema for editors as well.
-BY_SCHEMA = [
-    ("http: {liste: x}", "http.liste: unknown key, did you mean 'listen'?"),
-    ("sources: {host: {interval_s: 0}}", "expected a number >= 0.1, not 0"),
-    ("sources: {simulated: {devices: 65}}", "sources.simulated.devices: "),
-    ("store: {max_bytes: 5 parsecs}", "unit 'parsecs' is none of B, KiB"),
-    ("detection: {hang: {enabled: 'yes'}}", "detection.hang.enabled: unknown key"),
-]
+TOO_DEEP = ["[" * 1000, "not YAML"]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        *BY_SCHEMA,
-        ("sorces: {}", "sorces: unknown key, did you mean 'sources'?"),
-        ("http: {listen: nonsense}", "not 'nonsense'"),
-        ("sources: {host: {interval_s: fast}}", "interval_s: expected a number, not 'fast'"),
-        ("sources: {host: {interval_s: true}}", "expected a number, not True"),
-        ("sources: {simulated: {devices: true}}", "expected a whole number, not True"),
-        ("sources: {simulated: {devices: 2.5}}", "expected a whole number, not 2.5"),
-        ("sources: {simulated: {profile: h200}}", "expected one of h100, a100, l4, not 'h200'"),
-        ("sources: {host: null}", "sources.host: expected a mapping, not None"),
-        ("http: {token_file: 5}", "http.token_file: expected a path, not 5"),
-        ("store: {url: 's3://bucket'}", "store.url: "),
-        ("remote_store: {url: 's3://bucket?secret=x'}", "remote_store.url: "),
-        ("remote_store: {url: 'https://bucket'}", "remote_store.url: "),
-        ("detection: {hang: {timeout_s: -1}}", "detection.hang.timeout_s: "),
-        ("detection: {disabled: [stragler]}", "such as 'straggler', not 'stragler'"),
-        ("detection: {disabled: hang}", "detection.disabled: expected a list, not 'hang'"),
-        ("detection: {straggler: {}}", "detection.straggler: unknown key"),
-        ("detection: {false_alarms_per_job_day: 0}", "false_alarms_per_job_day: expected a number"),
-        ("- a\n- b", "a mapping of sections is needed, found list"),
-        ("a: [", "not YAML"),
-        ("[" * 1000, "not YAML"),
-        ("triggers: {arm_timeout_s: .inf}", "triggers.arm_timeout_s: "),
-        ("triggers: {cooldown_s: .nan}", "triggers.cooldown_s: expected a finite number"),
-        ("triggers: {recipes: {hangs: {}}}", "an anomaly kind such as 'hang', not 'hangs'"),
-        ("triggers: {recipes: {hang: {step: 5}}}", "recipes.hang.step: unknown key, did you mean"),
-        (
-            "http: {liste: x, listen: 5}\nstore: 5",
-            "http.listen: expected a text, not 5 (and 2 more: warpwatch config check)",
-        ),
-        ('http: {"a\\nb": 1}', "http.'a\\nb': unknown key"),
-        ("triggers: {quiet_hours: ['22:00-06:00', '25:00-06:00']}", QUIET),
-        ("triggers: {quiet_hours: [1320]}", "triggers.quiet_hours: expected two times of day such"),
-        ("triggers: {quiet_hours: 5}", "triggers.quiet_hours: expected a list, not 5"),
-        ("triggers: {recipes: {hang: 5}}", "triggers.recipes.hang: expected a mapping, not 5"),
-        ("triggers: {recipes: []}", "triggers.recipes: expected a mapping, not []"),
-        (
-            "triggers: {recipes: {hang: {ranks: slow}}}",
-            "triggers.recipes.hang.ranks: expected one of all, culprit, culprit_and_peer, not",
-        ),
-        ("triggers: {captures_per_day: -1}", "triggers.captures_per_day: expected a number >= 0"),
-        (
-            "triggers: {baseline: {after: 5}}",
-            "triggers.baseline.after: unknown key, did you mean 'after_s'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [*CASES["by_schema"], *CASES["mistakes"], TOO_DEEP])
 def test_a_mistake_is_named(tmp_path, text, said):
     with pytest.raises(UsageError) as caught:
         load(tmp_path, text)
@@ -197,7 +141,8 @@ def test_the_schema_takes_what_the_daemon_takes_and_refuses_what_it_refuses(sche
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid(loading.as_tree(Config()))
     assert validator.is_valid({"store": {"max_bytes": "1.5GiB", "max_age": "2h"}})
-    assert [validator.is_valid(yaml.safe_load(text)) for text, _ in BY_SCHEMA] == [False] * 5
+    refused = [yaml.safe_load(text) for text, _ in CASES["by_schema"]]
+    assert [validator.is_valid(tree) for tree in refused] == [False] * 5
 
 
 def test_a_check_prints_a_line_for_each_mistake(tmp_path, capsys):

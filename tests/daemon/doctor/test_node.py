@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from tests.cases import cases
 from tests.daemon.doctor.conftest import reading, surveyed
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.config import Config
@@ -11,6 +12,8 @@ from warpwatch_daemon.doctor import gpus, host, nccl, report
 from warpwatch_daemon.doctor.check import Check
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.nvml.survey import GpuReading
+
+CASES = cases(__file__)
 
 INTERFACES = "Inter-| Receive\n face |bytes\n    lo: 0 0\n  eth0: 1 1\n"
 HOST_PIDS = {"/proc/self/ns/pid": "-> pid:[4026531836]"}
@@ -50,25 +53,7 @@ def test_suspicious_variables_of_training_processes_are_explained_once(inputs):
     assert "secret" not in repr(checks)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "ok"),
-    [
-        ("NCCL_SHM_DISABLE", "1", False),
-        ("NCCL_P2P_LEVEL", "LOC", False),
-        ("NCCL_P2P_LEVEL", "NVL", "harmless"),
-        ("NCCL_P2P_DISABLE", "0", "harmless"),
-        ("NCCL_IB_DISABLE", "1", None),
-        ("NCCL_DEBUG", "TRACE", None),
-        ("NCCL_DEBUG", "INFO", "harmless"),
-        ("NCCL_ALGO", "Ring", None),
-        ("NCCL_SOCKET_IFNAME", "=lo", None),
-        ("NCCL_SOCKET_IFNAME", "^docker,lo", "harmless"),
-        ("NCCL_SOCKET_IFNAME", "eth", "harmless"),
-        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", False),
-        ("CUDA_LAUNCH_BLOCKING", "1", False),
-        ("CUDA_LAUNCH_BLOCKING", "0", "harmless"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "ok"), CASES["variables"])
 def test_a_variable_of_this_shell_is_judged(inputs, name, value, ok, golden_case):
     given = inputs(files={"/proc/self/net/dev": INTERFACES}, environ={name: value})
     (check,) = nccl.checks(given)

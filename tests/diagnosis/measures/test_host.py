@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.diagnosis.timeline import Timeline
 from warpwatch_diagnosis.measures.host_events import HostTime
 from warpwatch_diagnosis.measures.measures_json import cpu_ratios
 from warpwatch_diagnosis.trace.events import Kind
+
+CASES = cases(__file__)
 
 
 def host(*added: tuple[Kind, str, float, float]) -> HostTime:
@@ -40,36 +43,7 @@ def test_regions_that_were_compiled_again_are_counted_apart():
     assert found.compile.count == 0
 
 
-SAVING: dict[Kind, tuple[str, ...]] = {
-    "python": (
-        "/home/me/train.py(8): save_checkpoint",
-        "checkpointing.py(12): save",
-        "torch/serialization.py(944): save",
-        "torch/distributed/checkpoint/state_dict_saver.py(73): save",
-        "transformers/modeling_utils.py(2000): save_pretrained",
-    ),
-    "annotation": (
-        "checkpoint", "save_checkpoint", "Writing checkpoint 12", "torch.save", "upload_ckpt",
-    ),
-}  # fmt: skip
-# Activation checkpointing, and loading.
-NOT_SAVING: dict[Kind, tuple[str, ...]] = {
-    "python": (
-        "torch/utils/checkpoint.py(200): checkpoint",
-        "torch/serialization.py(1000): load",
-        "CheckpointFunctionBackward",
-        "model.py(3): load_checkpoint",
-    ),
-    "operator": ("CheckpointFunction",),
-    "annotation": (
-        "activation_checkpoint", "gradient_checkpointing", "checkpoint_wrapper.forward",
-        "selective_activation_checkpoint", "load_checkpoint", "restore_checkpoint",
-        "checkpointed_layer_3",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("names", "saved_us"), [(SAVING, 500), (NOT_SAVING, 0)])
+@pytest.mark.parametrize(("names", "saved_us"), [(CASES["saving"], 500), (CASES["not_saving"], 0)])
 def test_a_checkpoint_is_a_name_that_saves(names, saved_us):
     for kind, kept in names.items():
         for name in kept:

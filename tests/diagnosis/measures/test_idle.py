@@ -4,12 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.diagnosis.timeline import MAIN, Timeline
 from tests.diagnosis.traces import LOADER
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.intervals import intersection, total, union
 from warpwatch_diagnosis.trace.events import Kind
+
+CASES = cases(__file__)
 
 # Kind, name, start and duration in µs, thread.
 Added = tuple[Kind, str, float, float, str] | tuple[Kind, str, float, float]
@@ -39,78 +42,14 @@ def one_gap(*added: Added) -> Timeline:
     return timeline
 
 
-CHECKPOINTED = "autograd::engine::evaluate_function: CheckpointFunctionBackward"
-GAPS: dict[str, tuple[list[Added], dict[str, float]]] = {
-    "nothing visible is the host, and the way to the device the launch": (
-        [], {"host": 3_000, "launch": 10},
-    ),
-    "an operator that does not launch is dispatch": (
-        [("operator", "aten::convolution", 7_000, 2_100), ("operator", "aten::empty", 7_100, 100)],
-        {"host": 1_000, "dispatch": 2_000, "launch": 10},
-    ),
-    "a Python autograd function is no dispatch since it may hold anything": (
-        [("operator", CHECKPOINTED, 6_000, 3_100)], {"host": 3_000, "launch": 10},
-    ),
-    "causes count once, the earliest in the chain first": (
-        [
-            ("annotation", LOADER, 6_000, 3_000),
-            ("python", "Python GC", 7_000, 500),
-            ("runtime", "cudaMalloc", 7_200, 1_000),
-        ],
-        {"gc": 500, "data_loading": 2_500, "launch": 10},
-    ),
-    "what other threads do is no cause but garbage collection is": (
-        [
-            ("runtime", "cudaHostAlloc", 6_000, 3_000, "77/99"),
-            ("python", "Python GC", 8_000, 400, "77/99"),
-        ],
-        {"gc": 400, "host": 2_600, "launch": 10},
-    ),
-    "idle time after a wait is synchronization": (
-        [("runtime", "cudaStreamSynchronize", 1_000, 5_010)], {"synchronization": 3_010},
-    ),
-    "idle time after a wait is synchronization up to what the host waited": (
-        [("runtime", "cudaStreamSynchronize", 5_500, 510)],
-        {"synchronization": 510, "host": 2_490, "launch": 10},
-    ),
-    "a wait for a device that does nothing is synchronization": (
-        [("runtime", "cudaDeviceSynchronize", 7_000, 1_000)],
-        {"synchronization": 1_000, "host": 2_000, "launch": 10},
-    ),
-    "idle time after freeing memory is the allocator's since that synchronizes": (
-        [("runtime", "cudaFree", 1_000, 5_010), ("runtime", "cudaMalloc", 6_010, 90)],
-        {"allocator": 3_010},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("added", "expected"), GAPS.values(), ids=GAPS)
+@pytest.mark.parametrize(("added", "expected"), CASES["gaps"].values(), ids=CASES["gaps"])
 def test_a_gap_is_put_to_what_the_host_does(added, expected):
     assert causes(one_gap(*added)) == expected
 
 
-NAMED: dict[str, tuple[tuple[Kind, str], ...]] = {
-    "data_loading": (("annotation", LOADER),),
-    "gc": (("python", "Python GC"), ("python", "<built-in function collect>")),
-    "compile": (
-        ("operator", "_compile.compile_inner (dynamo_timed)"),
-        ("python", "torch/_dynamo/convert_frame.py(1633): _compile"),
-    ),
-    "checkpoint": (
-        ("annotation", "save_checkpoint"),
-        ("python", "lib/site-packages/torch/serialization.py(9): save"),
-    ),
-    "allocator": (
-        ("runtime", "cudaMalloc"), ("runtime", "cudaFree"), ("runtime", "hipHostMalloc"),
-        ("runtime", "cuMemCreate"),
-    ),
-    "communication": (("operator", "c10d::barrier"), ("annotation", "gloo:all_reduce")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("cause", NAMED)
+@pytest.mark.parametrize("cause", CASES["named"])
 def test_what_has_a_name_in_the_trace_takes_its_part_of_the_gap(cause):
-    for kind, name in NAMED[cause]:
+    for kind, name in CASES["named"][cause]:
         found = causes(one_gap((kind, name, 6_500, 2_000)))
         assert found == {cause: 2_000, "host": 1_000, "launch": 10}, name
 
