@@ -1,7 +1,5 @@
 """A service over real files, and the two training processes that a test plays."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import io

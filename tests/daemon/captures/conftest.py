@@ -1,7 +1,5 @@
 """Fixtures for captures: a node with a job of two ranks."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The one capture of a healthy job, with a service over real files."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every kind of capture: its command, its files, what gives way to what, and what it costs."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Traces are verified by a confined process."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """A capture from request to outcome, with ring files that answer as training processes do."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Stacks of a process that cannot answer: what the daemon takes from whom, and what it refuses."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Limits on captures, the order in which they are finished, and the store's retention."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

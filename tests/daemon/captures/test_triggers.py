@@ -1,7 +1,5 @@
 """Triggers of anomalies, with a service over real files."""
 
-from __future__ import annotations
-
 import re
 from contextlib import ExitStack
 from dataclasses import replace

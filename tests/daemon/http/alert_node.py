@@ -1,7 +1,5 @@
 """A node that is sent alerts: a real service behind a real server, ranks by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack

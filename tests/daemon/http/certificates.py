@@ -1,7 +1,5 @@
 """Certificates for servers of tests."""
 
-from __future__ import annotations
-
 import ssl
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A node in trouble, an agent that knows it by heart, and a real server in front of it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

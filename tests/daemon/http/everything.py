@@ -1,7 +1,5 @@
 """A node that has each part that is shown, in each form that the part may have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

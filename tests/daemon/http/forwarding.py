@@ -1,7 +1,5 @@
 """A forwarded port, as `ssh -L` and `kubectl port-forward` open one."""
 
-from __future__ import annotations
-
 import contextlib
 import socketserver
 import threading

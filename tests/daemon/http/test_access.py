@@ -1,7 +1,5 @@
 """The rights of requests: by socket, session, token or password; and users at the socket."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

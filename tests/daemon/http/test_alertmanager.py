@@ -1,7 +1,5 @@
 """Alertmanager's webhook: what becomes of each alert."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from contextlib import ExitStack

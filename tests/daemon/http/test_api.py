@@ -1,7 +1,5 @@
 """Every route over a real connection, what a fleet may ask for, files of captures, and commands."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The limits on connections, their time limits, and the rate of requests."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -1,7 +1,5 @@
 """Sessions in a real browser, on a forwarded port: links, two users, their end, and other sites."""
 
-from __future__ import annotations
-
 import http.server
 import os
 import threading

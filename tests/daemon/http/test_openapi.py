@@ -1,7 +1,5 @@
 """/openapi.json is valid, and every answer is what it describes: golden files have both."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The text of the web page and the commands, and nothing beside it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

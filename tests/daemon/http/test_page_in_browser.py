@@ -1,7 +1,5 @@
 """The page in a real browser: themes, widths, the policy, and the refresh."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Scrapes over a kept connection, how old a page may be, and `/api/v1/records`."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Iterator

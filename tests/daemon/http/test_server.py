@@ -1,7 +1,5 @@
 """Listening, TLS, basic auth, and certificates that have expired or will soon."""
 
-from __future__ import annotations
-
 import os
 import socket
 import ssl

@@ -3,8 +3,6 @@
 These print what Slurm's print, and `warpwatch` what the real command does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
