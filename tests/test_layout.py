@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
+
 ROOT = Path(__file__).resolve().parents[1]
 # What a package may import of the others; all of them may import themselves.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -39,36 +41,6 @@ CLIENT_FOR_OTHERS = {
 # The demo's training program is a user of the shim.
 SHIM_USER = "warpwatch_daemon.demo.training"
 
-# Files of tests that sleep or read a clock, each with its reason. All others wait for events
-# (tests/waiting.py) or move a clock by hand (tests/manual_clock.py).
-READ_CLOCKS = {
-    "tests/waiting.py": "the one deadline of all waits for real processes",
-    "tests/client/daemon_side.py": "rings carry the clock of the machine",
-    "tests/client/loop_base.py": "a program that is observed: its steps take time",
-    "tests/daemon/ranks/ring_files.py": "rings carry the clock of the machine",
-    "tests/dashboards/panels/render.py": "Prometheus is asked about the last minutes",
-    "tests/dashboards/monitoring/web.py": "notes when a message came, for the table in docs",
-    "tests/dashboards/sites.py": "Prometheus is given series that end now",
-    "tests/dashboards/training.py": "a program that is observed: its steps take time",
-    "tests/diagnosis/recorded_faults.py": "a program that is observed: its faults take time",
-    "tests/diagnosis/recorded_ranks.py": "a program that is observed: its faults take time",
-    "tests/loop/hostile_fleet.py": "agents of a process of their own, which date what they say",
-    "tests/loop/test_fleet_attacked.py": "it attacks for so many minutes",
-    "tests/fleet/hostile_agents.py": "agents of processes of their own, which date what they say",
-    "tests/fuzz/__main__.py": "`make fuzz` ends after some minutes",
-    "tests/fuzz/targets/broken.py": "a target that spins on purpose",
-    "tests/fuzz/watch.py": "a target that spins is stopped by its processor time",
-    "tests/image/training.py": "a program that is observed: its steps take time",
-    "tests/loop/attackers.py": "programs of attackers, which pause between attacks",
-    "tests/loop/healthy.py": "programs that are observed: their steps take time",
-    "tests/loop/node.py": "waits in which nothing may happen, in acceptance only",
-    "tests/loop/notifying.py": "acceptance: when a fault began, for the table in docs",
-    "tests/loop/played_job.py": "a program that is observed: its steps take time",
-    "tests/loop/test_faults_in_training.py": "acceptance: a hang is found within 30 s",
-    "tests/loop/test_soak.py": "half an hour of health, second by second",
-    "tests/loop/training.py": "a program that is observed: its steps and faults take time",
-    "tests/loop/trainings.py": "the soak starts jobs again at their time",
-}
 CLOCKS = re.compile(r"(sleep|monotonic|time|perf_counter|thread_time|process_time)(_ns)?")
 
 Graph = dict[str, set[str]]
@@ -221,8 +193,9 @@ def test_only_the_listed_tests_sleep_or_read_a_clock() -> None:
         path.relative_to(ROOT).as_posix(): next(clock_lines(path), 0)
         for path in sorted((ROOT / "tests").rglob("*.py"))
     }
-    assert {path: line for path, line in found.items() if line and path not in READ_CLOCKS} == {}
-    assert [path for path in READ_CLOCKS if not found.get(path)] == [], "listed without need"
+    listed = cases(__file__)["read_clocks"]
+    assert {path: line for path, line in found.items() if line and path not in listed} == {}
+    assert [path for path in listed if not found.get(path)] == [], "listed without need"
 
 
 def test_no_test_module_imports_another() -> None:

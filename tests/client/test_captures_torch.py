@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,27 +275,7 @@ def test_a_profiler_in_another_thread_waits_for_ours(trained, tmp_path):
 
 
 # The parts of torch.cuda.memory._snapshot() on a GPU that are read.
-SNAPSHOT: dict[str, Any] = {
-    "segments": [
-        {
-            "total_size": 2048,
-            "blocks": [
-                {
-                    "size": 1024,
-                    "state": "active_allocated",
-                    "frames": [
-                        {"filename": "??", "line": 0, "name": "at::empty"},
-                        {"filename": "/job/model.py", "line": 7, "name": "forward"},
-                        {"filename": "/job/train.py", "line": 3, "name": "<module>"},
-                    ],
-                },
-                {"size": 512, "state": "active_awaiting_free", "frames": []},
-                {"size": 512, "state": "inactive", "frames": []},
-            ],
-        }
-    ],
-    "device_traces": [[{"action": "alloc"}, {"action": "free"}]],
-}
+SNAPSHOT: Any = json.loads(Path(__file__).with_name("memory_snapshot.json").read_bytes())
 # The process believes that it has a GPU; its allocator is this stand-in.
 STAND_IN = f"""
 class StandIn:

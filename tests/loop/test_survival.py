@@ -1,16 +1,14 @@
 """The job comes first: what kills the daemon or a rank costs no other anything."""
 
 import json
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
-from tests.loop.programs import SEEDED, STEPPING, STEPPING_AS
+from tests.loop.programs import SEEDED, STEPPING
 from tests.waiting import DEADLINE_S
 
 KILLS = 20
@@ -84,24 +82,6 @@ def test_a_second_daemon_on_the_folder_exits_2_and_names_the_first(node, tmp_pat
     assert second.start_daemon(wait=False).wait(DEADLINE_S) == 2
     assert f"pid {daemon.pid}" in second.log("daemon")
     second.close()
-
-
-def test_a_trainer_of_another_user_reports_to_the_daemon_of_root(open_path):
-    if os.getuid() != 0:
-        pytest.skip("only root can become another user")
-    with loop_node(open_path) as node:
-        node.start_daemon()
-        node.start_rank(0, STEPPING_AS, "1234", world_size=1)
-        (rank,) = poll(lambda: node.get("ranks"), "the rank reports")
-        assert (rank["job"], rank["owner"]) == ("other-user", "uid/1234")
-        answer = node.http.post("/api/v1/captures", json={"job": "other-user", "kind": "stacks"})
-        assert answer.status_code == 202, answer.text
-
-        def written() -> Any:
-            return [c for c in node.get("captures") if c["outcome"] == "complete"]
-
-        (capture,) = poll(written, "the stacks are stored")
-        assert capture["files"][0] == "rank0.stacks.json"
 
 
 def test_without_nvml_the_daemon_runs_and_says_what_is_missing(tmp_path):

@@ -4,42 +4,18 @@ import csv
 import re
 from pathlib import Path
 
+from tests.cases import cases
 from warpwatch_telemetry import xids
 from warpwatch_telemetry.catalogue import CATALOGUE, markdown
 from warpwatch_telemetry.dcgm_names import DCGM_NAMES
 from warpwatch_telemetry.metric import IDENTITY_LABELS
 from warpwatch_telemetry.xids import COUNTED_FROM_START, TABLE, XIDS, explain
 
-# The names that others build on.
-PROMISED = re.findall(
-    r"\S+",
-    """
-device_up device_utilization_ratio device_busy_seconds_total device_memory_used_bytes
-device_memory_free_bytes device_memory_total_bytes device_memory_reserved_bytes device_power_watts
-device_power_limit_watts device_energy_joules_total device_temperature_celsius{sensor}
-device_clock_hertz{domain} device_throttle_seconds_total{reason} device_throttle_active{reason}
-device_pcie_receive_bytes_total device_pcie_transmit_bytes_total device_pcie_replay_total
-device_nvlink_receive_bytes_total device_nvlink_transmit_bytes_total
-device_nvlink_errors_total{type} device_ecc_errors_total{type} device_remapped_rows{type}
-device_xid_errors_total{xid} device_sm_active_ratio device_sm_occupancy_ratio
-device_tensor_active_ratio device_dram_active_ratio
-device_workload_info{namespace,pod,container} process_gpu_memory_bytes{pid,process}
-step_duration_seconds steps_total phase_seconds_total{phase} samples_total tokens_total
-rank_last_step_timestamp_seconds rank_memory_allocated_bytes rank_memory_reserved_bytes
-job_energy_joules_total anomalies_total{kind,severity} anomaly_active{kind,node}
-captures_total{kind,trigger,outcome,namespace,user} diagnosis_share_ratio{finding} source_up{source}
-source_duration_seconds{source} source_errors_total{source} build_info{version}
-rendezvous_rejected_total{reason} records_lost_total loop_failures_total{loop}
-loop_duration_seconds{loop} store_bytes store_captures
-http_requests_total{code} config_reloads_total{result} jsonl_records_total jsonl_errors_total
-""",
-)
-
 ROWS = list(CATALOGUE.values())
 
 
 def test_every_promised_name_has_its_labels() -> None:
-    for promised in PROMISED:
+    for promised in cases(__file__)["promised"].split():
         name, _, labels = promised.rstrip("}").partition("{")
         wanted = tuple(labels.split(",")) if labels else ()
         assert name == "device_up" or CATALOGUE[name].labels == wanted, name

@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import subprocess
-import sys
 import threading
 from datetime import UTC, datetime
 
@@ -170,17 +168,6 @@ def test_a_poll_that_hangs_leaves_scrapes_the_states_they_saw_last(node):
     goes_on.set()
     polling.join(DEADLINE_S)
     assert [state.steps_total for state in node.states()] == [2]
-
-
-def test_a_second_daemon_on_the_folder_is_refused(node):
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from warpwatch_daemon.ranks.folder import RendezvousFolder\n"
-        "RendezvousFolder(Path(sys.argv[1]), Path(sys.argv[2]), '9')"
-    )
-    arguments = [sys.executable, "-c", code, str(node.folder.path), str(node.folder.inbox)]
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    assert "already served by warpwatch 0.0.0" in done.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
