@@ -114,6 +114,21 @@ def test_a_rank_whose_reduction_is_none_is_named_with_its_node_and_costs_the_oth
     assert [rank.verified for rank in capture.ranks] == [True, True, False, False]
 
 
+def test_a_file_name_with_a_line_break_costs_that_rank_alone(fleet, monkeypatch):
+    lines = fleet.agents[1].lines
+
+    def hostile(after: str | None) -> list[bytes]:
+        plain, broken = b'"rank3.pt.trace.json.gz"', b'"rank3.\\n/../x"'
+        return [line.replace(plain, broken) for line in lines(after)]
+
+    monkeypatch.setattr(fleet.agents[1], "lines", hostile)
+    _, capture = captured(fleet)
+    assert (capture.outcome, capture.diagnosis_outcome) == ("partial", "ok")
+    assert capture.detail == "gpu-2: rank 3: its agent names no file of it"
+    found = json.loads((Path(str(capture.folder)) / "diagnosis.json").read_text())
+    assert [one["rank"] for one in found["traces"]] == [0, 1, 2]
+
+
 def test_what_is_too_large_or_too_slow_is_not_fetched(fleet, monkeypatch):
     """The first rank has as much as is allowed, the second more, the third takes too long."""
 

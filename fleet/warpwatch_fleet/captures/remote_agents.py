@@ -280,7 +280,8 @@ class RemoteAgent(Participant):
             return Collected(rank)
         name = reduction_name(file) if self._kind == "torch" else file
         said = self.said
-        if said is None or not FILE.fullmatch(name) or f"rank{rank.rank}." not in name:
+        are_plain = FILE.fullmatch(file) and FILE.fullmatch(name)
+        if said is None or not are_plain or f"rank{rank.rank}." not in name:
             raise FetchError("its agent names no file of it")
         self._get(said.id, name, folder / name)
         of_baseline = None
