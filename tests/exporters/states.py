@@ -21,12 +21,7 @@ from warpwatch_telemetry.samples import (
     SourceHealth,
     Workload,
 )
-from warpwatch_telemetry.state import (
-    JobState,
-    RankState,
-    Sensitivity,
-    State,
-)
+from warpwatch_telemetry.state import JobState, RankState, Sensitivity, State
 
 TIME = 1_700_000_000.0
 NOW = 1_790_000_000.0

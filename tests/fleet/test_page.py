@@ -11,14 +11,7 @@ from textual.widgets import DataTable
 
 from tests.daemon.http.conftest import local_client, socket_of
 from tests.fleet.nodes import NOW, TestCluster, TestNode, run
-from tests.fleet.shown import (
-    crowded_state,
-    fleet,
-    fleet_state,
-    node,
-    server,
-    with_nodes,
-)
+from tests.fleet.shown import crowded_state, fleet, fleet_state, node, server, with_nodes
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import status
 from warpwatch_daemon.cli.top import rows

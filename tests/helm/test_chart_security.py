@@ -45,8 +45,7 @@ def test_a_pod_breaks_what_is_listed_and_has_no_token_and_writes_to_volumes_of_a
 
 
 @pytest.mark.parametrize(
-    ("mode", "broken"),
-    [("sidecar", set()), ("daemonset", {"HostPath Volumes", "Volume Types"})],
+    ("mode", "broken"), [("sidecar", set()), ("daemonset", {"HostPath Volumes", "Volume Types"})]
 )
 def test_what_we_bring_into_a_training_pod_is_restricted(helm4, training, mode, broken):
     """Beside the DaemonSet but for the two folders; the training's own container is its user's."""

@@ -52,8 +52,7 @@ def test_the_schema_of_config_is_the_daemons_and_the_fleets(request):
 
 
 @pytest.mark.parametrize(
-    ("value", "of_kubernetes"),
-    [("tolerations", "Toleration"), ("claims", "ResourceClaim")],
+    ("value", "of_kubernetes"), [("tolerations", "Toleration"), ("claims", "ResourceClaim")]
 )
 def test_what_pods_take_has_the_fields_of_kubernetes(value: str, of_kubernetes: str) -> None:
     definitions = SCHEMA["definitions"]

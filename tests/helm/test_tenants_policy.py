@@ -81,10 +81,7 @@ def test_pods_without_a_folder_of_the_host_and_the_examples_are_let_in(policy):
             lambda pod: pod["spec"]["containers"].append(mount("warpwatch-run", subPath="b7")),
             SUB_PATH,
         ),
-        (
-            lambda pod: pod["spec"].update(ephemeralContainers=[mount("warpwatch-inbox")]),
-            SUB_PATH,
-        ),
+        (lambda pod: pod["spec"].update(ephemeralContainers=[mount("warpwatch-inbox")]), SUB_PATH),
         (
             lambda pod: pod["spec"]["containers"].append(
                 mount("warpwatch-run", subPathExpr="$(WARPWATCH_POD_UID)/..")

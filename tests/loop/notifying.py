@@ -36,10 +36,7 @@ NOISE = [
     *("memory_leak", "memory_pressure", "device_idle"),
 ]
 CONFIG: dict[str, Any] = {
-    "detection": {
-        "disabled": NOISE,
-        "hang": {"timeout_s": 140 / SCALE, "warmup_timeout_s": 60},
-    },
+    "detection": {"disabled": NOISE, "hang": {"timeout_s": 140 / SCALE, "warmup_timeout_s": 60}},
     "anomalies": {"hold_s": 600 / SCALE, "reopen_s": 120 / SCALE},
     "triggers": {
         "recipes": dict.fromkeys(("straggler", "data_stall", "hang", "crash")),

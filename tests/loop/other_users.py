@@ -77,11 +77,7 @@ def open_folder() -> Iterator[Path]:
 
 
 def request(
-    uid: int,
-    where: Path | int,
-    path: str,
-    body: Any = None,
-    headers: dict[str, str] | None = None,
+    uid: int, where: Path | int, path: str, body: Any = None, headers: dict[str, str] | None = None
 ) -> tuple[int, str]:
     """What this user gets: status and body. ``where``: the Unix socket, or the port on loopback."""
     content = b"" if body is None else json.dumps(body).encode()

@@ -96,10 +96,7 @@ def wait_until_learned(node: LoopNode, uuids: list[str], seconds: float) -> None
 
 @pytest.mark.parametrize(
     ("kinds", "learned_s", "found_s"),
-    [
-        pytest.param(QUICK, 5, 60, id="quick"),
-        pytest.param(ALL, 100, 240, id="all"),
-    ],
+    [pytest.param(QUICK, 5, 60, id="quick"), pytest.param(ALL, 100, 240, id="all")],
 )
 def test_each_fault_of_a_gpu_is_found_with_its_rank_and_ends_with_it(
     fake_nvml, tmp_path, kinds, learned_s, found_s

@@ -28,9 +28,7 @@ FAULT_S = 12.0
 STOPPED_S = 60 * float(os.environ.get("STOPPED_MINUTES", "0.75"))
 DAY_S = 86400
 # What a busy machine does to the steps of a job is not what is tested.
-DETECTION = {
-    "disabled": ["straggler", "step_regression", "step_drift", "step_spikes", "comm_slow"],
-}
+DETECTION = {"disabled": ["straggler", "step_regression", "step_drift", "step_spikes", "comm_slow"]}
 # Steps of 50 ms, until a file of its name is there.
 PROGRAM = """
 import os, sys, time, warpwatch

@@ -160,10 +160,7 @@ GROUPS = (
             serve_under_a_job,
             (JOB | {"rank": "4"} | gpu(2, 0),),
         ),
-        Fault(
-            "Ctrl-C ends a job",
-            interrupt,
-        ),
+        Fault("Ctrl-C ends a job", interrupt),
     ),
     (
         Fault(

@@ -53,10 +53,7 @@ def captured(node: LoopNode) -> Any:
 def test_what_was_captured_while_the_bucket_was_away_arrives_once_and_nothing_else(node, s3):
     s3.set("refuse")
     captures = [captured(node), captured(node)]
-    poll(
-        lambda: node.metric("warpwatch_uploads_total", what="capture", outcome="failed"),
-        "a try",
-    )
+    poll(lambda: node.metric("warpwatch_uploads_total", what="capture", outcome="failed"), "a try")
     node.kill_daemon()
     node.start_daemon(wait=True, **s3.environment)
     poll(lambda: node.get("ranks"), node.log("daemon"))
@@ -64,10 +61,7 @@ def test_what_was_captured_while_the_bucket_was_away_arrives_once_and_nothing_el
     captures.append(captured(node))
     assert s3.objects() == []
     s3.set("pass")
-    poll(
-        lambda: node.metric(PENDING, what="capture") == 0,
-        node.log("daemon"),
-    )
+    poll(lambda: node.metric(PENDING, what="capture") == 0, node.log("daemon"))
     addresses = {capture["id"]: capture["remote"] for capture in node.get("captures")}
     expected = [
         f"{addresses[capture['id']].removeprefix('s3://ours/')}{name}"

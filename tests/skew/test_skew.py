@@ -91,10 +91,7 @@ def test_the_stream_of_an_agent_of_the_last_release_is_understood() -> None:
     assert (node.version, node.newer, node.refused) == ("0.2.0", 0, {})
     job, members, _, (device, values), _, captures, anomalies = known(cluster, node)
     assert (job, members, device) == (("ns/team", "llama", "41"), [0, 1], "GPU-0")
-    assert values == {
-        ("device_power_watts", ()): 400,
-        ("device_temperature_celsius", ("gpu",)): 61,
-    }
+    assert values == {("device_power_watts", ()): 400, ("device_temperature_celsius", ("gpu",)): 61}
     assert (captures, anomalies) == (["20260921T150000-aaaaaa"], ["XID 79"])
     assert node.health(NOW + 20).reason == ""
 

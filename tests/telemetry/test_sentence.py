@@ -42,10 +42,7 @@ SLOW: dict[str, Any] = {"kind": "straggler", "summary": "slow", "gpu": None}
         ),
         (SLOW, f"slow: rank 1234 of llama-70b (ns/team) on gpu-155, {SINCE}"),
         (SLOW | {"node": "gpu-2"}, f"slow: rank 1234 of llama-70b (ns/team) on gpu-2, {SINCE}"),
-        (
-            SLOW | {"rank": None, "owner": "", "judged_by": "fleet"},
-            f"slow: llama-70b, {SINCE}",
-        ),
+        (SLOW | {"rank": None, "owner": "", "judged_by": "fleet"}, f"slow: llama-70b, {SINCE}"),
         (
             SLOW | {"rank": None, "job": None, "owner": "", "end_time": BEGIN + 86400},
             "slow: on gpu-155, from 03:13 UTC on 15 Nov to 03:13 UTC on 16 Nov",

@@ -31,8 +31,7 @@ HANG = Anomaly(
 )
 OVER = replace(HANG, end_time=NOW + 60)
 CONTEXT = AnomalyContext(
-    10.0,
-    (ContextSeries((NOW, NOW + 10), (5, 6), {"step_duration_s": (2.0, None)}, job="llama"),),
+    10.0, (ContextSeries((NOW, NOW + 10), (5, 6), {"step_duration_s": (2.0, None)}, job="llama"),)
 )
 
 

@@ -71,8 +71,7 @@ def test_requests_of_a_fleet_of_version_0_2_0_are_read(client, agent):
 
 
 @pytest.mark.parametrize(
-    ("reason", "status"),
-    [("refused_no_rank", 404), ("refused_busy", 409), ("refused_disk", 503)],
+    ("reason", "status"), [("refused_no_rank", 404), ("refused_busy", 409), ("refused_disk", 503)]
 )
 def test_a_refusal_keeps_its_reason(client, agent, reason, status):
     agent.refusal = Refused(reason, "not now")

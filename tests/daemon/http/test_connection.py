@@ -183,9 +183,7 @@ def test_a_client_that_does_not_read_makes_no_more_answers_than_fit(site: Site) 
     assert site.asked == 1
 
 
-def test_an_answer_ends_the_connection_of_a_client_that_still_sends_its_request(
-    site: Site,
-) -> None:
+def test_an_answer_ends_the_connection_of_a_client_that_still_sends_its_request(site: Site) -> None:
     """An endless body of one-byte chunks keeps the process busy for a second at most."""
     client = site.connect()
     site.ask(client, rest=b"Transfer-Encoding: chunked\r\n")

@@ -54,13 +54,14 @@ def test_what_has_a_name_in_the_trace_takes_its_part_of_the_gap(cause):
         assert found == {cause: 2_000, "host": 1_000, "launch": 10}, name
 
 
-def test_a_long_wait_while_the_device_works_costs_nothing_once_the_host_leads_again():
-    timeline = Timeline()
-    timeline.kernel(0, 6_000, launched_us=-100)
-    timeline.add("runtime", "cudaEventSynchronize", 500, 4_500)
-    timeline.kernel(6_000, 1_000, launched_us=5_100)
-    timeline.kernel(9_000, 1_000, launched_us=8_990)
-    assert causes(timeline) == {"host": 1_990, "launch": 10}
+@pytest.mark.parametrize("case", CASES["timelines"].values(), ids=CASES["timelines"])
+def test_each_part_of_an_idle_device_has_its_cause(case):
+    timeline = Timeline(step_us=case.get("step_us", 10_000))
+    for call in case.get("calls", ()):
+        timeline.add(*call)
+    for at_us, us, launched_us in case["kernels"]:
+        timeline.kernel(at_us, us, launched_us)
+    assert causes(timeline) == case["causes"]
 
 
 def test_a_wait_for_a_copy_to_the_device_is_copy():
@@ -102,37 +103,6 @@ def test_a_host_that_launches_as_fast_as_it_can_is_launch():
     for begin in range(0, 1_050, 50):
         timeline.kernel(begin, 10, launched_us=begin - 8)
     assert causes(timeline) == {"launch": 800}
-
-
-def test_work_that_was_queued_is_not_the_hosts_fault():
-    timeline = Timeline(step_us=1_000)
-    for begin in (0, 305, 700):
-        timeline.kernel(begin, 300, launched_us=-500)
-    assert causes(timeline) == {"kernel_gap": 5, "unexplained": 95}
-
-
-def test_work_without_a_launch_leaves_only_what_has_a_name():
-    timeline = Timeline()
-    timeline.kernel(0, 1_000, launched_us=None)
-    timeline.add("annotation", LOADER, 2_000, 3_000)
-    timeline.kernel(6_000, 4_000, launched_us=None)
-    assert causes(timeline) == {"data_loading": 3_000, "unexplained": 2_000}
-
-
-def test_the_first_and_the_last_gap_of_the_window_count():
-    timeline = Timeline()
-    timeline.add("annotation", LOADER, 0, 1_990)
-    timeline.kernel(2_000, 1_000, launched_us=1_990)
-    timeline.add("annotation", "save_checkpoint", 4_000, 5_000)
-    found = {"checkpoint": 5_000, "data_loading": 1_990, "launch": 10, "host": 2_000}
-    assert causes(timeline) == found
-
-
-def test_the_last_gap_looks_at_the_work_that_follows_the_window():
-    timeline = Timeline()
-    timeline.kernel(0, 9_000, launched_us=-100)
-    timeline.kernel(12_000, 1_000, launched_us=500)
-    assert causes(timeline) == {"unexplained": 1_000}
 
 
 def test_the_worst_gaps_name_the_work_that_came_late():

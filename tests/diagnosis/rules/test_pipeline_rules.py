@@ -11,10 +11,7 @@ def stage(number: int, of: int, waits_us: int, on_gpu: bool, **place: object) ->
     """Steps that compute, and wait ``waits_us`` for what another stage hands over."""
     name = "ncclDevKernel_SendRecv(ncclDevKernelArgs)"
     parts = (
-        [
-            kernel(waits_us, STEP_US - waits_us, 0),
-            kernel(0, waits_us, -20, name),
-        ]
+        [kernel(waits_us, STEP_US - waits_us, 0), kernel(0, waits_us, -20, name)]
         if on_gpu
         else [
             operator(waits_us, STEP_US - waits_us),

@@ -1,14 +1,7 @@
 """One broken GPU breaks nothing else: the others go on, and what is broken says why."""
 
 from tests.devices.fakenvml.driver import FakeDriver
-from tests.loop.devices.node import (
-    device_node,
-    devices,
-    lines_of,
-    readings,
-    reasons,
-    wait_all_up,
-)
+from tests.loop.devices.node import device_node, devices, lines_of, readings, reasons, wait_all_up
 from tests.loop.node import poll
 
 XID_ERRORS = "warpwatch_device_xid_errors_total"
