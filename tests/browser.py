@@ -29,7 +29,6 @@ def browser():
 
 
 def picture(page: Any, name: str, height: int) -> None:
-    """Renew a picture of docs/images, of the page's top, if PICTURES names that folder."""
     if folder := os.environ.get("PICTURES"):
         clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height}
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True, clip=clip)

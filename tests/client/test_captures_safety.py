@@ -159,7 +159,6 @@ class Said:
 
 
 def recording(clock: ManualClock, steps: int = 2) -> tuple[RecordingSession, Said]:
-    """Asked for at step 30, from step 40 on; armed for a minute."""
     said: Any = Said()
     command = Command("capture", "c-1", "torch", 40, steps)
     return RecordingSession(command, said, "", said, 30, clock.monotonic), said

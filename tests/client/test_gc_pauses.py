@@ -26,7 +26,6 @@ def pauses() -> Iterator[GcPauses]:
 
 
 def collect(pauses: GcPauses, pause_ns: int, generation: int = 2) -> None:
-    """A collection that takes exactly so long."""
     now = [1_000]
     pauses._monotonic_ns = lambda: now[0]
     pauses._collected("start", {"generation": generation})

@@ -17,7 +17,6 @@ VECTORS = {
 
 
 def ring() -> bytearray:
-    """Return a ring of the document's header parts only."""
     data = bytearray(protocol.RING_SIZE)
     data[:64] = VECTORS["identity"]
     data[320 : 320 + 180] = VECTORS["totals"]

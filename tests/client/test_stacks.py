@@ -30,7 +30,6 @@ def published(folder: Folder) -> Path:
 
 
 def drained(path: Path, wanted: bytes) -> bytes:
-    """Return the pipe's content up to ``wanted``."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     data = b""
 
@@ -48,7 +47,6 @@ def drained(path: Path, wanted: bytes) -> bytes:
 
 
 def stop(folder: Folder, found: Training) -> None:
-    """Stop the process for longer than the timer, and let it go on."""
     os.kill(found.process.pid, signal.SIGSTOP)
     folder.silent_for(STOPPED_S)
     os.kill(found.process.pid, signal.SIGCONT)

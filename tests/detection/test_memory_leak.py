@@ -18,7 +18,6 @@ Level = Callable[[int, int], float]
 
 
 def training(level: Level, first: int = 0, last: int = 1900, ranks: int = 2) -> Iterator[Record]:
-    """Steps whose allocated memory scatters by 5 MB about 40 GB and ``level``."""
     noise = random.Random(first)
     if first == 0:
         for rank in range(ranks):

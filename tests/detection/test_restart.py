@@ -24,7 +24,6 @@ from warpwatch_telemetry.records import Clock, RankEvent, Record, Step
 
 
 def training(seed: int) -> Iterator[Record]:
-    """Slow input, a slow rank, a stopped rank and a raised exception, with health in between."""
     job = Job(ranks=4, step_s=0.5, noise=0.02, seed=seed)
     yield from job.seen()
     yield from job.steps(300)

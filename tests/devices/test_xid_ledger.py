@@ -195,8 +195,6 @@ def test_no_text_breaks_the_parser(text):
 
 
 class Node:
-    """A kernel log in a file or pipe, and the source that reads it round by round."""
-
     def __init__(self, path: Path) -> None:
         self.path, self.clock, self.sink = path, ManualClock(), RecordingSink()
         self.loops = HandLoops(self.clock)

@@ -106,8 +106,6 @@ class Adversarial(nn.Module):  # type: ignore[misc]
 
 
 class Policy(nn.Module):  # type: ignore[misc]
-    """PPO: a small policy that acts in a simulation in Python before each update."""
-
     sample = (16,)
     batch = 64
 

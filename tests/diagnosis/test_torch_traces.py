@@ -33,7 +33,6 @@ def run(program: str, *arguments: object) -> None:
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder of recordings for all processes of this run of the tests."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if base.name.startswith("popen-") else base) / "live-recordings"
     folder.mkdir(exist_ok=True)

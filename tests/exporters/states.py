@@ -32,7 +32,6 @@ _RANK = msgspec.convert(_PARTS["rank"], RankState)
 
 
 def state_of(*found: Anomaly | Capture, time: float = NOW) -> State:
-    """Return the state of a node with these anomalies and captures."""
     return State(
         time,
         "0.1.0",

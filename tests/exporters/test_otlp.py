@@ -39,8 +39,6 @@ def more_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Site:
-    """An exporter to ``url`` of a state that the test changes."""
-
     def __init__(self, url: str, **config: Any) -> None:
         self.state = STATE
         self.counted: Counter[tuple[str, str]] = Counter()

@@ -195,7 +195,6 @@ def test_what_does_not_run_is_refused_by_name(fleet, changes, said):
 
 
 def for_anomaly(fleet: PlayedFleet, anomaly: Anomaly, **options: Any) -> Sequence[Capture]:
-    """All captures, after those for the anomaly."""
     return fleet.run(lambda _: None, changes=[Change("opened", anomaly)], **options).captures()
 
 

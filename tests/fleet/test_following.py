@@ -52,7 +52,6 @@ def config(tmp_path: Path) -> AgentsConfig:
 
 @pytest.fixture
 def to(serve: Serve, config: AgentsConfig) -> Target:
-    """The agent, which wants the token."""
     return target(serve(token_file=config.token_file))
 
 

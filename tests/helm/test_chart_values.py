@@ -86,7 +86,6 @@ def keys_of(node: dict[str, Any], prefix: str = "") -> set[str]:
 
 
 def written(values: dict[str, Any], node: dict[str, Any], prefix: str = "") -> set[str]:
-    """The keys of the defaults as far as the schema goes."""
     keys = set()
     for key, value in values.items():
         keys.add(prefix + key)

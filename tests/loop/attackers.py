@@ -190,7 +190,6 @@ def take_names(inbox: Path, identifier: str, ring: str) -> None:
 
 @contextlib.contextmanager
 def attack(node: LoopNode, uid: int, *kinds: str) -> Iterator[None]:
-    """Each in a process of its own."""
     places = [str(node.run_dir), str(node.folder / "inbox")]
     processes = [
         node.start(kind, ["-m", "tests.loop.attackers", str(uid), kind, *places], {})

@@ -86,8 +86,6 @@ class Probe(threading.Thread):
 
 
 class Honest:
-    """The job of OWNER, and what the daemon says of it."""
-
     def __init__(self, node: LoopNode) -> None:
         self.node = node
         self.folder = node.folder / "honest"

@@ -32,7 +32,6 @@ def cluster(tmp_path: Path) -> Iterator[LoopCluster]:
 
 
 def stragglers(of: Any) -> list[str]:
-    """Ids of those that are active, as a node or the fleet says them."""
     found = of.get("anomalies")
     return [one["id"] for one in found if one["kind"] == "straggler" and not one["end_time"]]
 

@@ -121,7 +121,6 @@ class Soak:
         }
 
     def peaks(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Of each figure, in both halves of what is after the first minutes."""
         warm = [one for one in self.samples if one["elapsed_s"] > WARM_SHARE * self._seconds]
         halves = warm[: len(warm) // 2], warm[len(warm) // 2 :]
         before, after = ({key: max(one[key] for one in half) for key in half[0]} for half in halves)

@@ -47,7 +47,6 @@ def api_socket(node: LoopNode) -> Path:
 
 
 def session(node: LoopNode, uid: int) -> str:
-    """Return the cookie of a session of this user."""
     _, text = request(uid, api_socket(node), "/api/v1/sessions", {})
     answer = httpx.get(node.url + json.loads(text)["path"])
     return answer.headers["set-cookie"].partition(";")[0]

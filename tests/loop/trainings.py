@@ -55,8 +55,6 @@ def have_trained(node: LoopNode, name: str, ranks: int, steps: int) -> None:
 
 
 class HealthyJobs:
-    """All kinds of ``healthy.py`` beside each other."""
-
     def __init__(self, node: LoopNode, **environment: str) -> None:
         self._node = node
         self._environment = environment

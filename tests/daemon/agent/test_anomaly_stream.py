@@ -45,7 +45,6 @@ def hub():
 def pipeline(
     node: CaptureNode, hub: Hub, clock: ManualClock, log: TelemetryLog | None = None
 ) -> Pipeline:
-    """A daemon's stream over the node's files, as a daemon's start makes it."""
     config = Config()
     detection = Detection(config.detection, config.anomalies)
     archive = Archive(node.store.path, detection, lambda what: None, lambda: None)

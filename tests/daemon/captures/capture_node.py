@@ -40,7 +40,6 @@ MORE = "fedcba9876543210"
 
 
 def anomaly(kind: str, **changes: Any) -> Anomaly:
-    """Return an anomaly of the job that a test plays."""
     about = {"id": "a1", "time": 0.0, "severity": "warning", "summary": "rank 1 is slow"}
     return Anomaly(**{**about, **TRAIN.fields(), "kind": kind, **changes})
 
@@ -178,13 +177,11 @@ class CaptureNode:
         self.answer(rank, "capture_finished", **said)
 
     def finished(self, capture: Capture) -> Capture:
-        """The capture after the files that were delivered are taken over."""
         self.poll()
         self.service.finish()
         return self.capture(capture)
 
     def captured(self, request: CaptureRequest = MANUAL, *contents: Any) -> Capture:
-        """A capture to which every rank brings its file; ``contents``: of the first ones."""
         asked = self.service.request(request)
         for number, rank in enumerate(asked.ranks):
             index = self._numbers.index(rank.rank)
@@ -199,7 +196,6 @@ class CaptureNode:
         return next(c for c in self.captures if c.id == capture.id)
 
     def counted(self, outcome: str, trigger: str = "manual", kind: str = "torch") -> float:
-        """Return the count over all owners."""
         wanted = {"kind": kind, "trigger": trigger, "outcome": outcome}.items()
         return sum(
             sample.value

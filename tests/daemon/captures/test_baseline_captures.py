@@ -35,7 +35,6 @@ class Node(CaptureNode):
         self.poll()
 
     def look(self, after_s: float, *active: Anomaly) -> list[Capture]:
-        """The baselines that were begun until then."""
         self.baseline.advance(self.now + after_s, active)
         return [c for c in self.captures if c.request.trigger == "baseline"]
 
@@ -45,7 +44,6 @@ class Node(CaptureNode):
         return self.finished(capture)
 
     def taken(self) -> Capture:
-        """The baseline."""
         return self.complete(self.look(90)[0])
 
     def restart(self, config: TriggersConfig | None = None) -> None:

@@ -27,8 +27,6 @@ INTERRUPTED = "interrupted: an evaluation began"
 
 
 class Node(CaptureNode):
-    """With its triggers, and what was decided."""
-
     def __init__(self, path: Path, stack: ExitStack, **options: Any) -> None:
         super().__init__(path, stack, **options)
         self.now = self.clock.wall()
@@ -43,7 +41,6 @@ class Node(CaptureNode):
         self.service.policy.config = config
 
     def see(self, *active: Anomaly, after_s: float = 0.0) -> None:
-        """These anomalies are active now, and no others."""
         before = self.active
         self.active = {one.id: replace(one, time=self.now + one.time) for one in active}
         now = self.now + after_s
@@ -66,7 +63,6 @@ class Node(CaptureNode):
         return self.finished(capture)
 
     def fail(self, detail: str) -> Capture:
-        """The newest capture, after its ranks have failed."""
         self.answer_all("capture_failed", detail=detail)
         return self.finished(self.captures[-1])
 

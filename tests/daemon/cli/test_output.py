@@ -88,7 +88,6 @@ FORGED = "x\n2026-01-01 00:00:00,000 ERROR root: forged\x1b[31m\u202egnp"
 
 @pytest.fixture
 def logged():
-    """A logger, what it wrote, and its clock."""
     written, clock = io.StringIO(), ManualClock()
     handler = LimitedHandler(written, clock.monotonic)
     logger = logging.Logger("warpwatch_daemon.ranks.table")

@@ -223,7 +223,6 @@ def test_findings_are_grouped_aligned_and_wrapped():
 
 @pytest.fixture
 def no_daemon(monkeypatch, tmp_path):
-    """Hide a daemon of this machine from the doctor."""
     monkeypatch.setenv("WARPWATCH_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("WARPWATCH_HTTP__LISTEN", "127.0.0.1:9")
 

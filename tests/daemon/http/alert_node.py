@@ -71,7 +71,6 @@ class AlertNode(MemoryAgent):
 
 
 def alert(fingerprint: str = "f1", **labels: str) -> dict[str, Any]:
-    """A firing alert as Alertmanager sends it."""
     own = _SENT["alert"]
     return {**own, "labels": own["labels"] | labels, "fingerprint": fingerprint}
 

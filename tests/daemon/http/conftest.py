@@ -77,7 +77,6 @@ def around_straggler() -> AnomalyContext:
 
 
 def node_in_trouble() -> State:
-    """Return a node whose rank 1 has been slow since step 400; the other rank waits for it."""
     return replace(
         _NODE,
         devices=tuple(gpu(index) for index in range(8)),
@@ -86,8 +85,6 @@ def node_in_trouble() -> State:
 
 
 class MemoryAgent:
-    """A daemon whose answers the test sets."""
-
     def __init__(self, folder: Path) -> None:
         self.reset(folder)
 
@@ -108,7 +105,6 @@ class MemoryAgent:
 
     @property
     def codes(self) -> Counter[int]:
-        """How many answers had each status, as counted."""
         samples = (one for family in self.metrics.registry.collect() for one in family.samples)
         requests = (one for one in samples if one.name == "warpwatch_http_requests_total")
         return Counter({int(one.labels["code"]): int(one.value) for one in requests})
@@ -182,15 +178,10 @@ _SECONDS = itertools.count(0.0, 5.0)
 
 
 def unlimited() -> float:
-    """Read a monotonic clock that passes five seconds with each reading.
-
-    So each scrape is rendered anew.
-    """
     return next(_SECONDS)
 
 
 def socket_of(server: Server) -> Path:
-    """Return the Unix socket of a server of a test."""
     return SOCKETS[server]
 
 
@@ -200,13 +191,11 @@ def http_client(url: str, **about: Any) -> httpx.Client:
 
 
 def local_client(server: Server) -> httpx.Client:
-    """Return a client that asks as this user, through the socket."""
     transport = httpx.HTTPTransport(uds=str(socket_of(server)), verify=False)
     return http_client("http://localhost", transport=transport)
 
 
 def link_to(server: Server, uid: int | None = None) -> str:
-    """Return a link to the page for this user, or for the one who runs the test."""
     if uid is not None:
         return str(json.loads(request(uid, socket_of(server), SESSIONS, {})[1])["path"])
     with local_client(server) as local:

@@ -25,7 +25,6 @@ _DECISIONS = msgspec.convert(_PARTS["decisions"], tuple[Decision, ...])
 
 
 def everything(now: State) -> State:
-    """Return the state of a node in trouble with everything else that may be there."""
     gpus = now.devices[:3]
     first, second = (replace(rank, recent_s=rank.recent_s[-4:]) for rank in now.ranks)
     xids: dict[SeriesKey, float] = {
@@ -75,7 +74,6 @@ def everything(now: State) -> State:
 
 
 def fill(agent: MemoryAgent) -> None:
-    """Let the agent report everything."""
     agent.now = everything(agent.now)
     agent.lacks = ("nvml: library not found",)
     blind = DetectorStatus("fine", "limit 1.9", job="llama-7b", rank=1, sees=0.9, effect=0.2)

@@ -61,7 +61,6 @@ def token_file(tmp_path):
 
 @pytest.fixture
 def secured(serve, token_file):
-    """Starts a server with the token and returns a client of it."""
     with ExitStack() as stack:
 
         def start(**section):
@@ -101,7 +100,6 @@ def reason(answer: httpx.Response) -> str:
 
 @contextmanager
 def session(server: Server, uid: int | None = None) -> Iterator[httpx.Client]:
-    """Yield a browser's client with a session of this user, or of the one who runs the test."""
     with http_client(server.url) as client:
         assert client.get(link_to(server, uid)).status_code == 303
         yield client

@@ -18,7 +18,6 @@ from warpwatch_telemetry.captures import Decision
 
 @pytest.fixture(scope="module")
 def shared():
-    """A node and a client of its server, which all tests share."""
     node = AlertNode(Path())
     with servers(node) as serve, local_client(serve()) as client:
         yield node, client
@@ -26,7 +25,6 @@ def shared():
 
 @pytest.fixture
 def site(shared, tmp_path):
-    """Begins a node: (the node, a client of it)."""
     node, client = shared
     with ExitStack() as stack:
 

@@ -234,7 +234,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def daemon(serve, folder):
-    """Its URL, by address."""
     (folder / "token").write_text("secret")
     _, port = serve(web_config=folder / "web.yml", token_file=folder / "token").address
     return f"https://127.0.0.1:{port}"

@@ -59,7 +59,6 @@ class Site:
         await send({"type": "http.response.body"})
 
     def connect(self, peer: Peer = ONE) -> socket.socket:
-        """Return the client's end of a new connection."""
         ours, theirs = socket.socketpair()
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         for end in (ours, theirs):
@@ -88,7 +87,6 @@ class Site:
         self.settle()
 
     def read(self, client: socket.socket, limit: int = 2**20) -> bytes:
-        """Return what the client can read now, with ``<closed>`` after it if that is the end."""
         received = b""
         try:
             while part := client.recv(min(65536, limit - len(received))):
@@ -259,8 +257,6 @@ def clock() -> ManualClock:
 def ask_app(
     agent: Any, clock: ManualClock, *paths: str, wait_s: float = 0.0
 ) -> list[httpx.Response]:
-    """Return the answers to GET, one after the other, with a pause after each."""
-
     async def collect() -> list[httpx.Response]:
         app = create_app(agent, HttpConfig(), routes=agent_routes, monotonic=clock.monotonic)
         transport = httpx.ASGITransport(app=app)

@@ -26,7 +26,6 @@ def document(client: httpx.Client) -> Any:
 
 
 def closed(schema: Any) -> Any:
-    """Return the schema without room for fields that it does not name."""
     if isinstance(schema, list):
         return [closed(one) for one in schema]
     if not isinstance(schema, dict):

@@ -236,7 +236,6 @@ def test_who_asks_for_little_gets_it_and_the_others_share_what_is_left():
 
 
 def restart(node: RankNode, turn: int, same_names: bool) -> list[Step]:
-    """A step of every rank, of a process that is gone at once: 0.01 s in each of its 16 phases."""
     for rank in range(RANKS):
         of = "all" if same_names else rank
         names = [f"p{of}_{turn}_{n}" for n in range(protocol.MAX_PHASES)]

@@ -231,7 +231,6 @@ _THEN_COMPUTES = "print('running', flush=True)\nwhile True: pass\n"
 
 
 def looks(node: RankNode) -> list[RankEvent]:
-    """The events that say how the ranks' processes are."""
     return [event for event in node.events(without="") if event.event == "process"]
 
 

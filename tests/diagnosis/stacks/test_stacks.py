@@ -81,7 +81,6 @@ def in_collectives(folder: Path, *collectives: list[Any], **more: Any) -> list[P
 
 
 def behind(folder: Path, state: str, time: float) -> list[Path]:
-    """Rank 1 ended the collective before the one that rank 0 entered."""
     peer = collective(812, state=state, time=time)
     rank = collective(811, state="completed", time=899.0)
     return [

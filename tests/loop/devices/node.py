@@ -49,7 +49,6 @@ def wait_all_up(node: LoopNode, count: int) -> None:
 
 
 def reasons(node: LoopNode) -> dict[int, str]:
-    """Of the devices that are down, why."""
     return {index: d["reason"] for index, d in devices(node).items() if not d["up"]}
 
 
