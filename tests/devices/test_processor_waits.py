@@ -10,16 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import eventually
+from warpwatch_devices import processor_waits
 from warpwatch_devices.memory_groups import group_headroom, host_headroom, memory_groups, oom_kills
-from warpwatch_devices.processor_waits import (
-    RunQueue,
-    ThreadTimes,
-    parse_core_ticks,
-    parse_cores,
-    parse_schedstat,
-    steal_share,
-    throttling,
-)
 
 MIB = 1 << 20
 
@@ -34,16 +26,18 @@ def thread(proc: Path, tid: int, run_s: float, wait_s: float) -> None:
 
 
 def test_texts_of_the_kernel_are_read_as_it_writes_them() -> None:
-    assert parse_schedstat(b"77860325 43544250 280\n") == ThreadTimes(77860325, 43544250)
+    assert processor_waits.parse_schedstat(
+        b"77860325 43544250 280\n"
+    ) == processor_waits.ThreadTimes(77860325, 43544250)
     for unknown in (b"", b"0 0 0\n", b"1 2\n", b"1 x 3\n"):
-        assert parse_schedstat(unknown) is None
-    assert parse_cores("0-2,8\n") == {0, 1, 2, 8}
-    assert parse_cores("5") == {5}
-    assert parse_cores("") == parse_cores("x-2") == frozenset()
+        assert processor_waits.parse_schedstat(unknown) is None
+    assert processor_waits.parse_cores("0-2,8\n") == {0, 1, 2, 8}
+    assert processor_waits.parse_cores("5") == {5}
+    assert processor_waits.parse_cores("") == processor_waits.parse_cores("x-2") == frozenset()
 
 
 def test_the_waits_of_threads_are_summed_and_the_longest_is_the_share(tmp_path: Path) -> None:
-    queue = RunQueue(7, tmp_path)
+    queue = processor_waits.RunQueue(7, tmp_path)
     thread(tmp_path, 7, 1.0, 5.0)
     thread(tmp_path, 8, 1.0, 9.0)
     assert queue.look(100.0) is None
@@ -54,7 +48,7 @@ def test_the_waits_of_threads_are_summed_and_the_longest_is_the_share(tmp_path: 
 
 
 def test_a_new_thread_counts_whole_and_one_of_the_same_number_anew(tmp_path: Path) -> None:
-    queue = RunQueue(7, tmp_path)
+    queue = processor_waits.RunQueue(7, tmp_path)
     thread(tmp_path, 7, 1.0, 5.0)
     thread(tmp_path, 8, 3.0, 9.0)
     queue.look(100.0)
@@ -65,7 +59,7 @@ def test_a_new_thread_counts_whole_and_one_of_the_same_number_anew(tmp_path: Pat
 
 
 def test_idle_threads_are_read_every_ten_seconds_alone(tmp_path: Path) -> None:
-    queue, gone = RunQueue(7, tmp_path), RunQueue(8, tmp_path)
+    queue, gone = processor_waits.RunQueue(7, tmp_path), processor_waits.RunQueue(8, tmp_path)
     # An exited process has no values.
     assert [gone.look(100.0), gone.look(102.0)] == [None, None]
     for tid in (7, 8):
@@ -90,7 +84,7 @@ def test_a_thread_beside_another_on_one_core_waits_as_the_kernel_says() -> None:
             stack.callback(process.kill)
             process.stdout.readline()
             pids.append(process.pid)
-        queue = RunQueue(pids[0])
+        queue = processor_waits.RunQueue(pids[0])
         queue.look(100.0)
         # Two looks as if ten seconds were between them, until the kernel has made it wait.
         looks = (queue.look(110.0 + 10 * number) for number in itertools.count())
@@ -113,13 +107,13 @@ def test_a_limit_says_how_often_it_was_reached(tmp_path: Path, version: str, lim
     is_new = version == "cpu.max"
     line, top = ("0::", tmp_path) if is_new else ("3:cpu,cpuacct:", tmp_path / "cpu")
     write(tmp_path / "proc/7/cgroup", f"{line}/pods/a/main\n")
-    assert throttling(7, tmp_path / "proc", tmp_path) is None
+    assert processor_waits.throttling(7, tmp_path / "proc", tmp_path) is None
     # The innermost group has no limit of its own.
     write(top / "pods/a/main/cpu.stat", "nr_periods 0\nnr_throttled 0\nthrottled_usec 0\n")
     write(top / "pods/a/cpu.stat", "usage_usec 9\n")
     for name, text in LIMITS[version].items():
         write(top / "pods/a" / name, text)
-    found = throttling(7, tmp_path / "proc", tmp_path)
+    found = processor_waits.throttling(7, tmp_path / "proc", tmp_path)
     assert (found.throttled_ns, found.throttled_periods, found.periods) == (2_500_000, 30, 40)
     assert found.limit == limit
 
@@ -127,21 +121,21 @@ def test_a_limit_says_how_often_it_was_reached(tmp_path: Path, version: str, lim
 def test_without_a_limit_there_is_no_throttling(tmp_path: Path) -> None:
     write(tmp_path / "proc/7/cgroup", "0::/a\n")
     write(tmp_path / "a/cpu.stat", "usage_usec 9\n")
-    assert throttling(7, tmp_path / "proc", tmp_path) is None
+    assert processor_waits.throttling(7, tmp_path / "proc", tmp_path) is None
 
 
 def test_steal_is_of_the_cores_that_are_asked_for() -> None:
-    before = parse_core_ticks(
+    before = processor_waits.parse_core_ticks(
         "cpu  9 9\ncpu0 10 0 10 80 0 0 0 0 0 0\ncpu1 10 0 10 80 0 0 0 0 0 0\n"
     )
-    now = parse_core_ticks(
+    now = processor_waits.parse_core_ticks(
         "cpu  9 9\ncpu0 40 0 20 100 0 0 0 40 0 0\ncpu1 60 0 20 120 0 0 0 0 0 0\nintr 1 2\n"
     )
     assert now[0] == (200, 40)
-    assert steal_share(before, now, {0}) == 0.4
-    assert steal_share(before, now, {0, 1}) == 0.2
-    assert steal_share(before, now, {5}) is None
-    assert parse_core_ticks("cpu0 1 2 3\ncpu1 a b c d e f g h\n") == {}
+    assert processor_waits.steal_share(before, now, {0}) == 0.4
+    assert processor_waits.steal_share(before, now, {0, 1}) == 0.2
+    assert processor_waits.steal_share(before, now, {5}) is None
+    assert processor_waits.parse_core_ticks("cpu0 1 2 3\ncpu1 a b c d e f g h\n") == {}
 
 
 def test_a_limit_of_either_version_counts_without_the_file_cache(tmp_path: Path) -> None:

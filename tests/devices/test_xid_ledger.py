@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
-from warpwatch_devices import kernel_log
+from warpwatch_devices import kernel_log, xid_ledger
 from warpwatch_devices.kernel_log import KernelLogSource, parse_record
-from warpwatch_devices.xid_ledger import (
-    LOG_INTERVAL_S,
-    MAX_XIDS,
-    SAME_EVENT_S,
-    XidLedger,
-    normalised_address,
-)
 
 GPU = "GPU-1a"
 ADDRESS = "00000000:1A:00.0"
@@ -29,7 +22,7 @@ LOG_ADDRESS = "0000:1a:00"
 NVML, LOG = (ADDRESS, "nvml"), (LOG_ADDRESS, "kernel_log")
 
 
-class Ledger(XidLedger):
+class Ledger(xid_ledger.XidLedger):
     def __init__(self, known: bool = True) -> None:
         self.clock = ManualClock()
         super().__init__(self.clock.wall)
@@ -54,19 +47,19 @@ class Ledger(XidLedger):
     ],
 )
 def test_every_spelling_of_a_pci_address_is_the_same_gpu(spelling, address):
-    assert normalised_address(spelling) == address
+    assert xid_ledger.normalised_address(spelling) == address
 
 
 @pytest.mark.parametrize(("first", "second"), [(NVML, LOG), (LOG, NVML)])
 def test_an_event_and_its_line_are_one(first, second):
     ledger = Ledger()
     assert ledger.told(first, 79) == [True]
-    ledger.clock.advance(SAME_EVENT_S - 0.1)
+    ledger.clock.advance(xid_ledger.SAME_EVENT_S - 0.1)
     assert ledger.told(second, 79) == [False]
     assert ledger.total(79) == 1
     # A report that comes too late is another event.
     ledger.told(first, 13)
-    ledger.clock.advance(SAME_EVENT_S + 0.1)
+    ledger.clock.advance(xid_ledger.SAME_EVENT_S + 0.1)
     assert ledger.told(second, 13) == [True]
     assert ledger.total(13) == 2
 
@@ -105,7 +98,7 @@ def test_an_xid_before_its_gpu_is_known_is_kept_for_it_within_bounds():
         ledger.told(("0001:00:00", "kernel_log"), xid)
     ledger.register("GPU-first", "0001:00:00")
     ledger.register("GPU-last", "0001:ff:00")
-    assert len(ledger.values("GPU-first")) == 2 * MAX_XIDS
+    assert len(ledger.values("GPU-first")) == 2 * xid_ledger.MAX_XIDS
     assert ledger.values("GPU-last") == {}
 
 
@@ -150,7 +143,7 @@ def test_a_gpu_that_moved_keeps_its_counters_and_another_at_its_address_starts_a
 def test_a_storm_is_logged_once_and_counted_in_full(caplog):
     ledger = Ledger()
     ledger.told(NVML, 79, 50)
-    ledger.clock.advance(LOG_INTERVAL_S - 1)
+    ledger.clock.advance(xid_ledger.LOG_INTERVAL_S - 1)
     ledger.told(NVML, 79)
     assert caplog.messages == ["device GPU-1a (0000:1a:00): XID 79, GPU has fallen off the bus"]
     ledger.clock.advance(1)
@@ -198,7 +191,7 @@ class Node:
     def __init__(self, path: Path) -> None:
         self.path, self.clock, self.sink = path, ManualClock(), RecordingSink()
         self.loops = HandLoops(self.clock)
-        self.ledger = XidLedger(self.clock.wall)
+        self.ledger = xid_ledger.XidLedger(self.clock.wall)
         self.ledger.register(GPU, "00000000:1A:00.0")
         self.source = KernelLogSource(self.ledger, path, self.clock.monotonic, self.clock.wall)
         self.source.start(self.loops, self.sink)

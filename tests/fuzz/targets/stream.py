@@ -14,22 +14,15 @@ from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.targets import OWNER
 from warpwatch_fleet.targets import Target as FleetTarget
+from warpwatch_telemetry import stream
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent
 from warpwatch_telemetry.state import State
-from warpwatch_telemetry.stream import (
-    AnomalyLine,
-    CaptureLine,
-    CursorLine,
-    GapLine,
-    RunLine,
-    encode_stream_line,
-)
 
 # The first byte of an input chooses: the agent of a node, or one of a tenant.
 AGENTS = ("gpu-1:9400", "10.0.0.9:9400")
 LABELS: tuple[dict[str, str], ...] = ({}, {OWNER: "ns/team"})
-NAMED = encode_stream_line(CursorLine("c", "gpu-1", "0.3.0"))
+NAMED = stream.encode_stream_line(stream.CursorLine("c", "gpu-1", "0.3.0"))
 # The fleet evaluates, and is scraped, once in so many inputs, with a second between two inputs.
 EVALUATE_EACH = 64
 # A fleet with thousands of jobs evaluates them for long: another one takes its place then.
@@ -90,13 +83,13 @@ def target(folder: Path) -> Target:
     records = (seen(1), step(1, 7, NOW), end(1, NOW), end(None, NOW), about, event)
     lines = [encode_line(one) or b"" for one in records]
     lines += [
-        encode_stream_line(one)
+        stream.encode_stream_line(one)
         for one in (
-            AnomalyLine(replace(STRAGGLER, owner="ns/team")),
-            CaptureLine(CAPTURE),
-            RunLine(run(0, 1)),
-            CursorLine("c-1", "gpu-1", "0.3.0"),
-            GapLine(3),
+            stream.AnomalyLine(replace(STRAGGLER, owner="ns/team")),
+            stream.CaptureLine(CAPTURE),
+            stream.RunLine(run(0, 1)),
+            stream.CursorLine("c-1", "gpu-1", "0.3.0"),
+            stream.GapLine(3),
         )
     ]
     lines.append(json.dumps({"type": "later", "time": 1, "new": [1]}).encode() + b"\n")
