@@ -139,6 +139,21 @@ def test_a_device_that_may_not_be_read_and_all_that_cannot_are_not_lost(reason, 
     assert opened(engine, [*node.readings(60), *node.down(300, reason)]) == []
 
 
+def test_errors_of_the_devices_life_count_where_no_driver_counts_its_own():
+    node, engine = Node(), alone("ecc_uncorrectable")
+    without = (key("ecc_errors_total", "uncorrected"),)
+    opened(engine, node.readings(20, lambda *_: {}, without=without))
+    for label, kinds in (("corrected", []), ("uncorrected", ["ecc_uncorrectable"])):
+        errors = after(5, "ecc_aggregate_errors_total", label)
+        found = opened(engine, node.readings(20, errors, without=without))
+        assert [anomaly.kind for anomaly in found] == kinds
+
+
+def test_bad_rows_that_wait_are_one_anomaly_however_short_events_are_held():
+    node, engine = Node(), Detection(DetectionConfig(), AnomaliesConfig(hold_s=20.0))
+    assert only(run(node, engine, after(5, "row_remap_pending"), 300)).id == only(engine.active).id
+
+
 def test_a_device_whose_readings_stop_while_others_go_on_is_lost() -> None:
     node, engine = Node(), detection()
     opened(engine, [*node.seen(), *node.readings(60)])
@@ -273,22 +288,6 @@ def test_errors_that_are_counted_after_the_driver_was_loaded_again_are_news() ->
     assert (anomaly.kind, anomaly.value) == ("ecc_uncorrectable", 2.0)
 
 
-def test_a_detector_that_is_restored_knows_its_devices_and_goes_on() -> None:
-    node, config = Node(), (DetectionConfig(), AnomaliesConfig())
-    for reading in (records := list(node.readings(200, slow_link))):
-        assert reading.up
-    for make in DEVICE_DETECTORS.values():
-        whole, first, second = make(*config), make(*config), make(*config)
-        reported = [result for record in records for result in whole.observe(record)]
-        half = [result for record in records[:250] for result in first.observe(record)]
-        state = msgspec.msgpack.encode(first.state)
-        second.state = msgspec.msgpack.decode(state, type=first.state_form)
-        half += [result for record in records[250:] for result in second.observe(record)]
-        assert half == reported, whole.kind
-        assert second.state == whole.state, whole.kind
-        assert len(state) / len(node.uuids) < 2000, whole.kind
-
-
 def test_whatever_devices_say_is_judged_and_remembered() -> None:
     """Any part of the series, any number, any order of time."""
     chance, node = random.Random(7), Node()
@@ -312,6 +311,7 @@ def test_whatever_devices_say_is_judged_and_remembered() -> None:
         state = msgspec.msgpack.encode(detector.state)
         assert msgspec.msgpack.decode(state, type=detector.state_form) == detector.state
         assert len(detector.state.devices) <= MAX_DEVICES
+        assert len(state) < 2_000 * len(detector.state.devices) + 100
         assert all(status.text for status in detector.statuses())
 
 

@@ -3,7 +3,7 @@
 from tests.detection.streams import Job, alone, fed, opened, restart
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent
+from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent
 
 GB = 10**9
 
@@ -95,3 +95,7 @@ def test_several_ranks_that_are_short_are_one_anomaly_of_the_job(golden_report):
     (now,) = engine.active
     assert (now.rank, now.summary) == (None, "the device of rank 0 is 99% full; 1 more ranks alike")
     golden_report(engine)
+    fed(engine, [End(job.time + 41, "llama", 0)])
+    assert [(now.rank, now.summary) for now in engine.active] == [
+        (1, "the device of rank 1 is 99% full")
+    ]

@@ -7,15 +7,12 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-import msgspec
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.detection.streams import EPOCH_S, Job, fed, on, restart
 from warpwatch_daemon.cli.replay import LogReader
-from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.detectors import build
 from warpwatch_detection.engine import Detection
 from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.anomalies import Anomaly
@@ -129,12 +126,6 @@ def test_no_detector_fails_and_a_restart_in_the_middle_changes_nothing(pieces, b
     again = fed(restarted, records[:before])
     restart(restarted)
     assert repr([*again, *fed(restarted, records[before:])]) == repr(changes)
-
-
-def test_every_state_can_be_saved_before_anything_was_seen() -> None:
-    for detector in build(DetectionConfig(), AnomaliesConfig()):
-        saved = msgspec.msgpack.encode(detector.state)
-        assert msgspec.msgpack.decode(saved, type=detector.state_form) == detector.state
 
 
 def is_loggable(record: Record) -> bool:

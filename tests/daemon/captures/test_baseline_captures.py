@@ -192,6 +192,7 @@ def test_retention_spares_the_baseline_of_a_job_that_runs(node):
 def test_a_run_slower_than_those_before_is_compared_with_their_baseline(node):
     for number, (run, changes) in enumerate(
         (
+            ("r-0", {"trigger": "baseline"}),
             ("r-1", {"trigger": "baseline"}),
             ("r-2", {"trigger": "baseline"}),
             ("r-2", {"trigger": "anomaly", "anomaly_kind": "run_regression"}),
@@ -207,4 +208,4 @@ def test_a_run_slower_than_those_before_is_compared_with_their_baseline(node):
     node.restart()
     found = node.service.register.earlier_baseline(TRAIN, node.now)
     assert found is not None
-    assert found.id == "c0"
+    assert found.id == "c1"

@@ -18,6 +18,7 @@ from warpwatch_capturing.policy import Disk, Policy
 from warpwatch_daemon.agent.reloading import ConfigWatch, Reloading
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config import Config
+from warpwatch_daemon.demo.faults import FAULTS
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.errors import UsageError
@@ -115,7 +116,7 @@ def test_variables_come_on_top_of_the_file(tmp_path):
     assert config.http.listen == "127.0.0.1:2"
     assert config.detection.hang.timeout_s == 7
     assert config.triggers.recipes["hang"] == RecipeConfig(kind="stacks", steps=2)
-    assert len(config.triggers.recipes) == len(TriggersConfig().recipes)
+    assert config.triggers.recipes.keys() == TriggersConfig().recipes.keys()
     with pytest.raises(UsageError, match="unknown key, did you mean 'listen'"):
         load(tmp_path, "", WARPWATCH_HTTP__LISTN="x")
 
@@ -225,3 +226,9 @@ def test_only_new_content_is_a_change_and_only_once(tmp_path):
     assert not watch.changed()
     file.write_text("triggers: {dry_run: true}")
     assert not watch.changed()
+
+
+def test_the_demo_expects_the_captures_of_the_built_in_recipes():
+    recipes = TriggersConfig().recipes
+    found = {fault.anomaly: fault.capture for fault in FAULTS.values() if fault.anomaly}
+    assert found == {kind: recipes[kind].kind for kind in found}

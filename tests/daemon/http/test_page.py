@@ -120,7 +120,7 @@ def test_a_diagnosis_of_another_form_does_not_break_the_page(client, agent):
         assert client.get("/").status_code == 200
 
 
-def test_a_thousand_ranks_and_many_anomalies_stay_one_short_page(client, agent):
+def test_a_thousand_ranks_and_many_anomalies_stay_one_short_page(client, agent, capsys):
     rank = agent.now.ranks[0]
     many = tuple(replace(rank, job=f"job-{i % 100}", name=str(i)) for i in range(1000))
     jobs = tuple(replace(agent.now.jobs[0], name=f"job-{i}") for i in range(100))
@@ -130,6 +130,13 @@ def test_a_thousand_ranks_and_many_anomalies_stay_one_short_page(client, agent):
     page = client.get("/").text
     assert "And 79 more jobs" in page and "And 20 more active anomalies" in page
     assert (page.count('class="rank"'), page.count('class="minutes"')) == (8, 3)
+    ended = [replace(one, status="exited", job="job-1") for one in many[:300]]
+    ended[:8] = [replace(one, status="stopped") for one in ended[:8]]
+    agent.now = replace(agent.now, ranks=(*ended, *many[300:]))
+    assert status.main([], lambda: NOW) == 1
+    listed = capsys.readouterr().out
+    assert "    and 3 more ranks in trouble: --ranks" in listed
+    assert listed.count("    rank ") == 5
 
 
 def test_the_browser_may_run_exactly_what_the_policy_names(client):

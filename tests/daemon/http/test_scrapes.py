@@ -11,7 +11,7 @@ import pytest
 from tests.daemon.http.conftest import NOW, TIMEOUT_S
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
-from warpwatch_daemon.for_fleet import records
+from warpwatch_daemon.for_fleet import record_stream, records
 from warpwatch_serving.metrics import Format, MetricsPages
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.stream import CursorLine, decode_stream_line
@@ -111,7 +111,7 @@ def until(lines: Iterator[str], kind: str) -> Any:
     return next(line for text in lines if (line := json.loads(text))["type"] == kind)
 
 
-def test_a_batch_ends_with_the_clock_and_a_cursor_that_goes_on(client, agent):
+def test_a_batch_ends_with_the_clock_and_a_cursor_that_goes_on(client, agent, monkeypatch):
     (clock, cursor) = lines_of(client.get(PATH))
     assert clock == {"type": "clock", "time": NOW}
     assert (cursor["node"], cursor["version"]) == (agent.now.hostname, agent.now.version)
@@ -121,6 +121,11 @@ def test_a_batch_ends_with_the_clock_and_a_cursor_that_goes_on(client, agent):
     decoded = [decode_stream_line(line) for line in answer.content.splitlines()]
     assert decoded[0] == step(1)
     assert isinstance(decoded[-1], CursorLine)
+    # The clock says that everything has been sent.
+    monkeypatch.setattr(record_stream, "MAX_BATCH_BYTES", 1)
+    agent.stream.put([step(2), step(3)])
+    lines = lines_of(client.get(PATH, params={"after": decoded[-1].cursor}))
+    assert [line["type"] for line in lines] == ["step", "cursor", "step", "clock", "cursor"]
 
 
 def test_a_follower_gets_each_step_as_it_comes_also_compressed(client, agent):

@@ -284,12 +284,13 @@ def test_what_another_part_keeps_is_read_at_each_scrape():
 
 def test_captures_are_counted_by_whose_they_are_up_to_a_number_of_owners():
     metrics = AgentMetrics()
-    for owner in ("ns/ml", "uid/1000", *(f"uid/{2000 + one}" for one in range(MAX_OWNERS))):
+    others = (f"uid/{2000 + one}" for one in range(MAX_OWNERS))
+    for owner in ("ns/ml", "uid/1000", *others, "ns/ml"):
         metrics.count_capture("torch", "manual", "complete", owner)
     said = metrics.registry.get_sample_value
     labels = {"kind": "torch", "trigger": "manual", "outcome": "complete"}
     name = "warpwatch_captures_total"
-    assert said(name, labels | {"namespace": "ml", "user": ""}) == 1
+    assert said(name, labels | {"namespace": "ml", "user": ""}) == 2
     assert said(name, labels | {"namespace": "", "user": "1000"}) == 1
     # Owners beyond the limit.
     assert said(name, labels | {"namespace": "", "user": ""}) == 2

@@ -16,7 +16,7 @@ from warpwatch_diagnosis.report import html
 from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, thin
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.parts import Breakdown, sums_us
-from warpwatch_diagnosis.report.words import COLUMN_HEADS, LANES, PARTS, VERDICTS
+from warpwatch_diagnosis.report.words import COLUMN_HEADS, LANES, PARTS, VERDICTS, title
 from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
@@ -147,10 +147,12 @@ def test_thinning_keeps_the_picture() -> None:
     assert thin(marks[:50], 100) == marks[:50]
 
 
-def test_every_label_has_a_colour_and_every_kind_a_title() -> None:
+def test_every_label_has_a_colour_and_every_kind_a_title(golden):
     style = Path(html.__file__).with_name("style.css").read_text()
     for pattern in (r"\.p-(\w+)\{fill", r"\.b-(\w+)\{background"):
         assert re.findall(pattern, style) == list(dict.fromkeys(re.findall(r"--p-(\w+):#", style)))
     assert Counter(re.findall(r"--p-(\w+):#", style)) == dict.fromkeys(LANES, 2)
     assert set(COLUMN_HEADS) == set(PARTS)
     assert {rule.kind for rule in RULES} | {"healthy", "inconclusive"} == set(VERDICTS)
+    titles = [f"{kind}: {name}; on the CPU: {title(kind, ())}" for kind, name in VERDICTS.items()]
+    golden("diagnosis/titles.txt", "\n".join(titles).encode())

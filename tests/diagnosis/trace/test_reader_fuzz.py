@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.diagnosis.captures import event, operator, stepped
@@ -37,6 +37,7 @@ def test_garbage_is_never_called_healthy(folder, elements):
     spaces=st.sampled_from([(None, ","), (0, " , "), (2, ",\n\t")]),
     chunk=st.integers(1, 300),
 )
+@example(content={EVENTS: [1234, -1.5e3]}, before={"a": 12}, spaces=(None, ","), chunk=1)
 def test_elements_are_what_the_standard_decoder_reads(folder, content, before, spaces, chunk):
     path = folder / "same.json"
     document = {**before, **content, "z": [{"a": 1}, {"b": 2}]}
