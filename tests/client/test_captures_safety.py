@@ -100,7 +100,7 @@ def test_stacks_are_refused_where_they_crash(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_every_reason_is_in_the_document_and_the_other_way_round() -> None:
     document = (ROOT / "docs" / "protocol.md").read_text()
-    section = document.split("## Refusals and interruptions")[1].split("One that records")[0]
+    section = document.split("## Refusals and interruptions")[1].split("A recording capture")[0]
     reported = {
         word
         for row in re.findall(r"^\| (`.*?) \|", section, re.M)
