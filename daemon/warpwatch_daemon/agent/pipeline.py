@@ -100,7 +100,8 @@ def telemetry_log(config: Config, metrics: AgentMetrics) -> TelemetryLog | None:
 
 
 CLOSE_TIMEOUT_S = 3.0
-# A larger leap of the clock, or a longer sleep of the machine, makes all look silent.
+# If more time passes between two rounds, all would look silent: the clock was set, the machine
+# slept, or this process was stopped. A round comes many times per second.
 LEAP_S = 10.0
 # The interval of asking for sensitivities, which change slowly.
 SENSITIVITIES_INTERVAL_S = 15.0
@@ -150,8 +151,8 @@ class Pipeline:
             stream.put_anomaly(anomaly)
         # Changes by users since the last round.
         self._resolved: list[Change] = []
-        # The wall clock minus the monotonic one.
-        self._ahead_s = wall() - monotonic()
+        # The wall clock of the last round; before the first one, time stands still anyway.
+        self._round_time = math.inf
         # The first failure of this round.
         self._failure: Exception | None = None
         self._rank_errors = 0
@@ -175,7 +176,7 @@ class Pipeline:
             self._try(self._log.put, records, now)
         self._try(self._stream.put, records)
         with self._owner:
-            self._notice_leap(now, at)
+            self._notice_leap(now)
             resolved, self._resolved = self._resolved, []
             self._raise(resolved)
             for record in (*records, Clock(now)):
@@ -198,11 +199,14 @@ class Pipeline:
         if failure is not None:
             raise failure
 
-    def _notice_leap(self, now: float, at: float) -> None:
-        before_s, self._ahead_s = self._ahead_s, now - at
-        if self._ahead_s - before_s > LEAP_S:
-            leap_s = self._ahead_s - before_s
-            logger.warning("the clock was set, or the machine slept: %.0f s were skipped", leap_s)
+    def _notice_leap(self, now: float) -> None:
+        """Let time stand still for the detectors while nothing was read."""
+        leap_s, self._round_time = now - self._round_time, now
+        if leap_s > LEAP_S:
+            logger.warning(
+                "the clock was set, or the machine or this agent stood still: %.0f s were skipped",
+                leap_s,
+            )
             self._detection.skip_to(now)
 
     def _try(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
