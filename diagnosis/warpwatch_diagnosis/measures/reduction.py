@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -26,6 +25,8 @@ MAX_BYTES = 2**20
 # The limit for a file from another machine; real ones unpack to up to eight times the file.
 MAX_UNPACKED_BYTES = 16 * MAX_BYTES
 _INTERVALS = 1
+# Far above all bytes and FLOPs of a trace; sums and products of such numbers stay finite.
+_LARGEST = 1e30
 # Units in µs. Times since the window's begin are rounded, so that sums of many intervals stay.
 _UNITS_US = (1e-3, 0.1, 1.0)
 
@@ -60,8 +61,7 @@ def read_reduction(path: TraceSource) -> Measures:
         schema, found = decoder.decode(content)
         if schema != SCHEMA:
             raise TraceError(f"{path}: a reduction of schema {schema}, not {SCHEMA}")
-        if not _is_finite(found):
-            raise ValueError("a number in it is not finite")
+        _check_numbers(found)
         measures = msgspec.convert(found, Measures)
         if not measures.window[0] < measures.window[1]:
             raise ValueError("its window is empty")
@@ -74,13 +74,20 @@ def read_reduction(path: TraceSource) -> Measures:
     return measures
 
 
-def _is_finite(value: Any) -> bool:
-    """Return whether all numbers in a decoded reduction are finite."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(map(_is_finite, value.values()))
-    return not isinstance(value, list | tuple) or all(map(_is_finite, value))
+def _check_numbers(value: Any, name: Any = "") -> None:
+    """Raise ValueError for a number that cannot be measured; ``name``: the field of the value."""
+    if isinstance(value, int | float):
+        if not abs(value) < _LARGEST:
+            raise ValueError(f"a number in it is not below {_LARGEST:g}")
+        is_share = isinstance(name, str) and name.endswith(("_ratio", "_share"))
+        if is_share and not 0 <= value <= 1:
+            raise ValueError(f"its {name} is not between 0 and 1")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _check_numbers(inner, key)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_numbers(inner)
 
 
 def _plain(value: Any, base_us: float, unit_us: float) -> Any:
@@ -107,6 +114,9 @@ class _Unions:
 
     def decode(self, code: int, data: memoryview) -> Intervals:
         base_us, unit_us, *steps = _steps_decoder.decode(data)
+        # Only the first interval may begin before the window.
+        if unit_us <= 0 or min(steps[1:], default=0.0) < 0:
+            raise ValueError("its intervals are not in order")
         at_us = [base_us + at * unit_us for at in itertools.accumulate(steps)]
         known = self._known
         return [known.setdefault(one, one) for one in zip(at_us[::2], at_us[1::2], strict=True)]

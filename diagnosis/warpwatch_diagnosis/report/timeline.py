@@ -87,7 +87,8 @@ def _row(title: str, marks: Sequence[LaneSpan], span_us: float) -> str:
     for mark in marks:
         spent_us[mark.label] += mark.end_us - mark.begin_us
     most = sorted(spent_us, key=lambda label: -spent_us[label])[:_NAMED_LABELS]
-    words = [f"{LANES[label].lower()} {100 * spent_us[label] / span_us:.0f} %" for label in most]
+    scale = 100 / span_us if span_us > 0 else 0.0
+    words = [f"{LANES[label].lower()} {scale * spent_us[label]:.0f} %" for label in most]
     return row(marks, span_us, f"{title}: {', '.join(words) or 'nothing'}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.diagnosis.trace.odd_traces import verdict
 from tests.diagnosis.traces import LATEST_US, RANKS, rank_trace
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures import reduction
@@ -43,7 +44,7 @@ def test_a_large_one_loses_precision_but_no_time(tmp_path, monkeypatch):
     small = replace(measured(tmp_path), window=(0.0, 2e5))
     assert small.gpu is not None
     noise = random.Random(0)
-    begins = sorted(noise.random() * 2e5 for _ in range(20_000))
+    begins = [10 * number + 5 * noise.random() for number in range(20_000)]
     busy = [(begin, begin + 2.5) for begin in begins]
     other = [(begin, end + noise.random()) for begin, end in busy]
     large = replace(small, gpu=replace(small.gpu, busy=busy, compute=other, idle=other))
@@ -80,6 +81,35 @@ def test_what_is_no_reduction_is_refused(tmp_path, content, why):
     path.write_bytes(content)
     with pytest.raises(TraceError, match=why):
         read_reduction(path)
+
+
+@pytest.mark.parametrize(
+    ("devices", "busy", "why"),
+    [
+        ({"busy_ratio": -65536.0}, None, "its busy_ratio is not between 0 and 1"),
+        ({"busy_ratio": 1e300}, None, r"a number in it is not below 1e\+30"),
+        ({}, [(2.0, 3.0), (0.0, 1.0)], "its intervals are not in order"),
+        ({}, [(3.0, 2.0)], "its intervals are not in order"),
+    ],
+)
+def test_times_and_shares_that_no_trace_has_are_refused(tmp_path, devices, busy, why):
+    measures = measured(tmp_path)
+    gpu = measures.gpu
+    assert gpu is not None
+    wrong = tuple(replace(device, **devices) for device in gpu.devices)
+    path = tmp_path / "rank0.reduction.gz"
+    gpu = replace(gpu, devices=wrong, busy=busy or gpu.busy)
+    path.write_bytes(pack(replace(measures, window=(0.0, 10.0), gpu=gpu)))
+    with pytest.raises(TraceError, match=f"{NONE}: {why}"):
+        read_reduction(path)
+
+
+def test_a_longest_step_without_a_duration_is_drawn_as_empty(tmp_path):
+    measures = measured(tmp_path)
+    assert measures.timeline is not None
+    path = tmp_path / "rank0.reduction.gz"
+    path.write_bytes(pack(replace(measures, timeline=replace(measures.timeline, duration_us=0))))
+    assert verdict(path) is not None
 
 
 def test_a_small_one_that_grows_is_refused(tmp_path, monkeypatch):
