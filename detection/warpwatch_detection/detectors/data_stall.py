@@ -158,7 +158,8 @@ class DataStall(JobDetector[JobWaits]):
         noise = self._noise(job, rank) if count >= READY_BLOCKS else 0.0
         # A stall that starts within the first blocks makes them noisy. A baseline that would not
         # see a stall goes on learning, so that it starts again at the stall's level.
-        if count < READY_BLOCKS or (count < BASELINE_BLOCKS and noise >= START_SHARE):
+        is_blind = count < BASELINE_BLOCKS and noise >= START_SHARE and not rank.on
+        if count < READY_BLOCKS or is_blind:
             self._learn(rank, block, job.first_steps[-1])
             return
         least, short = self._least_rise(rank, noise), max(SHORT_RISE, SHORT_FACTOR * noise)
@@ -175,7 +176,7 @@ class DataStall(JobDetector[JobWaits]):
         elif rank.from_start and job.share(rank, LONG_BLOCKS) < RELEASE_EXCESS * START_SHARE:
             # Healthy waits were never seen: they are learned now.
             rank.on = rank.from_start = False
-            rank.baseline = FrozenBaseline(MIN_SPREAD)
+            rank.baseline, rank.excess = FrozenBaseline(MIN_SPREAD), 0.0
             return
         elif rank.excess < RELEASE_EXCESS:
             rank.on = rank.from_start = False
@@ -186,7 +187,7 @@ class DataStall(JobDetector[JobWaits]):
 
     @staticmethod
     def _learn(rank: RankWaits, block: float, first_step: int) -> None:
-        """While the baseline is not ready. If it is a stall itself, health is not to wait."""
+        """Learn a block of a baseline that is not ready; a stalled one is replaced by no waits."""
         baseline = rank.baseline
         baseline.begin_again(block, START_SHARE)
         baseline.learn(block, BASELINE_BLOCKS)

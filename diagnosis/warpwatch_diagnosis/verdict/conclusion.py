@@ -74,6 +74,13 @@ class Diagnosis:
         }
 
 
+def _less_sure(finding: Finding, brief: str) -> Finding:
+    """Lower the confidence of a finding from a single step, which may be an odd one."""
+    lower: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
+    evidence = (*finding.evidence, brief)
+    return replace(finding, confidence=lower[finding.confidence], evidence=evidence)
+
+
 def conclude(
     capture: Sequence[Measures],
     baseline: Sequence[Measures] = (),
@@ -97,12 +104,7 @@ def conclude(
     reasons += ["; ".join(c.sentences[:1] + c.sentences[-1:]) for c in comparison if c.is_slower]
     first, decides = _head(findings, enough, sure_only=bool(reasons)), ""
     if brief:
-        # A single step may be an odd one.
-        lower: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
-        findings = [
-            replace(f, confidence=lower[f.confidence], evidence=(*f.evidence, brief))
-            for f in findings
-        ]
+        findings = [_less_sure(finding, brief) for finding in findings]
     if first is not None:
         verdict, summary = first.kind, first.evidence[0]
         if len(capture) > 1 and first.label not in summary:
