@@ -20,7 +20,7 @@ from warpwatch_detection.engine import Detection
 from warpwatch_fleet.memory import SavedJob
 from warpwatch_telemetry.anomalies import FLEET_KINDS, Anomaly
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
+from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Serve, Step
 from warpwatch_telemetry.state import JobState, RankState, RecentSteps, StepDurations
 
 # How long all ranks are awaited of a job that was evaluated before a restart.
@@ -120,7 +120,7 @@ class FleetJob:
             self._begin_to_judge()
         return True
 
-    def feed(self, node: str, record: Step | RankEvent | End) -> None:
+    def feed(self, node: str, record: Step | Serve | RankEvent | End) -> None:
         for one in self._of_ranks(node, record):
             member = self.members.get(one.rank if one.rank is not None else -1)
             if member is None or member.node != node:
@@ -130,8 +130,8 @@ class FleetJob:
                 self.waiting.add(self._as_ours(one))
 
     def _of_ranks(
-        self, node: str, record: Step | RankEvent | End
-    ) -> Iterable[Step | RankEvent | End]:
+        self, node: str, record: Step | Serve | RankEvent | End
+    ) -> Iterable[Step | Serve | RankEvent | End]:
         """Return the record, or one per rank for the job's end on a node."""
         if not isinstance(record, End) or record.rank is not None:
             return (record,)
@@ -338,7 +338,7 @@ class RecordMerger:
             yield record
 
 
-JobRecord = RankSeen | Step | RankEvent | End
+JobRecord = RankSeen | Step | Serve | RankEvent | End
 
 
 @dataclass(slots=True)

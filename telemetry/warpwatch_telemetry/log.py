@@ -22,6 +22,7 @@ from warpwatch_telemetry.records import (
     RankEvent,
     RankSeen,
     Record,
+    Serve,
     Step,
 )
 from warpwatch_telemetry.state import PARALLELISM
@@ -31,6 +32,7 @@ MAX_PLACES = 2**20
 TYPES: dict[str, type[Record]] = {
     "rank": RankSeen,
     "step": Step,
+    "serve": Serve,
     "device": DeviceReading,
     "port": PortReading,
     "event": RankEvent,
@@ -38,14 +40,16 @@ TYPES: dict[str, type[Record]] = {
     "end": End,
 }
 _NAMES = {record_type: name for name, record_type in TYPES.items()}
-# By type: the fields of a record, each with its default.
+# By type: the fields of a record, by their names in JSON, each with its default.
 _FIELDS: dict[type[Record], dict[str, Any]] = {
     kind: {
-        field.name: {} if field.default_factory is dict else field.default
+        field.encode_name: {} if field.default_factory is dict else field.default
         for field in msgspec.structs.fields(kind)
     }
     for kind in _NAMES
 }
+# The field of a record whose JSON name is a word of Python.
+_ATTRIBUTES = {"class": "work_class"}
 # Fields that a line may leave out although their record needs them. A step's number and duration
 # follow from the step before.
 _MISSING = {"job": "", "rank": 0, "device": "", "event": "", "metrics": {}}
@@ -58,7 +62,7 @@ def encode(record: Record) -> dict[str, Any]:
     """Return the JSON object of a record, without fields that have their default."""
     encoded: dict[str, Any] = {"type": _NAMES[type(record)]}
     for name, default in _FIELDS[type(record)].items():
-        value = getattr(record, name)
+        value = getattr(record, _ATTRIBUTES.get(name, name))
         if name == "detail":
             encoded |= {_EVENT * (key in _EVENT_FIELDS) + key: value[key] for key in value}
         elif name == "metrics":
@@ -205,7 +209,7 @@ def _fields(kind: type[Record], encoded: Mapping[str, Any]) -> dict[str, Any]:
 def _convert(fields: Any, kind: Any, name: str = "") -> Any:
     """Return the value of this type. Raises ValueError that begins with the field."""
     try:
-        return msgspec.convert(fields, kind)
+        return msgspec.convert(fields, kind, str_keys=True)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
         place = name + path.strip(".`")

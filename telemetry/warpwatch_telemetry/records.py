@@ -7,7 +7,7 @@ Times are wall clock in seconds, durations in seconds, memory in bytes. ``owner`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +24,13 @@ MAX_INTEGER = 2**63 - 1
 # Checked where a record is read by its types, as the lines of a log are.
 Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Seconds = Annotated[float, Meta(ge=0)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+
+JobKind = Literal["train", "serve"]
+# The part of a process in a serving job: a worker that computes, the scheduler, or the front end.
+Role = Literal["rank", "scheduler", "frontend"]
+# The work of an iteration; empty for a step of a training.
+WorkClass = Literal["", "prefill", "decode", "mixed"]
 
 
 class RankSeen(msgspec.Struct, frozen=True, gc=False):
@@ -32,6 +39,8 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
     master: host and port where the ranks of a run without an id meet, which joins its nodes.
     pod, pod_uid: its Kubernetes pod, as the kubelet names it; else empty.
     parallel: its place and the size, by kind of ``state.PARALLELISM`` if known.
+    kind: of the job. role: of the process in a serving job. replica: the short name of this replica
+        of a server, whose live replicas have one job name; empty for a training.
     """
 
     time: float
@@ -45,6 +54,9 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
     pod: str = ""
     pod_uid: str = ""
     parallel: Mapping[str, tuple[int, int]] = {}
+    kind: JobKind = "train"
+    role: Role = "rank"
+    replica: str = ""
 
     @property
     def job_id(self) -> JobId:
@@ -53,6 +65,10 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
 
 class Step(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="step"):
     """One finished optimizer step of one rank. Phases are disjoint; the remainder is ``other``.
+
+    An iteration of an inference server is a step, too, with its work: ``work_class`` (``class`` in
+    JSON), the prompt tokens that it computed, the requests that got a token, and the tokens in the
+    KV cache of all its requests.
 
     profiled: it ran under the profiler, or paid for starting it or for its export.
     """
@@ -68,6 +84,54 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="step"):
     samples: Count = 0
     tokens: Count = 0
     profiled: bool = False
+    owner: str = ""
+    run: str = ""
+    work_class: WorkClass = msgspec.field(name="class", default="")
+    prefill_tokens: Count = 0
+    decode_requests: Count = 0
+    kv_tokens: Count = 0
+
+    @property
+    def job_id(self) -> JobId:
+        return _new(JobId, (self.owner, self.job, self.run))
+
+
+class Serve(msgspec.Struct, frozen=True, gc=False):
+    """About one second of one process of a serving job. Counts are those since the record before.
+
+    Requests, KV cache and latencies come from the engine's scheduler; a worker reports iterations.
+
+    interval_s: the time since the record before. idle_s: of it, without a request in flight.
+    running, waiting: requests now. kv_usage: share of the KV cache in use; None if unknown.
+    preemptions: requests that lost their place. prefix_hit_tokens: of ``prefix_query_tokens``
+        prompt tokens, those that the prefix cache had.
+    prompt_tokens, generated_tokens: computed and returned.
+    iterations: by class of work, their number and their seconds. comm_s: of these, waiting.
+    first_token, inter_token, queue: observations by bucket of ``serving.LATENCY_BOUNDS_S``, one
+        more than the bounds; ``…_s`` are their sums in seconds.
+    """
+
+    time: float
+    job: str
+    rank: Count = 0
+    interval_s: Seconds = 1.0
+    idle_s: Seconds = 0.0
+    running: Count = 0
+    waiting: Count = 0
+    kv_usage: Ratio | None = None
+    preemptions: Count = 0
+    prefix_hit_tokens: Count = 0
+    prefix_query_tokens: Count = 0
+    prompt_tokens: Count = 0
+    generated_tokens: Count = 0
+    iterations: Mapping[WorkClass, tuple[Count, Seconds]] = {}
+    comm_s: Seconds = 0.0
+    first_token: Mapping[int, Count] = {}
+    first_token_s: Seconds = 0.0
+    inter_token: Mapping[int, Count] = {}
+    inter_token_s: Seconds = 0.0
+    queue: Mapping[int, Count] = {}
+    queue_s: Seconds = 0.0
     owner: str = ""
     run: str = ""
 
@@ -133,7 +197,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
         return _new(JobId, (self.owner, self.job, self.run))
 
 
-Record = RankSeen | Step | DeviceReading | RankEvent | Clock | End
+Record = RankSeen | Step | Serve | DeviceReading | RankEvent | Clock | End
 
 # From the shim: capture_* , exception, oom, gc_pause (with duration_s, generation, step), memory
 # (what its allocator says: allocated_bytes, reserved_bytes, peak_allocated_bytes,

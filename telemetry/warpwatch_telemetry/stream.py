@@ -57,7 +57,7 @@ _TAGS = {"anomaly", "capture", "run", "cursor", "gap"}
 
 
 # By type, the fields of a line; those of an event are free.
-_FIELDS = {name: {"type", *kind.__struct_fields__} for name, kind in TYPES.items()}
+_FIELDS = {name: {"type", *kind.__struct_encode_fields__} for name, kind in TYPES.items()}
 del _FIELDS["event"]
 _NESTED = {
     name: {field.name for field in fields(kind)}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,17 @@ from hypothesis import strategies as st
 from tests.cases import cases
 from warpwatch_telemetry.catalogue import series_key, series_text
 from warpwatch_telemetry.log import Decoder, decode, encode
-from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
+from warpwatch_telemetry.records import (
+    Clock,
+    DeviceReading,
+    End,
+    RankEvent,
+    RankSeen,
+    Record,
+    Serve,
+    Step,
+)
+from warpwatch_telemetry.serving import LATENCY_BOUNDS_S
 
 CASES = cases(__file__)
 
@@ -19,6 +30,43 @@ RECORDS: list[Record] = [
     RankSeen(1.0, "llama", 3, 8, "GPU-a"),
     Step(2.0, "llama", 3, 17, 0.5, 0.4, {"comm": 0.1}, 2**34, 32, 65536),
     Step(2.0, "llama", 3, 17, 0.5),
+    RankSeen(1.0, "chat", 1, 2, kind="serve", role="scheduler", replica="7f2c"),
+    Step(
+        2.0,
+        "chat",
+        1,
+        9,
+        0.02,
+        work_class="mixed",
+        prefill_tokens=512,
+        decode_requests=7,
+        kv_tokens=9000,
+    ),
+    Serve(
+        3.0,
+        "chat",
+        1,
+        1.01,
+        0.25,
+        7,
+        2,
+        0.5,
+        1,
+        64,
+        512,
+        448,
+        350,
+        {"decode": (40, 0.7)},
+        0.1,
+        {33: 2},
+        0.05,
+        {20: 300},
+        2.1,
+        {0: 2},
+        0.001,
+        "ns/team",
+        "r1",
+    ),
     DeviceReading(3.0, "GPU-a", {("device_clock_hertz", ("sm",)): 1e9}),
     DeviceReading(3.0, "GPU-a", {}, up=False, reason="lost", driver_load="b/7", slot="0:1a:0"),
     RankEvent(4.0, "llama", 3, "exception", {"exception": "ValueError", "line": 3}),
@@ -45,6 +93,20 @@ def test_what_is_unknown_is_left_out() -> None:
     }
     reading = DeviceReading(3.0, "G", {("device_power_watts", ()): float("nan")})
     assert encode(reading)["metrics"] == {}
+
+
+def test_the_work_of_an_iteration_is_called_class() -> None:
+    iteration = Step(2.0, "a", 0, 1, 0.5, work_class="decode", decode_requests=3)
+    line = b'{"type":"step","time":2.0,"job":"a","rank":0,"step":1,"duration_s":0.5,'
+    line += b'"class":"decode","decode_requests":3}'
+    assert encode(iteration) == json.loads(line)
+    assert Decoder().decode_line(line) == iteration
+
+
+def test_latency_buckets_show_a_tenth_up_to_a_tenth_of_a_second_and_a_half_above() -> None:
+    assert (LATENCY_BOUNDS_S[0], LATENCY_BOUNDS_S[-1] >= 100) == (0.001, True)
+    for low, high in pairwise(LATENCY_BOUNDS_S):
+        assert high / low <= (1.105 if low < 0.1 else 1.505)
 
 
 def test_device_metrics_are_named_without_their_prefix() -> None:

@@ -295,16 +295,18 @@ class RanksSource:
             yield from self._update(rank, now, at, self._budget.share_of_new(ring))
         self._claimed = self._pods.settled
 
-    def _pod(self, ring: OpenRing) -> dict[str, str]:
-        """Return the pod from the kubelet; the ring's own is only a claim."""
+    def _pod(self, ring: OpenRing) -> tuple[str, str]:
+        """Return the pod's name and UID from the kubelet; the ring's own is only a claim."""
         pod = (self._known_pods() or {}).get(ring.pod_uid or "") if self._known_pods else None
-        return {} if pod is None else {"pod": pod.name, "pod_uid": ring.pod_uid or ""}
+        return ("", "") if pod is None else (pod.name, ring.pod_uid or "")
 
     def _seen(self, rank: Rank, ring: OpenRing, time: float) -> RankSeen:
         said = rank.claims
+        pod, pod_uid = self._pod(ring)
         return RankSeen(
             time, rank=rank.rank, world_size=said.world_size, device=said.device,
-            master="" if said.run else said.master, parallel=said.parallel, **self._pod(ring),
+            master="" if said.run else said.master, parallel=said.parallel, pod=pod,
+            pod_uid=pod_uid,
             **rank.job.fields(),
         )  # fmt: skip
 
