@@ -84,7 +84,7 @@ Exporters = tuple[Exporter, ...]
 
 
 def measure() -> dict[str, Any]:
-    """Raises CannotMeasure."""
+    """Return the figures. Raises CannotMeasure."""
     window_s, bursts = QUICK if is_quick() else FULL
     about = {"gpus": GPUS, "profile": PROFILE, "window_s": window_s, "versions": _versions()}
     by_latency: dict[str, dict[str, Any]] = {}
@@ -231,6 +231,6 @@ def _wait(exporter: Exporter, log: Path) -> None:
 
 
 def _accepts(port: int) -> bool:
-    """Raises OSError while nothing listens."""
+    """Connect once. Raises OSError while nothing listens."""
     with socket.create_connection(("127.0.0.1", port)):
         return True

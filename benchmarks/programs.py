@@ -40,7 +40,7 @@ Row = dict[str, Any]
 
 
 def measure() -> dict[str, Any]:
-    """Raises CannotMeasure."""
+    """Return the figures. Raises CannotMeasure."""
     cases = [(name, way) for name, ways in WAYS.items() for way in ways]
     found: dict[tuple[str, str], list[dict[str, float]]] = {case: [] for case in cases}
     with running_daemon(sources={"nvml": {"enabled": False}}) as daemon:

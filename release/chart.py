@@ -50,7 +50,7 @@ def write_layout(chart: Path, layout: Path) -> None:
 
 
 def _add(blobs: Path, media_type: str, content: bytes) -> dict[str, Any]:
-    """Writes a blob; its descriptor."""
+    """Write a blob and return its descriptor."""
     digest = hashlib.sha256(content).hexdigest()
     (blobs / digest).write_bytes(content)
     return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}

@@ -31,7 +31,7 @@ class RunSetting:
     device: str = "cuda"
 
     def need_torch(self) -> None:
-        """Raises CannotCheck if nothing can be computed on the device."""
+        """Raise CannotCheck if nothing can be computed on the device."""
         if self.fake and self.device == "cuda":
             raise CannotCheck("the fake driver has no CUDA")
         if importlib.util.find_spec("torch") is None:

@@ -120,7 +120,7 @@ class AlertRequests:
     def _targets(
         self, alert: Alert, looked_at: int, state: State, node: ThisNode
     ) -> tuple[AlertTarget, ...]:
-        """Raises Settled."""
+        """Return what to capture for the alert. Raises Settled."""
         if alert.status == "resolved":
             raise Settled(RESOLVED)
         capture_id = self._capture_of_alert(alert)
@@ -306,7 +306,7 @@ class AlertTarget:
 
 @dataclass(frozen=True, slots=True)
 class ThisNode:
-    """This node: own_names: its names in the labels ``node`` and ``instance``.
+    """The node that captures. own_names: its names in the labels ``node`` and ``instance``.
 
     jobs: live ranks by job; on_device: (job, rank) by UUID; uuids: by the device's index.
     """

@@ -120,8 +120,9 @@ _DAY_MIN = 24 * 60
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From ``begin_min`` until before ``end_min``, minutes of the day; over midnight if it ends
-    earlier than it begins. In local time unless ``utc``.
+    """From ``begin_min`` until before ``end_min``, minutes of the day.
+
+    It includes midnight if it ends earlier than it begins. In local time unless ``utc``.
     """
 
     begin_min: int

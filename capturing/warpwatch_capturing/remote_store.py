@@ -54,7 +54,7 @@ class RemoteStore:
     """
 
     def __init__(self, url: str, environ: Mapping[str, str] = os.environ) -> None:
-        """Raises UsageError for an address that cannot be one, and without obstore."""
+        """Open the store. Raises UsageError for an unusable address, and without obstore."""
         try:
             import obstore
             from obstore.store import from_url

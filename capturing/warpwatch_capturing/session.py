@@ -192,7 +192,7 @@ class CaptureSession:
             self._go_on(at)
 
     def _give_up(self, reason: str, detail: str) -> None:
-        """Raises Refused."""
+        """Cancel all participants. Raises Refused."""
         for one in self._present():
             one.withdraw()
         raise Refused(reason, detail)

@@ -35,8 +35,11 @@ FAILURES_IN_FRONT = 5
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """manifest.json. node: the uploader; files: their sizes in bytes, by name; nodes: the nodes
-    whose parts lie below it, each with a manifest of its own."""
+    """The content of manifest.json, which is written last.
+
+    node: the uploader; files: their sizes in bytes, by name; nodes: the nodes whose parts lie below
+    it, each with a manifest of its own.
+    """
 
     capture: str
     node: str

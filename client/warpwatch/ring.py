@@ -71,7 +71,7 @@ class RingWriter:
         self._map[: len(data)] = data
 
     def write_metadata(self, metadata: dict[str, Any]) -> None:
-        """Helper thread only. Raises ProtocolError when it does not fit."""
+        """Write the metadata; helper thread only. Raises ProtocolError when it does not fit."""
         data = protocol.encode_metadata(self._metadata + 1, metadata)
         self._metadata += 1
         offset = protocol.META_OFFSETS[self._metadata % 2]

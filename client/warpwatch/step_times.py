@@ -333,7 +333,7 @@ class PhaseTimes:
 
     @property
     def totals(self) -> list[int]:
-        """The totals of all steps, in the layout of a step: count, duration ns, phases ns, …"""
+        """The totals of all steps: count, duration ns, then ns per phase, as in a step."""
         self.settle(helping=threading.get_ident() != self.thread)
         return self._totals
 

@@ -74,7 +74,7 @@ class Page:
 
 
 def placed(rows: Sequence[Row]) -> Iterator[models.Panel | models.RowPanel]:
-    """The panels with their numbers and places on the grid."""
+    """Yield the panels with their numbers and places on the grid."""
     number = y = 0
     for row in rows:
         number += 1
@@ -92,7 +92,7 @@ def placed(rows: Sequence[Row]) -> Iterator[models.Panel | models.RowPanel]:
 
 
 def _lines(row: Row, number: int, y: int) -> tuple[list[models.Panel], int]:
-    """The panels of a row from this number and height on, and the height below them."""
+    """Return the panels of a row from this number and height on, and the height below them."""
     x = line_height = 0
     there: list[models.Panel] = []
     for panel in row.panels:

@@ -99,8 +99,10 @@ class XidLedger:
                 self._count_from_start(address)
 
     def observe(self, pci_bus_id: str, xid: int, origin: str) -> bool:
-        """Count an XID; False if it is the same event, seen through the other origin, or one
-        beyond what is kept."""
+        """Count an XID.
+
+        Return False for the same event of the other origin, and for one beyond the limit.
+        """
         address, now = normalised_address(pci_bus_id), self._wall()
         with self._lock:
             entry = self._entry(address, xid)

@@ -36,7 +36,7 @@ class StateCollector(Collector):
         self._profile = profile
 
     def collect(self) -> Iterator[MetricFamily]:
-        """The families that have samples, in the catalogue's order."""
+        """Yield the families that have samples, in the catalogue's order."""
         state = self._get_state()
         families = {name: family_of(CATALOGUE[name]) for name in names_of(self._profile)}
         for group in series_of(state):

@@ -39,10 +39,11 @@ class GrafanaConfig(Section):
 
 
 class OtlpConfig(Section):
-    """``endpoint``: a collector's OTLP/HTTP address, without /v1/…; ``interval_s``: the interval of
-    metrics, as events are sent at once.
+    """The exporter to an OpenTelemetry collector.
 
-    ``headers_file``: headers of every request, as ``Name: value``, one per line.
+    ``endpoint``: its OTLP/HTTP address, without /v1/…; ``interval_s``: the interval of metrics, as
+    events are sent at once. ``headers_file``: headers of every request, as ``Name: value``, one per
+    line.
     """
 
     endpoint: Url | None = None

@@ -122,8 +122,9 @@ def _metric(family: MetricFamily, time_ns: int) -> Metric:
 
 
 def _histograms(family: MetricFamily, time_ns: int) -> Iterator[HistogramDataPoint]:
-    """Return a histogram per set of labels; its buckets come in order, cumulated, the last
-    unbounded.
+    """Yield a histogram per set of labels.
+
+    Its buckets come in order, cumulated, the last one unbounded.
     """
     points: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
     for sample in family.samples:
@@ -206,7 +207,7 @@ class OtlpExporter:
             self._count("logs", "dropped", dropped)
 
     def _send(self) -> None:
-        """Raises RequestError."""
+        """Send metrics that are due, and waiting events. Raises RequestError."""
         metrics, logs = self._current()
         now = self._monotonic()
         if now >= self._metrics_due:

@@ -106,7 +106,7 @@ class WebhookExporter:
             self._waiting.popleft()
 
     def _post(self, body: bytes) -> None:
-        """Raises RequestError."""
+        """Send one message. Raises RequestError."""
         config = self._config
         url = read_secret(config.url_file) if config.url_file else str(config.url)
         if urlsplit(url).scheme not in ("http", "https"):

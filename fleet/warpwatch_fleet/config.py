@@ -70,8 +70,9 @@ class ScheduleConfig(Section):
 
 
 class InjectionConfig(Section):
-    """The webhook that adds the shim to pods: its address, its certificate, and ``file`` with the
-    parts that are added.
+    """The webhook that adds the shim to pods.
+
+    It has an address, a certificate, and ``file`` with the parts that are added.
     """
 
     listen: Listen
@@ -81,10 +82,10 @@ class InjectionConfig(Section):
 
 
 class KubernetesConfig(Section):
-    """The fleet's work in its cluster; none by default. With ``dry_run`` taints are only
-    told of. ``clear_after``: how long a node has been well when its taint goes.
+    """The fleet's work in its cluster; none by default.
 
-    ``service_account``: the folder with ``token`` and ``ca.crt``.
+    ``dry_run``: taints are only logged. ``clear_after``: the time for which a node is healthy
+    before its taint is removed. ``service_account``: the folder with ``token`` and ``ca.crt``.
     """
 
     events: Boolean = False
@@ -105,12 +106,12 @@ class KubernetesConfig(Section):
 
 
 class FleetConfig(Section):
-    """``targets``, ``targets_files`` (file_sd of Prometheus) and ``targets_dns`` (every address of
-    a name) together are the agents that are followed.
+    """The agents that a fleet follows, and how it serves what it knows.
 
-    ``token_file``: the token for requests to the fleet. ``probe_listen``: an address for probes
-    alone. ``state_dir``: the state of jobs and captures for the next start.
-    ``public_url``: the fleet's address for users, for links.
+    ``targets``, ``targets_files`` (file_sd of Prometheus) and ``targets_dns`` (every address of a
+    name) together are the agents. ``token_file``: the token for requests to the fleet.
+    ``probe_listen``: an address for probes alone. ``state_dir``: the state of jobs and captures for
+    the next start. ``public_url``: the fleet's address for users, for links.
     """
 
     listen: Listen = "127.0.0.1:9401"

@@ -67,7 +67,7 @@ class Fleet:
     """Implements ``serving.backend.ApiBackend``."""
 
     def __init__(self, config: FleetFile) -> None:
-        """Raises UsageError where the configuration cannot be used."""
+        """Build the parts. Raises UsageError where the configuration cannot be used."""
         allow_enough()
         own = config.fleet
         self._targets = Targets(own)

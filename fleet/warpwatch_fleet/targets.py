@@ -101,7 +101,7 @@ def _matching(pattern: Path) -> list[str]:
 
 
 def _of_file(path: Path) -> list[Target]:
-    """Raises UsageError; one wrong group refuses the file, as Prometheus does."""
+    """Read a file; one wrong group refuses it, as in Prometheus. Raises UsageError."""
     groups = read_yaml(path)
     if not isinstance(groups, list):
         raise UsageError(f'{path}: a list is needed, such as [{{"targets": ["gpu-1:9400"]}}]')

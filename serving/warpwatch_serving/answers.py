@@ -117,7 +117,9 @@ class RankList(TypedDict):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalyReport(Anomaly):
     """``sentence``: cause, rank or GPU, node, owner and job, and since when, for people.
-    ``decision``: the decision on its trigger, null before there is one."""
+
+    ``decision``: the decision on its trigger, null before there is one.
+    """
 
     sentence: str
     scope: Scope

@@ -99,7 +99,7 @@ class MetricsPages:
 
 
 def _media_type(accept: str) -> str:
-    """The library's choice. All our names are of the old alphabet: no escaping changes them."""
+    """Return the library's choice. Escaping changes none of our names."""
     try:
         return choose_encoder(accept)[1]
     except TypeError:

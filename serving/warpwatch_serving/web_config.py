@@ -88,7 +88,7 @@ class Tls:
     """The server's side of TLS. ``refresh`` reloads a renewed certificate into ``context``."""
 
     def __init__(self, config: TlsServerConfig) -> None:
-        """Raises UsageError if a file cannot be used."""
+        """Load the certificate. Raises UsageError if a file cannot be used."""
         self.config = config
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = _VERSIONS[config.min_version]

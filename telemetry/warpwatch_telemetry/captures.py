@@ -57,8 +57,10 @@ INTERRUPTED = "interrupted: "
 
 @dataclass(frozen=True, slots=True)
 class AnomalySeen:
-    """The known facts of the anomaly that requested a capture: its rank, first slow step, and the
-    duration relative to the usual one."""
+    """The known facts of the anomaly that requested a capture.
+
+    They are its rank, first slow step, and the duration relative to the usual one.
+    """
 
     rank: int | None = None
     begin_step: int | None = None

@@ -194,7 +194,7 @@ def install(module: Any, state: HookState) -> None:
 
 
 def install_compiled(module: Any, state: HookState) -> None:
-    """Hook compiled modules; ``module`` is dynamo's eval_frame."""
+    """Install the hook of compiled modules; ``module`` is dynamo's eval_frame."""
     hook = ModuleHook(None, state)
     compiled = module.OptimizedModule
     original = compiled.__call__

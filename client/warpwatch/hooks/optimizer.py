@@ -290,7 +290,7 @@ def install(module: ModuleType, state: HookState) -> None:
 
 
 def install_zero_grad(module: ModuleType, state: HookState) -> None:
-    """Hook ``zero_grad`` if torch has dynamo; otherwise every step is seen.
+    """Wrap ``zero_grad`` if torch has dynamo; otherwise every step is seen.
 
     ``module`` is torch. A ``zero_grad`` that the program has replaced stays, inside ours.
     """
@@ -319,7 +319,7 @@ def install_zero_grad(module: ModuleType, state: HookState) -> None:
 
 
 def install_scaler(module: ModuleType, state: HookState) -> None:
-    """Hook the scaler: on an overflow it skips the optimizer, which is still a step."""
+    """Wrap the scaler: on an overflow it skips the optimizer, which is still a step."""
     _hook_updates(module.GradScaler, "step", state, _scaled)
 
 
@@ -340,7 +340,7 @@ def _itself(optimizer: Any, *_: Any, **__: Any) -> Any:
 def _hook_updates(
     owner: Any, name: str, state: HookState, optimizer_of: Callable[..., Any]
 ) -> None:
-    """Hook an update; ``optimizer_of`` returns the optimizer that a call uses."""
+    """Wrap an update; ``optimizer_of`` returns the optimizer that a call uses."""
     original, hooks = vars(owner).get(name), hooks_of(state)
     if original is None:
         return

@@ -14,7 +14,7 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_class() -> Any:
-    """The base class of callbacks of the Lightning that the program uses."""
+    """Return the base class of callbacks of the Lightning that the program uses."""
     package = next((name for name in PACKAGES if name in sys.modules), PACKAGES[0])
     return importlib.import_module(package).Callback
 

@@ -1,6 +1,7 @@
 """Checks the GPUs: their number, each GPU, its errors, heat, links, settings, features and XIDs.
 
-A rule is a line of RULES and a function of one GPU's reading."""
+A rule is a line of RULES and a function of one GPU's reading.
+"""
 
 from __future__ import annotations
 

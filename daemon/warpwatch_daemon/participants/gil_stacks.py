@@ -132,7 +132,7 @@ MAX_FRAMES = 128
 
 
 def parse(text: str, names: Mapping[int, str], main: int | None) -> list[dict[str, Any]]:
-    """The threads as in a stacks file, innermost frame last. Other lines are ignored.
+    """Return the threads as in a stacks file, innermost frame last. Other lines are ignored.
 
     names: thread names by ident, for Pythons that do not write them; main: the main thread.
     """

@@ -1,6 +1,7 @@
 """Creates, owns and locks the rendezvous folders: the shared one, and those of pods.
 
-By the lock shims know that a daemon lives, and a second daemon that it is second."""
+The lock tells shims that a daemon lives, and a second daemon that it is second.
+"""
 
 from __future__ import annotations
 

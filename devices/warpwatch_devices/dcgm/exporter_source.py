@@ -201,8 +201,9 @@ class ScrapeFailed(Exception):
 
 
 class DcgmExporterSource(Source):
-    """The page of a dcgm-exporter; NODE_NAME of the environment, else the system's name, is this
-    host.
+    """The page of a dcgm-exporter.
+
+    NODE_NAME of the environment, else the system's name, is this host.
     """
 
     name = "dcgm_exporter"

@@ -73,7 +73,7 @@ class ProfilingPause:
             self.end(engine)
 
     def end(self, engine: HostEngine) -> None:
-        """Raises DcgmUnavailable, and the pause is then still to be ended."""
+        """End the pause. Raises DcgmUnavailable, after which it is still to be ended."""
         if self._since is None:
             return
         try:

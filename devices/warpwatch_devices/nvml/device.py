@@ -62,10 +62,10 @@ class ContinuedCounter:
         self._newest: tuple[str, float] = ("", 0.0)
 
     def total(self, source: str, raw: float, wrap: int = 0) -> float:
-        """Add the growth of ``source`` since its last reading; after a change of source it is
-        unknown.
+        """Add the growth of ``source`` since its last reading.
 
-        wrap: where the counter starts over. A counter without it that falls has started again.
+        The growth is unknown after a change of source. wrap: where the counter starts over. A
+        counter without it that falls has started again.
         """
         last_source, before = self._newest
         self._newest = (source, raw)
@@ -245,7 +245,7 @@ class NvmlDevice:
         self._publish_down()
 
     def _open(self) -> None:
-        """Raises DeviceGone, LibraryGone."""
+        """Get the handle and read the facts. Raises DeviceGone, LibraryGone."""
         self._handle_valid = True
         try:
             handle = self.costs.measure("facts", pynvml.nvmlDeviceGetHandleByIndex, self._index)

@@ -300,7 +300,7 @@ class EventWatcher:
             self._ledger.observe_health(device.uuid, HEALTH_EVENTS[event.eventType])
 
     def _judge(self, error: pynvml.NVMLError) -> None:
-        """Raises _Unusable, or ends the watcher where NVML itself is gone or has no events."""
+        """Raise _Unusable, or end the watcher if NVML itself is gone or has no events."""
         meaning = meaning_of(code_of(error))
         if meaning in (Meaning.LIBRARY, Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
             # All readers report a missing library.

@@ -212,8 +212,9 @@ _ANSWERS = (Meaning.UNSUPPORTED, Meaning.EMPTY)
 
 
 class CallCosts:
-    """The calls, seconds and errors of one device, by reader. Its loop adds; only the manager
-    drains.
+    """The calls, seconds and errors of one device, by reader.
+
+    Its loop adds; only the manager drains.
     """
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class ProcessList:
         self._buffer = Buffer(_PROCESS)
 
     def read(self, handle: Any) -> tuple[Occupant, ...]:
-        """Raises NVMLError."""
+        """Return the processes of a list. Raises NVMLError."""
         processes = self._buffer.fill(lambda structs, count: self._call(handle, count, structs))
         return tuple(
             Occupant(pid, None if memory == _NOT_AVAILABLE else memory, gi, ci)

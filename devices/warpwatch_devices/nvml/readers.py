@@ -252,8 +252,9 @@ _SINGLE_VALUES: tuple[tuple[str, str, Callable[[Any], float], float], ...] = (
 
 
 def field_substitutes(energy_samples: Read) -> Iterable[TimedReader]:
-    """Yield readers for devices and drivers that lack a field; each is dropped once the field has a
-    value.
+    """Yield readers for devices and drivers that lack a field.
+
+    Each is dropped once the field has a value.
     """
 
     def instead(number: int, name: str, read: Read, period_s: float = 0.0) -> TimedReader:

@@ -323,8 +323,9 @@ class NvmlSession:
             self._sink.retire(device.device.uuid)
 
     def _look(self, search: Search) -> None:
-        """Search for changes with one call, and list the devices if something changed or is
-        missing.
+        """Search for changes with one call.
+
+        List the devices if something changed or is missing.
         """
         if self.gone:
             return

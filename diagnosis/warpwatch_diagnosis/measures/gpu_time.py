@@ -2,7 +2,7 @@
 
 Definitions: W the window, B any GPU event, C kernels other than collectives, N collective kernels,
 M copies and memsets. busy = |B|/W, idle = 1 - busy, compute = |C|/W, communication = |N|/W, exposed
-communication = |N \\ C|/W, overlap = |N ∩ C|/|N| (Holistic Trace Analysis), memory copy = |M|/W.
+communication = |N less C|/W, overlap = |N ∩ C|/|N| (Holistic Trace Analysis), memory copy = |M|/W.
 
 A process may drive several devices. A union over them would hide one that idles behind the others,
 so the numbers are those of one device: of those in use the one that idles most.

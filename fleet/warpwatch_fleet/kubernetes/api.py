@@ -130,7 +130,7 @@ class KubernetesClient:
             raise KubernetesError(0, f"{type(error).__name__}: {error}"[:200]) from error
 
     def _headers(self) -> dict[str, str]:
-        """The kubelet renews the token in its file."""
+        """Return the headers with the token, which the kubelet renews in its file."""
         try:
             return {"Authorization": f"Bearer {self._token.read_text().strip()}"}
         except OSError as error:
@@ -138,7 +138,7 @@ class KubernetesClient:
 
 
 def _said(status: int, content: bytes, shape: type[msgspec.Struct] | None = None) -> Object:
-    """Raises KubernetesError for an answer that is an error, or not of its shape."""
+    """Return the object. Raises KubernetesError for an error, or another shape."""
     try:
         said = msgspec.json.decode(content, type=dict[str, Any])
     except (ValueError, RecursionError):

@@ -168,7 +168,7 @@ class CaptureObjects:
         return shard_key(JobId(_owner(one), name, "")) % of == index
 
     async def advance(self) -> None:
-        """Raises KubernetesError."""
+        """Write the status of open objects. Raises KubernetesError."""
         for uid, one in list(self._open.items()):
             status = one.get("status") or {}
             if "time" not in status:
@@ -253,7 +253,7 @@ def _mark(one: Object) -> str:
 
 
 def _body(one: Object) -> CaptureBody:
-    """Raises ValidationError."""
+    """Return the request that the object describes. Raises ValidationError."""
     spec: dict[str, Any] = {name: one["spec"][name] for name in FIELDS if name in one["spec"]}
     spec["reason"] = f"{_mark(one)}: {spec.get('reason', '')}".removesuffix(": ")[:500]
     return CaptureBody.model_validate_json(msgspec.json.encode(spec))

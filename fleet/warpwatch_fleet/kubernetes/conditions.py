@@ -99,7 +99,7 @@ class Conditions:
             return {node.name: _condition(node, now) for node in nodes}
 
     async def advance(self) -> None:
-        """Raises KubernetesError; at the end, of a node whose condition was refused."""
+        """Write changed conditions. Raises KubernetesError, at the end for a refused condition."""
         now, left, refused = self._wall(), MAX_PER_ROUND, None
         wanted = self.wanted()
         self.known = {name: one for name, one in self.known.items() if name in wanted}
@@ -216,7 +216,7 @@ class Taints:
         self._said: dict[str, str] = {}
 
     async def advance(self) -> None:
-        """Raises KubernetesError."""
+        """Set and remove taints. Raises KubernetesError."""
         wanted = self._conditions.wanted()
         marked = await self._marked()
         tainted = {name for name, node in marked.items() if _is_tainted(node)}

@@ -71,8 +71,10 @@ class EventPublisher:
         put_newest(self._more, _path(event), event, MAX_MORE)
 
     async def advance(self) -> None:
-        """Publish what is new. Raises KubernetesError if the server is overloaded or not reached,
-        and at the end for an Event that it has refused.
+        """Publish new Events.
+
+        Raises KubernetesError if the server is overloaded or not reached, and at the end for an
+        Event that it has refused.
         """
         now, refused = self._wall(), None
         with self._cluster.lock:
@@ -153,7 +155,7 @@ class EventPublisher:
 
 
 def about_node(name: str) -> dict[str, str]:
-    """A kubelet, too, takes a node's name for its UID."""
+    """Return a reference to the node; like a kubelet, with its name as UID."""
     return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
 
 

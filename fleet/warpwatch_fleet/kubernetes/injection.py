@@ -60,7 +60,7 @@ class Parts(Section):
 
 
 def load(config: InjectionConfig) -> Parts:
-    """Raises UsageError."""
+    """Return the parts that are added to pods. Raises UsageError."""
     try:
         return Parts.model_validate(read_yaml(config.file))
     except ValidationError as error:

@@ -121,7 +121,7 @@ def _worst(state: State) -> Headline:
 
 
 def worst_first(state: State) -> list[Anomaly]:
-    """The active anomalies, of one severity the newest first."""
+    """Return the active anomalies, of one severity the newest first."""
     active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
     return sorted(active, key=lambda anomaly: (SEVERITIES.index(anomaly.severity), -anomaly.time))
 
@@ -203,7 +203,7 @@ def when(anomaly: Anomaly, state: State) -> str:
 
 
 def capture_of(anomaly: Anomaly, state: State) -> Capture | None:
-    """The newest that it has triggered."""
+    """Return the newest capture that the anomaly has triggered."""
     asked = [capture for capture in state.captures if capture.request.anomaly_id == anomaly.id]
     return max(asked, key=lambda capture: capture.time, default=None)
 

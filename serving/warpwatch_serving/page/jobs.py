@@ -198,7 +198,7 @@ def rates(rank: RankState) -> list[str]:
 
 
 def legend(ranks: Sequence[RankState]) -> list[LegendEntry]:
-    """The phases of these ranks."""
+    """Return the phases of these ranks, each with its colour."""
     widths: dict[tuple[int, str], float] = {}
     drawn = 0
     for rank in ranks:
@@ -250,5 +250,5 @@ def _pace(running: Sequence[RankState]) -> float:
 
 
 def marks(one: RankedJob) -> list[int]:
-    """The steps since which something is wrong."""
+    """Return the steps since which something is wrong."""
     return [found.begin_step for found in one.anomalies if found.begin_step is not None]
