@@ -7,7 +7,7 @@ ARGS ?=
 SEEDS ?= 24
 SBOM ?= build/sbom.cdx.json
 
-.PHONY: demo test acceptance fuzz soak check format bench judge frontier docs protobuf requirements sbom release-inputs release clean
+.PHONY: demo test acceptance fuzz soak check format bench judge docs protobuf requirements sbom release-inputs release clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/warpwatch demo $(ARGS)
@@ -50,10 +50,6 @@ bench: $(VENV)/.bench
 # Recall and false alarms of the detectors on labelled logs, into docs/detection-methods.md. SEEDS=24.
 judge: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.judge --seeds $(SEEDS) $(ARGS)
-
-# Recall and false alarms over the budget of false alarms, into docs/detection-methods.md.
-frontier: $(VENV)/.dev
-	@$(BIN)/python -m benchmarks.frontier
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m warpwatch_telemetry.catalogue > docs/metrics.md

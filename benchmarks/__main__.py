@@ -1,8 +1,8 @@
 """``make bench``: runs every benchmark and prints one JSON object.
 
 ``make bench ARGS=merge`` runs one of them; ``--quick`` shortens those that can be shortened. If one
-cannot be measured, the exit status is 1 and one line gives the reason. ``benchmarks.judge`` and
-``benchmarks.frontier``, which measure the detectors, are commands of their own.
+cannot be measured, the exit status is 1 and one line gives the reason. ``benchmarks.judge``, which
+measures the detectors, is a command of its own.
 """
 
 from __future__ import annotations

@@ -51,25 +51,19 @@ def main() -> int:
         return 2
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    DOCUMENT.write_text(into_document(DOCUMENT.read_text(), "judge", table(results)))
+    DOCUMENT.write_text(into_document(DOCUMENT.read_text(), table(results)))
     print(json.dumps(results["warpwatch"]["summary"], indent=1))
     return 0
 
 
-def evaluation_script() -> Path:
-    """Return the script of the evaluation folder. Raises CannotMeasure without one."""
+def judged(seeds: int, first_seed: int) -> dict[str, Any]:
+    """Return the judge's figures. Raises CannotMeasure if there is no judge or it fails."""
     script = Path(os.environ.get(EVALUATION, "")) / "steps.py"
     if not os.environ.get(EVALUATION) or not script.is_file():
         raise CannotMeasure(f"{EVALUATION} must name the evaluation folder, in which steps.py is")
-    return script.absolute()
-
-
-def judged(seeds: int, first_seed: int) -> dict[str, Any]:
-    """Return the judge's figures. Raises CannotMeasure if there is no judge or it fails."""
-    script = evaluation_script()
     counts = ["--seeds", str(seeds), "--first-seed", str(first_seed), "--jobs", str(JOBS)]
     done = subprocess.run(
-        [sys.executable, str(script), "judge", "--command", COMMAND, *counts],
+        [sys.executable, str(script.absolute()), "judge", "--command", COMMAND, *counts],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -87,12 +81,12 @@ def judged(seeds: int, first_seed: int) -> dict[str, Any]:
 # --- the table ---
 
 
-def into_document(document: str, name: str, text: str) -> str:
-    """Replace the text between the markers of this name. Raises ValueError without markers."""
-    before, begin, rest = document.partition(f"<!-- {name}:begin -->")
-    _, end, after = rest.partition(f"<!-- {name}:end -->")
+def into_document(document: str, text: str) -> str:
+    """Replace the text between the markers. Raises ValueError without markers."""
+    before, begin, rest = document.partition("<!-- judge:begin -->")
+    _, end, after = rest.partition("<!-- judge:end -->")
     if not (begin and end):
-        raise ValueError(f"no markers {name}:begin and {name}:end in the document")
+        raise ValueError("no markers judge:begin and judge:end in the document")
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import from_start, frontier, judge
+from benchmarks import from_start, judge
 from benchmarks.judge import into_document, poisson_upper, table, wilson
 
 MARKERS = "<!-- judge:begin --><!-- judge:end -->"
@@ -50,17 +50,15 @@ def test_the_table_has_a_row_for_each_kind_and_for_all() -> None:
 
 def test_a_table_is_written_between_its_markers_alone() -> None:
     begin, end = "<!-- judge:begin -->", "<!-- judge:end -->"
-    document = into_document(f"before{begin}old{end}after", "judge", "new")
+    document = into_document(f"before{begin}old{end}after", "new")
     assert document == f"before{begin}\nnew\n{end}after"
     with pytest.raises(ValueError, match="judge:begin"):
-        into_document("no markers", "judge", "new")
+        into_document("no markers", "new")
 
 
-def test_the_tables_in_the_documentation_are_those_of_the_kept_figures() -> None:
+def test_the_table_in_the_documentation_is_that_of_the_kept_figures() -> None:
     document = judge.DOCUMENT.read_text()
-    judged, measured = (json.loads(of.RESULTS.read_text()) for of in (judge, frontier))
-    assert into_document(document, "judge", table(judged)) == document
-    assert into_document(document, "frontier", frontier.table(measured)) == document
+    assert into_document(document, table(json.loads(judge.RESULTS.read_text()))) == document
 
 
 # A judge that always prints the same figures and records its arguments.

@@ -10,7 +10,7 @@ from typing import Any
 
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.cli.progress import progress
+from warpwatch_daemon.cli.progress import Progress
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
 from warpwatch_telemetry.captures import CAPTURE_KINDS, CAPTURE_OPTIONS, RANK_STATES
@@ -95,17 +95,16 @@ def wait(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Any:
     """Return the capture once it has an outcome. Raises WarpwatchError at the time-out."""
-    deadline = monotonic() + timeout_s
-    with progress() as shown:
-        while monotonic() < deadline:
-            capture = api.get(f"/api/v1/captures/{capture_id}")
-            if capture["outcome"] is not None:
-                return capture
-            for rank in capture["ranks"]:
-                node = f" on {rank['node']}" if rank["node"] else ""
-                done = min(RANK_STATES.index(rank["state"]), _WRITTEN)
-                shown.show(f"rank {rank['rank']}{node}", done, _WRITTEN, rank["state"])
-            sleep(POLL_S)
+    deadline, shown = monotonic() + timeout_s, Progress()
+    while monotonic() < deadline:
+        capture = api.get(f"/api/v1/captures/{capture_id}")
+        if capture["outcome"] is not None:
+            return capture
+        for rank in capture["ranks"]:
+            node = f" on {rank['node']}" if rank["node"] else ""
+            done = min(RANK_STATES.index(rank["state"]), _WRITTEN)
+            shown.show(f"rank {rank['rank']}{node}", done, _WRITTEN, rank["state"])
+        sleep(POLL_S)
     raise WarpwatchError(f"capture {capture_id} has no outcome after {timeout_s:.0f} s")
 
 

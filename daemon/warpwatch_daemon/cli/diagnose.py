@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warpwatch_daemon.cli.progress import progress
+from warpwatch_daemon.cli.progress import Progress
 from warpwatch_diagnosis import __main__ as diagnosis
 
 if TYPE_CHECKING:
@@ -23,23 +24,19 @@ _BASELINE = "--baseline"
 def main(argv: Sequence[str]) -> int:
     """Diagnose traces; an address stands for a capture's traces, baseline and anomaly."""
     addresses = [argument for argument in argv if _ADDRESS.fullmatch(argument)]
-    with progress() as bar, tempfile.TemporaryDirectory(prefix="warpwatch-") as folder:
+    progress = Progress()
+    reading = partial(progress.show, "reading traces")
+    if not addresses:
+        return diagnosis.main(list(argv), prog=PROGRAM, reading=reading)
+    # Imported only for addresses: it loads half of the daemon.
+    from warpwatch_capturing.remote_store import fetch
 
-        def reading(number: int, count: int, name: str) -> None:
-            bar.show("reading traces", number, count, name)
-            if number == count:
-                bar.done()
-
-        if not addresses:
-            return diagnosis.main(list(argv), prog=PROGRAM, reading=reading)
-        # Imported only for addresses: it loads half of the daemon.
-        from warpwatch_capturing.remote_store import fetch
-
+    with tempfile.TemporaryDirectory(prefix="warpwatch-") as folder:
         fetched = {}
         for number, address in enumerate(dict.fromkeys(addresses)):
             into = Path(folder, str(number))
             into.mkdir()
-            fetched[address] = fetch(address, into, lambda *at: bar.show("fetching", *at))
+            fetched[address] = fetch(address, into, partial(progress.show, "fetching"))
         missing = {k: why for one in fetched.values() for k, why in one.missing.items()}
         nodes = {k: node for one in fetched.values() for k, node in one.nodes.items()}
         return diagnosis.main(

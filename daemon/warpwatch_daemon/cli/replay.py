@@ -11,15 +11,15 @@ import json
 import math
 import os
 import sys
-import textwrap
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from warpwatch_daemon.cli.progress import progress
+from warpwatch_daemon.cli.progress import Progress
 from warpwatch_daemon.config import Config
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.budget import SHARES
@@ -170,10 +170,6 @@ def _parts(lines: bytes) -> Iterator[bytes]:
         yield lines[begin:]
 
 
-WIDTH = 100
-_WHERE_WIDTH = 22
-_INDENT = "    "
-_NOTHING = "-"
 # The form of an anomaly in `replay --json`.
 _ANOMALY_FIELDS = (
     "time", "kind", "severity", "job", "rank", "device", "step", "begin_step", "value", "baseline",
@@ -210,97 +206,23 @@ def budget_to_json(kind: str, a_day: float) -> dict[str, Any]:
     return {"type": "budget", "kind": kind, "false_alarms_per_job_day": a_day}
 
 
-def budget_lines(given: Mapping[str, float]) -> Iterator[str]:
-    """Yield the budgets. ``given``: by kind, the false alarms per day that a job may have."""
-    if given:
-        kinds = ", ".join(f"{kind} {a_day:.3g}" for kind, a_day in given.items())
-        yield ""
-        yield from textwrap.wrap(f"false alarms a job and day that limits allow: {kinds}", WIDTH)
-
-
 def lines(
-    anomalies: Sequence[Anomaly],
-    suppressed: Sequence[Suppressed],
-    statuses: Sequence[tuple[str, DetectorStatus]],
+    suppressed: Sequence[Suppressed], statuses: Sequence[tuple[str, DetectorStatus]]
 ) -> Iterator[str]:
-    """Yield tables of anomalies, suppressed findings and statuses, at most WIDTH wide."""
-    yield from _block(
-        ("found", "of", "began", "raised", "value", "baseline", "over"),
-        [_evidence(anomaly) for anomaly in anomalies],
-        [anomaly.summary for anomaly in anomalies],
-    )
-    yield from _block(
-        ("suppressed", "of", "cause", "since"),
-        [
-            (one.kind, _where(one.found.job, one.found.rank), one.cause, f"{one.since:.3f}")
-            for one in suppressed
-        ],
-        [one.found.summary for one in suppressed],
-    )
-    yield from _block(
-        ("judged", "of", "answer", "value", "baseline", "limit", "nearest"),
-        [_judgement(kind, status) for kind, status in statuses],
-        [status.text for _, status in statuses],
-    )
+    """Yield a line for each suppressed finding and each status."""
+    for one in suppressed:
+        where = _where(one.found.job, one.found.device, one.found.rank)
+        yield (
+            f"{one.kind} of {where}: suppressed since {one.since:.3f} by {one.cause}: "
+            f"{one.found.summary}"
+        )
+    for kind, status in statuses:
+        where = _where(status.job, status.device, status.rank)
+        yield f"{kind} of {where}: {status.answer}: {status.text}"
 
 
-def _block(
-    head: tuple[str, ...], rows: Sequence[tuple[str, ...]], texts: Sequence[str]
-) -> Iterator[str]:
-    """Yield a table of aligned columns, with a sentence under each row."""
-    if not rows:
-        return
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    yield ""
-    yield _row(head, widths)
-    for row, text in zip(rows, texts, strict=True):
-        yield _row(row, widths)
-        yield from textwrap.wrap(text, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
-
-
-def _row(cells: tuple[str, ...], widths: list[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-    return "  ".join(padded).rstrip()[:WIDTH]
-
-
-def _evidence(anomaly: Anomaly) -> tuple[str, ...]:
-    over = "active" if anomaly.end_time is None else f"{anomaly.end_time:.3f}"
-    return (
-        anomaly.kind,
-        _where(anomaly.job or anomaly.device, anomaly.rank),
-        _number(anomaly.begin_step),
-        _number(anomaly.step),
-        _number(anomaly.value),
-        _number(anomaly.baseline),
-        over,
-    )
-
-
-def _judgement(kind: str, status: DetectorStatus) -> tuple[str, ...]:
-    nearest = _number(status.nearest)
-    if status.nearest is not None and status.nearest_step is not None:
-        nearest = f"{status.nearest:.2f} at {status.nearest_step}"
-    return (
-        kind,
-        _where(status.job or status.device, status.rank),
-        status.answer,
-        _number(status.value),
-        _number(status.baseline),
-        _number(status.limit),
-        nearest,
-    )
-
-
-def _where(job_or_device: str | None, rank: int | None) -> str:
-    name, suffix = job_or_device or "", "" if rank is None else f" rank {rank}"
-    room = _WHERE_WIDTH - len(suffix)
-    return (name if len(name) <= room else name[: room - 1] + "…") + suffix
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return _NOTHING
-    return str(value) if isinstance(value, int) and abs(value) < 10**8 else f"{value:.4g}"
+def _where(job: str | None, device: str | None, rank: int | None) -> str:
+    return f"{job or device}{'' if rank is None else f' rank {rank}'}"
 
 
 def _finite(value: object) -> object:
@@ -321,12 +243,11 @@ def main(argv: Sequence[str]) -> int:
     replay = LogReplay(config.detection, config.anomalies, explain=arguments.explain)
     reader = LogReader()
     found = 0
-    with progress() as bar:
-        lines = read_lines(arguments.log, lambda at, size: bar.show(arguments.log.name, at, size))
-        for anomaly in replay.run(reader.records(lines), arguments.at):
-            if shown(anomaly.kind, anomaly.job):
-                found += 1
-                say(_line(anomaly, arguments.json))
+    lines = read_lines(arguments.log, partial(Progress().show, arguments.log.name))
+    for anomaly in replay.run(reader.records(lines), arguments.at):
+        if shown(anomaly.kind, anomaly.job):
+            found += 1
+            say(_line(anomaly, arguments.json))
     if complaint := reader.complaint():
         say(f"warpwatch: {complaint}", sys.stderr)
     if arguments.explain:
@@ -394,9 +315,9 @@ def _explanation(
         for kind, a_day in given.items():
             yield json.dumps(budget_to_json(kind, a_day))
         return
-    anomalies = [one for one in replay.anomalies.values() if shown(one.kind, one.job)]
-    yield from lines(anomalies, suppressed, statuses)
-    yield from budget_lines(given)
+    yield from lines(suppressed, statuses)
+    for kind, a_day in given.items():
+        yield f"{kind}: its limits allow a job {a_day:.3g} false alarms per day"
 
 
 def _line(anomaly: Anomaly, as_json: bool) -> str:

@@ -3,21 +3,15 @@
 Strangers can neither fill that log, nor forge a line of it.
 """
 
-import contextlib
 import io
 import json
 import logging
-import os
-import pty
-import sys
-import threading
 
 import pytest
 
 from tests.manual_clock import ManualClock
-from tests.waiting import eventually
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.cli.progress import Progress, progress
+from warpwatch_daemon.cli.progress import Progress
 from warpwatch_runtime.log_output import LimitedHandler
 
 LOG = "".join(
@@ -27,43 +21,7 @@ LOG = "".join(
 )  # fmt: skip
 
 
-@pytest.fixture
-def terminal():
-    """A terminal's two ends: a file that programs write to, and what has been written so far."""
-    ours, theirs = pty.openpty()
-    seen: list[bytes] = []
-
-    def watch() -> None:
-        # The terminal's end is an error of its own.
-        with contextlib.suppress(OSError):
-            while block := os.read(ours, 65536):
-                seen.append(block)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    with open(theirs, "w") as file:
-        yield file, seen
-        file.close()
-        watcher.join()
-        os.close(ours)
-
-
-def test_a_terminal_sees_a_bar_and_the_output_is_the_same(tmp_path, capsys, monkeypatch, terminal):
-    log = tmp_path / "run.jsonl"
-    log.write_text(LOG)
-    code = main(["replay", str(log), "--json"])
-    plain = capsys.readouterr()
-    file, seen = terminal
-    monkeypatch.setenv("TERM", "xterm-256color")
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", file)
-        assert main(["replay", str(log), "--json"]) == code
-    assert plain.err == ""
-    assert plain.out == capsys.readouterr().out != ""
-    eventually(lambda: b"run.jsonl" in b"".join(seen) and b"%" in b"".join(seen))
-
-
-def test_without_a_terminal_a_line_is_printed_each_five_seconds_if_there_is_news(capsys):
+def test_a_line_of_progress_is_printed_each_five_seconds_if_there_is_news(capsys):
     clock = ManualClock()
     shown = Progress(monotonic=clock.monotonic)
     for later_s in (4.5, 0.5, 5.0):
@@ -74,13 +32,6 @@ def test_without_a_terminal_a_line_is_printed_each_five_seconds_if_there_is_news
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == ["rank 0 on gpu-1: 50% recording", "standard input:"]
-
-
-def test_without_rich_there_are_lines(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with progress() as shown:
-        assert type(shown) is Progress
 
 
 FORGED = "x\n2026-01-01 00:00:00,000 ERROR root: forged\x1b[31m\u202egnp"
