@@ -7,10 +7,8 @@ from dataclasses import replace
 from grafana_foundation_sdk.models import dashboard as models
 
 from warpwatch_dashboards import links, marks, variables
-from warpwatch_dashboards.by_device import by_device
-from warpwatch_dashboards.node_devices import DEVICE_ROWS
+from warpwatch_dashboards.device_panels import by_device, device_rows
 from warpwatch_dashboards.node_host import HOST_ROWS
-from warpwatch_dashboards.node_reliability import RELIABILITY_ROWS
 from warpwatch_dashboards.page import Page, Row
 from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, at_least, at_most, graph
 from warpwatch_dashboards.queries import DEVICE, DEVICE_KEY, Query, rate, series
@@ -32,10 +30,8 @@ def page() -> Page:
         annotations=marks.of_agents(),
         rows=[
             _OVERVIEW_ROW,
-            *(
-                replace(row, collapsed=True)
-                for row in (*DEVICE_ROWS, *RELIABILITY_ROWS, *HOST_ROWS)
-            ),
+            *device_rows(),
+            *(replace(row, collapsed=True) for row in HOST_ROWS),
         ],
     )
 
@@ -52,7 +48,7 @@ def _at_a_glance() -> list[models.Panel]:
         ("Memory full", "Memory in use by what it has.", "percentunit", f"{used} / {whole}"),
     )
     return [
-        graph(title, words, by_device(promql, ""), unit=unit, width=6)
+        graph(title, words, by_device(promql), unit=unit, width=6)
         for title, words, unit, promql in shown
     ]
 
