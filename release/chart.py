@@ -21,7 +21,7 @@ _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 def digest_of(layout: Path) -> str:
-    """Of the only image, or index of images, in the layout."""
+    """Return the digest of the only image, or index of images, in the layout."""
     (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
     return str(entry["digest"])
 

@@ -15,10 +15,10 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-# Of base images; the Dockerfile's own is among them.
+# Versions of Python in base images; the Dockerfile's own is among them.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
-# What Debian 12 and everything later can load.
+# The platforms whose wheels Debian 12 and every later system can load.
 PLATFORMS = ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
 _DOWNLOAD_TIMEOUT_S = 300.0
 _PIN = re.compile(r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+)", re.MULTILINE)

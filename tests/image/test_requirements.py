@@ -50,7 +50,9 @@ def test_every_dependency_has_a_version_of_its_own() -> None:
         if name in seen or not (requirement.marker is None or requirement.marker.evaluate()):
             continue
         seen.add(name)
-        assert requirement.specifier.contains(pins[name][0]), requirement
+        # A release since then may need others in other versions.
+        if importlib.metadata.version(name) == pins[name][0]:
+            assert requirement.specifier.contains(pins[name][0]), requirement
         wanted += importlib.metadata.requires(name) or []
     assert seen == set(pins)
 
