@@ -8,11 +8,13 @@ import platform
 import struct
 import sys
 import threading
+from collections.abc import Mapping
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from warpwatch import faults
+from warpwatch.iterations import IterationClock
 from warpwatch.monitor import Monitor
 from warpwatch.steps import StepClock, is_out_of_memory
 
@@ -30,15 +32,20 @@ _helper: HelperThread | None = None
 _installed = False
 
 
-def attach(job: str | None = None) -> Monitor:
+def attach(
+    job: str | None = None, kind: str = "train", place: Mapping[str, Any] | None = None
+) -> Monitor:
     """Return the monitor of this process at once; it searches for a daemon in the background.
 
-    The first call decides the job's name. WARPWATCH=0 switches everything off. Never raises.
+    ``kind`` is ``train``, or ``serve`` for a process of an inference server. ``place``: metadata
+    of a server's process that its environment does not have.
+    The first call decides. WARPWATCH=0 switches everything off. Never raises.
     """
     global _monitor
     with _guard:
         if _monitor is None:
-            _monitor = Monitor(StepClock())
+            _monitor = Monitor(IterationClock() if kind == "serve" else StepClock())
+            _monitor.place = {**({"kind": kind} if kind != "train" else {}), **(place or {})}
             try:
                 _start(_monitor, job)
             except Exception as error:

@@ -95,11 +95,16 @@ class HelperThread:
             new = current.command_fd < 0 and self._monotonic() < self._attached + NEW_RING_S
             interval = NEW_RING_INTERVAL_S if new else HEARTBEAT_INTERVAL_S
         else:
-            interval = self._interval_s if self.clock.begun else ATTACH_INTERVAL_S
+            interval = self._interval_s if self._belongs else ATTACH_INTERVAL_S
         try:
             self.clock.wake_helper.get(timeout=interval)
         except Empty:
             return
+
+    @property
+    def _belongs(self) -> bool:
+        """Whether the process is a rank."""
+        return bool(self.clock.begun) or self.monitor.serving is not None
 
     def _round(self) -> None:
         now = self._monotonic()
@@ -110,8 +115,8 @@ class HelperThread:
         current = self._ring
         self.captures.deliver(self._sign_of_life)
         if current is None:
-            # A process becomes a rank at its first step.
-            if self.clock.begun and now >= self._next_look:
+            # A process becomes a rank at its first step, one of a server at once.
+            if self._belongs and now >= self._next_look:
                 self._next_look = now + self._interval_s
                 self._attach()
             return
@@ -131,6 +136,8 @@ class HelperThread:
         self._check_inbox(now)
         self._notice_cuda()
         self._gc_pauses.report(current, now)
+        if self.monitor.serving is not None:
+            self.monitor.serving.write(current, time.monotonic_ns())
         self._write_metadata(current)
         self.captures.keep_deadline()
 
@@ -217,10 +224,11 @@ class HelperThread:
         device = identity.device_from_environment(self._environ) or self.clock.device
         events = self.captures.budget.events_per_step
         elsewhere = _rounded(self.clock.steps_elsewhere)
-        parallel = model.places(self._monotonic())
+        parallel = self.monitor.place.get("parallel") or model.places(self._monotonic())
         about = {
             **self.monitor.model,
             **self._identity,
+            **self._notes(),
             "device": identity.bounded(device, 64, 64) if device else None,
             "phases": list(self.clock.phase_names),
             # Between two trainings the last step clock is kept.
@@ -236,6 +244,11 @@ class HelperThread:
         known = ("rank", "job", "world_size", "parallel")
         self.captures.metadata = {name: about[name] for name in known if name in about}
         return identity.fitted(about)
+
+    def _notes(self) -> dict[str, Any]:
+        """Return what a server's hooks have found out since the ring was made."""
+        place = self.monitor.place
+        return {name: place[name] for name in ("role", "server", "note") if place.get(name)}
 
     # --- attach and detach ----------------------------------------------------------------------
 
@@ -257,7 +270,7 @@ class HelperThread:
     def _create_ring(self, folder: DaemonFolder, ranks_fd: int) -> None:
         self.captures.inbox = rendezvous.inbox(folder.candidate, self._environ, os.geteuid())
         self.captures.inbox_problem = inbox.problem(self.captures.inbox)
-        self._identity = identity.describe(self._job, self._environ)
+        self._identity = identity.describe(self._job, self._environ, self.monitor.place)
         name = ring.ring_name(self._identity["job"], self._identity["rank"])
         self._gil_stacks.open(
             self.captures.inbox, name, {k: self._identity[k] for k in ("job", "rank")}
@@ -307,6 +320,8 @@ class HelperThread:
         try:
             self.clock.finish()
             self.clock.report_begun(current)
+            if self.monitor.serving is not None:
+                self.monitor.serving.write(current, time.monotonic_ns(), force=True)
             self._write_metadata(current)
         except Exception as error:
             faults.swallow(error)

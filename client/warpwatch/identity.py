@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from warpwatch.protocol import META_MAX_TEXT
@@ -121,15 +122,28 @@ def _model(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def fitted(metadata: dict[str, Any]) -> dict[str, Any]:
     """Remove optional keys until the metadata fits into its slot."""
-    for name in ("parameters", "parallel", "precision", "flops_per_sample", "flops_per_token"):
+    for name in (
+        "note",
+        "server",
+        "parameters",
+        "parallel",
+        "precision",
+        "flops_per_sample",
+        "flops_per_token",
+    ):
         if len(json.dumps(metadata, separators=(",", ":"))) <= META_MAX_TEXT:
             break
         metadata.pop(name, None)
     return metadata
 
 
-def describe(job: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the part of the ring's metadata that does not change."""
+def describe(
+    job: str | None, environ: Mapping[str, str], place: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the part of the ring's metadata that does not change.
+
+    ``place`` replaces what the environment says; a job or run that the user names stays.
+    """
     group_rank, group_size = _distributed()
     rank = _first(
         _number(environ.get("RANK")), group_rank, _number(environ.get("SLURM_PROCID")), default=0
@@ -145,9 +159,10 @@ def describe(job: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
         _number(environ.get("SLURM_NTASKS")),
         default=1,
     )
-    where = {"run": run_id(environ), "master": _master(environ)}
+    replica = _replica(environ, place) if place else None
+    where = {"run": replica or run_id(environ), "master": _master(environ)}
     return {
-        "job": job_name(job, environ, sys.argv),
+        "job": job_name(job or _served(environ, place), environ, sys.argv),
         **{name: text for name, text in where.items() if text},
         **_model(environ),
         "rank": rank,
@@ -158,4 +173,17 @@ def describe(job: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
         "pod_uid": bounded(pod_uid, _MAX_TEXT, _MAX_TEXT) if pod_uid else None,
         "python": platform.python_version(),
         "torch": bounded(str(torch_version), 32, 32) if torch_version else None,
+        **{name: value for name, value in place.items() if name not in ("job", "run")},
     }
+
+
+def _served(environ: Mapping[str, str], place: Mapping[str, Any]) -> str | None:
+    """Return the name of the served model, unless the user named the job."""
+    return None if environ.get("WARPWATCH_JOB") else place.get("job")
+
+
+def _replica(environ: Mapping[str, str], place: Mapping[str, Any]) -> str | None:
+    """Return the run of a server, one per replica: its pod, else the start of its engine."""
+    names = (environ.get("WARPWATCH_RUN"), environ.get("WARPWATCH_POD_UID"), place.get("run"))
+    found = next(filter(None, names), None)
+    return bounded(str(found), MAX_RUN, MAX_RUN) if found else None

@@ -8,12 +8,13 @@ from time import monotonic_ns
 from typing import Any, Generic, TypeVar
 
 from warpwatch import faults
+from warpwatch.iterations import IterationClock
 from warpwatch.step_times import LEAVE, OTHER, SWITCH
 from warpwatch.steps import COUNT_BITS, StepClock, bounded_count
 
 Item = TypeVar("Item")
 # The sources of the step clock, the strongest first; all other names are frameworks.
-_STRENGTH = {"step()": 3, "optimizer": 1, "dataloader": 0, "backward": -1, "": -2}
+_STRENGTH = {"iteration()": 4, "step()": 3, "optimizer": 1, "dataloader": 0, "backward": -1, "": -2}
 _FRAMEWORK = 2
 # A recording ends without a trace at these phases, which are not a step's normal work.
 _INTERRUPTIONS = {"eval": "an evaluation began", "checkpoint": "a checkpoint began"}
@@ -138,16 +139,20 @@ class Monitor:
 
     Steps belong to the first thread that begins one, as long as it lives and trains; calls from
     other threads are not measured.
-    ``step_clock`` is the source of steps: ``step()``, a framework, ``optimizer``, ``dataloader`` or
-    ``backward``. ``model`` is metadata of the model for the ring.
+    ``step_clock`` is the source of steps: ``step()``, a framework, ``optimizer``, ``dataloader``,
+    ``backward`` or ``iteration()``. ``model`` is metadata of the model for the ring, ``place`` that
+    of a server's process, which replaces what the environment says: job, rank, role and the like.
+    ``serving`` are the counts of a server, None in a training.
     """
 
-    __slots__ = ("clock", "model", "phases", "step_clock")
+    __slots__ = ("clock", "model", "phases", "place", "serving", "step_clock")
 
     def __init__(self, clock: StepClock) -> None:
         self.clock = clock
         self.step_clock = ""
         self.model: dict[str, Any] = {}
+        self.place: dict[str, Any] = {}
+        self.serving = clock.serving if isinstance(clock, IterationClock) else None
         self.phases = Phases(clock)
 
     def step(self, samples: int = 0, tokens: int = 0) -> StepClock:
@@ -164,6 +169,30 @@ class Monitor:
         if not clock.open:
             clock.samples = samples
             clock.tokens = tokens
+        return clock
+
+    def iteration(
+        self,
+        prefill_tokens: int = 0,
+        decode_requests: int = 0,
+        kv_tokens: int = 0,
+        after_idle: bool | None = None,
+    ) -> StepClock:
+        """Return one pass of a server's engine as a context; ``attach(kind="serve")`` comes first.
+
+        ``prefill_tokens``: of prompts, computed in it. ``decode_requests``: those that get another
+        token. ``kv_tokens``: in the KV cache of all its requests. ``after_idle``: whether none of
+        its requests was in flight before; by default, whether it decodes none.
+        """
+        clock = self.clock
+        if self.step_clock != "iteration()":
+            self.lead("iteration()")
+        if not clock.open:
+            prefill, decode = bounded_count(prefill_tokens), bounded_count(decode_requests)
+            clock.work = prefill, decode, bounded_count(kv_tokens)
+            clock.samples, clock.tokens = 0, prefill + decode
+            if isinstance(clock, IterationClock):
+                clock.after_idle = not decode if after_idle is None else after_idle
         return clock
 
     def phase(self, name: str) -> Phase:

@@ -58,7 +58,11 @@ RECORD_PHASE = 2
 RECORD_EVENT = 3
 RECORD_MEMORY = 4
 RECORD_GC = 5
+RECORD_ITERATION = 6
+RECORD_SERVE = 7
 FLAG_PROFILED = 1
+# Buckets of a record of type 7 that did not fit: the next record of this type has the rest.
+FLAG_CONTINUES = 2
 
 # step, duration ns, GPU ns, allocated bytes, samples, tokens; then ns of each phase by index
 STEP = struct.Struct("<QQQQQQ")
@@ -69,6 +73,29 @@ MEMORY = struct.Struct("<QQQQQQ")
 # of Python's garbage collector since the process began: ns, collections; the longest since the
 # record before, ns
 GC = struct.Struct("<QQQ")
+
+# An iteration of a server is a step with its work before the phases: prompt tokens computed,
+# requests decoded, tokens in the KV cache of all its requests.
+WORK = struct.Struct("<QQQ")
+# About one second of a server, since the record before: ns, idle ns; requests running and waiting
+# now; use of the KV cache in 1e-9; preemptions, tokens found in the prefix cache and tokens looked
+# up, prompt tokens, generated tokens; sums in ns of the latencies in LATENCIES. Then its buckets.
+SERVE = struct.Struct("<QQQQQQQQQQQQQ")
+# The latency by its place in LATENCIES, the bucket, the number of observations.
+BUCKET = struct.Struct("<BBI")
+LATENCIES = ("first_token", "inter_token", "queue")
+MAX_BUCKETS = (RECORD_MAX_PAYLOAD - SERVE.size) // BUCKET.size
+
+
+def _latency_bounds() -> tuple[float, ...]:
+    bounds = [0.001]
+    while bounds[-1] < 100.0:
+        bounds.append(float(f"{bounds[-1] * (1.1 if bounds[-1] < 0.1 else 1.5):.3g}"))
+    return tuple(bounds)
+
+
+# Upper bounds of the buckets in seconds; one more bucket counts the rest.
+LATENCY_BOUNDS_S = _latency_bounds()
 
 # --- the command file ---------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Optional
 
 from warpwatch import protocol
 from warpwatch.rendezvous import Descriptor, take_lock
@@ -25,8 +25,10 @@ _MAX_DEFERRED = protocol.RECORD_COUNT
 # Where a step's words lie: as in protocol.STEP, then the ns of each phase. In the totals the place
 # of the number holds how many steps there were, which is the number of the next one, too.
 NUMBER, DURATION, GPU, ALLOCATED, SAMPLES, TOKENS, FIRST_PHASE = range(7)
-# A step to be written: its flags, the wall clock at its end in ns, its words.
-StepRow = tuple[int, int, list[int]]
+# The words of protocol.WORK.
+Work = tuple[int, int, int]
+# A step to be written: its flags, the wall clock at its end in ns, its words, an iteration's work.
+StepRow = tuple[int, int, list[int], Optional[Work]]
 
 
 def ring_name(job: str, rank: int) -> str:
@@ -107,8 +109,12 @@ class RingWriter:
         """Write records of steps with the first ``phases`` phases, and the totals after them."""
         pack = struct.Struct(f"{protocol.STEP.format}{phases}Q").pack
         end = FIRST_PHASE + phases
-        for flags, wall_ns, words in rows:
-            self._deferred.append((protocol.RECORD_STEP, flags, wall_ns, pack(*words[:end])))
+        for flags, wall_ns, words, work in rows:
+            kind, payload = protocol.RECORD_STEP, pack(*words[:end])
+            if work is not None:
+                kind, size = protocol.RECORD_ITERATION, protocol.STEP.size
+                payload = payload[:size] + protocol.WORK.pack(*work) + payload[size:]
+            self._deferred.append((kind, flags, wall_ns, payload))
         self.flush()
         self._totals += 1
         offset = protocol.TOTALS_OFFSETS[self._totals % 2]

@@ -36,9 +36,9 @@ OTHER = DURATION
 # The kinds of entries; any other number is the index of the phase that is entered. At NEXT a step
 # ends and the next one starts.
 LEAVE, SWITCH, BEGIN, NEXT, END, START = -1, -2, -3, -4, -5, -6
-# Kind, time (monotonic, ns) and a detail. At NEXT and END the detail is flags, samples and tokens
-# of the step. Elsewhere it is the phase between phases from now on; None means unchanged. On a GPU
-# it is a pair: the detail, and the event recorded at the boundary.
+# Kind, time (monotonic, ns) and a detail. At NEXT and END the detail is flags, samples, tokens and
+# work of the step. Elsewhere it is the phase between phases from now on; None means unchanged. On
+# a GPU it is a pair: the detail, and the event recorded at the boundary.
 Entry = tuple[int, int, Any]
 
 
@@ -444,10 +444,10 @@ class PhaseTimes:
             if self.gpu is not None:
                 self.gpu.restart()
             return
-        flags, words[SAMPLES], words[TOKENS] = detail
+        flags, words[SAMPLES], words[TOKENS], work = detail
         words[NUMBER], words[DURATION] = self._number, now - before_ns
         self._number += 1
-        step = (flags, now + self.wall_offset_ns, words)
+        step = (flags, now + self.wall_offset_ns, words, work)
         if self.gpu is None:
             ended.append(step)
         else:
@@ -457,7 +457,7 @@ class PhaseTimes:
         """Count and write finished steps; a new ring gets the totals even without new steps."""
         phases = len(self.phase_names)
         if steps:
-            columns = [*zip(*(words for _, _, words in steps))]
+            columns = [*zip(*(words for _, _, words, _ in steps))]
             totals = self._totals[:]
             totals[NUMBER] += len(steps)
             for index in (DURATION, SAMPLES, TOKENS, *range(FIRST_PHASE, FIRST_PHASE + phases)):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from warpwatch import faults, identity
 from warpwatch.protocol import MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
-from warpwatch.ring import FIRST_PHASE, RingWriter
+from warpwatch.ring import FIRST_PHASE, RingWriter, Work
 from warpwatch.step_times import BEGIN, END, LEAVE, NEXT, OTHER, START, PhaseTimes, device_uuid
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class StepClock(PhaseTimes):
     __slots__ = (
         "_dead", "_look_ns", "_native_id", "_nested", "_rest_calls", "_rest_since_ns", "_settle_ns",
         "_started", "begun_ns", "calls", "captures", "capturing", "cuda", "device", "flags", "open",
-        "samples", "steps", "steps_elsewhere", "tokens", "trainer", "wake_helper",
+        "samples", "steps", "steps_elsewhere", "tokens", "trainer", "wake_helper", "work",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -68,6 +68,7 @@ class StepClock(PhaseTimes):
         self.capturing = False
         self.samples = 0
         self.tokens = 0
+        self.work: Work | None = None  # of an iteration
         self.steps = self.steps_elsewhere = 0
         self._rest_calls = self._rest_since_ns = 0
         self.wake_helper: SimpleQueue[None] = SimpleQueue()
@@ -109,7 +110,7 @@ class StepClock(PhaseTimes):
             self.open = False
             now = monotonic_ns()
             self.steps += 1
-            self.push((END, now, (self.flags, self.samples, self.tokens)))
+            self.push((END, now, (self.flags, self.samples, self.tokens, self.work)))
             if now >= self._settle_ns:
                 self._ended(now)
         except Exception as fault:
@@ -120,7 +121,7 @@ class StepClock(PhaseTimes):
     def next_step(self, now: int) -> None:
         """End the open step ``now`` and start the next one. In the training thread."""
         self.steps += 1
-        self.push((NEXT, now, (self.flags, self.samples, self.tokens)))
+        self.push((NEXT, now, (self.flags, self.samples, self.tokens, self.work)))
         if self.gpu is not None:
             self.gpu.follow_stream()
         self.samples = self.tokens = 0

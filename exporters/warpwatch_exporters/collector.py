@@ -16,10 +16,10 @@ from prometheus_client.samples import Sample
 
 from warpwatch_exporters.exposition import encodable
 from warpwatch_exporters.series import (
-    BUCKETS,
-    FINE_BUCKETS,
+    HistogramSeries,
     SeriesGroup,
     exported_ranks,
+    histograms_of,
     labels_of,
     series_of,
 )
@@ -47,7 +47,8 @@ class StateCollector(Collector):
                     row = CATALOGUE[key[0]]
                     family.samples.append(_sample(row.full_name, labels, value))
         for rank in exported_ranks(state):
-            families["step_duration_seconds"].samples.extend(_histogram(rank, self._profile))
+            for one in histograms_of(rank, self._profile == "full"):
+                families[one.key[0]].samples.extend(_histogram(rank, one))
         yield from (family for family in families.values() if family.samples)
 
 
@@ -55,11 +56,11 @@ def _sample(name: str, labels: Mapping[str, str], value: float) -> Sample:
     return Sample(name, {label: encodable(text) for label, text in labels.items()}, value)
 
 
-def _histogram(rank: RankState, profile: Profile) -> Iterator[Sample]:
-    row = CATALOGUE["step_duration_seconds"]
-    labels = labels_of(SeriesGroup(rank.key, {}), (row.name, ())) or {}
-    counts = list(accumulate(rank.durations.counts))
-    for bound, index in (FINE_BUCKETS if profile == "full" else BUCKETS).items():
-        yield _sample(f"{row.full_name}_bucket", {**labels, "le": bound}, counts[index])
-    yield _sample(f"{row.full_name}_count", labels, counts[-1])
-    yield _sample(f"{row.full_name}_sum", labels, rank.durations.sum)
+def _histogram(rank: RankState, one: HistogramSeries) -> Iterator[Sample]:
+    name = CATALOGUE[one.key[0]].full_name
+    labels = labels_of(SeriesGroup(rank.key, {}), one.key) or {}
+    counts = list(accumulate(one.histogram.counts))
+    for bound, index in one.buckets.items():
+        yield _sample(f"{name}_bucket", {**labels, "le": bound}, counts[index])
+    yield _sample(f"{name}_count", labels, counts[-1])
+    yield _sample(f"{name}_sum", labels, one.histogram.sum)

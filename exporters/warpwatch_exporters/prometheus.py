@@ -14,11 +14,11 @@ from itertools import accumulate
 from warpwatch_exporters import dcgm_names
 from warpwatch_exporters.exposition import escape, header
 from warpwatch_exporters.series import (
-    BUCKETS,
-    FINE_BUCKETS,
+    HistogramSeries,
     Identity,
     SeriesGroup,
     exported_ranks,
+    histograms_of,
     labels_of,
     series_of,
 )
@@ -30,14 +30,13 @@ from warpwatch_telemetry.state import RankState, State
 # Prefixes that are cached beyond those of the newest page, e.g. of processes that have ended.
 SPARE_PREFIXES = 500
 
-_STEP_DURATION = CATALOGUE["step_duration_seconds"]
 _Prefixes = dict[SeriesKey, str]
 _Lines = dict[str, list[str]]
 _Holder = tuple[Identity, Workload | None]
 
 # By what they belong to; what a page did not need is forgotten with it.
 _prefixes: dict[_Holder, _Prefixes] = {}
-_buckets: dict[tuple[Identity, bool], list[str]] = {}
+_buckets: dict[tuple[Identity, bool, SeriesKey], list[str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,10 @@ def render(state: State, options: Options = Options(), *, openmetrics: bool = Fa
         needed[group.identity, group.workload] += len(group.values)
         _add(lines, group)
     ranks: dict[Identity, RankState] = {rank.key: rank for rank in exported_ranks(state)}
+    fine = options.profile == "full"
     for identity, rank in ranks.items():
-        lines[_STEP_DURATION.name].extend(_histogram(identity, rank, options.profile == "full"))
+        for one in histograms_of(rank, fine):
+            lines[one.key[0]].extend(_histogram(identity, one, fine))
     _forget_others(needed, ranks)
     headers = _OPENMETRICS_HEADERS if openmetrics else _TEXT_HEADERS
     page = [headers[name] + "\n".join(family) for name, family in lines.items() if family]
@@ -110,19 +111,19 @@ def _prefix(name: str, labels: Mapping[str, str]) -> str:
     return f"{name}{{{pairs}}} " if pairs else f"{name} "
 
 
-def _histogram(identity: Identity, rank: RankState, fine: bool) -> Iterator[str]:
-    buckets = FINE_BUCKETS if fine else BUCKETS
-    prefixes = _buckets.get((identity, fine))
+def _histogram(identity: Identity, one: HistogramSeries, fine: bool) -> Iterator[str]:
+    prefixes = _buckets.get((identity, fine, one.key))
     if prefixes is None:
-        prefixes = _buckets[identity, fine] = _histogram_prefixes(identity, buckets)
-    counts = list(accumulate(rank.durations.counts))
-    values = (*(counts[index] for index in buckets.values()), counts[-1], rank.durations.sum)
+        prefixes = _histogram_prefixes(identity, one.key, one.buckets)
+        _buckets[identity, fine, one.key] = prefixes
+    counts = list(accumulate(one.histogram.counts))
+    values = (*(counts[index] for index in one.buckets.values()), counts[-1], one.histogram.sum)
     return (f"{prefix}{value!r}" for prefix, value in zip(prefixes, values, strict=True))
 
 
-def _histogram_prefixes(identity: Identity, bounds: Iterable[str]) -> list[str]:
-    name = _STEP_DURATION.full_name
-    labels = labels_of(SeriesGroup(identity, {}), (_STEP_DURATION.name, ())) or {}
+def _histogram_prefixes(identity: Identity, key: SeriesKey, bounds: Iterable[str]) -> list[str]:
+    name = CATALOGUE[key[0]].full_name
+    labels = labels_of(SeriesGroup(identity, {}), key) or {}
     buckets = [_prefix(f"{name}_bucket", {**labels, "le": bound}) for bound in bounds]
     return [*buckets, _prefix(f"{name}_count", labels), _prefix(f"{name}_sum", labels)]
 

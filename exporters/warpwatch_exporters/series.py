@@ -15,12 +15,15 @@ from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.jobs import JobId, whose
 from warpwatch_telemetry.metric import IDENTITY_LABELS, SeriesKey
 from warpwatch_telemetry.samples import Attribution, DeviceSample, Pod, Workload
+from warpwatch_telemetry.serving import LATENCY_BOUNDS_S
 from warpwatch_telemetry.state import (
     COARSE_STEP_BOUNDS_S,
     PARALLELISM,
     STEP_DURATION_BOUNDS_S,
+    Histogram,
     JobState,
     RankState,
+    ServeState,
     State,
 )
 
@@ -38,6 +41,21 @@ BUCKETS = {
     bound: FINE_BUCKETS[bound] for bound in (*(repr(b) for b in COARSE_STEP_BOUNDS_S), "+Inf")
 }
 
+
+# The buckets of a server's latencies: all of them, and every fifth.
+_FINE_LATENCIES = {repr(bound): index for index, bound in enumerate(LATENCY_BOUNDS_S)}
+_FINE_LATENCIES["+Inf"] = len(LATENCY_BOUNDS_S)
+_LATENCIES = {
+    bound: index
+    for bound, index in _FINE_LATENCIES.items()
+    if index % 5 == 0 or index == len(LATENCY_BOUNDS_S)
+}
+_LATENCY_NAMES = {
+    "first_token": "serve_time_to_first_token_seconds",
+    "inter_token": "serve_inter_token_seconds",
+    "queue": "serve_queue_seconds",
+}
+
 _NO_POD = Pod("", "")
 
 # The values of a scope's IDENTITY_LABELS.
@@ -53,6 +71,30 @@ class SeriesGroup(NamedTuple):
     workload: Workload | None = None
 
 
+class HistogramSeries(NamedTuple):
+    """A histogram of a rank. ``buckets``: indices of its exported counts by the label ``le``."""
+
+    key: SeriesKey
+    histogram: Histogram
+    buckets: Mapping[str, int]
+
+
+def histograms_of(rank: RankState, fine: bool) -> Iterator[HistogramSeries]:
+    """Yield the histograms of a rank; ``fine``: with all buckets."""
+    serve = rank.serve
+    if serve is None:
+        buckets = FINE_BUCKETS if fine else BUCKETS
+        yield HistogramSeries(("step_duration_seconds", ()), rank.durations, buckets)
+        return
+    buckets = _FINE_LATENCIES if fine else _LATENCIES
+    if not any(rank.parallel.get(kind, (0, 1))[0] for kind in ("tensor", "pipeline")):
+        for work, histogram in serve.iterations.items():
+            key = ("serve_iteration_duration_seconds", (work,))
+            yield HistogramSeries(key, histogram, buckets)
+    for latency, histogram in serve.latencies.items():
+        yield HistogramSeries((_LATENCY_NAMES[latency], ()), histogram, buckets)
+
+
 _DESCRIPTIONS = ("driver_version", "pci_bus_id", "vbios_version", "serial", "architecture")
 
 
@@ -64,7 +106,9 @@ def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[Serie
     for rank in exported_ranks(state):
         yield SeriesGroup(rank.key, _rank(rank, pods.get(rank.pod_uid or "", _NO_POD)))
     shares = _diagnosis_shares(state)
-    jobs: dict[Identity, Values] = {(job.name, job.owner): _job(job) for job in state.jobs}
+    jobs: dict[Identity, Values] = {
+        (job.name, job.owner, job.replica): _job(job) for job in state.jobs
+    }
     for key in jobs | shares:
         yield SeriesGroup(key, {**jobs.get(key, {}), **shares.get(key, {})})
     host = state.host.values if state.host is not None else {}
@@ -177,12 +221,16 @@ def _rank(rank: RankState, pod: Pod) -> Values:
     places = (rank.parallel.get(kind) for kind in PARALLELISM)
     parallel = (str(place[0]) if place else "" for place in places)
     program = (rank.framework, rank.step_clock, *parallel)
+    kind = ("serve", rank.serve.role) if rank.serve else ("train", "rank")
     values: dict[SeriesKey, float | None] = {
-        ("rank_info", (*place, device, pod_uid, *program, whose(rank.owner)[0], pod.name)): 1,
+        (
+            "rank_info",
+            (*place, device, pod_uid, *program, whose(rank.owner)[0], pod.name, *kind),
+        ): 1,
         ("rank_up", ()): int(rank.status == "running"),
-        ("rank_last_step_timestamp_seconds", ()): rank.last_step_time,
         **(_rank_now(rank) if rank.status in ("running", "stopped") else {}),
         **_rank_counters(rank),
+        **(_steps(rank) if rank.serve is None else _serve(rank.serve)),
     }
     known = {key: value for key, value in values.items() if value is not None}
     phases = {("phase_seconds_total", (name,)): s for name, s in rank.phases_s.items()}
@@ -201,13 +249,38 @@ def _rank_now(rank: RankState) -> Mapping[SeriesKey, float | None]:
     }
 
 
-def _rank_counters(rank: RankState) -> Mapping[SeriesKey, float | None]:
+def _steps(rank: RankState) -> Mapping[SeriesKey, float | None]:
+    """Return the series of a training's steps."""
     return {
+        ("rank_last_step_timestamp_seconds", ()): rank.last_step_time,
         ("step_seconds_total", ()): rank.durations.sum,
         ("steps_total", ()): rank.steps_total,
         # A program that does not say how many has not processed none.
         ("samples_total", ()): rank.samples_total or None,
         ("tokens_total", ()): rank.tokens_total or None,
+    }
+
+
+def _serve(serve: ServeState) -> Mapping[SeriesKey, float | None]:
+    """Return the series of a server's process that are not histograms."""
+    counts = serve.counts
+    hits, queries = counts.get("prefix_hit_tokens"), counts.get("prefix_query_tokens")
+    missed = None if hits is None or queries is None else max(0, queries - hits)
+    return {
+        ("serve_idle_seconds_total", ()): serve.idle_s,
+        ("serve_requests", ("running",)): serve.running,
+        ("serve_requests", ("waiting",)): serve.waiting,
+        ("serve_kv_cache_usage_ratio", ()): serve.kv_usage,
+        ("serve_tokens_total", ("prompt",)): counts.get("prompt_tokens"),
+        ("serve_tokens_total", ("generated",)): counts.get("generated_tokens"),
+        ("serve_preemptions_total", ()): counts.get("preemptions"),
+        ("serve_prefix_tokens_total", ("true",)): hits,
+        ("serve_prefix_tokens_total", ("false",)): missed,
+    }
+
+
+def _rank_counters(rank: RankState) -> Mapping[SeriesKey, float | None]:
+    return {
         ("records_lost_total", ()): rank.lost_records,
         ("rank_allocation_retries_total", ()): rank.allocation_retries_total,
         ("rank_out_of_memory_errors_total", ()): rank.out_of_memory_errors_total,
@@ -234,8 +307,13 @@ def _job(job: JobState) -> dict[SeriesKey, float]:
 def _diagnosis_shares(state: State) -> dict[Identity, dict[SeriesKey, float]]:
     """Return by job the share of each finding in the newest diagnosis: the largest of its ranks."""
     newest: dict[Identity, tuple[float, Mapping[str, Any]]] = {}
+    replicas = {job.job_id: job.replica for job in state.jobs}
     for capture in state.captures:
-        job = (capture.request.job, capture.request.owner)
+        job = (
+            capture.request.job,
+            capture.request.owner,
+            replicas.get(capture.request.job_id, ""),
+        )
         if capture.diagnosis is not None and capture.time >= newest.get(job, (0.0, {}))[0]:
             newest[job] = (capture.time, capture.diagnosis)
     return {job: _findings(diagnosis) for job, (_, diagnosis) in newest.items()}

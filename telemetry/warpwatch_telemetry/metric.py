@@ -13,8 +13,8 @@ UNITS = frozenset(("bytes", "celsius", "hertz", "joules", "ratio", "seconds", "w
 # The identity labels that come before a metric's own, by what it describes.
 IDENTITY_LABELS: dict[str, tuple[str, ...]] = {
     "device": ("gpu", "uuid", "gpu_instance", "profile"),
-    "rank": ("training_job", "rank", "owner"),
-    "job": ("training_job", "owner"),
+    "rank": ("training_job", "rank", "owner", "replica"),
+    "job": ("training_job", "owner", "replica"),
     "host": (),
     "agent": (),
 }

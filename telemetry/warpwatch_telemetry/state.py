@@ -11,7 +11,7 @@ from typing import Any
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import Step
+from warpwatch_telemetry.records import JobKind, Step
 from warpwatch_telemetry.samples import Attribution, DeviceSample, HostSample, SourceHealth
 
 # Upper bounds in seconds of warpwatch_step_duration_seconds; a last bucket counts the rest.
@@ -26,8 +26,8 @@ STEP_DURATION_BOUNDS_S = (
 )  # fmt: skip
 
 
-# A rank's job, name and owner, as its series have them.
-RankKey = tuple[str, str, str]
+# A rank's job, name, owner and replica, as its series have them.
+RankKey = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,33 @@ class Histogram:
 
 # Kinds of parallelism, in the order of rank_info.
 PARALLELISM = {"data": "DP", "tensor": "TP", "pipeline": "PP", "expert": "EP", "context": "CP"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeState:
+    """A process of an inference server.
+
+    role: rank (it computes), scheduler or frontend. replica: the short name of this replica.
+    server: the name and version of the program. note: what its hooks cannot report, and why.
+    idle: whether no request was in flight in its last second. running, waiting: requests then.
+    kv_usage: used share of the KV cache. Unknown values are None, also those of an ended process.
+    counts: prompt_tokens, generated_tokens, preemptions, prefix_hit_tokens, prefix_query_tokens.
+    idle_s: without a request in flight. iterations: by class of work, over the bounds
+        LATENCY_BOUNDS_S, as first_token, inter_token and queue in ``latencies`` are.
+    """
+
+    role: str = "rank"
+    replica: str = ""
+    server: str = ""
+    note: str = ""
+    idle: bool | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    idle_s: float = 0.0
+    iterations: Mapping[str, Histogram] = field(default_factory=dict)
+    latencies: Mapping[str, Histogram] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +92,7 @@ class RankState:
     recent_s: durations of the newest steps, oldest first, for the page's charts.
     steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it runs. comm_s: per step
         of these in phase comm, which is mostly waiting for other ranks.
+    serve: a process of an inference server, None in a training; its steps are iterations.
     gc_s: in Python's garbage collector. core_wait_s: in which threads were ready without a core.
         throttled_s: in which the CPU limit of its control group held cores back. energy_j: its
         share of its device's energy. The last three are counted while this daemon ran.
@@ -122,6 +150,7 @@ class RankState:
     energy_j: float | None = None
     owner: str = ""
     run: str = ""
+    serve: ServeState | None = None
 
     @property
     def job_id(self) -> JobId:
@@ -129,13 +158,14 @@ class RankState:
 
     @property
     def key(self) -> RankKey:
-        return self.job, self.name, self.owner
+        return self.job, self.name, self.owner, self.serve.replica if self.serve else ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
     """A training run: the ranks of it that this daemon sees, of ``world_size``.
 
+    Or the processes of one replica of an inference server, whose name is ``replica``.
     model_flops_ratio: MFU by method: ``user``, ``shapes`` or ``parameters`` (docs/shim.md).
     memory_ratio: the largest share of its GPU's memory that tensors of a rank took.
     tokens_per_joule: of its ranks' devices, while this daemon counted both.
@@ -150,6 +180,8 @@ class JobState:
     run: str = ""
     tokens_per_joule: float | None = None
     memory_ratio: float | None = None
+    kind: JobKind = "train"
+    replica: str = ""
 
     @property
     def job_id(self) -> JobId:
@@ -200,16 +232,22 @@ THROUGHPUT_STEPS = 20
 class StepDurations:
     """A histogram that grows step by step."""
 
-    def __init__(self, counts: Sequence[int] | None = None, sum_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        counts: Sequence[int] | None = None,
+        sum_s: float = 0.0,
+        bounds: Sequence[float] = STEP_DURATION_BOUNDS_S,
+    ) -> None:
         """Continue from saved ``counts``. Raises ValueError if they are of other buckets."""
-        buckets = len(STEP_DURATION_BOUNDS_S) + 1
+        self._bounds = bounds
+        buckets = len(bounds) + 1
         self.counts = [0] * buckets if counts is None else list(counts)
         self.sum_s = sum_s
         if len(self.counts) != buckets:
             raise ValueError("saved with other buckets")
 
     def add(self, duration_s: float) -> None:
-        self.counts[bisect.bisect_left(STEP_DURATION_BOUNDS_S, duration_s)] += 1
+        self.counts[bisect.bisect_left(self._bounds, duration_s)] += 1
         self.sum_s += duration_s
 
     def histogram(self) -> Histogram:

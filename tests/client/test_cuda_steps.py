@@ -44,7 +44,7 @@ class FinishedSteps(StepClock):
 
     def _write(self, steps: list[StepRow]) -> None:
         super()._write(steps)
-        for _, _, words in steps:
+        for _, _, words, _ in steps:
             number, duration_ns, gpu_ns, allocated, _, _, *phases_ns = words
             self.finished.append(Finished(number, duration_ns, gpu_ns, allocated, phases_ns))
 
@@ -270,7 +270,7 @@ def test_a_gpu_is_not_used_before_the_helper_has_settled_what_ran_without() -> N
 
     with Monitor(clock).step():
         pass
-    clock.log = Log([START, 1, None, END, 2, (0, 0, 0)])
+    clock.log = Log([START, 1, None, END, 2, (0, 0, 0, None)])
     clock.settle(helping=True)
     assert used == [False]
     assert clock.totals[0] == 2

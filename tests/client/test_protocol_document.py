@@ -26,7 +26,10 @@ def ring() -> bytearray:
 
 
 def test_all_vectors_are_there() -> None:
-    assert set(VECTORS) == {"identity", "words", "totals", "metadata", "step", "event", "command"}
+    assert set(VECTORS) == {
+        *("identity", "words", "totals", "metadata"),
+        *("step", "event", "iteration", "second", "command"),
+    }
 
 
 def test_the_header_decodes_to_what_the_document_says() -> None:
@@ -53,12 +56,28 @@ def test_the_records_decode_to_what_the_document_says() -> None:
     assert json.loads(event.payload) == {"event": "capture_armed", "id": "c-1", "step": 40}
 
 
+def test_the_records_of_a_server_decode_to_what_the_document_says() -> None:
+    iteration = protocol.decode_record(VECTORS["iteration"].ljust(256, b"\0"))
+    assert iteration[:4] == (20, protocol.RECORD_ITERATION, 0, 1_700_000_001_000_000_002)
+    absent = 2**64 - 1
+    words = (18, 8_000_000, absent, absent, 0, 515, 512, 3, 2048, 1_000_000, 6_000_000)
+    assert struct.unpack("<11Q", iteration.payload) == words
+    second = protocol.decode_record(VECTORS["second"].ljust(256, b"\0"))
+    assert second[:4] == (21, protocol.RECORD_SERVE, 0, 1_700_000_001_000_000_003)
+    counts = (3, 1, 500_000_000, 2, 30, 50, 512, 8)
+    assert struct.unpack("<13Q", second.payload[:104]) == (
+        *(10**9, 250_000_000, *counts),
+        *(100_000_000, 200_000_000, 0),
+    )
+    assert [*struct.iter_unpack("<BBI", second.payload[104:])] == [(0, 3, 2), (1, 20, 8)]
+
+
 def test_the_command_decodes_to_what_the_document_says() -> None:
     data = VECTORS["command"].ljust(protocol.COMMAND_SIZE, b"\0")
     assert protocol.decode_command(data) == (5, {"op": "cancel", "id": "c-1"})
 
 
-@pytest.mark.parametrize("name", ["step", "event"])
+@pytest.mark.parametrize("name", ["step", "event", "iteration", "second"])
 def test_a_flipped_bit_is_noticed(name: str) -> None:
     for position in range(len(VECTORS[name])):
         data = bytearray(VECTORS[name].ljust(256, b"\0"))

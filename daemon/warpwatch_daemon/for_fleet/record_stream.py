@@ -19,7 +19,15 @@ from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import JobId, RunSummary, shard_key
 from warpwatch_telemetry.log import encode_line
-from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record
+from warpwatch_telemetry.records import (
+    Clock,
+    DeviceReading,
+    End,
+    RankEvent,
+    RankSeen,
+    Record,
+    Step,
+)
 from warpwatch_telemetry.stream import (
     AnomalyLine,
     CaptureLine,
@@ -237,10 +245,13 @@ class RecordStream:
                 self._ranks.pop((record.job_id, record.rank or 0), None)
 
     def _thinned(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield one reading per device and DEVICE_INTERVAL_S, and no clocks."""
+        """Yield one reading per device and DEVICE_INTERVAL_S, no clocks, and no iterations.
+
+        What a fleet needs of a server's iterations is in its record of each second.
+        """
         now = self._monotonic()
         for record in records:
-            if isinstance(record, Clock):
+            if isinstance(record, Clock) or (isinstance(record, Step) and record.work_class):
                 continue
             if isinstance(record, DeviceReading):
                 if now - self._device_at.get(record.device, float("-inf")) < DEVICE_INTERVAL_S:

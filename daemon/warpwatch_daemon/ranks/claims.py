@@ -16,11 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from warpwatch import protocol
-from warpwatch.protocol import MAX_PHASES, RECORD_MAX_PAYLOAD, ProtocolError
+from warpwatch.protocol import ABSENT, MAX_PHASES, RECORD_MAX_PAYLOAD, ProtocolError
 from warpwatch_telemetry import clean_text
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.log import read_places
-from warpwatch_telemetry.records import MAX_INTEGER, Step
+from warpwatch_telemetry.records import MAX_INTEGER, JobKind, Role, Serve, Step, WorkClass
 
 MAX_TEXT = 128
 MAX_WORLD_SIZE = 1 << 20
@@ -43,6 +43,7 @@ STEP_CLOCKS = (
     "optimizer",
     "dataloader",
     "backward",
+    "iteration()",
 )
 
 _PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,47}")
@@ -63,6 +64,7 @@ class Claims(
     events_per_step: expected in a recorded step, 0 if unknown.
     client: the version of the shim.
     held_stacks: the file in the inbox for stacks that nothing else can write.
+    kind: train or serve; the next three are of ServeState.
     """
 
     job: str = "unnamed"
@@ -86,6 +88,10 @@ class Claims(
     parameters: Annotated[int, Meta(ge=0, le=MAX_PARAMETERS)] = 0
     precision: str = ""
     client: str = ""
+    kind: JobKind = "train"
+    role: Role = "rank"
+    server: str = ""
+    note: str = ""
 
     def shown(self) -> dict[str, Any]:
         """Return the fields that RankState has under the same name."""
@@ -185,10 +191,15 @@ class AllocatorMemory(NamedTuple):
 def parse_step(
     record: protocol.RecordHead, time: float, job: JobId, rank: int, phases: Sequence[str]
 ) -> Step:
-    """Return the step of a record. Raises ProtocolError("bad_record")."""
-    payload = record.payload
-    if len(payload) < protocol.STEP.size:
+    """Return the step or iteration of a record. Raises ProtocolError("bad_record")."""
+    payload, end = record.payload, protocol.STEP.size
+    prefill = decoded = kv = 0
+    is_iteration = record.type == protocol.RECORD_ITERATION
+    if len(payload) < end + is_iteration * protocol.WORK.size:
         raise protocol.ProtocolError("bad_record", "a step record is too short")
+    if is_iteration:
+        prefill, decoded, kv = map(_count, protocol.WORK.unpack_from(payload, end))
+        end += protocol.WORK.size
     number, ns, gpu_ns, allocated, samples, tokens = protocol.STEP.unpack_from(payload)
     if ns > MAX_DURATION_S * 1e9 or number > MAX_INTEGER:
         raise protocol.ProtocolError("bad_record", f"step {number} of {ns} ns")
@@ -199,14 +210,61 @@ def parse_step(
         number,
         ns / 1e9,
         gpu_ns / 1e9 if gpu_ns <= MAX_DURATION_S * 1e9 else None,
-        _phases(payload[protocol.STEP.size :], phases),
+        _phases(payload[end:], phases),
         _known(allocated),
-        _known(samples) or 0,
-        _known(tokens) or 0,
+        _count(samples),
+        _count(tokens),
         bool(record.flags & protocol.FLAG_PROFILED),
         job.owner,
         job.run,
+        _work_class(prefill, decoded) if is_iteration else "",
+        prefill,
+        decoded,
+        kv,
     )
+
+
+def _work_class(prefill_tokens: int, decode_requests: int) -> WorkClass:
+    if prefill_tokens and decode_requests:
+        return "mixed"
+    return "prefill" if prefill_tokens else "decode"
+
+
+def parse_serve(payload: bytes, time: float, job: JobId, rank: int) -> Serve | None:
+    """Return one second of a server without its iterations; None if the payload is too short."""
+    if len(payload) < protocol.SERVE.size:
+        return None
+    ns, idle_ns, running, waiting, usage, *counts = protocol.SERVE.unpack_from(payload)
+    preemptions, hits, queries, prompt, generated, *sums_ns = map(_count, counts)
+    interval_s = _seconds(ns)
+    first, inter, queue = _buckets(payload[protocol.SERVE.size :])
+    return Serve(
+        time, job.name, rank, interval_s, min(_seconds(idle_ns), interval_s),
+        _count(running), _count(waiting), usage / 1e9 if usage <= 10**9 else None,
+        preemptions, hits, queries, prompt, generated,
+        first_token=first, first_token_s=_seconds(sums_ns[0]),
+        inter_token=inter, inter_token_s=_seconds(sums_ns[1]),
+        queue=queue, queue_s=_seconds(sums_ns[2]), owner=job.owner, run=job.run,
+    )  # fmt: skip
+
+
+def knows_requests(payload: bytes) -> bool:
+    """Return whether a second of a server has its requests, as that of the scheduler does."""
+    return len(payload) >= protocol.SERVE.size and protocol.SERVE.unpack_from(payload)[2] < ABSENT
+
+
+def _buckets(raw: bytes) -> tuple[dict[int, int], ...]:
+    """Return the observations by bucket of each of LATENCIES; wrong entries are ignored."""
+    found: tuple[dict[int, int], ...] = tuple({} for _ in protocol.LATENCIES)
+    size = protocol.BUCKET.size
+    for place, bucket, count in protocol.BUCKET.iter_unpack(raw[: len(raw) // size * size]):
+        if place < len(found) and bucket <= len(protocol.LATENCY_BOUNDS_S):
+            found[place][bucket] = found[place].get(bucket, 0) + count
+    return found
+
+
+def _seconds(nanoseconds: int) -> float:
+    return nanoseconds / 1e9 if nanoseconds <= MAX_DURATION_S * 1e9 else 0.0
 
 
 def parse_memory(payload: bytes) -> tuple[AllocatorMemory, Mapping[str, int]] | None:
@@ -245,6 +303,10 @@ def _phases(raw: bytes, names: Sequence[str]) -> dict[str, float]:
 
 def _counts(**values: int) -> Mapping[str, int]:
     return {name: value for name, value in values.items() if value <= MAX_INTEGER}
+
+
+def _count(value: int) -> int:
+    return value if value <= MAX_INTEGER else 0
 
 
 def _known(value: int) -> int | None:

@@ -160,6 +160,13 @@ class PhaseNames:
         return name
 
 
+class SavedHistogram(msgspec.Struct, frozen=True):
+    """A histogram over serving.LATENCY_BOUNDS_S as a restart finds it."""
+
+    counts: tuple[int, ...]
+    sum_s: float
+
+
 FILE = "positions.json"
 VERSION = 1
 # 1,024 rings with 64 phases each.
@@ -182,6 +189,9 @@ class SavedRank(SavedCounts, frozen=True, kw_only=True):
     ended: bool = False
     ended_at: float | None = None
     first_time: float = 0.0
+    serve_counts: dict[str, int] = {}
+    serve_idle_s: float = 0.0
+    histograms: dict[str, SavedHistogram] = {}
 
     @property
     def key(self) -> Key:

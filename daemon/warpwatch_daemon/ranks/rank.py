@@ -13,10 +13,11 @@ from warpwatch.protocol import ProtocolError
 from warpwatch_daemon.ranks import claims
 from warpwatch_daemon.ranks.counts import PhaseNames, RankCounts, SavedRank
 from warpwatch_daemon.ranks.process import OomKills, Silence
+from warpwatch_daemon.ranks.serving import ServingProcess
 from warpwatch_daemon.ranks.table import OpenRing, RingNews
 from warpwatch_telemetry.jobs import JobId, run_mark
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
-from warpwatch_telemetry.state import RankState, RecentSteps
+from warpwatch_telemetry.state import RankState, RecentSteps, ServeState
 
 # Where locks cannot be seen (another kernel), a heartbeat this old is a death.
 FOREIGN_DEAD_AFTER_S = 30.0
@@ -78,6 +79,9 @@ class Rank:
         self.seen_time = now
         self.last_step_time: float | None = None
         self.counts = RankCounts()
+        self.serving = ServingProcess()
+        # The short name of a server's replica.
+        self.replica = ""
         self.claims = ring.claims
         self.pid = 0
         self.step_begun: int | None = None
@@ -89,6 +93,7 @@ class Rank:
     def adopt(self, ring: OpenRing, at: float) -> None:
         """Continue with a successor of the process that is gone."""
         self.counts.begin_process(self.phases)
+        self.serving.begin_process()
         self.process = RankProcess(ring, at)
         self.has_ring = True
         self.claims = ring.claims
@@ -156,9 +161,14 @@ class Rank:
 
     def _take_record(self, record: protocol.RecordHead, time: float, at: float) -> Iterator[Record]:
         counted = record.sequence <= self.process.counted
-        if record.type == protocol.RECORD_STEP:
+        if record.type in (protocol.RECORD_STEP, protocol.RECORD_ITERATION):
             self.process.trained_at = at
-            yield self._take_step(record, time, counted)
+            step = self._take_step(record, time, counted)
+            # The iterations of a scheduler are those of its workers once more.
+            if self.claims.role == "rank":
+                yield step
+        elif record.type == protocol.RECORD_SERVE:
+            yield from self.serving.take_second(record, time, self.job, self.rank, counted)
         elif record.type == protocol.RECORD_EVENT and not counted:
             yield from self._take_event(record.payload, time, at)
         elif record.type == protocol.RECORD_PHASE and not counted:
@@ -168,13 +178,16 @@ class Rank:
         elif record.type == protocol.RECORD_GC:
             self.counts.put(claims.parse_gc(record.payload))
         elif record.type == protocol.RECORD_MEMORY:
-            memory = claims.parse_memory(record.payload)
-            if memory is not None:
-                self.process.memory, counts = memory
-                self.counts.put(counts)
-                if not counted:
-                    detail = claims.memory_detail(self.process.memory, counts)
-                    yield self.event(time, "memory", detail)
+            yield from self._take_memory(record.payload, time, counted)
+
+    def _take_memory(self, payload: bytes, time: float, counted: bool) -> Iterator[Record]:
+        memory = claims.parse_memory(payload)
+        if memory is not None:
+            self.process.memory, counts = memory
+            self.counts.put(counts)
+            if not counted:
+                detail = claims.memory_detail(self.process.memory, counts)
+                yield self.event(time, "memory", detail)
 
     def _take_calls(self, calls: int, now: float, at: float) -> Iterator[RankEvent]:
         before, self.process.calls = self.process.calls, calls
@@ -188,6 +201,8 @@ class Rank:
         self.last_step_time = max(time, self.last_step_time or 0.0)
         if not counted:
             self.counts.durations.add(step.duration_s)
+            if step.work_class:
+                self.serving.add_iteration(step)
         if step.memory_allocated_bytes is not None:
             self.process.memory = self.process.memory._replace(
                 allocated=step.memory_allocated_bytes
@@ -288,7 +303,17 @@ class Rank:
             recent_s=tuple(self.recent),
             **(self.recent.pace() if self.status == "running" else {}),
             **{f"memory_{name}_bytes": size for name, size in memory.items()},
+            serve=self._serve_state(),
         )
+
+    @property
+    def serves(self) -> bool:
+        return self.claims.kind == "serve"
+
+    def _serve_state(self) -> ServeState | None:
+        if not self.serves:
+            return None
+        return self.serving.state(self.claims, self.replica, self.status == "running")
 
     # --- what survives a restart ---
 
@@ -303,6 +328,7 @@ class Rank:
             ended=not self.live,
             ended_at=self.ended_at,
             first_time=self.first_time,
+            **(self.serving.save() if self.serves else {}),
         )
 
     def restore(self, saved: SavedRank) -> None:
@@ -310,6 +336,7 @@ class Rank:
         # Names from before the restart stay, even if this process has other phases.
         names = PhaseNames(self.phase_names.of_job)
         self.counts.restore(saved, names)
+        self.serving.restore(saved)
         self.phase_names, self.phases = names, names.admit(self.claims.phases)
         process, reader = self.process, self.ring.reader
         self.first_time, process.counted = saved.first_time, saved.position
@@ -354,6 +381,8 @@ def _continued(members: Sequence[Rank], ring: OpenRing) -> Rank | None:
 
 def _is_alone(members: Sequence[Rank], ring: OpenRing) -> bool:
     """Return whether it is one of several programs of a Slurm allocation, each without peers."""
+    if ring.claims.kind == "serve":
+        return False
     return ring.claims.world_size == 1 and any(rank.live for rank in members)
 
 
@@ -384,7 +413,9 @@ def _new(ring: OpenRing, ranks: Iterable[Rank]) -> JobId:
     elif any(rank.job.run == run and rank.claimed_job == ring.claims.job for rank in own):
         run = f"{run}-{mark}"
     name = ring.claims.job
-    taken = {rank.job.name for rank in own if rank.live}
+    # Live replicas of a server have one name.
+    serves = ring.claims.kind == "serve"
+    taken = {rank.job.name for rank in own if rank.live and not (serves and rank.serves)}
     if name in taken:
         name += run_mark(run)
     if name in taken:

@@ -19,6 +19,7 @@ from warpwatch_daemon.ranks.pods import KnownPods, Pods
 from warpwatch_daemon.ranks.rank import Rank, find_rank
 from warpwatch_daemon.ranks.rank_processes import RankProcesses
 from warpwatch_daemon.ranks.record_budget import RecordBudget
+from warpwatch_daemon.ranks.serving import replica_name
 from warpwatch_daemon.ranks.table import (
     LIMITS,
     MAX_RINGS_PER_OWNER,
@@ -77,7 +78,8 @@ class EndedRanks:
         """Drop ended ranks of an earlier run whose series now belong to this one."""
         for rank in list(self._ranks):
             same = (rank.job.owner, rank.job.name) == (job.owner, job.name)
-            if same and rank.job.run != job.run and not rank.live:
+            # Replicas of a server have series of their own.
+            if same and not rank.serves and rank.job.run != job.run and not rank.live:
                 self._ranks.remove(rank)
                 if rank.has_ring:
                     self.leave(rank.ring, at)
@@ -290,6 +292,8 @@ class RanksSource:
                 folder.commands.remove(ring.name)
                 folder.table.postpone(ring, error.reason, error, at)
                 continue
+            if rank.serves:
+                rank.replica = replica_name(rank.job, self._pod(ring)[0])
             # The rank is dated before its first step, whenever this daemon found it.
             yield self._seen(rank, ring, min(now, ring.created_time))
             yield from self._update(rank, now, at, self._budget.share_of_new(ring))
@@ -306,7 +310,7 @@ class RanksSource:
         return RankSeen(
             time, rank=rank.rank, world_size=said.world_size, device=said.device,
             master="" if said.run else said.master, parallel=said.parallel, pod=pod,
-            pod_uid=pod_uid,
+            pod_uid=pod_uid, kind=said.kind, role=said.role, replica=rank.replica,
             **rank.job.fields(),
         )  # fmt: skip
 
@@ -349,10 +353,10 @@ class RanksSource:
         return rank
 
     def _update(self, rank: Rank, now: float, at: float, limit: int) -> Iterator[Record]:
-        places = rank.claims.parallel
+        places, role = rank.claims.parallel, rank.claims.role
         try:
             yield from rank.update(now, at, limit, self._stopped_after_s, self._boot_id)
-            if rank.claims.parallel != places:
+            if (rank.claims.parallel, rank.claims.role) != (places, role):
                 yield self._seen(rank, rank.ring, now)
             if not rank.live:
                 self._ended.append((rank.ring, self._folder_of(rank.ring)))

@@ -322,6 +322,8 @@ class Hub:
                 ),
                 memory_ratio=_memory_ratio(of_job, by_uuid),
                 model_flops_ratio=job_figures.ratios(of_job, self._ideal_steps_s.get(job), models),
+                kind="serve" if of_job[0].serve else "train",
+                replica=of_job[0].serve.replica if of_job[0].serve else "",
             )
             for job, of_job in sorted(members.items())
         )

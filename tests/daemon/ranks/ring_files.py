@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,23 @@ class RingFile:
             self.steps, self.steps, self.steps, 8 * self.steps, 0, 0, self.phases_ns
         )
         self.put(protocol.TOTALS_OFFSETS[self.steps % 2], totals)
+
+    def iteration(self, duration_s: float, prefill: int, decode: int, kv: int) -> None:
+        payload = protocol.STEP.pack(
+            self.steps, int(duration_s * 1e9), protocol.ABSENT, protocol.ABSENT, 0, prefill + decode
+        )
+        waits = int(duration_s / 4 * 1e9).to_bytes(8, "little")
+        payload += protocol.WORK.pack(prefill, decode, kv) + bytes(8) + waits
+        self.record(protocol.RECORD_ITERATION, payload)
+        self.steps += 1
+
+    def second(
+        self, *words: int, buckets: Sequence[tuple[int, int, int]] = (), continues: bool = False
+    ) -> None:
+        payload = protocol.SERVE.pack(*words, *[0] * (13 - len(words)))
+        payload += b"".join(protocol.BUCKET.pack(*bucket) for bucket in buckets)
+        flags = protocol.FLAG_CONTINUES if continues else 0
+        self.record(protocol.RECORD_SERVE, payload, flags)
 
     def event(self, name: str, **fields: Any) -> None:
         self.record(protocol.RECORD_EVENT, protocol.encode_event(name, fields))

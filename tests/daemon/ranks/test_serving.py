@@ -1,0 +1,165 @@
+"""The processes of an inference server, from their rings to records, states and series."""
+
+from typing import Any
+
+from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.ranks.sources import A, RankNode
+from warpwatch.protocol import ABSENT, LATENCY_BOUNDS_S, RECORD_SERVE
+from warpwatch_daemon.for_fleet.record_stream import RecordStream
+from warpwatch_exporters.prometheus import Options, render
+from warpwatch_telemetry import serving
+from warpwatch_telemetry.records import RankEvent, RankSeen, Record, Serve, Step
+from warpwatch_telemetry.samples import Pod
+from warpwatch_telemetry.state import State
+
+S = 1_000_000_000
+SAID: dict[str, Any] = {"job": "chat", "kind": "serve", "run": "r-1", "world_size": 2}
+PHASES = ["forward", "comm"]
+
+
+def served(node: RankNode, rank: int = 0, **said: Any) -> RingFile:
+    return node.ring(None, **{**SAID, "rank": rank, "phases": PHASES, **said})
+
+
+def of(kind: type[Record], records: list[Record]) -> list[Any]:
+    return [record for record in records if isinstance(record, kind)]
+
+
+def exposition(node: RankNode, fine: bool = False) -> list[str]:
+    state = State(0.0, "0", "node", ranks=tuple(node.states()))
+    return render(state, Options(profile="full" if fine else "default")).decode().splitlines()
+
+
+def test_shim_and_agent_have_the_same_buckets():
+    assert LATENCY_BOUNDS_S == serving.LATENCY_BOUNDS_S
+
+
+def test_an_iteration_is_a_step_with_its_work(node):
+    ring = served(node)
+    for duration_s, *work in ((0.008, 0, 4, 900), (0.04, 512, 0, 512), (0.05, 64, 3, 700)):
+        ring.iteration(duration_s, *work)
+    steps = of(Step, node.poll())
+    assert [
+        (s.work_class, s.prefill_tokens, s.decode_requests, s.kv_tokens, s.tokens) for s in steps
+    ] == [("decode", 0, 4, 900, 4), ("prefill", 512, 0, 512, 512), ("mixed", 64, 3, 700, 67)]
+    assert (steps[0].duration_s, steps[0].phases_s) == (0.008, {"comm": 0.002})
+
+
+def test_a_second_has_counts_buckets_and_the_iterations_before_it(node):
+    ring = served(node)
+    ring.iteration(0.008, 0, 4, 900)
+    ring.iteration(0.004, 0, 4, 904)
+    ring.second(continues=True, buckets=[(0, 3, 1), (2, 67, 9), (7, 1, 1)])
+    ring.second(
+        *(S, S // 4, 4, 2, S // 2, 1, 30, 50, 512, 8, S // 10, S // 5, 3 * S),
+        buckets=[(0, 3, 2), (1, 20, 8)],
+    )
+    ring.iteration(0.04, 512, 0, 512)
+    ring.record(RECORD_SERVE, b"short")
+    (second,) = of(Serve, node.poll())
+    assert (second.interval_s, second.idle_s, second.running, second.waiting) == (1.0, 0.25, 4, 2)
+    assert (second.kv_usage, second.preemptions) == (0.5, 1)
+    assert (second.prefix_hit_tokens, second.prefix_query_tokens) == (30, 50)
+    assert (second.prompt_tokens, second.generated_tokens) == (512, 8)
+    assert (second.first_token, second.inter_token, second.queue) == ({3: 3}, {20: 8}, {67: 9})
+    assert (second.first_token_s, second.inter_token_s, second.queue_s) == (0.1, 0.2, 3.0)
+    assert second.iterations == {"decode": (2, 0.012)}
+    assert second.comm_s == 0.003
+    ring.second(S, S, 0, 0, ABSENT)
+    (second,) = of(Serve, node.poll())
+    assert (second.kv_usage, second.idle_s) == (None, 1.0)
+    assert second.iterations == {"prefill": (1, 0.04)}
+    assert node.newest().serve.idle is True
+
+
+def test_only_workers_have_steps_and_a_front_end_knows_no_requests(node):
+    served(node, 0)
+    scheduler, front = (
+        served(node, 2, role="scheduler", world_size=3),
+        served(node, 3, role="frontend", world_size=4),
+    )
+    scheduler.iteration(0.008, 0, 4, 900)
+    scheduler.second(S, 0, 4, 0, S // 2)
+    front.second(S, 0, ABSENT, ABSENT, ABSENT, buckets=[(0, 3, 1)])
+    records = node.poll()
+    assert of(Step, records) == []
+    seen = {one.rank: (one.kind, one.role, one.replica) for one in of(RankSeen, records)}
+    assert seen == {
+        0: ("serve", "rank", "a5fa77"),
+        2: ("serve", "scheduler", "a5fa77"),
+        3: ("serve", "frontend", "a5fa77"),
+    }
+    known = {state.rank: state.serve for state in node.states()}
+    assert (known[2].running, known[2].kv_usage, known[2].role) == (4, 0.5, "scheduler")
+    assert (known[3].running, known[3].counts) == (None, {})
+    assert list(known[3].latencies) == ["first_token"]
+    assert node.rejects == {}
+
+
+def test_live_replicas_of_a_server_keep_one_name(tmp_path):
+    node = RankNode(tmp_path, known_pods=lambda: {A: Pod("ns", "chat-abc")})
+    try:
+        served(node)
+        served(node, run="r-2")
+        node.ring(A, **SAID)
+        node.poll()
+        assert {(s.job, s.run, s.serve.replica) for s in node.states()} == {
+            ("chat", "r-1", "a5fa77"),
+            ("chat", "r-2", "211fc1"),
+            ("chat", "r-1", "chat-abc"),
+        }
+        # A training of the same name is another job.
+        node.ring(None, job="chat")
+        node.poll()
+        assert sum(state.job.startswith("chat#") for state in node.states()) == 1
+    finally:
+        node.close()
+
+
+def test_the_series_of_a_server_continue_over_a_restart_of_the_daemon(node):
+    ring = served(node, parallel={"tensor": [0, 2]})
+    served(node, 1, parallel={"tensor": [1, 2]}).iteration(0.008, 0, 4, 900)
+    ring.iteration(0.008, 0, 4, 900)
+    words = (S, S // 4, 4, 2, S // 2, 1, 30, 50, 512, 8, S // 10)
+    ring.second(*words, buckets=[(0, 3, 2)])
+    node.poll()
+    node.restart()
+    ring.iteration(0.008, 0, 4, 900)
+    ring.second(*words, buckets=[(0, 3, 2)])
+    node.poll()
+    labels = 'training_job="chat",rank="0",owner="uid/0",replica="a5fa77"'
+    lines = exposition(node)
+    expected = {
+        f'warpwatch_serve_requests{{{labels},state="running"}} 4',
+        f'warpwatch_serve_requests{{{labels},state="waiting"}} 2',
+        f"warpwatch_serve_kv_cache_usage_ratio{{{labels}}} 0.5",
+        f'warpwatch_serve_tokens_total{{{labels},kind="prompt"}} 1024',
+        f'warpwatch_serve_tokens_total{{{labels},kind="generated"}} 16',
+        f"warpwatch_serve_preemptions_total{{{labels}}} 2",
+        f'warpwatch_serve_prefix_tokens_total{{{labels},hit="true"}} 60',
+        f'warpwatch_serve_prefix_tokens_total{{{labels},hit="false"}} 40',
+        f"warpwatch_serve_idle_seconds_total{{{labels}}} 0.5",
+        f"warpwatch_serve_time_to_first_token_seconds_count{{{labels}}} 4",
+        f"warpwatch_serve_time_to_first_token_seconds_sum{{{labels}}} 0.2",
+        f'warpwatch_serve_iteration_duration_seconds_count{{{labels},class="decode"}} 2',
+    }
+    assert expected <= set(lines)
+    # Iterations of an engine are counted once, and no series says that they are steps.
+    assert not [line for line in lines if "serve_iteration" in line and 'rank="1"' in line]
+    assert not [line for line in lines if line.startswith(("warpwatch_step", "warpwatch_tokens"))]
+    bucket = "warpwatch_serve_time_to_first_token_seconds_bucket"
+    coarse = [line for line in lines if line.startswith(bucket)]
+    fine = [line for line in exposition(node, fine=True) if line.startswith(bucket)]
+    assert (len(coarse), len(fine)) == (15, 68)
+
+
+def test_a_fleet_gets_a_servers_seconds_and_no_iterations(node):
+    ring = served(node)
+    ring.iteration(0.008, 0, 4, 900)
+    ring.second(S, 0, 4, 0, ABSENT)
+    stream = RecordStream()
+    stream.read(None)
+    stream.put(record for record in node.poll() if not isinstance(record, RankEvent))
+    lines = stream.read(None).lines.decode()
+    assert '"type":"serve"' in lines
+    assert '"type":"step"' not in lines
