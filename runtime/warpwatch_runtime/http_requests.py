@@ -77,7 +77,10 @@ class Requests:
             try:
                 connection.request(method, path, body, dict(headers))
                 answer = connection.getresponse()
-                return Answer(answer.status, answer.read(self._max_answer_bytes))
+                content = answer.read(self._max_answer_bytes)
+                if answer.length and len(content) < self._max_answer_bytes:
+                    raise ConnectionResetError("the answer is cut short")
+                return Answer(answer.status, content)
             finally:
                 connection.close()
         except (OSError, ValueError, http.client.HTTPException) as error:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Callable
 
 from starlette.datastructures import MutableHeaders
@@ -20,8 +18,6 @@ from warpwatch_serving.web_config import BasicAuth
 
 logger = logging.getLogger(__name__)
 
-# A fault that every scrape meets is logged once in this time.
-ERROR_LOG_INTERVAL_S = 60.0
 # An answer may bring its own of each.
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -49,15 +45,12 @@ class Guard:
         basic_auth: BasicAuth | None,
         count: Callable[[int], None],
         refuse: Callable[[HTTPConnection, HttpError], Response],
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._access = access
         self._basic_auth = basic_auth
         self._count = count
         self._refuse = refuse
-        self._monotonic = monotonic
-        self._logged_at = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,7 +76,7 @@ class Guard:
         except (ClientGone, ClientDisconnect):
             raise ClientGone from None
         except Exception:
-            self._log(scope["path"])
+            logger.exception("a request for %.200r failed", scope["path"])
             if not begun:
                 failure = HttpError(500, "internal", "the daemon failed; its log says how")
                 await failure.answer()(scope, receive, watched)
@@ -100,9 +93,3 @@ class Guard:
         if caller is None and path not in self._access.open:
             raise unauthorized()
         request.scope.setdefault("state", {})["caller"] = caller or Caller()
-
-    def _log(self, path: str) -> None:
-        now = self._monotonic()
-        if now - self._logged_at >= ERROR_LOG_INTERVAL_S:
-            self._logged_at = now
-            logger.error("a request for %.200r failed", path, exc_info=True)

@@ -273,7 +273,6 @@ def create_app(
         basic_auth=basic_auth,
         count=partial(_count, backend),
         refuse=login.refuse,
-        monotonic=monotonic,
     )
     webhook = AlertWebhook(backend, access)
     files, page = CaptureFiles(backend, access), page or PageEndpoint(backend)

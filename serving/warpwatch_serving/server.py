@@ -7,10 +7,8 @@ import contextlib
 import errno
 import logging
 import socket
-import ssl
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 from starlette.responses import Response
@@ -31,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_S = 2.0
 EXHAUSTED_PAUSE_S = 1.0
-CERTIFICATE_INTERVAL_S = 10.0
-EXPIRY_LOG_INTERVAL_S = 86_400.0
 LONGEST_PAUSE_S = 60.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -123,18 +119,14 @@ class Server:
         page: PageEndpoint | None = None,
         routes: Routes = only_common_routes,
         monotonic: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
         passed: socket.socket | None = None,
     ) -> None:
-        self._monotonic = monotonic
-        self._wall = wall
         web = web_config.load(config.web_config) if config.web_config else WebConfig()
         self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
         basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
         self._app = create_app(
             backend, config, basic_auth=basic_auth, page=page, routes=routes, monotonic=monotonic
         )
-        self._certificate_at = self._expiry_logged_at = float("-inf")
         self._local: Path | None = None
         self._connections = Connections()
         self._listeners = Listeners(self._each_second)
@@ -205,20 +197,5 @@ class Server:
         if self._socket is None and not self._pause.lasts:
             with contextlib.suppress(UsageError):
                 self._start()
-        now = self._monotonic()
-        if self._tls and now - self._certificate_at >= CERTIFICATE_INTERVAL_S:
-            self._certificate_at = now
-            self._refresh_certificate(self._tls)
-
-    def _refresh_certificate(self, tls: Tls) -> None:
-        try:
-            if tls.refresh():
-                logger.info("reloaded the renewed certificate %s", tls.config.cert_file)
-                self._expiry_logged_at = float("-inf")
-        except (OSError, ssl.SSLError) as error:
-            logger.warning("reload failed, old certificate kept: %s", error)
-        now = self._wall()
-        if now - self._expiry_logged_at >= EXPIRY_LOG_INTERVAL_S:
-            self._expiry_logged_at = now
-            if trouble := tls.trouble(datetime.fromtimestamp(now, UTC)):
-                logger.warning("http.web_config: %s", trouble)
+        if self._tls:
+            self._tls.renew()

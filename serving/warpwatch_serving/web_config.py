@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import importlib
+import logging
 import os
 import ssl
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -26,6 +25,8 @@ from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.sections import Section
 
+logger = logging.getLogger(__name__)
+
 _CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
@@ -34,13 +35,6 @@ _CLIENT_AUTH = {
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
 TlsVersion = Literal["TLS12", "TLS13"]
-
-# An ACME client renews a month before the end, cert-manager at two thirds of the time.
-EXPIRES_SOON = timedelta(days=7)
-# X509_V_ERR_CERT_HAS_EXPIRED of openssl-verification-options(1).
-_EXPIRED = 10
-# The flights of a handshake: client, server, client and, in TLS 1.2, server.
-_FLIGHTS = 2
 
 
 def _none_if_empty(client_auth_type: Any) -> Any:
@@ -85,11 +79,11 @@ def load(path: Path) -> WebConfig:
 
 
 class Tls:
-    """The server's side of TLS. ``refresh`` reloads a renewed certificate into ``context``."""
+    """The server's side of TLS. ``renew``, called each second, keeps ``context`` up to date."""
 
     def __init__(self, config: TlsServerConfig) -> None:
         """Load the certificate. Raises UsageError if a file cannot be used."""
-        self.config = config
+        self._config = config
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = _VERSIONS[config.min_version]
         self.context.maximum_version = _VERSIONS[config.max_version]
@@ -103,59 +97,27 @@ class Tls:
             raise UsageError(f"http.web_config: tls_server_config: {error}") from error
         self.context.verify_mode = _CLIENT_AUTH[config.client_auth_type]
 
-    def refresh(self) -> bool:
-        """Use a changed certificate for new connections. Raises OSError and keeps the old one."""
+    def renew(self) -> None:
+        """Use a changed certificate for new connections; keep the old one if that fails."""
         version = self._files()
         if version == self._version:
-            return False
-        # A certificate that does not match its key must not get into the context that serves.
-        self._apart()
-        self.context.load_cert_chain(self.config.cert_file, self.config.key_file)
+            return
         self._version = version
-        return True
-
-    def trouble(self, now: datetime) -> str:
-        """Return a line if the certificate has expired or expires soon, else nothing."""
         try:
-            end = self._expiry()
-        except ssl.SSLCertVerificationError as error:
-            if error.verify_code != _EXPIRED:
-                return ""
-            return f"the certificate {self.config.cert_file} expired: clients refuse it; renew it"
-        except (OSError, ValueError):
-            return ""
-        if end - now > EXPIRES_SOON:
-            return ""
-        return (
-            f"the certificate {self.config.cert_file} expires on {end:%Y-%m-%d %H:%M} UTC; renew it"
-        )
-
-    def _expiry(self) -> datetime:
-        """Return the end of the certificate as a client reads it, in a handshake in memory."""
-        trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        trusting.check_hostname = False
-        trusting.load_verify_locations(self.config.cert_file)
-        # The certificate itself is trusted, not its authority.
-        trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = trusting.wrap_bio(to_client, to_server)
-        server = self._apart().wrap_bio(to_server, to_client, server_side=True)
-        for side in _FLIGHTS * (client, server):
-            with contextlib.suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-        known = client.getpeercert() or {}
-        return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(known["notAfter"])), UTC)
-
-    def _apart(self) -> ssl.SSLContext:
-        """Return the certificate in a context of its own, which serves nobody."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.config.cert_file, self.config.key_file)
-        return context
+            # One that does not match its key must not get into the context that serves.
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
+                context.load_cert_chain(self._config.cert_file, self._config.key_file)
+            logger.info("reloaded the renewed certificate %s", self._config.cert_file)
+        except (OSError, ssl.SSLError) as error:
+            logger.warning("reload failed, old certificate kept: %s", error)
 
     def _files(self) -> tuple[int, ...]:
-        return tuple(
-            os.stat(path).st_mtime_ns for path in (self.config.cert_file, self.config.key_file)
-        )
+        """Return the times of the files, or nothing while one is missing."""
+        try:
+            files = (self._config.cert_file, self._config.key_file)
+            return tuple(os.stat(path).st_mtime_ns for path in files)
+        except OSError:
+            return ()
 
 
 def _check_client_auth(config: TlsServerConfig) -> None:

@@ -1,10 +1,8 @@
 """The dcgm_exporter source against HTTP servers on loopback that serve dcgm-exporter's format."""
 
-import gzip
-import http.client
-import io
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -47,7 +45,6 @@ class Exporter:
         self.body: bytes = TYPICAL.encode()
         self.code = 200
         self.headers: dict[str, str] = {}
-        self.compress = False
         self.asked: list[dict[str, str]] = []
 
     def serve(self, text: str) -> None:
@@ -58,15 +55,12 @@ def serve(exporter: Exporter, port: int = 0) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             exporter.asked.append({key.lower(): text for key, text in self.headers.items()})
-            body = gzip.compress(exporter.body) if exporter.compress else exporter.body
-            headers = {"Content-Length": str(len(body))}
-            if exporter.compress:
-                headers["Content-Encoding"] = "gzip"
+            headers = {"Content-Length": str(len(exporter.body))} | exporter.headers
             self.send_response(exporter.code)
-            for name, text in (headers | exporter.headers).items():
+            for name, text in headers.items():
                 self.send_header(name, text)
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(exporter.body)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -139,11 +133,9 @@ def test_a_scrape_that_says_the_same_again_is_not_published(node):
     for _ in range(3):
         node.read()
     assert len(node.sink.devices[A100]) == 1
-    node.exporter.compress = True
     node.read(TYPICAL.replace("} 87", "} 88"))
     assert len(node.sink.devices[A100]) == 2
     assert node.newest(A100).values["device_utilization_ratio", ()] == 0.88
-    assert node.exporter.asked[0]["accept-encoding"] == "gzip"
     # A device that is no longer served is forgotten.
     node.read(TYPICAL + f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, 1)}}} 50\n")
     assert list(node.sink.devices) == [A100, OTHER]
@@ -252,11 +244,7 @@ def test_an_exporter_that_is_back_is_read(node, caplog):
         (500, "no GPU", {}, "it answers 500"),
         (200, "<html>hello</html>", {}, "without values of a GPU"),
         (200, "", {}, "without values of a GPU"),
-        (200, "x", {"Content-Encoding": "br"}, "in the encoding 'br'"),
-        (200, "not gzip", {"Content-Encoding": "gzip"}, "incorrect header"),
         (200, TYPICAL, {"Content-Length": "999999"}, "cut short"),
-        (302, "", {"Location": "http://127.0.0.2:1/metrics"}, "redirects to another server"),
-        (302, "", {"Location": "file:///etc/passwd"}, "it answers 302"),
         (302, "", {"Location": "/metrics"}, "it answers 302"),
     ],
 )
@@ -267,41 +255,14 @@ def test_a_bad_answer_is_said(node, code, body, headers, said):
     assert not health.up and node.sink.devices == {} and health.errors > 0
 
 
-class Dripping(io.BytesIO):
-    length = 0
-
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__(b"#" * 10)
-        self._clock = clock
-
-    def read1(self, size: int | None = -1) -> bytes:
-        self._clock.advance(1)
-        return super().read1(1)
+def test_a_late_answer_is_dropped(node, monkeypatch):
+    monkeypatch.setattr(exporter_source, "TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        node.ask_at("http://{}:{}/".format(*silent.getsockname()))
+        assert node.read().reason.endswith("no answer within 0.1 s")
 
 
-def test_a_late_or_dripping_answer_is_dropped(node, monkeypatch):
-    opened: list[Callable[[], http.client.HTTPResponse]] = []
-
-    class Opener:
-        def open(self, request: object, timeout: float) -> http.client.HTTPResponse:
-            assert timeout == 5.0
-            return opened[0]()
-
-    def late() -> http.client.HTTPResponse:
-        raise TimeoutError
-
-    monkeypatch.setattr(exporter_source, "_OPENER", Opener())
-    monkeypatch.setattr(exporter_source, "TIMEOUT_S", 5.0)
-    for answer in (late, lambda: Dripping(node.clock)):
-        opened[:] = [answer]  # type: ignore[list-item]
-        begun = node.clock.monotonic()
-        assert node.read().reason.endswith("no answer within 5 s")
-    assert node.clock.monotonic() - begun == 10 + 6
-
-
-def test_decompressed_answers_are_bounded(node, monkeypatch):
+def test_answers_are_bounded(node, monkeypatch):
     monkeypatch.setattr(exporter_source, "MAX_BODY_BYTES", 5000)
-    for compress in (False, True):
-        node.exporter.compress = compress
-        assert node.read("#" * 5001).reason.endswith("its answer is longer than 5000 bytes")
-        assert node.read(TYPICAL + "#" * (5000 - len(TYPICAL) - compress)).up
+    assert node.read("#" * 5001).reason.endswith("its answer is longer than 5000 bytes")
+    assert node.read(TYPICAL + "#" * (5000 - len(TYPICAL))).up

@@ -7,21 +7,16 @@ a page that equals the one before is not published, and the devices become stale
 from __future__ import annotations
 
 import hashlib
-import http.client
 import logging
 import os
 import re
 import socket
 import time
-import urllib.error
-import urllib.request
-import zlib
 from base64 import b64encode
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from email.message import Message
-from typing import IO
-from urllib.parse import unquote, urlsplit, urlunsplit
+from http import HTTPStatus
+from urllib.parse import unquote, urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -35,6 +30,7 @@ from warpwatch_devices.dcgm.values import (
     in_our_unit,
 )
 from warpwatch_devices.source import Sink, Source, SourceContext
+from warpwatch_runtime.http_requests import RequestError, Requests
 from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
@@ -191,8 +187,6 @@ INTERVAL_S = 10.0
 TIMEOUT_S = 5.0
 MAX_BODY_BYTES = 16 * 2**20
 
-_CHUNK_BYTES = 65_536
-_GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _MAX_REASON_CHARACTERS = 200
 
 
@@ -244,7 +238,7 @@ class DcgmExporterSource(Source):
 
     def _scrape(self, sink: Sink) -> None:
         now = self._wall()
-        body = fetch(self._url, TIMEOUT_S, self._monotonic)
+        body = fetch(self._url)
         digest = hashlib.blake2b(body).digest()
         if digest == self._last_digest:
             return
@@ -270,104 +264,32 @@ class DcgmExporterSource(Source):
         return "it answers, but without values of a GPU; is the address right?"
 
 
-class _SameServer(urllib.request.HTTPRedirectHandler):
-    """Follows a redirection only where it stays on the same server."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: Message,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        if urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
-            fp.close()
-            raise ScrapeFailed("it redirects to another server, which is not followed")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
-
-
-# Never through a proxy: the exporter runs on this very host.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameServer)
-
-
-def fetch(url: str, timeout_s: float, monotonic: Callable[[], float] = time.monotonic) -> bytes:
-    """Return the body, at most MAX_BODY_BYTES after decompression. Raises ScrapeFailed."""
-    request = _request(url)
-    deadline = monotonic() + timeout_s
-    try:
-        with _OPENER.open(request, timeout=timeout_s) as response:
-            body = _read_body(response, deadline, monotonic)
-            encoding = response.headers.get("Content-Encoding", "identity")
-        return _decode(body, encoding.lower())
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise ScrapeFailed(f"it answers {error.code}") from error
-    except TimeoutError as error:
-        raise ScrapeFailed(f"no answer within {timeout_s:g} s") from error
-    except urllib.error.URLError as error:
-        raise ScrapeFailed(_explain(error.reason, timeout_s)) from error
-    except (OSError, http.client.HTTPException, ValueError, zlib.error) as error:
-        raise ScrapeFailed(_one_line(error)) from error
-
-
-def _request(url: str) -> urllib.request.Request:
-    """Return the request; name and password in the URL become basic authentication."""
-    parts = urlsplit(url)
-    server = _server(url)
-    request = urllib.request.Request(urlunsplit(parts._replace(netloc=server)))
-    request.add_header("Accept", "text/plain")
-    request.add_header("Accept-Encoding", "gzip")
+def fetch(url: str) -> bytes:
+    """Return the body, at most MAX_BODY_BYTES. Raises ScrapeFailed."""
+    parts, headers = urlsplit(url), {"Accept": "text/plain"}
     if parts.username is not None:
-        who = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        request.add_header("Authorization", f"Basic {b64encode(who.encode()).decode()}")
-    return request
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
+    requests = Requests(timeout_s=TIMEOUT_S, max_answer_bytes=MAX_BODY_BYTES + 1)
+    try:
+        answer = requests.send("GET", url, headers=headers)
+    except RequestError as error:
+        raise ScrapeFailed(_explain(error)) from error
+    if answer.status != HTTPStatus.OK:
+        raise ScrapeFailed(f"it answers {answer.status}")
+    if len(answer.content) > MAX_BODY_BYTES:
+        raise ScrapeFailed(f"its answer is longer than {MAX_BODY_BYTES} bytes")
+    return answer.content
+
+
+def _explain(error: RequestError) -> str:
+    if isinstance(error.__cause__, TimeoutError):
+        return f"no answer within {TIMEOUT_S:g} s"
+    if isinstance(error.__cause__, ConnectionRefusedError):
+        return "nothing listens there; is dcgm-exporter running?"
+    return " ".join(str(error).split())[:_MAX_REASON_CHARACTERS]
 
 
 def _server(url: str) -> str:
     """Return host and port without credentials, for messages."""
     return urlsplit(url).netloc.rpartition("@")[2]
-
-
-def _read_body(
-    response: http.client.HTTPResponse, deadline: float, monotonic: Callable[[], float]
-) -> bytes:
-    """Read the body up to the deadline, even if it arrives byte by byte."""
-    body = bytearray()
-    while chunk := response.read1(_CHUNK_BYTES):
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise ScrapeFailed(f"its answer is longer than {MAX_BODY_BYTES} bytes")
-        if monotonic() > deadline:
-            raise TimeoutError
-    if response.length:
-        raise ScrapeFailed("its answer is cut short")
-    return bytes(body)
-
-
-def _decode(body: bytes, encoding: str) -> bytes:
-    if encoding == "identity":
-        return body
-    if encoding != "gzip":
-        raise ScrapeFailed(f"it answers in the encoding {encoding[:20]!r}, which was not asked for")
-    inflater = zlib.decompressobj(_GZIP_WINDOW)
-    text = inflater.decompress(body, MAX_BODY_BYTES)
-    if inflater.unconsumed_tail:
-        raise ScrapeFailed(f"its answer is longer than {MAX_BODY_BYTES} bytes")
-    if not inflater.eof:
-        raise ScrapeFailed("its answer is cut short")
-    return text
-
-
-def _explain(reason: object, timeout_s: float) -> str:
-    if isinstance(reason, TimeoutError):
-        return f"no answer within {timeout_s:g} s"
-    if isinstance(reason, ConnectionRefusedError):
-        return "nothing listens there; is dcgm-exporter running?"
-    return _one_line(reason)
-
-
-def _one_line(error: object) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text[:_MAX_REASON_CHARACTERS]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
-import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,7 +20,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from warpwatch_fleet.config import InjectionConfig
-from warpwatch_fleet.kubernetes import injection
 from warpwatch_runtime.loading import read_yaml
 from warpwatch_serving.connection import Connections, Service
 from warpwatch_serving.listening import listen_on
@@ -30,8 +27,6 @@ from warpwatch_serving.server import Listeners
 from warpwatch_serving.web_config import Tls, TlsServerConfig
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.sections import Section
-
-logger = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
 
@@ -155,7 +150,6 @@ def _added(
 MAX_BYTES = 2 * 2**20
 # API servers ask over a few connections each; together they may hold MAX_BYTES of each.
 MAX_REQUESTS = 64
-CERTIFICATE_INTERVAL_S = 10
 
 
 class InjectionServer:
@@ -165,18 +159,17 @@ class InjectionServer:
     """
 
     def __init__(self, config: InjectionConfig) -> None:
-        self._parts = injection.load(config)
+        self._parts = load(config)
         try:
-            self._tls = Tls(TlsServerConfig(cert_file=config.cert_file, key_file=config.key_file))
+            tls = Tls(TlsServerConfig(cert_file=config.cert_file, key_file=config.key_file))
         except UsageError as error:
             text = str(error).rpartition("config: ")[2]
             raise UsageError(f"fleet.kubernetes.injection: {text}") from error
         self.listener = listen_on(config.listen, "fleet.kubernetes.injection.listen")
-        self._seconds = 0
-        self._listeners = Listeners(self._each_second)
+        self._listeners = Listeners(tls.renew)
         app = Starlette(routes=[Route("/inject", self._inject, methods=["POST"])])
         connections = Connections(MAX_REQUESTS, MAX_REQUESTS)
-        self._listeners.add(self.listener, Service(app, self._tls.context), connections)
+        self._listeners.add(self.listener, Service(app, tls.context), connections)
 
     async def run_beside(self) -> None:
         """Serve in a thread until cancelled."""
@@ -189,19 +182,6 @@ class InjectionServer:
             self._listeners.stop()
             thread.join()
 
-    def _each_second(self) -> None:
-        if self._seconds % CERTIFICATE_INTERVAL_S == 0:
-            self.refresh()
-        self._seconds += 1
-
-    def refresh(self) -> None:
-        """Use a renewed certificate for new connections."""
-        try:
-            if self._tls.refresh():
-                logger.info("reloaded the renewed certificate of the injection")
-        except (OSError, ssl.SSLError) as error:
-            logger.warning("reload failed, old certificate of the injection kept: %s", error)
-
     async def _inject(self, request: Request) -> Response:
         body = b""
         async for part in request.stream():
@@ -211,11 +191,11 @@ class InjectionServer:
         return answer(body, self._parts)
 
 
-def answer(body: bytes, parts: injection.Parts) -> Response:
+def answer(body: bytes, parts: Parts) -> Response:
     """Return the reviewed pod, or 400 for a body that is not the review of a pod."""
     try:
         asked = msgspec.json.decode(body, type=dict[str, Any])
-        reviewed = dict(injection.review(asked, parts))
+        reviewed = dict(review(asked, parts))
         response = reviewed["response"]
         if "patch" in response:
             patch = base64.b64encode(msgspec.json.encode(response["patch"])).decode()

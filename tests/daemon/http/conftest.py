@@ -227,7 +227,7 @@ def servers(agent: Any) -> Iterator[Serve]:
         ) -> Server:
             config = HttpConfig(**{"listen": "127.0.0.1:0", **section})
             known: dict[str, Any] = {"monotonic": unlimited, **(clocks or {})}
-            wall = {"wall": known["wall"]} if "wall" in known else {}
+            wall = {"wall": known.pop("wall")} if "wall" in known else {}
             routes = partial(agent_routes, **wall)
             server = Server(agent, config, routes=routes, passed=passed, **known)
             folder = Path(f"{tempfile.mkdtemp(prefix='warpwatch-test-')}-api")

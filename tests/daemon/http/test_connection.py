@@ -303,10 +303,10 @@ def test_addresses_of_one_ipv6_network_count_as_one():
     assert network("127.0.0.1") == network("127.8.8.8") == network("::1")
 
 
-def test_a_fault_that_each_request_meets_is_logged_once_a_minute(agent, clock, caplog):
+def test_a_fault_of_a_request_is_logged(agent, clock, caplog):
     agent.exported = lambda: 1 / 0
     with caplog.at_level(logging.ERROR):
-        answers = ask_app(agent, clock, *5 * ["/metrics"], wait_s=20)
+        answers = ask_app(agent, clock, *2 * ["/metrics"])
     assert {answer.status_code for answer in answers} == {500}
     assert caplog.messages == 2 * ["a request for '/metrics' failed"]
 

@@ -1,11 +1,9 @@
-"""Listening, TLS, basic auth, and certificates that have expired or will soon."""
+"""Listening, TLS, basic auth, and renewed certificates."""
 
-import os
 import socket
 import ssl
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import bcrypt
@@ -131,17 +129,26 @@ def test_a_client_certificate_is_demanded_when_configured(serve, certificates):
     assert httpx.get(url, verify=known).status_code == 200
 
 
-def test_a_renewed_certificate_is_taken_up_and_half_of_one_is_not(certificates, tmp_path):
+def test_a_renewed_certificate_is_taken_up_and_half_of_one_is_not(certificates, tmp_path, caplog):
+    caplog.set_level("INFO")
     crt, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     crt.write_bytes((certificates / "server.crt").read_bytes())
     key.write_bytes((certificates / "server.key").read_bytes())
     tls = web_config.Tls(web_config.TlsServerConfig(cert_file=crt, key_file=key))
-    assert tls.refresh() is False
+
+    def logged() -> list[str]:
+        caplog.clear()
+        for _ in range(2):
+            tls.renew()
+        return [one[:13] for one in caplog.messages]
+
+    assert logged() == []
     crt.write_bytes((certificates / "renewed.crt").read_bytes())
-    with pytest.raises(ssl.SSLError):
-        tls.refresh()
+    assert logged() == ["reload failed"]
     key.write_bytes((certificates / "renewed.key").read_bytes())
-    assert tls.refresh() is True
+    assert logged() == ["reloaded the "]
+    key.unlink()
+    assert logged() == ["reload failed"]
 
 
 def test_a_password_that_was_right_is_remembered_and_no_other_one_with_it(serve, tmp_path):
@@ -177,56 +184,7 @@ def test_a_web_config_that_cannot_be_honoured_is_refused(tmp_path, agent, text, 
         Server(agent, HttpConfig(web_config=write(tmp_path, text)))
 
 
-def trouble(path: Path, now: datetime) -> str:
-    tls = web_config.TlsServerConfig(cert_file=path, key_file=path.with_suffix(".key"))
-    return web_config.Tls(tls).trouble(now).replace(str(path.parent), "")
-
-
-@pytest.mark.parametrize(
-    ("days", "version", "said"),
-    [
-        (12_000, "TLS13", ""),
-        (9, "TLS13", ""),
-        (3, "TLS13", "the certificate /tls.crt expires on {}; renew it"),
-        (-1, "TLS13", "the certificate /tls.crt expired: clients refuse it; renew it"),
-    ],
-)
-def test_a_certificate_is_reported_a_week_before_its_end(tmp_path, days, version, said):
-    path = make_certificate(tmp_path, days=days)
-    line = ["openssl", "x509", "-in", str(path), "-noout", "-enddate"]
-    end = subprocess.run(line, check=True, capture_output=True, text=True, timeout=300).stdout
-    seconds = ssl.cert_time_to_seconds(end.strip().removeprefix("notAfter="))
-    when = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
-    assert trouble(path, datetime.now(UTC)) == said.format(when)
-
-
-def test_a_certificate_of_an_authority_is_read_without_the_authority(tmp_path):
-    make_certificate(tmp_path, "ca")
-    path = make_certificate(tmp_path, signed_by="ca", days=3)
-    assert "expires on" in trouble(path, datetime.now(UTC))
-
-
-def test_the_end_is_logged_once_a_day_and_at_once_for_a_renewed_certificate(
-    agent, tmp_path, caplog
-):
-    path = make_certificate(tmp_path)
-    text = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}"
-    clock = ManualClock(wall=datetime.now(UTC).timestamp())
-    config = HttpConfig(listen="127.0.0.1:0", web_config=write(tmp_path, text))
-    server = Server(agent, config, wall=clock.wall, monotonic=clock.monotonic)
-
-    def logged(passed_s: float) -> int:
-        clock.advance(passed_s)
-        caplog.clear()
-        server._each_second()
-        return len([one for one in caplog.messages if "expires on" in one])
-
-    assert [logged(passed_s) for passed_s in (10, 10, 86_380, 20, 3600)] == [1, 0, 0, 1, 0]
-    os.utime(path, ns=(1, 1))
-    assert (logged(9), logged(1)) == (0, 1)
-    path.write_text("half of a certificate")
-    assert logged(10) == 0
-    assert "reload failed, old certificate kept" in caplog.text
-    # A stop before the run ends it at once.
+def test_a_stop_before_the_run_ends_it_at_once(agent):
+    server = Server(agent, HttpConfig(listen="127.0.0.1:0"))
     server.stop()
     server.run()

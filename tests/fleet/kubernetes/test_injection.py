@@ -14,7 +14,7 @@ from tests.fleet.kubernetes.api_server import certificate
 from tests.fleet.kubernetes.webhook import BOOTSTRAP, GPU, LABELS, Served, env_of, pod_of
 from tests.helm import chart
 from tests.helm.tenants_policy import refusals
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, eventually
 from warpwatch_fleet.kubernetes.injection import MAX_BYTES
 from warpwatch_telemetry.errors import UsageError
 
@@ -145,10 +145,16 @@ def test_a_renewed_certificate_is_taken_up(parts: str, tmp_path: Path) -> None:
     own = Served(tmp_path, parts)
     try:
         certificate(tmp_path)
-        own.server.refresh()
         context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
         url = f"https://127.0.0.1:{own.port}/inject"
-        assert httpx.get(url, verify=context, timeout=DEADLINE_S).status_code == 405
+
+        def is_taken_up() -> bool:
+            try:
+                return httpx.get(url, verify=context, timeout=DEADLINE_S).status_code == 405
+            except httpx.ConnectError:
+                return False
+
+        assert eventually(is_taken_up)
     finally:
         own.close()
 

@@ -55,7 +55,6 @@ class Routes:
         self._errors = _Errors()
         guard.logger.addHandler(self._errors)
         guard.logger.propagate = False
-        guard.ERROR_LOG_INTERVAL_S = 0.0
         logging.disable(logging.NOTSET)
 
     def run(self, data: bytes) -> None:
