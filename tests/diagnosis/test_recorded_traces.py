@@ -18,6 +18,7 @@ from tests.cases import cases
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.intervals import total
 from warpwatch_diagnosis.measures.measures import measure
+from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.trace.reader import Trace, read_trace, without_collection
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis, conclude
 from warpwatch_diagnosis.verdict.findings import Asked
@@ -112,13 +113,11 @@ def test_a_predicted_saving_is_that_of_the_program_without_its_fault() -> None:
     assert len([e for e in quiet.values() if abs(e) <= TOLERANCE]) >= CLOSE_QUIET_PAIRS, quiet
 
 
-@pytest.mark.parametrize("name", CASES["evidence"])
-def test_a_fault_is_named_with_its_line_and_what_to_do(name: str) -> None:
-    finding = diagnosed(FIXTURES / f"{name}.pt.trace.json.gz").findings[0]
-    said, advice = CASES["evidence"][name]
-    assert [text for text in said if text not in "\n".join(finding.evidence)] == []
-    assert finding.advice.startswith(advice), finding.advice
-    assert ("mark_dynamic" in finding.advice) == (finding.kind == "recompilation")
+@pytest.mark.parametrize("model", ["perceptron", "transformer", "policy"])
+def test_a_fault_is_named_with_its_line_and_what_to_do(model, golden_case) -> None:
+    paths = [path for path in TRACES if f"-{model}" in path.name and path not in PAIRS]
+    assert len(paths) >= 2
+    golden_case("\n".join(f"# {path.name}\n{render_text(diagnosed(path))}" for path in paths))
 
 
 CULPRIT = 1
@@ -132,9 +131,12 @@ RANKS = {
 
 @pytest.mark.parametrize("model", ["perceptron", "convolutional"])
 @pytest.mark.parametrize("fault", RANKS)
-def test_the_fault_of_two_ranks_is_named_and_the_rank_that_has_it(fault: str, model: str) -> None:
+def test_the_fault_of_two_ranks_is_named_and_the_rank_that_has_it(
+    fault, model, golden_text
+) -> None:
     paths = sorted((FIXTURES / "ranks").glob(f"{fault}-{model}.rank*"))
     found = diagnose(paths)
+    golden_text(found)
     verdict, culprit = RANKS[fault]
     assert (len(paths), found.verdict) == (2, verdict), found.summary
     if culprit is None:
