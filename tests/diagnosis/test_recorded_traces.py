@@ -114,7 +114,7 @@ def test_a_predicted_saving_is_that_of_the_program_without_its_fault() -> None:
 
 
 @pytest.mark.parametrize("model", ["perceptron", "transformer", "policy"])
-def test_a_fault_is_named_with_its_line_and_what_to_do(model, golden_case) -> None:
+def test_a_fault_is_named_with_its_line_and_what_to_do(model, golden_case):
     paths = [path for path in TRACES if f"-{model}" in path.name and path not in PAIRS]
     assert len(paths) >= 2
     golden_case("\n".join(f"# {path.name}\n{render_text(diagnosed(path))}" for path in paths))
@@ -131,9 +131,7 @@ RANKS = {
 
 @pytest.mark.parametrize("model", ["perceptron", "convolutional"])
 @pytest.mark.parametrize("fault", RANKS)
-def test_the_fault_of_two_ranks_is_named_and_the_rank_that_has_it(
-    fault, model, golden_text
-) -> None:
+def test_the_fault_of_two_ranks_is_named_and_the_rank_that_has_it(fault, model, golden_text):
     paths = sorted((FIXTURES / "ranks").glob(f"{fault}-{model}.rank*"))
     found = diagnose(paths)
     golden_text(found)

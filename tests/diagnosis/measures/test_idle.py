@@ -64,54 +64,11 @@ def test_each_part_of_an_idle_device_has_its_cause(case):
     assert causes(timeline) == case["causes"]
 
 
-def test_a_wait_for_a_copy_to_the_device_is_copy():
-    timeline = Timeline()
-    timeline.kernel(0, 1_000, launched_us=-100)
-    name, size = "Memcpy HtoD (Pageable -> Device)", {"bytes": 1 << 24}
-    timeline.copy(3_000, 1_000, 1_000, name, call_us=3_020, arguments=size)
-    timeline.kernel(4_500, 5_500, launched_us=4_490)
-    assert causes(timeline) == {"copy": 2_500}
-
-
-def test_a_read_of_a_value_is_synchronization_although_it_copies():
-    timeline = Timeline()
-    timeline.kernel(0, 5_000, launched_us=-100)
-    timeline.copy(5_000, 2, 100, call_us=4_910, arguments={"bytes": 4})
-    timeline.add("runtime", "cudaStreamSynchronize", 5_012, 3)
-    timeline.kernel(6_000, 4_000, launched_us=5_990)
-    assert causes(timeline) == {"synchronization": 998}
-
-
-@pytest.mark.parametrize(
-    ("name", "cause"),
-    [
-        ("CopyHostToDevice", "copy"),
-        ("Memcpy HtoD (Pinned -> Device)", "copy"),
-        ("Memset (Device)", "launch"),
-        ("moe::grouptopk_kernel", "launch"),
-    ],
-)
-def test_the_way_of_a_copy_to_the_device_is_the_copys(name, cause):
-    timeline = Timeline()
-    timeline.kernel(0, 6_000, launched_us=-100)
-    timeline.copy(6_100, 3_900, 6_000, name, call="hipMemcpyAsync")
-    assert causes(timeline) == {cause: 100}
-
-
 def test_a_host_that_launches_as_fast_as_it_can_is_launch():
     timeline = Timeline(step_us=1_000)
     for begin in range(0, 1_050, 50):
         timeline.kernel(begin, 10, launched_us=begin - 8)
     assert causes(timeline) == {"launch": 800}
-
-
-def test_the_worst_gaps_name_the_work_that_came_late():
-    timeline = Timeline()
-    for begin in (100, 1_600, 3_600, 8_000):
-        timeline.kernel(begin, 500, begin - 10, name=f"kernel_{begin}")
-    worst = timeline.gpu().idle_time.worst["host"]
-    assert [gap.before for gap in worst] == ["kernel_8000", None, "kernel_3600"]
-    assert [gap.end_us - gap.begin_us for gap in worst] == [3_900, 1_500, 1_500]
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 200)), max_size=8)

@@ -12,7 +12,7 @@ from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile
 from warpwatch_diagnosis.measures.intervals import difference, intersection, total, union
 from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.measures.measures_json import trace_json
-from warpwatch_diagnosis.measures.steps import RESOLUTION, Lane
+from warpwatch_diagnosis.measures.steps import RESOLUTION
 from warpwatch_diagnosis.trace.reader import read_trace
 
 PINNED = "Memcpy HtoD (Pinned -> Device)"
@@ -102,81 +102,6 @@ def test_a_loader_event_that_began_before_the_window_counts_from_its_begin(tmp_p
     found = measured(trace, tmp_path)
     assert found.window[0] == ORIGIN_US
     assert found.share(found.loading) == pytest.approx(0.05)
-
-
-def test_each_step_has_its_own_share_of_what_crosses_its_border():
-    timeline = Timeline(steps=2)
-    timeline.kernel(9_000, 3_000, launched_us=8_990)
-    timeline.kernel(11_000, 2_000, launched_us=8_995, name="ncclDevKernel_AllReduce")
-    timeline.copy(15_000, 500, 14_000, PINNED)
-    timeline.add("annotation", LOADER, 0, 4_000)
-    first, second = timeline.measured().per_step
-    assert (first.number, first.duration_us, first.data_loading_us) == (0, 10_000, 4_000)
-    assert (first.gpu_busy_us, second.gpu_busy_us) == (1_000, 3_500)
-    assert (first.compute_us, second.compute_us) == (1_000, 2_000)
-    assert (second.communication_us, second.exposed_communication_us) == (2_000, 1_000)
-    assert (first.memory_copy_us, second.memory_copy_us) == (0, 500)
-    assert first.idle_us["data_loading"] == 4_000
-    for step in (first, second):
-        assert step.gpu_busy_us is not None
-        assert sum(step.idle_us.values()) == pytest.approx(step.duration_us - step.gpu_busy_us)
-
-
-def test_without_a_gpu_a_step_knows_its_data_loading_only():
-    timeline = Timeline(steps=2)
-    timeline.add("operator", "aten::mm", 0, 20_000)
-    timeline.add("annotation", LOADER, 9_000, 3_000)
-    first, second = timeline.measured().per_step
-    assert (first.data_loading_us, second.data_loading_us) == (1_000, 2_000)
-    assert (first.gpu_busy_us, first.idle_us) == (None, {})
-
-
-def test_memory_has_peaks_and_growth_by_device_where_the_trace_has_totals():
-    timeline = Timeline()
-    timeline.add("operator", "aten::mm", 0, 10_000)
-    allocated = {0: 1_000, 20: 5_000, 5_000: 9_000, 9_990: 3_000, 50_000: 1 << 40}
-    # Time, place, and what is allocated in all.
-    changes: list[tuple[float, dict[str, int], int | None]] = [
-        *((at_us, {"Device Type": 1, "Device Id": 0}, size) for at_us, size in allocated.items()),
-        (10, {"Device Type": 1, "Device Id": 1}, None),
-        (100, {"Device Type": 0, "Device Id": 0}, 64),
-    ]
-    for at_us, place, size in changes:
-        totals = {} if size is None else {"Total Allocated": size, "Total Reserved": 2 * size}
-        arguments = {"Bytes": 512, **place, **totals}
-        timeline.add("memory", "[memory]", at_us, 0, arguments=arguments)
-    found = {use.device: use for use in timeline.measured().memory}
-    gpu, unknown, cpu = (found[device] for device in ("0", "1", "cpu"))
-    assert (gpu.allocations, gpu.growth_bytes) == (4, 2_000)
-    assert (gpu.allocated_peak_bytes, gpu.reserved_peak_bytes) == (9_000, 18_000)
-    assert (cpu.allocated_peak_bytes, cpu.growth_bytes) == (64, 0)
-    assert (unknown.allocated_peak_bytes, unknown.growth_bytes) == (None, None)
-
-
-def spans(lane: Lane) -> list[tuple[float, float, str]]:
-    return [(s.begin_us, s.end_us, s.label) for s in lane.spans]
-
-
-def test_the_longest_step_has_lanes_for_the_host_each_stream_and_the_idle_time():
-    timeline = Timeline(steps=1)
-    timeline.add("annotation", "ProfilerStep#7", 10_000, 20_000)
-    timeline.add("annotation", LOADER, 10_000, 5_000)
-    timeline.add("operator", "aten::mm", 15_000, 100)
-    timeline.kernel(15_100, 4_900, launched_us=15_050, name="ampere_sgemm_128x64_nn")
-    timeline.copy(20_000, 10_000, 15_090, PINNED)
-    found = timeline.measured().timeline
-    assert (found.number, found.duration_us) == (7, 20_000)
-    kinds = [("host", "host"), ("0/7", "stream"), ("idle", "idle")]
-    assert [(lane.name, lane.kind) for lane in found.lanes] == kinds
-    host, stream, idle = found.lanes
-    assert spans(host) == [(0, 5_000, "data_loading"), (5_000, 5_100, "operator")]
-    assert spans(stream) == [(5_100, 10_000, "gemm"), (10_000, 20_000, "HtoD")]
-    assert stream.spans[0].name == "ampere_sgemm_128x64_nn"
-    assert spans(idle) == [
-        (0, 5_000, "data_loading"),
-        (5_000, 5_050, "dispatch"),
-        (5_050, 5_100, "launch"),
-    ]
 
 
 def test_thousands_of_short_kernels_become_few_spans_of_the_longest():

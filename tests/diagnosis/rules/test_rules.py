@@ -65,7 +65,7 @@ def reads(count: int, pace_us: int) -> list[Part]:
     ]
 
 
-def compiled(frames: int, between_us: int) -> list[Part]:
+def compiled(frames: int, between_us: float) -> list[Part]:
     """Twenty regions of that many functions, with Python between them."""
     size, parts = STEP_US // 20, []
     for k in range(20):
@@ -77,7 +77,7 @@ def compiled(frames: int, between_us: int) -> list[Part]:
     return parts
 
 
-def filled(free_us: int, *parts: Part) -> list[Part]:
+def filled(free_us: float, *parts: Part) -> list[Part]:
     """Parts in a step whose operators leave its first ``free_us`` free."""
     return [*parts, operator(free_us, STEP_US - free_us)]
 
