@@ -9,13 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-
-from warpwatch_telemetry.jobs import JobId, shard_key
 
 RANKS_A_NODE = 8
 STEP_S, COMM_S, NOISE_S = 1.0, 0.1, 0.004
@@ -77,15 +74,14 @@ class Agents:
             writer.write(_LEASED)
             return writer.close()
         node = self._nodes[writer.get_extra_info("sockname")[0]]
-        is_wanted = _has(request, node.job)
-        writer.write(_HEAD + b"".join(self._ranks(node) if is_wanted else ()))
+        writer.write(_HEAD + b"".join(self._ranks(node)))
         # The agents' rounds are spread, but all ranks of a job report the same steps.
         begun = self._begun + node.number % 100 / 100
         number = int(time.time() - begun) + 1
         while not writer.is_closing():
             await asyncio.sleep(begun + number * STEP_S - time.time())
             now = time.time()
-            if is_wanted and not (node.job in self._stuck and now >= self._faults_at):
+            if not (node.job in self._stuck and now >= self._faults_at):
                 writer.write(b"".join(self._steps(node, number, now)))
             writer.write(_end(node, number, now))
             try:
@@ -114,13 +110,6 @@ class Agents:
                 b'"phases_s":{"comm":%.5f},"owner":"ns/bench","run":"1"}\n'
                 % (now, job, rank, number, STEP_S + late_s + noise_s, comm_s)
             )
-
-
-def _has(request: bytes, job: str) -> bool:
-    """Return whether the requesting shard has the job."""
-    asked = re.search(rb"shard=(\d+)(?:/|%2F)(\d+)", request)
-    index, of = (int(asked[1]), int(asked[2])) if asked else (0, 1)
-    return shard_key(JobId("ns/bench", job, "1")) % of == index
 
 
 def _ranks_of(node: Node) -> range:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from warpwatch_fleet.config import AgentsConfig, ShardConfig
+from warpwatch_fleet.config import AgentsConfig
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry import clean_text
 from warpwatch_telemetry.captures import OUTCOMES
@@ -70,9 +70,8 @@ class Agents:
     holder: the name of this fleet in leases.
     """
 
-    def __init__(self, config: AgentsConfig, shard: ShardConfig, holder: str) -> None:
+    def __init__(self, config: AgentsConfig, holder: str) -> None:
         self.holder = holder
-        self.shard = f"{shard.index}/{shard.of}"
         self.scheme = "https" if config.ca_file is not None else "http"
         self.connecting = asyncio.Semaphore(MAX_CONNECTING)
         self.verify = _context(config) if config.ca_file is not None else False
@@ -119,7 +118,7 @@ class HttpLink:
         return f"{self._agents.scheme}://{self._target.address}/api/v1/{path}"
 
     async def follow(self, cursor: str | None, take: Lines) -> None:
-        params = {"follow": "true", "shard": self._agents.shard}
+        params = {"follow": "true"}
         if cursor is not None:
             params["after"] = cursor
         # A client of its own: what a pool does for a connection takes longer the more it has.

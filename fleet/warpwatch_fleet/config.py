@@ -17,19 +17,6 @@ ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
 Address = Annotated[str, Field(pattern=ADDRESS)]
 
 
-class ShardConfig(Section):
-    """This fleet is number ``index``, from 0, of ``of`` fleets that share the jobs."""
-
-    index: Annotated[int, Field(ge=0)] = 0
-    of: Annotated[int, Field(ge=1, le=999)] = 1
-
-    @model_validator(mode="after")
-    def _exists(self) -> ShardConfig:
-        if self.index >= self.of:
-            raise ValueError(f"index: there is no {self.index} of {self.of}; they count from 0")
-        return self
-
-
 class AgentsConfig(Section):
     """How agents are spoken to: the token that they ask for, and by whom they are certified.
 
@@ -119,7 +106,6 @@ class FleetConfig(Section):
     targets: tuple[Address, ...] = ()
     targets_files: tuple[Path, ...] = ()
     targets_dns: Address | None = None
-    shard: ShardConfig = ShardConfig()
     token_file: Path | None = None
     web_config: Path | None = None
     agents: AgentsConfig = AgentsConfig()

@@ -73,7 +73,7 @@ class Fleet:
         self._targets = Targets(own)
         self._hostname = socket.gethostname()
         self._public_url = own.public_url or ""
-        self._agents = Agents(own.agents, own.shard, f"{self._hostname}/{own.listen}")
+        self._agents = Agents(own.agents, f"{self._hostname}/{own.listen}")
         self.metrics: AgentMetrics = FleetMetrics()
         unsaved = self.metrics.counter("anomaly_store_errors_total").labels("snapshot")
         self._memory = JobStateStore(own.state_dir, fail=unsaved.inc)
@@ -102,7 +102,7 @@ class Fleet:
         self._upload = self._uploads(config.remote_store.url)
         self._ended: asyncio.Event
         self._runs = Runs(self._run_parts)
-        Series(self.metrics, self._cluster, own.shard)
+        Series(self.metrics, self._cluster)
         measure_process(self.metrics)
         http = HttpConfig(
             listen=own.listen,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 import psutil
 
 from warpwatch_fleet.cluster import Cluster
-from warpwatch_fleet.config import ShardConfig
 from warpwatch_fleet.jobs import FleetJob
 from warpwatch_runtime.agent_metrics import AgentMetrics
 
@@ -30,16 +29,14 @@ class Series:
         self,
         metrics: AgentMetrics,
         cluster: Cluster,
-        shard: ShardConfig,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
-        self._shard = shard
         self._wall = wall
         metrics.read("fleet_agents", self._agents)
         metrics.read("fleet_agent_up", self._ups)
         metrics.read("fleet_agent_lag_seconds", self._lags)
-        metrics.read("fleet_partitions", lambda: {(): shard.of})
+        metrics.read("fleet_partitions", lambda: {(): 1})
         metrics.read("fleet_partition_judged", self._judged)
         metrics.read("fleet_refused_total", self._refused)
         metrics.read("fleet_newer_total", self._newer)
@@ -64,7 +61,7 @@ class Series:
     def _judged(self) -> Mapping[str, float]:
         """Return whether this process follows any agent."""
         with self._cluster.lock:
-            return {str(self._shard.index): any(n.up for n in self._cluster.nodes.values())}
+            return {"0": any(n.up for n in self._cluster.nodes.values())}
 
     def _lags(self) -> Mapping[str, float]:
         now = self._wall()

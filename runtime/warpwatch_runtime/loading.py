@@ -123,7 +123,10 @@ def _listed(expected: str) -> str:
 
 ENV_PREFIX = "WARPWATCH_"
 # Keys of the minor version before, each with the reason that a warning gives.
-REMOVED = {"rendezvous.kineto": "captures without the shim were removed, use `warpwatch run`"}
+REMOVED = {
+    "rendezvous.kineto": "captures without the shim were removed, use `warpwatch run`",
+    "fleet.shard": "one process judges all jobs",
+}
 # Each kind of anomaly had a switch of its own; ``false`` is translated to ``detection.disabled``.
 SWITCHES = {f"detection.{kind}.enabled": kind for kind in KINDS}
 

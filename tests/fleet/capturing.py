@@ -26,7 +26,7 @@ from warpwatch_fleet.agent_link import Agents
 from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.captures.storing import FleetBoard, FleetMetrics
 from warpwatch_fleet.cluster import Cluster
-from warpwatch_fleet.config import AgentsConfig, ShardConfig
+from warpwatch_fleet.config import AgentsConfig
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.jobs import JobId
@@ -188,7 +188,7 @@ class PlayedFleet:
             await asyncio.sleep(0)
 
         async def play() -> FleetCaptures:
-            agents = Agents(self.config, ShardConfig(), "fleet-0")
+            agents = Agents(self.config, "fleet-0")
             captures = FleetCaptures(
                 self.cluster, agents, TriggersConfig(), self.register, self.board, lambda: None,
                 self.clock.monotonic, self.clock.wall, sleep, self._run,

@@ -12,7 +12,6 @@ from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
 from tests.manual_clock import ManualClock
 from warpwatch._version import __version__
 from warpwatch_fleet.agent_link import AgentError
-from warpwatch_fleet.config import ShardConfig
 from warpwatch_fleet.jobs import RecordMerger
 from warpwatch_fleet.memory import KEPT_S, SAVE_INTERVAL_S, JobStateStore
 from warpwatch_fleet.series import Series
@@ -90,7 +89,7 @@ def test_a_fleet_knows_what_runs_once_every_agent_was_heard_or_cannot_be(two):
 
 def test_metrics_say_how_long_a_step_of_a_job_takes_and_how_far_agents_are_behind(two):
     metrics = AgentMetrics()
-    Series(metrics, two.cluster, ShardConfig(index=1, of=2), lambda: two.now)
+    Series(metrics, two.cluster, lambda: two.now)
 
     def value(what: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"warpwatch_fleet_{what}", labels)
@@ -107,9 +106,9 @@ def test_metrics_say_how_long_a_step_of_a_job_takes_and_how_far_agents_are_behin
     two.cluster.nodes[two.nodes[1].address].up = False
     assert [value("agents", state=state) for state in ("up", "down")] == [1, 1]
     assert [value("agent_up", node=node.name) for node in two.nodes] == [1, 0]
-    assert (value("partitions"), value("partition_judged", partition="1")) == (2, 1)
+    assert (value("partitions"), value("partition_judged", partition="0")) == (1, 1)
     two.cluster.nodes[two.nodes[0].address].up = False
-    assert value("partition_judged", partition="1") == 0
+    assert value("partition_judged", partition="0") == 0
 
 
 def test_runs_without_an_id_join_where_they_meet_and_their_ranks_are_others():
@@ -518,7 +517,7 @@ def test_a_line_that_a_newer_agent_alone_knows_is_ignored_and_counted():
     said = f"its agent is 0.1.0, this fleet {__version__}: 1 lines have types or fields"
     assert node.health(NOW).reason.startswith(said)
     metrics = AgentMetrics()
-    Series(metrics, cluster.cluster, ShardConfig())
+    Series(metrics, cluster.cluster)
     value = metrics.registry.get_sample_value
     assert value("warpwatch_fleet_newer_total", {"node": "gpu-1"}) == 1
     about = {"node": "gpu-1", "version": "0.1.0"}

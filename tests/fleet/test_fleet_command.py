@@ -30,7 +30,6 @@ TOKEN = {"Authorization": "Bearer secret"}
         ("{agents: {token_file: /t}}", "in plain text"),
         ("{agents: {token_file: /no/t, allow_plain: true}}", "/no/t: No such file"),
         ("{agents: {ca_file: /no/ca.pem}}", "cannot use /no/ca.pem"),
-        ("{shard: {index: 1}}", "there is no 1 of 1"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(tmp_path, capsys, text, said):

@@ -21,7 +21,7 @@ from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet import agent_link, following
 from warpwatch_fleet.agent_link import AgentError, Agents
 from warpwatch_fleet.cluster import Cluster
-from warpwatch_fleet.config import AgentsConfig, FleetConfig, ShardConfig
+from warpwatch_fleet.config import AgentsConfig, FleetConfig
 from warpwatch_fleet.following import RETRY_S, AgentFollower
 from warpwatch_fleet.targets import Target, Targets
 from warpwatch_serving.server import Server
@@ -61,7 +61,7 @@ def target(server: Server) -> Target:
 
 def with_agents(config: AgentsConfig, work: Callable[[Agents], Coroutine[Any, Any, Any]]) -> Any:
     async def run() -> Any:
-        agents = Agents(config, ShardConfig(), "fleet-0")
+        agents = Agents(config, "fleet-0")
         try:
             return await work(agents)
         finally:

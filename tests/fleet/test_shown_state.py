@@ -8,7 +8,6 @@ from prometheus_client import generate_latest
 
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, run, seen, step
 from tests.golden_lines import line
-from warpwatch_fleet.config import ShardConfig
 from warpwatch_fleet.series import Series
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
@@ -18,7 +17,7 @@ from warpwatch_telemetry.records import DeviceReading, RankEvent
 def test_all_that_is_known_of_two_nodes_is_golden(golden_case):
     cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2", ahead_s=40.0), TestNode("gpu-3"))
     metrics = AgentMetrics()
-    Series(metrics, cluster.cluster, ShardConfig(index=1, of=2), lambda: cluster.now)
+    Series(metrics, cluster.cluster, lambda: cluster.now)
     first, second, _ = cluster.nodes
     for number, node in enumerate((first, second)):
         places: Any = {

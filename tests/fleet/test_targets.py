@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.waiting import DEADLINE_S
-from warpwatch_fleet.config import AgentsConfig, FleetConfig, FleetFile, ShardConfig
+from warpwatch_fleet.config import AgentsConfig, FleetConfig, FleetFile
 from warpwatch_fleet.targets import Target, Targets
 from warpwatch_runtime.loading import load
 
@@ -91,7 +91,6 @@ def test_every_address_of_a_name_is_a_target_that_is_verified_for_the_name():
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        (lambda: ShardConfig(index=2, of=2), "there is no 2 of 2"),
         (lambda: AgentsConfig(token_file=Path("t")), "in plain text"),
         (lambda: AgentsConfig(cert_file=Path("c")), "cert_file and key_file"),
         (lambda: FleetConfig(targets=("gpu-1",)), "targets"),

@@ -85,14 +85,14 @@ def test_a_change_that_is_reloaded_restarts_no_pod(helm4: Path) -> None:
 
 
 def test_the_variables_are_a_configuration_of_the_fleet(helm4: Path) -> None:
-    values = ("fleet.enabled=true", "fleet.shards=9", "fleet.port=9500")
+    values = ("fleet.enabled=true", "fleet.port=9500")
     needed = ("token.create=true", "tls.existingSecret=warpwatch-tls")
     stateful = chart.only(chart.render(helm4, *chart.sets(*values, *needed)), "StatefulSet")
     (container,) = stateful["spec"]["template"]["spec"]["containers"]
     variables = {each["name"]: each.get("value", "7") for each in container["env"]}
     config = loading.load(FleetFile, None, variables).fleet
     assert config.targets_dns == "warpwatch-peers.monitoring.svc:9400"
-    assert (config.shard.index, config.shard.of, stateful["spec"]["replicas"]) == (7, 9, 9)
+    assert stateful["spec"]["replicas"] == 1
     assert config.listen.endswith(":9500")
     assert str(config.token_file) == "/etc/warpwatch-token/token"
     assert config.agents.token_file == config.token_file

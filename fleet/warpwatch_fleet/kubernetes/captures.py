@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -36,7 +35,6 @@ from warpwatch_runtime.loading import mistakes
 from warpwatch_serving.bodies import CaptureBody
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
-from warpwatch_telemetry.jobs import JobId, shard_key
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +91,6 @@ class CaptureObjects:
         api: KubernetesClient,
         captures: FleetCaptures,
         lock: threading.Lock,
-        shard: tuple[int, int],
         link: str,
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -101,7 +98,6 @@ class CaptureObjects:
         self._api = api
         self._captures = captures
         self._lock = lock
-        self._shard = shard
         self._link = link
         self._wall = wall
         self._sleep = sleep
@@ -137,7 +133,7 @@ class CaptureObjects:
             page = await self._api.ask(
                 "GET", f"{GROUP}/captures", params=params, shape=_CaptureList
             )
-            found |= {one["metadata"]["uid"]: one for one in page["items"] if self._is_mine(one)}
+            found |= {one["metadata"]["uid"]: one for one in page["items"] if self._is_open(one)}
             more = page["metadata"].get("continue", "")
             if not more:
                 break
@@ -152,20 +148,15 @@ class CaptureObjects:
             if kind == "BOOKMARK" or _is_wrong(one):
                 continue
             about = one["metadata"]
-            if kind != "DELETED" and self._is_mine(one):
+            if kind != "DELETED" and self._is_open(one):
                 self._open[about["uid"]] = one
             else:
                 self._open.pop(about["uid"], None)
         return version
 
-    def _is_mine(self, one: Object) -> bool:
-        """Return whether this fleet evaluates the job, and the object has not ended."""
-        if _is_wrong(one) or "endTime" in (one.get("status") or {}):
-            return False
-        index, of = self._shard
-        # Without the mark of a second live run of its name.
-        name = re.sub(r"#[0-9a-f]{6}$", "", str((one.get("spec") or {}).get("job", "")))
-        return shard_key(JobId(_owner(one), name, "")) % of == index
+    def _is_open(self, one: Object) -> bool:
+        """Return whether the object is valid and has not ended."""
+        return not _is_wrong(one) and "endTime" not in (one.get("status") or {})
 
     async def advance(self) -> None:
         """Write the status of open objects. Raises KubernetesError."""

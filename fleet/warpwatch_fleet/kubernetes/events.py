@@ -19,7 +19,6 @@ from warpwatch_fleet.kubernetes.api import (
     timestamp,
 )
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly, sentence
-from warpwatch_telemetry.jobs import shard_key
 from warpwatch_telemetry.newest import put_newest
 
 # With a round each 5 s: two writes a second.
@@ -48,13 +47,11 @@ class EventPublisher:
         self,
         api: KubernetesClient,
         cluster: Cluster,
-        shard: tuple[int, int],
         public_url: str,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
         self._cluster = cluster
-        self._shard = shard
         self._url = public_url
         self._wall = wall
         self._since = wall() - OLD_S
@@ -136,13 +133,12 @@ class EventPublisher:
                 yield source, _of(anomaly, about, now, links.of_anomaly(self._url, anomaly.id))
 
     def _about(self, anomaly: Anomaly) -> dict[str, str] | None:
-        """Return the pod or node of an anomaly, or None if another fleet reports it."""
-        index, of = self._shard
+        """Return the pod or node of an anomaly, or None if neither is known."""
         if anomaly.kind in DEVICE_KINDS:
             is_node = self._cluster.node_names.has(anomaly.node)
-            return about_node(anomaly.node) if is_node and index == 0 else None
+            return about_node(anomaly.node) if is_node else None
         job, owner = anomaly.job_id, _NAMESPACE.fullmatch(anomaly.owner)
-        if job is None or owner is None or shard_key(job) % of != index:
+        if job is None or owner is None:
             return None
         known = next((one for one in self._cluster.jobs.values() if job in one.names()), None)
         members = known.members if known else {}

@@ -28,10 +28,7 @@ Count = Callable[[], None]
 
 
 class Kubernetes:
-    """Raises UsageError.
-
-    The first of several fleets reports nodes; each reports its own jobs.
-    """
+    """Raises UsageError."""
 
     def __init__(
         self,
@@ -41,7 +38,7 @@ class Kubernetes:
         metrics: AgentMetrics,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        own, shard = config.kubernetes, config.shard
+        own = config.kubernetes
         self._sleep = sleep
         link = config.public_url or ""
         self._server = InjectionServer(own.injection) if own.injection else None
@@ -52,9 +49,8 @@ class Kubernetes:
             return
         self._api = api = KubernetesClient(own.service_account)
         self._errors = metrics.counter("fleet_kubernetes_errors_total")
-        place = (shard.index, shard.of)
-        events = EventPublisher(api, cluster, place, link) if own.events else None
-        if own.conditions and shard.index == 0:
+        events = EventPublisher(api, cluster, link) if own.events else None
+        if own.conditions:
             conditions = Conditions(api, cluster)
             self._add(NODES_INTERVAL_S, "conditions", conditions.advance)
             if own.taints:
@@ -63,7 +59,7 @@ class Kubernetes:
         if events is not None:
             self._add(EVENTS_INTERVAL_S, "events", events.advance)
         if own.captures:
-            self._objects = CaptureObjects(api, captures, cluster.lock, place, link)
+            self._objects = CaptureObjects(api, captures, cluster.lock, link)
             self._add(CAPTURES_INTERVAL_S, "captures", self._objects.advance)
 
     def _add(self, interval_s: float, what: str, work: Round) -> None:

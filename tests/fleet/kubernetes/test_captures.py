@@ -21,7 +21,6 @@ from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.kubernetes import captures as objects
 from warpwatch_fleet.kubernetes.api import KubernetesClient, timestamp
 from warpwatch_fleet.kubernetes.captures import CaptureObjects
-from warpwatch_telemetry.jobs import shard_key
 
 TEAMS = TRAIN._replace(owner="ns/team")
 KIND = {"apiVersion": "warpwatch.dev/v1alpha1", "kind": "Capture"}
@@ -32,7 +31,6 @@ Work = Callable[[CaptureObjects], Awaitable[None]]
 class Asked:
     def __init__(self, server: ApiServer, folder: Path, stack: ExitStack) -> None:
         self.server = server
-        self.shard = (0, 1)
         self.fleet = PlayedFleet(folder, stack, job=TEAMS)
         self.slept: list[float] = []
 
@@ -52,9 +50,7 @@ class Asked:
         async def ask(captures: FleetCaptures) -> None:
             api = KubernetesClient(self.server.folder)
             clock = self.fleet.clock
-            own = CaptureObjects(
-                api, captures, threading.Lock(), self.shard, LINK, clock.wall, self._sleep
-            )
+            own = CaptureObjects(api, captures, threading.Lock(), LINK, clock.wall, self._sleep)
             watching = asyncio.Event()
 
             async def asks(request: httpx.Request) -> None:
@@ -159,19 +155,6 @@ def test_it_reaches_no_job_of_another_namespace(asked: Asked) -> None:
     assert "running jobs: none" in status["detail"]
 
 
-def test_of_several_fleets_the_one_that_judges_the_job_takes_it(asked: Asked) -> None:
-    parts: list[list[str]] = [[], []]
-    for number in range(8):
-        asked.apply(f"no-{number}", job=f"other-{number}")
-        index = shard_key(TEAMS._replace(name=f"other-{number}", run="")) % 2
-        parts[index].append(f"no-{number}")
-    for index, names in enumerate(parts):
-        asked.shard = (index, 2)
-        assert all(asked.status(name) == {} for name in names)
-        asked.until(*names)
-        assert {asked.status(name)["outcome"] for name in names} == {"refused_no_rank"}
-
-
 def test_one_of_which_nothing_is_known_any_more_ends(asked: Asked) -> None:
     asked.apply(job="train")
     begun = timestamp(asked.fleet.clock.wall())
@@ -209,7 +192,7 @@ def test_a_capture_of_another_owner_is_not_told() -> None:
     other = replace(CAPTURE, request=replace(CAPTURE.request, owner="ns/other"))
     api: Any = None
     captures: Any = SimpleNamespace(shown=lambda: (other,))
-    own = CaptureObjects(api, captures, threading.Lock(), (0, 1), LINK, lambda: 1000.0)
+    own = CaptureObjects(api, captures, threading.Lock(), LINK, lambda: 1000.0)
     status = {"captureId": CAPTURE.id, "time": timestamp(1000.0)}
     for namespace, is_told in (("team", False), ("other", True)):
         about = {"namespace": namespace, "name": "once", "uid": "0a1b2c3d"}

@@ -95,19 +95,6 @@ def test_of_an_owner_that_is_no_namespace_nothing_is_told(told, wrong):
     assert told.rounds() == []
 
 
-def test_of_several_fleets_one_tells(told):
-    in_pods(told)
-    told.find(fault())
-    told.find(straggler(), node=1)
-    by: dict[str, int] = {}
-    for index in range(3):
-        told.shard = (index, 3)
-        for event in told.rounds():
-            by.setdefault(event["reason"], index)
-    assert by["Xid"] == 0
-    assert set(by) == {"Xid", "Straggler"}
-
-
 def test_one_agents_flood_delays_no_other_agent(told):
     told.find(*(fault(number) for number in range(5 * MAX_PER_ROUND)))
     told.find(fault(99), node=1)

@@ -29,7 +29,6 @@ class Told:
         self.nodes = TestNode(NODE), TestNode("gpu-2")
         self.cluster = TestCluster(*self.nodes)
         self.own = own
-        self.shard = (0, 1)
 
     def find(self, *faults: Anomaly, node: int = 0) -> None:
         for one in faults:
@@ -48,7 +47,7 @@ class Told:
         async def work() -> None:
             api = KubernetesClient(self.server.folder)
             config = KubernetesConfig(conditions=True, taints=True, **self.own)
-            events = EventPublisher(api, self.cluster.cluster, self.shard, LINK, wall)
+            events = EventPublisher(api, self.cluster.cluster, LINK, wall)
             conditions = Conditions(api, self.cluster.cluster, wall)
             taints = Taints(api, config, conditions, events, wall)
             try:

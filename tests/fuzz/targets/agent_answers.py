@@ -11,7 +11,7 @@ import httpx
 from tests.fuzz.watch import Target
 from warpwatch_fleet import agent_link
 from warpwatch_fleet.agent_link import MAX_LINE_BYTES, AgentError, Agents
-from warpwatch_fleet.config import AgentsConfig, ShardConfig
+from warpwatch_fleet.config import AgentsConfig
 from warpwatch_fleet.targets import Target as FleetTarget
 from warpwatch_telemetry.captures import OUTCOMES
 from warpwatch_telemetry.errors import Refused
@@ -37,7 +37,7 @@ class Answers:
         agent_link.MAX_LINES_PER_S = agent_link.MAX_BYTES_PER_S = 10**9
         self._loop = asyncio.new_event_loop()
         config = AgentsConfig()
-        self._agents = PlayedAgents(config, ShardConfig(), "fleet")
+        self._agents = PlayedAgents(config, "fleet")
 
     def run(self, data: bytes) -> None:
         how, content = (data[:1] or b"\0")[0], data[1:]

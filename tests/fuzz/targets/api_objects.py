@@ -60,7 +60,7 @@ class ApiObjects:
     async def _nodes(self) -> None:
         cluster, now = self._told.cluster, lambda: NOW
         conditions = Conditions(self._api, cluster, now)
-        events = EventPublisher(self._api, cluster, (0, 1), "", now)
+        events = EventPublisher(self._api, cluster, "", now)
         config = KubernetesConfig(conditions=True, taints=True, dry_run=False)
         works = conditions, Taints(self._api, config, conditions, events, now), events
         for work in works:
@@ -75,9 +75,7 @@ class ApiObjects:
             raise asyncio.CancelledError
 
         played: Any = SimpleNamespace(request=refuse, shown=tuple)
-        objects = CaptureObjects(
-            self._api, played, threading.Lock(), (0, 1), "", lambda: NOW, sleep=stop
-        )
+        objects = CaptureObjects(self._api, played, threading.Lock(), "", lambda: NOW, sleep=stop)
         with contextlib.suppress(asyncio.CancelledError):
             await objects.follow()
         await objects.advance()
