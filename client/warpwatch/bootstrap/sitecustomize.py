@@ -20,8 +20,10 @@ LIBRARIES = (
     "lightning_fabric",
     "pyro",
     "pytorch_lightning",
+    "sglang",
     "torch",
     "transformers",
+    "vllm",
 )
 _HERE = os.path.dirname(os.path.abspath(__file__))
 # Folders like this one that ran already: another environment's launcher may have added its own.

@@ -1,19 +1,18 @@
 """Hooks that report steps and phases without a change to the code, installed at imports.
 
 - hook_state: the shared state: the source of the step clock, the phase between calls
+- import_watcher: calls back at imports; serving: a process of an inference server
 - optimizer, dataloader, …: the hooks; each names its module and has ``install``
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from warpwatch import faults
 from warpwatch.captures import program_profiler
 from warpwatch.hooks import (
     backward,
@@ -24,64 +23,18 @@ from warpwatch.hooks import (
     optimizer,
 )
 from warpwatch.hooks.hook_state import HookState
-
-
-class ImportWatcher:
-    """A finder that finds nothing itself: it calls back when a module has been imported."""
-
-    def __init__(self) -> None:
-        self._wanted: dict[str, list[Callable[[ModuleType], None]]] = {}
-
-    def want(self, module: str, callback: Callable[[ModuleType], None]) -> None:
-        self._wanted.setdefault(module, []).append(callback)
-
-    def install(self) -> None:
-        for name in list(self._wanted):
-            module = sys.modules.get(name)
-            if module is not None:
-                self._found(name, module)
-        if self._wanted:
-            sys.meta_path.insert(0, self)
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> Any:
-        if name not in self._wanted:
-            return None
-        for finder in list(sys.meta_path):
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec = None if find is None else find(name, path, target)
-            if spec is not None:
-                try:
-                    self._watch(name, spec.loader)
-                except Exception as error:
-                    # A loader that cannot be watched: imported as ever, only not hooked.
-                    faults.swallow(error)
-                return spec
-        return None
-
-    def _watch(self, name: str, loader: Any) -> None:
-        original = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
-            original(module)
-            self._found(name, module)
-
-        loader.exec_module = exec_module
-
-    def _found(self, name: str, module: ModuleType) -> None:
-        for callback in self._wanted.pop(name, ()):
-            try:
-                callback(module)
-            except Exception as error:
-                faults.swallow(error)
-        if not self._wanted and self in sys.meta_path:
-            sys.meta_path.remove(self)
+from warpwatch.hooks.import_watcher import ImportWatcher
 
 
 def _watch_profiler(module: ModuleType, state: HookState) -> None:
     program_profiler.watch(module)
+
+
+def _watch_vllm(module: ModuleType, state: HookState) -> None:
+    # A training does not import it.
+    from warpwatch.hooks import vllm
+
+    vllm.watch_plugins()
 
 
 class Hook(NamedTuple):
@@ -118,6 +71,7 @@ HOOKS = (
     Hook("deepspeed", frameworks.DEEPSPEED, frameworks.install_deepspeed),
     Hook("pyro", frameworks.PYRO, frameworks.install_pyro),
     Hook("pyro", frameworks.PYRO_OPTIM, frameworks.install_pyro_optim),
+    Hook("vllm", "vllm.plugins", _watch_vllm),
     Hook("pipelining", frameworks.PIPELINING, frameworks.install_pipelining),
 )
 

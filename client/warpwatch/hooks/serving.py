@@ -1,0 +1,121 @@
+"""The engine of an inference server in this process, as the hooks of a server report it.
+
+A process is a worker, the scheduler or the front end of the engine, or several of them at once. An
+error in a hook is counted, and never reaches the server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from warpwatch import faults
+from warpwatch.attach import attach
+from warpwatch.identity import bounded
+from warpwatch.iterations import IterationClock, ServeCounts
+from warpwatch.monitor import Monitor, Phase
+
+MAX_NOTE = 160
+# The earlier roles contain the later ones: a process with a worker is a rank.
+_ROLES = ("rank", "scheduler", "frontend")
+
+
+class ServerProcess:
+    """What this process is of a server. ``monitor`` is None until it is known.
+
+    leads: whether a scheduler in this process ends iterations, not the worker.
+    """
+
+    def __init__(self, server: str = "") -> None:
+        self.monitor: Monitor | None = None
+        self.clock: IterationClock | None = None
+        self.leads = False
+        self._server = server
+        self._notes: list[str] = []
+
+    @property
+    def counts(self) -> ServeCounts | None:
+        return None if self.clock is None else self.clock.serving
+
+    def name(self, server: str) -> None:
+        """Set the name and version of the server."""
+        self._server = bounded(server, 64, 64)
+
+    def join(self, role: str, place: Mapping[str, Any]) -> Monitor | None:
+        """Become a process of the server's job; an earlier role stays if it contains this one."""
+        if self.monitor is None:
+            said = {**place, "role": role, "server": self._server}
+            said["job"] = bounded(str(place.get("job") or self._server), 128, 384)
+            if self._notes:
+                said["note"] = bounded("; ".join(self._notes), MAX_NOTE, MAX_NOTE)
+            monitor = attach(None, "serve", said)
+            if not isinstance(monitor.clock, IterationClock):
+                # The program has attached before, as a training.
+                return None
+            self.monitor, self.clock = monitor, monitor.clock
+        return self.monitor
+
+    def note(self, text: str) -> None:
+        """Report what the hooks cannot see, and why."""
+        if text not in self._notes:
+            self._notes.append(text)
+        if self.monitor is not None:
+            self.monitor.place["note"] = bounded("; ".join(self._notes), MAX_NOTE, MAX_NOTE)
+
+    # --- iterations -----------------------------------------------------------------------------
+
+    def lead(self) -> None:
+        """Let the scheduler of this process set iterations, since it knows when it is idle."""
+        if self.clock is not None:
+            self.leads = self.clock.serving.exact = True
+            self.clock.waits = False
+
+    def begin(self, after_idle: bool) -> None:
+        """Start an iteration, unless one runs."""
+        monitor, clock = self.monitor, self.clock
+        if monitor is not None and clock is not None and not clock.open:
+            monitor.iteration(after_idle=after_idle).begin()
+
+    def end(self, prefill_tokens: int, decode_requests: int, kv_tokens: int, tokens: int) -> None:
+        """End the iteration with its work. ``tokens``: 0 if another rank counts them."""
+        clock = self.clock
+        if clock is not None:
+            if not clock.open:
+                self.begin(False)
+            clock.work = prefill_tokens, decode_requests, kv_tokens
+            clock.tokens = tokens
+            clock.end()
+
+    def drop(self) -> None:
+        """Forget the iteration that runs: it failed or came to nothing."""
+        if self.clock is not None:
+            self.clock.open = False
+
+    def rest(self) -> None:
+        """Note that no request is in flight."""
+        if self.clock is not None:
+            self.drop()
+            self.clock.serving.rest(time.monotonic_ns())
+
+    def phase(self, name: str) -> Phase | None:
+        return None if self.monitor is None else self.monitor.phase(name)
+
+    def switch(self, phase: str) -> None:
+        """Attribute the time between phases to ``phase`` from now on."""
+        if self.monitor is not None:
+            self.monitor.switch(phase)
+
+
+def lacks(owner: Any, *names: str) -> list[str]:
+    """Return the names of methods that a class does not have in this version of the server."""
+    return [name for name in names if not callable(getattr(owner, name, None))]
+
+
+def swallowed(function: Any, *arguments: Any) -> Any:
+    """Return the result of a part of a hook, or None after an error."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        faults.swallow(error)
+        return None

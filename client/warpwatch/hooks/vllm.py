@@ -1,0 +1,438 @@
+"""Hooks of vLLM, which finds them by its entry points ``vllm.general_plugins``.
+
+vLLM calls ``install`` in the front end, in the engine before its scheduler exists and in each
+worker, maybe more than once. A class is hooked when its module has been imported. Its clock: an
+iteration of the engine lasts from one ``update_from_output`` to the next, or after idle from its
+own ``schedule``; a worker's from the end of one ``sample_tokens`` to the next. Steps without tokens
+do not count.
+
+Versions: tried with 0.32.0. In another one a missing class or method is said in the status.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from operator import attrgetter
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from warpwatch import faults
+from warpwatch.hooks.import_watcher import ImportWatcher
+from warpwatch.hooks.serving import ServerProcess, lacks, swallowed
+
+NAME = "warpwatch"
+_WORKER = "vllm.v1.worker.gpu_worker"
+_CPU = "vllm.distributed.device_communicators.cpu_communicator"
+_CONFIG = "vllm.config.scheduler"
+_LOGGERS = "vllm.v1.metrics.loggers"
+_FRONT_ENDS = {"vllm.v1.engine.async_llm": "AsyncLLM", "vllm.v1.engine.llm_engine": "LLMEngine"}
+
+process = ServerProcess()
+_installed = False
+
+
+def install() -> None:
+    """Install the hooks in this process; vLLM's plug-in function."""
+    global _installed
+    hooks = os.environ.get("WARPWATCH_HOOKS")
+    if (
+        _installed
+        or os.environ.get("WARPWATCH") == "0"
+        or (hooks and "vllm" not in hooks.split(","))
+    ):
+        return
+    _installed = True
+    try:
+        _name_server()
+        watcher = ImportWatcher()
+        watcher.want(_WORKER, _hook_worker)
+        watcher.want(_CPU, _hook_cpu)
+        watcher.want(_CONFIG, _hook_scheduler)
+        watcher.want(_LOGGERS, _hook_loggers)
+        for module, name in _FRONT_ENDS.items():
+            watcher.want(module, partial(_hook_front_end, name=name))
+        watcher.install()
+    except Exception as error:
+        faults.swallow(error)
+
+
+def watch_plugins() -> None:
+    """Report it in the status if ``VLLM_PLUGINS`` leaves these hooks out."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is None or NAME in allowed.split(","):
+        return
+    process.note(f"VLLM_PLUGINS leaves {NAME} out: add it to see iterations and latencies")
+    _name_server()
+    watcher = ImportWatcher()
+    for module, name in _FRONT_ENDS.items():
+        watcher.want(module, partial(_hook_front_end, name=name))
+    watcher.install()
+
+
+def _name_server() -> None:
+    from importlib import import_module
+
+    version = getattr(import_module("vllm.version"), "__version__", "")
+    process.name(f"vllm {version}".strip())
+
+
+def _fits(owner: Any, *names: str) -> bool:
+    """Return whether the class has these methods; otherwise report that the hook does not fit."""
+    missing = lacks(owner, *names)
+    if missing:
+        process.note(f"hook does not fit: no {getattr(owner, '__name__', owner)}.{missing[0]}")
+    return not missing
+
+
+# --- the place of a process ---------------------------------------------------------------------
+
+
+class Layout(NamedTuple):
+    """The processes of an engine by vLLM's configuration; the environment does not have them.
+
+    world: workers of one engine, of ``engines``; ``engine`` is this one.
+    """
+
+    tensor: int
+    pipeline: int
+    world: int
+    engines: int
+    engine: int
+    separate: bool
+    about: Mapping[str, Any]
+
+
+def layout(config: Any) -> Layout:
+    """Return the layout of a VllmConfig.
+
+    Data-parallel engines of a model without experts are independent of each other: each is a
+    replica.
+    """
+    parallel = config.parallel_config
+    engines = max(1, int(parallel.data_parallel_size))
+    index = int(getattr(parallel, "data_parallel_index", 0) or 0)
+    names = config.model_config.served_model_name
+    run = str(getattr(config, "instance_id", "") or "")
+    if engines == 1 and index:
+        run, index = f"{run}-dp{index}", 0
+    about = {"job": names if isinstance(names, str) else next(iter(names or ()), ""), "run": run}
+    tensor, pipeline = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
+    separate = parallel.distributed_executor_backend != "uni"
+    world = int(parallel.world_size)
+    return Layout(tensor, pipeline, world, engines, index, separate, about)
+
+
+def worker_place(config: Any, rank: int, local_rank: int) -> dict[str, Any]:
+    """Return the metadata of a worker. ``rank``: within its engine."""
+    here = layout(config)
+    parallel = {
+        "data": [here.engine, here.engines],
+        "tensor": [rank % here.tensor, here.tensor],
+        "pipeline": [rank // here.tensor % here.pipeline, here.pipeline],
+    }
+    return {
+        **here.about,
+        "rank": here.engine * here.world + rank,
+        "local_rank": local_rank,
+        "world_size": here.engines * here.world,
+        "parallel": {kind: place for kind, place in parallel.items() if place[1] > 1},
+    }
+
+
+def other_place(config: Any, front_end: int | None = None) -> dict[str, Any]:
+    """Return the metadata of a scheduler, or of a front end by its number."""
+    here = layout(config)
+    rank = here.engines * here.world
+    if front_end is None:
+        rank += here.engine
+    else:
+        rank += front_end + (here.engines if here.separate else 0)
+    return {**here.about, "rank": rank, "local_rank": rank, "world_size": rank + 1}
+
+
+# --- work -----------------------------------------------------------------------------------------
+
+
+def work_of(output: Any) -> tuple[int, int, int, int]:
+    """Return prefill tokens, decoded requests, KV tokens and all tokens of a SchedulerOutput.
+
+    Decoded are the requests with output tokens already. One that is computed again after a
+    preemption counts as one of them, and its other tokens as those of a prompt.
+    """
+    cached, total = output.scheduled_cached_reqs, output.total_num_scheduled_tokens
+    decodes = len(cached.num_output_tokens) - cached.num_output_tokens.count(0)
+    drafts = output.scheduled_spec_decode_tokens
+    decoded = decodes + (sum(map(len, drafts.values())) if drafts else 0)
+    kv = sum(cached.num_computed_tokens) + total
+    if output.scheduled_new_reqs:
+        kv += sum(map(attrgetter("num_computed_tokens"), output.scheduled_new_reqs))
+    return max(0, total - decoded), decodes, kv, total
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def _hook_worker(module: ModuleType) -> None:
+    worker = module.Worker
+    if not _fits(worker, "execute_model", "sample_tokens"):
+        _report_misfit()
+        return
+    initialize, execute, sample = worker.__init__, worker.execute_model, worker.sample_tokens
+
+    @wraps(initialize)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        swallowed(_join_worker, self)
+
+    @wraps(execute)
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        forward = swallowed(_execute, scheduler_output)
+        if forward is None:
+            return execute(self, scheduler_output, *args, **kwargs)
+        done = False
+        try:
+            with forward:
+                output = execute(self, scheduler_output, *args, **kwargs)
+            done = True
+        finally:
+            if not done:
+                process.drop()
+        if output is not None:
+            swallowed(_end)
+        return output
+
+    @wraps(sample)
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        phase = swallowed(process.phase, "sample")
+        if phase is None:
+            return sample(self, *args, **kwargs)
+        with phase:
+            output = sample(self, *args, **kwargs)
+        swallowed(_end)
+        return output
+
+    worker.__init__, worker.execute_model, worker.sample_tokens = init, execute_model, sample_tokens
+
+
+_work = (0, 0, 0, 0)
+_counts_tokens = True
+
+
+def _join_worker(worker: Any) -> None:
+    global _counts_tokens
+    place = worker_place(worker.vllm_config, int(worker.rank), int(worker.local_rank))
+    # Ranks that share a batch would count its tokens once each.
+    parallel = place["parallel"]
+    _counts_tokens = not any(parallel.get(kind, [0])[0] for kind in ("tensor", "pipeline"))
+    process.join("rank", place)
+
+
+def _execute(output: Any) -> Any:
+    """Start a worker's iteration; return the phase of its forward pass, None if it has none."""
+    global _work
+    if process.monitor is None or not output.total_num_scheduled_tokens:
+        return None
+    if not process.leads:
+        _work = work_of(output)
+        process.begin(not output.scheduled_cached_reqs.req_ids)
+    return process.phase("forward")
+
+
+def _end() -> None:
+    if not process.leads and process.clock is not None and process.clock.open:
+        prefill, decodes, kv, tokens = _work
+        process.end(prefill, decodes, kv, tokens if _counts_tokens else 0)
+
+
+def _hook_cpu(module: ModuleType) -> None:
+    """Time collectives on the CPU; on a GPU they are kernels, often of a graph."""
+    communicator = module.CpuCommunicator
+    for name in ("all_reduce", "gather", "all_gather", "reduce_scatter"):
+        original = getattr(communicator, name, None)
+        if original is not None:
+            setattr(communicator, name, _timed(original, "comm"))
+
+
+def _timed(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        phase = swallowed(process.phase, name)
+        if phase is None:
+            return original(*args, **kwargs)
+        with phase:
+            return original(*args, **kwargs)
+
+    return call
+
+
+# --- the scheduler --------------------------------------------------------------------------------
+
+
+def _hook_scheduler(module: ModuleType) -> None:
+    """Wrap the class of the scheduler, maybe the user's own, once the engine gets it."""
+    config = module.SchedulerConfig
+    if not _fits(config, "get_scheduler_cls"):
+        return
+    original = config.get_scheduler_cls
+
+    @wraps(original)
+    def get_scheduler_cls(self: Any) -> Any:
+        kind = original(self)
+        swallowed(_hook_scheduler_class, kind)
+        return kind
+
+    config.get_scheduler_cls = get_scheduler_cls
+
+
+def _hook_scheduler_class(kind: Any) -> None:
+    if "_warpwatch" in vars(kind):
+        return
+    kind._warpwatch = True
+    if not _fits(kind, "schedule", "update_from_output", "has_unfinished_requests"):
+        return
+    initialize, schedule, update = kind.__init__, kind.schedule, kind.update_from_output
+    stats = getattr(kind, "make_stats", None)
+
+    @wraps(initialize)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        swallowed(_join_scheduler, self)
+
+    @wraps(schedule)
+    def scheduled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        phase = swallowed(_schedule, self)
+        if phase is None:
+            return schedule(self, *args, **kwargs)
+        with phase:
+            output = schedule(self, *args, **kwargs)
+        swallowed(_scheduled, self, output)
+        return output
+
+    @wraps(update)
+    def updated(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        swallowed(process.switch, "other")
+        result = update(self, scheduler_output, *args, **kwargs)
+        swallowed(_updated, self, scheduler_output, result)
+        return result
+
+    kind.__init__, kind.schedule, kind.update_from_output = init, scheduled, updated
+    if stats is not None:
+        kind.make_stats = _counted(stats)
+
+
+def _join_scheduler(scheduler: Any) -> None:
+    process.join("scheduler", other_place(scheduler.vllm_config))
+    process.lead()
+
+
+def _schedule(scheduler: Any) -> Any:
+    clock = process.clock
+    if clock is None:
+        return None
+    if not clock.open and scheduler.has_unfinished_requests():
+        process.begin(False)
+    return process.phase("schedule")
+
+
+def _scheduled(scheduler: Any, output: Any) -> None:
+    counts = process.counts
+    if counts is None:
+        return
+    counts.preemptions += len(output.preempted_req_ids or ())
+    if output.scheduled_new_reqs:
+        now, requests = time.time(), scheduler.requests
+        new = (requests.get(one.req_id) for one in output.scheduled_new_reqs)
+        counts.observe("queue", [max(0.0, now - one.arrival_time) for one in new if one])
+    process.switch("wait")
+
+
+def _updated(scheduler: Any, output: Any, result: Mapping[int, Any]) -> None:
+    counts = process.counts
+    if counts is None:
+        return
+    if output.total_num_scheduled_tokens:
+        prefill, decodes, kv, tokens = work_of(output)
+        process.end(prefill, decodes, kv, tokens)
+        for outputs in result.values():
+            made = outputs.outputs
+            counts.generated_tokens += sum(map(len, map(attrgetter("new_token_ids"), made)))
+            if prefill:
+                stats = filter(None, map(attrgetter("prefill_stats"), made))
+                counts.prompt_tokens += sum(map(attrgetter("num_prompt_tokens"), stats))
+    counts.running, counts.waiting = scheduler.get_request_counts()
+    counts.kv_usage = scheduler.get_kv_cache_usage()
+    if not scheduler.has_unfinished_requests():
+        process.rest()
+
+
+def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def make_stats(self: Any, *args: Any, **kwargs: Any) -> Any:
+        stats = original(self, *args, **kwargs)
+        swallowed(_count_prefixes, stats)
+        return stats
+
+    return make_stats
+
+
+def _count_prefixes(stats: Any) -> None:
+    counts, cache = process.counts, getattr(stats, "prefix_cache_stats", None)
+    if counts is not None and cache is not None:
+        counts.prefix_hit_tokens += cache.hits
+        counts.prefix_query_tokens += cache.queries
+
+
+# --- the front end --------------------------------------------------------------------------------
+
+
+def _hook_front_end(module: ModuleType, name: str) -> None:
+    front_end = getattr(module, name)
+    initialize = front_end.__init__
+
+    @wraps(initialize)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        swallowed(_join_front_end, self, kwargs)
+
+    front_end.__init__ = init
+
+
+def _join_front_end(front_end: Any, arguments: Mapping[str, Any]) -> None:
+    if not getattr(front_end, "log_stats", True):
+        process.note(
+            "no latencies and prefix hits: vLLM's statistics are off (--disable-log-stats)"
+        )
+    place = other_place(front_end.vllm_config, int(arguments.get("client_index") or 0))
+    process.join("frontend", place)
+
+
+def _hook_loggers(module: ModuleType) -> None:
+    """Read what all loggers get; a logger of our own would switch the statistics on."""
+    manager = module.StatLoggerManager
+    if not _fits(manager, "record"):
+        return
+    record = manager.record
+
+    @wraps(record)
+    def recorded(
+        self: Any, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        swallowed(_observe, iteration_stats)
+        return record(self, scheduler_stats, iteration_stats, *args, **kwargs)
+
+    manager.record = recorded
+
+
+def _observe(stats: Any) -> None:
+    counts = process.counts
+    if counts is not None and stats is not None:
+        counts.observe("first_token", stats.time_to_first_tokens_iter)
+        counts.observe("inter_token", stats.inter_token_latencies_iter)
+
+
+def _report_misfit() -> None:
+    """Show the note of a worker that cannot be hooked by a process of the job."""
+    process.join("frontend", {"rank": 0, "world_size": 1})

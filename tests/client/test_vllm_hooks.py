@@ -1,0 +1,216 @@
+"""The hooks of vLLM on a stand-in that has the names which they use, as in vLLM 0.32."""
+
+import os
+from typing import Any
+
+import pytest
+
+from tests.client.daemon_side import Folder, Ring, program
+from tests.client.fork_server import ROOT
+from tests.client.servers.engine_config import config
+from warpwatch import protocol
+from warpwatch.hooks import vllm
+
+BOOTSTRAP = ROOT / "client/warpwatch/bootstrap"
+SERVERS = ROOT / "tests/client/servers"
+BEGINS = """
+import os, sys
+from engine_config import config
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+load_general_plugins()
+"""
+# Without the daemon's ring a record would not be written.
+ENDS = """
+print("served", flush=True)
+sys.stdin.readline()
+"""
+WAITS = """
+import glob, time
+while not glob.glob(os.environ["WARPWATCH_DIR"] + "/ranks/*.ring"):
+    time.sleep(0.01)
+"""
+ENGINE = f"""{BEGINS}
+from vllm.v1.engine.llm_engine import LLMEngine
+engine = LLMEngine(config(), log_stats=False)
+{WAITS}
+engine.step()
+engine.add("a", 20, 3)
+engine.add("b", 10, 2)
+engine.scheduler.preempted = {{"b"}}
+for _ in range(4):
+    engine.step()
+engine.add("c", 5, 1)
+engine.step()
+"""
+WORKER = f"""{BEGINS}
+from types import SimpleNamespace
+from vllm.config.scheduler import Scheduler
+from vllm.v1.worker.gpu_worker import CPUWorker
+worker = CPUWorker(config(tensor_parallel_size=2, world_size=2), 1, 1)
+{WAITS}
+scheduler = Scheduler(None)
+scheduler.add("a", 20, 3, 0.0)
+for _ in range(3):
+    output = scheduler.schedule()
+    worker.execute_model(output)
+    worker.sample_tokens(None)
+    scheduler.update_from_output(output, None)
+failing = scheduler.schedule()
+scheduler.add("a", 20, 3, 0.0)
+failing = scheduler.schedule()
+failing.fails = True
+try:
+    worker.execute_model(failing)
+except ValueError as error:
+    print(error, flush=True)
+"""
+FRONT_END = f"""{BEGINS}
+from types import SimpleNamespace
+from vllm.v1.engine.async_llm import AsyncLLM
+said = config(world_size=2, distributed_executor_backend="mp")
+front_end = AsyncLLM(said, sys.argv[1] == "1", client_index=1)
+if front_end.logger_manager:
+    times = {{"time_to_first_tokens_iter": [0.05], "inter_token_latencies_iter": [0.008] * 3}}
+    stats = SimpleNamespace(**times)
+    front_end.logger_manager.record(None, stats, engine_idx=0)
+    front_end.logger_manager.record(None, None)
+"""
+
+
+def ended(folder: Folder, code: str, *arguments: str, **environ: str) -> Ring:
+    path = os.pathsep.join((str(BOOTSTRAP), str(SERVERS)))
+    with program(folder, code + WAITS + ENDS, *arguments, PYTHONPATH=path, **environ) as process:
+        lines = [process.stdout.readline() for _ in range(code.count("print(error") + 1)]
+        assert lines[-1] == "served\n", process.stderr.read()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.wait()
+    return folder.ring()
+
+
+def works(ring: Ring) -> list[tuple[int, ...]]:
+    """Return tokens, prompt tokens, decoded requests and KV tokens of each iteration."""
+    words = [
+        memoryview(record.payload).cast("Q").tolist()
+        for record in ring.records
+        if record.type == protocol.RECORD_ITERATION
+    ]
+    return [tuple(one[5:9]) for one in words]
+
+
+def sums(ring: Ring) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Return the sums of the counts in seconds, and the buckets."""
+    payloads = [record.payload for record in ring.records if record.type == protocol.RECORD_SERVE]
+    words = [protocol.SERVE.unpack_from(payload) for payload in payloads]
+    buckets = [
+        entry
+        for payload in payloads
+        for entry in protocol.BUCKET.iter_unpack(payload[protocol.SERVE.size :])
+    ]
+    return [sum(column) for column in zip(*(one[5:10] for one in words), strict=True)], buckets
+
+
+def test_an_engine_in_one_process_reports_its_iterations_and_counts(folder):
+    ring = ended(folder, ENGINE)
+    said = ring.metadata
+    assert (said["job"], said["run"], said["kind"], said["role"]) == (
+        "tiny",
+        "start1",
+        "serve",
+        "rank",
+    )
+    assert (said["rank"], said["world_size"], said["server"]) == (0, 1, "vllm 0.32.0")
+    assert (
+        said["note"]
+        == "no latencies and prefix hits: vLLM's statistics are off (--disable-log-stats)"
+    )
+    # Steps without tokens, before the requests and after them, do not count.
+    assert works(ring) == [(30, 30, 0, 30), (2, 0, 2, 32), (1, 0, 1, 22), (5, 5, 0, 5)]
+    assert sorted(said["phases"]) == ["forward", "sample", "schedule", "wait"]
+    counts, buckets = sums(ring)
+    # Six steps had statistics.
+    assert counts == [1, 18, 30, 35, 6]
+    assert sum(number for latency, _, number in buckets if latency == 2) == 3
+    assert (ring.header.ended, ring.event_names(), said["faults"]) == (True, ["exit"], 0)
+
+
+def test_a_worker_has_its_place_and_leaves_tokens_to_the_first_of_its_group(folder):
+    ring = ended(folder, WORKER)
+    said = ring.metadata
+    assert (said["rank"], said["world_size"], said["role"]) == (1, 2, "rank")
+    assert said["parallel"] == {"tensor": [1, 2]}
+    assert works(ring) == [(0, 20, 0, 20), (0, 0, 1, 21), (0, 0, 1, 22)]
+    assert said["phases"] == ["forward", "sample", "wait"]
+    assert said["faults"] == 0
+
+
+@pytest.mark.parametrize(("statistics", "noted"), [("1", False), ("0", True)])
+def test_a_front_end_reports_latencies_if_the_server_measures_them(folder, statistics, noted):
+    ring = ended(folder, FRONT_END, statistics)
+    said = ring.metadata
+    assert (said["rank"], said["world_size"], said["role"]) == (4, 5, "frontend")
+    assert ("note" in said) == noted
+    _, buckets = sums(ring)
+    assert [(latency, number) for latency, _, number in buckets] == (
+        [] if noted else [(0, 1), (1, 3)]
+    )
+
+
+def test_plugins_that_are_left_out_are_named_in_the_status(folder):
+    code = FRONT_END.replace("load_general_plugins()\n", "", 1)
+    code = code.replace(
+        "import os, sys\n", "import os, sys, warpwatch.hooks as hooks\nhooks.install()\n"
+    )
+    said = ended(folder, code, "1", VLLM_PLUGINS="other").metadata
+    assert (
+        said["note"] == "VLLM_PLUGINS leaves warpwatch out: add it to see iterations and latencies"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["del gpu_worker.Worker.sample_tokens", "del loggers.StatLoggerManager.record"],
+)
+def test_a_version_that_does_not_fit_is_left_alone_and_named_in_the_status(folder, change):
+    missing = change.removeprefix("del ").partition(".")[2]
+    changed = (
+        f"from vllm.v1.worker import gpu_worker\nfrom vllm.v1.metrics import loggers\n{change}\n"
+    )
+    code = FRONT_END.replace("front_end.logger_manager:", "False:")
+    said = ended(
+        folder, code.replace("load_general_plugins\n", f"load_general_plugins\n{changed}", 1), "1"
+    ).metadata
+    assert said["note"] == f"hook does not fit: no {missing}"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "rank", "worker", "scheduler", "front_end"),
+    [
+        ({}, 0, (0, 1, {}), 1, 1),
+        (
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "world_size": 4,
+             "data_parallel_size": 2, "data_parallel_index": 1,
+             "distributed_executor_backend": "mp"},
+            3,
+            (7, 8, {"data": [1, 2], "tensor": [1, 2], "pipeline": [1, 2]}),
+            9,
+            10,
+        ),
+    ],
+)  # fmt: skip
+def test_each_process_of_an_engine_has_a_number(parallel, rank, worker, scheduler, front_end):
+    said: Any = config(**parallel)
+    place = vllm.worker_place(said, rank, 0)
+    assert (place["rank"], place["world_size"], place["parallel"]) == worker
+    assert vllm.other_place(said)["rank"] == scheduler
+    assert vllm.other_place(said, 0)["rank"] == front_end
+
+
+def test_independent_engines_of_one_server_are_replicas():
+    assert vllm.worker_place(config(data_parallel_index=2), 0, 0)["run"] == "start1-dp2"
+
+
+def test_the_entry_points_are_found_only_in_the_folder_of_run():
+    names = (BOOTSTRAP / "warpwatch_hooks-0.dist-info/entry_points.txt").read_text()
+    assert "warpwatch = warpwatch.hooks.vllm:install" in names
