@@ -12,9 +12,8 @@ from warpwatch_detection import ranks as ranks_module
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.explanation import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors import DETECTORS
-from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE, JobSteps
+from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE
 from warpwatch_detection.ranks import DEPARTED_S, MAX_JOBS, SILENT_S, LiveRank, RankDevices
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, JOB_KINDS, KINDS
 from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
@@ -161,113 +160,76 @@ def test_deadlines_fall_in_event_time_and_in_their_order():
     assert [(a.kind, round(a.time - slow.time, 3)) for a in found] == [("hang", 8), ("crash", 10)]
 
 
-def joined(steps: JobSteps, *records: Record) -> list[JobStep]:
-    return jobs.joined(records, steps)
+def ranks_step(rank: int, step: int, profiled: bool = False, **phases: float) -> Step:
+    time = EPOCH_S + step + rank / 10
+    return Step(time, "llama", rank, step, 1.0, phases_s=phases, profiled=profiled)
 
 
-def ranks_step(rank: int, step: int, **phases: float) -> Step:
-    return Step(EPOCH_S + step + rank / 10, "llama", rank, step, 1.0, phases_s=phases)
+def of_both(*steps: int) -> list[Step]:
+    return [ranks_step(rank, step) for step in steps for rank in (0, 1)]
 
 
-def test_steps_of_ranks_that_arrive_in_batches_are_joined():
-    steps = JobSteps()
-    joined(steps, ranks_step(0, 0), ranks_step(1, 0))
-    batch = [ranks_step(0, n, comm=0.5) for n in (1, 2, 3)]
-    batch += [ranks_step(1, n, comm=0.1, data_wait=0.2) for n in (1, 2, 3)]
-    found = joined(steps, *batch)
-    assert [step.step for step in found] == [1, 2, 3]
-    assert found[0].compute_s == {0: 0.5, 1: pytest.approx(0.7)}
-    assert found[0].data_wait_s == {0: 0.0, 1: 0.2}
-    assert found[0].common_s == pytest.approx(0.5 + 0.1)
-    assert found[0].time == EPOCH_S + 1.1
+def said(rank: int, event: str, at: float = 0.0) -> RankEvent:
+    return RankEvent(EPOCH_S + at, "llama", rank, event)
 
 
-def test_a_lost_record_costs_one_step_and_a_repeated_one_nothing():
-    steps = JobSteps()
-    joined(steps, ranks_step(0, 0), ranks_step(1, 0))
-    rest = [ranks_step(0, 1), ranks_step(0, 2), ranks_step(1, 2), ranks_step(1, 2)]
-    assert [step.step for step in joined(steps, *rest, ranks_step(0, 1))] == [2]
-
-
-def test_a_silent_rank_holds_up_at_most_64_steps():
-    steps = JobSteps()
-    joined(steps, ranks_step(0, 0), ranks_step(1, 0))
-    found = joined(steps, *[ranks_step(0, n) for n in range(1, 101)])
-    assert [step.step for step in found] == list(range(1, 37))
-
-
-def test_a_rank_that_died_is_waited_for_no_longer():
-    steps = JobSteps()
-    joined(steps, ranks_step(0, 0), ranks_step(1, 0))
-    died = RankEvent(EPOCH_S + 1, "llama", 1, "died")
-    assert [step.step for step in joined(steps, died, ranks_step(0, 1))] == [1]
-
-
-def test_a_restart_counts_its_warm_up_again():
-    steps = JobSteps()
-    joined(steps, *[ranks_step(0, n) for n in range(10)])
-    assert [step.index for step in joined(steps, ranks_step(0, 0), ranks_step(0, 1))] == [0, 1]
-
-
-def died(rank: int) -> RankEvent:
-    return RankEvent(EPOCH_S, "llama", rank, "died")
-
-
-@pytest.mark.parametrize("first", [0, 4000])
-def test_ranks_that_are_replaced_one_after_the_other_are_joined_again(first: int) -> None:
-    steps = JobSteps()
-    joined(steps, *[ranks_step(rank, n) for n in range(4900, 5001) for rank in (0, 1)])
-    # The first has a successor before the second is seen to be gone.
-    swap: list[Record] = [died(0), ranks_step(0, first), ranks_step(0, first + 1), died(1)]
-    joined(steps, *swap)
-    again = [ranks_step(rank, first + n) for n in range(2, 302) for rank in (1, 0)]
-    found = joined(steps, *again)
-    assert [step.step for step in found[-299:]] == list(range(first + 3, first + 302))
-    assert all(len(step.compute_s) == 2 for step in found[-299:])
-    assert found[-1].index <= 302
-
-
-def test_late_records_of_a_rank_that_left_are_no_restart():
-    steps = JobSteps()
-    joined(steps, *[ranks_step(rank, n) for n in range(100) for rank in (0, 1)])
-    late: list[Record] = [died(1), ranks_step(1, 98), ranks_step(1, 99), died(1)]
-    assert joined(steps, *late) == []
-    assert [step.index for step in joined(steps, ranks_step(0, 100))] == [100]
-
-
-def test_a_rank_that_is_read_late_for_the_first_time_is_no_restart():
-    steps = JobSteps()
-    joined(steps, *[ranks_step(0, n) for n in range(200)])
-    assert joined(steps, *[ranks_step(1, n) for n in range(200)]) == []
-    assert [s.index for s in joined(steps, ranks_step(0, 200), ranks_step(1, 200))] == [200]
-
-
-def test_a_capture_and_twenty_steps_after_it_are_left_out():
-    steps = JobSteps()
-    joined(steps, ranks_step(0, 0))
-    begin = RankEvent(EPOCH_S, "llama", 0, "capture_armed")
-    end = RankEvent(EPOCH_S + 3, "llama", 0, "capture_finished")
-    inside = [ranks_step(0, n) for n in (1, 2, 3)]
-    after = [ranks_step(0, n) for n in range(4, 26)]
-    assert [s.step for s in joined(steps, begin, *inside, end, *after)] == [24, 25]
-
-
-def step(number: int, rank: int = 0, profiled: bool = False) -> Step:
-    return Step(EPOCH_S + number, "llama", rank, number, 1.0, profiled=profiled)
-
-
-@pytest.mark.parametrize(
-    ("profiled", "ranks", "judged"),
-    [
-        pytest.param({(3, 0), (4, 0)}, 1, [0, 1, 2, *range(25, 30)], id="and twenty after it"),
-        pytest.param({(1, 1)}, 2, [0, *range(22, 30)], id="of one rank for all"),
+JOINED: dict[str, list[Record]] = {
+    "steps of ranks that arrive in batches": [
+        *of_both(0),
+        *(ranks_step(0, n, comm=0.5) for n in (1, 2, 3)),
+        *(ranks_step(1, n, comm=0.1, data_wait=0.2) for n in (1, 2, 3)),
     ],
-)
-def test_a_profiled_step_is_left_out_without_any_event_or_gap_in_the_index(profiled, ranks, judged):
-    records = [step(n, rank, (n, rank) in profiled) for n in range(30) for rank in range(ranks)]
-    seen = joined(JobSteps(), *records)
-    assert [one.step for one in seen] == judged
-    assert [one.index for one in seen] == list(range(len(judged)))
+    "a lost record costs one step and a repeated one nothing": [
+        *of_both(0), ranks_step(0, 1), *of_both(2), ranks_step(1, 2), ranks_step(0, 1),
+    ],
+    "a silent rank delays 64 steps at most": [
+        *of_both(0), *(ranks_step(0, n) for n in range(1, 101)),
+    ],
+    "a rank that died is not waited for": [*of_both(0), said(1, "died", 1), ranks_step(0, 1)],
+    "a restart counts its warm-up again": [
+        *(ranks_step(0, n) for n in range(10)), ranks_step(0, 0), ranks_step(0, 1),
+    ],
+    # The first has a successor before the second is seen to be gone.
+    **{
+        f"ranks that are replaced one after the other from step {first}": [
+            *of_both(*range(4980, 5001)), said(0, "died"), ranks_step(0, first),
+            ranks_step(0, first + 1), said(1, "died"), *of_both(*range(first + 2, first + 102)),
+        ]
+        for first in (0, 4000)
+    },
+    "late records of a rank that left are no restart": [
+        *of_both(*range(100)), said(1, "died"), ranks_step(1, 98), ranks_step(1, 99),
+        said(1, "died"), ranks_step(0, 100),
+    ],
+    "a rank that is read late for the first time is no restart": [
+        *(ranks_step(0, n) for n in range(200)), *(ranks_step(1, n) for n in range(200)),
+        *of_both(200),
+    ],
+    "a capture and twenty steps after it are left out": [
+        ranks_step(0, 0), said(0, "capture_armed"), *(ranks_step(0, n) for n in (1, 2, 3)),
+        said(0, "capture_finished", 3), *(ranks_step(0, n) for n in range(4, 26)),
+    ],
+    "a profiled step and twenty after it are left out": [
+        ranks_step(0, n, n in (3, 4)) for n in range(30)
+    ],
+    "a profiled step of one rank is left out of all": [
+        ranks_step(rank, n, (n, rank) == (1, 1)) for n in range(30) for rank in (0, 1)
+    ],
+}  # fmt: skip
+
+
+def test_steps_of_ranks_are_joined_as_in_the_golden_file(golden_case):
+    text = ""
+    for name, records in JOINED.items():
+        text += f"{name}:\n"
+        for step in jobs.joined(records):
+            ranks = "".join(
+                f", {rank}: {step.compute_s[rank]:.3f} {step.data_wait_s[rank]:.3f}"
+                for rank in step.compute_s
+            )
+            at = step.time - EPOCH_S
+            text += f"  {step.step} {step.index} at {at:.1f}: {step.common_s:.3f}{ranks}\n"
+    golden_case(text)
 
 
 def test_slow_steps_after_a_capture_raise_nothing():

@@ -48,22 +48,16 @@ def slow_link(since_s: float, values: Metrics) -> Metrics:
     return {key("pcie_link_width_lanes"): 8.0}
 
 
-CLOCK, SLOWDOWN = key("clock_hertz", "sm"), key("temperature_threshold_celsius", "slowdown")
-FAULTS: dict[str, Fault] = {
-    "replays": lambda since_s, _: {key("pcie_replay_total"): since_s // 4},
-    "CRC errors": lambda since_s, _: {key("nvlink_errors_total", "crc_flit"): 150 * since_s},
-    "slow clock": lambda _, values: {CLOCK: 0.7 * values[CLOCK]},
-    "hot": lambda _, values: {key("temperature_celsius", "gpu"): values[SLOWDOWN] - 2},
-    "stands still": lambda *_: {key("utilization_ratio"): 0.0, key("busy_seconds_total"): 142.0},
+STANDS: Fault = lambda *_: {  # noqa: E731
+    key("utilization_ratio"): 0.0,
+    key("busy_seconds_total"): 142.0,
 }
 
 
 @pytest.mark.parametrize(
     ("kind", "fault", "within_s", "severity", "says"),
     [
-        ("thermal_throttle", throttled("sw_thermal", 0.4), 10, "warning", "sw_thermal"),
         ("thermal_throttle", throttled("hw_thermal", 1.0), 5, "critical", "hardware cut clocks"),
-        ("power_brake", throttled("hw_power_brake", 0.5), 8, "warning", "power brake"),
         ("power_brake", after(0, "throttle_active", "hw_slowdown"), 8, "warning", "hw_slowdown"),
         ("xid", after(5, "xid_errors_total", "94"), 6, "critical", "XID 94"),
         ("device_needs_service", after(5, "recovery_action", to=2), 6, "critical", "a reboot of"),
@@ -71,15 +65,10 @@ FAULTS: dict[str, Fault] = {
         ("row_remap", after(5, "row_remap_pending"), 6, "warning", "next reset"),
         ("row_remap", after(5, "row_remap_failure"), 6, "critical", "must be replaced"),
         ("row_remap", after(5, "remapped_rows", "correctable", to=3), 6, "warning", "3 bad memory"),
-        ("nvlink_error", after(5, "nvlink_errors_total", "replay"), 6, "warning", "1 replay"),
         ("nvlink_error", after(5, "nvlink_errors_total", "recovery"), 6, "critical", "recovery"),
-        ("nvlink_error", FAULTS["CRC errors"], 60, "warning", "CRC"),
         ("nvlink_error", after(5, "nvlink_link_up", "7", to=0), 20, "critical", "1 of 18 NVLinks"),
         ("pcie_degraded", slow_link, 120, "warning", "on 8 of 16 lanes"),
-        ("pcie_degraded", FAULTS["replays"], 60, "warning", "PCIe packets a minute"),
-        ("clock_drop", FAULTS["slow clock"], 120, "warning", "30 % below this GPU's usual"),
-        ("overheating", FAULTS["hot"], 70, "warning", "2 °C below the 87 °C"),
-        ("device_idle", FAULTS["stands still"], 620, "warning", "rank 1 of llama has 60 %"),
+        ("device_idle", STANDS, 620, "warning", "rank 1 of llama has 60 %"),
     ],
 )
 def test_a_fault_raises_its_kind_alone_and_ends_with_it(
