@@ -77,7 +77,7 @@ def test_anomalies_and_captures_are_the_golden_annotations(site: Site, golden: A
         *((ended, HOT, CAPTURE), (ended, HOT), (again, HOT)),
         (replace(again, end_time=NOW + 100), HOT),
         # The page shows captures without a report.
-        (replace(CAPTURE, id="20260921T141959-000002", files=()),),
+        (replace(CAPTURE, id="20260921T141959/000002", files=(), recording_time=None),),
     ]
     annotations = []
     for found in rounds:
