@@ -15,7 +15,7 @@ from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.report.trace_out import write_trace
 from warpwatch_diagnosis.trace.files import TraceError
-from warpwatch_diagnosis.verdict.conclusion import HEALTHY, Diagnosis
+from warpwatch_diagnosis.verdict.conclusion import NO_PROBLEM, Diagnosis
 from warpwatch_diagnosis.verdict.findings import Asked
 
 EXIT_HEALTHY, EXIT_PROBLEM, EXIT_UNUSABLE = 0, 1, 2
@@ -60,7 +60,7 @@ def main(
         return _unusable(prog, f"{error.filename or 'output'}: {error.strerror or error}")
     except MemoryError:
         return _unusable(prog, "out of memory; capture fewer steps")
-    return EXIT_HEALTHY if diagnosis.verdict == HEALTHY else EXIT_PROBLEM
+    return EXIT_HEALTHY if diagnosis.verdict in NO_PROBLEM else EXIT_PROBLEM
 
 
 def _print(diagnosis: Diagnosis, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.intervals import Intervals, total
+from warpwatch_diagnosis.measures.iterations import is_like
 from warpwatch_diagnosis.measures.kernels import MAX_SPREAD, TOP, KernelClass, KernelTime, slowdown
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.measures_json import plain
@@ -139,8 +140,10 @@ def compare_captures(
 
 
 def compare(now: Measures, before: Measures) -> BaselineComparison | None:
-    """Compare two traces; None if only one of them has a GPU, or annotated steps."""
+    """Compare two traces; None if only one of them has a GPU, annotated steps, or such work."""
     if (now.gpu is None) != (before.gpu is None) or bool(now.steps) != bool(before.steps):
+        return None
+    if not is_like(now.server, before.server):
         return None
     phases_now, phases_before = phases_ms(now), phases_ms(before)
     phases = [
@@ -175,7 +178,8 @@ def _gpu_phases(gpu: GpuTime) -> Mapping[str, Intervals]:
         "exposed_communication": gpu.exposed_communication,
         "exposed_copies": gpu.exposed_copies,
     }
-    return busy | {f"idle: {cause}": gpu.idle_time.by_cause[cause] for cause in CAUSES}
+    idle = gpu.idle_time.by_cause
+    return busy | {f"idle: {cause}": idle[cause] for cause in CAUSES if cause in idle}
 
 
 def cpu_phases(measures: Measures) -> dict[str, Intervals]:
@@ -191,6 +195,8 @@ def cpu_phases(measures: Measures) -> dict[str, Intervals]:
         "operators": cpu.operators,
         "collective_wait": cpu.waiting,
         "host": cpu.host,
+        **({"scheduler": cpu.scheduler} if cpu.scheduler else {}),
+        **({"waiting_for_work": cpu.waiting_for_work} if cpu.waiting_for_work else {}),
     }
 
 

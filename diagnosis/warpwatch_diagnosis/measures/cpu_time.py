@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from warpwatch_diagnosis.measures.collectives import MAX_COLLECTIVES
@@ -23,7 +23,14 @@ from warpwatch_diagnosis.measures.host_events import (
     COLLECTIVE,
     HostTime,
 )
-from warpwatch_diagnosis.measures.intervals import Interval, Intervals, clip, difference, union
+from warpwatch_diagnosis.measures.intervals import (
+    Interval,
+    Intervals,
+    clip,
+    difference,
+    intersection,
+    union,
+)
 from warpwatch_diagnosis.measures.runtime_calls import reads
 from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
@@ -166,6 +173,7 @@ class CpuTime:
     checkpoint. reading: the time that loops spend on reading values. operators_count,
     dispatch_count: all operators at the top level, and the short ones. collectives: the names that
     take most time. calls: collectives on a thread of their own, (name, number of the step, µs).
+    scheduler, waiting_for_work: the host's own time between two iterations of a server.
     """
 
     operators: Intervals
@@ -181,6 +189,8 @@ class CpuTime:
     dispatch_count: int
     collectives: tuple[str, ...]
     calls: tuple[tuple[str, int, float], ...] = ()
+    scheduler: Intervals = field(default_factory=list)
+    waiting_for_work: Intervals = field(default_factory=list)
 
 
 def cpu_time(
@@ -209,6 +219,9 @@ def cpu_time(
     taken = union(taken + operators)
     waiting = difference(union(clip(spans(collectives), window)), taken)
     own = difference([window], union(taken + waiting))
+    gaps = (host.server.scheduling, host.server.waiting) if host.server else ([], [])
+    scheduler, waiting_for_work = (intersection(own, gap) for gap in gaps)
+    own = difference(own, union(scheduler + waiting_for_work))
     values = [call[:2] for call in reads(trace.events["operator"], window, threads)]
     loops = spent_on_reads(reading_loops(values, top, annotations, window), values, top)
     return CpuTime(
@@ -225,6 +238,8 @@ def cpu_time(
         dispatch_count=len(short),
         collectives=_most_waited(collectives),
         calls=_calls(collectives, steps),
+        scheduler=scheduler,
+        waiting_for_work=waiting_for_work,
     )
 
 

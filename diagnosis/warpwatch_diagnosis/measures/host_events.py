@@ -23,14 +23,18 @@ from warpwatch_diagnosis.measures.intervals import (
     total,
     union,
 )
+from warpwatch_diagnosis.measures.iterations import ServerTime
 from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
 Cause = Literal[
-    "compile", "gc", "checkpoint", "data_loading", "allocator", "communication",
-    "synchronization", "copy", "launch", "dispatch", "host", "kernel_gap", "unexplained",
+    "waiting_for_work", "scheduler", "compile", "gc", "checkpoint", "data_loading", "allocator",
+    "communication", "synchronization", "copy", "launch", "dispatch", "host", "kernel_gap",
+    "unexplained",
 ]  # fmt: skip
 CAUSES: tuple[Cause, ...] = get_args(Cause)
+# Only those of servers may be unknown to an older version, so traces of trainings do not have them.
+SERVER_CAUSES: tuple[Cause, ...] = CAUSES[:2]
 
 
 LOADING = re.compile(r"enumerate\(DataLoader\).*__next__")
@@ -118,7 +122,8 @@ class HostTime:
     calls that get memory from the driver or return it. collectives: on the training threads, and
     gloo's on any thread. compiled_regions: calls of compiled code; recompiled_regions: regions that
     an earlier compilation did not fit; compiled_frames: functions, or parts between graph breaks,
-    with regions; compiled_spans: the regions with the short gaps between them.
+    with regions; compiled_spans: the regions with the short gaps between them. server: None in a
+    training.
     """
 
     loading: HostActivity
@@ -131,10 +136,15 @@ class HostTime:
     recompiled_regions: int
     compiled_frames: int
     compiled_spans: Intervals
+    server: ServerTime | None = None
 
     def by_cause(self) -> Iterator[tuple[Cause, Intervals]]:
         """Yield disjoint intervals: of several activities at one time, the first counts."""
         taken: Intervals = []
+        if self.server is not None:
+            yield "waiting_for_work", self.server.waiting
+            yield "scheduler", self.server.scheduling
+            taken = union(self.server.waiting + self.server.scheduling)
         activities: dict[Cause, HostActivity] = {
             "compile": self.compile,
             "gc": self.gc,
@@ -148,7 +158,9 @@ class HostTime:
             taken = union(taken + activity.intervals)
 
 
-def host_time(trace: Trace, window: Interval, threads: set[str]) -> HostTime:
+def host_time(
+    trace: Trace, window: Interval, threads: set[str], server: ServerTime | None = None
+) -> HostTime:
     """Measure the activities; ``threads`` train or launch, other ones do not delay a step."""
     found: dict[str, list[TraceEvent]] = defaultdict(list)
     _sort(trace.events["annotation"], _ANNOTATED, window, found)
@@ -171,6 +183,7 @@ def host_time(trace: Trace, window: Interval, threads: set[str]) -> HostTime:
         recompiled_regions=sum(compilation not in (None, "0") for _, compilation in numbers),
         compiled_frames=len({frame for frame, _ in numbers if frame}),
         compiled_spans=compiled_spans(regions, window),
+        server=server,
     )
 
 

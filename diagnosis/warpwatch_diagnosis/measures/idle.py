@@ -5,13 +5,15 @@ the host is not the cause: ``kernel_gap`` is the time that the device takes from
 next (up to KERNEL_GAP_US), a longer gap is ``unexplained``. Otherwise the host was late, and the
 cause is the first of these:
 
-1. An activity with a name of its own in the trace (host_events): compilation, garbage collection,
+1. The time between two iterations of a server, then an activity with a name of its own in the
+   trace (host_events): compilation, garbage collection,
    checkpoint, data loading, the allocator's calls, a collective that blocks the thread.
 2. The wait for the device before the gap (runtime_calls): without it the host would have been
    earlier by the length of the wait, so it explains that much idle time and no more. It counts
    until the host leads again by more than LEAD_US: ``copy`` if it waited for a copy of data,
    ``allocator`` after its calls, else ``synchronization``.
-3. The launch call itself and the time until the work begins: ``launch``; ``copy`` for a copy.
+3. The launch call itself and the time until the work begins: ``launch``; ``copy`` for a copy. More
+   than MAX_LAUNCH_US after the call is ``unexplained``: the work was behind other work.
 4. Before the launch call: ``launch`` if the thread's previous launch ended at most LAUNCH_PACE_US
    earlier, so that the host merely launches as fast as it can; else ``dispatch`` inside operators,
    which is the framework's own cost, and ``host`` outside of them: Python, a sleep, the profiler.
@@ -30,8 +32,9 @@ from typing import NamedTuple
 
 from warpwatch_diagnosis.measures.copies import copy_kind
 from warpwatch_diagnosis.measures.gpu_events import GpuEvents
-from warpwatch_diagnosis.measures.host_events import CAUSES, Cause, HostTime
+from warpwatch_diagnosis.measures.host_events import CAUSES, SERVER_CAUSES, Cause, HostTime
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, merge, total
+from warpwatch_diagnosis.measures.iterations import MAX_LAUNCH_US
 from warpwatch_diagnosis.measures.runtime_calls import BlockingCall
 from warpwatch_diagnosis.trace.events import RuntimeCalls, TraceEvent, by_begin
 
@@ -72,8 +75,11 @@ class IdleTime:
     by_cause: Mapping[Cause, Intervals]
     worst: Mapping[Cause, tuple[IdleGap, ...]]
 
+    def of(self, cause: Cause) -> Intervals:
+        return self.by_cause.get(cause, [])
+
     def total_us(self, cause: Cause) -> float:
-        return total(self.by_cause[cause])
+        return total(self.of(cause))
 
 
 class HostWait(NamedTuple):
@@ -164,7 +170,7 @@ class GapSplitter:
             if paid < own_end:
                 parts += self._own_time(paid, own_end, launch)
             if own_end < end:
-                parts.append((own_end, end, _launch_cause(event.name) if event else "launch"))
+                parts += _on_the_way(own_end, end, event, launch)
         parts.sort()
         return parts
 
@@ -218,7 +224,11 @@ def idle_time(
             parts[cause].append((begin, end))
         _remember(gaps, split, low, high, event)
     return IdleTime(
-        by_cause={cause: merge(found) for cause, found in parts.items()},
+        by_cause={
+            cause: merge(found)
+            for cause, found in parts.items()
+            if found or cause not in SERVER_CAUSES
+        },
         worst={cause: tuple(found) for cause, found in gaps.items()},
     )
 
@@ -264,6 +274,17 @@ def _previous_ends(work: Sequence[TraceEvent], calls: RuntimeCalls) -> dict[int 
             ends[correlation] = last[thread]
         last[thread] = end_us
     return ends
+
+
+def _on_the_way(
+    low: float, high: float, event: TraceEvent | None, launch: TraceEvent | None
+) -> Iterator[GapPart]:
+    """Split the time from a launch call to its work, which may be behind work without an event."""
+    until = high if launch is None else min(high, max(low, launch.end_us + MAX_LAUNCH_US))
+    if low < until:
+        yield low, until, _launch_cause(event.name) if event else "launch"
+    if until < high:
+        yield until, high, "unexplained"
 
 
 @lru_cache(maxsize=1024)

@@ -13,6 +13,7 @@ from warpwatch_diagnosis.measures.gpu_events import GpuEvents, by_correlation
 from warpwatch_diagnosis.measures.gpu_time import GpuTime, gpu_time
 from warpwatch_diagnosis.measures.host_events import LOADING, HostTime, host_time
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, total, union
+from warpwatch_diagnosis.measures.iterations import ServerTime, server_time
 from warpwatch_diagnosis.measures.operators import Operators, operators
 from warpwatch_diagnosis.measures.replay import savings
 from warpwatch_diagnosis.measures.roofline import Roofline, roofline
@@ -106,6 +107,11 @@ class Measures:
         return self.window_us / 1e6
 
     @property
+    def server(self) -> ServerTime | None:
+        """The iterations of an inference server; None in a training."""
+        return self.host.server
+
+    @property
     def label(self) -> str:
         """The name of the rank, its node and its GPU in a sentence."""
         name = self.file if self.rank is None else f"rank {self.rank}"
@@ -153,14 +159,15 @@ class Measures:
 
 def measure(trace: Trace) -> Measures:
     """Measure a trace; the order of its events does not matter."""
-    stepping = step_events(trace)
+    server, iterations = server_time(trace)
+    stepping = iterations or step_events(trace)
     window, steps = _window(trace, stepping), tuple(spans(stepping))
     # Without steps, the thread with most operators trains.
     counts = Counter(e.thread for e in (stepping or trace.events["operator"]))
     training = set(counts) if stepping else {thread for thread, _ in counts.most_common(1)}
     work = GpuEvents.of(trace, window)
     threads = training | work.threads
-    host = host_time(trace, window, threads)
+    host = host_time(trace, window, threads, server)
     loading = host.loading.intervals
     waited = _waits(trace, work, threads)
     found = _operators(trace, work, waited)
@@ -205,7 +212,7 @@ def measure(trace: Trace) -> Measures:
 def _parts(gpu: GpuTime | None, cpu: CpuTime | None) -> dict[str, Intervals]:
     """Return the time without a name of its own."""
     if gpu is not None:
-        return {cause: gpu.idle_time.by_cause[cause] for cause in ("host", "unexplained")}
+        return {cause: gpu.idle_time.of(cause) for cause in ("host", "unexplained")}
     return {"host": cpu.host if cpu else []}
 
 

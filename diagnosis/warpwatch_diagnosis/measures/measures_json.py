@@ -77,6 +77,9 @@ def cpu_ratios(measures: Measures) -> dict[str, float] | None:
         "gc_ratio": cpu.gc,
         "checkpoint_ratio": cpu.checkpoint,
     }
+    if measures.server is not None:
+        parts["scheduler_ratio"] = cpu.scheduler
+        parts["waiting_for_work_ratio"] = cpu.waiting_for_work
     return {key: _ratio(measures, intervals) for key, intervals in parts.items()}
 
 
@@ -89,7 +92,10 @@ def _idle(measures: Measures) -> dict[str, float] | None:
     if measures.gpu is None:
         return None
     window_us = measures.window_us or 1.0
-    shares = {cause: measures.gpu.idle_time.total_us(cause) / window_us for cause in CAUSES}
+    spent = measures.gpu.idle_time
+    shares = {
+        cause: spent.total_us(cause) / window_us for cause in CAUSES if cause in spent.by_cause
+    }
     return {cause: round(share, _RATIO_DIGITS) for cause, share in shares.items()}
 
 

@@ -17,7 +17,7 @@ from warpwatch_diagnosis.measures.kernels import classify
 from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
-_STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
+_STEP = re.compile(r"(?:ProfilerStep#?\s*|iteration#)(\d+)")
 # stop() in the middle of a step leaves a last annotation of a few µs.
 RUNT_STEP_SHARE = 0.01
 # Finer than a pixel of any screen: spans of one label that are closer become one.
@@ -52,7 +52,7 @@ def step_events(trace: Trace) -> list[TraceEvent]:
     """Return the ProfilerStep annotations in order, each name once, without a runt at the end."""
     named: dict[str, list[TraceEvent]] = defaultdict(list)
     for event in trace.events["annotation"]:
-        if _STEP.match(event.name):
+        if event.name.startswith("ProfilerStep") and _STEP.match(event.name):
             named[event.name].append(event)
     longest = [max(events, key=_size) for events in named.values()]
     steps = sorted(longest, key=lambda e: (e.begin_us, e.end_us, _number(e), e.name))
@@ -87,7 +87,11 @@ def step_times(
             "exposed_communication_us": gpu.exposed_communication,
             "memory_copy_us": gpu.copies,
         }
-        causes = {cause: within(gpu.idle_time.by_cause[cause], steps) for cause in CAUSES}
+        causes = {
+            cause: within(gpu.idle_time.of(cause), steps)
+            for cause in CAUSES
+            if cause in gpu.idle_time.by_cause
+        }
     spent = {name: within(intervals, steps) for name, intervals in unions.items()}
     return tuple(
         StepTime(

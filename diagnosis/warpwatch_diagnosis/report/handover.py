@@ -18,6 +18,7 @@ from warpwatch_diagnosis.report.words import duration
 from warpwatch_diagnosis.rules.base import percent, short
 
 PROGRAM = ("python", "-u", "train.py")
+SERVER = ("python", "-u", "serve.py")
 # The sections beside the speed of light, by the kernel's limit: memory, arithmetic, grid.
 _MEMORY = ("MemoryWorkloadAnalysis", "SourceCounters")
 _COMPUTE = ("ComputeWorkloadAnalysis", "WarpStateStats")
@@ -61,7 +62,7 @@ def nsys(measures: Measures) -> str | None:
         "--pytorch=autograd-nvtx", "--python-sampling=true", "--python-backtrace=cuda",
         "--cuda-graph-trace=node", "--sample=none", "--output=warpwatch",
     )  # fmt: skip
-    return shlex.join(("nsys", "profile", *options, *PROGRAM))
+    return shlex.join(("nsys", "profile", *options, *_program(measures)))
 
 
 def perfetto(measures: Measures) -> str | None:
@@ -132,7 +133,11 @@ def _ncu(kernel: KernelTime, known: ClassRoofline | None, measures: Measures) ->
         f"--kernel-name=regex:{_regex(kernel.name)}",
         f"--launch-skip={skip}", f"--launch-count={LAUNCHES}", *sections, "--export=warpwatch",
     )  # fmt: skip
-    return shlex.join(("ncu", *options, *PROGRAM))
+    return shlex.join(("ncu", *options, *_program(measures)))
+
+
+def _program(measures: Measures) -> tuple[str, ...]:
+    return SERVER if measures.server else PROGRAM
 
 
 def _regex(name: str) -> str:

@@ -13,7 +13,12 @@ from warpwatch_diagnosis.report.tables import tables
 from warpwatch_diagnosis.report.timeline import timeline
 from warpwatch_diagnosis.report.words import duration, safe, sentence, title
 from warpwatch_diagnosis.rules.base import Finding, percent
-from warpwatch_diagnosis.verdict.conclusion import HEALTHY, INCONCLUSIVE, Diagnosis
+from warpwatch_diagnosis.verdict.conclusion import (
+    HEALTHY,
+    INCONCLUSIVE,
+    NO_PROBLEM,
+    Diagnosis,
+)
 
 _STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -47,7 +52,9 @@ def render_html(diagnosis: Diagnosis) -> str:
 
 def _verdict(diagnosis: Diagnosis, chosen: Measures | None) -> str:
     verdict = diagnosis.verdict
-    tone = verdict if verdict in (HEALTHY, INCONCLUSIVE) else "problem"
+    tone = HEALTHY if verdict in NO_PROBLEM else "problem"
+    if verdict == INCONCLUSIVE:
+        tone = verdict
     first = diagnosis.findings[0] if diagnosis.findings else None
     why = _changes(diagnosis, chosen)
     if first is not None:

@@ -59,7 +59,7 @@ def _gpu_parts(gpu: GpuTime, waits: Intervals) -> dict[str, Intervals]:
         "rank_wait": waiting,
         "copies": gpu.exposed_copies,
     }
-    idle: dict[str, Intervals] = {cause: gpu.idle_time.by_cause[cause] for cause in CAUSES}
+    idle: dict[str, Intervals] = {cause: gpu.idle_time.of(cause) for cause in CAUSES}
     idle["blocked"] = idle.pop("communication")
     return busy | idle
 

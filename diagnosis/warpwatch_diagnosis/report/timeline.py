@@ -41,7 +41,7 @@ def _lanes(breakdown: Breakdown, measures: Measures, budget: int) -> str:
         # Without a GPU the parts of the thread's time replace its lane of operators.
         step = max(measures.per_step, key=lambda s: (s.duration_us, -s.begin_us))
         marks = [_marks_of_parts(breakdown.parts(measures), step, 0.0), *marks[1:]]
-    titles = [_title(lane) for lane in drawn.lanes]
+    titles = [_title(lane, measures.server is not None) for lane in drawn.lanes]
     rows = "".join(
         f'<div class="lane"><span>{safe(title)}</span>{_row(title, found, drawn.duration_us)}</div>'
         for title, found in zip(titles, _fitting(marks, budget), strict=True)
@@ -72,9 +72,9 @@ def _fitting(marks: list[list[LaneSpan]], budget: int) -> list[list[LaneSpan]]:
     return [thin(found, limit) for found, limit in zip(marks, limits, strict=True)]
 
 
-def _title(lane: Lane) -> str:
+def _title(lane: Lane, serves: bool) -> str:
     if lane.kind == "host":
-        return "CPU, training thread"
+        return "CPU, worker thread" if serves else "CPU, training thread"
     if lane.kind == "idle":
         return "GPU idle, by cause"
     device, _, stream = lane.name.partition("/")

@@ -259,7 +259,7 @@ def _idle_track(measures: Measures, window: Interval, mapping: _RankMapping) -> 
     gaps = [
         (begin, end, cause)
         for cause in CAUSES
-        for begin, end in measures.gpu.idle_time.by_cause[cause]
+        for begin, end in measures.gpu.idle_time.of(cause)
         if begin < window[1] and end > window[0]
     ]
     gaps.sort(key=lambda gap: (gap[0] - gap[1], gap[0]))

@@ -22,6 +22,10 @@ VERDICTS = {
     "recompilation": "torch.compile compiles again",
     "gc_pause": "Garbage collection pauses the training",
     "checkpoint": "Checkpoints hold up the training",
+    "scheduler_bound": "The scheduler keeps the GPU waiting",
+    "prefill_interference": "Prompts hold up the requests that decode",
+    "kv_thrash": "The KV cache is too small for the load",
+    "waiting_for_work": "Healthy: the server waits for work",
     "healthy": "Healthy",
     "inconclusive": "No clear answer",
 }
@@ -29,6 +33,13 @@ VERDICTS = {
 _ON_CPU = {
     "host_bound": "Python between the operators takes the time",
     "sync_bound": "Values are read one by one",
+    "scheduler_bound": "The scheduler keeps the workers waiting",
+}
+# The titles for inference servers.
+_OF_SERVERS = {
+    "gc_pause": "Garbage collection pauses the server",
+    "checkpoint": "Writing a file holds up the server",
+    "sync_bound": "The server keeps waiting for the GPU",
 }
 # The disjoint parts of a step in the order in which they are stacked (work, communication, losses),
 # their titles, and their heads of columns on a terminal.
@@ -50,6 +61,8 @@ _PARTS = {
     "compile": ("torch.compile", "compile"),
     "checkpoint": ("Checkpoint", "checkp."),
     "kernel_gap": ("Between kernels", "gaps"),
+    "scheduler": ("Waiting for the scheduler", "scheduler"),
+    "waiting_for_work": ("Waiting for work", "no work"),
     "unexplained": ("Unexplained", "unknown"),
 }
 PARTS = {part: title for part, (title, _) in _PARTS.items()}
@@ -72,7 +85,9 @@ _COPIES = frozenset({"HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset"})
 def title(kind: str, capture: Sequence[Measures]) -> str:
     """Return the title of a verdict or finding in a report of these traces."""
     on_cpu = all(measures.gpu is None for measures in capture)
-    return (on_cpu and _ON_CPU.get(kind)) or VERDICTS[kind]
+    serves = any(measures.server is not None for measures in capture)
+    other = (serves and _OF_SERVERS.get(kind)) or (on_cpu and _ON_CPU.get(kind))
+    return other or VERDICTS[kind]
 
 
 def stream_label(label: str) -> str:

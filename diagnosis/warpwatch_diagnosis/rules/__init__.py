@@ -19,6 +19,12 @@ from warpwatch_diagnosis.rules.host_activities import (
 from warpwatch_diagnosis.rules.host_bound import HostBoundRule, LaunchBoundRule
 from warpwatch_diagnosis.rules.memory_bound import MemoryBoundRule
 from warpwatch_diagnosis.rules.pipeline import PipelineBubbleRule, StageImbalanceRule
+from warpwatch_diagnosis.rules.serving import (
+    KvThrashRule,
+    PrefillInterferenceRule,
+    SchedulerBoundRule,
+    WaitingForWorkRule,
+)
 from warpwatch_diagnosis.rules.straggler import StragglerRule
 
 RULES: tuple[DiagnosisRule, ...] = (
@@ -28,12 +34,16 @@ RULES: tuple[DiagnosisRule, ...] = (
     DataLoadingRule(),
     GcPauseRule(),
     HostBoundRule(),
+    KvThrashRule(),
     LaunchBoundRule(),
     MemoryBoundRule(),
     PipelineBubbleRule(),
+    PrefillInterferenceRule(),
     RecompilationRule(),
+    SchedulerBoundRule(),
     StageImbalanceRule(),
     StragglerRule(),
     SyncBoundRule(),
     TransferBoundRule(),
+    WaitingForWorkRule(),
 )

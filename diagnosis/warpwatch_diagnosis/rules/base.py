@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from warpwatch_diagnosis.advice import advice
+from warpwatch_diagnosis.advice import advice, server_advice
 from warpwatch_diagnosis.comparison.alignment import Alignment
 from warpwatch_diagnosis.measures.host_events import Cause
 from warpwatch_diagnosis.measures.intervals import Intervals, difference, total, union
@@ -83,6 +83,8 @@ class DiagnosisRule(ABC):
         advice: str,
         yields_to: tuple[str, ...] = (),
     ) -> Finding:
+        if measures.server is not None:
+            advice = server_advice(self.kind, measures.label) or advice
         return Finding(
             self.kind, measures.rank, measures.label, share, recoverable_us / 1e6,
             confidence, tuple(evidence), advice, yields_to, measures.node,
@@ -161,8 +163,8 @@ def idle(measures: Measures, *causes: Cause) -> Intervals:
     """Return the device's idle time with one of the causes; empty without a device."""
     if measures.gpu is None:
         return []
-    by_cause = measures.gpu.idle_time.by_cause
-    return union(gap for cause in causes for gap in by_cause[cause])
+    spent = measures.gpu.idle_time
+    return union(gap for cause in causes for gap in spent.of(cause))
 
 
 def worst_gaps(measures: Measures, cause: Cause) -> tuple[str, ...]:

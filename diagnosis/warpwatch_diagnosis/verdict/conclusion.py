@@ -25,6 +25,8 @@ from warpwatch_diagnosis.verdict.likeliest import (
 
 SCHEMA = 1
 HEALTHY = "healthy"
+# The verdicts that are no problem: a server without requests waits for work.
+NO_PROBLEM = frozenset({HEALTHY, "waiting_for_work"})
 INCONCLUSIVE = "inconclusive"
 
 
@@ -123,7 +125,9 @@ def conclude(
             summary += f"; {brief}: what comes seldom is not in it"
     if baseline and enough and not comparison:
         short = next((why for m in baseline if (why := m.shortage or m.brevity)), None)
-        reason = short or "only one of the two has GPU events, or annotated steps"
+        reason = short or (
+            "only one of the two has GPU events, or annotated steps, or their work differs"
+        )
         summary += f"; the baseline cannot be compared: {reason}"
     return Diagnosis(
         tuple(capture), tuple(findings), verdict, summary, alignment, comparison, decides

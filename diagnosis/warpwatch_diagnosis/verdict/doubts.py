@@ -173,7 +173,7 @@ def _several_losses(measures: Measures, gpu: GpuTime) -> Iterator[str]:
     The time that the device takes between two kernels does not count.
     """
     waits = exposed(measures)
-    idle = difference(gpu.idle, gpu.idle_time.by_cause["kernel_gap"])
+    idle = difference(gpu.idle, gpu.idle_time.of("kernel_gap"))
     share = measures.share(union(idle + waits + gpu.exposed_transfers))
     if share <= MAX_LOST_SHARE:
         return

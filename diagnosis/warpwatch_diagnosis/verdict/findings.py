@@ -10,6 +10,7 @@ from warpwatch_diagnosis.comparison.alignment import Alignment
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.rules.base import Confidence, Finding, percent
+from warpwatch_diagnosis.rules.serving import KvThrashRule
 from warpwatch_diagnosis.rules.straggler import StragglerRule
 
 # The findings that a kind of anomaly shows as; a straggler may show as any.
@@ -17,6 +18,8 @@ _SEEN_AS = {
     "data_stall": "data_loading",
     "comm_slow": "communication_bound",
     "gc_pause": "gc_pause",
+    "kv_thrash": "kv_thrash",
+    "latency_regression": "prefill_interference",
 }
 _SURER: dict[Confidence, Confidence] = {"low": "medium", "medium": "high", "high": "high"}
 
@@ -84,6 +87,8 @@ def find(
     unnamed = not any(f.kind == StragglerRule.kind for f in found)
     if asked and asked.kind == StragglerRule.kind and asked.rank is not None and unnamed:
         found += StragglerRule().of_suspect(capture, asked.rank)
+    if asked and asked.kind == KvThrashRule.kind and asked.kind not in {f.kind for f in found}:
+        found += KvThrashRule().of_asked(capture)
     usual = {
         rule.kind: rule.usual_shares(baseline, alignment) if baseline else [] for rule in RULES
     }

@@ -26,7 +26,7 @@ def causes(timeline: Timeline) -> dict[str, float]:
 
 def assert_split(gpu: GpuTime) -> None:
     """The causes are disjoint and add up to the idle time."""
-    parts = [span for cause in CAUSES for span in gpu.idle_time.by_cause[cause]]
+    parts = [span for cause in CAUSES for span in gpu.idle_time.of(cause)]
     assert total(parts) == pytest.approx(total(gpu.idle), abs=1e-6)
     assert total(union(parts)) == pytest.approx(total(parts), abs=1e-6)
     assert not intersection(union(parts), gpu.busy)

@@ -1,0 +1,174 @@
+"""Traces of inference servers: their marks, and what is found between and in their iterations."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.diagnosis.captures import diagnosed
+from tests.diagnosis.traces import TraceFile
+from warpwatch_diagnosis.__main__ import main
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.measures.iterations import parse
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
+from warpwatch_diagnosis.verdict.findings import Asked
+
+FOLDER = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
+VLLM = "execute_context_{0}({1})_generation_{2}({2})"
+# Duration in µs, gap before it, prompts, their tokens, requests that decode.
+Pass = tuple[int, int, int, int, int]
+
+
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [
+        ("execute_context_2(512)_generation_7(7)", (2, 512, 7, 0)),
+        (
+            "execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489)",
+            (9, 8155, 37, 0),
+        ),
+        ("execute_context_0(0)_generation_0(0)", None),
+        ("step[DECODE bs=32]", (0, 0, 32, 0)),
+        ("step[EXTEND bs=15 toks=15360]", (15, 15360, 0, 0)),
+        ("step[TARGET_VERIFY bs=4]", (0, 0, 4, 0)),
+        ("step[IDLE bs=0]", None),
+        (
+            "iteration[mixed prefill_tokens=64 decode_requests=3 kv_tokens=900 preempted=2]",
+            (1, 64, 3, 2),
+        ),
+        ("iteration[decode decode_requests=8]", (0, 0, 8, 0)),
+        ("iteration 5", None),
+        ("ProfilerStep#5", None),
+    ],
+)
+def test_the_work_of_an_iteration_is_in_its_mark(name, work):
+    assert parse(name) == work
+
+
+def server(passes: Iterable[Pass], mark: str = VLLM, gpu: bool = False) -> TraceFile:
+    trace, at = TraceFile(steps=0), 0
+    for us, gap, prompts, tokens, decoding in passes:
+        at += gap
+        trace.annotation(mark.format(prompts, tokens, decoding), at, us)
+        if gpu:
+            trace.kernel(at + 50, us - 50, at + 20)
+        else:
+            trace.operator(at, us)
+        at += us
+    return trace
+
+
+def decoding(count: int, us: int = 4000, gap: int = 200) -> list[Pass]:
+    return [(us, gap, 0, 0, 8)] * count
+
+
+PROMPT: Pass = (30_000, 200, 2, 2048, 8)
+FAULTS: dict[str, tuple[list[Pass], str]] = {
+    "decoding without gaps is healthy": (decoding(10), "healthy"),
+    "a gap before requests that decode is the scheduler's": (
+        decoding(10, gap=2000), "scheduler_bound",
+    ),
+    "a gap before a new prompt is a wait for work": (
+        [*decoding(5), (4000, 60_000, 1, 64, 0), (4000, 200, 0, 0, 1)], "waiting_for_work",
+    ),
+    "a prompt that decoding requests wait for": (
+        [*decoding(4), PROMPT, *decoding(3), PROMPT], "prefill_interference",
+    ),
+    "short prompts beside decoding are healthy": (
+        [*decoding(4), (6000, 200, 1, 64, 8), *decoding(4)], "healthy",
+    ),
+    "long prompts without decoding are healthy": ([(30_000, 200, 2, 2048, 0)] * 4, "healthy"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(("passes", "verdict"), FAULTS.values(), ids=FAULTS)
+def test_a_server_has_the_verdict_of_its_fault(tmp_path, passes, verdict, gpu, golden_text):
+    found = diagnosed(tmp_path, server(passes, gpu=gpu))
+    golden_text(found)
+    assert found.verdict == verdict
+    assert found.measures[0].step_count == len(passes)
+    without_training(found)
+
+
+def without_training(found: Diagnosis) -> None:
+    said = " ".join(f"{finding.evidence} {finding.advice}" for finding in found.findings)
+    assert "training" not in said
+    assert "DataLoader" not in said
+
+
+def test_batches_of_prompts_between_decoding_delay_it(tmp_path):
+    marks = [f"step[DECODE bs={k}]" for k in (8, 8, 8, 9, 9)]
+    marks.insert(3, "step[EXTEND bs=1 toks=4096]")
+    trace = TraceFile(steps=0)
+    at = 0
+    for mark in marks:
+        us = 40_000 if "EXTEND" in mark else 3000
+        trace.annotation(mark, at, us)
+        trace.operator(at, us)
+        at += us + 1000
+    found = diagnosed(tmp_path, trace)
+    # The gap before the batch of prompts is not idle: the next to decode had requests before.
+    assert found.measures[0].server.waiting == []
+    assert found.verdict == "prefill_interference"
+
+
+PREEMPTING = [
+    "iteration[decode decode_requests=8]",
+    "iteration[mixed prefill_tokens=500 decode_requests=6 preempted=2]",
+    "iteration[mixed prefill_tokens=500 decode_requests=6 preempted=1]",
+] * 3
+
+
+def test_preempted_requests_are_kv_thrash(tmp_path):
+    trace = server([(4000, 100, 0, 0, 0)] * 0)
+    for number, mark in enumerate(PREEMPTING):
+        trace.annotation(mark, number * 5000, 4900)
+        trace.operator(number * 5000, 4900)
+    found = diagnosed(tmp_path, trace)
+    assert (found.verdict, found.findings[0].confidence) == ("kv_thrash", "high")
+    assert found.findings[0].evidence[0].startswith("9 requests lost their place in the KV cache")
+    without_training(found)
+
+
+def test_the_anomaly_names_kv_thrash_that_no_mark_shows(tmp_path):
+    trace = server([*decoding(4), (5000, 200, 1, 400, 7), *decoding(3)])
+    assert diagnosed(tmp_path, trace).verdict == "healthy"
+    found = diagnosed(tmp_path, trace, asked=Asked("kv_thrash"))
+    assert found.verdict == "kv_thrash"
+
+
+def test_a_training_that_generates_text_keeps_its_steps(tmp_path):
+    trace = TraceFile(steps=4)
+    for begin in trace.each_step():
+        for at in range(begin, begin + 10_000, 1000):
+            trace.annotation(VLLM.format(0, 0, 8), at, 900)
+            trace.operator(at, 900)
+    found = diagnosed(tmp_path, trace).measures[0]
+    assert (found.server, found.step_count) == (None, 4)
+
+
+def test_a_wait_for_work_is_no_problem_to_the_command(tmp_path):
+    trace = server([*decoding(5), (4000, 60_000, 1, 64, 0)])
+    assert main([str(trace.write(tmp_path / "rank0.json"))]) == 0
+
+
+def test_a_baseline_with_other_work_is_not_compared(tmp_path):
+    now = server(decoding(6)).write(tmp_path / "rank0.json")
+    before = server([(40_000, 200, 4, 4096, 0)] * 4).write(tmp_path / "before0.json")
+    found = diagnose([now], [before])
+    assert (found.verdict, found.comparison) == ("healthy", ())
+    assert "their work differs" in found.summary
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="the evaluation traces are not here")
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("vllm_prefilldecode", "healthy"), ("sglang_decode", "sync_bound")]
+)
+def test_traces_of_real_servers_have_a_right_verdict(name, verdict, golden_text):
+    found = diagnose([FOLDER / f"{name}_mi300x.json.gz"])
+    golden_text(found)
+    assert found.verdict == verdict
+    # The host is blocked in one copy, and the work that it waited for is not in the trace.
+    assert {finding.confidence for finding in found.findings} <= {"low"}
+    without_training(found)
