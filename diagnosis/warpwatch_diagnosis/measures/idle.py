@@ -280,9 +280,12 @@ def _on_the_way(
     low: float, high: float, event: TraceEvent | None, launch: TraceEvent | None
 ) -> Iterator[GapPart]:
     """Split the time from a launch call to its work, which may be behind work without an event."""
-    until = high if launch is None else min(high, max(low, launch.end_us + MAX_LAUNCH_US))
+    cause = _launch_cause(event.name) if event else "launch"
+    # The driver moves data for a copy before the device begins.
+    limited = launch is not None and cause != "copy"
+    until = min(high, max(low, launch.end_us + MAX_LAUNCH_US)) if launch and limited else high
     if low < until:
-        yield low, until, _launch_cause(event.name) if event else "launch"
+        yield low, until, cause
     if until < high:
         yield until, high, "unexplained"
 
