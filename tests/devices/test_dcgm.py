@@ -186,27 +186,6 @@ def test_a_gpu_lost_or_not_profiled_costs_itself_alone(begin: Callable[..., Node
 
 INSTANCES = [{"id": 4, "gpu": 0, "gi": 7}, {"id": 5, "gpu": 0, "gi": 9}]
 OF_INSTANCES = {"1/0": {1001: 0.9}, "4/4": {1001: 0.5, 1009: 7}, "4/5": {1001: 0.25}}
-SEVEN = Device("MIG-seven", 5, "A100", "7", "1g.10gb", {"parent_uuid": A})
-
-
-def test_gpu_instances_are_the_mig_devices_of_nvml(node: Node) -> None:
-    node.engine.change(instances=INSTANCES, values=OF_INSTANCES)
-    # The hub gives back what this source itself published: that is not NVML's word.
-    node.known = (DeviceSample(Device(A, 0, "A100"), 1.0, source="dcgm"),)
-    node.run()
-    assert any(call.startswith("watch [(1, 0), (4, 4), (4, 5)] ") for call in node.engine.calls)
-    assert node.newest(f"{A}/gi7").values == {GRAPHICS: 0.5}
-    assert node.newest(f"{A}/gi9").values == {GRAPHICS: 0.25}
-    # NVML came: the instance has its right name now.
-    node.known = (
-        DeviceSample(Device(A, 5, "A100"), 1.0),
-        DeviceSample(SEVEN, 1.0),
-        DeviceSample(Device("MIG-other", 0, "A100", "9", info={"parent_uuid": "GPU-x"}), 1.0),
-    )
-    node.run()
-    assert sorted(node.sink.devices) == [A, "MIG-seven"]
-    assert node.newest("MIG-seven").device == SEVEN
-    assert node.newest("MIG-seven").values == {GRAPHICS: 0.5}
 
 
 def test_instances_come_and_go_while_it_runs(node: Node) -> None:

@@ -1,29 +1,19 @@
 """The nvml source on a fake driver with eight GPUs, round by round, and in a process of its own."""
 
 import _ctypes
-import ast
 import ctypes
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.devices.fakenvml.driver import LIBRARY
 from tests.devices.nvml_by_hand import HandNvml, uuid
-from tests.devices.recording import RecordingSink
-from tests.manual_clock import ManualClock
-from tests.waiting import DEADLINE_S
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.nvml.device import PROBE_INTERVAL_S
 from warpwatch_devices.nvml.library import library_replaced, meaning_of, name_of
-from warpwatch_devices.nvml.session import SessionSink
-from warpwatch_devices.nvml.source import RETRY_INTERVAL_S, LastResort, NvmlSource
+from warpwatch_devices.nvml.source import RETRY_INTERVAL_S, NvmlSource
 from warpwatch_devices.source import SourceContext
-from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
+from warpwatch_telemetry.samples import SourceHealth
 
 ALL = set(range(8))
 STUCK_AFTER_S, GRACE_S = 5.0, 60.0
@@ -402,109 +392,5 @@ def test_a_device_that_never_reported_its_name_is_forgotten_when_it_goes(source)
     assert nvml.samples("unknown-2") == []
 
 
-def test_what_breaks_off_begins_its_time_again():
-    failures: list[str] = []
-    clock = ManualClock()
-    last_resort = LastResort(failures.append, 60.0, clock.monotonic)
-    for after_s, ailment in ((0, "first"), (59.9, ""), (0, "first"), (59.9, "first")):
-        clock.advance(after_s)
-        last_resort.consider(ailment)
-    clock.advance(0.05)
-    last_resort.consider("second")
-    clock.advance(59.9)
-    last_resort.consider("second")
-    assert failures == []
-    for _ in range(3):
-        clock.advance(0.1)
-        last_resort.consider("second")
-    assert failures == ["second"]
-
-
 def test_return_codes_mean_what_the_policy_says(cases):
     cases("nvml_codes.txt", lambda code: f"{meaning_of(int(code)).name} {name_of(int(code))}")
-
-
-def test_nothing_is_published_of_a_device_that_was_given_up_or_after_the_end():
-    sink = RecordingSink()
-    generation = SessionSink(sink)
-    sample = DeviceSample(Device("unknown-2", 2, ""), 1.0)
-    for _ in range(2):
-        generation.welcome("unknown-2")
-        generation.publish_device(sample)
-        assert "unknown-2" in sink.devices
-        generation.retire("unknown-2")
-        generation.publish_device(sample)
-        assert sink.devices == {}
-    generation.welcome("unknown-2")
-    generation.close()
-    generation.publish_device(sample)
-    generation.count("errors", by=2)
-    generation.forget_device("other")
-    assert (sink.devices, sink.counts, sink.forgotten) == ({}, {}, ["unknown-2"] * 2)
-
-
-# Prints the reason of each GPU that is down whenever they change, until its input ends.
-PROGRAM = """
-import sys
-from tests.devices.recording import RecordingSink
-from warpwatch_runtime.supervisor import Supervisor
-from warpwatch_devices.config import NvmlConfig
-from warpwatch_devices.nvml import device, session, source
-from warpwatch_devices.source import SourceContext
-from warpwatch_devices.xid_ledger import XidLedger
-
-class Sink(RecordingSink):
-    told = None
-    def publish_device(self, sample):
-        super().publish_device(sample)
-        with self.lock:
-            reasons = {int(uuid[-1]): s[-1].reason for uuid, s in sorted(self.devices.items())}
-            if reasons != self.told:
-                self.told = reasons
-                print(reasons, flush=True)
-    def publish_health(self, health):
-        if not self.healths:
-            print(repr(health.reason), flush=True)
-        super().publish_health(health)
-
-source.RETRY_INTERVAL_S = device.PROBE_INTERVAL_S = session.SCAN_INTERVAL_S = 0.2
-config = NvmlConfig(interval_s=0.1, stuck_after_s=0.5, mismatch_grace_s=3600)
-around = SourceContext(lambda _: None, tuple, lambda: False, lambda _: None)
-supervisor, nvml = Supervisor(), source.NvmlSource(config, around, XidLedger())
-nvml.start(supervisor, Sink())
-sys.stdin.read()
-supervisor.stop(1.0)
-nvml.close()
-print("'closed'", flush=True)
-"""
-
-
-def test_a_late_driver_or_removed_gpu_is_borne(fake_driver, tmp_path):
-    folder = tmp_path / "lib"
-    folder.mkdir()
-    environment = os.environ | fake_driver.environment | {"LD_LIBRARY_PATH": str(folder)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        env=environment,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        **pipes,  # type: ignore[call-overload]
-    ) as process:
-        deadline = threading.Timer(DEADLINE_S, process.kill)
-        deadline.start()
-        told = (ast.literal_eval(line) for line in process.stdout)
-        assert next(told).startswith(f"{LIBRARY} not found: install the NVIDIA driver")
-        (folder / LIBRARY).symlink_to(fake_driver.library / LIBRARY)
-        all_up = dict.fromkeys(range(8), "")
-        assert any(reasons == all_up for reasons in told)
-        fake_driver.hang(gpu=5)
-        fake_driver.set(3, absent=1)
-        assert any(reasons == all_up | {3: "lost", 5: "stuck"} for reasons in told)
-        fake_driver.set(3, absent=0)
-        assert any(reasons == all_up | {5: "stuck"} for reasons in told)
-        # It ends in order while the call is inside.
-        process.stdin.close()
-        assert any(one == "closed" for one in told)
-        assert process.wait(DEADLINE_S) == 0
-        deadline.cancel()

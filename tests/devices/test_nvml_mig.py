@@ -91,22 +91,6 @@ def test_instances_stay_while_they_cannot_be_asked_for(process: Stepper, functio
     assert len(process.instances) == 1
 
 
-def test_instances_come_and_go_while_running(process: Stepper) -> None:
-    fake = begin(process)
-    process.step()
-    before = process.instances
-    fake.mig(0, INSTANCES[0], "1=1g.10gb/9/0")
-    # The memory of the instance that is not there any more is asked for within two rounds.
-    process.step(3)
-    after = process.instances
-    assert process.gpu.up
-    gone, new = before.keys() - after.keys(), after.keys() - before.keys()
-    assert len(gone) == 2
-    assert gone <= set(process.nvml.sink.forgotten)
-    assert [after[name].device.profile for name in new] == ["1g.10gb"]
-    assert all(part.up and texts(part.values)["memory_total_bytes"] for part in after.values())
-
-
 def test_mig_is_turned_off_and_on_while_running(process: Stepper) -> None:
     fake = begin(process)
     assert "utilization_ratio" not in process.step()

@@ -226,9 +226,6 @@ def begin() -> Iterator[Callable[[Path], Node]]:
         node.source.close()
 
 
-Begin = Callable[[Path], Node]
-
-
 LOADED = "4,9,5140900124,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  575.57.08\n"
 
 

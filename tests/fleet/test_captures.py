@@ -1,9 +1,7 @@
 """Captures over nodes: real capture services over HTTP, ranks that the test plays."""
 
 import asyncio
-import random
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +10,7 @@ import pytest
 from tests.daemon.captures.capture_node import MANUAL, TRAIN
 from tests.fleet.capturing import PlayedFleet
 from warpwatch import protocol
-from warpwatch_capturing.regular import PAUSE_S, RegularCaptures
-from warpwatch_capturing.triggers import Triggers
+from warpwatch_capturing.regular import RegularCaptures
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.captures import remote_agents
 from warpwatch_fleet.captures.remote_agents import MAX_RANKS, RemoteAgent, choose, spread
@@ -21,7 +18,6 @@ from warpwatch_fleet.captures.requests import SETTLED_S, FleetCaptures, Schedule
 from warpwatch_fleet.config import ScheduleConfig
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Target
-from warpwatch_telemetry import capture_id as ids
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, AnomalySeen, Capture, Prepared
 from warpwatch_telemetry.errors import Refused
@@ -96,26 +92,6 @@ def test_a_rank_that_is_late_ends_the_try_on_all_nodes_and_a_later_step_is_named
     assert "cancelled by the fleet" in fleet.agents[0].captures()[0].detail
 
 
-def test_a_rank_that_never_arms_is_missing_after_three_tries(fleet, monkeypatch):
-    monkeypatch.setattr(random, "uniform", lambda shortest, longest: longest)
-    began = fleet.clock.monotonic()
-
-    def give_up() -> None:
-        if any(one.id.endswith("-3") for one in fleet.agents[1].captures()):
-            fleet.agents[1].node.poll(after_s=10)
-
-    def answers(rank: int, name: str) -> str | None:
-        return None if rank == 2 else "armed"
-
-    capture = only(fleet.run(by_hand, answers, give_up, lambda name: "-3-" in name))
-    assert (capture.outcome, capture.start_step) == ("partial", 81)
-    assert capture.detail.startswith("gpu-2: ")
-    assert states(capture) == [*WRITTEN[:2], "2 missing gpu-2", WRITTEN[3]]
-    # Two tries until 1.5 steps before their start, 1.85 s and 3.85 s, two pauses, and what
-    # the rounds of 0.1 s add.
-    assert 5.7 + 2 * 1.0 <= fleet.clock.monotonic() - began <= 6.7 + 2 * 1.0
-
-
 def test_what_one_agent_refuses_is_begun_on_none(fleet):
     fleet.agents[1].node.service.request(MANUAL)
     captures = fleet.run(by_hand, lambda *_: None)
@@ -147,21 +123,6 @@ def test_a_node_that_is_away_is_left_out_and_one_that_dies_is_named(fleet, monke
     assert fleet.clock.monotonic() - silent[0] == pytest.approx(remote_agents.LOST_S, abs=0.25)
 
 
-def test_of_two_fleets_the_second_is_refused(fleet, tmp_path, stack):
-    other = PlayedFleet(tmp_path, stack, fleet.agents)
-    refused: list[Capture] = []
-
-    def ask_too() -> None:
-        if not refused and fleet.agents[0].captures():
-            with ThreadPoolExecutor() as elsewhere:
-                asked = elsewhere.submit(other.run, by_hand, lambda *_: None)
-                refused.extend(one for one in asked.result().shown() if one.outcome)
-
-    capture = only(fleet.run(by_hand, lambda *_: "armed" if refused else None, ask_too))
-    assert [one.outcome for one in refused] == ["refused_busy"]
-    assert (capture.outcome, capture.detail) == ("complete", "")
-
-
 def test_a_fleet_that_was_restarted_shows_what_nodes_say_of_one_capture_as_one(
     fleet, tmp_path, stack
 ):
@@ -179,19 +140,6 @@ def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(fleet):
     assert (own.request.trigger, own.request.alerts) == ("alert", alert.alerts)
     with pytest.raises(Refused, match=r"^gpu-2: rank 2 of train is being captured"):
         fleet.run(lambda captures: captures.start(replace(MANUAL, ranks=(2,))))
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"job": "llama"}, "no running rank of job 'llama' is known; running jobs: train"),
-        ({"owner": "ns/other"}, "no running rank of job 'train' is known; running jobs: none"),
-        ({"ranks": (1, 7)}, "train has no running rank 7 here, only 0, 1, 2, 3"),
-    ],
-)
-def test_what_does_not_run_is_refused_by_name(fleet, changes, said):
-    with pytest.raises(Refused, match=said):
-        fleet.run(lambda captures: captures.start(replace(MANUAL, **changes)))
 
 
 def for_anomaly(fleet: PlayedFleet, anomaly: Anomaly, **options: Any) -> Sequence[Capture]:
@@ -215,48 +163,6 @@ def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agen
     for_anomaly(fleet, gone)
     decision = fleet.board.decisions[-1]
     assert (decision.outcome, decision.anomaly_id) == (NO_RECIPE, "3")
-
-
-def test_a_refusal_that_passes_is_asked_again_after_a_minute(fleet):
-    for_anomaly(fleet, ANOMALY)
-    second = replace(ANOMALY, id="2")
-    decided: list[tuple[str, bool]] = []
-
-    async def poll(captures: FleetCaptures) -> None:
-        triggers = Triggers(captures, None, fleet.board)
-        changes = [Change("opened", second)]
-        for after_s in (0.0, 30.0, 31.0, 600.0):
-            fleet.advance(after_s)
-            for told in (changes, ()):
-                await asyncio.to_thread(triggers.advance, fleet.clock.wall(), told, ())
-                await captures.idle()
-            changes = []
-            said = fleet.board.decisions[-1]
-            decided.append((said.outcome, said.detail.startswith(("gpu-1: ", "gpu-2: "))))
-
-    fleet.run(poll)
-    assert decided == [("refused_cooldown", True)] * 3 + [(CAPTURED, False)]
-    refused = [one for one in fleet.register.all() if one.outcome == "refused_cooldown"]
-    assert len(refused) == 2
-    # The same again: Python stacks are recorded, too.
-    assert fleet.register.all()[-1].request.options == ("stacks",)
-
-
-@pytest.mark.parametrize("interruptions", [1, 2])
-def test_a_capture_that_an_evaluation_interrupts_is_repeated_once(fleet, interruptions):
-    asked: list[str] = []
-
-    def records(name: str) -> bool | str:
-        if ids.base(name) not in asked:
-            asked.append(ids.base(name))
-        interrupted = asked.index(ids.base(name)) < interruptions
-        return "interrupted: an evaluation began" if interrupted else True
-
-    captures = for_anomaly(fleet, ANOMALY, records=records)
-    outcomes = [capture.outcome for capture in captures]
-    assert outcomes == ["failed", "complete" if interruptions == 1 else "failed"]
-    (decision,) = fleet.board.decisions
-    assert (decision.outcome, decision.capture_id) == (CAPTURED, captures[-1].id)
 
 
 def test_the_record_of_a_capture_waits_ten_minutes_for_the_nodes_uploads(fleet):
@@ -315,20 +221,6 @@ def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
     fleet.agents[1].stream.put_anomaly(sick)
     fleet.hear()
     assert [one.id for one in taken(fleet, 3600.0)] == [capture.id]
-
-
-def test_a_schedules_capture_that_was_refused_is_asked_for_again_after_ten_minutes(fleet):
-    fleet.agents[1].node.service.request(MANUAL)
-
-    async def poll(captures: FleetCaptures) -> None:
-        scheduled = Scheduled(fleet, captures)
-        for after_s, count in ((3600.0, 1), (PAUSE_S - 1, 1), (1.0, 2)):
-            fleet.advance(after_s)
-            await scheduled.advance()
-            outcomes = [one.outcome for one in captures.shown()]
-            assert outcomes.count("refused_busy") == count
-
-    fleet.run(poll)
 
 
 def test_ranks_are_chosen_by_name_and_of_as_many_nodes_as_there_are():

@@ -1,9 +1,11 @@
 """The chart on a real API server, and its DaemonSet on a real kubelet with its pod-resources.
 
 Runs where WARPWATCH_TEST_KUBELET names a folder with kube-apiserver, kube-controller-manager,
-kube-scheduler and kubelet of Kubernetes 1.20; also needed is what tests/image and
-tests/devices/attribution/test_real_kubelet.py need. Takes some minutes, in which the machine is
-a node.
+kube-scheduler and kubelet of Kubernetes 1.20. Also needed: what tests/image needs, root, cgroup
+version 1, etcd, containerd with runc and ctr, openssl, and a C compiler that links statically; only
+loopback is used. Takes some minutes, in which the machine is a node: kernel settings that a kubelet
+changes, mounts, control groups and folders are put back afterwards. It refuses to run where
+/var/lib/kubelet has anything in it, as on a node of a cluster.
 """
 
 import os

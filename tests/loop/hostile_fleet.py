@@ -22,7 +22,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n"
 PLAIN = HEAD + b"\r\n"
 NAMES = [f"gpu-{number}" for number in range(400)]
 NO_NAMES = ["a\nb", "victim?x=", "<!channel> <https://x>", "../nodes", "control-plane-1/status", ""]
-TENANT_JOBS, NEW_JOBS, ANOMALIES = 1024, 100, 50
+NEW_JOBS, ANOMALIES = 100, 50
 INTERVAL_S = 0.2
 NOISE = random.Random(0)
 

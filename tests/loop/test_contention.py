@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
-from tests.loop.trainings import NOT_CAPTURED, ON_A_BUSY_MACHINE, Job
+from tests.loop.trainings import ON_A_BUSY_MACHINE, Job
 from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.log import Decoder
 
@@ -58,42 +58,6 @@ def test_who_uses_the_core_of_a_slow_rank_is_named(node: LoopNode) -> None:
     assert before_s is not None and after_s is not None and after_s - before_s > 0.5
     node.terminate_daemon()
     names_who(replayed(node), core, pids)
-
-
-@pytest.fixture
-def capturing_node(tmp_path: Path) -> Iterator[LoopNode]:
-    config: dict[str, Any] = {
-        "detection": ON_A_BUSY_MACHINE,
-        "sources": {"nvml": {"enabled": False}},
-        "triggers": {"captures_per_hour": 100, "cooldown_s": 0, "recipes": NOT_CAPTURED},
-    }
-    with loop_node(tmp_path, **config) as node:
-        node.start_daemon()
-        yield node
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no neighbour")
-def test_the_diagnosis_of_a_rank_that_shares_its_core_names_it(capturing_node: LoopNode) -> None:
-    node = capturing_node
-    job = Job(node, "shared")
-    job.go_wrong({"compute": (SLOW,), "slow_forward": OTHERS})
-    core = max(os.sched_getaffinity(0))
-    os.sched_setaffinity(job.processes[SLOW].pid, {core})
-    job.has_trained(200)
-    # One neighbour: the core is shared by halves.
-    hog = node.start("hog", ["-c", "while True: pass"], {})
-    os.sched_setaffinity(hog.pid, {core})
-
-    def diagnosed() -> Any:
-        found = node.get("captures")
-        asked = [c for c in found if c["request"]["anomaly_kind"] == "straggler" and c["diagnosis"]]
-        return [c["diagnosis"] for c in asked]
-
-    diagnosis = poll(diagnosed, "a diagnosis of the straggler's capture")[0]
-    assert diagnosis["findings"], diagnosis["summary"]
-    first = diagnosis["findings"][0]
-    assert (diagnosis["verdict"], first["rank"]) == ("straggler", SLOW), diagnosis["summary"]
-    assert first["evidence"][-1].startswith("the anomaly that asked saw it too: straggler of rank")
 
 
 def names_who(straggler: Any, core: int, pids: set[int]) -> None:

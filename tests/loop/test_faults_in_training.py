@@ -67,16 +67,6 @@ def test_seven_faults_one_after_the_other_are_found_once_with_their_rank(node: L
     ], node.log("daemon")
 
 
-def test_an_exception_is_a_crash_of_the_rank_that_raised_it(node: LoopNode) -> None:
-    job = Job(node, "raising")
-    job.has_trained(40)
-    job.go_wrong({"exception": (1,)})
-    crash = job.found("crash")
-    assert "ValueError: a label is out of range" in crash["summary"]
-    job.has_ended()
-    assert job.named() == [("crash", 1)], node.log("daemon")
-
-
 def test_a_rank_that_waits_for_ever_is_a_hang_within_half_a_minute(node: LoopNode) -> None:
     job = Job(node, "stuck")
     job.has_trained(60)

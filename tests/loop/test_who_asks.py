@@ -126,23 +126,6 @@ def test_of_the_store_itself_other_users_read_nothing(node):
     assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
 
 
-def test_with_a_token_configured_a_file_is_not_read_without_it(open_path):
-    token = open_path / "token"
-    token.write_text(TOKEN)
-    with loop_node(open_path, http={"token_file": str(token)}) as node:
-        node.start_daemon()
-        start_training(node)
-        assert node.http.post("/api/v1/captures", json=STACKS).status_code == 202
-        path = stored_stacks(node)
-        bearer = {"Authorization": f"Bearer {TOKEN}"}
-        for uid in (0, OWNER, STRANGER):
-            for asked in (path, "/api/v1/anomalies", "/api/v1/diagnoses", "/"):
-                assert request(uid, node.port, asked)[0] == 401
-        assert request(STRANGER, node.port, path, headers=bearer)[0] == 200
-        for open_to_all in ("/metrics", "/healthz", "/readyz"):
-            assert request(STRANGER, node.port, open_to_all)[0] == 200
-
-
 def test_a_daemon_lives_without_its_port_and_takes_it_when_it_is_free(open_path):
     """Between two lives of the daemon, a stranger takes the port."""
     with loop_node(open_path) as node:

@@ -77,27 +77,6 @@ def test_an_nsys_capture_is_complete_without_files(node):
     assert [(rank.state, rank.file) for rank in capture.ranks] == [("written", None)] * 2
 
 
-@pytest.mark.parametrize("kind", ["torch", "memory", "nsys"])
-def test_stacks_of_a_hang_end_what_waits_for_steps(node, kind):
-    waiting = node.service.request(replace(MANUAL, kind=kind))
-    node.answer(0, "capture_armed", step=3)
-    node.poll()
-    stacks = node.service.request(STACKS)
-    assert node.command(0)["kind"] == node.command(1)["kind"] == "stacks"
-    node.service.finish()
-    ended = node.capture(waiting)
-    assert ended.outcome == "failed"
-    assert ended.ranks[0].detail == "superseded by stacks of a hang"
-    assert node.counted("failed", kind=kind) == 1
-    # The first one's late answers are no one's, and nothing is sent over the second one's command.
-    for ring in node.rings:
-        ring.event("capture_disarmed", id=f"{waiting.id}-1", detail="another")
-    node.poll()
-    assert node.command(0)["kind"] == "stacks"
-    deliver_stacks(node)
-    assert [rank.state for rank in node.finished(stacks).ranks] == ["written", "written"]
-
-
 @pytest.mark.parametrize("urgent_first", [True, False])
 def test_stacks_are_finished_before_what_they_supersede_which_keeps_what_it_has(node, urgent_first):
     waiting = node.service.request(MANUAL)
@@ -170,13 +149,6 @@ def test_a_capture_that_cannot_be_begun_leaves_nothing(node, monkeypatch, error,
     assert raised.value.reason == reason
     assert node.counted(reason) == 1
     assert list(node.store.path.glob("*/*/*/*")) == []
-
-
-def test_a_back_end_with_a_fault_ends_its_captures(node, monkeypatch):
-    monkeypatch.setattr(LocalRanks, "advance", lambda session, at: 1 / 0)
-    capture = node.finished(node.service.request(MANUAL))
-    assert (capture.outcome, capture.detail) == ("failed", "rank 0: asked; rank 1: asked")
-    assert not node.service.is_busy(TRAIN)
 
 
 @pytest.fixture

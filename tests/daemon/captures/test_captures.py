@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +18,6 @@ from warpwatch_telemetry.errors import Refused
 
 def states(capture: Capture) -> list[str]:
     return [rank.state for rank in capture.ranks]
-
-
-def test_all_ranks_get_the_same_start_step_with_a_margin(node):
-    node.service.request(MANUAL)
-    first, second = node.command(0), node.command(1)
-    assert first == second
-    # Step 1 is begun; 0.15 s are two steps of 0.1 s.
-    assert (first["start_step"], first["steps"]) == (1 + 2, 3)
 
 
 def test_a_rank_in_which_no_step_is_seen_is_not_asked_for_steps(node):
@@ -60,24 +51,6 @@ def test_a_step_far_from_its_peers_does_not_choose_the_start(tmp_path, stack):
     assert states(capture) == ["written", "written", "missing"]
     assert [rank.verified for rank in capture.ranks[:2]] == [True, True]
     assert capture.outcome == "partial"
-
-
-def test_a_rank_that_is_late_makes_all_ranks_get_a_later_step(node):
-    asked = node.service.request(MANUAL)
-    before = node.command(0)
-    node.answer(0, "capture_armed", step=3)
-    node.answer(1, "capture_late", step=9)
-    for ring in node.rings:
-        ring.word(protocol.WORD_STEP_BEGUN, 11)
-    node.poll()
-    after = node.command(0)
-    assert after["id"] != before["id"]
-    assert after["start_step"] == 10 + 3
-    assert node.command(1) == after
-    # Answers to the earlier attempt do not count.
-    node.rings[0].event("capture_disarmed", id=before["id"], detail="another command")
-    node.poll()
-    assert states(node.capture(asked)) == ["asked", "asked"]
 
 
 def test_a_rank_that_is_behind_is_waited_for_until_it_has_passed_the_start_step(node):
@@ -375,21 +348,3 @@ def test_what_one_node_cannot_do_is_refused_before_it_is_asked_for(node):
         with pytest.raises(Refused, match=said):
             node.service.prepare(request)
     assert node.counted("refused_cooldown", "anomaly") == 1
-
-
-@pytest.mark.parametrize(("event", "costs"), [("capture_armed", False), ("capture_started", True)])
-def test_what_is_ended_costs_budget_where_something_was_recorded(tmp_path, stack, event, costs):
-    node = CaptureNode(tmp_path, stack, captures_per_hour=1)
-    asked = node.service.request(AUTOMATIC, NAME, 20)
-    node.answer(0, event, step=20)
-    node.poll()
-    cancelled = node.service.cancel(NAME, CANCELLED)
-    assert cancelled is not None
-    assert [(rank.state, rank.detail) for rank in cancelled.ranks] == 2 * [("missing", CANCELLED)]
-    assert [node.command(rank)["op"] for rank in (0, 1)] == ["cancel", "cancel"]
-    capture = node.finished(asked)
-    assert (capture.outcome, CANCELLED in capture.detail) == ("failed", True)
-    assert node.service.cancel(NAME, CANCELLED) == capture
-    assert node.service.cancel("none", CANCELLED) is None
-    with pytest.raises(Refused, match="cooldown_s leaves") if costs else nullcontext():
-        assert node.service.request(ANOTHER, f"{NAME}-2", 40).start_step == 40

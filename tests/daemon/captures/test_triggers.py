@@ -167,14 +167,6 @@ def test_what_is_not_captured_is_shown_with_its_reason_and_counted(
     assert node.counted(found.outcome, "anomaly") == (found.outcome != "no_recipe")
 
 
-def test_a_reload_changes_the_recipes_of_what_comes_after_it(node):
-    node.reload(TriggersConfig(recipes={"straggler": None}))
-    node.see(STRAGGLER)
-    node.reload(TriggersConfig(recipes={"data_stall": RecipeConfig()}))
-    node.see(STRAGGLER, replace(STRAGGLER, id="a2", kind="data_stall"))
-    assert [capture.request.anomaly_id for capture in node.captures] == ["a2"]
-
-
 def test_a_refusal_is_counted_once_though_it_ends_and_is_opened_again(node):
     node.see(STRAGGLER)
     node.complete()

@@ -294,15 +294,6 @@ def test_a_command_sends_its_token_to_no_stranger(secured, agent, token_file, mo
     assert agent.asked == []
 
 
-def test_what_a_daemon_says_reaches_no_terminal_as_it_is(secured, agent, token_file, capsys):
-    hostile = (replace(one, job="\x1b[2J\u202e") for one in agent.now.ranks)
-    agent.now = replace(agent.now, ranks=tuple(hostile))
-    url = str(secured().base_url)
-    main(["status", "--url", url, "--token-file", str(token_file)])
-    assert all(c == "\n" or c.isprintable() for c in capsys.readouterr().out)
-    assert "\x1b" not in str(api_client.ApiClient(url, token_file).get("/api/v1/ranks"))
-
-
 def test_only_the_token_in_the_file_is_the_token(secured, token_file):
     client = secured()
 

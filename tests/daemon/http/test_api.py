@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.daemon.http.alert_node import WEBHOOK, notification
-from tests.daemon.http.conftest import CAPTURE, NOW, TIMEOUT_S, TRACE, certified, socket_of
+from tests.daemon.http.conftest import CAPTURE, NOW, TRACE, certified, socket_of
 from tests.loop.other_users import STRANGER, request
 from warpwatch_daemon.cli import main
 from warpwatch_telemetry.errors import Refused
@@ -22,13 +21,6 @@ RESOLVE = "/api/v1/anomalies/a7/resolve"
 CANCEL = f"{CAPTURES}/{CAPTURE.id}/cancel"
 ASK: dict[str, Any] = {"job": "llama-7b", "owner": "uid/1000", "run": "r1"}
 NAME = "20261122T201500-0a1b2c"
-
-
-def test_readiness_follows_what_is_missing(client, agent):
-    assert client.get("/readyz").json()["ready"] is True
-    agent.lacks = ("nvml: library not found",)
-    answer = client.get("/readyz")
-    assert (answer.status_code, answer.json()["missing"]) == (503, [*agent.lacks])
 
 
 @pytest.mark.parametrize(
@@ -139,13 +131,6 @@ def test_every_answer_carries_the_security_headers(client):
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert "server" not in headers
-
-
-def test_something_that_is_not_http_is_turned_away(client, shared_server):
-    with socket.create_connection(shared_server.address, timeout=TIMEOUT_S) as connection:
-        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
-        assert connection.recv(100).startswith(b"HTTP/1.1 400")
-    assert client.get("/healthz").status_code == 200
 
 
 def test_what_would_be_captured_and_an_end(client: Any) -> None:

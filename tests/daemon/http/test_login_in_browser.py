@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import NEEDS_BROWSER, browser, open_page, picture
+from tests.browser import NEEDS_BROWSER, browser, open_page
 from tests.daemon.http.conftest import TIMEOUT_S, link_to
 from tests.daemon.http.forwarding import forwarded
 from tests.loop.other_users import OWNER, STRANGER
@@ -75,25 +75,6 @@ def test_two_users_each_see_their_own_jobs_on_a_forwarded_port(browser, serve, a
             page.context.close()
     assert seen == {OWNER: True, STRANGER: False}
     assert complaints == []
-
-
-@pytest.mark.parametrize(
-    ("scheme", "width", "name"), [("light", 390, "login-phone"), ("light", 1280, "login")]
-)
-def test_a_link_that_was_used_shows_the_login_which_fits(browser, serve, scheme, width, name):
-    server = serve()
-    complaints: list[str] = []
-    link = link_to(server)
-    with forwarded(server.address) as port:
-        base, viewport = f"http://localhost:{port}", {"width": width, "height": 700}
-        open_page(browser, base + link, complaints, viewport=viewport).context.close()
-        page = open_page(browser, base + link, complaints, viewport=viewport, color_scheme=scheme)
-        assert "has been used" in page.get_by_role("alert").inner_text()
-        assert f"warpwatch page --base {base}" in page.content()
-        picture(page, name, 700)
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-    # The browser itself reports the status of the page.
-    assert all("401" in one for one in complaints)
 
 
 def test_a_session_that_was_signed_out_or_ended_by_a_restart_shows_the_login(

@@ -13,7 +13,6 @@ from tests.daemon.ranks.ring_files import whole_ring
 from tests.daemon.ranks.sources import RankNode
 from warpwatch import protocol
 from warpwatch_daemon.ranks.counts import FILE, Positions, SavedRank
-from warpwatch_daemon.ranks.record_budget import fair_shares
 from warpwatch_daemon.ranks.table import MAX_RINGS_PER_OWNER, RingTable
 from warpwatch_telemetry.records import Step
 
@@ -226,13 +225,6 @@ def test_of_a_flood_a_bounded_number_of_records_is_read_and_every_one_of_an_hone
     states = {state.job: state for state in node.states()}
     assert (states["honest"].lost_records, states["honest"].steps_total) == (0, 25)
     assert states["flood"].lost_records > 0
-
-
-def test_who_asks_for_little_gets_it_and_the_others_share_what_is_left():
-    wanted = {"flood": 2048, "honest": 3, "other": 400}
-    assert fair_shares(wanted, 300) == {"honest": 3, "other": 148, "flood": 149}
-    assert fair_shares(wanted, 0) == dict.fromkeys(wanted, 0)
-    assert fair_shares(wanted, 9999) == wanted
 
 
 def restart(node: RankNode, turn: int, same_names: bool) -> list[Step]:

@@ -375,28 +375,3 @@ def test_a_folder_that_was_made_again_is_served_again(node):
     ring.step()
     state = node.newest()
     assert (state.status, state.steps_total) == ("running", 2)
-
-
-def test_a_pod_that_cleans_its_folder_up_gets_it_again(node):
-    node.mount(A)
-    shutil.rmtree(node.pod(A) / "ranks")
-    (node.pod(A) / "daemon.lock").unlink()
-    node.poll(0, 61)
-    assert finds_daemon(node.pod(A))
-    node.ring(A)
-    node.poll(62)
-    assert [state.pod_uid for state in node.states()] == [A]
-
-
-def test_the_shared_inbox_and_those_of_pods_are_swept_of_what_is_older_than_an_hour(node):
-    node.mount(A)
-    shared, own = node.folder.inbox / "old.json", node.inbox(A) / "old.json"
-    for file in (shared, own):
-        file.touch()
-        # The time of its content is what its owner likes.
-        os.utime(file, (4.07e9, 4.07e9))
-    node.inboxes.sweep(3600.0, node.began + 3300)
-    assert shared.exists() and own.exists()
-    node.inboxes.sweep(3600.0, node.began + 3900)
-    assert os.listdir(node.inbox(A)) == []
-    assert os.listdir(node.folder.inbox) == ["pods"]

@@ -15,8 +15,8 @@ from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.process import OomKills, reading, silent_reason
 from warpwatch_daemon.ranks.rank_processes import LONG_WAIT, RankProcessor
 from warpwatch_devices.process_tree import Process, read_process
-from warpwatch_telemetry.records import RankEvent, RankSeen, Step
-from warpwatch_telemetry.state import RankState, RecentSteps
+from warpwatch_telemetry.records import RankEvent, RankSeen
+from warpwatch_telemetry.state import RankState
 
 # PyDLL keeps the GIL, as a C extension does that does not give it back.
 _HOLDS_THE_GIL = "print('running', flush=True)\nimport ctypes; ctypes.PyDLL(None).pause()\n"
@@ -188,15 +188,6 @@ def test_a_process_in_a_frozen_control_group_is_stopped(tmp_path):
     for frozen, reason in ((1, "stopped"), (0, "holds the GIL")):
         (group / "cgroup.events").write_text(f"populated 1\nfrozen {frozen}\n")
         assert silent_reason(*seen) == reason
-
-
-def test_the_newest_steps_can_be_read_while_others_come():
-    recent = RecentSteps()
-    recent.add(Step(1.0, "train", 0, 1, 0.1))
-    read = iter(recent)
-    recent.add(Step(2.0, "train", 0, 2, 0.2))
-    assert list(read) == [0.1]
-    assert list(recent) == [0.1, 0.2]
 
 
 def test_a_device_is_as_busy_as_the_rank_on_it_that_waits_least():

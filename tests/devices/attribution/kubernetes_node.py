@@ -10,7 +10,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import ssl
 import subprocess
 import sys
@@ -61,8 +60,6 @@ class KubernetesNode:
         self._binaries = binaries
         self._work = work
         self._logs = logs
-        self._kubelet: subprocess.Popen[bytes] | None = None
-        self._api_server: subprocess.Popen[bytes] | None = None
         self._undo = ExitStack()
 
     def start(self) -> None:
@@ -73,18 +70,17 @@ class KubernetesNode:
         self._undo.enter_context(traces_removed(self._work))
         self._start_control_plane()
         self._start_containerd()
-        self.start_kubelet()
+        self._start_kubelet()
         eventually((_PLUGINS / "kubelet.sock").exists)
         eventually(self.api.has_node)
 
     def stop(self) -> None:
         self._undo.close()
 
-    def start_kubelet(self) -> None:
-        """Also after ``stop_kubelet``; does not wait for it."""
+    def _start_kubelet(self) -> None:
         (self._work / "kubelet.json").write_text(json.dumps(self._kubelet_configuration()))
         shutil.copy(_CONFIGURATIONS / "kubeconfig.json", self._work)
-        self._kubelet = self._run(
+        self._run(
             f"{self._binaries}/kubelet",
             f"--config={self._work}/kubelet.json",
             f"--kubeconfig={self._work}/kubeconfig.json",
@@ -93,23 +89,6 @@ class KubernetesNode:
             f"--pod-infra-container-image={_IMAGE}",
             f"--container-runtime-endpoint=unix://{self._work}/containerd.sock",
         )
-
-    def stop_kubelet(self) -> None:
-        assert self._kubelet is not None
-        _end(self._kubelet)
-
-    @contextmanager
-    def api_held(self) -> Iterator[None]:
-        self._api_server.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._api_server.send_signal(signal.SIGCONT)
-
-    def pid_of(self, container_id: str) -> int:
-        lines = self._ctr("tasks", "list").splitlines()[1:]
-        (pid,) = [int(line.split()[1]) for line in lines if line.startswith(container_id)]
-        return pid
 
     def _start_control_plane(self) -> None:
         work = self._work
@@ -120,7 +99,7 @@ class KubernetesNode:
         (work / "tokens.csv").write_text(f"{_TOKEN},admin,admin,system:masters\n")
         self._run("etcd", *self._flags("etcd"))
         server = f"{self._binaries}/kube-apiserver"
-        self._api_server = self._run(server, *self._flags("kube-apiserver"))
+        self._run(server, *self._flags("kube-apiserver"))
         eventually(lambda: self.api.answers("namespaces/default"))
 
     def _flags(self, program: str) -> list[str]:
@@ -244,17 +223,6 @@ class KubernetesApi:
 
     def delete_pod(self, namespace: str, name: str) -> None:
         self._ask("DELETE", f"namespaces/{namespace}/pods/{name}")
-
-    def phase(self, namespace: str, name: str) -> str:
-        return str(self._pod(namespace, name)["status"].get("phase"))
-
-    def container_id(self, namespace: str, name: str) -> str:
-        """Wait until the pod's only container runs."""
-        (status,) = self._pod(namespace, name)["status"]["containerStatuses"]
-        return str(status["containerID"]).rpartition("/")[2]
-
-    def _pod(self, namespace: str, name: str) -> Any:
-        return self._ask("GET", f"namespaces/{namespace}/pods/{name}")
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
         data = json.dumps(body).encode() if body is not None else None

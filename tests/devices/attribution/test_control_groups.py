@@ -12,7 +12,6 @@ from warpwatch_devices.attribution.origin import OriginAnswer
 from warpwatch_telemetry.samples import ProcessOwner, SlurmJob
 
 UID = "099b88fb-2a99-45ad-af94-d91eb81a87e9"
-UNDERSCORED = UID.replace("-", "_")
 ID = "0bc5eac79e3ae7a0c2651f14722aa10fa333eb2325c2ca97da33aa284cda81b0"
 STATIC = "5dbc1f7cf9ccbf2cbc53bf2f0f4e0ec1"
 

@@ -40,15 +40,3 @@ def test_after_an_upgrade_the_daemon_ends_with_a_clear_line(fake_nvml, tmp_path)
         last = node.log("daemon").strip().splitlines()[-1]
         assert "driver was upgraded" in last
         assert "restart" in last
-
-
-def test_a_mismatch_that_passes_ends_nothing(fake_nvml, tmp_path):
-    driver = FakeDriver(fake_nvml, tmp_path, gpus=1)
-    sources = {"nvml": {"interval_s": 0.1, "mismatch_grace_s": 600}, "host": {"enabled": False}}
-    with device_node(tmp_path, driver, sources=sources) as node:
-        wait_all_up(node, 1)
-        driver.set(None, version_mismatch=True)
-        poll(lambda: reasons(node) == {0: "driver"}, "down")
-        driver.clear()
-        wait_all_up(node, 1)
-        assert node.daemon.poll() is None
