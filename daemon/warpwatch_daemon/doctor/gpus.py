@@ -160,7 +160,7 @@ def _gpm_access(machine: Machine, survey: Survey) -> Iterator[Check]:
 def _recovery(gpu: GpuReading, action: float) -> Verdict:
     if action == pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
         return OK, "the driver asks for nothing", ""
-    unknown = (f"action {action:.0f}", "`nvidia-smi -q | grep -i recovery`")
+    unknown = (f"take action {action:.0f}", "`nvidia-smi -q | grep -i recovery`")
     request, advice = _FAULTS["recovery"].get(f"{action:.0f}", unknown)
     return BAD, f"the driver asks to {request}", advice
 
@@ -278,7 +278,7 @@ def _compute(gpu: GpuReading, mode: float) -> Verdict:
         return OK, "default", ""
     subject = "thread" if mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD else "process"
     advice += " if several processes shall share it"
-    return NOTE, f"exclusive: one {subject} a GPU", advice
+    return NOTE, f"exclusive: one {subject} per GPU", advice
 
 
 def _power_limit(gpu: GpuReading, limit: float) -> Verdict:

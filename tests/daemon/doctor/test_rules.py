@@ -1,7 +1,6 @@
 """Rules on GPUs, and on the library, the kernel module and what a container was given."""
 
 import os
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from warpwatch_devices.config import NvmlConfig, SourcesConfig
 from warpwatch_devices.nvml.survey import Fabric, GpuPair, GpuReading, NvLinkPeer, Survey
 from warpwatch_telemetry.label_values import THROTTLE_REASONS
 
-TESLA, GEFORCE = "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090"
+TESLA = "NVIDIA A100-SXM4-80GB"
 DOWN, UP = None, NvLinkPeer(2, None)
 
 
@@ -27,87 +26,88 @@ def test_equal_findings_become_one_that_names_gpus_in_runs_and_faults_come_first
     ]
 
 
-def test_a_gpu_without_answers_has_no_findings():
+# By rule, GPUs as "name: value, value; setting after the next reset".
+FACTS = {
+    "recovery": [f"A100: recovery_action {action}" for action in range(11)],
+    "uncorrected ECC": [
+        "A100: ecc_errors_total uncorrected 0",
+        "A100: ecc_errors_total uncorrected 0, ecc_aggregate_errors_total uncorrected 4",
+        "A100: ecc_errors_total uncorrected 2, ecc_aggregate_errors_total uncorrected 5",
+        "A100: ecc_errors_total uncorrected 3",
+    ],
+    "row remapping": [
+        f"A100: row_remap_failure {failed}, row_remap_pending {pending}, "
+        f"remapped_rows correctable {corrected}, remapped_rows uncorrectable {others}"
+        for failed, pending, corrected, others in (
+            (0, 0, 0, 0), (0, 0, 1, 2), (0, 0, 0, 3), (0, 1, 4, 5), (1, 0, 6, 7),
+        )
+    ],
+    "retired pages": ["T4: retired_pages_pending 0", "T4: retired_pages_pending 1"],
+    "temperature": [
+        f"A100: temperature_celsius gpu 80{more}"
+        for more in (
+            "", *(f", temperature_margin_celsius {margin}" for margin in (5.1, 5, 0.6, 0, -3)),
+            *(f", temperature_threshold_celsius slowdown {limit}" for limit in (86, 85, 78)),
+        )
+    ],
+    "throttling": [
+        ", ".join(f"throttle_active {reason} {reason in active:d}" for reason in THROTTLE_REASONS)
+        for active in (
+            (), ("idle",), ("sw_power_cap",), ("sync_boost",), ("application_clocks",),
+            *((reason, "sw_power_cap") for reason in THROTTLE_REASONS),
+            ("hw_thermal", "hw_power_brake"),
+        )
+    ],
+    # The width counts always, the generation under load.
+    "PCIe": [
+        f"A100: pcie_link_generation {generation}, pcie_link_width_lanes {width}, "
+        f"pcie_link_generation_max 4, pcie_link_width_max_lanes 16, utilization_ratio {busy}"
+        for generation, width, busy in ((1, 16, 0.19), (2, 16, 0.2), (4, 8, 0), (4, 16, 0.9))
+    ] + ["A100: pcie_link_generation 1, pcie_link_width_lanes 16"],
+    "persistence": ["A100: persistence_mode 0", "A100: persistence_mode 1"],
+    # Desktop GPUs are delivered without it.
+    "ECC": [
+        *(f"{name}: ecc_mode {mode}" for name in ("A100", "GeForce RTX 4090") for mode in (0, 1)),
+        *("A100: ecc_mode 0; ECC 1", "A100: ecc_mode 1; ECC 0", "Quadro T400: ecc_mode 0"),
+    ],
+    "compute mode": [f"A100: compute_mode {mode}" for mode in range(4)],
+    "power limit": [
+        f"A100: power_limit_watts {limit}, power_limit_default_watts {default}"
+        for limit, default in ((400, 400), (399, 400), (0, 400), (400, 0))
+    ],
+    "MIG": ["A100: mig_mode 0", "A100: mig_mode 1", "A100: mig_mode 1; MIG 0"],
+    "not offered": [
+        "T4: temperature_celsius gpu 41",
+        "A100: temperature_celsius gpu 41, mig_mode 1, power_watts 9, recovery_action 0",
+    ],
+}  # fmt: skip
+
+
+def gpu_of(facts: str) -> GpuReading:
+    """Return the reading; values may lack a name of the GPU before them."""
+    now, _, later = facts.partition("; ")
+    name, _, values = now.rpartition(": ")
+    numbers = [one.rpartition(" ") for one in values.split(", ")]
+    pending = dict([later.split()]) if later else {}
+    return reading(
+        name=name,
+        values={key: float(number) for key, _, number in numbers},
+        pending={setting: int(mode) for setting, mode in pending.items()},
+    )
+
+
+def test_what_is_said_of_a_gpu_is_golden(golden_case):
+    """Also just below and above what is a fault."""
     silent = GpuReading(index=0)
     assert [evaluate(rule, silent) for rule in RULES] == [None] * len(RULES)
-
-
-def ecc(name: str, now: int, next_start: int) -> dict[str, Any]:
-    return {"name": name, "values": {"ecc_mode": now}, "pending": {"ECC": next_start}}
-
-
-def pcie(generation: int, width: int, busy_ratio: float) -> dict[str, Any]:
-    values = {
-        "pcie_link_generation": generation,
-        "pcie_link_width_lanes": width,
-        "pcie_link_generation_max": 4,
-        "pcie_link_width_max_lanes": 16,
-        "utilization_ratio": busy_ratio,
-    }
-    return {"values": values}
-
-
-def rows(correctable: int, uncorrectable: int, pending: int, failed: int) -> dict[str, Any]:
-    values = {
-        "remapped_rows correctable": correctable,
-        "remapped_rows uncorrectable": uncorrectable,
-        "row_remap_pending": pending,
-        "row_remap_failure": failed,
-    }
-    return {"values": values}
-
-
-def throttled(*reasons: str) -> dict[str, Any]:
-    values = dict.fromkeys((f"throttle_active {reason}" for reason in THROTTLE_REASONS), 0)
-    return {"values": values | {f"throttle_active {reason}": 1 for reason in reasons}}
-
-
-def errors(volatile: int, ever: int) -> dict[str, Any]:
-    names = ("ecc_errors_total uncorrected", "ecc_aggregate_errors_total uncorrected")
-    return {"values": dict(zip(names, (volatile, ever), strict=True))}
-
-
-@pytest.mark.parametrize(
-    ("rule", "facts", "ok", "detail"),
-    [
-        # Desktop GPUs are delivered without it.
-        ("ECC", ecc(TESLA, 1, 1), True, "on"),
-        ("ECC", ecc(TESLA, 0, 0), False, "off: memory errors corrupt results unseen"),
-        ("ECC", ecc(TESLA, 0, 1), None, "off, will be on after a reset"),
-        ("ECC", ecc(GEFORCE, 0, 0), True, "off, as desktop GPUs are delivered"),
-        # The width counts always, the generation under load.
-        ("PCIe", pcie(1, 16, 0), True, "generation 1 x16 of 4 x16 (idle links slow down)"),
-        ("PCIe", pcie(1, 16, 0.9), False,
-         "generation 1 x16 of 4 x16 under load: the link is slow"),
-        ("PCIe", pcie(4, 8, 0), False, "generation 4 x8 of 4 x16: lanes are missing"),
-        ("PCIe", pcie(4, 16, 0.9), True, "generation 4 x16 of 4 x16"),
-        ("throttling", throttled(), True, "none now"),
-        ("throttling", throttled("idle"), True, "none now"),
-        ("throttling", throttled("sw_power_cap"), True,
-         "at the power limit, which is usual under full load"),
-        ("throttling", throttled("sw_power_cap", "hw_power_brake"), False,
-         "slowed down now: power brake from outside"),
-        ("throttling", throttled("application_clocks"), None, "clocks are held down by a setting"),
-        ("row remapping", rows(0, 0, 0, 0), True, "no rows remapped"),
-        ("row remapping", rows(1, 2, 0, 0), True,
-         "1 rows after correctable errors, 2 after others; spares are left"),
-        ("row remapping", rows(0, 1, 1, 0), False,
-         "waits for a reset; remapped so far: 0 rows after correctable errors, 1 after others"),
-        ("uncorrected ECC", errors(0, 4), None,
-         "none since the driver was loaded, 4 ever"),
-    ],
-)  # fmt: skip
-def test_a_gpu_is_judged_by_its_facts(rule, facts, ok, detail):
-    check = evaluate(rule, reading(**facts))
-    assert (check.ok, check.detail) == (ok, detail)
-    assert bool(check.advice) == (ok is not True)
-
-
-@pytest.mark.parametrize("action", range(1, 9))
-def test_every_recovery_action_has_advice(action):
-    check = evaluate("recovery", reading(values={"recovery_action": action}))
-    assert check.ok is False
-    assert check.advice
+    assert FACTS.keys() == RULES.keys()
+    lines = []
+    for rule, gpus_of_rule in FACTS.items():
+        for facts in gpus_of_rule:
+            check = evaluate(rule, gpu_of(facts))
+            found = f"{check.ok} {check.detail} → {check.advice}" if check else "nothing"
+            lines.append(f"{rule}: {facts}\n    {found}\n")
+    golden_case("".join(lines))
 
 
 def linked(index: int, *links: NvLinkPeer | None) -> GpuReading:
