@@ -23,10 +23,8 @@ from warpwatch_serving.page.findings import headline
 from warpwatch_serving.page.jobs import ranked
 from warpwatch_serving.page.selection import Selection
 from warpwatch_serving.server import Server
-from warpwatch_telemetry.anomalies import sentence
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading
-from warpwatch_telemetry.samples import SourceHealth
 from warpwatch_telemetry.state import State
 
 __all__ = ["fleet", "server"]
@@ -42,12 +40,29 @@ def cells(page: str) -> list[str]:
     return re.findall(r'<i class="([^"]*)" title="rank', page)
 
 
-def test_the_slow_rank_is_the_cell_that_differs(http):
+def test_the_pages_of_a_job_its_nodes_and_its_run_are_golden(http, fleet, golden):
+    """Nodes in trouble come first, GPUs that need service the oldest first; one is served."""
+    shown = (node(1), node(2, late_s=9.0), node(3, up=False), node(4, hot=True), node(5))
+    slow = replace(fleet.now.anomalies[0], node="gpu-005")
+    one = replace(slow, kind="device_needs_service", job=None, rank=None, gpu=2)
+    service = [
+        replace(one, id=f"s{n}", node=f"gpu-00{n}", time=NOW - 100 * n, end_time=end)
+        for n, end in ((1, None), (2, None), (3, NOW))
+    ]
+    fleet.now = with_nodes(replace(fleet.now, anomalies=(slow, *service)), *shown)
+    before = {"run": "40", "first_time": NOW - 9000, "end_time": NOW - 5000}
+    fleet.runs = [
+        run(0, 1, step_p50_s=0.42, phases_s={"forward": 0.2, "<i>": 0.1}, **before),
+        run(0, 1, step_p50_s=0.48, phases_s={"forward": 0.26}, step_counts={420: 9}, anomalies={}),
+    ]
     page = http.get("/").text
-    assert "Rank 4 on gpu-003 is the slowest: 410 ms itself, 1.6 times the median" in page
-    alike = "own-0 wait-4"
-    assert cells(page) == [alike] * 4 + ["own-4 wait-2 marked", alike]
-    assert page.count('class="heat-node slow"') == 1
+    (link,) = re.findall(r'href="(/run[^"]*run=41)"', page)
+    compared = http.get(link.replace("&amp;", "&"))
+    assert "script-src 'sha256-" in compared.headers["content-security-policy"]
+    assert http.get("/run?job=llama&run=none").status_code == 404
+    for name, text in (("page", page), ("run", compared.text)):
+        plain = re.sub(r"<(style|script)>.*?</\1>", "", text, flags=re.DOTALL)
+        golden(f"fleet/{name}.html", plain.encode())
 
 
 def test_thousands_of_ranks_are_cells_without_words(http, fleet):
@@ -177,51 +192,6 @@ def test_the_headline_says_what_the_fleet_does_not_see(golden):
     found = {name: headline(state) for name, state in states.items()}
     lines = [f"{name}: {one.level}: {one.sentence} {one.notes}" for name, one in found.items()]
     golden("http/fleet_headlines.txt", "\n".join(lines).encode())
-
-
-def test_nodes_in_trouble_come_first(fleet):
-    shown = (node(1), node(2, late_s=9.0), node(3, up=False), node(4, hot=True), node(5))
-    anomaly = replace(fleet.now.anomalies[0], node="gpu-005")
-    found = nodes.listed(with_nodes(replace(fleet.now, anomalies=(anomaly,)), *shown))
-    order = [health.name for health, _ in found]
-    assert order == ["gpu-003", "gpu-002", "gpu-005", "gpu-004", "gpu-001"]
-    assert [one.tone for one in found[3][1]][4:6] == ["busy", "hot"]
-    away = SourceHealth("gpu-003", False, "no route", lag_s=0.0)
-    assert nodes.how(away) == "away: no route"
-    late = SourceHealth("gpu-002", True, "it is 9 s behind", lag_s=9.0)
-    assert nodes.how(late) == "9 s behind"
-
-
-def test_gpus_that_need_service_are_listed_oldest_first(http, fleet):
-    one = replace(fleet.now.anomalies[0], kind="device_needs_service", job=None, rank=None, gpu=2)
-    active = [
-        replace(one, id=f"s{n}", node=f"gpu-{n}", time=NOW - n, end_time=None) for n in (1, 2)
-    ]
-    over = replace(one, id="s3", node="gpu-3", end_time=NOW)
-    assert nodes.needing_service(replace(fleet.now, anomalies=(*active, over))) == [
-        sentence(active[1]),
-        sentence(active[0]),
-    ]
-    assert "GPUs that need service" not in http.get("/").text
-    fleet.now = replace(fleet.now, anomalies=(*active, over))
-    page = http.get("/").text
-    (listed,) = re.findall(r'<ul class="service">(.*?)</ul>', page)
-    assert re.findall(r"GPU 2 on (gpu-\d)", listed) == ["gpu-2", "gpu-1"]
-
-
-def test_a_run_has_a_page_that_compares_it_with_the_one_before(http, fleet):
-    before = {"run": "40", "first_time": NOW - 9000, "end_time": NOW - 5000}
-    fleet.runs = [
-        run(0, 1, step_p50_s=0.42, phases_s={"forward": 0.2, "<i>": 0.1}, **before),
-        run(0, 1, step_p50_s=0.48, phases_s={"forward": 0.26}, step_counts={420: 9}, anomalies={}),
-    ]
-    (link,) = re.findall(r'href="(/run[^"]*run=41)"', http.get("/").text)
-    page = http.get(link.replace("&amp;", "&"))
-    assert "+14.3 % since the run before, most of it in forward" in page.text
-    assert "200 ms → 260 ms" in page.text
-    assert "<i>" not in page.text and "&lt;i&gt;" in page.text
-    assert "script-src 'sha256-" in page.headers["content-security-policy"]
-    assert http.get("/run?job=llama&run=none").status_code == 404
 
 
 def test_of_a_device_what_the_page_shows_is_kept():

@@ -122,11 +122,6 @@ def test_a_connection_is_kept_until_an_answer_fails():
     assert len(connected) == 2
 
 
-def test_a_bar_is_letters_so_that_it_needs_no_colour():
-    assert rows.bar({"forward": 0.25, "comm": 0.5}, 8).plain == "ffcccc.."
-    assert rows.bar({"own": 1.0}, 4).plain == "...."
-
-
 def test_trouble_is_marked_and_comes_first_and_a_fleets_device_names_its_node():
     device = {
         "uuid": "GPU-1", "index": 1, "gpu_instance": "", "name": "H100", "source": "nvml",
