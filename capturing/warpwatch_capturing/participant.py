@@ -190,7 +190,7 @@ def find_job(jobs: Iterable[LiveJob], request: CaptureRequest) -> LiveJob:
     """Return the one job that the request names, with all ranks that it names. Raises Refused."""
     live = [job for job in jobs if job.ranks]
     named = [job for job in live if _is_named(job.id, request)]
-    if len(named) > 1:
+    if len({(job.id.owner, job.id.name) for job in named}) > 1:
         owners = ", ".join(sorted(job.id.owner for job in named))
         raise Refused(
             "refused_no_rank", f"{request.job} is a job of each of {owners}; name the owner"
@@ -202,7 +202,8 @@ def find_job(jobs: Iterable[LiveJob], request: CaptureRequest) -> LiveJob:
             "refused_no_rank",
             f"no running rank of job {request.job!r} is known; running jobs: {known}",
         )
-    (job,) = named
+    # Replicas of a server have one name and do the same.
+    job = min(named)
     unknown = sorted(set(request.ranks or ()) - set(job.ranks))
     if unknown:
         wrong, right = ", ".join(map(str, unknown)), ", ".join(map(str, sorted(job.ranks)))

@@ -241,7 +241,7 @@ class HelperThread:
             **({"held_stacks": self._gil_stacks.name} if self._gil_stacks.name else {}),
             "faults": faults.count(),
         }
-        known = ("rank", "job", "world_size", "parallel")
+        known = ("rank", "job", "world_size", "parallel", "kind")
         self.captures.metadata = {name: about[name] for name in known if name in about}
         return identity.fitted(about)
 

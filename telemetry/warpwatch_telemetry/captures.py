@@ -42,6 +42,7 @@ OUTCOMES = (
     "refused_other_node",
     "refused_quiet_hours",
     "refused_over",
+    "refused_idle",
 )
 
 # The outcomes of copies to the remote store: failed is tried again, given_up was removed before.

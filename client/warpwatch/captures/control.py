@@ -34,11 +34,15 @@ HELPERS_KINDS = ("stacks",)
 
 
 class CaptureClock(Protocol):
-    """The step clock as captures see it: flags of the records, and whether it calls here."""
+    """The step clock as captures see it: flags of the records, and whether it calls here.
+
+    work: of the iteration that ends, as in protocol.WORK.
+    """
 
     flags: int
     capturing: bool
     thread: int
+    work: tuple[int, int, int] | None
 
 
 class Captures:
@@ -93,6 +97,7 @@ class Captures:
             clock.capturing = session is not None
             return
         session.expire()
+        session.note_work(number, clock.work)
         if session.dropped or not session.here:
             self._drop(session)
         elif number >= session.last_step:

@@ -105,6 +105,7 @@ class RecordingSession:
         self.begun = False
         self.dropped = False
         self._operators = (0, 0)
+        self._works: list[tuple[int, int, int]] = []
         self._thread = 0
         self._recording_at = 0.0
         self._claim = deque([True])
@@ -153,11 +154,18 @@ class RecordingSession:
         self.recording = True
         self.recorder.start(self.first_step)
 
+    def note_work(self, number: int, work: tuple[int, int, int] | None) -> None:
+        """Keep the work of a recorded iteration."""
+        if work is not None and self.recording and number >= self.first_step:
+            self._works.append(work)
+
     def finish(self, metadata: dict[str, Any]) -> None:
         """Stop and export. ``metadata`` has job, rank and world_size."""
         self._operators = (self._operators[0], operators() or 0)
-        steps = {"first_step": self.first_step, "last_step": self.last_step}
-        self.recorder.stop({**metadata, **steps})
+        about = {**metadata, "first_step": self.first_step, "last_step": self.last_step}
+        if self._works:
+            about["iterations"] = self._works
+        self.recorder.stop(about)
         self.recorder.export(self.base)
 
     def deliver(self, beat: Callable[[], None]) -> None:

@@ -58,6 +58,8 @@ STACKS_TIMEOUT_S = 10.0
 SILENT_S = 5.0
 # Ranks whose stacks are taken at once.
 STACKS_AT_ONCE = 8
+# The detail of a server's rank whose time to arm passed without a request.
+IDLE = "idle"
 # A process chooses a part of its files' names, so that no other user can foretell them.
 _TOKEN = re.compile("[0-9a-f]{16}")
 
@@ -103,7 +105,11 @@ class LocalParticipants:
         return LiveJob(job, live.keys(), world_size, events or None)
 
     def choose(self, job: LiveJob, request: CaptureRequest) -> Collection[int]:
-        return job.ranks
+        """Return all ranks; of a server only those that compute, unless only stacks are taken."""
+        if request.kind not in STEP_KINDS:
+            return job.ranks
+        live = self._ranks.targets(job.id)
+        return [number for number in job.ranks if number in live and live[number].computes]
 
     def of(
         self, job: LiveJob, numbers: Collection[int], request: CaptureRequest
@@ -111,6 +117,9 @@ class LocalParticipants:
         live = self._ranks.targets(job.id)
         targets: dict[int, AskedRank] = {}
         for number in sorted(live.keys() & set(numbers)):
+            if request.kind in STEP_KINDS and not live[number].computes:
+                role = live[number].claims.role
+                raise Refused("refused_no_rank", f"rank {number}, the {role}, has only stacks")
             calls = live[number].calls_without_step
             if calls and request.kind in STEP_KINDS:
                 raise Refused("refused_no_step", f"rank {number}: {no_step(calls)}")
@@ -240,6 +249,10 @@ class LocalRanks(Participant):
             overdue = "" if is_over(rank) else self._overdue(rank, at)
             if overdue:
                 self.ranks[number] = replace(rank, state="missing", detail=overdue)
+        if self.ranks and all(rank.detail == IDLE for rank in self.ranks.values()):
+            self.cancel()
+            waited_s = at - self._asked_at
+            raise Refused("refused_idle", f"no request came within {waited_s:.0f} s")
 
     @property
     def is_over(self) -> bool:
@@ -258,6 +271,8 @@ class LocalRanks(Participant):
             return f"not done within {MAX_CAPTURE_S:.0f} s"
         if rank.state in ("asked", "armed"):
             over = waited_s >= self._arm_timeout_s
+            if over and target.is_idle:
+                return IDLE
             stopped = ": the process is stopped" if target.status == "stopped" else ""
             detail = f"step {self._start} not begun within {waited_s:.0f} s{stopped}"
             return detail if over else ""

@@ -165,7 +165,7 @@ class Rank:
             self.process.trained_at = at
             step = self._take_step(record, time, counted)
             # The iterations of a scheduler are those of its workers once more.
-            if self.claims.role == "rank":
+            if self.computes:
                 yield step
         elif record.type == protocol.RECORD_SERVE:
             yield from self.serving.take_second(record, time, self.job, self.rank, counted)
@@ -309,6 +309,16 @@ class Rank:
     @property
     def serves(self) -> bool:
         return self.claims.kind == "serve"
+
+    @property
+    def computes(self) -> bool:
+        """Whether it has steps or iterations: not a server's scheduler or front end."""
+        return self.claims.role == "rank"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is a server's process that had no request in flight for a second."""
+        return self.serves and self.serving.is_idle
 
     def _serve_state(self) -> ServeState | None:
         if not self.serves:

@@ -92,12 +92,17 @@ class ServingProcess:
 
     # --- what is known ---
 
+    @property
+    def is_idle(self) -> bool:
+        second = self._newest
+        return second is not None and second.idle_s >= second.interval_s > 0
+
     def state(self, said: claims.Claims, replica: str, live: bool) -> ServeState:
         second = self._newest if live else None
         now: dict[str, Any] = {}
         if second is not None:
             now = {
-                "idle": second.idle_s >= second.interval_s > 0,
+                "idle": self.is_idle,
                 "running": second.running if self._schedules else None,
                 "waiting": second.waiting if self._schedules else None,
                 "kv_usage": second.kv_usage,

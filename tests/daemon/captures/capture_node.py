@@ -5,7 +5,7 @@ import importlib
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -79,8 +79,10 @@ class CaptureNode:
         ranks: Sequence[int] = (0, 1),
         world_size: int | None = None,
         run: Run = read_here,
+        said: Mapping[int, Mapping[str, Any]] | None = None,
         **triggers: Any,
     ) -> None:
+        """``said``: more metadata of the ranks."""
         self.folder = RendezvousFolder(path / "run", path / "inbox", "0.0.0")
         stack.callback(self.folder.close)
         self.store = Store(StoreConfig(url=(path / "store").as_uri()))
@@ -92,6 +94,7 @@ class CaptureNode:
         self._stack = stack
         self._numbers = ranks
         self._world_size = world_size or len(ranks)
+        self._said = said or {}
         self.rings = [self._ring(rank) for rank in ranks]
         self.holders = [stack.enter_context(ring.held()) for ring in self.rings]
         for ring in self.rings:
@@ -109,6 +112,7 @@ class CaptureNode:
 
     def _ring(self, rank: int) -> RingFile:
         said = {"rank": rank, "world_size": self._world_size, "device": f"GPU-{rank}"}
+        said |= self._said.get(rank, {})
         return RingFile(self.folder.ranks, wall=self.clock.wall, run=TRAIN.run, **said)
 
     def kill(self, *ranks: int) -> None:

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -59,6 +60,40 @@ def test_a_memory_capture_says_what_grows_and_brings_snapshots_where_there_are_s
         "rank 1 keeps 6 MB more each step: 1 torch.Tensor, allocated in a.py:4"
     )
     assert node.counted("complete", kind="memory") == 1
+
+
+@pytest.fixture
+def server(tmp_path: Path, stack: ExitStack) -> CaptureNode:
+    """An engine of two workers, with its scheduler."""
+    said = {rank: {"kind": "serve", "role": "rank"} for rank in (0, 1)}
+    said[2] = {"kind": "serve", "role": "scheduler"}
+    return CaptureNode(tmp_path, stack, ranks=(0, 1, 2), said=said)
+
+
+def test_iterations_are_captured_on_workers_and_stacks_of_all_processes(server):
+    asked = server.service.request(MANUAL)
+    assert [rank.rank for rank in asked.ranks] == [0, 1]
+    for rank in (0, 1):
+        server.deliver(rank)
+    assert server.finished(asked).outcome == "complete"
+    with pytest.raises(Refused, match="rank 2, the scheduler, has only stacks"):
+        server.service.request(replace(MANUAL, ranks=(2,)))
+    stacks = server.service.request(replace(STACKS, trigger="manual", anomaly_kind=None))
+    assert [rank.rank for rank in stacks.ranks] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("idle", "outcome"), [((0, 1), "refused_idle"), ((0,), "failed")])
+def test_a_capture_of_an_idle_server_is_refused_after_its_time_to_arm(server, idle, outcome):
+    asked = server.service.request(MANUAL)
+    for rank in (0, 1):
+        server.rings[rank].second(10**9, 10**9 if rank in idle else 0)
+    server.poll()
+    server.poll(after_s=61)
+    capture = server.finished(asked)
+    assert capture.outcome == outcome
+    assert server.counted(outcome) == 1
+    # Work that comes later starts nothing.
+    assert server.command(0) == {"op": "cancel", "id": f"{asked.id}-1"}
 
 
 def test_an_nsys_capture_is_complete_without_files(node):
