@@ -46,9 +46,8 @@ class CaptureRegister:
             if capture.outcome is None:
                 detail = f"{INTERRUPTED}the daemon ended meanwhile"
                 self.update(capture.id, outcome="failed", detail=detail)
-                request = capture.request
-                count = self._board.metrics.count_capture
-                count(request.kind, request.trigger, "failed", request.owner)
+                request, metrics = capture.request, self._board.metrics
+                metrics.count_interrupted(request.kind, request.trigger, request.owner)
                 logger.warning("capture %s was running when the daemon ended", capture.id)
 
     def all(self) -> list[Capture]:

@@ -372,6 +372,11 @@ class Member:
             self.status = "running" if record.event == "resumed" else record.event
             reason = record.detail.get("silent_reason")
             self.silent_reason = str(reason)[:32] if record.event == "stopped" else None
+        elif isinstance(record, RankEvent) and record.event == "records_lost":
+            # The agent could not read all steps; their ring counts them nevertheless.
+            self.steps = max(self.steps, _count(record, "steps"))
+            self.samples = max(self.samples, _count(record, "samples"))
+            self.tokens = max(self.tokens, _count(record, "tokens"))
 
     def _take_step(self, step: Step) -> None:
         self.step, self.last_step_time = step.step, step.time
@@ -410,3 +415,8 @@ class Member:
             **(self.recent.pace() if self.is_live else {}),
             memory_allocated_bytes=self.memory_allocated_bytes,
         )
+
+
+def _count(event: RankEvent, name: str) -> int:
+    count = event.detail.get(name)
+    return count if type(count) is int else 0

@@ -51,6 +51,10 @@ class AgentMetrics:
             self._owners.add(owner)
         self.counter("captures_total").labels(kind, trigger, outcome, *whose(owner)).inc()
 
+    def count_interrupted(self, kind: str, trigger: str, owner: str) -> None:
+        """Count a capture that ended with the process before this one."""
+        AgentMetrics.count_capture(self, kind, trigger, "failed", owner)
+
     def read(self, name: str, values: Callable[[], Mapping[Any, float]]) -> None:
         """Add a metric that another part keeps: ``values`` is called at each scrape.
 

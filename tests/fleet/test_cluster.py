@@ -19,7 +19,7 @@ from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.log import encode_line
-from warpwatch_telemetry.records import Clock, DeviceReading
+from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 STEP_S = 0.5
@@ -227,6 +227,23 @@ def test_the_end_on_each_node_is_the_end_of_the_job_which_is_kept_ten_minutes(tw
     two.now += 1
     two.hear()
     assert (two.cluster.jobs, two.cluster.forgotten) == ({}, [ended.id])
+
+
+def test_steps_whose_records_the_agent_could_not_read_are_counted(two):
+    def say(**totals: Any) -> None:
+        about: dict[str, Any] = {"owner": OWNER, "run": "41"}
+        two.nodes[0].say(RankEvent(two.now, "llama", 0, "records_lost", totals, **about))
+        two.hear()
+
+    train(two, 3)
+    member = two.job().members[0]
+    say(records=7, steps=10, samples=80, tokens=True)
+    assert (member.steps, member.samples, member.tokens) == (10, 80, 0)
+    train(two, 2)
+    # A total that was told before, and some that no ring has.
+    say(records=1, steps=10, samples=-1, tokens="all")
+    say(records=1, steps=1e300)
+    assert (member.steps, member.samples, member.tokens) == (12, 80, 0)
 
 
 def test_a_second_process_of_a_rank_is_counted_until_the_first_has_ended(two):

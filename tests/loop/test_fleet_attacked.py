@@ -103,7 +103,9 @@ class Attacked:
         assert self._process.stdout.readline() == b"listening\n"
 
     def lags(self) -> dict[str, float]:
-        sources = self.cluster.http.get("/readyz").json()["sources"]
+        answer = self.cluster.http.get("/readyz")
+        assert answer.status_code == 200, (answer.text, self.cluster.log()[-4000:])
+        sources = answer.json()["sources"]
         return {one["name"]: one["lag_s"] for one in sources if one["name"] in HONEST and one["up"]}
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -202,9 +202,14 @@ class SavedRank(SavedCounts, frozen=True, kw_only=True):
         return JobId(self.owner, self.job, self.run)
 
 
-class _Content(msgspec.Struct, frozen=True):
+R = TypeVar("R", msgspec.Raw, SavedRank)
+
+
+class _Content(msgspec.Struct, Generic[R], frozen=True):
+    """Ranks are read as they are written, one by one: a bad one does not cost the others."""
+
     version: int
-    ranks: tuple[SavedRank, ...]
+    ranks: tuple[R, ...]
 
 
 class Positions:
@@ -220,7 +225,9 @@ class Positions:
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         # Rings do not survive a power cut either.
-        self._file: StateFile[_Content] = StateFile(folder / FILE, _Content, MAX_BYTES)
+        self._file: StateFile[_Content[Any]] = StateFile(
+            folder / FILE, _Content[msgspec.Raw], MAX_BYTES
+        )
         self._fail = fail
         self._wake = wake
         # Between the pipeline and the loop.
@@ -237,7 +244,15 @@ class Positions:
         content = self._file.read()
         if content is None or content.version != VERSION:
             return {}
-        return {saved.key: saved for saved in content.ranks}
+        found = (self._rank(raw) for raw in content.ranks)
+        return {saved.key: saved for saved in found if saved is not None}
+
+    def _rank(self, raw: bytes) -> SavedRank | None:
+        try:
+            return msgspec.json.decode(raw, type=SavedRank)
+        except (ValueError, RecursionError) as error:
+            logger.warning("%s: a rank is ignored: %s", self._file.path, error)
+            return None
 
     def put(self, ranks: Iterable[SavedRank]) -> int:
         """Replace what is saved unless it is the same; return the number of this content."""

@@ -26,8 +26,11 @@ CAPTURE_GRACE_S = 120.0
 REWIND_RECORDS = 200
 # Only the daemon may report these of a process.
 RESERVED_EVENTS = frozenset(
-    {"died", "stopped", "resumed", "process", "memory", "training", "finished", "compared"}
-)
+    {
+        "died", "stopped", "resumed", "process", "memory", "training", "finished", "compared",
+        "records_lost",
+    }
+)  # fmt: skip
 # The interval of the event ``training``, often enough for any time-out.
 TRAINING_S = 2.0
 # More calls without a step mean that none will come: the shim's last clock takes over earlier.
@@ -132,12 +135,17 @@ class Rank:
         """
         news = self.ring.reader.read(limit)
         self._take_header(news, at)
-        self.counts.lost += max(0, news.lost - self.process.rewound)
+        lost = max(0, news.lost - self.process.rewound)
+        self.counts.lost += lost
         self.process.rewound = 0
         for record in news.records:
             # A wrong clock never dates a record before the process or in the future.
             time = min(max(record.wall_ns / 1e9, self.ring.created_time), now)
             yield from self._take_record(record, time, at)
+        if lost:
+            totals = self.counts.totals(self.phases)
+            detail = {name: getattr(totals, name) for name in ("steps", "samples", "tokens")}
+            yield self.event(now, "records_lost", {"records": lost, **detail})
         yield from self._take_calls(news.header.calls, now, at)
         yield from self._judge_life(news, now, at, stopped_after_s, boot_id)
 

@@ -36,7 +36,10 @@ def _at(config: FleetFile, folder: Path) -> StoreConfig:
 
 
 class FleetMetrics(AgentMetrics):
-    """The metrics of a fleet. Captures are counted by the agents alone, so that sums are right."""
+    """The metrics of a fleet. Agents count captures, so that sums are right.
+
+    The fleet counts only its captures that a restart interrupted: no agent sees that.
+    """
 
     def count_capture(self, kind: str, trigger: str, outcome: str, owner: str) -> None:
         """Do nothing."""

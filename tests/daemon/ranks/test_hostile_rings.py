@@ -97,9 +97,10 @@ def test_an_event_that_is_no_json_is_counted_and_costs_nothing_else(node):
     # Only the daemon or the kernel may report these of a process.
     ring.event("died")
     ring.record(protocol.RECORD_EVENT, b'{"event":"process","cpu_s":1}')
+    ring.event("records_lost", steps=1000)
     ring.step()
     assert node.events() == []
-    assert node.rejects == {"bad_event": 3}
+    assert node.rejects == {"bad_event": 4}
     state = node.newest()
     assert (state.steps_total, state.status) == (1, "running")
 
@@ -283,3 +284,14 @@ def test_positions_are_written_only_when_they_have_changed(tmp_path):
     assert positions.put([]) == 2
     positions.write()
     assert positions.written == 2
+
+
+def test_a_saved_rank_that_cannot_be_read_costs_no_other(tmp_path, caplog):
+    positions = Positions(tmp_path)
+    entries = [SavedRank(pod=None, ring=name, position=7) for name in "abc"]
+    positions.put(entries)
+    positions.write()
+    body = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(body.replace(b'"b"', b"[]"))
+    assert list(positions.load().values()) == [entries[0], entries[2]]
+    assert "a rank is ignored: Expected `str`, got `array`" in caplog.text

@@ -72,11 +72,18 @@ def test_what_a_failed_poll_had_read_comes_with_the_next(node):
     assert [node.steps(), node.steps()] == [[0, 1], []]
 
 
-def test_a_reader_that_lags_says_how_many_records_it_lost(node):
+def test_a_reader_that_lags_says_how_many_records_it_lost_and_the_totals(node):
     ring = node.met()
     ring.steps_of(protocol.RECORD_COUNT + 7)
-    state = node.newest()
-    assert (state.lost_records, state.steps_total) == (7, protocol.RECORD_COUNT + 7)
+    (event,) = node.events()
+    total = protocol.RECORD_COUNT + 7
+    assert event.event == "records_lost"
+    said = {"records": 7, "steps": total, "samples": 8 * total, "tokens": 0}
+    assert event.detail == said
+    (state,) = node.states()
+    assert (state.lost_records, state.steps_total) == (7, total)
+    ring.step()
+    assert node.events() == []
 
 
 @pytest.mark.parametrize("while_down", [False, True])
