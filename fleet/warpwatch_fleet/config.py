@@ -97,6 +97,7 @@ class FleetConfig(Section):
 
     ``targets``, ``targets_files`` (file_sd of Prometheus) and ``targets_dns`` (every address of a
     name) together are the agents. ``token_file``: the token for requests to the fleet.
+    ``metrics_token``: whether ``/metrics`` needs it too.
     ``probe_listen``: an address for probes alone. ``state_dir``: the state of jobs and captures for
     the next start. ``public_url``: the fleet's address for users, for links.
     """
@@ -107,6 +108,7 @@ class FleetConfig(Section):
     targets_files: tuple[Path, ...] = ()
     targets_dns: Address | None = None
     token_file: Path | None = None
+    metrics_token: Boolean = False
     web_config: Path | None = None
     agents: AgentsConfig = AgentsConfig()
     schedules: tuple[ScheduleConfig, ...] = ()

@@ -108,6 +108,7 @@ class Fleet:
             listen=own.listen,
             probe_listen=own.probe_listen,
             token_file=own.token_file,
+            metrics_token=own.metrics_token,
             web_config=own.web_config,
         )
         node = config.node or self._hostname

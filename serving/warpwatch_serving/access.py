@@ -166,7 +166,7 @@ class Access:
 
     def __init__(self, config: HttpConfig, monotonic: Callable[[], float]) -> None:
         if config.metrics_token and config.token_file is None:
-            raise UsageError("http.metrics_token: http.token_file is needed, too")
+            raise UsageError("metrics_token: token_file is needed, too")
         self.token = TokenFile(config.token_file) if config.token_file else None
         # Open to everybody: a probe has no password, and the login comes before the rights.
         self.open = OPEN - {METRICS} if config.metrics_token else OPEN

@@ -132,6 +132,16 @@ def test_a_fleet_that_was_restarted_shows_what_nodes_say_of_one_capture_as_one(
     assert states(after) == states(before) == WRITTEN
 
 
+def test_a_fleet_counts_only_its_captures_that_a_restart_interrupted(fleet, tmp_path, stack):
+    done = only(fleet.run(by_hand))
+    running = replace(done, id=f"{done.id}-2", outcome=None, end_time=None)
+    fleet.store.create(fleet.register.with_folder(running))
+    registry = PlayedFleet(tmp_path, stack, fleet.agents).board.metrics.registry
+    samples = [one for family in registry.collect() for one in family.samples]
+    counted = [(one.labels["outcome"], one.value) for one in samples if "outcome" in one.labels]
+    assert counted == [("failed", 1.0)]
+
+
 def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(fleet):
     alert = replace(MANUAL, ranks=(2,), trigger="alert", alerts=("f1@2026-11-21T20:00:00Z",))
     capture = only(fleet.run(lambda captures: captures.start(alert)))

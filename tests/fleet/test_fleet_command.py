@@ -30,6 +30,7 @@ TOKEN = {"Authorization": "Bearer secret"}
         ("{agents: {token_file: /t}}", "in plain text"),
         ("{agents: {token_file: /no/t, allow_plain: true}}", "/no/t: No such file"),
         ("{agents: {ca_file: /no/ca.pem}}", "cannot use /no/ca.pem"),
+        ("{metrics_token: true}", "metrics_token: token_file is needed, too"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(tmp_path, capsys, text, said):
@@ -62,6 +63,7 @@ def test_a_fleet_shows_its_agents_and_speaks_of_them_to_its_cluster(tmp_path, st
             "listen": f"127.0.0.1:{port}",
             "targets": [address],
             "token_file": str(token),
+            "metrics_token": True,
             "state_dir": str(tmp_path / "fleet"),
             "agents": {"token_file": str(token), "allow_plain": True},
             "kubernetes": {
@@ -89,7 +91,8 @@ def test_a_fleet_shows_its_agents_and_speaks_of_them_to_its_cluster(tmp_path, st
 
 def check_answers(http: httpx.Client) -> None:
     assert NODE in http.get("/").text
-    assert http.get("/api/v1/jobs", headers={"Authorization": ""}).status_code == 401
+    for path in ("/api/v1/jobs", "/metrics"):
+        assert http.get(path, headers={"Authorization": ""}).status_code == 401
     metrics = http.get("/metrics").text
     assert 'warpwatch_fleet_agents{state="up"} 1.0' in metrics
     assert f'warpwatch_fleet_agent_lag_seconds{{node="{NODE}"}}' in metrics

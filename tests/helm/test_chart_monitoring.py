@@ -114,7 +114,16 @@ def test_monitors_send_the_token_if_metrics_need_one(helm4: Path, kind: str) -> 
     assert "authorization" not in endpoint
     objects = chart.render(helm4, *chart.sets(*own))
     (endpoint,) = scrapes(objects, name, chart.only(objects, "DaemonSet"))
-    assert endpoint["authorization"] == {"credentials": {"name": "tokens", "key": "token"}}
+    token = {"credentials": {"name": "tokens", "key": "token"}}
+    assert endpoint["authorization"] == token
+    for what in ("http", "fleet"):
+        asked = (own[0], own[2], f"config.{what}.metrics_token=true", "fleet.enabled=true")
+        objects = chart.render(helm4, *chart.sets(*asked, "token.allowPlainPeers=true"))
+        (fleet,) = chart.of_kind(objects, "StatefulSet")
+        (endpoint,) = scrapes(objects, name, fleet)
+        assert endpoint["authorization"] == token
+        names = {one["name"] for one in fleet["spec"]["template"]["spec"]["containers"][0]["env"]}
+        assert ("WARPWATCH_FLEET__METRICS_TOKEN" in names) == (what == "http")
 
 
 def scrapes(

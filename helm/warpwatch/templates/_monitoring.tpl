@@ -66,7 +66,7 @@ tlsConfig:
 {{- if .monitor.basicAuth }}
 basicAuth:
   {{- toYaml .monitor.basicAuth | nindent 2 }}
-{{- else if and (ne .component "fleet") ($values.config.http | default dict).metrics_token }}
+{{- else if or ($values.config.http | default dict).metrics_token (and (eq .component "fleet") ($values.config.fleet | default dict).metrics_token) }}
 # Prometheus reads the Secret from the monitor's namespace.
 authorization:
   credentials:

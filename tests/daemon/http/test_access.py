@@ -320,7 +320,7 @@ def test_a_token_file_without_a_token_is_a_usage_error(tmp_path, agent, content)
         path.write_bytes(content)
     with pytest.raises(UsageError, match=r"http\.token_file"):
         Server(agent, HttpConfig(listen="127.0.0.1:0", token_file=path))
-    with pytest.raises(UsageError, match=r"http\.token_file is needed"):
+    with pytest.raises(UsageError, match="metrics_token: token_file is needed"):
         Server(agent, HttpConfig(listen="127.0.0.1:0", metrics_token=True))
 
 
