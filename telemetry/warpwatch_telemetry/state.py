@@ -258,36 +258,40 @@ class StepDurations:
 class RecentSteps:
     """Iterates over the durations in seconds, oldest first; any thread may do so meanwhile.
 
-    Numbers lie in arrays, a quarter of what they take as objects: a fleet has many ranks.
+    Both arrays have their full size from the start: the memory of a rank does not grow with its
+    steps, and a fleet of thousands of ranks does not fragment it.
     """
 
     def __init__(self) -> None:
-        self._durations_s = array("d")
+        self._count = 0
+        self._durations_s = array("d", bytes(8 * RECENT_STEPS))
         # Per step: seconds, samples, tokens and seconds in phase comm, NaN if unknown.
-        self._newest = array("d")
+        self._newest = array("d", bytes(4 * 8 * THROUGHPUT_STEPS))
 
     def add(self, step: Step) -> None:
-        durations_s, newest = self._durations_s, self._newest
-        durations_s.append(step.duration_s)
-        if len(durations_s) > RECENT_STEPS:
-            del durations_s[0]
-        comm_s = step.phases_s.get("comm", math.nan)
-        newest.extend((step.duration_s, step.samples, step.tokens, comm_s))
-        if len(newest) > 4 * THROUGHPUT_STEPS:
-            del newest[:4]
+        count, comm_s = self._count, step.phases_s.get("comm", math.nan)
+        self._durations_s[count % RECENT_STEPS] = step.duration_s
+        at = 4 * (count % THROUGHPUT_STEPS)
+        values = (step.duration_s, step.samples, step.tokens, comm_s)
+        self._newest[at : at + 4] = array("d", values)
+        self._count = count + 1
 
     def __len__(self) -> int:
-        return len(self._durations_s)
+        return min(self._count, RECENT_STEPS)
 
     def __iter__(self) -> Iterator[float]:
-        return iter(self._durations_s[:])
+        count, durations_s = self._count, self._durations_s[:]
+        if count < RECENT_STEPS:
+            return iter(durations_s[:count])
+        oldest = count % RECENT_STEPS
+        return iter(durations_s[oldest:] + durations_s[:oldest])
 
     def pace(self) -> dict[str, Any]:
         """Return steps, samples and tokens per second, and seconds per step in phase comm.
 
         All are of the same steps; unknown ones are absent.
         """
-        newest = self._newest[:]
+        newest = self._newest[: 4 * self._count]
         taken_s, samples, tokens = (sum(newest[column::4]) for column in range(3))
         waits_s = [wait_s for wait_s in newest[3::4] if not math.isnan(wait_s)]
         counts = {"steps": len(newest) // 4, "samples": samples, "tokens": tokens}

@@ -110,7 +110,7 @@ def nothing_is_lost(
     poll(lambda: agrees(node.get), "the agent has counted every step")
     poll(lambda: agrees(cluster.get), "the fleet has counted every step")
     lost = node.metric("warpwatch_records_lost_total", training_job=job)
-    assert (lost > 0) == overflows, lost
+    assert lost is not None and (lost > 0) == overflows, lost
     found = cluster.get("anomalies") + node.get("anomalies")
     assert found == [], (found, cluster.log())
 
