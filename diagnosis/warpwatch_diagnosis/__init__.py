@@ -3,7 +3,7 @@
 From the top floor down, each importing only what is below it:
 
 - __main__: the command; diagnosis: from files to a diagnosis
-- report: the diagnosis as text, as a page, and as a smaller trace for a viewer
+- report: the diagnosis as text and as a page
 - stacks: the late ranks of a hanging job; memory_growth: the lines that keep memory
 - verdict: one finding per fault, the doubts, the verdict
 - rules: the faults; advice: their advice

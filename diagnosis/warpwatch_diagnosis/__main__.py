@@ -13,7 +13,6 @@ from pathlib import Path
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
-from warpwatch_diagnosis.report.trace_out import write_trace
 from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.verdict.conclusion import NO_PROBLEM, Diagnosis
 from warpwatch_diagnosis.verdict.findings import Asked
@@ -37,17 +36,15 @@ def main(
     arguments = _parser(prog).parse_args(argv)
     read = [*arguments.trace, *arguments.baseline]
     try:
-        for written in (arguments.html, arguments.trace_out):
-            exists = written is not None and written.exists()
-            if exists and any(path.exists() and written.samefile(path) for path in read):
-                return _unusable(prog, f"{written}: is a trace to read; name another file to write")
+        page = arguments.html
+        exists = page is not None and page.exists()
+        if exists and any(path.exists() and page.samefile(path) for path in read):
+            return _unusable(prog, f"{page}: is a trace to read; name another file to write")
         diagnosis = diagnose(
             arguments.trace, arguments.baseline, missing, nodes, asked, reading=reading
         )
-        if arguments.html is not None:
-            arguments.html.write_text(render_html(diagnosis), encoding="utf-8")
-        if arguments.trace_out is not None:
-            write_trace(diagnosis, arguments.trace, arguments.trace_out)
+        if page is not None:
+            page.write_text(render_html(diagnosis), encoding="utf-8")
         _print(diagnosis, arguments.json)
     except TraceError as error:
         return _unusable(prog, str(error))
@@ -103,12 +100,6 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report to FILE as well")
-    parser.add_argument(
-        "--trace-out",
-        type=Path,
-        metavar="FILE",
-        help="write a reduced trace for https://ui.perfetto.dev (.json or .json.gz)",
-    )
     parser.add_argument(
         "--baseline",
         nargs="+",

@@ -1,4 +1,4 @@
-"""Renders the diagnosis: text for a terminal, html as a page, trace_out for a trace viewer.
+"""Renders the diagnosis: text for a terminal, html as a page.
 
 - words: the titles of kinds, parts and causes
 - parts: a stretch of time as disjoint parts, which add up to it

@@ -24,13 +24,11 @@ from msgspec import Raw, field
 from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.json_stream import decode_json
 
-Kind = Literal[
-    "operator", "annotation", "runtime", "kernel", "copy", "synchronization", "python", "memory"
-]
+Kind = Literal["operator", "annotation", "runtime", "kernel", "copy", "python", "memory"]
 
 _COLLECTIVE_ARGUMENTS = (
     "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size",
-    "Process Group Name", "Process Group Ranks", "Seq",
+    "Process Group Name", "Seq",
 )  # fmt: skip
 
 # The profiler's categories from 2022 on (lower case) and before (capitalised).
@@ -43,7 +41,6 @@ _CATEGORIES: dict[Kind, tuple[str, ...]] = {
     ),
     "kernel": ("kernel", "Kernel"),
     "copy": ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"),
-    "synchronization": ("cuda_sync",),
     "python": ("python_function",),
 }  # fmt: skip
 KINDS = {category: kind for kind, names in _CATEGORIES.items() for category in names}
@@ -57,11 +54,9 @@ ONE_GRADIENT = "One gradient"
 ARGUMENTS: dict[Kind, tuple[str, ...]] = {
     "operator": ("Input Dims", "Input type", "Call stack", CONCRETE, *_COLLECTIVE_ARGUMENTS),
     "kernel": (
-        "device", "stream", "grid", "block", "blocks per SM", "warps per SM",
-        "est. achieved occupancy %", "graph id", *_COLLECTIVE_ARGUMENTS,
+        "device", "grid", "blocks per SM", "est. achieved occupancy %", *_COLLECTIVE_ARGUMENTS,
     ),
-    "copy": ("device", "stream", "bytes", "memory bandwidth (GB/s)"),
-    "synchronization": ("device", "stream", "wait_on_stream"),
+    "copy": ("device", "bytes"),
     "memory": ("Device Type", "Device Id", "Bytes", "Total Allocated", "Total Reserved"),
 }  # fmt: skip
 # Names of templates reach 6,000 characters, and patterns take up to the square of the length. The
@@ -157,12 +152,9 @@ class RawArguments(msgspec.Struct, gc=False, omit_defaults=True):
 
     correlation: Any = None
     device: Raw = _ABSENT
-    stream: Raw = _ABSENT
     bytes: Raw = _ABSENT
     grid: Raw = _ABSENT
-    block: Raw = _ABSENT
     dtype: Raw = _ABSENT
-    wait_on_stream: Raw = _ABSENT
     input_dims: Raw = field(default=_ABSENT, name="Input Dims")
     input_type: Raw = field(default=_ABSENT, name="Input type")
     call_stack: Raw = field(default=_ABSENT, name="Call stack")
@@ -172,13 +164,9 @@ class RawArguments(msgspec.Struct, gc=False, omit_defaults=True):
     elements_out: Raw = field(default=_ABSENT, name="Out msg nelems")
     group_size: Raw = field(default=_ABSENT, name="Group size")
     group: Raw = field(default=_ABSENT, name="Process Group Name")
-    group_ranks: Raw = field(default=_ABSENT, name="Process Group Ranks")
     sequence: Raw = field(default=_ABSENT, name="Seq")
     blocks_per_sm: Raw = field(default=_ABSENT, name="blocks per SM")
-    warps_per_sm: Raw = field(default=_ABSENT, name="warps per SM")
     occupancy: Raw = field(default=_ABSENT, name="est. achieved occupancy %")
-    graph: Raw = field(default=_ABSENT, name="graph id")
-    bandwidth: Raw = field(default=_ABSENT, name="memory bandwidth (GB/s)")
     device_type: Raw = field(default=_ABSENT, name="Device Type")
     device_id: Raw = field(default=_ABSENT, name="Device Id")
     moved_bytes: Raw = field(default=_ABSENT, name="Bytes")

@@ -1,4 +1,4 @@
-"""Whole reports: what the command prints, the JSON document, the page, and the reduced trace."""
+"""Whole reports: what the command prints, the JSON document, and the page."""
 
 import json
 import shlex
@@ -13,7 +13,6 @@ from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.report.handover import hottest
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
-from warpwatch_diagnosis.report.trace_out import write_trace
 from warpwatch_diagnosis.trace.reader import read_trace
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
@@ -80,16 +79,6 @@ FORMS: dict[str, Callable[[Diagnosis], str]] = {
 def test_a_report_is_that_of_its_golden_file(tmp_path, golden, capture, form):
     text = FORMS[form](capture(tmp_path))
     golden(f"diagnosis/{capture.__name__}.{form}", text.encode())
-
-
-@pytest.mark.parametrize("capture", [slower_loading, late_rank, cpu_ranks])
-def test_a_reduced_trace_is_that_of_its_golden_file(tmp_path, golden, capture):
-    diagnosis, target = capture(tmp_path), tmp_path / "out.json"
-    write_trace(diagnosis, sorted(tmp_path.glob("rank*.json")), target)
-    trace = json.loads(target.read_text())
-    elements = trace.pop("traceEvents")
-    lines = [json.dumps(one) for one in (trace, *elements)]
-    golden(f"diagnosis/{capture.__name__}.trace", "\n".join(lines).encode())
 
 
 # --- the command for the next tool: options as its documentation has them (2025.3) ----------------

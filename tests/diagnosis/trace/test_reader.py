@@ -130,14 +130,13 @@ CATEGORIES: dict[Kind, str] = {
     "privateuse1_runtime privateuse1_driver",
     "kernel": "kernel Kernel",
     "copy": "gpu_memcpy gpu_memset Memcpy Memset",
-    "synchronization": "cuda_sync",
     "python": "python_function",
 }
 
 
 def test_each_category_of_old_and_new_traces_has_its_kind(tmp_path):
     names = {kind: text.split() for kind, text in CATEGORIES.items()}
-    other = ["ac2g", "gpu_user_annotation", "overhead", "new", None, 5]
+    other = ["ac2g", "cuda_sync", "gpu_user_annotation", "overhead", "new", None, 5]
     categories = [*(name for kept in names.values() for name in kept), *other]
     events = [FULL | {"cat": category, "name": str(category)} for category in categories]
     read = read_elements(tmp_path, *events).events
@@ -157,10 +156,10 @@ def test_changes_of_memory_are_read_with_and_without_their_category(tmp_path):
 
 def test_kernels_of_one_graph_launch_keep_its_correlation(tmp_path):
     launch = FULL | {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "args": {"correlation": 9}}
-    kernel = FULL | {"cat": "kernel", "args": {"correlation": 9, "graph id": 3, "stream": 7}}
+    kernel = FULL | {"cat": "kernel", "args": {"correlation": 9, "graph id": 3, "device": 7}}
     found = read_elements(tmp_path, launch, kernel, kernel).events
     assert [e.correlation for e in found["runtime"] + found["kernel"]] == [9, 9, 9]
-    assert found["kernel"][0].arguments == {"stream": 7, "graph id": 3}
+    assert found["kernel"][0].arguments == {"device": 7}
 
 
 def test_what_is_no_correlation_joins_nothing(tmp_path):
