@@ -49,7 +49,7 @@ class Detection:
         self._ranks = RankDevices()
         self._limit = JobLimit()
         self._job_steps = JobSteps()
-        self._runner = DetectorRunner(build(kinds, anomalies))
+        self._runner = DetectorRunner(build(kinds, anomalies, self._ranks))
         self._register = AnomalyRegister(anomalies, self._ranks)
         self._time = -NEVER
         self._resumption: Resumption | None = None
@@ -198,7 +198,7 @@ class Detection:
     @state.setter
     def state(self, state: EngineState) -> None:
         self._time = state.time
-        self._ranks = self._register.ranks = state.ranks
+        self._ranks.restore(state.ranks)
         self._register.state = state.register
 
     def resume(self, now: float, fresh: set[str]) -> list[Change]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -138,7 +139,7 @@ class RankDevices:
         return {rank.device for rank in ranks.values() if rank.device is not None}
 
     def jobs_on(self, device: str) -> set[JobId]:
-        return {job for job, _ in self._on(device)}
+        return {job for job, _ in self.on(device)}
 
     def located(self, found: Detected) -> Detected:
         """Return the finding with job and rank on its device, or its rank's device, and its index.
@@ -147,7 +148,7 @@ class RankDevices:
         """
         job, rank, device = found.job_id, found.rank, found.device
         if job is None and device is not None:
-            there = self._on(device)
+            there = list(self.on(device))
             job = there[0][0] if len({job for job, _ in there}) == 1 else None
             rank = there[0][1] if len(there) == 1 else None
         elif job is not None and rank is not None and device is None:
@@ -155,8 +156,14 @@ class RankDevices:
         gpu = self.indices.get(device or "")
         return with_job(replace(found, rank=rank, device=device, gpu=gpu), job)
 
-    def _on(self, device: str) -> list[RankId]:
-        return [name for name, rank in self.live().items() if rank.device == device]
+    def on(self, device: str) -> Iterator[RankId]:
+        """Yield the ranks on a device."""
+        for job, ranks in self.jobs.items():
+            yield from ((job, n) for n, rank in ranks.items() if rank.device == device)
+
+    def restore(self, saved: RankDevices) -> None:
+        """Take over saved ranks; all that hold this object see them."""
+        self.jobs, self.departed, self.indices = saved.jobs, saved.departed, saved.indices
 
 
 class JobLimit:

@@ -27,9 +27,8 @@ def test_every_kind_has_a_detector_and_causes_are_kinds():
     ):
         assert set(causes) <= set(effects)
         assert {reason for group in causes.values() for reason in group} <= set(reasons)
-    assert [make(DetectionConfig(), AnomaliesConfig()).kind for make in DETECTORS.values()] == list(
-        DETECTORS
-    )
+    config = (DetectionConfig(), AnomaliesConfig(), RankDevices())
+    assert [make(*config).kind for make in DETECTORS.values()] == list(DETECTORS)
 
 
 def test_a_cause_judges_before_what_it_explains():

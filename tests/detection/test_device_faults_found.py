@@ -13,6 +13,7 @@ from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors.devices import DEVICE_DETECTORS
 from warpwatch_detection.detectors.devices.watch import MAX_DEVICES
 from warpwatch_detection.engine import Detection
+from warpwatch_detection.ranks import RankDevices
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, PortReading, Record
@@ -282,7 +283,8 @@ def test_whatever_devices_say_is_judged_and_remembered() -> None:
     chance, node = random.Random(7), Node()
     names = [*next(node.readings(1)).metrics, key("xid_errors_total", "x"), key("strange")]
     reasons = ("lost", "stuck", "driver", "no_permission", "reset_required", "")
-    detectors = [make(DetectionConfig(), AnomaliesConfig()) for make in DEVICE_DETECTORS.values()]
+    config = (DetectionConfig(), AnomaliesConfig(), RankDevices())
+    detectors = [make(*config) for make in DEVICE_DETECTORS.values()]
     for _ in range(700):
         node.time += chance.choice((0.0, 0.5, 1.0, 1.0, 30.0, 700.0, -5.0))
         reported = {
@@ -306,7 +308,7 @@ def test_whatever_devices_say_is_judged_and_remembered() -> None:
 
 def test_every_kind_has_a_detector_and_says_how_it_sees_every_device() -> None:
     assert set(DEVICE_DETECTORS) == set(DEVICE_KINDS)
-    node, config = Node(), (DetectionConfig(), AnomaliesConfig())
+    node, config = Node(), (DetectionConfig(), AnomaliesConfig(), RankDevices())
     for kind, make in DEVICE_DETECTORS.items():
         detector = make(*config)
         assert detector.kind == kind

@@ -11,13 +11,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import Detector
 from warpwatch_detection.detectors.data_stall import DataStall
 from warpwatch_detection.detectors.deaths import Crash, Oom
-from warpwatch_detection.detectors.devices import DEVICE_DETECTORS
+from warpwatch_detection.detectors.devices import DEVICE_DETECTORS, MakeDetector
 from warpwatch_detection.detectors.gc_pause import GcPause
 from warpwatch_detection.detectors.hang import Hang
 from warpwatch_detection.detectors.level_shifts import CommSlow, StepRegression
@@ -27,28 +25,28 @@ from warpwatch_detection.detectors.run_regression import RunRegression
 from warpwatch_detection.detectors.step_drift import StepDrift
 from warpwatch_detection.detectors.step_spikes import StepSpikes
 from warpwatch_detection.detectors.straggler import Straggler
+from warpwatch_detection.ranks import RankDevices
 
 # In the order in which they judge a record: a cause comes before what it explains.
-DETECTORS: dict[str, Callable[[DetectionConfig, AnomaliesConfig], Detector]] = {
+DETECTORS: dict[str, MakeDetector] = {
     **DEVICE_DETECTORS,
     "oom": lambda *_: Oom(),
     "crash": lambda *_: Crash(),
-    "memory_leak": lambda *_: MemoryLeak(),
+    "memory_leak": lambda _, __, ranks: MemoryLeak(ranks),
     "memory_pressure": lambda *_: MemoryPressure(),
-    "hang": lambda kinds, _: Hang(kinds.hang),
-    "data_stall": lambda kinds, _: DataStall(kinds.false_alarms_per_job_day),
-    "gc_pause": lambda kinds, _: GcPause(kinds.false_alarms_per_job_day),
-    "straggler": lambda kinds, _: Straggler(kinds.false_alarms_per_job_day),
-    "step_spikes": lambda kinds, _: StepSpikes(kinds.false_alarms_per_job_day),
-    "comm_slow": lambda kinds, _: CommSlow(kinds.false_alarms_per_job_day),
-    "step_regression": lambda kinds, _: StepRegression(kinds.false_alarms_per_job_day),
-    "step_drift": lambda kinds, _: StepDrift(kinds.false_alarms_per_job_day),
+    "hang": lambda kinds, *_: Hang(kinds.hang),
+    "data_stall": lambda kinds, *_: DataStall(kinds.false_alarms_per_job_day),
+    "gc_pause": lambda kinds, *_: GcPause(kinds.false_alarms_per_job_day),
+    "straggler": lambda kinds, *_: Straggler(kinds.false_alarms_per_job_day),
+    "step_spikes": lambda kinds, *_: StepSpikes(kinds.false_alarms_per_job_day),
+    "comm_slow": lambda kinds, *_: CommSlow(kinds.false_alarms_per_job_day),
+    "step_regression": lambda kinds, *_: StepRegression(kinds.false_alarms_per_job_day),
+    "step_drift": lambda kinds, *_: StepDrift(kinds.false_alarms_per_job_day),
     "run_regression": lambda *_: RunRegression(),
 }
 
 
-def build(kinds: DetectionConfig, anomalies: AnomaliesConfig) -> list[Detector]:
+def build(kinds: DetectionConfig, anomalies: AnomaliesConfig, ranks: RankDevices) -> list[Detector]:
     """Return the detectors that are not disabled."""
-    return [
-        make(kinds, anomalies) for kind, make in DETECTORS.items() if kind not in kinds.disabled
-    ]
+    wanted = (make for kind, make in DETECTORS.items() if kind not in kinds.disabled)
+    return [make(kinds, anomalies, ranks) for make in wanted]

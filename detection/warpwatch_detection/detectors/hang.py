@@ -240,9 +240,10 @@ class Hang(Detector):
 
     def _limit_s(self, job: JobProgress) -> float:
         limit_s = self._least_limit_s(job)
+        recent_s = job.times.recent_s
         # The typical step is shorter than the longest; most often that is enough.
-        if TIMEOUT_STEPS * max(job.times.recent_s, default=0.0) > limit_s:
-            limit_s = max(limit_s, TIMEOUT_STEPS * job.times.typical_s())
+        if TIMEOUT_STEPS * max(recent_s, default=0.0) > limit_s:
+            limit_s = max(limit_s, TIMEOUT_STEPS * median(recent_s))
         return max(limit_s, self._config.warmup_timeout_s) if job.warms_up else limit_s
 
     def _due(self, name: JobId, job: JobProgress, now: float) -> float:

@@ -13,10 +13,11 @@ from warpwatch_detection.detector import (
     Results,
     detail_number,
 )
+from warpwatch_detection.ranks import RankDevices
 from warpwatch_detection.signals.memory_growth import MIN_SHARE, WINDOW_BLOCKS, MemoryGrowth, Trend
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
+from warpwatch_telemetry.records import DeviceReading, End, RankEvent, Step
 
 _FREE = ("device_memory_free_bytes", ())
 _MAX_NAMED = 8
@@ -40,7 +41,6 @@ class LeakingRank:
 @dataclass(slots=True)
 class LeakingJob:
     ranks: dict[int, LeakingRank] = field(default_factory=dict)
-    devices: dict[int, str] = field(default_factory=dict)
     found: bool = False
 
 
@@ -58,9 +58,10 @@ class MemoryLeak(Detector):
     kind = "memory_leak"
     state_version = 2
     state: MemoryLeakState
-    reads = (Step, RankSeen, RankEvent, DeviceReading, End)
+    reads = (Step, RankEvent, DeviceReading, End)
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: RankDevices) -> None:
+        self._ranks = ranks
         self.state = MemoryLeakState()
 
     def observe(self, seen: Observation) -> Results:
@@ -68,9 +69,6 @@ class MemoryLeak(Detector):
             return self._step(seen)
         elif isinstance(seen, DeviceReading):
             self._device(seen)
-        elif isinstance(seen, RankSeen):
-            if seen.device is not None:
-                self._job(seen.job_id).devices[seen.rank] = seen.device
         elif isinstance(seen, RankEvent):
             return self._event(seen)
         elif isinstance(seen, End) and seen.rank is not None:
@@ -92,12 +90,9 @@ class MemoryLeak(Detector):
 
     # --- what is seen ---
 
-    def _job(self, name: JobId) -> LeakingJob:
-        return self.state.jobs.get(name) or self.state.jobs.setdefault(name, LeakingJob())
-
     def _step(self, seen: Step) -> Results:
         name, number = seen.job_id, seen.step
-        job = self._job(name)
+        job = self.state.jobs.get(name) or self.state.jobs.setdefault(name, LeakingJob())
         rank = job.ranks.get(seen.rank)
         if rank is None or number < rank.step:
             # A restart begins with an empty memory; a record that is late looks the same.
@@ -108,12 +103,12 @@ class MemoryLeak(Detector):
         if rank.device_growth is None:
             rank.device_growth = MemoryGrowth(number)
         used = seen.memory_allocated_bytes
-        left = self._device_left(job, seen.rank)
+        left = self._device_left(name, seen.rank, rank)
         return self._add(seen, job, rank.device_growth, used, left)
 
     def _device(self, seen: DeviceReading) -> None:
         free = seen.metrics.get(_FREE)
-        if free is not None and self.state.jobs:
+        if free is not None and self._ranks.jobs:
             self.state.device_left_bytes[seen.device] = free
 
     def _event(self, seen: RankEvent) -> Results:
@@ -154,10 +149,7 @@ class MemoryLeak(Detector):
 
     def _gone(self, name: JobId, rank: int, now: float) -> Results:
         job = self.state.jobs.get(name)
-        if job is None:
-            return ()
-        job.devices.pop(rank, None)
-        if job.ranks.pop(rank, None) is None:
+        if job is None or job.ranks.pop(rank, None) is None:
             return ()
         return self._judge(name, job, now)
 
@@ -188,7 +180,7 @@ class MemoryLeak(Detector):
         trends = {rank: growth.window.trend() for rank, growth in leaking.items()}
         worst = max(trends, key=lambda rank: trends[rank].slope)
         window, slope = leaking[worst].window, trends[worst].slope
-        left = [self._lasts_s(job, rank, trend, on_device) for rank, trend in trends.items()]
+        left = [self._lasts_s(name, job, n, trend, on_device) for n, trend in trends.items()]
         lasts_s = min((seconds for seconds in left if seconds is not None), default=None)
         begin = window.points[0].step if window.begin_step is None else window.begin_step
         end = "" if lasts_s is None else f": out of memory in about {duration(lasts_s)}"
@@ -204,18 +196,19 @@ class MemoryLeak(Detector):
             summary=f"{_who(leaking, slope, on_device)} each step since step {begin}{end}",
         )
 
-    def _lasts_s(self, job: LeakingJob, number: int, trend: Trend, on_device: bool) -> float | None:
+    def _lasts_s(
+        self, name: JobId, job: LeakingJob, number: int, trend: Trend, on_device: bool
+    ) -> float | None:
         """Seconds until it is full at this pace; None where it is not known how much is left."""
-        left = job.ranks[number].host_left_bytes
-        if on_device:
-            left = self._device_left(job, number)
+        rank = job.ranks[number]
+        left = self._device_left(name, number, rank) if on_device else rank.host_left_bytes
         pace = trend.slope * trend.steps_per_s
         return None if left is None or pace <= 0 else left / pace
 
-    def _device_left(self, job: LeakingJob, number: int) -> float | None:
+    def _device_left(self, name: JobId, number: int, rank: LeakingRank) -> float | None:
         """Return free memory of the rank's device and what its allocator keeps for itself."""
-        free = self.state.device_left_bytes.get(job.devices.get(number, ""))
-        return None if free is None else free + job.ranks[number].reusable_bytes
+        free = self.state.device_left_bytes.get(self._ranks.device(name, number) or "")
+        return None if free is None else free + rank.reusable_bytes
 
     def _status(self, name: JobId, rank: int, growth: MemoryGrowth, of: str) -> DetectorStatus:
         window, known = growth.window, len(growth.short.points)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 
 from warpwatch_detection.detector import NEVER, detail_number
 from warpwatch_telemetry.records import DeviceReading, RankEvent, Step
@@ -169,53 +166,25 @@ def _since(is_so: bool, since: float | None, now: float) -> float | None:
 WARMUP_STEPS = 5
 # Steps whose median is the job's step time now.
 RECENT_STEPS = 64
-# Steps that are counted together; their durations are much alike.
-COUNT_STEPS = 256
-# Buckets of step times, each 2 % wide: their median is known to that.
-BUCKET = math.log(1.02)
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """``durations_s``: RECENT_STEPS durations and the newer ones that are not counted yet.
-
-    counts: all steps by bucket, except the last ``steps % COUNT_STEPS``.
-    """
+    """The number of steps; ``durations_s`` has at least the newest RECENT_STEPS."""
 
     steps: int = 0
     durations_s: list[float] = field(default_factory=list)
-    counts: dict[int, int] = field(default_factory=dict)
 
     def add(self, duration_s: float) -> None:
         self.durations_s.append(duration_s)
         self.steps += 1
-        if self.steps % COUNT_STEPS == 0:
-            self.counts = _counted(self.counts, self.durations_s[-COUNT_STEPS:])
+        if len(self.durations_s) >= 4 * RECENT_STEPS:
             self.durations_s = self.recent_s
 
     @property
     def recent_s(self) -> list[float]:
         """The durations of the newest steps."""
         return self.durations_s[-RECENT_STEPS:]
-
-    def typical_s(self) -> float:
-        """The median step, now or over the whole run: the lesser, as either may have changed."""
-        uncounted = self.durations_s[len(self.durations_s) - self.steps % COUNT_STEPS :]
-        counts, below = _counted(self.counts, uncounted), 0
-        for bucket in sorted(counts):
-            below += counts[bucket]
-            if 2 * below >= self.steps:
-                return min(median(self.recent_s), math.exp((bucket + 0.5) * BUCKET))
-        return 0.0
-
-
-def _counted(counts: dict[int, int], durations_s: list[float]) -> dict[int, int]:
-    """``counts`` and besides, in their buckets, ``durations_s``."""
-    return dict(Counter(counts) + Counter(map(_bucket, durations_s)))
-
-
-def _bucket(duration_s: float) -> int:
-    return math.floor(math.log(max(duration_s, 1e-6)) / BUCKET)
 
 
 @dataclass(slots=True)

@@ -14,16 +14,26 @@ SIGMA_PER_MAD = 1.4826
 ERROR_PER_QUARTILES = 1.2533 / 1.349
 
 
+def medians_without_one(ordered: Sequence[float]) -> tuple[float, float, float, float]:
+    """Return the middle value, and the medians without a value below, at and above it.
+
+    There are two values at least. All values below the middle leave the same median, and so do all
+    above it.
+    """
+    half, is_even = divmod(len(ordered) - 1, 2)
+    middle, above = ordered[half], ordered[half + 1]
+    if is_even:
+        return middle, above, above, middle
+    below = ordered[half - 1]
+    return middle, (middle + above) / 2, (below + above) / 2, (below + middle) / 2
+
+
 def median_of_others(ordered: Sequence[float], own: float) -> float:
     """Without one of the values, ``own``; infinite where there is no other."""
-    half, is_even = divmod(len(ordered) - 1, 2)
-    if half == 0 and not is_even:
+    if len(ordered) < 2:
         return math.inf
-    above = half + 1 if own <= ordered[half] else half
-    if is_even:
-        return ordered[above]
-    below = half if own < ordered[half] else half - 1
-    return (ordered[below] + ordered[above]) / 2
+    middle, of_lower, of_middle, of_upper = medians_without_one(ordered)
+    return of_lower if own < middle else of_upper if own > middle else of_middle
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from statistics import median
+from typing import ClassVar
 
 from warpwatch_detection.detector import WARMUP_STEPS
 from warpwatch_detection.signals.medians import SIGMA_PER_MAD
@@ -98,6 +99,32 @@ def every_part_grows(points: list[GrowthPoint]) -> bool:
     return sum(rises[-2:]) >= MIN_LATE * sum(rises[:2])
 
 
+@dataclass(slots=True)
+class Growth:
+    """``points`` of a level, the oldest first; ``least`` of them say how it moves.
+
+    begin_step: of growth that is found. nearest: the largest excess so far, and its step.
+    """
+
+    least: ClassVar[int]
+    points: list[GrowthPoint] = field(default_factory=list)
+    begin_step: int | None = None
+    nearest: float | None = None
+    nearest_step: int | None = None
+
+    @property
+    def grows(self) -> bool:
+        return self.begin_step is not None
+
+    def trend(self) -> Trend:
+        """Return the trend of enough points, else an empty one."""
+        return trend(self.points) if len(self.points) >= self.least else Trend()
+
+    def reach(self, excess: float, step: int) -> None:
+        if self.nearest is None or excess > self.nearest:
+            self.nearest, self.nearest_step = excess, step
+
+
 # Found if so much is gone of what was left at its begin: well below a half, and more than what a
 # process loads, caches and warms up with on a host of its size.
 MIN_SHARE = 0.25
@@ -117,28 +144,17 @@ MAX_RANKS = 16
 
 
 @dataclass(slots=True)
-class Exhaustion:
+class Exhaustion(Growth):
     """``points`` of one growth, or the newest of a level.
 
     apart_s: seconds from one point to the next. share: of what was left at the first of them, that
-    is gone. excess: share over its limit, 0 unless every part grew; nearest: the largest so far.
-    begin_step: of growth that is found.
+    is gone. excess: share over its limit, 0 unless every part grew.
     """
 
-    points: list[GrowthPoint] = field(default_factory=list)
+    least: ClassVar[int] = MIN_POINTS
     apart_s: float = MIN_APART_S
     share: float = 0.0
     excess: float = 0.0
-    begin_step: int | None = None
-    nearest: float | None = None
-    nearest_step: int | None = None
-
-    @property
-    def grows(self) -> bool:
-        return self.begin_step is not None
-
-    def trend(self) -> Trend:
-        return trend(self.points) if len(self.points) >= MIN_POINTS else Trend()
 
     def add(self, point: GrowthPoint, ranks: int) -> bool:
         """Add a sample; return whether that changed the finding. ``ranks``: the job's number."""
@@ -188,8 +204,7 @@ class Exhaustion:
         self.share = gone / (last.left + gone) if gone > 0 else 0.0
         clear = len(self.points) >= MIN_POINTS and every_part_grows(self.points)
         self.excess = self.share / MIN_SHARE if clear and self.trend().excess >= 1.0 else 0.0
-        if self.nearest is None or self.excess > self.nearest:
-            self.nearest, self.nearest_step = self.excess, last.step
+        self.reach(self.excess, last.step)
         if self.excess >= 1.0 and self.begin_step is None:
             self.begin_step = begin_of(self.points)
 
@@ -216,27 +231,19 @@ MAX_SAMPLES = 64
 
 
 @dataclass(slots=True)
-class GrowthWindow:
+class GrowthWindow(Growth):
     """The newest blocks. highest: of those that have left it.
 
-    held, missed: evaluations in a row that grew or did not. begin_step: of growth that is found;
-    held_step: where that would begin; from_start: it began with the run. nearest: the largest
-    excess so far and its step.
+    held, missed: evaluations in a row that grew or did not. held_step: where growth would begin;
+    from_start: it began with the run.
     """
 
-    points: list[GrowthPoint] = field(default_factory=list)
+    least: ClassVar[int] = WINDOW_BLOCKS
     highest: float = 0.0
     held: int = 0
     held_step: int = 0
     from_start: bool = False
     missed: int = 0
-    begin_step: int | None = None
-    nearest: float | None = None
-    nearest_step: int | None = None
-
-    @property
-    def grows(self) -> bool:
-        return self.begin_step is not None
 
     def add(self, point: GrowthPoint) -> None:
         self.points.append(point)
@@ -245,8 +252,7 @@ class GrowthWindow:
         if len(self.points) < WINDOW_BLOCKS:
             return
         excess = self._excess()
-        if self.nearest is None or excess > self.nearest:
-            self.nearest, self.nearest_step = excess, point.step
+        self.reach(excess, point.step)
         if excess >= 1.0:
             if self.held == 0:
                 self.held_step = begin_of(self.points)
@@ -258,10 +264,6 @@ class GrowthWindow:
             self.held, self.missed = 0, self.missed + 1
             if self.missed >= RELEASE_BLOCKS:
                 self.begin_step = None
-
-    def trend(self) -> Trend:
-        """Return the trend of a full window, else an empty one."""
-        return trend(self.points) if len(self.points) >= WINDOW_BLOCKS else Trend()
 
     def _excess(self) -> float:
         """Growth over its limit; 0 unless every part of the window grew, to new heights."""
@@ -291,14 +293,14 @@ class MemoryGrowth:
     pending: list[GrowthPoint] = field(default_factory=list)
 
     @property
-    def found(self) -> GrowthWindow | Exhaustion | None:
+    def found(self) -> Growth | None:
         """The window in which it grows."""
         if self.short.grows and not self._may_be_healthy():
             return self.short
         return next((one for one in (self.exhaustion, self.long) if one.grows), None)
 
     @property
-    def window(self) -> GrowthWindow | Exhaustion:
+    def window(self) -> Growth:
         """The one that says most of it."""
         suspected = not self.short.held and self.exhaustion.excess >= SUSPECTED
         return self.found or (self.exhaustion if suspected else self.short)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from warpwatch_detection.detector import JobStep
+from warpwatch_detection.signals.medians import medians_without_one
 
 # Time counts as proportional to work until this much squared change of log work has been seen.
 PRIOR_WEIGHT = 0.05
@@ -157,18 +158,8 @@ def _parted(
 
 
 def _compare(times: Mapping[int, float], ordered: Sequence[float], found: PeerRatios) -> None:
-    """Each with the median of ``ordered`` (two values at least) without its own, which is in it.
-
-    All values below the middle leave the same median, and so do all above it.
-    """
-    half, is_even = divmod(len(ordered) - 1, 2)
-    middle, above = ordered[half], ordered[half + 1]
-    of_lower = of_middle = above
-    of_upper = middle
-    if not is_even:
-        below = ordered[half - 1]
-        of_lower, of_middle = (middle + above) / 2, (below + above) / 2
-        of_upper = (below + middle) / 2
+    """Each with the median of ``ordered`` (two values at least) without its own, which is in it."""
+    middle, of_lower, of_middle, of_upper = medians_without_one(ordered)
     ratios, references = found.ratios, found.references
     for rank, own in times.items():
         peers = of_lower if own < middle else of_upper if own > middle else of_middle

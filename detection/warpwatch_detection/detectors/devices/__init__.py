@@ -25,15 +25,18 @@ from warpwatch_detection.detectors.devices.links import (
 from warpwatch_detection.detectors.devices.memory_errors import EccUncorrectable, RowRemap
 from warpwatch_detection.detectors.devices.throttle import Overheating, PowerBrake, ThermalThrottle
 from warpwatch_detection.detectors.devices.xid import XidErrors
+from warpwatch_detection.ranks import RankDevices
 
+# ``RankDevices`` is kept up to date by the engine.
+MakeDetector = Callable[[DetectionConfig, AnomaliesConfig, RankDevices], Detector]
 # In the order in which they judge a reading: a cause comes before what it explains.
-DEVICE_DETECTORS: Mapping[str, Callable[[DetectionConfig, AnomaliesConfig], Detector]] = {
+DEVICE_DETECTORS: Mapping[str, MakeDetector] = {
     "device_needs_service": lambda *_: DeviceNeedsService(),
     "device_lost": lambda *_: DeviceLost(),
     "device_stuck": lambda *_: DeviceStuck(),
-    "xid": lambda kinds, anomalies: XidErrors(kinds.xid, anomalies.hold_s),
-    "ecc_uncorrectable": lambda _, anomalies: EccUncorrectable(anomalies.hold_s),
-    "row_remap": lambda _, anomalies: RowRemap(anomalies.hold_s),
+    "xid": lambda kinds, anomalies, _: XidErrors(kinds.xid, anomalies.hold_s),
+    "ecc_uncorrectable": lambda _, anomalies, __: EccUncorrectable(anomalies.hold_s),
+    "row_remap": lambda _, anomalies, __: RowRemap(anomalies.hold_s),
     "thermal_throttle": lambda *_: ThermalThrottle(),
     "power_brake": lambda *_: PowerBrake(),
     "clock_drop": lambda *_: ClockDrop(),
@@ -41,6 +44,6 @@ DEVICE_DETECTORS: Mapping[str, Callable[[DetectionConfig, AnomaliesConfig], Dete
     "nvlink_error": lambda *_: NvlinkError(),
     "network_link_down": lambda *_: NetworkLinkDown(),
     "network_errors": lambda *_: NetworkErrors(),
-    "device_idle": lambda kinds, _: DeviceIdle(kinds.device_idle),
+    "device_idle": lambda kinds, _, ranks: DeviceIdle(kinds.device_idle, ranks),
     "overheating": lambda *_: Overheating(),
 }

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.detectors.devices.watch import (
     CounterGrowth,
     DeviceEvents,
+    EventDevice,
     Metrics,
-    Watched,
     series,
 )
 from warpwatch_telemetry.anomalies import Detected, Severity
@@ -20,16 +19,12 @@ OF_LIFE = series("ecc_aggregate_errors_total", "uncorrected")
 
 
 @dataclass(slots=True)
-class EccDevice(Watched):
-    """The counts that are known. ``fresh``: new ones within the anomaly."""
+class EccDevice(EventDevice):
+    """The counts. ``fresh``: new ones within the anomaly."""
 
     since_loaded: CounterGrowth = field(default_factory=CounterGrowth)
     of_life: CounterGrowth = field(default_factory=CounterGrowth)
     fresh: float = 0.0
-
-    @property
-    def count(self) -> CounterGrowth:
-        return self.of_life if self.since_loaded.last is None else self.since_loaded
 
 
 class EccUncorrectable(DeviceEvents[EccDevice]):
@@ -41,37 +36,26 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
     kind = "ecc_uncorrectable"
     device_type = EccDevice
     unknown = "the GPU does not count memory errors (no ECC, or switched off)"
+    fine = "no new uncorrectable memory errors"
 
     def examine(self, device: EccDevice, seen: DeviceReading) -> Detected | None:
         if (total := seen.metrics.get(SINCE_LOADED)) is not None:
             grown = device.since_loaded.grow_to(total)
         elif device.since_loaded.last is None and (total := seen.metrics.get(OF_LIFE)) is not None:
             grown = device.of_life.grow_to(total)
+        device.known |= total is not None
         if total is None or not grown:
             return None
         device.fresh = grown + (device.fresh if self.lasts(device, seen.time) else 0.0)
+        many = "error" if device.fresh == 1 else "errors"
         return Detected(
             time=seen.time,
             severity="critical",
-            summary=_sentence(device),
+            summary=f"{device.fresh:.0f} new uncorrectable memory {many}: data on the GPU was lost",
             device=seen.device,
             value=device.fresh,
             baseline=total - grown,
         )
-
-    def explain(self, uuid: str, device: EccDevice) -> DetectorStatus | None:
-        total = device.count.last
-        if total is None:
-            return None
-        if self.lasts(device, device.seen):
-            return DetectorStatus("found", _sentence(device), device=uuid, value=device.fresh)
-        text = f"no new uncorrectable memory errors (count {total:.0f})"
-        return DetectorStatus("fine", text, device=uuid, value=0.0, baseline=total, limit=1.0)
-
-
-def _sentence(device: EccDevice) -> str:
-    many = "error" if device.fresh == 1 else "errors"
-    return f"{device.fresh:.0f} new uncorrectable memory {many}: data on the GPU was lost"
 
 
 FAILURE, PENDING = series("row_remap_failure"), series("row_remap_pending")
@@ -86,12 +70,10 @@ WAITS = "bad memory waits for the GPU's next reset to be taken out of use"
 
 
 @dataclass(slots=True)
-class RemapDevice(Watched):
-    """``rows``: remapped so far. ``text``: the last finding, or empty."""
+class RemapDevice(EventDevice):
+    """``rows``: remapped so far."""
 
     rows: float | None = None
-    known: bool = False
-    text: str = ""
 
 
 class RowRemap(DeviceEvents[RemapDevice]):
@@ -101,6 +83,7 @@ class RowRemap(DeviceEvents[RemapDevice]):
     kind = "row_remap"
     device_type = RemapDevice
     unknown = "the GPU does not report remapped rows"
+    fine = "no memory waits for being replaced, none was lately"
 
     def __init__(self, hold_s: float) -> None:
         super().__init__(hold_s)
@@ -123,9 +106,8 @@ class RowRemap(DeviceEvents[RemapDevice]):
         else:
             return None
         again = 0 <= seen.time - device.found_time < self._repeat_s
-        if again and not grown and text == device.text:
+        if again and not grown and text == device.summary:
             return None
-        device.text = text
         return Detected(seen.time, severity, text, device=seen.device, value=device.rows)
 
     def _grown(self, device: RemapDevice, metrics: Metrics) -> float:
@@ -135,15 +117,6 @@ class RowRemap(DeviceEvents[RemapDevice]):
         before, device.rows = device.rows, sum(counts)
         device.known = True
         return 0.0 if before is None else max(0.0, device.rows - before)
-
-    def explain(self, uuid: str, device: RemapDevice) -> DetectorStatus | None:
-        if not device.known:
-            return None
-        if self.lasts(device, device.seen):
-            return DetectorStatus("found", device.text, device=uuid, value=device.rows)
-        rows = "" if device.rows is None else f" ({device.rows:.0f} rows in its life)"
-        text = f"no memory waits for being replaced, none was lately{rows}"
-        return DetectorStatus("fine", text, device=uuid, value=device.rows)
 
 
 def _any_of(metrics: Metrics, *keys: tuple[str, tuple[str, ...]]) -> float | None:

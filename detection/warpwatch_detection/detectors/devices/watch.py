@@ -310,24 +310,35 @@ class DeviceWatch(DeviceDetector[D]):
             )
 
 
-class DeviceEvents(DeviceDetector[D]):
+@dataclass(slots=True)
+class EventDevice(Watched):
+    """``summary``, ``value``: of the newest event. known: it reports what is needed."""
+
+    summary: str = ""
+    value: float | None = None
+    known: bool = False
+
+
+E = TypeVar("E", bound=EventDevice)
+
+
+class DeviceEvents(DeviceDetector[E]):
     """Something that happens to a device; the engine holds it for ``hold_s`` after the last."""
+
+    # The status text of a device without a recent event.
+    fine: str
 
     def __init__(self, hold_s: float) -> None:
         super().__init__()
         self._hold_s = hold_s
 
-    def lasts(self, device: D, now: float) -> bool:
+    def lasts(self, device: E, now: float) -> bool:
         """Whether what was found last is still held."""
         return 0 <= now - device.found_time <= self._hold_s
 
     @abstractmethod
-    def examine(self, device: D, seen: DeviceReading) -> Detected | None:
+    def examine(self, device: E, seen: DeviceReading) -> Detected | None:
         """Return what has happened since the reading before."""
-
-    @abstractmethod
-    def explain(self, uuid: str, device: D) -> DetectorStatus | None:
-        """How the device is; None where that is not known."""
 
     def observe(self, seen: Any) -> Results:
         device = self.device(seen.device)
@@ -335,10 +346,14 @@ class DeviceEvents(DeviceDetector[D]):
         device.seen = seen.time
         if found is None:
             return ()
-        device.found_time = found.time
+        device.found_time, device.summary, device.value = found.time, found.summary, found.value
         return (found,)
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for uuid, device in self.state.devices.items():
-            unknown = DetectorStatus("learning", self.unknown, device=uuid)
-            yield self.explain(uuid, device) or unknown
+            if not device.known:
+                yield DetectorStatus("learning", self.unknown, device=uuid)
+            elif self.lasts(device, device.seen):
+                yield DetectorStatus("found", device.summary, device=uuid, value=device.value)
+            else:
+                yield DetectorStatus("fine", self.fine, device=uuid)

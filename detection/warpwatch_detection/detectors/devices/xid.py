@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config import XidConfig
-from warpwatch_detection.detector import NEVER, DetectorStatus
-from warpwatch_detection.detectors.devices.watch import DeviceEvents, Metrics, Watched, series
+from warpwatch_detection.detector import NEVER
+from warpwatch_detection.detectors.devices.watch import DeviceEvents, EventDevice, Metrics, series
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.records import DeviceReading
-from warpwatch_telemetry.xids import SEVERITIES, Xid, explain
+from warpwatch_telemetry.xids import SEVERITIES, explain
 
 COUNTS = "device_xid_errors_total"
 # How many numbers of one device are counted, and named in one sentence.
@@ -35,7 +35,7 @@ class XidCount:
 
 
 @dataclass(slots=True)
-class XidDevice(Watched):
+class XidDevice(EventDevice):
     """leading: the first of the worst lately; others: the rest, in the order of their coming."""
 
     counts: dict[str, XidCount] = field(default_factory=dict)
@@ -49,6 +49,7 @@ class XidErrors(DeviceEvents[XidDevice]):
     kind = "xid"
     device_type = XidDevice
     unknown = "no XID was seen, and none is counted from the start"
+    fine = "no XID lately"
 
     def __init__(self, config: XidConfig, hold_s: float) -> None:
         super().__init__(hold_s)
@@ -60,6 +61,7 @@ class XidErrors(DeviceEvents[XidDevice]):
         numbers = [key[1][0] for key in metrics if key[0] == COUNTS]
         risen = [int(n) for n in numbers if self._has_risen(device, n, metrics, first)]
         fresh = [xid for xid in risen if self._is_wanted(xid)]
+        device.known = bool(device.counts)
         if not fresh:
             return None
         if not self.lasts(device, seen.time):
@@ -98,30 +100,15 @@ class XidErrors(DeviceEvents[XidDevice]):
     def _found(self, device: XidDevice, seen: DeviceReading) -> Detected:
         assert device.leading is not None
         xid = explain(device.leading)
+        others = f"; then XID {', '.join(map(str, device.others))}" if device.others else ""
         return Detected(
             time=seen.time,
             severity=xid.severity,
-            summary=_sentence(device, xid),
+            summary=f"XID {xid.number} ({xid.name}); {WHERE[xid.blame]}{others}",
             device=seen.device,
             value=float(xid.number),
         )
 
-    def explain(self, uuid: str, device: XidDevice) -> DetectorStatus | None:
-        if not device.counts:
-            return None
-        total = sum(count.total for count in device.counts.values())
-        if device.leading is None or not self.lasts(device, device.seen):
-            text = f"no XID lately, {total:.0f} since the daemon was started"
-            return DetectorStatus("fine", text, device=uuid, value=total)
-        xid = explain(device.leading)
-        return DetectorStatus("found", _sentence(device, xid), device=uuid, value=float(xid.number))
-
 
 def _weight(number: int) -> int:
     return SEVERITIES.index(explain(number).severity)
-
-
-def _sentence(device: XidDevice, xid: Xid) -> str:
-    numbers = ", ".join(str(number) for number in device.others)
-    others = f"; then XID {numbers}" if numbers else ""
-    return f"XID {xid.number} ({xid.name}); {WHERE[xid.blame]}{others}"
