@@ -82,7 +82,7 @@ def _install() -> None:
     multiprocessing = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
         # A child of it ends without atexit.
-        multiprocessing.Finalize(None, _at_exit, exitpriority=0)
+        multiprocessing.Finalize(None, _at_child_exit, exitpriority=0)
     os.register_at_fork(after_in_child=_in_child)
     previous = sys.excepthook
 
@@ -144,6 +144,15 @@ def _interrupt_before(error: BaseException) -> BaseException | None:
             return cause
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+@faults.guarded
+def _at_child_exit() -> None:
+    """Report the exception that ends a child of multiprocessing, which calls no hook for it."""
+    error = sys.exc_info()[1]
+    if isinstance(error, Exception):
+        _report_exception(error)
+    _at_exit()
 
 
 @faults.guarded

@@ -61,7 +61,8 @@ class ServeCounts:
 
     def rest(self, now_ns: int) -> None:
         """Note that the server is idle from now on, or may be if it does not report it."""
-        self._idle_since_ns = now_ns
+        if self._idle_since_ns is None:
+            self._idle_since_ns = now_ns
 
     def work(self, now_ns: int, after_idle: bool) -> bool:
         """Note the start of an iteration; return whether it follows idle time.

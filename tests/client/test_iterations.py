@@ -156,3 +156,27 @@ def test_a_servers_process_is_seen_before_its_first_iteration_and_ends_cleanly(f
     assert protocol.RECORD_SERVE in kinds
     assert (ring.header.ended, ring.event_names()) == (True, ["exit"])
     assert Path(f"/proc/{process.pid}").exists() is False
+
+
+ENGINE = """
+import glob, multiprocessing, os, sys, time
+
+def serve(how):
+    import warpwatch
+    warpwatch.attach(job="chat", kind="serve")
+    while not glob.glob(os.environ["WARPWATCH_DIR"] + "/ranks/*.ring"):
+        time.sleep(0.01)
+    raise {"error": ValueError("engine"), "exit": SystemExit(0)}[how]
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("fork").Process(target=serve, args=(sys.argv[1],))
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.parametrize(("how", "events"), [("error", ["exception", "exit"]), ("exit", ["exit"])])
+def test_an_exception_that_ends_a_child_of_multiprocessing_is_reported(folder, how, events):
+    with program(folder, ENGINE, how) as process:
+        process.wait()
+    assert folder.ring().event_names() == events

@@ -104,6 +104,6 @@ def test_every_event_of_the_document_is_one_that_the_shim_writes() -> None:
     source = "".join(path.read_text() for path in (ROOT / "client/warpwatch").rglob("*.py"))
     assert reported - {"event"} == {
         *("capture_armed", "capture_late", "capture_started", "capture_finished"),
-        *("capture_failed", "capture_disarmed", "gc_pause", "oom", "exception", "exit"),
+        *("capture_failed", "capture_disarmed", "gc_pause", "oom", "exception", "exit", "shutdown"),
     }
     assert all(f'"{name}"' in source for name in reported - {"event"})

@@ -157,6 +157,16 @@ def test_a_front_end_reports_latencies_if_the_server_measures_them(folder, stati
     )
 
 
+@pytest.mark.parametrize(("status", "reported"), [("None", True), ("0", True), ("-9", False)])
+def test_an_orderly_end_of_the_engines_is_reported_before_they_are_killed(folder, status, reported):
+    engines = (
+        f"from vllm.v1.engine.utils import CoreEngineProcManager\n"
+        f"{WAITS}\nCoreEngineProcManager([{status}]).shutdown()\n"
+    )
+    ring = ended(folder, FRONT_END + engines, "1")
+    assert ("shutdown" in ring.event_names()) == reported
+
+
 def test_plugins_that_are_left_out_are_named_in_the_status(folder):
     code = FRONT_END.replace("load_general_plugins()\n", "", 1)
     code = code.replace(

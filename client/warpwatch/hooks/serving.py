@@ -98,6 +98,12 @@ class ServerProcess:
             self.drop()
             self.clock.serving.rest(time.monotonic_ns())
 
+    def shut_down(self) -> None:
+        """Report that the server ends its processes: that they exit without a word is no crash."""
+        ring = None if self.clock is None else self.clock.ring
+        if ring is not None:
+            ring.event("shutdown", wait_s=0.2)
+
     def phase(self, name: str) -> Phase | None:
         return None if self.monitor is None else self.monitor.phase(name)
 

@@ -28,6 +28,7 @@ _WORKER = "vllm.v1.worker.gpu_worker"
 _CPU = "vllm.distributed.device_communicators.cpu_communicator"
 _CONFIG = "vllm.config.scheduler"
 _LOGGERS = "vllm.v1.metrics.loggers"
+_ENGINES = "vllm.v1.engine.utils"
 _FRONT_ENDS = {"vllm.v1.engine.async_llm": "AsyncLLM", "vllm.v1.engine.llm_engine": "LLMEngine"}
 
 process = ServerProcess()
@@ -52,6 +53,7 @@ def install() -> None:
         watcher.want(_CPU, _hook_cpu)
         watcher.want(_CONFIG, _hook_scheduler)
         watcher.want(_LOGGERS, _hook_loggers)
+        watcher.want(_ENGINES, _hook_engines)
         for module, name in _FRONT_ENDS.items():
             watcher.want(module, partial(_hook_front_end, name=name))
         watcher.install()
@@ -431,6 +433,27 @@ def _observe(stats: Any) -> None:
     if counts is not None and stats is not None:
         counts.observe("first_token", stats.time_to_first_tokens_iter)
         counts.observe("inter_token", stats.inter_token_latencies_iter)
+
+
+def _hook_engines(module: ModuleType) -> None:
+    """Report an orderly end of the server, which kills its engines before they can do so."""
+    manager = module.CoreEngineProcManager
+    if not _fits(manager, "shutdown"):
+        return
+    original = manager.shutdown
+
+    @wraps(original)
+    def shutdown(self: Any, *args: Any, **kwargs: Any) -> Any:
+        swallowed(_report_shutdown, self)
+        return original(self, *args, **kwargs)
+
+    manager.shutdown = shutdown
+
+
+def _report_shutdown(manager: Any) -> None:
+    # After the failure of an engine the server shuts down, too.
+    if all(engine.exitcode in (None, 0) for engine in manager.processes):
+        process.shut_down()
 
 
 def _report_misfit() -> None:

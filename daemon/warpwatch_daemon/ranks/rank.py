@@ -33,6 +33,8 @@ RESERVED_EVENTS = frozenset(
 )  # fmt: skip
 # The interval of the event ``training``, often enough for any time-out.
 TRAINING_S = 2.0
+# A server's front end reports within this time that it has ended its other processes.
+SHUTDOWN_S = 3.0
 # More calls without a step mean that none will come: the shim's last clock takes over earlier.
 STEPLESS_CALLS = 96
 
@@ -85,6 +87,9 @@ class Rank:
         self.serving = ServingProcess()
         # The short name of a server's replica.
         self.replica = ""
+        # Since when its process is gone without an exit record; whether it ends its job.
+        self.gone_since: float | None = None
+        self.shuts_down = False
         self.claims = ring.claims
         self.pid = 0
         self.step_begun: int | None = None
@@ -102,7 +107,8 @@ class Rank:
         self.claims = ring.claims
         self.phases = self.phase_names.admit(ring.claims.phases)
         self.status = "running"
-        self.ended_at = None
+        self.ended_at = self.gone_since = None
+        self.shuts_down = False
 
     @property
     def ring(self) -> OpenRing:
@@ -228,6 +234,9 @@ class Rank:
             self.process.capture_begun = at
         elif name in ("capture_finished", "capture_failed", "capture_disarmed"):
             self.process.capture_begun = None
+        if name == "shutdown":
+            self.shuts_down = True
+            return
         if name in RESERVED_EVENTS or (name == "gc_pause" and not claims.is_gc_pause(fields)):
             self._refused += 1
         elif name != "exit":
@@ -246,7 +255,10 @@ class Rank:
         foreign = identity.boot_id != boot_id
         alive = silent_s < FOREIGN_DEAD_AFTER_S if foreign else news.holder_pid is not None
         if not alive:
-            yield self._ended(news.header.ended, now, at)
+            if self.serves and not news.header.ended:
+                self.gone_since = at if self.gone_since is None else self.gone_since
+            else:
+                yield self._ended(news.header.ended, now, at)
             return
         self.process.seen_alive = True
         if news.header.ended and not self.process.finished:
@@ -267,6 +279,15 @@ class Rank:
             self.status = "stopped"
             detail = {"silent_reason": self.process.silence.reason}
             yield self.event(now, "stopped", detail)
+
+    def settle(self, in_order: bool, now: float, at: float) -> Iterator[Record]:
+        """Yield the end of a server's process that is gone, once it is known how it ended.
+
+        ``in_order``: whether a process of its job has reported that it ends the others.
+        """
+        since = self.gone_since
+        if self.live and since is not None and (in_order or at - since >= SHUTDOWN_S):
+            yield self._ended(in_order, now, at)
 
     def _ended(self, in_order: bool, now: float, at: float) -> Record:
         self.ended_at = (

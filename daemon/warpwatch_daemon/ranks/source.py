@@ -358,6 +358,9 @@ class RanksSource:
             yield from rank.update(now, at, limit, self._stopped_after_s, self._boot_id)
             if (rank.claims.parallel, rank.claims.role) != (places, role):
                 yield self._seen(rank, rank.ring, now)
+            if rank.gone_since is not None:
+                peers = (peer for peer in self._ranks if peer.job == rank.job)
+                yield from rank.settle(any(peer.shuts_down for peer in peers), now, at)
             if not rank.live:
                 self._ended.append((rank.ring, self._folder_of(rank.ring)))
         except ProtocolError as error:

@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import pytest
+
 from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.ranks.sources import A, RankNode
 from warpwatch.protocol import ABSENT, LATENCY_BOUNDS_S, RECORD_SERVE
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_telemetry import serving
-from warpwatch_telemetry.records import RankEvent, RankSeen, Record, Serve, Step
+from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Serve, Step
 from warpwatch_telemetry.samples import Pod
 from warpwatch_telemetry.state import State
 
@@ -114,6 +116,25 @@ def test_live_replicas_of_a_server_keep_one_name(tmp_path):
         assert sum(state.job.startswith("chat#") for state in node.states()) == 1
     finally:
         node.close()
+
+
+@pytest.mark.parametrize(("shutdown", "expected"), [(True, [End, End]), (False, [RankEvent] * 2)])
+def test_processes_that_their_front_end_has_ended_have_not_crashed(node, shutdown, expected):
+    worker, scheduler = served(node, 0), served(node, 2, role="scheduler", world_size=3)
+    front = served(node, 3, role="frontend", world_size=4)
+    node.poll()
+    for ring in (worker, scheduler):
+        ring.die()
+    records = [] if shutdown else node.poll(1.0)
+    assert not [one for one in records if isinstance(one, End) or ended(one)]
+    if shutdown:
+        front.event("shutdown")
+    records = node.poll(1.5, 5.0)
+    assert [type(one) for one in records if isinstance(one, End) or ended(one)] == expected
+
+
+def ended(record: Record) -> bool:
+    return isinstance(record, RankEvent) and record.event == "died"
 
 
 def test_the_series_of_a_server_continue_over_a_restart_of_the_daemon(node):
