@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 
 import httpx
-import pytest
 import yaml
 
 from tests.daemon.http.alert_node import alert, notification
@@ -15,29 +14,10 @@ from tests.fleet.kubernetes.conftest import helm4, objects, parts, played, stand
 from tests.fleet.kubernetes.stand_in import StandIn
 from tests.loop.node import ROOT, poll
 from tests.waiting import DEADLINE_S, eventually
-from warpwatch_daemon import cli
 from warpwatch_daemon.demo.processes import free_port
 
 __all__ = ["helm4", "objects", "parts", "played", "stand_in"]
 TOKEN = {"Authorization": "Bearer secret"}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{targets: [gpu-1]}", "fleet.targets.0"),
-        ("{target: []}", "did you mean 'targets'"),
-        ("{agents: {token_file: /t}}", "in plain text"),
-        ("{agents: {token_file: /no/t, allow_plain: true}}", "/no/t: No such file"),
-        ("{agents: {ca_file: /no/ca.pem}}", "cannot use /no/ca.pem"),
-        ("{metrics_token: true}", "metrics_token: token_file is needed, too"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_2(tmp_path, capsys, text, said):
-    (tmp_path / "fleet.yaml").write_text(f"fleet: {text}")
-    assert cli.main(["fleet", "--config", str(tmp_path / "fleet.yaml")]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert said in line
 
 
 def sources(http: httpx.Client, up: bool) -> list[str]:

@@ -26,7 +26,8 @@ def printed(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example(command, capsys):
+def test_every_command_has_help_with_an_example(command, capsys, monkeypatch, golden_case):
+    monkeypatch.setenv("COLUMNS", "100")
     try:
         status = main([command, "--help"])
     except SystemExit as ended:
@@ -34,7 +35,7 @@ def test_every_command_has_help_with_an_example(command, capsys):
     assert status == 0
     out, _ = printed(capsys)
     assert "example" in out
-    assert f"warpwatch {command}" in out
+    golden_case(out)
 
 
 def test_the_commands_are_registered_as_entry_points():

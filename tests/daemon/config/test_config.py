@@ -73,15 +73,17 @@ def test_switches_of_kinds_are_read_as_a_list_of_disabled_kinds(tmp_path, caplog
     assert f"{keys}: removed keys, use detection.disabled: [straggler, crash]" in caplog.text
 
 
-TOO_DEEP = ["[" * 1000, "not YAML"]
-
-
-@pytest.mark.parametrize(("text", "said"), [*CASES["by_schema"], *CASES["mistakes"], TOO_DEEP])
-def test_a_mistake_is_named(tmp_path, text, said):
-    with pytest.raises(UsageError) as caught:
-        load(tmp_path, text)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_a_mistake_is_named(tmp_path, golden_case):
+    lines = []
+    for text, said in (*CASES["by_schema"], *CASES["mistakes"], ("[" * 1000, "not YAML")):
+        with pytest.raises(UsageError) as caught:
+            load(tmp_path, text)
+        line = str(caught.value).replace(str(tmp_path), "")
+        assert said in line and "\n" not in line
+        # The rest is the YAML parser's own, and may change with it.
+        line = line.partition(" YAML: ")[0]
+        lines.append(f"{text.strip()[:99]!r}\n    {line}\n")
+    golden_case("".join(lines))
 
 
 def test_units_are_understood_and_numbers_may_be_written_as_texts(tmp_path):

@@ -43,6 +43,12 @@ def test_the_document_is_valid_openapi_and_describes_each_operation(document, go
             taken = [f"{one['in']} {one['name']}" for one in operation.get("parameters", [])]
             about = [operation.get("security", "closed"), *taken, *operation["responses"]]
             lines.append(f"{method} {path}: {', '.join(map(str, about))}")
+            said = [operation, *operation.get("parameters", []), *operation["responses"].values()]
+            lines += [f"    {one['description']}" for one in said if one.get("description")]
+    for name, schema in document["components"]["schemas"].items():
+        fields = schema.get("properties", {}).items()
+        described = ((field, one.get("description")) for field, one in fields)
+        lines += [f"{name}.{field}: {text}" for field, text in described if text]
     golden("http/operations.txt", "\n".join(lines).encode())
 
 

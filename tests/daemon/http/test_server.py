@@ -161,27 +161,29 @@ def test_a_password_that_was_right_is_remembered_and_no_other_one_with_it(serve,
             assert client.get("", headers={b"Authorization": header}).status_code == 401
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tls_server_config: {cert_file: a, key_file: b, min_version: TLS13}", "No such file"),
-        ("tls_server_config: {cert_file: a}", "tls_server_config.key_file: this key is needed"),
-        ("tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}", "min_version"),
-        ("tls_server_config: {cert_file: a, key_file: b, cipher_suites: []}", "not supported"),
-        ("http_server_config: {http2: true}", "http_server_config: not supported"),
-        ("basic_auth_users: {ali: plain}", "'ali' is no bcrypt hash"),
-        ("basic_auth_users: {ali: $2b$031$Xex9}", "'ali' has cost 31, at most 13"),
-        ("[1", "not YAML"),
-        ("a: !!bool maybe", "not YAML"),
-        ("[" * 1000, "not YAML"),
-        ("- 1", "expected a mapping"),
-        ("tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}", "go together"),
-        (CLIENT_TLS.replace("client_ca_file: client.crt, ", ""), "go together"),
-    ],
+WEB_CONFIGS = (
+    "tls_server_config: {cert_file: a, key_file: b, min_version: TLS13}",
+    "tls_server_config: {cert_file: a}",
+    "tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}",
+    "tls_server_config: {cert_file: a, key_file: b, cipher_suites: []}",
+    "http_server_config: {http2: true}",
+    "basic_auth_users: {ali: plain}",
+    "basic_auth_users: {ali: $2b$031$Xex9}",
+    *("[1", "a: !!bool maybe", "[" * 1000, "- 1"),
+    "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}",
+    CLIENT_TLS.replace("client_ca_file: client.crt, ", ""),
 )
-def test_a_web_config_that_cannot_be_honoured_is_refused(tmp_path, agent, text, message):
-    with pytest.raises(UsageError, match=rf"http\.web_config.*{message}"):
-        Server(agent, HttpConfig(web_config=write(tmp_path, text)))
+
+
+def test_a_web_config_that_cannot_be_honoured_is_refused(tmp_path, agent, golden_case):
+    lines = []
+    for text in WEB_CONFIGS:
+        with pytest.raises(UsageError) as refused:
+            Server(agent, HttpConfig(web_config=write(tmp_path, text)))
+        # The rest is the YAML parser's own, and may change with it.
+        said = str(refused.value).replace(str(tmp_path), "").partition(" YAML: ")[0]
+        lines.append(f"{text.strip()[:99]}\n    {said}\n")
+    golden_case("".join(lines))
 
 
 def test_a_stop_before_the_run_ends_it_at_once(agent):
