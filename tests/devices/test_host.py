@@ -67,6 +67,16 @@ def test_the_source_publishes_at_its_interval() -> None:
     assert (sink.healths[-1].up, sink.healths[-1].reason) == (True, "")
 
 
+def test_what_cannot_be_read_is_named_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops, sink = HandLoops(ManualClock()), RecordingSink()
+    host.HostSource(HostConfig()).start(loops, sink)
+    monkeypatch.setattr(host, "_PARTS", {name: lambda: os.stat("/none") for name in host._PARTS})
+    loops.run("host", "host")
+    health = sink.healths[-1]
+    assert (health.name, health.up, health.errors) == ("host", False, 2 * 6)
+    assert health.reason == "not readable: cpu, memory, pressure, disks, network, agent"
+
+
 def test_counters_have_their_own_series(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = ("read_bytes", "write_bytes", "read_count", "write_count", "busy_time")
     network = ("bytes_recv", "bytes_sent", "errin", "errout", "dropin", "dropout")

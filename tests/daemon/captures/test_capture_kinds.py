@@ -2,31 +2,25 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, MORE, TRAIN, CaptureNode, trace
 from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
-from tests.waiting import eventually
-from warpwatch import protocol
 from warpwatch_capturing import budget
 from warpwatch_capturing.config import StoreConfig
 from warpwatch_capturing.cost import Baselines, StepCost, rank_sum_z
 from warpwatch_capturing.participant import Collected
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
-from warpwatch_daemon.agent.app import Daemon
-from warpwatch_daemon.config import Config
 from warpwatch_daemon.participants.local_ranks import LocalParticipants, LocalRanks
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_runtime.loading import parse
-from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest, RankCapture, Residual
+from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture, Residual
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Step
@@ -184,49 +178,6 @@ def test_a_capture_that_cannot_be_begun_leaves_nothing(node, monkeypatch, error,
     assert raised.value.reason == reason
     assert node.counted(reason) == 1
     assert list(node.store.path.glob("*/*/*/*")) == []
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    tree: dict[str, Any] = {
-        "http": {"listen": "127.0.0.1:0"},
-        "rendezvous": {"dir": str(tmp_path / "run"), "inbox": str(tmp_path / "inbox")},
-        "sources": {"nvml": {"enabled": False}, "kernel_log": {"enabled": False}},
-        "store": {"url": (tmp_path / "store").as_uri()},
-    }
-    daemon = Daemon(parse(Config, tree, "test"), None, {})
-    yield daemon
-    daemon._close()
-    # A stop before the run closes what it listens on.
-    daemon.server.stop()
-    daemon.server.run()
-
-
-def test_the_daemon_measures_the_disk_of_its_store_in_a_loop(daemon):
-    before = daemon.captures.disk._measured
-    daemon._start()
-    eventually(lambda: daemon.captures.disk._measured is not before)
-
-
-def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_itself(daemon):
-    ring = RingFile(daemon.folder.ranks, world_size=1)
-    with ring.held():
-        ring.step()
-        daemon.pipeline.step()
-        assert [rank.job for rank in daemon.state().ranks] == ["train"]
-        kinds: tuple[tuple[CaptureKind, bool], ...] = (("stacks", False), ("nsys", True))
-        for kind, wanted in kinds:
-            asked = daemon.request_capture(CaptureRequest("train", kind, "manual"))
-            assert daemon.captures.counters_wanted() is wanted
-            ring.event("capture_failed", id=f"{asked.id}-1", detail="no")
-            daemon.pipeline.step()
-            daemon.captures.service.finish()
-            assert daemon.captures.counters_wanted() is False
-        # No one is to record for a daemon that is gone.
-        daemon.request_capture(CaptureRequest("train", "torch", "manual"))
-        daemon._close()
-        command = (daemon.folder.commands / f"{ring.path.stem}.cmd").read_bytes()
-        assert protocol.decode_command(command)[1]["op"] == "cancel"
 
 
 BEFORE_S = (0.1, 0.11, 0.09) * 7

@@ -25,7 +25,7 @@ def put_taint(told: Told, taint: dict[str, str]) -> None:
     told.server.ask("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"taints": [taint]}})
 
 
-def test_the_condition_says_which_fault_needs_service_and_since_when(told, golden) -> None:
+def test_the_condition_says_which_fault_needs_service_and_since_when(told, golden):
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     strategic = {"Content-Type": "application/strategic-merge-patch+json"}
     told.server.ask("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": ready}, **strategic)
