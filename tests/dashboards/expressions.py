@@ -13,10 +13,6 @@ import warpwatch_dashboards
 FOLDER = Path(warpwatch_dashboards.__file__).parent
 NAMES = ("fleet", "node", "training-job", "warpwatch")
 EMPTY_WHEN_HEALTHY = "Empty when healthy."
-# Labels of Prometheus, of Kubernetes, of Slurm, of MIG: a series without one has it empty.
-OPTIONAL_LABELS = frozenset(
-    {"cluster", "node", "namespace", "pod", "slurm_job", "gpu_instance", "profile"}
-)
 
 ALL = ".*"
 TIMES = {

@@ -5,7 +5,6 @@ NVML source, with MIG instances and the processes of its ranks.
 """
 
 import contextlib
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -50,11 +49,6 @@ class Fleet:
             self._ranks.append(process)
             if name == DRIVER_NODE:
                 self.driver.processes(local, f"{process.pid}/61440")
-
-    def stop_training(self) -> None:
-        """Its processes stay, and do nothing any more."""
-        for process in self._ranks:
-            process.send_signal(signal.SIGSTOP)
 
     def _start_rank(self, node: LoopNode, rank: int, local: int) -> subprocess.Popen[bytes]:
         uuid = poll(lambda: _uuid(node, local), f"{node.folder.name} reads its GPUs")

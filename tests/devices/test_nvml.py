@@ -235,20 +235,6 @@ def test_a_library_that_was_exchanged_on_disk_is_noticed(fake_nvml, tmp_path):
     assert (before, renamed, replaced, library_replaced()) == (False, False, True, False)
 
 
-def test_after_calls_of_gpm_and_events_that_hung_a_driver_is_found(source):
-    nvml = source.begin()
-    nvml.hang("gpm", "nvmlGpmSampleGet", 1)
-    nvml.hang("nvml-events", "nvmlEventSetWait_v2")
-    source.wait(1)
-    nvml.release("nvmlGpmSampleGet", 1)
-    nvml.release("nvmlEventSetWait_v2")
-    nvml.driver.set(driver_gone=1)
-    nvml.rounds()
-    nvml.driver.set(driver_gone=0)
-    source.wait_while(lambda: nvml.up() != ALL)
-    assert source.failures == []
-
-
 def test_a_call_that_hangs_across_a_reload_keeps_nvml_down(source):
     nvml = source.begin()
     for for_long in (False, True):
@@ -283,25 +269,6 @@ def test_nvml_is_not_shut_down_under_a_call(source):
     nvml.release(UTILIZATION, 1)
     nvml.rounds()
     assert nvml.calls("nvmlShutdown") == 1
-
-
-def test_a_search_that_comes_back_late_begins_nothing(source):
-    nvml = source.begin(2)
-    nvml.driver.set(gpus=3)
-    nvml.hang("nvml-scan", UUID, 2)
-    # One call says that NVML is to be initialised again, which is only counted.
-    nvml.driver.fail("nvmlDeviceGetMemoryInfo_v2", 1, gpu=0)
-    nvml.loops.run("nvml-0", "nvml")
-    nvml.driver.fail("nvmlDeviceGetMemoryInfo_v2", 0, gpu=0)
-    assert "nvml-2" not in nvml.loops.names
-    nvml.release(UUID, 2)
-    source.wait_while(lambda: nvml.up() != {0, 1, 2})
-    # It has one loop, as the other ones have.
-    assert sorted(name for name in nvml.loops.names if name[-1].isdigit()) == [
-        "nvml-0",
-        "nvml-1",
-        "nvml-2",
-    ]
 
 
 def test_devices_that_answer_nothing_any_more_end_the_daemon_once(source):

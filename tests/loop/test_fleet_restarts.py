@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.loop.cluster import TOKEN, LoopCluster, loop_cluster
+from tests.loop.cluster import LoopCluster, loop_cluster
 from tests.loop.node import poll
 from tests.loop.trainings import ON_A_BUSY_MACHINE, PROGRAM, RANKS
 
@@ -121,32 +120,3 @@ def test_ten_kills_of_the_fleet_raise_nothing_twice_and_leave_nothing_armed(clus
     ranks = [rank for node in cluster.nodes for rank in node.get("ranks")]
     assert all(rank["status"] == "running" for rank in ranks)
     assert min(rank["steps_total"] for rank in ranks) >= max(told)
-
-
-def test_without_a_fleet_agents_judge_alone_whoever_reads_and_hand_back(cluster):
-    """A hang is what each of them sees by itself."""
-    faults = cluster.train("train", WARPWATCH_RUN="first")
-
-    def hangs(of: Any) -> list[str]:
-        found = of.get("anomalies")
-        return [one["id"] for one in found if one["kind"] == "hang" and not one["end_time"]]
-
-    poll(lambda: len(cluster.get("ranks")) == RANKS, cluster.log)
-    poll(lambda: all(r["steps_total"] > 100 for r in cluster.get("ranks")), cluster.log)
-    (faults / "fault").write_text("stuck 3")
-    (found,) = poll(lambda: hangs(cluster), cluster.log)
-    cluster.nodes[0].lets_pass(10)
-    assert [hangs(node) for node in cluster.nodes] == [[], []]
-    cluster.kill_fleet()
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    url = f"{cluster.nodes[0].url}/api/v1/records?follow=true"
-    with httpx.stream("GET", url, headers=headers) as reader:
-        assert reader.status_code == 200
-        alone = poll(lambda: [i for node in cluster.nodes for i in hangs(node)], "by itself")
-    assert set(alone) == {found}
-    cluster.start_fleet()
-    poll(lambda: not any(hangs(node) for node in cluster.nodes), cluster.log)
-    assert hangs(cluster) == [found]
-    assert len(re.findall("hang: .*train ", cluster.log())) == 1
-    (faults / "fault").write_text("")
-    poll(lambda: not hangs(cluster), cluster.log)

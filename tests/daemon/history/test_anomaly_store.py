@@ -19,7 +19,6 @@ from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.snapshot import SnapshotPart
 from warpwatch_detection.engine import Detection
-from warpwatch_runtime.files import StateFile
 from warpwatch_runtime.loading import parse
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 from warpwatch_telemetry.metric import SeriesKey
@@ -413,18 +412,3 @@ def test_what_has_come_since_a_failed_write_is_newer_and_the_oldest_are_too_many
     # An unknown context replaces none.
     assert node.archive._queue == {"a1": (OVER, CONTEXT), "new": (new, None)}
     assert node.failures == ["queue"]
-
-
-def test_the_last_word_and_the_loop_that_writes_take_turns(tmp_path, monkeypatch):
-    node, saved = Node(tmp_path), []
-    write = StateFile.write
-
-    def write_alone(file: StateFile[Any], content: bytes) -> None:
-        saved.append(node.archive._writing.locked())
-        write(file, content)
-
-    monkeypatch.setattr(StateFile, "write", write_alone)
-    node.round(10.0)
-    node.archive.finish()
-    assert saved == [True, True]
-    assert node.failures == []

@@ -244,14 +244,6 @@ def test_a_large_trace_goes_in_parts(node, s3):
     assert sum("partNumber=" in line for line in s3.seen) == 3
 
 
-def test_a_folder_is_a_remote_store_as_well(tmp_path, stack):
-    node = Node(tmp_path, stack, (tmp_path / "shared" / "folder").as_uri())
-    capture = node.sent(node.priced())
-    assert capture.remote == f"file://{tmp_path}/shared/folder/{place(capture)[5:]}/"
-    names = {path.name for path in Path(capture.remote[len("file://") :]).iterdir()}
-    assert names == {*capture.files, "capture.json", "manifest.json"}
-
-
 def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node, s3, capsys):
     def diagnosis(address: str) -> object:
         assert diagnose(["--json", address]) in (0, 1)

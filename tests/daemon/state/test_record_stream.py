@@ -1,6 +1,5 @@
 """The stream of records that fleets read: each once, bounded, by shards, after gaps."""
 
-import hashlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,6 @@ from warpwatch_daemon.for_fleet import record_stream
 from warpwatch_daemon.for_fleet.record_stream import KEPT_S, WHOLE, RecordStream, Shard
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
-from warpwatch_telemetry.jobs import JobId, shard_key
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankSeen, Step
 
 ANOMALY = Anomaly(
@@ -117,14 +115,6 @@ def test_each_shard_gets_its_jobs_and_no_other(node):
     assert set().union(*told) == set(jobs)
     assert sum(map(len, told)) == len(jobs)
     assert all(told)
-
-
-def test_a_second_run_that_one_node_marks_is_in_the_shard_of_the_same_job():
-    run = "20260101T000000-abcdef"
-    plain = JobId("uid/1", "llama", run)
-    marked = JobId("uid/1", "llama#" + hashlib.sha256(run.encode()).hexdigest()[:6], run)
-    assert marked.base_name == "llama"
-    assert shard_key(plain) == shard_key(marked)
 
 
 def test_a_batch_is_bounded_and_says_that_there_is_more(node, monkeypatch):
