@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ import msgspec
 from warpwatch_telemetry.errors import UsageError
 
 TIMEOUT_S = 15.0
-# A watch is begun anew after so long; bookmarks come each minute.
-WATCH_S = 240
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 
 Object = dict[str, Any]
@@ -28,16 +26,6 @@ class Metadata(msgspec.Struct):
 
     name: str
     resourceVersion: str
-
-
-class _WatchLine(msgspec.Struct):
-    type: str
-    object: Object
-
-
-class _Status(msgspec.Struct):
-    code: int = 0
-    message: str = ""
 
 
 class KubernetesError(Exception):
@@ -103,31 +91,6 @@ class KubernetesClient:
         except httpx.HTTPError as error:
             raise KubernetesError(0, f"{type(error).__name__}: {error}"[:200]) from error
         return _said(answer.status_code, answer.content, shape)
-
-    async def watch(self, path: str, version: str) -> AsyncIterator[tuple[str, Object]]:
-        """Yield type and object of each change after ``version``, for some minutes.
-
-        Raises KubernetesError; with status 410 all objects must be listed again.
-        """
-        params = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
-        params["timeoutSeconds"] = str(WATCH_S)
-        silence = httpx.Timeout(TIMEOUT_S, read=WATCH_S + TIMEOUT_S)
-        try:
-            async with self._client.stream(
-                "GET", path, params=params, headers=self._headers(), timeout=silence
-            ) as answer:
-                if answer.status_code != 200:
-                    _said(answer.status_code, await answer.aread())
-                async for line in answer.aiter_lines():
-                    said = _said(200, line.encode(errors="replace"), _WatchLine)
-                    if said["type"] == "ERROR":
-                        status = msgspec.convert(said["object"], _Status)
-                        raise KubernetesError(status.code, f"{status.code}: {status.message[:200]}")
-                    yield said["type"], said["object"]
-        except msgspec.ValidationError as error:
-            raise KubernetesError(502, f"a watch ends with no status: {error}") from error
-        except httpx.HTTPError as error:
-            raise KubernetesError(0, f"{type(error).__name__}: {error}"[:200]) from error
 
     def _headers(self) -> dict[str, str]:
         """Return the headers with the token, which the kubelet renews in its file."""

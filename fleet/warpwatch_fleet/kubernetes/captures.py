@@ -6,11 +6,10 @@ had begun is found again by the reason that it gave, and is never begun a second
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -32,6 +31,7 @@ from warpwatch_fleet.kubernetes.api import (
     timestamp,
 )
 from warpwatch_runtime.loading import mistakes
+from warpwatch_runtime.log_output import Complaint
 from warpwatch_serving.bodies import CaptureBody
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
@@ -39,10 +39,7 @@ from warpwatch_telemetry.errors import Refused
 logger = logging.getLogger(__name__)
 
 GROUP = "/apis/warpwatch.dev/v1alpha1"
-RETRY_S = 5.0
-# Between two watches.
-AGAIN_S = 1.0
-PAGE = "500"
+PAGE, MAX_PAGES = "500", 40
 # How long the verdict of a capture that has ended is waited for, and one that is no longer known.
 VERDICT_S = 600.0
 LOST_S = 120.0
@@ -67,8 +64,7 @@ class _CaptureObject(msgspec.Struct):
 
 
 class _ListMetadata(msgspec.Struct):
-    resourceVersion: str
-    more: str | None = msgspec.field(default=None, name="continue")
+    more: str = msgspec.field(default="", name="continue")
 
 
 class _CaptureList(msgspec.Struct):
@@ -76,12 +72,8 @@ class _CaptureList(msgspec.Struct):
     items: list[dict[str, Any]]
 
 
-class _Bookmark(msgspec.Struct):
-    metadata: _ListMetadata
-
-
 class CaptureObjects:
-    """``follow`` until cancelled, ``advance`` in a loop of its own.
+    """``advance`` in a loop of its own.
 
     ``lock`` guards the captures that are shown. link: the fleet's own address, or empty.
     """
@@ -93,87 +85,51 @@ class CaptureObjects:
         lock: threading.Lock,
         link: str,
         wall: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._api = api
         self._captures = captures
         self._lock = lock
         self._link = link
         self._wall = wall
-        self._sleep = sleep
-        # The objects that have not ended, as the server had them last, by UID.
-        self._open: dict[str, Object] = {}
+        self._complaint = Complaint(logger, logging.WARNING)
 
-    async def follow(self) -> None:
-        """Follow all objects; list them anew when the server has forgotten the version."""
-        complaint, forgotten = "", False
-        while True:
-            try:
-                version = await self._list()
-                complaint = ""
-                while True:
-                    version = await self._watch(version)
-                    forgotten = False
-                    await self._sleep(AGAIN_S)
-            except KubernetesError as error:
-                if error.status == 410 and not forgotten:
-                    forgotten = True
-                    # At once, but not again and again.
-                    continue
-                if complaint != str(error):
-                    logger.warning("captures of the cluster are not watched: %s", error)
-                complaint, forgotten = str(error), False
-            await self._sleep(RETRY_S)
+    async def advance(self) -> None:
+        """Write the status of objects that have not ended. Raises KubernetesError."""
+        for one in [one async for one in self._list() if self._is_open(one)]:
+            status = one.get("status") or {}
+            if "time" not in status:
+                await self._begin(one)
+            elif changed := self._progress(one, status):
+                await self._put(one, changed)
 
-    async def _list(self) -> str:
-        found: dict[str, Object] = {}
-        more = ""
-        while True:
-            params = {"limit": PAGE, "continue": more}
+    async def _list(self) -> AsyncIterator[Object]:
+        params = {"limit": PAGE, "continue": ""}
+        for _ in range(MAX_PAGES):
             page = await self._api.ask(
                 "GET", f"{GROUP}/captures", params=params, shape=_CaptureList
             )
-            found |= {one["metadata"]["uid"]: one for one in page["items"] if self._is_open(one)}
-            more = page["metadata"].get("continue", "")
-            if not more:
-                break
-        self._open = found
-        return str(page["metadata"]["resourceVersion"])
-
-    async def _watch(self, version: str) -> str:
-        async for kind, one in self._api.watch(f"{GROUP}/captures", version):
-            if wrong := misshapen(one, _Bookmark):
-                raise KubernetesError(502, f"a watch has another form: {wrong}")
-            version = one["metadata"]["resourceVersion"]
-            if kind == "BOOKMARK" or _is_wrong(one):
-                continue
-            about = one["metadata"]
-            if kind != "DELETED" and self._is_open(one):
-                self._open[about["uid"]] = one
-            else:
-                self._open.pop(about["uid"], None)
-        return version
+            for one in page["items"]:
+                yield one
+            params["continue"] = page["metadata"].get("continue", "")
+            if not params["continue"]:
+                return
 
     def _is_open(self, one: Object) -> bool:
         """Return whether the object is valid and has not ended."""
-        return not _is_wrong(one) and "endTime" not in (one.get("status") or {})
+        if wrong := misshapen(one, _CaptureObject):
+            self._complaint.make("an object of kind Capture is ignored: %s", wrong)
+            return False
+        return "endTime" not in (one.get("status") or {})
 
-    async def advance(self) -> None:
-        """Write the status of open objects. Raises KubernetesError."""
-        for uid, one in list(self._open.items()):
-            status = one.get("status") or {}
-            if "time" not in status:
-                changed = await self._begin(one)
-            else:
-                changed = self._progress(one, status)
-            if changed:
-                await self._put(uid, changed)
-
-    async def _begin(self, one: Object) -> Object:
+    async def _begin(self, one: Object) -> None:
         """Request the capture. The status is written first, so that a crash cannot repeat it."""
         asking = {"time": timestamp(self._wall()), "detail": "asking"}
-        if not await self._put(one["metadata"]["uid"], asking):
-            return {}
+        begun = await self._put(one, asking)
+        if begun is not None:
+            await self._put(begun, await self._request(begun))
+
+    async def _request(self, one: Object) -> Object:
+        """Request the capture, and return the new status."""
         try:
             capture = await self._captures.start(_body(one).request(_owner(one)))
         except ValidationError as error:
@@ -202,35 +158,18 @@ class CaptureObjects:
     def _ended(self, outcome: str, detail: str) -> Object:
         return {"outcome": outcome, "detail": detail[:1024], "endTime": timestamp(self._wall())}
 
-    async def _put(self, uid: str, status: Object) -> bool:
-        """Return whether the server accepted it: the object has not changed meanwhile."""
-        one = self._open.get(uid)
-        if one is None:
-            return False
+    async def _put(self, one: Object, status: Object) -> Object | None:
+        """Return the object as the server has it now, or None if it has changed meanwhile."""
         about = one["metadata"]
         namespace, name = (quote(about[part], safe="") for part in ("namespace", "name"))
         path = f"{GROUP}/namespaces/{namespace}/captures/{name}/status"
         body = {"metadata": {"resourceVersion": about["resourceVersion"]}, "status": status}
         try:
-            self._open[uid] = await self._api.ask(
-                "PATCH", path, body, form=MERGE, shape=_CaptureObject
-            )
+            return await self._api.ask("PATCH", path, body, form=MERGE, shape=_CaptureObject)
         except KubernetesError as error:
             if error.status not in (404, 409):
                 raise
-            # It has changed or is gone; the watch tells.
-            return False
-        if "endTime" in status:
-            self._open.pop(uid, None)
-        return True
-
-
-def _is_wrong(one: Object) -> bool:
-    """Return whether the object lacks what every Capture has, and say so."""
-    wrong = misshapen(one, _CaptureObject)
-    if wrong:
-        logger.warning("an object of kind Capture is ignored: %s", wrong)
-    return bool(wrong)
+            return None
 
 
 def _owner(one: Object) -> str:

@@ -16,12 +16,11 @@ from warpwatch_fleet.kubernetes.conditions import Conditions, Taints
 from warpwatch_fleet.kubernetes.events import EventPublisher
 from warpwatch_fleet.kubernetes.injection import InjectionServer
 from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.log_output import Complaint
 
 logger = logging.getLogger(__name__)
 
-EVENTS_INTERVAL_S = 5.0
-NODES_INTERVAL_S = 5.0
-CAPTURES_INTERVAL_S = 2.0
+INTERVAL_S = 5.0
 
 Round = Callable[[], Awaitable[None]]
 Count = Callable[[], None]
@@ -42,9 +41,8 @@ class Kubernetes:
         self._sleep = sleep
         link = config.public_url or ""
         self._server = InjectionServer(own.injection) if own.injection else None
-        self._rounds: list[tuple[float, Round, Count]] = []
+        self._rounds: list[tuple[Round, Count]] = []
         self._api: KubernetesClient | None = None
-        self._objects: CaptureObjects | None = None
         if not (own.events or own.conditions or own.captures):
             return
         self._api = api = KubernetesClient(own.service_account)
@@ -52,25 +50,23 @@ class Kubernetes:
         events = EventPublisher(api, cluster, link) if own.events else None
         if own.conditions:
             conditions = Conditions(api, cluster)
-            self._add(NODES_INTERVAL_S, "conditions", conditions.advance)
+            self._add("conditions", conditions.advance)
             if own.taints:
                 taints = Taints(api, own, conditions, events)
-                self._add(NODES_INTERVAL_S, "taints", taints.advance)
+                self._add("taints", taints.advance)
         if events is not None:
-            self._add(EVENTS_INTERVAL_S, "events", events.advance)
+            self._add("events", events.advance)
         if own.captures:
-            self._objects = CaptureObjects(api, captures, cluster.lock, link)
-            self._add(CAPTURES_INTERVAL_S, "captures", self._objects.advance)
+            objects = CaptureObjects(api, captures, cluster.lock, link)
+            self._add("captures", objects.advance)
 
-    def _add(self, interval_s: float, what: str, work: Round) -> None:
+    def _add(self, what: str, work: Round) -> None:
         # The counter is there from the start, so that an increase can be seen.
-        self._rounds.append((interval_s, work, self._errors.labels(what).inc))
+        self._rounds.append((work, self._errors.labels(what).inc))
 
     async def run(self) -> None:
         """Run until cancelled."""
         works: list[Coroutine[Any, Any, None]] = [_again(*one, self._sleep) for one in self._rounds]
-        if self._objects is not None:
-            works.append(self._objects.follow())
         if self._server is not None:
             works.append(self._server.run_beside())
         try:
@@ -80,20 +76,16 @@ class Kubernetes:
                 await self._api.close()
 
 
-async def _again(
-    interval_s: float, work: Round, failed: Count, sleep: Callable[[float], Awaitable[None]]
-) -> None:
+async def _again(work: Round, failed: Count, sleep: Callable[[float], Awaitable[None]]) -> None:
     """Repeat the work. Errors of the server are counted, logged once, and tried again."""
-    complaint = ""
+    complaint = Complaint(logger, logging.WARNING)
     while True:
         try:
             await work()
-            complaint = ""
+            complaint.clear()
         except KubernetesError as error:
             failed()
-            if complaint != str(error):
-                complaint = str(error)
-                logger.warning("the API server of the cluster: %s", error)
+            complaint.make("the API server of the cluster: %s", error)
         except Exception:
             logger.exception("a round in the cluster failed")
-        await sleep(interval_s)
+        await sleep(INTERVAL_S)

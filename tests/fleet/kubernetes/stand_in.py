@@ -1,9 +1,8 @@
-"""A stand-in of the API server: objects by path, versions, both kinds of patch, lists and watches.
+"""A stand-in of the API server: objects by path, versions, both kinds of patch, and lists.
 
 Its answers were compared with Kubernetes 1.20: the same tests run against that.
 """
 
-import contextlib
 import copy
 import http.server
 import json
@@ -22,9 +21,8 @@ _NAMESPACED = re.compile(r"/namespaces/[^/]+(?=/\w+)")
 
 
 class StandIn(ApiServer):
-    """``asked``: method and path of all requests of the fleet. forgotten: versions up to this are
-    answered with 410. failing: the status that the fleet gets. conflicts: how many more of its
-    patches meet another's.
+    """``asked``: method and path of all requests of the fleet. failing: the status that the
+    fleet gets. conflicts: how many more of its patches meet another's.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,13 +30,11 @@ class StandIn(ApiServer):
         (folder / "token").write_text("fleet")
         self.objects: dict[str, Any] = {}
         self.asked: list[str] = []
-        self.forgotten = 0
         self.failing = self.conflicts = 0
         self.version = 0
         for name in ("default", "monitoring"):
             self.objects[f"/api/v1/namespaces/{name}"] = {"metadata": {"name": name}}
-        self.log: list[tuple[int, str, str, Any]] = []
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"server_in": self})
         self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -69,16 +65,7 @@ class StandIn(ApiServer):
             self.objects.pop(path)
         else:
             self.objects[path] = one
-        self.log.append((self.version, what, _NAMESPACED.sub("", path), copy.deepcopy(one)))
-        self.changed.notify_all()
         return one
-
-    def drop_watches(self) -> None:
-        """As a server does that has forgotten what was before."""
-        with self.changed:
-            self.version += 1
-            self.forgotten = self.version
-            self.changed.notify_all()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -93,16 +80,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         place, store = urllib.parse.urlsplit(self.path), self.server_in
         self.query = dict(urllib.parse.parse_qsl(place.query))
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
-        is_watch = "watch" in self.query
         if self.headers["Authorization"] == "Bearer fleet":
-            store.asked.append(f"{'WATCH' if is_watch else self.command} {place.path}")
+            store.asked.append(f"{self.command} {place.path}")
             if store.failing:
                 return self._answer(store.failing, {"message": "try again"})
-        if is_watch:
-            with contextlib.suppress(OSError):
-                self._watch(place.path, int(self.query["resourceVersion"]))
-            return None
-        with store.changed:
+        with store.lock:
             self._answer(*getattr(self, f"_{self.command.lower()}")(place.path, body))
 
     do_GET = do_POST = do_PATCH = do_DELETE = _serve
@@ -167,29 +149,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if f"{name}/".startswith(f"{path}/"):
                 self.server_in.save(name, "DELETED", one)
         return 200, {}
-
-    def _watch(self, path: str, version: int) -> None:
-        store = self.server_in
-        self.send_response(200)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        while True:
-            with store.changed:
-                if version < store.forgotten:
-                    gone = {"code": 410, "message": "too old resource version"}
-                    return self._line({"type": "ERROR", "object": gone})
-                news = [one for one in store.log if one[0] > version]
-                if not news and not store.changed.wait(30):
-                    return None
-            for number, what, name, one in news:
-                version = number
-                if name.startswith(f"{path}/"):
-                    self._line({"type": what, "object": one})
-
-    def _line(self, said: Any) -> None:
-        self.wfile.write(json.dumps(said).encode() + b"\n")
-        self.wfile.flush()
 
 
 def _merge(one: Any, patch: Any) -> None:

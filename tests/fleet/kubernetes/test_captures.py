@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.daemon.captures.capture_node import TRAIN
@@ -32,7 +31,6 @@ class Asked:
     def __init__(self, server: ApiServer, folder: Path, stack: ExitStack) -> None:
         self.server = server
         self.fleet = PlayedFleet(folder, stack, job=TEAMS)
-        self.slept: list[float] = []
 
     def apply(self, name: str = "once", folder: str = CAPTURES, **spec: Any) -> None:
         spec = {"kind": "torch", "steps": 3} | spec
@@ -45,40 +43,19 @@ class Asked:
         return [len(agent.captures()) for agent in self.fleet.agents]
 
     def run(self, work: Work) -> None:
-        """``work`` with another fleet, once it watches the objects."""
+        """``work`` with another fleet."""
 
         async def ask(captures: FleetCaptures) -> None:
             api = KubernetesClient(self.server.folder)
-            clock = self.fleet.clock
-            own = CaptureObjects(api, captures, threading.Lock(), LINK, clock.wall, self._sleep)
-            watching = asyncio.Event()
-
-            async def asks(request: httpx.Request) -> None:
-                if request.method == "GET":
-                    watching.clear()
-
-            async def answers(response: httpx.Response) -> None:
-                if "watch" in response.request.url.params:
-                    watching.set()
-
-            api._client.event_hooks = {"request": [asks], "response": [answers]}
-            following = asyncio.create_task(own.follow())
+            wall = self.fleet.clock.wall
+            lock = threading.Lock()
             try:
                 async with asyncio.timeout(DEADLINE_S):
-                    await watching.wait()
-                    await work(own)
-                    # A connection that is cancelled while it is made is left open by httpcore.
-                    await watching.wait()
+                    await work(CaptureObjects(api, captures, lock, LINK, wall))
             finally:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
                 await api.close()
 
         self.fleet.run(ask)
-
-    async def _sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        await asyncio.sleep(0)
 
     def until(self, *names: str, field: str = "endTime") -> Any:
         """The status of the last, when the fleet has said this of all."""
@@ -212,21 +189,3 @@ def test_an_object_of_another_form_keeps_no_other_from_being_answered(stand_in, 
 
     asked.run(work)
     assert (asked.status("odd"), asked.status()["outcome"]) == ({}, "refused_no_rank")
-
-
-def test_a_watch_that_the_server_has_forgotten_is_begun_with_a_list(stand_in, tmp_path, stack):
-    asked = Asked(stand_in, tmp_path, stack)
-
-    async def work(own: CaptureObjects) -> None:
-        stand_in.drop_watches()
-        asked.apply(job="other")
-        while "outcome" not in asked.status():
-            await own.advance()
-            await asyncio.sleep(POLL_S)
-
-    asked.run(work)
-    folder = "/apis/warpwatch.dev/v1alpha1/captures"
-    looked = [one for one in stand_in.asked if one.endswith(folder)]
-    assert looked[:3] == [f"GET {folder}", f"WATCH {folder}", f"GET {folder}"]
-    # At once; else a watch of a server that ends them all would be begun without a pause.
-    assert asked.slept == []

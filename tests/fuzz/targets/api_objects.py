@@ -1,4 +1,4 @@
-"""What an API server answers the fleet: lists, watches, nodes, and objects that tenants wrote."""
+"""What an API server answers the fleet: lists, nodes, and objects that tenants wrote."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,8 @@ from warpwatch_fleet.kubernetes.events import EventPublisher
 from warpwatch_telemetry.errors import Refused
 
 # The first byte of an input: who asks, and the status of the answer.
-NODES, LISTED, WATCHED = range(3)
+NODES, CAPTURES = range(2)
 STATUSES = (200, 200, 200, 404, 409, 410, 500)
-LIST = {"metadata": {"resourceVersion": "7"}, "items": []}
 
 
 class ApiObjects:
@@ -45,15 +44,12 @@ class ApiObjects:
         self._told.hear()
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
-        if self._who == LISTED or "watch" in request.url.params or "capt" not in request.url.path:
-            return httpx.Response(self._status, content=self._content)
-        return httpx.Response(200, json=LIST)
+        return httpx.Response(self._status, content=self._content)
 
     def run(self, data: bytes) -> None:
         first, self._content = (data[:1] or b"\0")[0], data[1:]
-        self._who = first % 3
-        self._status = STATUSES[first // 3 % len(STATUSES)]
-        work = self._nodes if self._who == NODES else self._captures
+        self._status = STATUSES[first // 2 % len(STATUSES)]
+        work = self._nodes if first % 2 == NODES else self._captures
         with contextlib.suppress(KubernetesError):
             self._loop.run_until_complete(work())
 
@@ -71,13 +67,8 @@ class ApiObjects:
         async def refuse(request: Any) -> None:
             raise Refused("refused_busy", "another capture runs")
 
-        async def stop(seconds: float) -> None:
-            raise asyncio.CancelledError
-
-        played: Any = SimpleNamespace(request=refuse, shown=tuple)
-        objects = CaptureObjects(self._api, played, threading.Lock(), "", lambda: NOW, sleep=stop)
-        with contextlib.suppress(asyncio.CancelledError):
-            await objects.follow()
+        played: Any = SimpleNamespace(start=refuse, shown=tuple)
+        objects = CaptureObjects(self._api, played, threading.Lock(), "", lambda: NOW)
         await objects.advance()
 
 
@@ -91,13 +82,10 @@ def target(folder: Path) -> Target:
         (NODES, node),
         (NODES, {"items": [node]}),
         (NODES, {"message": "no\nsuch node"}),
-        (LISTED, LIST | {"items": [one, asked]}),
-        (WATCHED, {"type": "ADDED", "object": one}),
-        (WATCHED, {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}),
-        (WATCHED, {"type": "ERROR", "object": {"code": 410, "message": "too old"}}),
+        (CAPTURES, {"metadata": {"continue": ""}, "items": [one, asked]}),
     ]
     seeds = [
-        bytes([who + 3 * n]) + json.dumps(said).encode() for who, said in answers for n in (0, 4)
+        bytes([who + 2 * n]) + json.dumps(said).encode() for who, said in answers for n in (0, 4)
     ]
     tokens = (
         b'"metadata":', b'"spec":', b'"status":', b'"time":', b'"taints":', b'"items":', b"null",
