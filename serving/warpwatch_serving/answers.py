@@ -26,7 +26,7 @@ from warpwatch_telemetry.anomalies import (
     sentence,
 )
 from warpwatch_telemetry.captures import Capture, Decision
-from warpwatch_telemetry.catalogue import series_text
+from warpwatch_telemetry.catalogue import series_key, series_text
 from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import JobState, RankState
@@ -100,6 +100,14 @@ class DeviceReport(Device):
             processes=sample.processes,
             source=sample.source,
         )
+
+    def sample(self) -> DeviceSample:
+        """Return the sample that this is the report of."""
+        device = Device(**{field.name: getattr(self, field.name) for field in fields(Device)})
+        values = {series_key(name): value for name, value in self.values.items()
+                  if value is not None}  # fmt: skip
+        processes = tuple(self.processes)
+        return DeviceSample(device, self.time, values, self.up, self.reason, processes, self.source)
 
 
 class DeviceList(TypedDict):

@@ -144,7 +144,7 @@ def test_status_begins_with_what_is_wrong_and_lists_the_ranks_of_one_job(
         "  and 13 more anomalies: --json",
         "2000 of 2000 devices up, 2000 ranks of 189 jobs",
     ]
-    assert said[24].startswith("  llama-0 of ns/nlp: 256 ranks, step 4180, median step 480 ms, ")
+    assert said[24].startswith("  llama-0: ns/nlp, 256 ranks, ")
     assert said[44:] == ["  and 169 more jobs: --job, --owner or --ranks"]
     assert len([line for line in lines("--job", "llama-4") if line.startswith("    rank ")]) == 32
     assert "564 ranks of 63 jobs" in "\n".join(lines("--owner", "uid/1004"))
@@ -154,16 +154,16 @@ def test_top_begins_with_ranks_and_gpus_in_trouble_and_is_searched(server, fleet
     fleet.now = crowded_state()
     api = ApiClient(socket_path=socket_of(server))
     reading = TopClient(lambda: api).read()
-    assert rows.headline(reading).startswith("3 of 250 agents cannot be reached, 2000 GPUs, ")
+    assert rows.headline(reading.state).startswith("3 of 250 agents cannot be reached, 2000 GPUs, ")
     troubled = [key[1::2] for key, _ in rows.rank_rows(reading, wide=True)][:3]
     assert troubled == [("llama-0", "128"), ("llama-4", "16"), ("llama-0", "0")]
-    assert [key for key, _ in rows.device_rows(reading, wide=True)][:2] == [
+    assert [key for key, _ in rows.device_rows(reading.state, wide=True)][:2] == [
         "GPU-077-5",
         "GPU-155-2",
     ]
-    assert "! xid, " in rows.finding_lines(reading, 4)[0].plain
-    found = reading.narrowed("GPU-155")
-    assert [len(part) for part in (found.ranks, found.devices, found.anomalies)] == [8, 8, 3]
+    assert "! xid, " in rows.finding_lines(reading.state, 4)[0].plain
+    found = reading.narrowed("GPU-155").state
+    assert [len(part) for part in (found.ranks, found.devices, found.anomalies)] == [12, 8, 3]
     asyncio.run(fits_80_columns(Top(TopClient(lambda: api), interval_s=3600.0)))
 
 

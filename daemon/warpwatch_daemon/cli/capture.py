@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.cli.progress import Progress
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
-from warpwatch_telemetry.captures import CAPTURE_KINDS, CAPTURE_OPTIONS, RANK_STATES
+from warpwatch_serving.page import captures as page
+from warpwatch_telemetry.captures import CAPTURE_KINDS, CAPTURE_OPTIONS, RANK_STATES, Capture
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
 POLL_S = 0.5
@@ -35,7 +38,10 @@ def main(argv: Sequence[str]) -> int:
     capture = api.post("/api/v1/captures", body)
     if arguments.wait:
         capture = wait(api, capture["id"], arguments.timeout)
-    say(json.dumps(capture, indent=1) if arguments.json else describe(capture, api.shown_url))
+    if arguments.json:
+        say(json.dumps(capture, indent=1))
+    else:
+        say("\n".join(describe(msgspec.convert(capture, Capture), api.shown_url)))
     if str(capture["outcome"]).startswith("refused_"):
         return Refused.exit_code
     return 1 if capture["outcome"] in ("partial", "failed") else 0
@@ -108,49 +114,16 @@ def wait(
     raise WarpwatchError(f"capture {capture_id} has no outcome after {timeout_s:.0f} s")
 
 
-def describe(capture: Any, url: str) -> str:
-    lines = [f"capture {capture['id']}: {outcome_of(capture)}"]
-    for rank in capture["ranks"]:
-        why = "; ".join(filter(None, [rank["detail"], *rank["problems"]]))
-        where = f" on {rank['node']}" if rank["node"] else ""
-        lines.append(f"  rank {rank['rank']}{where}: {rank['state']}{f' ({why})' if why else ''}")
-    asked, steps = capture["request"]["steps"], capture["steps"]
-    if steps is not None and steps < asked:
-        lines.append(f"  {steps} of {asked} steps: more cost too much")
-    lines += [f"  {line}" for line in _price(capture)]
-    diagnosis = capture["diagnosis"]
-    if diagnosis:
-        lines.append(f"  verdict: {diagnosis['verdict']}: {diagnosis.get('summary', '')}")
-    shown = [name for name in capture["files"] if name.endswith((".html", ".stacks.json"))]
-    lines += [f"  {url}/api/v1/captures/{capture['id']}/{name}" for name in shown]
-    return "\n".join(lines)
-
-
-def outcome_of(capture: Any) -> str:
-    """Return the outcome with ranks, such as ``complete 2/2, verified``."""
-    if capture["outcome"] is None:
-        return "begun"
-    ranks = capture["ranks"]
-    count = f"{sum(rank['state'] == 'written' for rank in ranks)}/{len(ranks)}"
-    unverified = sum(rank["verified"] is False for rank in ranks)
-    read = any(rank["verified"] is not None for rank in ranks)
-    verified = f", {unverified} not verified" if unverified else ", verified" if read else ""
-    return f"{capture['outcome']} {count}{verified}"
-
-
-def _price(capture: Any) -> list[str]:
-    """Return the cost and lasting effect, known only some steps after the capture."""
-    said = []
-    cost_s, expected_s = capture["cost_s"], capture.get("expected_cost_s")
-    expected = "" if expected_s is None else f"{expected_s:.2f} s expected"
-    if cost_s is not None:
-        said.append(f"cost: {cost_s:.2f} s of training{', ' if expected else ''}{expected}")
-    elif expected:
-        said.append(f"cost: {expected}")
-    residual = capture["residual"]
-    if residual is not None:
-        slower = "the job is slower since" if residual["slower"] else "no more than its noise"
-        said.append(
-            f"step after / before: {residual['ratio']:.3f} over {residual['steps']} steps; {slower}"
-        )
-    return said
+def describe(capture: Capture, url: str) -> Iterator[str]:
+    """Yield the outcome, each rank, the facts, the verdict and the addresses of reports."""
+    yield f"capture {capture.id}: {page.outcome(capture)}"
+    for rank in capture.ranks:
+        why = "; ".join(filter(None, [rank.detail, *rank.problems]))
+        where = f" on {rank.node}" if rank.node else ""
+        yield f"  rank {rank.rank}{where}: {rank.state}{f' ({why})' if why else ''}"
+    yield from (f"  {name}: {fact}" for name, fact in page.facts(capture))
+    if capture.diagnosis is not None:
+        yield f"  verdict: {': '.join(filter(None, page.describe(capture)))}"
+    for name in capture.files:
+        if name.endswith((".html", ".stacks.json")):
+            yield f"  {url}/api/v1/captures/{capture.id}/{name}"

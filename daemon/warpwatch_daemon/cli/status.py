@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-import msgspec
-
-from warpwatch._version import __version__
 from warpwatch_daemon.cli import parsing
+from warpwatch_daemon.cli.api_state import read_lists, to_state
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
-from warpwatch_runtime.quantities import (
-    ago,
-    no_step,
-    percent,
-    places,
-    plural,
-    rate,
-    seconds,
-    tokens_per_joule,
-    uncounted,
-)
-from warpwatch_serving.page.findings import SEVERITIES, unseen
-from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_runtime.quantities import no_step, places, plural, uncounted
+from warpwatch_serving.answers import AnomalyReport
+from warpwatch_serving.page import captures, findings, jobs
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.state import RankState, State
 
 if TYPE_CHECKING:
     from warpwatch_daemon.api_client import ApiClient
@@ -35,113 +25,10 @@ if TYPE_CHECKING:
 # The limits without --ranks.
 MAX_JOBS = 20
 MAX_TROUBLED = 5
-
-Document = Mapping[str, Any]
-Key = tuple[str, str, str]
-
-
-def job_lines(status: Mapping[str, Sequence[Document]], *, all_ranks: bool) -> Iterator[str]:
-    """Yield the jobs of ``status``: with an anomaly first, then with a rank in trouble, by size."""
-    ranks: dict[Key, list[Document]] = {}
-    for rank in status["ranks"]:
-        ranks.setdefault((rank["owner"], rank["job"], rank["run"]), []).append(rank)
-    active = {
-        (one["owner"], one["job"], one["run"])
-        for one in status["anomalies"]
-        if one["end_time"] is None
-    }
-    jobs = {(job["owner"], job["name"], job["run"]): job for job in status["jobs"]}
-
-    def place(key: Key) -> tuple[bool, bool, int, Key]:
-        of_job = ranks.get(key, [])
-        return key not in active, not any(map(_is_troubled, of_job)), -len(of_job), key
-
-    order = sorted({*jobs, *ranks}, key=place)
-    names_owners = len({owner for owner, _, _ in order}) > 1
-    shown = len(order) if all_ranks else MAX_JOBS
-    for key in order[:shown]:
-        whose = f" of {key[0]}" if names_owners else ""
-        yield from _job(key[1] + whose, jobs.get(key, {}), ranks.get(key, []), all_ranks)
-    if order[shown:]:
-        yield f"  and {plural(len(order) - shown, 'more job')}: --job, --owner or --ranks"
-
-
-def _job(name: str, job: Document, ranks: list[Document], all_ranks: bool) -> Iterator[str]:
-    ranks.sort(key=lambda rank: rank["rank"])
-    yield f"  {name}: {', '.join((_count(ranks), *_pace(ranks), *_efficiency(job)))}"
-    troubled = [rank for rank in ranks if _is_troubled(rank)]
-    listed = ranks if all_ranks else troubled[:MAX_TROUBLED]
-    for rank in listed:
-        yield f"    rank {rank['rank']}: {', '.join(_rank(rank))}"
-    if not all_ranks and troubled[MAX_TROUBLED:]:
-        yield f"    and {plural(len(troubled) - MAX_TROUBLED, 'more rank')} in trouble: --ranks"
-
-
-def _is_troubled(rank: Document) -> bool:
-    # A daemon of the version before has no steps_elsewhere.
-    uncounted_steps = rank["calls_without_step"] or rank.get("steps_elsewhere", 0)
-    return rank["status"] not in ("running", "exited") or bool(uncounted_steps)
-
-
-def _count(ranks: Sequence[Document]) -> str:
-    found = {"stopped": 0, "died": 0, "exited": 0}
-    for rank in ranks:
-        if rank["status"] in found:
-            found[rank["status"]] += 1
-    ended = "".join(f", {count} {status}" for status, count in found.items() if count)
-    return plural(len(ranks), "rank") + ended
-
-
-def _pace(ranks: Sequence[Document]) -> Iterator[str]:
-    """Yield the progress and pace of all ranks: they step together, and input adds up."""
-    steps = [rank["step"] for rank in ranks if rank["step"] is not None]
-    recent_s = [statistics.median(rank["recent_s"]) for rank in ranks if rank["recent_s"]]
-    yield f"step {max(steps)}" if steps else "no step yet"
-    if recent_s:
-        yield f"median step {seconds(statistics.median(recent_s))}"
-    if per_s := [rank["steps_per_s"] for rank in ranks if rank["steps_per_s"]]:
-        yield rate(statistics.median(per_s), "steps")
-    for what in ("samples", "tokens"):
-        if total := sum(rank[f"{what}_per_s"] or 0.0 for rank in ranks):
-            yield rate(total, what)
-    if clocks := sorted({rank["step_clock"] for rank in ranks if rank["step_clock"]}):
-        yield f"step clock {'/'.join(clocks)}"
-    # A daemon of the version before has no client.
-    if shims := sorted({rank.get("client", "") for rank in ranks} - {"", __version__}):
-        yield f"shim {'/'.join(shims)}"
-
-
-def _efficiency(job: Document) -> Iterator[str]:
-    for method, ratio in job.get("model_flops_ratio", {}).items():
-        yield f"MFU {percent(ratio)} (by {method})"
-    if memory := job.get("memory_ratio"):
-        yield f"tensors take up to {percent(memory)} of a GPU's memory"
-    if per_joule := job.get("tokens_per_joule"):
-        yield tokens_per_joule(per_joule)
-
-
-def _rank(rank: Document) -> Iterator[str]:
-    reason = rank["silent_reason"]
-    said = reason is None or reason in (rank["status"], "unknown")
-    yield rank["status"] if said else f"{rank['status']} ({reason})"
-    yield f"on {rank['host']}"
-    yield f"step {rank['step']}"
-    recent_s = rank["recent_s"]
-    if recent_s:
-        yield f"median step {seconds(statistics.median(recent_s))}"
-    else:
-        calls = rank["calls_without_step"]
-        yield no_step(calls) if calls else "no step yet"
-    if elsewhere := rank.get("steps_elsewhere", 0):
-        yield uncounted(elsewhere)
-    if parallel := places(rank["parallel"]):
-        yield parallel
-
-
 # An operator may look after an alert is over.
 MAX_ENDED = 5
 MAX_ACTIVE = 20
-PARTS = ("jobs", "ranks", "anomalies", "captures")
+MAX_CAPTURES = 5
 
 
 def main(argv: Sequence[str], wall: Callable[[], float] = time.time) -> int:
@@ -160,76 +47,118 @@ def main(argv: Sequence[str], wall: Callable[[], float] = time.time) -> int:
     command_line.add_json(command)
     arguments = command.parse_args(argv)
     status = _read(parsing.api(arguments), arguments.job, arguments.owner)
-    active = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is None]
-    active.sort(key=lambda one: (SEVERITIES.index(one["severity"]), -one["time"]))
-    serious = [anomaly for anomaly in active if anomaly["severity"] != "info"]
+    state = to_state(status, wall())
     if arguments.json:
         say(json.dumps(status, indent=1))
     else:
         all_ranks = arguments.ranks or arguments.job is not None
-        say("\n".join(_lines(status, active, wall(), all_ranks)))
-    return 1 if serious else 0
+        say("\n".join(_lines(state, status["blind"], all_ranks)))
+    return int(any(one.severity != "info" for one in findings.worst_first(state)))
 
 
 def _read(api: ApiClient, job: str | None, owner: str | None) -> dict[str, Any]:
     given = {name: value for name, value in (("job", job), ("owner", owner)) if value is not None}
     query = f"?{urlencode(given)}" if given else ""
-    status: dict[str, Any] = {"devices": api.get("/api/v1/devices")["devices"]}
-    status |= {part: api.get(f"/api/v1/{part}{query}")[part] for part in PARTS}
-    status["sources"] = api.get("/readyz", accepted=503)["sources"]
+    status = read_lists(api, query)
     status["blind"] = [
-        {"kind": detector["kind"], **reading}
+        {"kind": detector["kind"], **one}
         for detector in api.get(f"/api/v1/detectors{query}")["detectors"]
-        for reading in detector["readings"]
-        if reading["blind"]
+        for one in detector["readings"]
+        if one["blind"]
     ]
     return status
 
 
-def _lines(status: dict[str, Any], active: list[Any], now: float, all_ranks: bool) -> Iterator[str]:
-    yield from _sources(status["sources"])
-    ended = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is not None]
+def _lines(state: State, blind: Sequence[dict[str, Any]], all_ranks: bool) -> Iterator[str]:
+    yield from _sources(state)
+    active = findings.worst_first(state)
+    ended = [anomaly for anomaly in state.anomalies if anomaly.end_time is not None]
     for anomaly in active[:MAX_ACTIVE]:
-        yield anomaly_line(anomaly, now)
+        yield anomaly_line(anomaly, state)
     if active[MAX_ACTIVE:]:
         yield f"  and {plural(len(active) - MAX_ACTIVE, 'more anomaly', 'more anomalies')}: --json"
-    for anomaly in sorted(ended, key=lambda one: -one["end_time"])[:MAX_ENDED]:
-        yield anomaly_line(anomaly, now)
-    for one in status["blind"][:MAX_ACTIVE]:
+    for anomaly in sorted(ended, key=lambda one: -(one.end_time or 0.0))[:MAX_ENDED]:
+        yield anomaly_line(anomaly, state)
+    for one in blind[:MAX_ACTIVE]:
         yield f"  {one['kind']} of {one['job']} is blind: {one['text']}"
-    devices, ranks, jobs = status["devices"], status["ranks"], status["jobs"]
-    up = sum(1 for device in devices if device["up"])
-    of_jobs = f"{plural(len(ranks), 'rank')} of {plural(len(jobs), 'job')}"
-    yield f"{up} of {plural(len(devices), 'device')} up, {of_jobs}"
-    yield from job_lines(status, all_ranks=all_ranks)
-    for capture in status["captures"][-5:]:
-        diagnosis = capture["diagnosis"] or {}
-        without = "the fleet has its verdict" if capture.get("of_fleet") else "no diagnosis"
-        verdict = diagnosis.get("verdict", without)
-        about = f"{capture['id']} of {capture['request']['job']}"
-        copy = f", at {capture['remote']}" if capture["remote"] else ""
-        yield f"  capture {about}: {capture['outcome'] or 'running'}, {verdict}{copy}"
+    up = sum(1 for device in state.devices if device.up)
+    of_jobs = f"{plural(len(state.ranks), 'rank')} of {plural(len(state.jobs), 'job')}"
+    yield f"{up} of {plural(len(state.devices), 'device')} up, {of_jobs}"
+    yield from _jobs(state, all_ranks)
+    for capture in state.captures[-MAX_CAPTURES:]:
+        yield capture_line(capture)
 
 
-def _sources(documents: list[dict[str, Any]]) -> Iterator[str]:
+def _sources(state: State) -> Iterator[str]:
     """Yield sources that cannot be read; ``!``: a fleet does not see an agent."""
-    sources = msgspec.convert(documents, list[SourceHealth])
-    agents = unseen(sources)
+    agents = findings.unseen(state.sources)
     if agents.sentence:
         yield f"! {agents.sentence}"
     yield from (f"  {note}" for note in agents.notes)
-    for source in sources:
+    for source in state.sources:
         if not source.up and source.lag_s is None:
             yield f"  {source.name} cannot be read: {source.reason or 'no reason known'}"
 
 
-def anomaly_line(anomaly: Mapping[str, Any], now: float) -> str:
-    """Return a line; ``!``: active, and more than information. ``now``: wall clock, seconds."""
-    end_time = anomaly["end_time"]
-    mark = "!" if end_time is None and anomaly["severity"] != "info" else " "
-    when = (
-        f"found {ago(anomaly['time'], now)}" if end_time is None else f"over {ago(end_time, now)}"
-    )
-    # A daemon of the version before has no sentence.
-    said = anomaly.get("sentence", anomaly["summary"])
-    return f"{mark} {anomaly['kind']}, {when}: {said}"
+def _jobs(state: State, all_ranks: bool) -> Iterator[str]:
+    """Yield the jobs in the order of the page, each with its ranks in trouble."""
+    found = jobs.ranked(state)
+    shown = found if all_ranks else found[:MAX_JOBS]
+    for one in shown:
+        facts = (*jobs.facts(one.job, one.ranks), *_versions(one.ranks, state.version))
+        sentence = f"; {one.sentence}" if one.sentence else ""
+        yield f"  {one.job.name}: {', '.join(filter(None, facts))}{sentence}"
+        troubled = [rank for rank in one.ranks if _is_troubled(rank)]
+        for rank in one.ranks if all_ranks else troubled[:MAX_TROUBLED]:
+            yield f"    rank {rank.rank}: {', '.join(_rank(rank))}"
+        if not all_ranks and troubled[MAX_TROUBLED:]:
+            yield f"    and {plural(len(troubled) - MAX_TROUBLED, 'more rank')} in trouble: --ranks"
+    if found[len(shown) :]:
+        yield f"  and {plural(len(found) - MAX_JOBS, 'more job')}: --job, --owner or --ranks"
+
+
+def _versions(ranks: Sequence[RankState], own: str) -> Iterator[str]:
+    """Yield the newest step, the clocks of steps, and the versions of other shims."""
+    steps = [rank.step for rank in ranks if rank.step is not None]
+    yield f"step {max(steps)}" if steps else "no step yet"
+    if clocks := sorted({rank.step_clock for rank in ranks} - {""}):
+        yield f"step clock {'/'.join(clocks)}"
+    if shims := sorted({rank.client for rank in ranks} - {"", own}):
+        yield f"shim {'/'.join(shims)}"
+
+
+def _is_troubled(rank: RankState) -> bool:
+    uncounted_steps = rank.calls_without_step or rank.steps_elsewhere
+    return rank.status not in ("running", "exited") or bool(uncounted_steps)
+
+
+def _rank(rank: RankState) -> Iterator[str]:
+    reason = rank.silent_reason
+    said = reason is None or reason in (rank.status, "unknown")
+    yield rank.status if said else f"{rank.status} ({reason})"
+    yield f"on {rank.host}"
+    yield f"step {rank.step}"
+    if rank.recent_s:
+        yield f"median step {jobs.median(rank)}"
+    else:
+        calls = rank.calls_without_step
+        yield no_step(calls) if calls else "no step yet"
+    if rank.steps_elsewhere:
+        yield uncounted(rank.steps_elsewhere)
+    if parallel := places(rank.parallel):
+        yield parallel
+
+
+def anomaly_line(anomaly: Anomaly, state: State) -> str:
+    """Return a line of an AnomalyReport; ``!``: active, and more than information."""
+    mark = "!" if anomaly.end_time is None and anomaly.severity != "info" else " "
+    said = anomaly.sentence if isinstance(anomaly, AnomalyReport) else anomaly.summary
+    return f"{mark} {anomaly.kind}, {findings.when(anomaly, state)}: {said}"
+
+
+def capture_line(capture: Capture) -> str:
+    explanation = captures.describe(capture)
+    said = ": ".join(filter(None, (explanation.verdict or "no diagnosis", explanation.reason)))
+    copy = f", at {capture.remote}" if capture.remote else ""
+    about = f"{capture.id} of {capture.request.job}"
+    return f"  capture {about}: {captures.outcome(capture)}, {said}{copy}"

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -17,9 +18,13 @@ from tests.loop.node import LoopNode, loop_node
 from tests.loop.programs import STEPPING
 from tests.waiting import DEADLINE_S
 from warpwatch_daemon.api_client import ApiClient, socket_path
+from warpwatch_daemon.cli.api_state import to_state
 from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.rows import Document, Reading, TopClient, rank_key
+from warpwatch_daemon.cli.top.rows import Reading, TopClient, rank_key
 from warpwatch_daemon.cli.top.screen import Top
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import Device, DeviceSample
+from warpwatch_telemetry.state import Histogram, RankState, State
 
 SMALL, LARGE = (80, 24), (200, 50)
 PAUSE_S = 0.1
@@ -60,7 +65,7 @@ async def look_capture_and_restart(node: LoopNode) -> None:
         assert (job, rank, state) == ("stepping", "1", "running")
         assert app.screen.size == SMALL
         await pilot.press("slash", *"nobody")
-        await until(lambda: "0 GPUs, 0 ranks" in line("#head") and cells("#ranks") == [])
+        await until(lambda: ", 0 ranks" in line("#head") and cells("#ranks") == [])
         await pilot.press("escape")
         await until(lambda: len(cells("#ranks")) == 2 and app.query_one("#ranks").has_focus)
         assert app.query_one("#ranks").virtual_size.width <= SMALL[0]
@@ -89,10 +94,10 @@ def test_it_shows_a_daemon_asks_for_captures_and_survives_a_restart(tmp_path):
 
 def test_shares_of_phases_are_of_the_steps_since_the_look_before():
     reader = TopClient(lambda: pytest.fail("nobody is asked"))
-    rank = {"owner": "u", "job": "j", "run": "", "name": "0"}
+    rank = RankState("j", 0, "0", 1, "node", owner="u")
 
     def shares(passed_s: float, **phases_s: float) -> object:
-        reader._follow([{**rank, "durations": {"sum": passed_s}, "phases_s": phases_s}])
+        reader._follow([replace(rank, durations=Histogram(sum=passed_s), phases_s=phases_s)])
         return reader._phases["u", "j", "", "0"]
 
     assert shares(10.0, forward=5.0, comm=5.0) == {"forward": 0.5, "comm": 0.5}
@@ -102,7 +107,7 @@ def test_shares_of_phases_are_of_the_steps_since_the_look_before():
 
 
 def test_a_connection_is_kept_until_an_answer_fails():
-    parts = ("devices", "ranks", "anomalies", "captures")
+    parts = ("devices", "jobs", "ranks", "anomalies", "captures")
     answers: dict[str, object] = {f"/api/v1/{part}": {part: ()} for part in parts}
     answers["/readyz"] = {"sources": ()}
     connected: list[object] = []
@@ -123,32 +128,31 @@ def test_a_connection_is_kept_until_an_answer_fails():
 
 
 def test_trouble_is_marked_and_comes_first_and_a_fleets_device_names_its_node():
-    device = {
-        "uuid": "GPU-1", "index": 1, "gpu_instance": "", "name": "H100", "source": "nvml",
-        "time": 0.0, "values": {}, "up": True, "reason": "",
-    }  # fmt: skip
-    lost = {**device, "uuid": "GPU-2", "index": 2, "source": "gpu-7", "up": False, "reason": "lost"}
-    hot = {**device, "uuid": "GPU-3", "values": {"throttle_active{reason=hw_thermal}": 1.0}}
-    rank = {"device": "GPU-1", "status": "stopped", "job": "llama", "name": "3"}
-    found: list[Document] = [device, hot, lost]
-    reading = Reading(0.0, "", found, [rank, {**rank, "name": "4"}], [], [])
-    (first, shown), (second, _), (third, well) = rows.device_rows(reading, wide=False)
+    device = DeviceSample(Device("GPU-1", 1, "H100"), 0.0)
+    lost = DeviceSample(Device("GPU-2", 2, "H100"), 0.0, {}, False, "lost", source="gpu-7")
+    held: dict[SeriesKey, float] = {("device_throttle_active", ("hw_thermal",)): 1.0}
+    hot = DeviceSample(Device("GPU-3", 1, "H100"), 0.0, held)
+    rank = RankState("llama", 3, "3", 1, "node", device="GPU-1", status="stopped")
+    ranks = (rank, replace(rank, rank=4, name="4"))
+    state = State(0.0, "", "", devices=(device, hot, lost), ranks=ranks)
+    (first, shown), (second, _), (third, well) = rows.device_rows(state, wide=False)
     assert (first, second, third) == ("GPU-2", "GPU-3", "GPU-1")
     assert (str(shown[0]), str(shown[-1])) == ("gpu-7 2", "! lost")
-    assert (str(well[0]), str(well[-1])) == ("1", "llama 3, llama 4")
+    assert (str(well[0]), str(well[-1])) == ("1", "llama rank 3, llama rank 4")
 
 
 def test_rows_of_all_that_the_api_answers_are_golden(golden_case):
     api = json.loads((Path(__file__).parents[2] / "golden/http/api.json").read_bytes())
-    names = ("devices", "ranks", "anomalies", "captures")
-    devices, ranks, anomalies, captures = (api[f"get /api/v1/{name}"][name] for name in names)
-    phases = {rank_key(ranks[0]): {"forward": 0.25, "backward": 0.5, "comm": 0.125}}
-    reading = Reading(1.79e9, "http://gpu-17:9400", devices, ranks, anomalies, captures, phases)
-    lines = [rows.headline(reading), *map(str, rows.finding_lines(reading, 3))]
-    lines += [str(rows.capture_line(capture)) for capture in captures]
+    names = ("devices", "jobs", "ranks", "anomalies", "captures")
+    lists = {name: api[f"get /api/v1/{name}"][name] for name in names}
+    state = to_state({**lists, "sources": []}, 1.79e9)
+    phases = {rank_key(state.ranks[0]): {"forward": 0.25, "backward": 0.5, "comm": 0.125}}
+    reading = Reading(state, "http://gpu-17:9400", phases)
+    lines = [rows.headline(state), *map(str, rows.finding_lines(state, 3))]
+    lines += [str(rows.capture_text(capture)) for capture in state.captures]
     for wide in (False, True):
         lines += [str(rows.device_columns(wide)), str(rows.rank_columns(wide))]
-        for key, row in (*rows.device_rows(reading, wide), *rows.rank_rows(reading, wide)):
+        for key, row in (*rows.device_rows(state, wide), *rows.rank_rows(reading, wide)):
             cells = (cell if isinstance(cell, str) else f"{cell}|{cell.style}" for cell in row)
             lines.append(f"{key}: {'  '.join(cells)}")
     golden_case("".join(f"{line}\n" for line in lines))

@@ -6,71 +6,46 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 from rich.text import Text
 
 from warpwatch_daemon.api_client import ApiClient
-from warpwatch_daemon.cli.capture import outcome_of
-from warpwatch_daemon.cli.status import anomaly_line
+from warpwatch_daemon.cli.api_state import read_lists, to_state
+from warpwatch_daemon.cli.status import anomaly_line, capture_line
 from warpwatch_runtime.quantities import NO_VALUE, gibibytes, plural, rate, seconds, text
+from warpwatch_serving.bodies import PageFilters
 from warpwatch_serving.page import devices as gpu
-from warpwatch_serving.page.findings import SEVERITIES, unseen
-from warpwatch_telemetry.catalogue import series_key
+from warpwatch_serving.page.findings import unseen, worst_first
+from warpwatch_serving.page.selection import Selection
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.metric import DEVICE_PRECEDENCE
-from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.state import RankState, State
 
-Document = Mapping[str, Any]
 RankKey = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The lists of the API. time: wall clock in seconds; url: of the server.
+    """The state of a server. url: the server's.
 
     phases: the shares of phases in the steps since the last reading, by rank.
-    sources: those of an agent, or the agents of a fleet.
     """
 
-    time: float
+    state: State
     url: str
-    devices: list[Document]
-    ranks: list[Document]
-    anomalies: list[Document]
-    captures: list[Document]
     phases: Mapping[RankKey, Mapping[str, float]] = field(default_factory=dict)
-    sources: Sequence[SourceHealth] = ()
 
     def narrowed(self, words: str) -> Reading:
-        """Return the entries with ``words`` in the name of their job, owner or node."""
-        if not words:
-            return self
-        words = words.casefold()
-
-        def has(*names: str | None) -> bool:
-            return any(words in name.casefold() for name in names if name)
-
-        ranks = [one for one in self.ranks if has(one["job"], one["owner"], one["host"])]
-        used, hosts = {one["device"] for one in ranks}, {one["host"] for one in ranks}
-        return replace(
-            self,
-            ranks=ranks,
-            devices=[one for one in self.devices if one["uuid"] in used or has(one["source"])],
-            anomalies=[
-                one
-                for one in self.anomalies
-                if has(one["job"], one["owner"], one["node"])
-                or (one["job"] is None and (one["node"] in hosts or one["device"] in used))
-            ],
-            captures=[
-                one for one in self.captures if has(one["request"]["job"], one["request"]["owner"])
-            ],
-        )
+        """Return the part with ``words`` in the name of a job, owner or node."""
+        wanted = PageFilters(q=words[:MAX_SEARCHED] or None)
+        return replace(self, state=Selection(self.state, wanted).state)
 
 
-def rank_key(rank: Document) -> RankKey:
-    return rank["owner"], rank["job"], rank["run"], rank["name"]
+def rank_key(rank: RankState) -> RankKey:
+    return (*rank.job_id, rank.name)
 
 
 class TopClient:
@@ -88,22 +63,20 @@ class TopClient:
     def read(self) -> Reading:
         api = self._api or self._connect()
         self._api = None
-        parts = ("devices", "ranks", "anomalies", "captures")
-        said = {part: api.get(f"/api/v1/{part}")[part] for part in parts}
-        sources = msgspec.convert(api.get("/readyz", accepted=503)["sources"], list[SourceHealth])
+        state = to_state(read_lists(api), time.time())
         self._api = api
-        self._follow(said["ranks"])
-        return Reading(time.time(), api.where, **said, phases=dict(self._phases), sources=sources)
+        self._follow(state.ranks)
+        return Reading(state, api.where, dict(self._phases))
 
-    def request_capture(self, rank: Document) -> Document:
+    def request_capture(self, rank: RankState) -> Capture:
         """Request a capture of the rank's job."""
-        body = {"job": rank["job"], "owner": rank["owner"], "reason": "asked for in warpwatch top"}
-        asked: Document = (self._api or self._connect()).post("/api/v1/captures", body)
-        return asked
+        body = {"job": rank.job, "owner": rank.owner, "reason": "asked for in warpwatch top"}
+        asked = (self._api or self._connect()).post("/api/v1/captures", body)
+        return msgspec.convert(asked, Capture)
 
-    def _follow(self, ranks: list[Document]) -> None:
+    def _follow(self, ranks: Sequence[RankState]) -> None:
         """Compare totals with the last ones; a rank without a new step keeps its shares."""
-        totals = {rank_key(one): (one["durations"]["sum"], one["phases_s"]) for one in ranks}
+        totals = {rank_key(one): (one.durations.sum, one.phases_s) for one in ranks}
         for key, (passed_s, phases_s) in totals.items():
             before_s, before = self._before.get(key, (0.0, {}))
             if passed_s < before_s:
@@ -118,6 +91,8 @@ class TopClient:
 
 
 WIDE = 120
+# As long as the page's own search.
+MAX_SEARCHED = 100
 MAX_ROWS = 500
 BAR_CHARS = {False: 16, True: 40}
 # A bar of phases: one letter each, and its colour of sixteen.
@@ -138,15 +113,13 @@ _SEVERITY = {"info": "", "warning": _WARN, "critical": _ALARM}
 Row = Sequence[Text]
 
 
-def headline(reading: Reading) -> str:
-    active = [one for one in reading.anomalies if one["end_time"] is None]
+def headline(state: State) -> str:
     counts = (
-        plural(len(reading.devices), "GPU"),
-        plural(len(reading.ranks), "rank"),
-        plural(len(active), "active anomaly", "active anomalies"),
+        plural(len(state.devices), "GPU"),
+        plural(len(state.ranks), "rank"),
+        plural(len(worst_first(state)), "active anomaly", "active anomalies"),
     )
-    agents = unseen(reading.sources)
-    return ", ".join((*filter(None, [agents.sentence]), *counts))
+    return ", ".join((*filter(None, [unseen(state.sources).sentence]), *counts))
 
 
 # --- GPUs ---
@@ -157,41 +130,33 @@ def device_columns(wide: bool) -> tuple[str, ...]:
     return ("GPU", "Use", "Memory", "Power", "Temp", *more, "Who")
 
 
-def device_rows(reading: Reading, wide: bool) -> Iterator[tuple[str, Row]]:
-    who: dict[str, list[str]] = {}
-    for rank in reading.ranks:
-        if rank["device"] and rank["status"] in ("running", "stopped"):
-            who.setdefault(rank["device"], []).append(f"{rank['job']} {rank['name']}")
-    named = {one["device"] for one in reading.anomalies if one["end_time"] is None}
-    found = [(one, _known(one)) for one in reading.devices]
+def device_rows(state: State, wide: bool) -> Iterator[tuple[str, Row]]:
+    users = gpu.users(state)
+    named = {one.device for one in worst_first(state)}
 
-    def place(one: tuple[Document, gpu.Values]) -> tuple[bool, bool]:
-        device, known = one
-        return device["up"], not (device["uuid"] in named or _is_hot(device, known))
+    def place(sample: DeviceSample) -> tuple[bool, bool]:
+        return sample.up, not (sample.device.uuid in named or _is_hot(sample))
 
-    for device, known in sorted(found, key=place)[:MAX_ROWS]:
-        yield device["uuid"], _device(device, known, ", ".join(who.get(device["uuid"], [])), wide)
+    for sample in sorted(state.devices, key=place)[:MAX_ROWS]:
+        uuid = sample.device.uuid
+        yield uuid, _device(sample, ", ".join(users.get(uuid, [])), wide)
 
 
-def _known(device: Document) -> gpu.Values:
-    values = {series_key(name): value for name, value in device["values"].items()}
-    return {key: value for key, value in values.items() if value is not None}
+def _is_hot(sample: DeviceSample) -> bool:
+    is_held = gpu.temperature(sample.values).hot or gpu.throttling(sample.values).hot
+    return is_held or any(gpu.xids(sample.values, sample.time))
 
 
-def _is_hot(device: Document, known: gpu.Values) -> bool:
-    is_held = gpu.temperature(known).hot or gpu.throttling(known).hot
-    return is_held or any(gpu.xids(known, device["time"]))
-
-
-def _device(device: Document, known: gpu.Values, who: str, wide: bool) -> Row:
+def _device(sample: DeviceSample, users: str, wide: bool) -> Row:
+    device, known = sample.device, sample.values
     # A fleet's source of a device is its node.
-    node = "" if device["source"] in DEVICE_PRECEDENCE else device["source"]
-    index = " ".join(filter(None, (node, str(device["index"]), device["gpu_instance"])))
-    if not device["up"]:
+    node = "" if sample.source in DEVICE_PRECEDENCE else sample.source
+    index = " ".join(filter(None, (node, str(device.index), device.gpu_instance)))
+    if not sample.up:
         empty = [Text("")] * (len(device_columns(wide)) - 2)
-        return [Text(index), *empty, Text(f"! {device['reason'] or 'down'}", _ALARM)]
+        return [Text(index), *empty, Text(f"! {sample.reason or 'down'}", _ALARM)]
     heat, held, use = gpu.temperature(known), gpu.throttling(known), gpu.utilization(known)
-    xid = any(gpu.xids(known, device["time"]))
+    xid = any(gpu.xids(known, sample.time))
     shown: list[Text] = [
         Text(index),
         Text(use.shown, justify="right"),
@@ -201,8 +166,8 @@ def _device(device: Document, known: gpu.Values, who: str, wide: bool) -> Row:
     ]
     if wide:
         shown += [_of(gpu.clock(known)), Text(held.shown, _WARN if held.hot else "")]
-        shown.append(Text(text(device["name"], 34)))
-    notes = ["XID"] * xid + [held.shown] * (held.hot and not wide) + [text(who, 60)]
+        shown.append(Text(text(device.name, 34)))
+    notes = ["XID"] * xid + [held.shown] * (held.hot and not wide) + [text(users, 60)]
     return [*shown, Text(" ".join(filter(None, notes)), _WARN if xid else "")]
 
 
@@ -221,39 +186,35 @@ def rank_columns(wide: bool) -> tuple[str, ...]:
 
 def rank_rows(reading: Reading, wide: bool) -> Iterator[tuple[RankKey, Row]]:
     """Yield ranks in trouble, training ranks, then ended ones."""
-    named = {
-        (one["owner"], one["job"], one["run"], one["rank"])
-        for one in reading.anomalies
-        if one["end_time"] is None
-    }
+    state = reading.state
+    named = {(one.job_id, one.rank) for one in worst_first(state)}
 
-    def place(rank: Document) -> tuple[bool, bool, str, int]:
-        key = (rank["owner"], rank["job"], rank["run"], rank["rank"])
-        is_troubled = key in named or rank["status"] in ("stopped", "died")
-        return not is_troubled, rank["status"] == "exited", rank["job"], rank["rank"]
+    def place(rank: RankState) -> tuple[bool, bool, str, int]:
+        is_troubled = (rank.job_id, rank.rank) in named or rank.status in ("stopped", "died")
+        return not is_troubled, rank.status == "exited", rank.job, rank.rank
 
-    for rank in sorted(reading.ranks, key=place)[:MAX_ROWS]:
+    for rank in sorted(state.ranks, key=place)[:MAX_ROWS]:
         yield rank_key(rank), _rank(rank, reading.phases.get(rank_key(rank), {}), wide)
 
 
-def _rank(rank: Document, phases: Mapping[str, float], wide: bool) -> Row:
-    recent, tokens = rank["recent_s"], rank["tokens_per_s"]
-    status, reason = rank["status"], rank["silent_reason"]
+def _rank(rank: RankState, phases: Mapping[str, float], wide: bool) -> Row:
+    recent, tokens = rank.recent_s, rank.tokens_per_s
+    status, reason = rank.status, rank.silent_reason
     trouble = {"running": "", "exited": "dim"}.get(status, _ALARM)
     said = status if not reason or reason in (status, "unknown") else f"{status}: {reason}"
     shown: list[Text] = [
-        Text(text(rank["job"], 30 if wide else 14)),
-        Text(text(rank["name"], 12), justify="right"),
-        Text(NO_VALUE if rank["step"] is None else str(rank["step"]), justify="right"),
+        Text(text(rank.job, 30 if wide else 14)),
+        Text(text(rank.name, 12), justify="right"),
+        Text(NO_VALUE if rank.step is None else str(rank.step), justify="right"),
         Text(seconds(statistics.median(recent) if recent else None), justify="right"),
         Text(rate(tokens, "").removesuffix(" /s") if tokens else NO_VALUE, justify="right"),
         bar(phases, BAR_CHARS[wide]),
     ]
     if wide:
-        pace = rank["steps_per_s"]
+        pace = rank.steps_per_s
         shown.append(Text(f"{pace:.2f}" if pace else NO_VALUE, justify="right"))
-        shown.append(Text(gibibytes(rank["memory_allocated_bytes"]), justify="right"))
-        shown.append(Text(text(rank["host"], 24)))
+        shown.append(Text(gibibytes(rank.memory_allocated_bytes), justify="right"))
+        shown.append(Text(text(rank.host, 24)))
     return [*shown, Text(("! " if trouble == _ALARM else "") + text(said, 24), trouble)]
 
 
@@ -270,29 +231,19 @@ def bar(phases: Mapping[str, float], width: int) -> Text:
 # --- what was found ---
 
 
-def finding_lines(reading: Reading, limit: int) -> list[Text]:
+def finding_lines(state: State, limit: int) -> list[Text]:
     """Return the newest capture, active anomalies, the worst first, then closed ones."""
-
-    def place(one: Document) -> tuple[bool, int, float]:
-        is_over = one["end_time"] is not None
-        return is_over, 0 if is_over else SEVERITIES.index(one["severity"]), -one["time"]
-
-    order = sorted(reading.anomalies, key=place)
-    lines = [capture_line(one) for one in reading.captures[-1:]]
-    lines += [_anomaly(one, reading.time) for one in order[: limit - len(lines)]]
+    closed = [one for one in state.anomalies if one.end_time is not None]
+    order = [*worst_first(state), *sorted(closed, key=lambda one: -one.time)]
+    lines = [capture_text(one) for one in state.captures[-1:]]
+    lines += [_anomaly(one, state) for one in order[: limit - len(lines)]]
     return lines or [Text("no anomaly, no capture")]
 
 
-def _anomaly(anomaly: Document, now: float) -> Text:
-    tone = _SEVERITY[anomaly["severity"]] if anomaly["end_time"] is None else "dim"
-    return Text(text(anomaly_line(anomaly, now), 400), tone)
+def _anomaly(anomaly: Anomaly, state: State) -> Text:
+    tone = _SEVERITY[anomaly.severity] if anomaly.end_time is None else "dim"
+    return Text(text(anomaly_line(anomaly, state), 400), tone)
 
 
-def capture_line(capture: Document) -> Text:
-    diagnosis: Mapping[str, Any] = capture["diagnosis"] or {}
-    ranks = capture["ranks"]
-    states = {one["state"] for one in ranks}
-    running = f"running, {len(ranks)} ranks {'/'.join(sorted(states))}"
-    how = outcome_of(capture) if capture["outcome"] else running
-    verdict = f": {diagnosis['verdict']}: {diagnosis.get('summary', '')}" if diagnosis else ""
-    return Text(text(f"  capture of {capture['request']['job']} {how}{verdict}", 400))
+def capture_text(capture: Capture) -> Text:
+    return Text(text(capture_line(capture), 400))

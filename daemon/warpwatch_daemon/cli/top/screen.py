@@ -13,9 +13,10 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
 from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.rows import Document, Reading, TopClient, rank_key
+from warpwatch_daemon.cli.top.rows import Reading, TopClient, rank_key
 from warpwatch_runtime.quantities import seconds, text
 from warpwatch_telemetry.errors import WarpwatchError
+from warpwatch_telemetry.state import RankState
 
 _CSS = """
 Screen { layout: vertical; }
@@ -95,23 +96,23 @@ class Top(App[None]):
         if rank is None:
             self._say("there is no rank to capture")
         else:
-            self._say(f"asking for a capture of {rank['job']} …")
+            self._say(f"asking for a capture of {rank.job} …")
             self._capture(rank)
 
     @work(thread=True, exclusive=True, group="capture")
-    def _capture(self, rank: Document) -> None:
+    def _capture(self, rank: RankState) -> None:
         try:
             capture = self._reader.request_capture(rank)
         except WarpwatchError as error:
             said = f"no capture: {error}"
         else:
-            self._asked_for = str(capture["id"])
-            said = rows.capture_line(capture).plain.strip()
+            self._asked_for = capture.id
+            said = rows.capture_text(capture).plain.strip()
         self.call_from_thread(self._say, said)
 
-    def _selected(self) -> Document | None:
+    def _selected(self) -> RankState | None:
         table = self.query_one("#ranks", DataTable)
-        ranks = self._reading.ranks if self._reading else []
+        ranks = self._reading.state.ranks if self._reading else ()
         if not ranks or not table.row_count:
             return None
         keys = [key for key, _ in rows.rank_rows(self._reading, False)] if self._reading else []
@@ -146,19 +147,19 @@ class Top(App[None]):
         self._whole, self._away_since = reading, None
         self._reading = reading = reading.narrowed(self.query_one("#search", Input).value)
         wide = self.size.width >= rows.WIDE
-        self._head(f"{rows.headline(reading)}  {reading.url}", away=False)
+        self._head(f"{rows.headline(reading.state)}  {reading.url}", away=False)
         _fill(self.query_one("#gpus", DataTable), rows.device_columns(wide),
-              rows.device_rows(reading, wide))  # fmt: skip
+              rows.device_rows(reading.state, wide))  # fmt: skip
         _fill(self.query_one("#ranks", DataTable), rows.rank_columns(wide),
               rows.rank_rows(reading, wide))  # fmt: skip
         limit = 3 if self.size.height < 40 else 8
         # Two lines each, where words are not divided.
         width = 2 * self.size.width - MAX_WORD
-        lines = [_cut(line, width) for line in rows.finding_lines(reading, limit)]
+        lines = [_cut(line, width) for line in rows.finding_lines(reading.state, limit)]
         self.query_one("#findings", Static).update(Text("\n").join(lines))
-        own = [one for one in reading.captures if one["id"] == self._asked_for]
+        own = [one for one in reading.state.captures if one.id == self._asked_for]
         if own:
-            self._say(rows.capture_line(own[0]).plain.strip())
+            self._say(rows.capture_text(own[0]).plain.strip())
 
     def _show_away(self, why: str) -> None:
         """Keep the last rows, and tell their age."""
