@@ -8,22 +8,16 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pynvml
 
 from benchmarks.gpu.report import CannotCheck, Report
-from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, FieldBatch, fast_fields
 from warpwatch_devices.nvml.gpm import GpmRequest
 from warpwatch_devices.nvml.library import code_of, initialise, name_of, shut_down
-from warpwatch_devices.nvml.readers import (
-    fast_readers,
-    field_substitutes,
-    slow_readers,
-    static_readers,
-)
+from warpwatch_devices.nvml.readers import readers_of
 from warpwatch_devices.nvml.sample_buffers import Integral, busy_samples, energy_samples
 from warpwatch_devices.nvml.tiers import TimedReader
 
@@ -74,18 +68,10 @@ def first_gpu() -> Iterator[Any]:
 def query(count: int) -> dict[str, Any]:
     """Time each reader ``count`` times and return the codes of our GPM metrics."""
     with first_gpu() as handle:
-        readers = [time_reader(reader, handle, count) for reader in our_readers()]
+        samples = busy_samples(Integral()).read, energy_samples(Integral()).read
+        ours, _ = readers_of(str(pynvml.nvmlSystemGetDriverVersion()), 1, *samples)
+        readers = [time_reader(reader, handle, count) for reader in ours]
         return {"readers": readers, "gpm": gpm_codes(handle)}
-
-
-def our_readers() -> Iterable[TimedReader]:
-    yield FieldBatch("fields", fast_fields(str(pynvml.nvmlSystemGetDriverVersion()))).reader
-    yield FieldBatch("slow_fields", SLOW_FIELDS).reader
-    yield FieldBatch("rare_fields", RARE_FIELDS).reader
-    yield from fast_readers(busy_samples(Integral()).read)
-    yield from slow_readers(fans=1)
-    yield from static_readers()
-    yield from field_substitutes(energy_samples(Integral()).read)
 
 
 def time_reader(reader: TimedReader, handle: Any, count: int) -> dict[str, Any]:

@@ -192,9 +192,9 @@ class Daemon:
             every("telemetry-log", WRITE_INTERVAL_S, self._log.write)
         every("self", SELF_INTERVAL_S, self.reloading.advance)
         self.captures.start(self.supervisor)
-        if self._known_pods is not None:
-            gone = GonePods(self.folder, self._known_pods)
-            every("gone-pods", GONE_PODS_INTERVAL_S, lambda: gone.sweep(time.monotonic()))
+        known_pods = self._known_pods or (lambda: None)
+        gone = GonePods(self.folder, known_pods, self.ranks.idle_pods)
+        every("gone-pods", GONE_PODS_INTERVAL_S, lambda: gone.sweep(time.monotonic()))
         follower = self._grafana
         if follower is not None:
             every("grafana", GRAFANA_INTERVAL_S, lambda: follower.advance(self.hub.state()))

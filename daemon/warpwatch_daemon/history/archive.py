@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpwatch_daemon.history.context import AFTER_S, Context, joined
+from warpwatch_daemon.history.context import AFTER_S, Context
 from warpwatch_daemon.history.store import HistoryStore
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.register import MAX_HISTORY, Change
@@ -49,11 +49,10 @@ Entry = tuple[Anomaly, AnomalyContext | None]
 class _Followed:
     """An anomaly that is active, or recent enough for its context to grow.
 
-    before: its context from an earlier daemon; settled: the context is final.
+    settled: the context is final, as that from an earlier daemon is.
     """
 
     anomaly: Anomaly
-    before: AnomalyContext | None = None
     settled: bool = False
 
 
@@ -128,7 +127,7 @@ class Archive:
         if context is not None:
             self._contexts[ident] = context
         if followed is not None:
-            self._followed[ident] = _Followed(followed, context)
+            self._followed[ident] = _Followed(followed, context is not None)
 
     def observe(self, record: Record) -> None:
         self._context.observe(record)
@@ -137,7 +136,7 @@ class Archive:
         anomaly = change.anomaly
         followed = self._followed.get(anomaly.id)
         if followed is None:
-            followed = _Followed(anomaly, self._contexts.get(anomaly.id))
+            followed = _Followed(anomaly, anomaly.id in self._contexts)
             self._followed[anomaly.id] = followed
         followed.anomaly = anomaly
         if change.what != "updated":
@@ -174,11 +173,9 @@ class Archive:
             del self._followed[ident]
 
     def _refresh(self, followed: _Followed) -> None:
-        anomaly, before = followed.anomaly, followed.before
-        if followed.settled:
-            return
-        context = self._context.around(anomaly)
-        self._contexts[anomaly.id] = context if before is None else joined(before, context)
+        if not followed.settled:
+            anomaly = followed.anomaly
+            self._contexts[anomaly.id] = self._context.around(anomaly)
 
     def _put(self, followed: _Followed) -> None:
         anomaly = followed.anomaly

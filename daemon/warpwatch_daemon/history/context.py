@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import TypeVar
 
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
@@ -224,38 +223,3 @@ def _of(rollups: dict[Name, Kind], name: Name, new: type[Kind], most: int) -> Ki
             del rollups[min(rollups, key=lambda name: rollups[name].bucket)]
         rollup = rollups[name] = new()
     return rollup
-
-
-def joined(older: AnomalyContext, newer: AnomalyContext) -> AnomalyContext:
-    """Join two contexts; of a point in both, take the one with more records."""
-    by_name = {_name(series): series for series in older.series}
-    for series in newer.series:
-        before = by_name.get(_name(series))
-        by_name[_name(series)] = series if before is None else _joined(before, series)
-    return AnomalyContext(newer.interval_s, tuple(by_name.values()))
-
-
-def _name(series: ContextSeries) -> tuple[str | None, int | None, str | None]:
-    return (series.job, series.rank, series.device)
-
-
-def _joined(older: ContextSeries, newer: ContextSeries) -> ContextSeries:
-    rows = _rows(older)
-    for time, row in _rows(newer).items():
-        if time not in rows or row[0] >= rows[time][0]:
-            rows[time] = row
-    times = tuple(sorted(rows))
-    names = dict.fromkeys((*older.values, *newer.values))
-    return replace(
-        newer,
-        times=times,
-        counts=tuple(rows[time][0] for time in times),
-        values={name: tuple(rows[time][1].get(name) for time in times) for name in names},
-    )
-
-
-def _rows(series: ContextSeries) -> dict[float, tuple[int, Mapping[str, float | None]]]:
-    return {
-        time: (count, {name: column[index] for name, column in series.values.items()})
-        for index, (time, count) in enumerate(zip(series.times, series.counts, strict=True))
-    }

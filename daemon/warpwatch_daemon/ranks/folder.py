@@ -19,7 +19,7 @@ from warpwatch import protocol, rendezvous
 from warpwatch.protocol import PROTOCOL_VERSION
 from warpwatch_daemon.config import RendezvousConfig
 from warpwatch_daemon.ranks import claims
-from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD, RingTable
+from warpwatch_daemon.ranks.table import RingTable
 from warpwatch_runtime.directory import (
     OWNED,
     STICKY,
@@ -173,14 +173,8 @@ def _describe(content: bytes) -> str:
 RING = ".ring"
 COMMAND = ".cmd"
 MAX_SEQUENCE = (1 << 64) - 1
-# The folders in a pod's folder: their mode, and the suffixes of files to remove after the pod.
-# Rings come first, since the process of a ring needs its commands.
-_MADE = {
-    rendezvous.RANKS: (STICKY, (RING, ".new")),
-    rendezvous.COMMANDS: (OWNED, (COMMAND,)),
-}
-# A folder that a daemon of version 0.2 made here too, and that was always empty.
-_MADE_BY_0_2 = "kineto"
+# The folders in a pod's folder, with their mode.
+_MADE = {rendezvous.RANKS: STICKY, rendezvous.COMMANDS: OWNED}
 
 
 class RingFolder:
@@ -221,8 +215,6 @@ class PodFolder(RingFolder):
     def __init__(self, uid: str, pods: Directory, inboxes: Directory, table: RingTable) -> None:
         remedy = f"mount {inboxes.path} with subPathExpr $(POD_UID) at {rendezvous.SYSTEM_INBOX}"
         super().__init__(pods / uid, inboxes / uid, table, remedy)
-        self._uid = uid
-        self._pods = pods
         self._lock_fd = -1
         # Device and inode of the held folder.
         self.identity: tuple[int, int] | None = None
@@ -240,7 +232,7 @@ class PodFolder(RingFolder):
                 raise PermissionError(errno.EPERM, f"it belongs to uid {found.st_uid}")
             # The kubelet gave it the mode of the parent, and the container may have any user.
             set_mode(fd, OWNED)
-            for name, (mode, _) in _MADE.items():
+            for name, mode in _MADE.items():
                 make(fd, name, mode)
             self.sweep_commands()
             self._lock_fd = hold(fd, about(version, self.inbox.path))
@@ -261,48 +253,6 @@ class PodFolder(RingFolder):
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
-
-    def remove(self) -> bool:
-        """Remove the folder unless the pod has files in it other than rings and commands.
-
-        Return whether it is removed. Raises OSError.
-        """
-        with self.folder.opened() as fd:
-            with contextlib.suppress(OSError):
-                os.rmdir(_MADE_BY_0_2, dir_fd=fd)
-            names = set(_names(fd, len(_MADE) + 2))
-            if not names <= {rendezvous.LOCK_FILE, *_MADE}:
-                return False
-            folders = [name for name in _MADE if name in names]
-            if not all(_is_cleared(self.folder / name, _MADE[name][1]) for name in folders):
-                return False
-            self.release()
-            for name in folders:
-                os.rmdir(name, dir_fd=fd)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(rendezvous.LOCK_FILE, dir_fd=fd)
-        with self._pods.opened() as fd, contextlib.suppress(FileNotFoundError):
-            os.rmdir(self._uid, dir_fd=fd)
-        return True
-
-
-def _names(folder_fd: int, limit: int) -> list[str]:
-    with os.scandir(folder_fd) as entries:
-        return [entry.name for entry in itertools.islice(entries, limit)]
-
-
-def _is_cleared(folder: Directory, suffixes: tuple[str, ...]) -> bool:
-    """Remove the files with these suffixes, and return whether the folder is empty.
-
-    The ring of a living process stays.
-    """
-    with folder.opened() as fd:
-        for name in _names(fd, MAX_FILES_PER_POD):
-            if name.endswith(suffixes):
-                with contextlib.suppress(OSError):
-                    if not is_locked(fd, name):
-                        os.unlink(name, dir_fd=fd)
-        return not _names(fd, 1)
 
 
 def is_locked(folder_fd: int, name: str) -> bool:

@@ -127,41 +127,49 @@ REMOVE_S = 2.0
 class GonePods:
     """Removes the folders of pods that the kubelet no longer lists, in a loop of its own.
 
-    A folder is renamed before it is emptied: half of one is never served, and the rest is found
-    again after a restart.
+    The folders of ``idle`` pods go, too, but not their inboxes. A folder is renamed before it is
+    emptied: half of one is never served, and the rest is found again after a restart.
     """
 
     def __init__(
         self,
         folder: RendezvousFolder,
         known: KnownPods,
+        idle: Callable[[], Collection[str]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folders = Directory(folder.path) / PODS
         self._inboxes = Directory(folder.inbox) / PODS
         self._known = known
+        self._idle = idle
         self._monotonic = monotonic
         # Since when the kubelet does not list them, monotonic.
         self._absent: dict[str, float] = {}
 
     def sweep(self, at: float) -> None:
+        both = (self._folders, self._inboxes)
+        gone = dict.fromkeys(self._idle(), both[:1]) | dict.fromkeys(self._exited(at), both)
+        for uid, bases in gone.items():
+            if not self._has_processes(uid):
+                logger.info("removing the folders of pod %s, which is gone", uid)
+                for base in bases:
+                    _put_away(base, uid)
+        for base in (self._folders, self._inboxes):
+            with contextlib.suppress(OSError):
+                inbox.remove_swept(base, REMOVE_S, self._monotonic)
+
+    def _exited(self, at: float) -> list[str]:
+        """Return the pods that the kubelet has not listed for long enough."""
         known = self._known()
         if known is None:
             self._absent.clear()
-            return
+            return []
         found: set[str] = set()
         for base in (self._folders, self._inboxes):
             with contextlib.suppress(OSError), base.opened() as fd:
                 found.update(listed(fd))
         self._absent = {uid: self._absent.get(uid, at) for uid in found - known.keys()}
-        for uid, since in self._absent.items():
-            if at - since >= GONE_S and not self._has_processes(uid):
-                logger.info("removing the folders of pod %s, which exited", uid)
-                for base in (self._folders, self._inboxes):
-                    _put_away(base, uid)
-        for base in (self._folders, self._inboxes):
-            with contextlib.suppress(OSError):
-                inbox.remove_swept(base, REMOVE_S, self._monotonic)
+        return [uid for uid, since in self._absent.items() if at - since >= GONE_S]
 
     def _has_processes(self, uid: str) -> bool:
         """Return whether a process holds its ring's lock: then the pod lives."""

@@ -28,7 +28,7 @@ PODS = "pods"
 MAX_LISTED = 4096
 # The interval at which known folders are checked for age and damage.
 ROUND_S = 60.0
-# An empty folder that is not served is removed if it did not change for this time, or sooner if
+# A folder that is not served is removed if it did not change for this time, or sooner if
 # others need its place. A served one stays: a pod may train on Friday and again on Monday, and
 # nobody would make its folder again.
 IDLE_S = 24 * 3600.0
@@ -96,6 +96,8 @@ class Pods:
         self._seen_mtime_ns = -1
         # Whether every folder was scanned since the start.
         self.settled = False
+        # Pods that are not served, and whose folder did not change for long: it is to be removed.
+        self.idle: frozenset[str] = frozenset()
 
     @property
     def served(self) -> tuple[str, ...]:
@@ -177,7 +179,7 @@ class Pods:
             return
         # After a day without a daemon a folder in use is old, too.
         if is_round and self.settled:
-            self._remove_idle(found, now)
+            self.idle = self._idle(found, now)
 
     def _make_folder(self) -> None:
         with Directory(self._folder.path).opened() as fd:
@@ -247,14 +249,10 @@ class Pods:
                 with contextlib.suppress(OSError):
                     os.utime(uid, dir_fd=pods_fd, follow_symlinks=False)
 
-    def _remove_idle(self, found: Mapping[str, os.stat_result], now: float) -> None:
+    def _idle(self, found: Mapping[str, os.stat_result], now: float) -> frozenset[str]:
         limit_s = UNSERVED_IDLE_S if len(self._folders) >= self._limits.pods else IDLE_S
-        for uid, status in found.items():
-            if uid in self._folders or now - status.st_ctime < limit_s:
-                continue
-            with self._apart(uid):
-                if not self._new(uid).remove():
-                    self._complaints.make("pod_leftovers", uid, "what is in its folder stays")
+        unserved = found.keys() - self._folders.keys()
+        return frozenset(uid for uid in unserved if now - found[uid].st_ctime >= limit_s)
 
     @contextlib.contextmanager
     def _apart(self, uid: str) -> Iterator[None]:

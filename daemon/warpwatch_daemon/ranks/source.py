@@ -235,6 +235,11 @@ class RanksSource:
         with self._lock:
             return self._pods.served
 
+    def idle_pods(self) -> frozenset[str]:
+        """Return the UIDs of the pods whose folders are to be removed."""
+        with self._lock:
+            return self._pods.idle - set(self._pods.served)
+
     # --- the captures' side ---
 
     def take_ended(self) -> list[tuple[OpenRing, RingFolder]]:

@@ -12,27 +12,19 @@ import pynvml
 
 from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.facts import count_fans, identify, read_facts
-from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, FieldBatch, Parts, fast_fields
+from warpwatch_devices.nvml.fields import Parts
 from warpwatch_devices.nvml.gpm import GpmWorker
 from warpwatch_devices.nvml.library import CallCosts, DeviceGone, LibraryGone, judge, reason_of
 from warpwatch_devices.nvml.mig import MigDevices
 from warpwatch_devices.nvml.processes import GpuProcessReader
-from warpwatch_devices.nvml.readers import (
-    MIG_MODE,
-    UTILIZATION,
-    fast_readers,
-    field_substitutes,
-    slow_readers,
-    static_readers,
-    supports,
-)
+from warpwatch_devices.nvml.readers import MIG_MODE, UTILIZATION, readers_of
 from warpwatch_devices.nvml.sample_buffers import (
     BUSY_SECONDS,
     Integral,
     busy_samples,
     energy_samples,
 )
-from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, Schedule
+from warpwatch_devices.nvml.tiers import Schedule
 from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
 from warpwatch_telemetry.metric import SeriesKey, Values
@@ -267,18 +259,13 @@ class NvmlDevice:
 
     def _prepare(self) -> None:
         """Create all readers again: support differs by driver and by MIG mode."""
-        driver_version = self.device.info.get("driver_version", "")
-        fast = FieldBatch("fields", fast_fields(driver_version))
-        slow = FieldBatch("slow_fields", SLOW_FIELDS, SLOW_S, self._parts)
-        rare = FieldBatch("rare_fields", RARE_FIELDS, RARE_S)
-        self._supports = supports((fast, slow, rare))
         clocks = (self._wall, self._monotonic)
-        readers = (
-            *(fast.reader, slow.reader, rare.reader),
-            *fast_readers(busy_samples(self._busy, *clocks).read),
-            *slow_readers(self._fans),
-            *static_readers(),
-            *field_substitutes(energy_samples(self._energy, *clocks).read),
+        readers, self._supports = readers_of(
+            self.device.info.get("driver_version", ""),
+            self._fans,
+            busy_samples(self._busy, *clocks).read,
+            energy_samples(self._energy, *clocks).read,
+            self._parts,
         )
         self._schedule = Schedule(
             *(readers, self._index, self.costs, self._supports, self._denied, self._interval_s),

@@ -12,7 +12,13 @@ from typing import Any
 
 import pynvml
 
-from warpwatch_devices.nvml.fields import FieldBatch
+from warpwatch_devices.nvml.fields import (
+    RARE_FIELDS,
+    SLOW_FIELDS,
+    FieldBatch,
+    Parts,
+    fast_fields,
+)
 from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of
 from warpwatch_devices.nvml.tiers import ONCE, RARE_S, SLOW_S, SLOWER_S, TimedReader
 from warpwatch_telemetry.label_values import REMAP_AVAILABILITIES, THROTTLE_REASONS
@@ -33,6 +39,11 @@ _THRESHOLDS = {
     "gpu_max": pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX,
 }
 Read = Callable[[Any], Values]
+
+
+def _no_samples(handle: Any) -> Values:
+    """Return no values: a single reading of the sample buffers integrates nothing."""
+    return {}
 
 
 def fast_readers(busy_samples: Callable[[Any], Values]) -> Iterable[TimedReader]:
@@ -273,16 +284,35 @@ def field_substitutes(energy_samples: Read) -> Iterable[TimedReader]:
         yield instead(state, "nvlink_state", _nvlink_state(link), RARE_S)
 
 
-def supports(batches: Iterable[FieldBatch]) -> Callable[[int], bool | None]:
-    """Return a function that says whether the device supports a field; None if unknown."""
-    known = tuple(batches)
+def readers_of(
+    driver_version: str,
+    fans: int,
+    busy_samples: Read = _no_samples,
+    energy_samples: Read = _no_samples,
+    parts: Parts | None = None,
+) -> tuple[tuple[TimedReader, ...], Callable[[int], bool | None]]:
+    """Return all readers of a device, and a function that says whether it supports a field.
 
-    def ask(number: int) -> bool | None:
-        if any(number in batch.answered for batch in known):
+    That returns None while it is unknown. parts: as for FieldBatch.
+    """
+    fast = FieldBatch("fields", fast_fields(driver_version))
+    slow = FieldBatch("slow_fields", SLOW_FIELDS, SLOW_S, parts)
+    rare = FieldBatch("rare_fields", RARE_FIELDS, RARE_S)
+    batches = (fast, slow, rare)
+
+    def supports(number: int) -> bool | None:
+        if any(number in batch.answered for batch in batches):
             return True
-        return False if any(number in batch.unsupported for batch in known) else None
+        return False if any(number in batch.unsupported for batch in batches) else None
 
-    return ask
+    readers = (
+        *(batch.reader for batch in batches),
+        *fast_readers(busy_samples),
+        *slow_readers(fans),
+        *static_readers(),
+        *field_substitutes(energy_samples),
+    )
+    return readers, supports
 
 
 def _nvlink_state(link: int) -> Read:

@@ -23,16 +23,9 @@ import pynvml
 
 from warpwatch_devices.nvml import library
 from warpwatch_devices.nvml.facts import identify, read_facts
-from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, FieldBatch, fast_fields
 from warpwatch_devices.nvml.library import CallCosts
 from warpwatch_devices.nvml.processes import COMPUTE, ProcessList
-from warpwatch_devices.nvml.readers import (
-    fast_readers,
-    field_substitutes,
-    slow_readers,
-    static_readers,
-    supports,
-)
+from warpwatch_devices.nvml.readers import readers_of
 from warpwatch_devices.nvml.tiers import Schedule, TimedReader
 from warpwatch_runtime.call_guard import MAX_THREADS, run_all
 from warpwatch_telemetry.errors import WarpwatchError
@@ -277,18 +270,9 @@ class _Interview:
 
     def _read_values(self, handle: Any, driver_version: str) -> Values:
         """Return what the agent's own readers give."""
-        fast = FieldBatch("fields", fast_fields(driver_version))
-        slow, rare = FieldBatch("slow_fields", SLOW_FIELDS), FieldBatch("rare_fields", RARE_FIELDS)
-        readers = (
-            *(fast.reader, slow.reader, rare.reader),
-            *fast_readers(_no_samples),
-            *slow_readers(fans=0),
-            *static_readers(),
-            *field_substitutes(_no_samples),
-        )
+        readers, supports = readers_of(driver_version, fans=0)
         reported = (self._reported(reader) for reader in readers)
-        known = supports((fast, slow, rare))
-        return Schedule(reported, 0, self._costs, known, set(), interval_s=1.0).read(handle)
+        return Schedule(reported, 0, self._costs, supports, set(), interval_s=1.0).read(handle)
 
     def _reported(self, reader: TimedReader) -> TimedReader:
         reader.read = partial(self._ask, reader.name, reader.read)
@@ -315,11 +299,6 @@ def _return_code(error: Exception) -> int:
     if str(error) == "no_permission":
         return int(pynvml.NVML_ERROR_NO_PERMISSION)
     return library.code_of(error.__cause__ if isinstance(error.__cause__, Exception) else error)
-
-
-def _no_samples(handle: Any) -> Values:
-    """Return no values: a single reading of the sample buffers integrates nothing."""
-    return {}
 
 
 def _or_none(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -13,7 +13,7 @@ from tests.daemon.ranks.ring_files import RingFile
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.ranks.counts import Positions
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.inboxes import Inboxes
+from warpwatch_daemon.ranks.inboxes import GonePods, Inboxes
 from warpwatch_daemon.ranks.pods import KnownPods
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.ranks.table import LIMITS, Limits
@@ -97,6 +97,9 @@ class RankNode:
         self.inboxes = Inboxes(
             self.folder, lambda: self.source.served_pods(), self.reject, self.clock.monotonic
         )
+        self.gone = GonePods(
+            self.folder, lambda: None, lambda: self.source.idle_pods(), self.clock.monotonic
+        )
 
     def reject(self, reason: str) -> None:
         self.rejects[reason] += 1
@@ -159,6 +162,7 @@ class RankNode:
             self.clock.advance(max(0.0, self.began + at - self.clock.wall()))
             records += self.source.poll(self.clock.wall(), self.clock.monotonic())
             self.inboxes.tend(self.clock.monotonic())
+            self.gone.sweep(self.clock.monotonic())
         return records
 
     def steps(self, at_s: float = 0.0) -> list[int]:

@@ -92,7 +92,7 @@ def left(node, known_pods):
     """Sweep at a time with these pods: the folders of pods and those on their way out then."""
     node.mount(A, B)
     known_pods.return_value = BOTH
-    gone = GonePods(node.folder, known_pods, node.clock.monotonic)
+    gone = GonePods(node.folder, known_pods, frozenset, node.clock.monotonic)
     gone.sweep(0.0)
 
     def left(at: float, pods: dict[str, Pod] | None, gone: GonePods = gone) -> set[str]:
@@ -150,5 +150,5 @@ def test_what_there_was_no_time_for_goes_in_the_next_round(node, left, known_pod
     assert len(leaving) == 2
     monkeypatch.setattr(inboxes, "REMOVE_S", 2.0)
     # Also of a daemon that was started since.
-    successor = GonePods(node.folder, known_pods, node.clock.monotonic)
+    successor = GonePods(node.folder, known_pods, frozenset, node.clock.monotonic)
     assert left(0.0, ONE, successor) == {B}
