@@ -119,7 +119,7 @@ def test_a_fault_of_ours_with_one_pod_costs_that_pod_alone(node, monkeypatch, wo
     right = getattr(where, work)
 
     def wrong(self, *args):
-        if A == (self._pod_uid if work == "scan" else self.folder.path.name):
+        if (self._pod_uid if work == "scan" else self.folder.path.name) == A:
             raise RecursionError("too deep")
         return right(self, *args)
 
