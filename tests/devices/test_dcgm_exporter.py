@@ -23,12 +23,10 @@ A100 = "GPU-11111111-aaaa-bbbb-cccc-000000000000"
 OTHER = "GPU-22222222-aaaa-bbbb-cccc-000000000000"
 
 
-def labels(
-    uuid: str = A100, index: int = 0, host: str = "node-7", more: str = "", instance: str = ""
-) -> str:
+def labels(uuid: str = A100, index: int = 0, more: str = "", instance: str = "") -> str:
     return (
         f'gpu="{index}",UUID="{uuid}",pci_bus_id="00000000:0{index}:00.0",device="nvidia{index}",'
-        f'modelName="NVIDIA A100-SXM4-80GB"{instance},Hostname="{host}",'
+        f'modelName="NVIDIA A100-SXM4-80GB"{instance},Hostname="node-7",'
         f'DCGM_FI_DRIVER_VERSION="550.54.15"{more}'
     )
 
@@ -106,7 +104,6 @@ class Node:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setenv("NODE_NAME", "node-7")
     monkeypatch.setattr(exporter_source, "TIMEOUT_S", DEADLINE_S)
     node = Node()
     yield node
@@ -152,31 +149,15 @@ def test_credentials_of_the_url_are_sent_and_never_shown(node):
 
 def test_pages_are_read_as_far_as_they_can_be(cases):
     def found(page: str) -> str:
-        scraped = read(page, "node-7")
+        devices, rejected = read(page)
         # As it was written, \r\n ends lines too.
-        assert read(page.replace("\n", "\r\n"), "node-7") == scraped
-        values = [f"{one.device!r} {one.values!r}" for one in scraped.devices]
-        return "; ".join([f"{scraped.rejected} rejected", f"hosts {scraped.hosts}", *values])
+        assert read(page.replace("\n", "\r\n")) == (devices, rejected)
+        values = [f"{one.device!r} {one.values!r}" for one in devices]
+        return "; ".join([f"{rejected} rejected", *values])
 
     cases("dcgm_pages.txt", found)
     endless = 'DCGM_FI_DEV_GPU_TEMP{gpu="' + "0" * 20_000 + '"} 43'
-    assert read(endless, "node-7").rejected == 1
-
-
-def test_of_several_hosts_only_this_one_is_read(node):
-    text = (
-        f"DCGM_FI_DEV_GPU_TEMP{{{labels(host='node-7.cluster.local')}}} 40\n"
-        f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, host='node-8')}}} 50\n"
-    )
-    assert [one.device.uuid for one in read(text, "node-7").devices] == [A100]
-    assert [one.device.uuid for one in read(text, "node-8").devices] == [OTHER]
-    assert read(text, "node-9").devices == []
-    assert [one.device.uuid for one in read(text, "node-7.other.net").devices] == []
-    others = "".join(f"DCGM_FI_DEV_GPU_TEMP{{{labels(host=host)}}} 4\n" for host in "abcd")
-    assert node.read(others).reason.endswith("it serves 4 hosts (a, b, c, …) but not node-7")
-    assert node.sink.devices == {}
-    # One host may call itself as it likes, such as by its pod's name.
-    assert len(read(f"DCGM_FI_DEV_GPU_TEMP{{{labels(host='exporter-x1')}}} 40", "node-7").devices)
+    assert read(endless) == ([], 1)
 
 
 MIG = (
@@ -195,10 +176,8 @@ def test_labels_are_unescaped_and_may_hold_braces_and_commas():
 def test_the_number_of_devices_is_bounded(monkeypatch):
     monkeypatch.setattr(exporter_source, "MAX_DEVICES", 10)
     lines = [f"DCGM_FI_DEV_GPU_TEMP{{{labels(uuid=f'GPU-{i}')}}} 40" for i in range(15)]
-    found = read("\n".join(lines), "node-7")
-    assert len(found.devices) == 10 and found.rejected == 5
-    lines = [f"DCGM_FI_DEV_GPU_TEMP{{{labels(host=f'host-{i}')}}} 40" for i in range(15)]
-    assert len(read("\n".join(lines), "node-7").hosts) == 10
+    devices, rejected = read("\n".join(lines))
+    assert (len(devices), rejected) == (10, 5)
 
 
 def test_gpu_instances_are_the_mig_devices_of_nvml(node):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
-import socket
 import time
 from base64 import b64encode
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -59,30 +57,11 @@ class ScrapedDevice:
     values: dict[SeriesKey, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Scrape:
-    """rejected: lines and values that cannot be. hosts: all that it speaks of."""
-
-    devices: list[ScrapedDevice]
-    rejected: int
-    hosts: tuple[str, ...]
-
-
-def read(text: str, hostname: str) -> Scrape:
-    """Return the devices of ``hostname``, or all if the page names at most one host."""
-    gathering = _DeviceParts()
-    for sample in parse(text, ROWS):
-        if sample is None or not gathering.add(sample):
-            gathering.rejected += 1
-    hosts = tuple(sorted(host for host in gathering.hosts if host))
+def read(text: str) -> tuple[list[ScrapedDevice], int]:
+    """Return the devices, and the number of lines and values that cannot be."""
     devices: dict[tuple[str, str], ScrapedDevice] = {}
-    for host, of_host in gathering.hosts.items():
-        if len(hosts) > 1 and not _same_host(host, hostname):
-            continue
-        for place, scraped in of_host.items():
-            values = devices.setdefault(place, ScrapedDevice(scraped.device)).values
-            values |= scraped.values
-    return Scrape(list(devices.values()), gathering.rejected, hosts)
+    rejected = sum(sample is None or not _is_added(devices, sample) for sample in parse(text, ROWS))
+    return list(devices.values()), rejected
 
 
 def parse(text: str, names: Container[str]) -> Iterator[Sample | None]:
@@ -108,38 +87,21 @@ def _sample(line: str, name: str) -> Sample | None:
         return None
 
 
-class _DeviceParts:
-    """The values so far, by host and by the UUID and instance of the device."""
-
-    def __init__(self) -> None:
-        self.hosts: dict[str, dict[tuple[str, str], ScrapedDevice]] = {}
-        self.rejected = 0
-        self._devices = 0
-
-    def add(self, sample: Sample) -> bool:
-        """Add a sample; return False for an invalid one and beyond MAX_DEVICES."""
-        if "vgpu" in sample.labels and sample.name in _OF_A_POD:
-            return True
-        row = ROWS[sample.name]
-        device = _device(sample.labels, sample.name in INSTANCE_ROWS)
-        value = in_our_unit(row, sample.value)
-        if device is None or value is None:
-            return False
-        scraped = self._scraped(_host(sample.labels), device)
-        if scraped is None:
-            return False
-        # Copies for several jobs or pods say the same again.
-        scraped.values.setdefault(row.series[0], value)
+def _is_added(devices: dict[tuple[str, str], ScrapedDevice], sample: Sample) -> bool:
+    """Add a sample; return False for an invalid one and beyond MAX_DEVICES."""
+    if "vgpu" in sample.labels and sample.name in _OF_A_POD:
         return True
-
-    def _scraped(self, host: str, device: Device) -> ScrapedDevice | None:
-        place = (device.uuid, device.gpu_instance)
-        scraped = self.hosts.get(host, {}).get(place)
-        if scraped is None and self._devices < MAX_DEVICES:
-            self._devices += 1
-            scraped = ScrapedDevice(device)
-            self.hosts.setdefault(host, {})[place] = scraped
-        return scraped
+    row = ROWS[sample.name]
+    device = _device(sample.labels, sample.name in INSTANCE_ROWS)
+    value = in_our_unit(row, sample.value)
+    if device is None or value is None:
+        return False
+    place = (device.uuid, device.gpu_instance)
+    if place not in devices and len(devices) >= MAX_DEVICES:
+        return False
+    # Copies for several jobs or pods say the same again.
+    devices.setdefault(place, ScrapedDevice(device)).values.setdefault(row.series[0], value)
+    return True
 
 
 def _device(labels: Mapping[str, str], of_instance: bool) -> Device | None:
@@ -171,18 +133,6 @@ def _text(labels: Mapping[str, str], name: str) -> str:
     return "" if text.startswith("<<<") else text[:_MAX_TEXT_CHARACTERS]
 
 
-def _host(labels: Mapping[str, str]) -> str:
-    """Return ``Hostname``, or ``hostname`` of releases after 4.5.3-4.8.2."""
-    return _text(labels, "Hostname") or _text(labels, "hostname")
-
-
-def _same_host(theirs: str, ours: str) -> bool:
-    """Return whether two names mean the same host, with or without a domain."""
-    if "." in theirs and "." in ours:
-        return theirs == ours
-    return theirs.partition(".")[0] == ours.partition(".")[0]
-
-
 INTERVAL_S = 10.0
 TIMEOUT_S = 5.0
 MAX_BODY_BYTES = 16 * 2**20
@@ -195,10 +145,7 @@ class ScrapeFailed(Exception):
 
 
 class DcgmExporterSource(Source):
-    """The page of a dcgm-exporter.
-
-    NODE_NAME of the environment, else the system's name, is this host.
-    """
+    """The page of this node's dcgm-exporter."""
 
     name = "dcgm_exporter"
 
@@ -213,7 +160,6 @@ class DcgmExporterSource(Source):
         self._monotonic, self._wall = monotonic, wall
         self._url = config.url or ""
         self._context = context
-        self._hostname = os.environ.get("NODE_NAME") or socket.gethostname()
         self._published = PublishedDevices(self.name)
         self._last_digest = b""
         self._errors = 0
@@ -242,26 +188,20 @@ class DcgmExporterSource(Source):
         digest = hashlib.blake2b(body).digest()
         if digest == self._last_digest:
             return
-        scrape = read(body.decode("utf-8", "replace"), self._hostname)
-        self._errors += scrape.rejected
-        if not scrape.devices:
-            raise ScrapeFailed(self._nothing_in(scrape))
-        self._published.publish(self._samples(scrape, now), sink)
+        devices, rejected = read(body.decode("utf-8", "replace"))
+        self._errors += rejected
+        if not devices:
+            raise ScrapeFailed("it answers, but without values of a GPU; is the address right?")
+        self._published.publish(self._samples(devices, now), sink)
         self._last_digest = digest
 
-    def _samples(self, scrape: Scrape, now: float) -> list[DeviceSample]:
+    def _samples(self, devices: list[ScrapedDevice], now: float) -> list[DeviceSample]:
         known = self._context.devices()
         return [
             DeviceSample(device, now, scraped.values, source=self.name)
-            for scraped in scrape.devices
+            for scraped in devices
             if (device := device_of(scraped.device, known)) is not None
         ]
-
-    def _nothing_in(self, scrape: Scrape) -> str:
-        if len(scrape.hosts) > 1:
-            some = ", ".join(scrape.hosts[:3])
-            return f"it serves {len(scrape.hosts)} hosts ({some}, …) but not {self._hostname}"
-        return "it answers, but without values of a GPU; is the address right?"
 
 
 def fetch(url: str) -> bytes:
