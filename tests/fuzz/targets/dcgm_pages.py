@@ -11,7 +11,8 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "dcgm.prom"
 
 
 def run(data: bytes) -> None:
-    for scraped in read(data.decode("utf-8", "replace"), "node-1").devices:
+    devices, _ = read(data.decode("utf-8", "replace"))
+    for scraped in devices:
         assert all(math.isfinite(value) for value in scraped.values.values())
         assert device_of(scraped.device, ()) is not None
 
