@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,6 +32,7 @@ from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.newest import NewestMap
 from warpwatch_telemetry.state import State
 
 # Firing alerts of one webhook that are looked at, beside those captured before: a node has a few,
@@ -78,7 +79,7 @@ class AlertRequests:
         self._wall = wall
         self._lock = threading.Lock()
         # By the alert's key: when it last came, and its capture.
-        self._captured: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._captured: NewestMap[str, tuple[float, str]] = NewestMap(MAX_REMEMBERED)
         for capture in register.all():
             for key in capture.request.alerts:
                 self._remember(key, capture.id)
@@ -94,7 +95,7 @@ class AlertRequests:
             raise NotReadyError("the daemon has not looked for ranks yet")
         with self._lock:
             self._forget()
-            node = this_node(state, frozenset({self._node, own_name}))
+            node = ThisNode(state, {self._node, own_name})
             answers: dict[int, AlertAnswer] = {}
             groups = self._sort(alerts, state, node, answers)
             for wanted in groups:
@@ -172,15 +173,12 @@ class AlertRequests:
         return capture_id
 
     def _remember(self, key: str, capture_id: str) -> None:
-        self._captured.pop(key, None)
         self._captured[key] = (self._wall(), capture_id)
-        if len(self._captured) > MAX_REMEMBERED:
-            self._captured.popitem(last=False)
 
     def _forget(self) -> None:
         horizon = self._wall() - REMEMBER_S
-        while self._captured and next(iter(self._captured.values()))[0] < horizon:
-            self._captured.popitem(last=False)
+        for key in [key for key, (at, _) in self._captured.items() if at < horizon]:
+            del self._captured[key]
 
 
 def _capture_of_anomaly(target: AlertTarget, state: State) -> str | None:
@@ -304,30 +302,21 @@ class AlertTarget:
     device: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class ThisNode:
     """The node that captures. own_names: its names in the labels ``node`` and ``instance``.
 
     jobs: live ranks by job; on_device: (job, rank) by UUID; uuids: by the device's index.
     """
 
-    own_names: frozenset[str]
-    jobs: Mapping[JobId, Set[int]]
-    on_device: Mapping[str, Set[tuple[JobId, int]]]
-    uuids: Mapping[str, str]
-
-
-def this_node(state: State, own_names: frozenset[str]) -> ThisNode:
-    jobs: dict[JobId, set[int]] = {}
-    on_device: dict[str, set[tuple[JobId, int]]] = {}
-    for rank in state.ranks:
-        if rank.status in _GONE:
-            continue
-        jobs.setdefault(rank.job_id, set()).add(rank.rank)
-        if rank.device is not None:
-            on_device.setdefault(rank.device, set()).add((rank.job_id, rank.rank))
-    uuids = {str(sample.device.index): sample.device.uuid for sample in state.devices}
-    return ThisNode(own_names, jobs, on_device, uuids)
+    def __init__(self, state: State, own_names: Set[str]) -> None:
+        self.own_names = own_names
+        self.jobs: defaultdict[JobId, set[int]] = defaultdict(set)
+        self.on_device: defaultdict[str | None, set[tuple[JobId, int]]] = defaultdict(set)
+        for rank in state.ranks:
+            if rank.status not in _GONE:
+                self.jobs[rank.job_id].add(rank.rank)
+                self.on_device[rank.device].add((rank.job_id, rank.rank))
+        self.uuids = {str(one.device.index): one.device.uuid for one in state.devices}
 
 
 def targets_of(labels: Mapping[str, str], node: ThisNode) -> tuple[AlertTarget, ...]:

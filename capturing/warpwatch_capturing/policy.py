@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from warpwatch_capturing.config import TriggersConfig, quiet
 from warpwatch_telemetry.captures import REGULAR_TRIGGERS, CaptureRequest
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId, Owner
+from warpwatch_telemetry.newest import NewestMap
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -175,19 +176,17 @@ class Refusals:
 
     def __init__(self) -> None:
         # The last reason, and when it was counted.
-        self._last: OrderedDict[tuple[str, ...], tuple[str, float]] = OrderedDict()
+        self._last: NewestMap[tuple[str, ...], tuple[str, float]] = NewestMap(MAX_REMEMBERED)
 
     def is_new(self, request: CaptureRequest, reason: str, at: float) -> bool:
         """Return whether to count this refusal, and remember it."""
         key = _asker(request)
         if key is None:
             return True
-        last, counted_at = self._last.pop(key, ("", at))
+        last, counted_at = self._last.get(key, ("", at))
         lasts = request.trigger == "anomaly" or at - counted_at < ALERT_REPEAT_S
         is_known = reason == last and lasts
         self._last[key] = (reason, counted_at if is_known else at)
-        if len(self._last) > MAX_REMEMBERED:
-            self._last.popitem(last=False)
         return not is_known
 
     def forget(self, request: CaptureRequest) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections import OrderedDict
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -18,6 +17,7 @@ import h11
 from starlette.types import ASGIApp, Message
 
 from warpwatch_serving.access import Peer
+from warpwatch_telemetry.newest import NewestMap
 
 logger = logging.getLogger(__name__)
 
@@ -232,15 +232,13 @@ class PeerRates:
 
     def __init__(self) -> None:
         # The requests that are left, and the time of the newest one.
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: NewestMap[str, tuple[float, float]] = NewestMap(MAX_PEERS)
 
     def admits(self, peer: str, now: float) -> bool:
         """Take a request from the peer's bucket; False if none was left."""
-        left, since = self._buckets.pop(peer, (BURST, now))
+        left, since = self._buckets.get(peer, (BURST, now))
         left = min(BURST, left + (now - since) * RATE_PER_S)
         self._buckets[peer] = (max(0.0, left - 1), now)
-        if len(self._buckets) > MAX_PEERS:
-            self._buckets.popitem(last=False)
         return left >= 1
 
 

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 from tests.daemon.http.alert_node import alert, notification
 from tests.daemon.http.conftest import node_in_trouble
 from tests.fuzz.watch import Target
-from warpwatch_capturing.alerts import Settled, targets_of, this_node
+from warpwatch_capturing.alerts import Settled, ThisNode, targets_of
 from warpwatch_runtime.loading import mistakes
 from warpwatch_serving.bodies import AlertmanagerPayload
 
-NODE = this_node(node_in_trouble(), frozenset({"node-17"}))
+NODE = ThisNode(node_in_trouble(), {"node-17"})
 ABOUT = (
     {"training_job": "llama-7b", "rank": "1", "kind": "straggler", "instance": "node-17:9400"},
     {"gpu": "1", "node": "node-17", "capture": "stacks"},
