@@ -1,34 +1,21 @@
 """The hooks of vLLM on a stand-in that has the names which they use, as in vLLM 0.32."""
 
-import os
 from typing import Any
 
 import pytest
 
-from tests.client.daemon_side import Folder, Ring, program
-from tests.client.fork_server import ROOT
+from tests.client.daemon_side import Ring
+from tests.client.servers.ends import BOOTSTRAP, WAITS, ended
 from tests.client.servers.engine_config import config
 from warpwatch import protocol
 from warpwatch.hooks import vllm
 
-BOOTSTRAP = ROOT / "client/warpwatch/bootstrap"
-SERVERS = ROOT / "tests/client/servers"
 BEGINS = """
 import os, sys
 from engine_config import config
 from vllm.plugins import load_general_plugins
 load_general_plugins()
 load_general_plugins()
-"""
-# Without the daemon's ring a record would not be written.
-ENDS = """
-print("served", flush=True)
-sys.stdin.readline()
-"""
-WAITS = """
-import glob, time
-while not glob.glob(os.environ["WARPWATCH_DIR"] + "/ranks/*.ring"):
-    time.sleep(0.01)
 """
 ENGINE = f"""{BEGINS}
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -78,17 +65,6 @@ if front_end.logger_manager:
 """
 
 
-def ended(folder: Folder, code: str, *arguments: str, **environ: str) -> Ring:
-    path = os.pathsep.join((str(BOOTSTRAP), str(SERVERS)))
-    with program(folder, code + WAITS + ENDS, *arguments, PYTHONPATH=path, **environ) as process:
-        lines = [process.stdout.readline() for _ in range(code.count("print(error") + 1)]
-        assert lines[-1] == "served\n", process.stderr.read()
-        process.stdin.write("\n")
-        process.stdin.flush()
-        process.wait()
-    return folder.ring()
-
-
 def works(ring: Ring) -> list[tuple[int, ...]]:
     """Return tokens, prompt tokens, decoded requests and KV tokens of each iteration."""
     words = [
@@ -136,7 +112,7 @@ def test_an_engine_in_one_process_reports_its_iterations_and_counts(folder):
 
 
 def test_a_worker_has_its_place_and_leaves_tokens_to_the_first_of_its_group(folder):
-    ring = ended(folder, WORKER)
+    ring = ended(folder, WORKER, lines=1)
     said = ring.metadata
     assert (said["rank"], said["world_size"], said["role"]) == (1, 2, "rank")
     assert said["parallel"] == {"tensor": [1, 2]}

@@ -37,6 +37,12 @@ def _watch_vllm(module: ModuleType, state: HookState) -> None:
     vllm.watch_plugins()
 
 
+def _watch_sglang(module: ModuleType, state: HookState) -> None:
+    from warpwatch.hooks import sglang
+
+    sglang.watch_plugins()
+
+
 class Hook(NamedTuple):
     """A hook, installed after the import of ``module``; WARPWATCH_HOOKS lists names."""
 
@@ -72,6 +78,7 @@ HOOKS = (
     Hook("pyro", frameworks.PYRO, frameworks.install_pyro),
     Hook("pyro", frameworks.PYRO_OPTIM, frameworks.install_pyro_optim),
     Hook("vllm", "vllm.plugins", _watch_vllm),
+    Hook("sglang", "sglang.srt.plugins", _watch_sglang),
     Hook("pipelining", frameworks.PIPELINING, frameworks.install_pipelining),
 )
 

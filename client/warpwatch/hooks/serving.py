@@ -17,20 +17,20 @@ from warpwatch.iterations import IterationClock, ServeCounts
 from warpwatch.monitor import Monitor, Phase
 
 MAX_NOTE = 160
-# The earlier roles contain the later ones: a process with a worker is a rank.
-_ROLES = ("rank", "scheduler", "frontend")
 
 
 class ServerProcess:
     """What this process is of a server. ``monitor`` is None until it is known.
 
-    leads: whether a scheduler in this process ends iterations, not the worker.
+    leads: whether a scheduler in this process ends iterations, not the worker. counts_tokens:
+    whether no other rank with the same batch counts its tokens.
     """
 
     def __init__(self, server: str = "") -> None:
         self.monitor: Monitor | None = None
         self.clock: IterationClock | None = None
         self.leads = False
+        self.counts_tokens = True
         self._server = server
         self._notes: list[str] = []
 
@@ -43,7 +43,7 @@ class ServerProcess:
         self._server = bounded(server, 64, 64)
 
     def join(self, role: str, place: Mapping[str, Any]) -> Monitor | None:
-        """Become a process of the server's job; an earlier role stays if it contains this one."""
+        """Become a process of the server's job; the first role stays, as that of a worker."""
         if self.monitor is None:
             said = {**place, "role": role, "server": self._server}
             said["job"] = bounded(str(place.get("job") or self._server), 128, 384)
@@ -54,6 +54,8 @@ class ServerProcess:
                 # The program has attached before, as a training.
                 return None
             self.monitor, self.clock = monitor, monitor.clock
+            ranks = place.get("parallel") or {}
+            self.counts_tokens = not any(ranks.get(name, [0])[0] for name in ("tensor", "pipeline"))
         return self.monitor
 
     def note(self, text: str) -> None:

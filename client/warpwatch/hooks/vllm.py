@@ -220,16 +220,10 @@ def _hook_worker(module: ModuleType) -> None:
 
 
 _work = (0, 0, 0, 0)
-_counts_tokens = True
 
 
 def _join_worker(worker: Any) -> None:
-    global _counts_tokens
-    place = worker_place(worker.vllm_config, int(worker.rank), int(worker.local_rank))
-    # Ranks that share a batch would count its tokens once each.
-    parallel = place["parallel"]
-    _counts_tokens = not any(parallel.get(kind, [0])[0] for kind in ("tensor", "pipeline"))
-    process.join("rank", place)
+    process.join("rank", worker_place(worker.vllm_config, int(worker.rank), int(worker.local_rank)))
 
 
 def _execute(output: Any) -> Any:
@@ -246,7 +240,7 @@ def _execute(output: Any) -> Any:
 def _end() -> None:
     if not process.leads and process.clock is not None and process.clock.open:
         prefill, decodes, kv, tokens = _work
-        process.end(prefill, decodes, kv, tokens if _counts_tokens else 0)
+        process.end(prefill, decodes, kv, tokens if process.counts_tokens else 0)
 
 
 def _hook_cpu(module: ModuleType) -> None:

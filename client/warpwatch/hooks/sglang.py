@@ -1,0 +1,210 @@
+"""Hooks of SGLang, which finds them by its entry points ``sglang.srt.plugins``.
+
+Each scheduler of SGLang computes: it is a rank. An iteration lasts from one
+``process_batch_result`` to the next, or after idle from its own ``run_batch``, also with
+overlapping, where the next batch is launched before the results of one are processed. Written from
+the source of 0.5.23; no server was run with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from warpwatch import faults
+from warpwatch.hooks.serving import ServerProcess, swallowed
+
+NAME = "warpwatch"
+# Set by the first process of a server for all others.
+REPLICA = "WARPWATCH_REPLICA"
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_FRONT_END = "sglang.srt.managers.tokenizer_manager.TokenizerManager.__init__"
+
+process = ServerProcess()
+_installed = False
+# The work of the batches whose results are not processed yet, as of ``work_of``.
+_works: deque[tuple[int, int, int, int]] = deque(maxlen=64)
+
+
+def install() -> None:
+    """Register the hooks; SGLang's plug-in function, called early in every process."""
+    global _installed
+    hooks = os.environ.get("WARPWATCH_HOOKS")
+    off = os.environ.get("WARPWATCH") == "0" or (hooks and "sglang" not in hooks.split(","))
+    if _installed or off:
+        return
+    _installed = True
+    try:
+        _name_server()
+        found = import_module("sglang.srt.plugins.hook_registry")
+        register, around = found.HookRegistry.register, found.HookType.AROUND
+        for name, hook in _HOOKS.items():
+            register(f"{_SCHEDULER}.Scheduler.{name}", hook, around)
+        register(_FRONT_END, _start_front_end, around)
+    except Exception as error:
+        faults.swallow(error)
+        process.note(f"hook does not fit: {type(error).__name__}: {error}")
+        if _is_first():
+            process.join("frontend", {"rank": 0, "world_size": 1, **_replica()})
+
+
+def watch_plugins() -> None:
+    """Report it in the status if ``SGLANG_PLUGINS`` leaves these hooks out."""
+    allowed = os.environ.get("SGLANG_PLUGINS")
+    names = [name.strip() for name in (allowed or NAME).split(",")]
+    if NAME not in names and _is_first():
+        process.note(f"SGLANG_PLUGINS leaves {NAME} out: add it to see iterations")
+        _name_server()
+        process.join("frontend", {"rank": 0, "world_size": 1, **_replica()})
+
+
+def _name_server() -> None:
+    version = getattr(import_module("sglang.version"), "__version__", "")
+    process.name(f"sglang {version}".strip())
+
+
+def _is_first() -> bool:
+    return REPLICA not in os.environ
+
+
+def _replica() -> dict[str, Any]:
+    return {"run": os.environ.setdefault(REPLICA, str(time.time_ns()))}
+
+
+# --- the place of a process -----------------------------------------------------------------------
+
+
+def _place(arguments: Any, parallel: Any) -> dict[str, Any]:
+    """Return the metadata of a scheduler. With attention in data parallel, ranks are tensor's."""
+    tensor, pipeline = int(arguments.tp_size), int(arguments.pp_size)
+    here = int(getattr(parallel, "tp_rank", 0) or 0), int(getattr(parallel, "pp_rank", 0) or 0)
+    engines = 1 if arguments.enable_dp_attention else max(1, int(arguments.dp_size))
+    engine = int(getattr(parallel, "dp_rank", 0) or 0) if engines > 1 else 0
+    places = {
+        "data": (engine, engines),
+        "tensor": (here[0], tensor),
+        "pipeline": (here[1], pipeline),
+    }
+    return {
+        **_replica(),
+        "job": arguments.served_model_name,
+        "rank": (engine * pipeline + here[1]) * tensor + here[0],
+        "world_size": engines * pipeline * tensor,
+        "parallel": {kind: [*place] for kind, place in places.items() if place[1] > 1},
+    }
+
+
+def _start_scheduler(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(self, *args, **kwargs)
+    swallowed(_join, self)
+    return result
+
+
+def _join(scheduler: Any) -> None:
+    parallel = getattr(sys.modules.get(_SCHEDULER), "get_parallel", lambda: None)()
+    place = _place(scheduler.server_args, parallel)
+    process.join("rank", place)
+    process.lead()
+
+
+def _start_front_end(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(self, *args, **kwargs)
+    swallowed(_join_front_end, self)
+    return result
+
+
+def _join_front_end(front_end: Any) -> None:
+    process.note("no latencies: they are read from vLLM only")
+    place = _place(front_end.server_args, None)
+    rank = place["world_size"]
+    place |= {"rank": rank, "world_size": rank + 1, "parallel": {}}
+    process.join("frontend", place)
+
+
+# --- iterations -----------------------------------------------------------------------------------
+
+
+def _plan(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    phase = swallowed(process.phase, "schedule")
+    if phase is None:
+        return original(self, *args, **kwargs)
+    with phase:
+        return original(self, *args, **kwargs)
+
+
+def _run(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    swallowed(_launch, batch)
+    phase = swallowed(process.phase, "forward")
+    if phase is None:
+        return original(self, batch, *args, **kwargs)
+    with phase:
+        return original(self, batch, *args, **kwargs)
+
+
+def _launch(batch: Any) -> None:
+    _works.append(work_of(batch))
+    if _works[-1][3]:
+        process.begin(False)
+
+
+def work_of(batch: Any) -> tuple[int, int, int, int]:
+    """Return prefill tokens, decoded requests, KV tokens and all tokens of a ScheduleBatch."""
+    mode, kv = batch.forward_mode, int(batch.seq_lens_sum or 0)
+    if mode.is_decode():
+        decodes = len(batch.reqs)
+        return 0, decodes, kv, decodes
+    if not mode.is_extend():
+        return 0, 0, 0, 0
+    tokens, decodes = int(batch.extend_num_tokens or 0), len(batch.decoding_reqs or ())
+    return max(0, tokens - decodes), decodes, kv, tokens
+
+
+def _process(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    phase = swallowed(process.phase, "sample")
+    if phase is None:
+        return original(self, *args, **kwargs)
+    with phase:
+        result = original(self, *args, **kwargs)
+    swallowed(_processed, self)
+    return result
+
+
+def _processed(scheduler: Any) -> None:
+    prefill, decodes, kv, tokens = _works.popleft() if _works else (0, 0, 0, 0)
+    counts = process.counts
+    if counts is None or not tokens:
+        return
+    process.end(prefill, decodes, kv, tokens if process.counts_tokens else 0)
+    if process.counts_tokens:
+        counts.prompt_tokens += prefill
+        counts.generated_tokens += decodes
+        counts.running, counts.waiting = (
+            len(scheduler.running_batch.reqs),
+            len(scheduler.waiting_queue),
+        )
+
+
+def _idle(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(self, *args, **kwargs)
+    swallowed(_rest, self)
+    return result
+
+
+def _rest(scheduler: Any) -> None:
+    if scheduler.is_fully_idle():
+        _works.clear()
+        process.rest()
+
+
+_HOOKS = {
+    "__init__": _start_scheduler,
+    "get_next_batch_to_run": _plan,
+    "run_batch": _run,
+    "process_batch_result": _process,
+    "on_idle": _idle,
+}

@@ -1,0 +1,72 @@
+"""The hooks of SGLang on a stand-in that has the names which they use, as in SGLang 0.5.23."""
+
+import pytest
+
+from tests.client.servers.ends import WAITS, ended
+from warpwatch import protocol
+
+BEGINS = """
+import os, sys
+from types import SimpleNamespace
+from sglang.srt.plugins import load_plugins
+load_plugins()
+said = dict(tp_size=2, pp_size=2, dp_size=2, enable_dp_attention=False, served_model_name="chat")
+"""
+SCHEDULER = f"""{BEGINS}
+from sglang.srt.managers.scheduler import Scheduler, batch
+scheduler = Scheduler(SimpleNamespace(**said))
+{WAITS}
+scheduler.on_idle()
+scheduler.idle = False
+# With overlapping the next batch is launched before the results of one are processed.
+batches = [batch("extend", 1, tokens=40, kv=40), batch("decode", 2, kv=42)]
+batches += [batch("mixed", 3, tokens=10, decoding=2), batch("idle", 0)]
+for index, one in enumerate(batches):
+    scheduler.get_next_batch_to_run()
+    assert scheduler.run_batch(one) == "result"
+    if index:
+        scheduler.process_batch_result(batches[index - 1], "result")
+scheduler.process_batch_result(batches[-1], "result")
+scheduler.idle = True
+scheduler.on_idle()
+"""
+FRONT_END = f"""{BEGINS}
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+TokenizerManager(SimpleNamespace(**said))
+"""
+
+
+def test_a_scheduler_is_a_rank_and_its_batches_are_iterations(folder):
+    ring = ended(folder, SCHEDULER)
+    said = ring.metadata
+    assert (said["job"], said["role"], said["server"]) == ("chat", "rank", "sglang 0.5.23")
+    assert (said["rank"], said["world_size"]) == (6, 8)
+    assert said["parallel"] == {"data": [1, 2], "tensor": [0, 2], "pipeline": [1, 2]}
+    payloads = [r.payload for r in ring.records if r.type == protocol.RECORD_ITERATION]
+    words = [memoryview(payload).cast("Q").tolist() for payload in payloads]
+    # Only the first stage counts tokens.
+    assert [tuple(one[5:9]) for one in words] == [(0, 40, 0, 40), (0, 0, 2, 42), (0, 8, 2, 0)]
+    assert sorted(said["phases"]) == ["forward", "sample", "schedule"]
+    assert (said["faults"], ring.event_names()) == (0, ["exit"])
+
+
+def test_a_front_end_says_that_it_has_no_latencies(folder):
+    said = ended(folder, FRONT_END).metadata
+    assert (said["rank"], said["role"]) == (8, "frontend")
+    assert said["note"] == "no latencies: they are read from vLLM only"
+
+
+@pytest.mark.parametrize(
+    ("change", "environ", "note"),
+    [
+        ("import warpwatch.hooks; warpwatch.hooks.install()", {"SGLANG_PLUGINS": "other"},
+         "SGLANG_PLUGINS leaves warpwatch out: add it to see iterations"),
+        ("from sglang.srt.plugins import hook_registry; del hook_registry.HookType", {},
+         "hook does not fit: AttributeError: module 'sglang.srt.plugins.hook_registry' has no "
+         "attribute 'HookType'"),
+    ],
+)  # fmt: skip
+def test_hooks_that_are_left_out_or_do_not_fit_are_named_in_the_status(
+    folder, change, environ, note
+):
+    assert ended(folder, f"{change}\n{BEGINS}", **environ).metadata["note"] == note
