@@ -1,8 +1,11 @@
 """The register of anomalies, without detectors: it is fed what they would say."""
 
+import json
+import re
 from typing import Any
 
 from tests.detection.streams import EPOCH_S
+from tests.golden_lines import line
 from warpwatch_detection.anomalies.register import AnomalyRegister
 from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.detector import Cleared, DetectorResult
@@ -37,15 +40,20 @@ class Life:
         return [change.anomaly for change in changes]
 
     def tell(self, story: str) -> None:
-        """As "0 straggler 3; 5 hang; 9 xid GPU-3 critical 79; 60 fine hang; 700 expire".
+        """As "0 straggler 3; 5 hang; 9 xid GPU-3 critical 79; 60 fine hang; 700 expire; 9 end".
 
-        After the seconds and kind come rank or device, severity and value, each if there is one.
+        After the seconds and kind come rank or device, severity and value, each if there is one,
+        and other fields as "step=7", with "_" for a space.
         """
         for part in story.split("; "):
             at, kind, *rest = part.split()
             about: dict[str, Any] = {}
             for word in rest[1:] if kind == "fine" else rest:
-                if word.startswith("GPU-"):
+                name, is_field, text = word.partition("=")
+                if is_field:
+                    number = re.fullmatch(r"-?[\d.]+", text)
+                    about[name] = json.loads(text) if number else text.replace("_", " ")
+                elif word.startswith("GPU-"):
                     about["device"] = word
                 elif word.isdigit():
                     about["value" if "severity" in about else "rank"] = int(word)
@@ -56,8 +64,23 @@ class Life:
             elif kind == "expire":
                 changes = self.register.expire(EPOCH_S + float(at))
                 self.changes += [change.anomaly for change in changes]
+            elif kind == "end":
+                changes = self.register.end_job(LLAMA, EPOCH_S + float(at))
+                self.changes += [change.anomaly for change in changes]
             else:
                 self.found(kind, float(at), **about)
+
+    def story(self) -> str:
+        """Return a line for each change, what is explained, and what has ended."""
+        register = self.register
+        lines = [line("change", one) for one in self.changes]
+        lines += [line("explained", one) for one in register.state.suppressed.values()]
+        lines += [
+            f"{effect} by {cause}: {n}\n"
+            for (effect, cause), n in sorted(register.suppressed_counts.items())
+        ]
+        lines.append(f"ended {[one.id for one in register.history]}, refused {register.refused}\n")
+        return "".join(lines)
 
     @property
     def active(self) -> list[tuple[str, int | None]]:

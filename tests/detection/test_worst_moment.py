@@ -2,89 +2,17 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.cases import cases
 from tests.detection.gpus import Metrics, Node, key
 from tests.detection.life import Life
-from tests.detection.streams import EPOCH_S, Job, detection, fed, lives
-from warpwatch_telemetry.anomalies import DEVICE_KINDS, Worst
+from tests.detection.streams import Job, detection, fed, lives
+from warpwatch_telemetry.anomalies import DEVICE_KINDS
 from warpwatch_telemetry.records import Record
 
 CASES = cases(__file__)
-
-
-def slower(life: Life, at: float, percent: int, step: int) -> Any:
-    """A regression of steps that took 1 s."""
-    said = f"steps take {percent} % longer since step 400"
-    (changed,) = life.found(
-        "step_regression", at, said, step=step, value=1 + percent / 100, baseline=1.0
-    )
-    return changed
-
-
-def test_what_it_was_at_its_worst_stays_when_it_is_over():
-    life = Life()
-    for at, percent, step in ((0, 25, 420), (60, 62, 1200), (120, 40, 1300), (180, 4, 1400)):
-        slower(life, at, percent, step)
-    (ended,) = life.fine("step_regression", 200)
-    assert ended.summary == "steps take 62 % longer since step 400"
-    assert (ended.value, ended.baseline) == (1.62, 1.0)
-    assert ended.worst == Worst(EPOCH_S + 60, ended.summary, 1200, 1.62, 1.0)
-    # When it was raised stays too.
-    assert (ended.time, ended.step) == (EPOCH_S, 420)
-    assert list(life.register.history) == [ended]
-
-
-def test_while_it_lasts_the_newest_is_said_and_that_it_recovers():
-    life = Life()
-    slower(life, 0, 62, 1200)
-    lasting = slower(life, 60, 40, 1300)
-    assert (lasting.summary, lasting.value) == ("steps take 40 % longer since step 400", 1.4)
-    recovering = slower(life, 120, 4, 1400)
-    assert recovering.summary == (
-        "recovering: now 4 % longer; at its worst (step 1200) steps take 62 % longer since step 400"
-    )
-    assert recovering.value == 1.04
-    again = slower(life, 180, 50, 1500)
-    assert again.summary == "steps take 50 % longer since step 400"
-    assert (lasting.worst, again.worst) == (recovering.worst, recovering.worst)
-
-
-def test_what_comes_back_within_the_grace_remembers_what_it_was_before():
-    life = Life()
-    slower(life, 0, 62, 1200)
-    life.fine("step_regression", 60)
-    assert slower(life, 90, 50, 1300).summary == "steps take 50 % longer since step 400"
-    (ended,) = life.fine("step_regression", 120)
-    assert (ended.summary, ended.reopened) == ("steps take 62 % longer since step 400", 1)
-
-
-def test_what_comes_back_smaller_does_not_recover():
-    life = Life()
-    life.found("hang", 0, "no step for 140 s", value=140.0, baseline=1.0)
-    life.fine("hang", 60)
-    (again,) = life.found("hang", 120, "no step for 30 s", value=30.0, baseline=1.0)
-    assert (again.summary, again.reopened) == ("no step for 30 s", 1)
-
-
-def test_a_device_says_what_it_did_to_its_job_at_the_worst():
-    life = Life()
-    life.found("thermal_throttle", 0, "throttled by heat", device="GPU-3", value=0.4)
-    for at, percent in ((5, 24), (15, 31), (25, 2)):
-        said = f"rank 3 computes {percent} % longer"
-        life.found("straggler", at, said, rank=3, value=1 + percent / 100, baseline=1.0)
-    life.found("thermal_throttle", 30, "throttled 0 % of the time", device="GPU-3", value=0.0)
-    (recovering,) = life.register.active
-    assert recovering.summary == (
-        "recovering: now throttled 0 % of the time; at its worst throttled by heat; "
-        "in llama rank 3 computes 31 % longer"
-    )
-    (ended,) = life.fine("thermal_throttle", 40, device="GPU-3")
-    assert ended.effects == ("in llama rank 3 computes 31 % longer",)
-    assert ended.summary == "throttled by heat; in llama rank 3 computes 31 % longer"
 
 
 # Value and baseline of the worse and of the better one.
@@ -98,17 +26,6 @@ def test_what_is_worse_depends_on_the_kind(kind, worse, better, worse_first):
         life.found(kind, at, said, value=value, baseline=baseline, **about)
     (one,) = life.register.active
     assert (one.worst.summary, one.worst.value) == ("worse", worse[0])
-
-
-def test_events_add_up_so_that_their_newest_word_is_kept():
-    life = Life()
-    life.found("ecc_uncorrectable", 0, "1 error", device="GPU-3", value=1.0, baseline=0.0)
-    life.found("ecc_uncorrectable", 5, "1 more since", device="GPU-3", value=1.0, baseline=9.0)
-    life.found("crash", 0, "rank 1 raised", rank=1)
-    life.found("crash", 3, "rank 1 raised; 2 more followed", rank=1)
-    ecc, crash = life.register.active
-    assert (ecc.summary, crash.summary) == ("1 more since", "rank 1 raised; 2 more followed")
-    assert life.register.expire(EPOCH_S + 1000)[1].anomaly.summary == crash.summary
 
 
 def training(throttled_first_s: float) -> Iterator[Record]:
