@@ -10,7 +10,6 @@ import pytest
 from tests.diagnosis.captures import Part, diagnosed, event, kernel, loading, operator, stepped
 from tests.diagnosis.traces import LATEST_US, ORIGIN_US, STEP_US, TraceFile, cpu_rank, rank_trace
 from warpwatch_diagnosis import rules
-from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
@@ -269,7 +268,6 @@ def test_a_fault_is_found_from_its_limit_on_and_alone_where_it_is_large(
     golden_case(text + render_text(found))
 
 
-OPERATORS = "operators run for 100 % of the step and nothing stands out"
 HEALTHY: dict[str, list[Part]] = {
     "a busy GPU": kernels(50, 200),
     "loading that the GPU does not wait for": [loading(4000), *kernels(50, 200)],
@@ -286,42 +284,6 @@ def test_what_does_not_delay_the_step_is_healthy(tmp_path, parts, golden_text):
     assert (found.verdict, found.findings) == ("healthy", ())
 
 
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [
-        (kernel(0, STEP_US, -50), "the GPU is busy for 100 % of the step and nothing stands out"),
-        # Compiled code without events of its own counts as operators.
-        (operator(0, STEP_US, "Torch-Compiled Region: 0/0"), OPERATORS),
-        (operator(0, 9500), OPERATORS.replace("100", "95")),
-    ],
-)
-def test_a_healthy_step_is_described_by_its_contents(tmp_path, part, said):
-    assert diagnosed(tmp_path, stepped(part)).summary == said
-
-
-def test_idle_that_no_late_launch_explains_is_inconclusive(tmp_path):
-    found = diagnosed(tmp_path, stepped(*kernels(50, 100, late=False)))
-    assert (found.verdict, found.findings) == ("inconclusive", ())
-    assert "idle for 50 % of the step for no visible reason" in found.summary
-
-
-def test_memory_from_the_driver_once_is_growth_and_no_thrash(tmp_path):
-    trace = stepped(kernel(2020, 7980, 2015), steps=1)
-    trace.event("cuda_runtime", "cudaMalloc", 10, 2000, 77)
-    for begin in range(STEP_US, 4 * STEP_US, STEP_US):
-        trace.annotation(f"ProfilerStep#{begin}", begin, STEP_US)
-        trace.kernel(begin + 20, 9980, begin + 15)
-    assert diagnosed(tmp_path, trace).findings == ()
-
-
-def test_an_annotated_checkpoint_of_one_step_is_one(tmp_path):
-    trace = stepped(*filled(3000))
-    trace.annotation("checkpoint", 0, 3000)
-    finding = diagnosed(tmp_path, trace).findings[-1]
-    assert finding.kind == "checkpoint"
-    assert finding.share == pytest.approx(0.075)
-
-
 def test_a_collection_that_the_capture_noted_is_a_gc_pause(tmp_path):
     base_us = 5_000_000
     noted = [[ORIGIN_US + base_us + 100, 300], [ORIGIN_US + base_us - 9_000_000, 1], ["x"], None]
@@ -332,54 +294,3 @@ def test_a_collection_that_the_capture_noted_is_a_gc_pause(tmp_path):
     assert (found.measures[0].host.gc.total_us, found.verdict) == (300, "healthy")
     noted.append([ORIGIN_US + base_us + STEP_US, 450])
     assert diagnosed(tmp_path, trace).verdict == "gc_pause"
-
-
-def test_compiling_once_may_be_the_start(tmp_path):
-    trace = stepped(operator(4000, STEP_US - 4000))
-    trace.operator(0, 4000, name=COMPILING)
-    for begin in list(trace.each_step())[1:]:
-        trace.operator(begin, 4000)
-    (finding,) = diagnosed(tmp_path, trace).findings
-    assert (finding.kind, finding.confidence) == ("recompilation", "medium")
-    assert finding.advice.startswith("If these were the first steps")
-
-
-def test_graph_breaks_are_reported_without_steps(tmp_path):
-    trace = TraceFile(steps=0)
-    for k in range(200):
-        trace.operator(500 * k, 500, name=f"Torch-Compiled Region: {k % 4}/0")
-        trace.operator(500 * k, 100, name="TorchDynamo Cache Lookup")
-        trace.operator(500 * k + 100, 400)
-    found = diagnosed(tmp_path, trace)
-    assert found.verdict == "recompilation"
-    assert "the trace calls 200 compiled regions of 4 functions" in found.findings[0].evidence[1]
-
-
-def test_findings_come_with_the_most_time_to_win_back_first(tmp_path):
-    trace = stepped(
-        loading(1500),
-        kernel(1550, 4000, 1520),
-        kernel(5550, 4000, 1530, "ncclDevKernel_AllReduce"),
-        event("cuda_runtime", "cudaDeviceSynchronize", 1540, 8020),
-    )
-    found = diagnosed(tmp_path, trace)
-    assert [f.kind for f in found.findings] == ["communication_bound", "data_loading"]
-
-
-def test_one_step_is_enough_for_a_verdict_that_is_less_sure(tmp_path):
-    found = {steps: diagnosed(tmp_path, cpu_rank(0, host_us=4000, steps=steps)) for steps in (1, 5)}
-    assert {n: f.verdict for n, f in found.items()} == {1: "host_bound", 5: "host_bound"}
-    assert {n: f.findings[0].confidence for n, f in found.items()} == {1: "medium", 5: "high"}
-    assert found[1].findings[0].evidence[-1] == "only 1 step was recorded"
-
-
-def test_what_was_so_in_the_baseline_comes_after_what_is_new(tmp_path):
-    before = cpu_rank(0, host_us=4000).write(tmp_path / "before.json")
-    now = cpu_rank(0, host_us=4100, loading_us=2500).write(tmp_path / "now.json")
-    assert diagnose([now]).verdict == "host_bound"
-    new, old = diagnose([now], baseline=[before]).findings
-    assert (new.kind, new.confidence) == ("data_loading", "high")
-    assert (old.kind, old.confidence) == ("host_bound", "low")
-    assert new.evidence[-1] == "the baseline has 0.0 %"
-    assert old.evidence[-1] == "it was so before: the baseline has 40 %"
-    assert old.recoverable_s == pytest.approx(0.0004)

@@ -1,0 +1,438 @@
+"""Verdicts on made captures: one fault or none, missing ranks, baselines, pipelines, doubts.
+
+The golden file of each has all that the diagnosis says, without the numbers of single traces.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.diagnosis.captures import (
+    Part,
+    diagnosed,
+    event,
+    kernel,
+    loading,
+    operator,
+    stepped,
+    written,
+)
+from tests.diagnosis.traces import LATEST_US, RANKS, STEP_US, TraceFile, cpu_rank, rank_trace
+from warpwatch_diagnosis.__main__ import main
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.trace.files import TraceError
+from warpwatch_diagnosis.verdict.findings import Asked
+
+WORLD = 8
+SYNCHRONIZE = "cudaStreamSynchronize"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+PINNED = "Memcpy HtoD (Pinned -> Device)"
+COMPILING = "entire_frame_compile (dynamo_timed)"
+NODES = {0: "gpu-1", 1: "gpu-1", 2: "gpu-2", 3: "gpu-2"}
+
+
+def gpu_steps(*, idle: int, exposed: int, copies: int) -> TraceFile:
+    """Each step: a copy, idle time, a product, then a collective; shares in µs of 10 ms."""
+    at = copies + idle
+    computed = STEP_US - at - exposed
+    return stepped(
+        event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 0, copies, 7),
+        kernel(at, computed, at - 5, "sm80_xmma_gemm"),
+        kernel(at + computed, exposed, 0, NCCL),
+    )
+
+
+def unexplained(*parts: Part) -> TraceFile:
+    """Idle for 60 % of the step although the work is queued."""
+    return stepped(kernel(0, 2000, 0), kernel(8000, 1000, 20), kernel(9000, 1000, 20), *parts)
+
+
+def late(culprit: int, on_gpu: bool) -> list[TraceFile]:
+    return [
+        rank_trace(k, late_us=LATEST_US * (k == culprit), steps=1, world=WORLD)
+        if on_gpu
+        else cpu_rank(k, waiting_us=4000 * (k != culprit), steps=1, world=WORLD)
+        for k in range(WORLD)
+    ]
+
+
+# Seven ranks that all wait for the eighth: each has the same long collective.
+WITHOUT_THE_CULPRIT = [
+    rank_trace(k, transfer_us=3000, late_us=LATEST_US, world=WORLD) for k in range(WORLD - 1)
+]
+# Waits of the ranks of a recommender in its collectives, by how large their embedding tables are.
+SHARES = (0.48, 0.31, 0.14, 0.25, 0.40, 0.22, 0.35, 0.05)
+EXCHANGES = ("all_to_all", "all_to_all", "all_reduce") * 2
+
+
+def recommender(rank: int, waits: Sequence[float], on_gpu: bool, annotated: bool) -> TraceFile:
+    """One step of 60 ms: work before each exchange, for whose last rank the others wait.
+
+    An all-to-all on the GPU has only the kernel of its sends and receives in the trace.
+    """
+    backend = "nccl" if on_gpu else "gloo"
+    trace = TraceFile(steps=0, distributedInfo={"backend": backend, "rank": rank, "world_size": 8})
+    trace.annotation("ProfilerStep#12", 0, 60_000)
+    for number, (name, wait) in enumerate(zip(EXCHANGES, waits, strict=True)):
+        begin, end = 10_000 * number, 10_000 * (number + 1)
+        at = end - 10_000 * wait
+        if on_gpu:
+            trace.kernel(begin, at - begin, begin, name="gemm")
+            kernel = "AllReduce_RING_LL_Sum_float" if name == "all_reduce" else "SendRecv_RING"
+            # Tables of uneven size end the exchange at uneven times.
+            took = end - at + (0 if name == "all_reduce" else 100 * rank * annotated)
+            if annotated:
+                trace.annotation(f"nccl:{name}", begin + 100, 50)
+            trace.kernel(at, took, begin + 110, name=f"ncclKernel_{kernel}(ncclWorkElem)")
+        else:
+            trace.operator(begin, at - begin)
+            trace.annotation(f"gloo:{name}", at, end - at, tid=99)
+    return trace
+
+
+def recommenders(on_gpu: bool, annotated: bool, turns: bool = False) -> list[TraceFile]:
+    return [
+        recommender(
+            rank, [SHARES[(rank + turn * turns) % 8] for turn in range(6)], on_gpu, annotated
+        )
+        for rank in range(8)
+    ]
+
+
+def slower(trace: TraceFile, factor: float) -> TraceFile:
+    origin = trace.events[0]["ts"]
+    for recorded in trace.events:
+        recorded["dur"] *= factor
+        recorded["ts"] = origin + (recorded["ts"] - origin) * factor
+    return trace
+
+
+# --- ranks that meet in collectives -----------------------------------------------------------
+
+
+def one_late() -> list[TraceFile]:
+    return [rank_trace(k, late_us=LATEST_US if k == 2 else 0) for k in range(RANKS)]
+
+
+def late_by_turns() -> list[TraceFile]:
+    ranks = [rank_trace(k) for k in range(RANKS)]
+    for step, trace in enumerate(ranks):
+        kernels = [e for e in trace.events if e["cat"] == "kernel"]
+        gemm, collective, *_ = [e for e in kernels if int(e["ts"] // STEP_US) % 4 == step]
+        gemm["dur"] += LATEST_US
+        collective["ts"] += LATEST_US
+        collective["dur"] -= LATEST_US
+    return ranks
+
+
+def one_more_collective() -> list[TraceFile]:
+    ranks = [rank_trace(k) for k in range(RANKS)]
+    extra = next(e for e in ranks[1].events if e["name"].startswith("nccl"))
+    ranks[1].events.append(extra | {"ts": extra["ts"] - 1500, "dur": 100})
+    return ranks
+
+
+def slow_node() -> list[TraceFile]:
+    """Ranks 2 and 3 are late by turns: each brings half of the lateness."""
+    ranks = [rank_trace(rank) for rank in range(RANKS)]
+    for rank in (2, 3):
+        other = rank_trace(rank, late_us=LATEST_US)
+        ranks[rank].events = [
+            (other if (step % 2) == rank - 2 else ranks[rank]).events[step * 6 + number]
+            for step in range(4)
+            for number in range(6)
+        ]
+    return ranks
+
+
+def rails(slow_us: int) -> list[TraceFile]:
+    """Eight ranks; rank k and k + 4 share a rail, each a group of its own."""
+    traces = [rank_trace(rank, transfer_us=slow_us if rank % 4 == 3 else 1500) for rank in range(8)]
+    for rank, trace in enumerate(traces):
+        for given in (one.get("args", {}) for one in trace.events):
+            if "Group size" in given:
+                given |= {"Group size": 2, "Process Group Name": f"rail{rank % 4}"}
+    return traces
+
+
+# --- what changed since a baseline ------------------------------------------------------------
+
+
+def busy_trace(
+    *, factor: float = 1.0, loading_us: int = 0, extra: str | None = None, count: int = 10
+) -> TraceFile:
+    """Four steps: ``count`` products and ten pointwise kernels back to back, ``factor`` slower."""
+    parts, at = [loading(loading_us)] if loading_us else [], float(loading_us)
+    for name in ["gemm"] * count + ["elementwise"] * 10 + ([extra] if extra else []):
+        us = factor * (500 if name == "gemm" else 100)
+        parts.append(kernel(at, us, max(0, at - 50), name))
+        at += us
+    return stepped(*parts)
+
+
+def slower_products() -> TraceFile:
+    trace = busy_trace()
+    for one in trace.events:
+        one["dur"] *= 1.3 if one["name"] == "gemm" else 1
+    return trace
+
+
+def sorting(rank: TraceFile) -> TraceFile:
+    for begin in rank.each_step():
+        rank.operator(begin + 1000, 4000, name="aten::sort")
+    return rank
+
+
+# --- pipelines ---------------------------------------------------------------------------------
+
+
+def stage(number: int, of: int, waits_us: int, on_gpu: bool, **place: object) -> TraceFile:
+    """Steps that compute, and wait ``waits_us`` for what another stage hands over."""
+    name = "ncclDevKernel_SendRecv(ncclDevKernelArgs)"
+    parts = (
+        [kernel(waits_us, STEP_US - waits_us, 0), kernel(0, waits_us, -20, name)]
+        if on_gpu
+        else [
+            operator(waits_us, STEP_US - waits_us),
+            event("user_annotation", "gloo:recv", 0, waits_us, tid=99),
+        ]
+    )
+    return stepped(*parts, warpwatch={"parallel": {"pipeline": [number, of]} | place})
+
+
+def stages(waits_us: list[int], on_gpu: bool, **place: object) -> list[TraceFile]:
+    return [stage(n, len(waits_us), us, on_gpu, **place) for n, us in enumerate(waits_us)]
+
+
+# --- single traces -----------------------------------------------------------------------------
+
+
+def with_one(first: Sequence[Part], *rest: Part) -> TraceFile:
+    """``first`` in the first step, ``rest`` in the following ones."""
+    trace = stepped()
+    for begin in trace.each_step():
+        for add in rest if begin else first:
+            add(trace, begin)
+    return trace
+
+
+def graph_breaks_without_steps() -> TraceFile:
+    trace = TraceFile(steps=0)
+    for k in range(200):
+        trace.operator(500 * k, 500, name=f"Torch-Compiled Region: {k % 4}/0")
+        trace.operator(500 * k, 100, name="TorchDynamo Cache Lookup")
+        trace.operator(500 * k + 100, 400)
+    return trace
+
+
+STRAGGLER = Asked("straggler", rank=1, begin_step=412, ratio=1.6)
+WAITS, WAITS_LESS = ([cpu_rank(0, waiting_us=us), cpu_rank(1)] for us in (3750, 1500))
+LATE_TRANSFERS = [rank_trace(k, transfer_us=500, late_us=2900 * (k == 0)) for k in range(4)]
+Ranks = list[TraceFile]
+# The ranks, what is known besides, and the verdict; a baseline is traces, too.
+CAPTURES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
+    "losses that are each too small for a rule are not healthy together":
+        ([gpu_steps(idle=1400, exposed=990, copies=490)], {}, "inconclusive"),
+    "small losses are": ([gpu_steps(idle=400, exposed=500, copies=200)], {}, "healthy"),
+    "without the trace of the culprit": (WITHOUT_THE_CULPRIT, {}, "inconclusive"),
+    "without the trace of the culprit, which did not answer":
+        (WITHOUT_THE_CULPRIT, {"missing": {7: "no_answer"}}, "inconclusive"),
+    "one trace alone": (WITHOUT_THE_CULPRIT[:1], {}, "communication_bound"),
+    "one trace where more were asked for": (
+        WITHOUT_THE_CULPRIT[:1], {"missing": dict.fromkeys(range(1, 8), "gone")}, "inconclusive",
+    ),
+    "two of two ranks wait": (
+        [cpu_rank(k, waiting_us=3000, world=2) for k in (0, 1)], {}, "healthy"),
+    "two of four ranks wait": (
+        [cpu_rank(k, waiting_us=3000, world=4) for k in (1, 2)], {}, "inconclusive"),
+    "ranks hardly wait for a missing one": (
+        [cpu_rank(k, waiting_us=500, world=2) for k in (0, 1)], {"missing": {2: "gone"}}, "healthy",
+    ),
+    **{
+        f"rank {rank} of eight is late on the {'GPU' if on_gpu else 'CPU'}":
+            (late(rank, on_gpu), {}, "straggler")
+        for rank in (0, 5) for on_gpu in (True, False)
+    },
+    "the last one to every collective of one step": (recommenders(True, True), {}, "straggler"),
+    "the last one to every collective without annotations":
+        (recommenders(True, False), {}, "straggler"),
+    "the last one to every collective on the CPU": (recommenders(False, False), {}, "straggler"),
+    "ranks that are last by turns": (recommenders(True, True, turns=True), {}, "inconclusive"),
+    "ranks that are last by turns on the CPU":
+        (recommenders(False, True, turns=True), {}, "healthy"),
+    "a slower rank": (WAITS, {}, "straggler"),
+    "a slower rank that the anomaly named": (WAITS, {"asked": STRAGGLER}, "straggler"),
+    "a slower rank where the anomaly named another":
+        (WAITS, {"asked": Asked("straggler", rank=0)}, "straggler"),
+    "a rank that is hardly slower": (WAITS_LESS, {}, "healthy"),
+    "a rank that is hardly slower and was late before the capture":
+        (WAITS_LESS, {"asked": STRAGGLER}, "straggler"),
+    "a rank that was late before the capture and is not":
+        (WAITS_LESS, {"asked": Asked("straggler", rank=0)}, "inconclusive"),
+    "what was so before": (
+        [cpu_rank(0, host_us=4000)], {"baseline": [cpu_rank(0, host_us=4000)]}, "host_bound"),
+    "a slower step with what was so before": (
+        [slower(cpu_rank(0, host_us=4000), 1.5)], {"baseline": [cpu_rank(0, host_us=4000)]},
+        "inconclusive",
+    ),
+    "what is new beside what was so before": (
+        [cpu_rank(0, host_us=4100, loading_us=2500)], {"baseline": [cpu_rank(0, host_us=4000)]},
+        "data_loading",
+    ),
+    "a baseline that is of no use": (
+        [cpu_rank(0)], {"baseline": [stepped(operator(0, 9000), steps=1)]}, "healthy"),
+    "transfers that got longer are compared with transfers": (
+        [rank_trace(k, transfer_us=4000, late_us=3000) for k in range(4)],
+        {"baseline": LATE_TRANSFERS}, "communication_bound",
+    ),
+    "idle time in an annotation":
+        ([unexplained(event("user_annotation", "env.step", 1900, 6100))], {}, "host_bound"),
+    "idle time in a copy":
+        ([unexplained(event("cuda_runtime", "cudaMemcpyAsync", 1950, 5500))], {}, "transfer_bound"),
+    "idle time in a wait":
+        ([unexplained(event("cuda_runtime", SYNCHRONIZE, 1950, 6000))], {}, "sync_bound"),
+    "a finding that is less than what is unexplained":
+        ([unexplained(event("gpu_memcpy", PINNED, 2000, 800, 7))], {}, "inconclusive"),
+    "idle time that is mostly of one kind": (
+        [stepped(loading(300, kind="MultiProcessing"), kernel(1700, 8300, 1690))], {},
+        "host_bound",
+    ),
+    "idle time that no late launch explains": (
+        [stepped(*(kernel(200 * k, 100, -50) for k in range(50)))], {}, "inconclusive"),
+    "a late rank": (one_late(), {}, "straggler"),
+    "ranks with clocks of their own": (
+        [rank_trace(k, clock_us=us) for k, us in enumerate((0, 250_000, -1_700, 40))], {},
+        "communication_bound",
+    ),
+    "a part of the ranks": (one_late()[:2], {}, "inconclusive"),
+    **{
+        f"ranks with {name}":
+            ([rank_trace(k, name=name) for k in range(RANKS)], {}, "communication_bound")
+        for name in ("all_gather_into_tensor", "broadcast")
+    },
+    "ranks that all transfer": (
+        [rank_trace(k, late_us=2900 + 30 * k, transfer_us=4000) for k in range(RANKS)], {},
+        "communication_bound",
+    ),
+    "ranks that are late by turns": (late_by_turns(), {}, "inconclusive"),
+    "missing ranks where communication is blamed": (
+        [rank_trace(k, late_us=2900, transfer_us=4000) for k in range(2)], {}, "inconclusive"),
+    "only steps that ranks have in common": (
+        [rank_trace(0, first_step=5, clock_us=77), *one_late()[1:]], {}, "straggler"),
+    "steps with different numbers of collectives":
+        (one_more_collective(), {}, "communication_bound"),
+    "ranks without common collectives":
+        ([rank_trace(0), rank_trace(1, name="broadcast")], {}, "inconclusive"),
+    "a slow node whose ranks are late by turns": (slow_node(), {"nodes": NODES}, "straggler"),
+    "the same without nodes": (slow_node(), {}, "inconclusive"),
+    **{
+        f"a rail with transfers of {us} µs": (
+            rails(us), {"nodes": {rank: f"gpu-{1 + rank // 4}" for rank in range(8)}},
+            "communication_bound",
+        )
+        for us in (5000, 1500)
+    },
+    "new loading": ([busy_trace(loading_us=3000)], {"baseline": [busy_trace()]}, "data_loading"),
+    "kernels that are new, gone and more": (
+        [busy_trace(extra="triton_poi_fused", count=12)],
+        {"baseline": [busy_trace(extra="old_kernel")]}, "host_bound",
+    ),
+    "kernels that are all slower alike":
+        ([busy_trace(factor=1.2)], {"baseline": [busy_trace()]}, "inconclusive"),
+    "one slower kernel": ([slower_products()], {"baseline": [busy_trace()]}, "inconclusive"),
+    "nothing changed": ([busy_trace()], {"baseline": [busy_trace()]}, "host_bound"),
+    "a CPU against a GPU": ([busy_trace()], {"baseline": [cpu_rank(0)]}, "host_bound"),
+    "operators that changed":
+        ([sorting(cpu_rank(0))], {"baseline": [cpu_rank(0)]}, "healthy"),
+    "ranks against themselves": (
+        [cpu_rank(k, host_us=1000 * k) for k in (0, 1)],
+        {"baseline": [cpu_rank(1), cpu_rank(0)]}, "healthy",
+    ),
+    **{
+        f"{what} on the {'GPU' if on_gpu else 'CPU'}": (stages(waits, on_gpu), {}, verdict)
+        for on_gpu in (True, False)
+        for what, waits, verdict in (
+            ("a bubble", [4000, 4000], "pipeline_bubble"),
+            ("even stages", [500, 600], "healthy"),
+        )
+    },
+    **{
+        # The third stage has two ranks; the one that computes longer is named.
+        f"an uneven stage on the {'GPU' if on_gpu else 'CPU'}": (
+            [*stages([6000, 6000, 500, 6000], on_gpu), stage(2, 4, 900, on_gpu)], {},
+            "stage_imbalance",
+        )
+        for on_gpu in (True, False)
+    },
+    # Ranks 0 and 1 are the first stage. The second, with the head, computes longer.
+    "a rank that was late is compared with its own stage": (
+        [stage(n // 2, 2, us, False) for n, us in enumerate([4000, 5000, 500, 500])],
+        {"asked": Asked("straggler", rank=0)}, "straggler",
+    ),
+    **{
+        f"stages at {place}": (stages([6000, 500], True, pipeline=place), {}, "inconclusive")
+        for place in ([0, 3], [0, 0], [True, 2], "first", None, [5, 2])
+    },
+    "a busy GPU": ([stepped(kernel(0, STEP_US, -50))], {}, "healthy"),
+    # Compiled code without events of its own counts as operators.
+    "a busy CPU": ([stepped(operator(0, STEP_US, "Torch-Compiled Region: 0/0"))], {}, "healthy"),
+    "a CPU that is busy for the most": ([stepped(operator(0, 9500))], {}, "healthy"),
+    "memory from the driver once is growth": (
+        [with_one(
+            (event("cuda_runtime", "cudaMalloc", 10, 2000, 77), kernel(2020, 7980, 2015)),
+            kernel(20, 9980, 15),
+        )], {}, "healthy",
+    ),
+    "an annotated checkpoint of one step": (
+        [with_one(
+            (event("user_annotation", "checkpoint", 0, 3000), operator(3000, 7000)),
+            operator(3000, 7000),
+        )], {}, "host_bound",
+    ),
+    "compiling once may be the start": (
+        [with_one((operator(0, 4000, COMPILING), operator(4000, 6000)), operator(0, STEP_US))],
+        {}, "recompilation",
+    ),
+    "graph breaks without steps": ([graph_breaks_without_steps()], {}, "recompilation"),
+    "the most time to win back comes first": (
+        [stepped(
+            loading(1500), kernel(1550, 4000, 1520),
+            kernel(5550, 4000, 1530, "ncclDevKernel_AllReduce"),
+            event("cuda_runtime", "cudaDeviceSynchronize", 1540, 8020),
+        )], {}, "communication_bound",
+    ),
+    "one step is enough and less sure": ([cpu_rank(0, host_us=4000, steps=1)], {}, "host_bound"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_capture_has_its_verdict_and_all_that_is_said_of_it(tmp_path, name, golden_case):
+    ranks, options, verdict = CAPTURES[name]
+    if "baseline" in options:
+        options = options | {"baseline": written(tmp_path, *options["baseline"], name="before")}
+    found = diagnosed(tmp_path, *ranks, **options)
+    document = found.to_json()
+    del document["traces"]
+    golden_case(json.dumps(document, indent=1))
+    assert found.verdict == verdict
+
+
+def test_a_rank_twice_is_no_capture(tmp_path, capsys):
+    paths = written(tmp_path, cpu_rank(0), cpu_rank(0), name="r")
+    assert main([str(path) for path in paths]) == 2
+    said = capsys.readouterr().err
+    assert "these are not ranks of one capture: rank 0 is there 2 times (r0.json, r1.json)" in said
+    path = stepped(operator(0, 3000)).write(tmp_path / "one.json")
+    with pytest.raises(TraceError, match=r"one\.json is there 2 times"):
+        diagnose([path, path])
+
+
+def test_ranks_of_different_jobs_are_no_capture(tmp_path):
+    with pytest.raises(TraceError, match=r"their world sizes differ \(2, 4\)"):
+        diagnosed(tmp_path, cpu_rank(0), cpu_rank(1, world=4))
+    one, other = cpu_rank(0), cpu_rank(1)
+    one.head["warpwatch"], other.head["warpwatch"] = {"job": "a"}, {"job": "b"}
+    with pytest.raises(TraceError, match=r"their jobs differ \(a, b\)"):
+        diagnosed(tmp_path, one, other)
