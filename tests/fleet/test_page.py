@@ -25,7 +25,7 @@ from warpwatch_serving.page.selection import Selection
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading
-from warpwatch_telemetry.state import State
+from warpwatch_telemetry.state import RankState, State
 
 __all__ = ["fleet", "server"]
 
@@ -86,6 +86,28 @@ def test_ranks_that_are_alike_or_gone_are_said_in_words():
     ranks = (*alike.ranks[:3], replace(alike.ranks[3], status="stopped"), *alike.ranks[4:])
     (job,) = ranked(replace(alike, ranks=ranks))
     assert job.sentence == "Rank 3 on gpu-002 does not move"
+
+
+def test_the_tones_of_a_cell_change_at_the_documented_shares():
+    some = fleet_state(6, 2, None).ranks[0]
+
+    def rank(number: int, own_s: float, took_s: float) -> RankState:
+        times = {"recent_s": (took_s,) * 40, "steps_per_s": 1 / took_s, "comm_s": took_s - own_s}
+        return replace(some, rank=number, **times)
+
+    def cell(own_s: float) -> heatmap.Cell:
+        """Return that of a rank with steps of 10 s beside three that compute for 1 s of 2 s."""
+        ranks = [rank(0, own_s, 10.0), *(rank(n, 1.0, 2.0) for n in range(1, 4))]
+        return heatmap.heat_map(ranks, set(), large=True).nodes["gpu-001"][0]
+
+    for tone, times in enumerate((1.05, 1.1, 1.2, 1.4, 1.8)):
+        assert [cell(times * near).own for near in (0.999, 1.001)] == [tone, tone + 1]
+    for tone, share in enumerate((0.05, 0.1, 0.2, 0.35, 0.5)):
+        waits = [cell(10 * (1 - share * near)).wait for near in (0.999, 1.001)]
+        assert waits == [tone, tone + 1]
+    # Where all do nothing themselves, none is slow.
+    drawn = heatmap.heat_map([rank(n, 0.0, 2.0) for n in range(4)], set(), large=True)
+    assert {cell.own for cell in drawn.nodes["gpu-001"]} == {None}
 
 
 def test_of_many_jobs_the_worst_come_first_and_the_page_stays_short(http, fleet):

@@ -50,6 +50,8 @@ def test_a_list_and_files_together_are_the_targets_with_the_labels_of_the_first(
     assert "gpu-4:9400" in targets.read()
     path.unlink()
     assert "gpu-4:9400" not in targets.read()
+    many = targets_of(targets=tuple(f"gpu-{number}:9400" for number in range(8193)))
+    assert len(many.read()) == 8192
 
 
 GROUPS: list[Any] = [
