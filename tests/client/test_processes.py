@@ -110,8 +110,11 @@ def test_a_ring_is_whole_readable_and_locked_by_its_process(folder: Folder) -> N
 
 
 def test_two_ranks_are_two_rings(folder: Folder) -> None:
-    for rank in ("0", "1"):
-        with program(folder, ASKING, RANK=rank, WORLD_SIZE="2", WARPWATCH_JOB="demo") as process:
+    """Intervals that make no sense are as if they were not given."""
+    about = {"WORLD_SIZE": "2", "WARPWATCH_JOB": "demo"}
+    for rank, interval_s in (("0", "soon"), ("1", "-1")):
+        about |= {"RANK": rank, "WARPWATCH_ATTACH_INTERVAL_S": interval_s}
+        with program(folder, ASKING, **about) as process:
             assert process.communicate("step\n", timeout=DEADLINE_S) == ("True\n", "")
     reported = [(ring.metadata["rank"], ring.metadata["world_size"]) for ring in folder.rings()]
     assert sorted(reported) == [(0, 2), (1, 2)]

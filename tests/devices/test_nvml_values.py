@@ -238,7 +238,9 @@ def test_one_field_that_fails_the_whole_call_costs_only_itself(process: Stepper)
     assert "energy_joules_total" in values
 
 
-def test_a_reader_that_fails_costs_its_own_values_alone(process: Stepper) -> None:
+def test_a_reader_that_fails_costs_its_own_values_alone(
+    process: Stepper, caplog: pytest.LogCaptureFixture
+) -> None:
     fake = process.begin("h100", temperature_c=55, throttle_reasons=4)
     # This one may not be read, and these are the code of a function that the library lacks.
     fake.fail("nvmlDeviceGetBAR1MemoryInfo", 4)
@@ -255,6 +257,7 @@ def test_a_reader_that_fails_costs_its_own_values_alone(process: Stepper) -> Non
     assert {"decoder_utilization_ratio", "memory_used_bytes"} <= values.keys()
     assert process.counts["nvml_errors_total encoder unknown"] == 4
     assert process.calls("nvmlDeviceGetBAR1MemoryInfo") == 1
+    assert caplog.messages == ["not permitted, so not read: bar1"]
     assert process.calls("nvmlDeviceGetTemperatureV") == 1
     assert process.gpu.up
     fake.fail("nvmlDeviceGetEncoderUtilization", 0)

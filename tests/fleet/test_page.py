@@ -92,8 +92,7 @@ def test_the_tones_of_a_cell_change_at_the_documented_shares():
     some = fleet_state(6, 2, None).ranks[0]
 
     def rank(number: int, own_s: float, took_s: float) -> RankState:
-        times = {"recent_s": (took_s,) * 40, "steps_per_s": 1 / took_s, "comm_s": took_s - own_s}
-        return replace(some, rank=number, **times)
+        return replace(some, rank=number, steps_per_s=1 / took_s, comm_s=took_s - own_s)
 
     def cell(own_s: float) -> heatmap.Cell:
         """Return that of a rank with steps of 10 s beside three that compute for 1 s of 2 s."""
