@@ -14,7 +14,7 @@ from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
 from warpwatch_runtime.quantities import no_step, places, plural, uncounted
 from warpwatch_serving.answers import AnomalyReport
-from warpwatch_serving.page import captures, findings, jobs
+from warpwatch_serving.page import captures, findings, jobs, servers
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.state import RankState, State
@@ -110,7 +110,7 @@ def _jobs(state: State, all_ranks: bool) -> Iterator[str]:
         yield f"  {one.job.name}: {', '.join(filter(None, facts))}{sentence}"
         troubled = [rank for rank in one.ranks if _is_troubled(rank)]
         for rank in one.ranks if all_ranks else troubled[:MAX_TROUBLED]:
-            yield f"    rank {rank.rank}: {', '.join(_rank(rank))}"
+            yield f"    {servers.name(rank)}: {', '.join(_rank(rank))}"
         if not all_ranks and troubled[MAX_TROUBLED:]:
             yield f"    and {plural(len(troubled) - MAX_TROUBLED, 'more rank')} in trouble: --ranks"
     if found[len(shown) :]:
@@ -118,11 +118,23 @@ def _jobs(state: State, all_ranks: bool) -> Iterator[str]:
 
 
 def _versions(ranks: Sequence[RankState], own: str) -> Iterator[str]:
-    """Yield the newest step, the clocks of steps, and the versions of other shims."""
+    """Yield the newest step, the clocks of steps, and the versions of other shims.
+
+    Of a server, what its hooks cannot report instead of steps.
+    """
+    served = [rank for rank in ranks if rank.serve is not None]
+    yield from servers.notes(served)
+    if served:
+        yield from _shims(ranks, own)
+        return
     steps = [rank.step for rank in ranks if rank.step is not None]
     yield f"step {max(steps)}" if steps else "no step yet"
     if clocks := sorted({rank.step_clock for rank in ranks} - {""}):
         yield f"step clock {'/'.join(clocks)}"
+    yield from _shims(ranks, own)
+
+
+def _shims(ranks: Sequence[RankState], own: str) -> Iterator[str]:
     if shims := sorted({rank.client for rank in ranks} - {"", own}):
         yield f"shim {'/'.join(shims)}"
 
@@ -137,6 +149,12 @@ def _rank(rank: RankState) -> Iterator[str]:
     said = reason is None or reason in (rank.status, "unknown")
     yield rank.status if said else f"{rank.status} ({reason})"
     yield f"on {rank.host}"
+    if rank.serve is not None:
+        if rank.recent_s:
+            yield f"median iteration {jobs.median(rank)}"
+        elif rank.serve.role == "rank":
+            yield "no iteration yet"
+        return
     yield f"step {rank.step}"
     if rank.recent_s:
         yield f"median step {jobs.median(rank)}"

@@ -5,7 +5,7 @@
   that refreshes the page
 - selection: the part of the state that a search selects
 - findings: the headline, anomalies, and agents that are not seen
-- jobs, devices, captures, runs: the text of each section; charts: its drawings
+- jobs, servers, devices, captures, runs: the text of each section; charts: its drawings
 
 Everything that a training process reports is hostile: lists are bounded, and templates cut and
 escape all text.

@@ -18,7 +18,7 @@ from warpwatch_serving.access import Caller, caller_of
 from warpwatch_serving.answers import HttpError
 from warpwatch_serving.backend import ApiBackend, visible
 from warpwatch_serving.bodies import PageFilters, RunFilters, filters
-from warpwatch_serving.page import captures, charts, devices, findings, jobs, runs
+from warpwatch_serving.page import captures, charts, devices, findings, jobs, runs, servers
 from warpwatch_serving.page.findings import Headline, headline
 from warpwatch_serving.page.jobs import ranked
 from warpwatch_serving.page.selection import Selection
@@ -119,6 +119,7 @@ class PageEndpoint:
             "devices": devices,
             "findings": findings,
             "jobs": jobs,
+            "servers": servers,
             "max_sources": MAX_SOURCES,
             "runs": runs,
             **self.modules,

@@ -16,6 +16,7 @@ from warpwatch_runtime.quantities import (
     text,
     tokens_per_joule,
 )
+from warpwatch_serving.page import servers
 from warpwatch_serving.page.charts import phase_shares
 from warpwatch_serving.page.findings import SEVERITIES, worst_first
 from warpwatch_telemetry.anomalies import Anomaly
@@ -79,7 +80,7 @@ def ranked(state: State) -> list[RankedJob]:
 
 def _ranked(job: JobState, ranks: list[RankState], anomalies: list[Anomaly]) -> RankedJob:
     ranks.sort(key=lambda rank: rank.rank)
-    sentence, is_slow = _sentence(ranks, own_times(ranks))
+    sentence, is_slow = _sentence(ranks, own_times(servers.computing(ranks)))
     return RankedJob(job, ranks, anomalies, sentence, is_slow)
 
 
@@ -175,7 +176,8 @@ def size(one: RankedJob) -> str:
     nodes, running = {rank.host for rank in one.ranks}, _running(one.ranks)
     parts = [_count(one.job, one.ranks)]
     parts.extend([plural(len(nodes), "node")] if len(nodes) > 1 else [])
-    parts.extend([rate(_pace(running), "steps")] if running else [])
+    what = "iterations" if one.job.kind == "serve" else "steps"
+    parts.extend([rate(_pace(running), what)] if running else [])
     return " · ".join(parts)
 
 
@@ -215,6 +217,8 @@ def legend(ranks: Sequence[RankState]) -> list[LegendEntry]:
 
 def facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
     """Return owner, ranks and rates of a job."""
+    if job.kind == "serve":
+        return servers.facts(job, ranks)
     running = _running(ranks)
     known = [text(job.owner, 60), _count(job, ranks)]
     if running:

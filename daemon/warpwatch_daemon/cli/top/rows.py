@@ -202,6 +202,8 @@ def _rank(rank: RankState, phases: Mapping[str, float], wide: bool) -> Row:
     status, reason = rank.status, rank.silent_reason
     trouble = {"running": "", "exited": "dim"}.get(status, _ALARM)
     said = status if not reason or reason in (status, "unknown") else f"{status}: {reason}"
+    if rank.serve is not None and status == "running":
+        said = "idle" if rank.serve.idle else rank.serve.role
     shown: list[Text] = [
         Text(text(rank.job, 30 if wide else 14)),
         Text(text(rank.name, 12), justify="right"),
