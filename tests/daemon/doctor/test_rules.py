@@ -134,23 +134,6 @@ def test_inactive_links_count_where_peers_have_them(inputs):
     assert found(inputs(unused), "NVLink") == [(None, "GPU 0-1: none of 2 links is active")]
 
 
-@pytest.mark.parametrize(
-    ("fabric", "expected"),
-    [
-        (Fabric(0, 0), []),
-        (Fabric(3, 0), [(True, "GPU 0: registered")]),
-        (Fabric(3, 0, 0b10), [(True, "GPU 0: registered")]),
-        (Fabric(3, 0, 0b01), [(False, "GPU 0: registered, but bandwidth is degraded")]),
-        (
-            Fabric(1, 0),
-            [(False, "GPU 0: registration not started: CUDA programs fail (error 802)")],
-        ),
-    ],
-)
-def test_the_fabric_is_judged_by_registration_and_health(inputs, fabric, expected):
-    assert found(inputs(surveyed(reading(fabric=fabric))), "NVLink fabric") == expected
-
-
 def test_pairs_are_grouped_by_their_path(inputs):
     there, back = NvLinkPeer(0, "00000000:11:00.0"), NvLinkPeer(0, "00000000:10:00.0")
     pairs_read = (GpuPair((0, 1), 50, 0), GpuPair((0, 2), 30, 1), GpuPair((1, 2), 50, 1))
@@ -225,29 +208,25 @@ NODES = {
     "a lost GPU": (LOST, TWO),
     "another driver": (NO_LIBRARY, pci("0000:1b:00.0", "nouveau")),
     "a virtual machine's": (ONE, pci("0000:1b:00.0", "vfio-pci")),
+    **{
+        f"a container for {' '.join(given)}": (NO_LIBRARY, DOCKER, *given)
+        for given in (("void",), ("all", "compute"), ("all", "compute,utility"))
+    },
+    # State, status and health of the registration.
+    **{
+        f"a fabric {state} {health:02b}": (surveyed(reading(fabric=Fabric(state, 0, health))), {})
+        for state, health in ((0, 0), (3, 0), (3, 0b10), (3, 0b01), (1, 0))
+    },
 }
 
 
-@pytest.mark.parametrize(("survey", "files"), NODES.values(), ids=NODES)
-def test_what_is_found_and_what_to_do_is_said(inputs, survey, files, golden_case):
-    given = inputs(survey, files)
-    golden_case("\n".join(report.lines([*driver.checks(given), *gpus.checks(given)])))
-
-
-@pytest.mark.parametrize(
-    ("environ", "ok", "advice"),
-    [
-        (("void",), False, "NVIDIA_VISIBLE_DEVICES=all"),
-        (("all", "compute"), False, "add `utility`"),
-        (("all", "compute,utility"), True, ""),
-    ],
-)
-def test_what_the_container_was_given_is_judged(inputs, environ, ok, advice):
+@pytest.mark.parametrize("case", NODES.values(), ids=NODES)
+def test_what_is_found_and_what_to_do_is_said(inputs, case, golden_case):
+    survey, files, *given = case
     names = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
-    given = inputs(NO_LIBRARY, DOCKER, environ=dict(zip(names, environ, strict=False)))
-    check = named(given, "container")
-    assert check.ok is ok
-    assert advice in check.advice
+    node = inputs(survey, files, environ=dict(zip(names, given, strict=False)))
+    found = [*driver.checks(node), *gpus.checks(node), *topology.checks(node)]
+    golden_case("\n".join(report.lines(found)))
 
 
 def test_nvml_that_is_switched_off_is_a_note(inputs):
