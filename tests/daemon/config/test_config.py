@@ -19,6 +19,7 @@ from warpwatch_daemon.agent.reloading import ConfigWatch, Reloading
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config import Config
 from warpwatch_daemon.demo.faults import FAULTS
+from warpwatch_fleet.config import FleetFile
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.errors import UsageError
@@ -202,6 +203,20 @@ def test_every_key_is_explained_and_none_that_is_gone():
     of_agent = Config.model_fields.keys() - {"fleet"}
     own = [name for name in names if name.split(".")[0] in of_agent]
     assert [name for name in own if not any(stands_for(name, key) for key in there)] == []
+
+
+def test_the_default_and_the_bounds_of_each_key_are_golden(golden_case):
+    """Also of keys that a list or mapping has, which the documented defaults lack."""
+    left_out = {"title", "description", "type", "$ref", "items"}
+    sections: dict[str, Any] = {}
+    for model in (Config, FleetFile):
+        sections |= model.model_json_schema()["$defs"]
+    lines = []
+    for name, section in sorted(sections.items()):
+        for key, about in section.get("properties", {}).items():
+            facts = {fact: value for fact, value in about.items() if fact not in left_out}
+            lines.append(f"{name}.{key}: {json.dumps(facts)}\n")
+    golden_case("".join(lines))
 
 
 def publish(folder: Path, version: str, content: str) -> None:
