@@ -20,7 +20,7 @@ from warpwatch_exporters.push import PushExporters
 from warpwatch_exporters.webhooks import MAX_TRIES, MAX_WAITING, WebhookExporter
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.pause import FIRST_S, Pause
+from warpwatch_runtime.pause import FIRST_S
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
@@ -80,21 +80,6 @@ def test_what_was_there_before_the_start_is_not_told_again(server: Receiver) -> 
     for found in (SLOW, ENDED, replace(SLOW, reopened=1)):
         site.see(found)
     assert [one["event"] for one in site.told()] == ["anomaly_closed", "anomaly_opened"]
-
-
-def test_a_pause_doubles_up_to_its_longest_until_something_succeeds() -> None:
-    clock = ManualClock()
-    pause = Pause(clock.monotonic, longest_s=15.0)
-    for number, length_s in enumerate((FIRST_S, 10.0, 15.0, 15.0)):
-        assert not pause.lasts
-        assert pause.begin() is (number == 0)
-        clock.advance(length_s - 0.1)
-        assert pause.lasts
-        clock.advance(0.1)
-    pause.reset()
-    assert pause.begin() is True
-    clock.advance(FIRST_S)
-    assert not pause.lasts
 
 
 def test_a_server_that_is_away_gets_it_later_but_not_for_ever(server: Receiver) -> None:
