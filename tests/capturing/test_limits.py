@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.exporters.states import rank as rank_state
 from warpwatch_capturing.budget import Known, plan
 from warpwatch_capturing.config import RemoteStoreConfig, StoreConfig, TriggersConfig
 from warpwatch_capturing.cost import CostWatch
 from warpwatch_capturing.participant import Reach, steps_ahead
 from warpwatch_capturing.policy import Disk, DiskSpace, Policy, Refusals
+from warpwatch_capturing.regular import Baseline
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.records import Step
@@ -138,4 +140,25 @@ def test_where_captures_start_and_what_is_configured_by_default(golden_case):
     )
     for section in (TriggersConfig(), StoreConfig(), RemoteStoreConfig()):
         text += section.model_dump_json(indent=1) + "\n"
+    golden_case(text)
+
+
+def test_which_healthy_jobs_have_a_baseline(golden_case):
+    """The rank is 700 s old and has done 300 steps, but for what is said."""
+    text = ""
+    about: dict[str, Any]
+    for about in (
+        {}, {"device": None}, {"flops_per_token": 1e9}, {"flops_per_sample": 1e9},
+        {"steps_total": 199}, {"steps_total": 200}, {"first_time": LATE_S - 599.0},
+        {"first_time": LATE_S - 600.0}, {"status": "stopped"}, {"rank": 1}, {"world_size": 1},
+    ):  # fmt: skip
+        known: dict[str, Any] = {"first_time": LATE_S - 700.0, "steps_total": 300, "world_size": 2}
+        known |= about
+        ranks = (rank_state(known.pop("rank", 0), **known),)
+        capturer = SimpleNamespace(
+            config=TriggersConfig(), is_busy=lambda job: False, captures=tuple
+        )
+        baseline = Baseline(capturer, SimpleNamespace(ranks=lambda ranks=ranks: ranks))
+        for job in baseline.jobs(LATE_S):
+            text += f"{about}: {baseline.due(job, (), LATE_S)}\n"
     golden_case(text)

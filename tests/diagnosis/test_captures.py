@@ -172,6 +172,12 @@ def busy_trace(
     return stepped(*parts)
 
 
+def many_kernels(*shorter: int) -> TraceFile:
+    """25 kernels of 300 µs each, and of these numbers 1 µs: more than are listed."""
+    names = range(25)
+    return stepped(*(kernel(300 * k, 1 if k in shorter else 300, 0, f"k{k:02}") for k in names))
+
+
 def slower_products() -> TraceFile:
     trace = busy_trace()
     for one in trace.events:
@@ -342,6 +348,8 @@ CAPTURES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
     "kernels that are all slower alike":
         ([busy_trace(factor=1.2)], {"baseline": [busy_trace()]}, "inconclusive"),
     "one slower kernel": ([slower_products()], {"baseline": [busy_trace()]}, "inconclusive"),
+    "a kernel that is too short to be listed is not gone":
+        ([many_kernels(3, 7)], {"baseline": [many_kernels(7, 9)]}, "host_bound"),
     "nothing changed": ([busy_trace()], {"baseline": [busy_trace()]}, "host_bound"),
     "a CPU against a GPU": ([busy_trace()], {"baseline": [cpu_rank(0)]}, "host_bound"),
     "operators that changed":
