@@ -10,6 +10,7 @@ from warpwatch_capturing.config import RemoteStoreConfig, StoreConfig, TriggersC
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_devices.config import AttributionConfig, SourcesConfig
 from warpwatch_exporters.config import ExportersConfig
+from warpwatch_runtime.bus import BusConfig
 from warpwatch_serving.config import HttpConfig
 from warpwatch_telemetry.sections import Bytes, Section
 
@@ -42,4 +43,5 @@ class Config(Section):
     store: StoreConfig = StoreConfig()
     remote_store: RemoteStoreConfig = RemoteStoreConfig()
     exporters: ExportersConfig = ExportersConfig()
+    bus: BusConfig = BusConfig()
     fleet: dict[str, Any] = Field(default={}, repr=False)

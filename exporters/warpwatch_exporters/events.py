@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from warpwatch_telemetry.anomalies import Anomaly, scope_of, sentence
 from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.newest import NewestMap
 from warpwatch_telemetry.state import State
+
+# Events that other processes have reported, as many as the jobs of a few partitions have.
+MAX_TOLD = 50_000
 
 _OF_REQUEST = ("kind", "trigger", "job", "owner", "run")
 _OF_ANOMALY = (
@@ -74,11 +78,18 @@ class EventFeed:
 
     def __init__(self, state: State) -> None:
         self._known = {event.key for event in _all(state)}
+        self._told: NewestMap[tuple[str, str, int], None] = NewestMap(MAX_TOLD)
+
+    def know(self, anomalies: Iterable[Anomaly]) -> None:
+        """Count events of anomalies as old, which another process has reported."""
+        for anomaly in anomalies:
+            for event in _of_anomaly(anomaly):
+                self._told[event.key] = None
 
     def drain(self, state: State) -> list[StateEvent]:
         """Return new events, oldest first."""
         events = list(_all(state))
-        new = [event for event in events if event.key not in self._known]
+        new = [event for event in events if event.key not in self._known | self._told.keys()]
         # Events that the state has dropped do not come again.
         self._known = {event.key for event in events}
         return sorted(new, key=lambda event: event.time)
@@ -86,9 +97,7 @@ class EventFeed:
 
 def _all(state: State) -> Iterator[StateEvent]:
     for anomaly in state.anomalies:
-        yield StateEvent("anomaly_opened", anomaly.time, anomaly, node=state.hostname)
-        if anomaly.end_time is not None:
-            yield StateEvent("anomaly_closed", anomaly.end_time, anomaly, node=state.hostname)
+        yield from _of_anomaly(anomaly, state.hostname)
     for capture in state.captures:
         if capture.outcome is None:
             continue
@@ -96,6 +105,12 @@ def _all(state: State) -> Iterator[StateEvent]:
         yield StateEvent("capture_ended", ended, capture=capture)
         if capture.diagnosis is not None:
             yield StateEvent("verdict", ended, capture=capture)
+
+
+def _of_anomaly(anomaly: Anomaly, node: str = "") -> Iterator[StateEvent]:
+    yield StateEvent("anomaly_opened", anomaly.time, anomaly, node=node)
+    if anomaly.end_time is not None:
+        yield StateEvent("anomaly_closed", anomaly.end_time, anomaly, node=node)
 
 
 def verdict_of(capture: Capture) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.config import ExportersConfig, WebhookConfig
@@ -12,6 +12,7 @@ from warpwatch_exporters.events import EventFeed, StateEvent
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.call_guard import run_all
 from warpwatch_runtime.supervisor import Supervisor
+from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.state import State
 
@@ -50,6 +51,11 @@ class PushExporters:
         for name, way in self._all.items():
             supervisor.every(name, INTERVAL_S, way.advance)
 
+    def know(self, anomalies: Sequence[Anomaly]) -> None:
+        """Report no event of these, which another process has reported; may wait for a peer."""
+        for way in self._all.values():
+            way.know(anomalies)
+
     @property
     def last_words(self) -> dict[str, Callable[[], None]]:
         """The final writes at the end of the process, by name."""
@@ -69,6 +75,10 @@ class _PushLoop:
     def advance(self) -> None:
         with self._busy:
             self._send(self._events.drain(self._own_state()))
+
+    def know(self, anomalies: Sequence[Anomaly]) -> None:
+        with self._busy:
+            self._events.know(anomalies)
 
     def last(self) -> None:
         """Send the last events, unless the loop still waits for the peer."""

@@ -48,12 +48,6 @@ class AgentError(Exception):
 class AgentLink(Protocol):
     """One agent, as the fleet reaches it. The coroutines are for the loop that follows agents."""
 
-    async def follow(self, cursor: str | None, take: Lines) -> None:
-        """Read the stream after ``cursor`` until it ends; ``take`` receives whole lines.
-
-        Raises AgentError.
-        """
-
     async def lease(self, job: JobId, raised: Mapping[str, str]) -> None:
         """Tell the agent that the fleet evaluates this job. Raises AgentError, Refused."""
 
@@ -62,6 +56,14 @@ class AgentLink(Protocol):
 
     def download(self, path: str) -> Iterator[bytes]:
         """Yield the content of a file; it blocks, so not for the loop. Raises AgentError."""
+
+
+class Links(Protocol):
+    """The links to all agents, by HTTP or over the bus."""
+
+    def link(self, target: Target) -> AgentLink: ...
+
+    async def close(self) -> None: ...
 
 
 class Agents:
@@ -95,7 +97,7 @@ class Agents:
             return {}
         return {"Authorization": f"Bearer {self._token()}"}
 
-    def link(self, target: Target) -> AgentLink:
+    def link(self, target: Target) -> HttpLink:
         """Return the link to the agent at this target."""
         return HttpLink(self, target)
 
@@ -118,6 +120,10 @@ class HttpLink:
         return f"{self._agents.scheme}://{self._target.address}/api/v1/{path}"
 
     async def follow(self, cursor: str | None, take: Lines) -> None:
+        """Read the stream after ``cursor`` until it ends; ``take`` receives whole lines.
+
+        Raises AgentError.
+        """
         params = {"follow": "true"}
         if cursor is not None:
             params["after"] = cursor
@@ -142,8 +148,7 @@ class HttpLink:
             raise AgentError(in_a_line(error)) from error
 
     async def lease(self, job: JobId, raised: Mapping[str, str]) -> None:
-        said = {"holder": self._agents.holder, "seconds": LEASE_S, "raised": dict(raised)}
-        await self.request("leases", {**job.fields(), **said})
+        await self.request("leases", lease_body(self._agents.holder, job, raised))
 
     async def request(self, path: str, body: Mapping[str, Any]) -> Any:
         try:
@@ -163,16 +168,7 @@ class HttpLink:
             raise AgentError(f"no answer within {ANSWER_S:g} s") from error
         except httpx.HTTPError as error:
             raise AgentError(in_a_line(error)) from error
-        try:
-            said = clean_text.load(content)
-        except ValueError as error:
-            raise AgentError(f"{answer.status_code}: no JSON: {error}") from error
-        if answer.status_code in (200, 202):
-            return said
-        reason, detail = _refused(said)
-        if reason in OUTCOMES:
-            raise Refused(reason, detail)
-        raise AgentError(f"{answer.status_code}: {detail}")
+        return read_answer(answer.status_code, content)
 
     def download(self, path: str) -> Iterator[bytes]:
         headers, verify = self._agents.headers(self._target), self._agents.verify
@@ -190,6 +186,24 @@ class HttpLink:
                     yield from unpack(part)
         except httpx.HTTPError as error:
             raise AgentError(in_a_line(error)) from error
+
+
+def lease_body(holder: str, job: JobId, raised: Mapping[str, str]) -> dict[str, Any]:
+    return {**job.fields(), "holder": holder, "seconds": LEASE_S, "raised": dict(raised)}
+
+
+def read_answer(status: int, content: bytes) -> Any:
+    """Return the JSON of a reply. Raises Refused as the agent does, else AgentError."""
+    try:
+        said = clean_text.load(content)
+    except ValueError as error:
+        raise AgentError(f"{status}: no JSON: {error}") from error
+    if status in (200, 202):
+        return said
+    reason, detail = _refused(said)
+    if reason in OUTCOMES:
+        raise Refused(reason, detail)
+    raise AgentError(f"{status}: {detail}")
 
 
 def _unpacker(answer: httpx.Response) -> Callable[[bytes], Iterator[bytes]]:

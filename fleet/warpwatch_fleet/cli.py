@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
 from warpwatch_runtime import command_line, loading, log_output
+from warpwatch_runtime.bus import Bus, BusConfig, BusError, check
 from warpwatch_telemetry.errors import UsageError
 
 
@@ -20,6 +22,14 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument(
         "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"]
     )
+    command.add_argument(
+        "--create-streams",
+        type=int,
+        nargs="?",
+        const=1,
+        metavar="REPLICAS",
+        help="create the stream and the buckets on the bus, with so many replicas (1), and end",
+    )
     arguments = command.parse_args(argv)
     logging.basicConfig(level=arguments.log_level, handlers=[log_output.LimitedHandler()])
     # Each batch of each agent would be a line.
@@ -31,5 +41,29 @@ def main(argv: Sequence[str]) -> int:
         if error.name != "httpx":
             raise
         raise UsageError("warpwatch fleet needs the extra warpwatch[fleet]") from error
-    Fleet(loading.load(FleetFile, arguments.config)).run()
+    config = loading.load(FleetFile, arguments.config)
+    if arguments.create_streams is not None:
+        return _create_streams(config.bus, arguments.create_streams)
+    Fleet(config).run()
+    return 0
+
+
+def _create_streams(config: BusConfig, replicas: int) -> int:
+    from warpwatch_fleet.bus import streams
+
+    async def create() -> None:
+        bus = Bus(config, "fleet.setup")
+        await bus.connect()
+        try:
+            await streams.create(bus, replicas)
+        finally:
+            await bus.close()
+
+    if config.url is None:
+        raise UsageError("--create-streams needs bus.url")
+    check(config)
+    try:
+        asyncio.run(create())
+    except BusError as error:
+        raise UsageError(f"the bus {config.url}: {error}") from error
     return 0

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.tracked import Suppressed
@@ -36,6 +37,41 @@ MAX_WAITING = 1_000_000
 MIN_SAVE_ROUNDS = 400
 
 
+class View(Protocol):
+    """What others see of nodes and jobs, of all or of those that this process evaluates."""
+
+    lock: threading.Lock
+    node_names: NodeNames
+
+    @property
+    def nodes(self) -> Mapping[str, Node]: ...
+
+    @property
+    def jobs(self) -> Mapping[JobId, FleetJob]: ...
+
+    @property
+    def raised(self) -> Mapping[JobId, Counter[str]]: ...
+
+    def names(self) -> dict[str, str]: ...
+
+    def is_heard(self) -> bool: ...
+
+    def anomalies(self) -> Iterator[Anomaly]: ...
+
+    def leases_due(
+        self, now: float, changed: Collection[JobId | None]
+    ) -> list[tuple[Target, JobId, dict[str, str]]]: ...
+
+    def detector_statuses(self) -> tuple[dict[str, list[DetectorStatus]], list[Suppressed]]: ...
+
+    def count_refused(self) -> Counter[str]: ...
+
+
+def agents_of(view: View) -> Iterator[Node]:
+    """Yield each agent once: on the bus, its records of jobs are apart."""
+    return (node for node in view.nodes.values() if node.target.partition is None)
+
+
 class Cluster:
     """All nodes and jobs. Callers hold ``lock``. ``now``: wall clock, in seconds."""
 
@@ -44,9 +80,11 @@ class Cluster:
         kinds: DetectionConfig,
         anomalies: AnomaliesConfig,
         saved: Mapping[JobId, SavedJob] | None = None,
+        lock: threading.Lock | None = None,
+        names: NodeNames | None = None,
     ) -> None:
         # The loop that follows agents holds it for long, other threads for a moment.
-        self.lock = threading.Lock()
+        self.lock = lock or threading.Lock()
         # The state of the fleet before this one, by the job's name on a node.
         self._saved = saved or {}
         # Jobs that are not kept any more, for who keeps them over a restart.
@@ -56,11 +94,15 @@ class Cluster:
         # By address, as all that names a node here.
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[JobId, FleetJob] = {}
-        self.node_names = NodeNames()
+        self.node_names = names or NodeNames()
         self._job_of: dict[tuple[str, JobId], FleetJob] = {}
         # By owner and base name.
         self._by_name: dict[tuple[str, str], list[FleetJob]] = {}
         self.refused: Counter[str] = Counter()
+        # While old lines are read again, which begin in the middle of jobs.
+        self.is_catching_up = False
+        # By id, changes that are not committed yet: nobody else may see them.
+        self.uncommitted: dict[str, str] = {}
         # Anomalies that the fleet has found, of the newest runs, by kind.
         self.raised: dict[JobId, Counter[str]] = {}
 
@@ -76,6 +118,19 @@ class Cluster:
                 if node is not None:
                     self.node_names.release(node)
                 self.nodes[address] = Node(target, self.node_names)
+
+    def add_node(self, target: Target) -> Node:
+        """Add an agent that has spoken on the bus. Raises AgentError for a name that is none."""
+        node = Node(target)
+        # Names that it has only for its records of jobs are not those of nodes.
+        of_node = target.partition is None and target.owner is None
+        names = self.node_names if of_node else NodeNames()
+        names.claim(node.target.node or "", node)
+        self.nodes[target.address] = node
+        return node
+
+    def remove_node(self, address: str) -> None:
+        self.node_names.release(self.nodes.pop(address))
 
     def names(self) -> dict[str, str]:
         """Return the names of nodes by address."""
@@ -111,7 +166,8 @@ class Cluster:
             if job.id != record.job_id:
                 self.nodes[address].join_run(record.job_id, job.id)
         elif job is None:
-            self.refused["unknown_rank"] += 1
+            if not self.is_catching_up:
+                self.refused["unknown_rank"] += 1
         else:
             job.feed(address, record)
 
@@ -268,11 +324,17 @@ class Cluster:
         for job in self.jobs.values():
             for anomaly in job.anomalies(names, faults):
                 own.add(anomaly.id)
-                yield self._on_gpu(job, anomaly)
+                change = self.uncommitted.get(anomaly.id)
+                if change == "closed":
+                    anomaly = replace(anomaly, end_time=None)
+                if change in (None, "closed"):
+                    yield self._on_gpu(job, anomaly)
         for node in self.nodes.values():
             for anomaly in node.anomalies():
                 # An anomaly that an agent continues while there is no fleet has the fleet's id.
-                if anomaly.id.removesuffix(f"@{node.name}") not in own:
+                # On the bus, a fault of a device is among its node's lines, too.
+                again = node.target.partition is not None and anomaly.kind in DEVICE_KINDS
+                if not again and anomaly.id.removesuffix(f"@{node.name}") not in own:
                     yield anomaly
 
     def _on_gpu(self, job: FleetJob, anomaly: Anomaly) -> Anomaly:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from warpwatch_capturing.config import RemoteStoreConfig, Steps, StoreConfig, TriggersConfig
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_exporters.config import ExportersConfig
+from warpwatch_runtime.bus import BusConfig
 from warpwatch_serving.config import Listen
 from warpwatch_telemetry.sections import WHOLE, Age, AtLeastOne, Boolean, Section, Url
 
@@ -135,6 +136,7 @@ class FleetFile(Section):
     remote_store: RemoteStoreConfig = RemoteStoreConfig()
     exporters: ExportersConfig = ExportersConfig()
     fleet: FleetConfig = FleetConfig()
+    bus: BusConfig = BusConfig()
     http: _Unread
     rendezvous: _Unread
     sources: _Unread

@@ -24,18 +24,17 @@ from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_exporters.push import PushExporters
-from warpwatch_fleet.agent_link import AgentError, Agents
+from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.captures.requests import FleetCaptures, Schedule
 from warpwatch_fleet.captures.storing import FleetBoard, FleetMetrics, open_store
-from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.cluster import agents_of
 from warpwatch_fleet.config import FleetFile
-from warpwatch_fleet.following import AgentFollower
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
-from warpwatch_fleet.memory import JobStateStore
 from warpwatch_fleet.page.endpoint import FleetPage
 from warpwatch_fleet.runs import RunPart, Runs
 from warpwatch_fleet.series import Series, measure_process
-from warpwatch_fleet.targets import Targets
+from warpwatch_fleet.source import HttpSource, Source
+from warpwatch_runtime import bus
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
@@ -51,7 +50,6 @@ from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
 
-TARGETS_INTERVAL_S = 5.0
 JUDGE_INTERVAL_S = 0.5
 LEASE_LOOK_S = 2.0
 SCHEDULE_INTERVAL_S = 30.0
@@ -70,15 +68,11 @@ class Fleet:
         """Build the parts. Raises UsageError where the configuration cannot be used."""
         allow_enough()
         own = config.fleet
-        self._targets = Targets(own)
         self._hostname = socket.gethostname()
         self._public_url = own.public_url or ""
-        self._agents = Agents(own.agents, f"{self._hostname}/{own.listen}")
         self.metrics: AgentMetrics = FleetMetrics()
-        unsaved = self.metrics.counter("anomaly_store_errors_total").labels("snapshot")
-        self._memory = JobStateStore(own.state_dir, fail=unsaved.inc)
-        self._cluster = Cluster(config.detection, config.anomalies, self._memory.load())
-        self._follower = AgentFollower(self._targets, self._agents, self._cluster)
+        self._source = self._source_of(config)
+        self._cluster = self._source.view
         self._supervisor = Supervisor()
         self.metrics.read("loop_failures_total", self._supervisor.failures)
         self.metrics.read("loop_duration_seconds", self._supervisor.durations_s)
@@ -86,8 +80,9 @@ class Fleet:
         self._register = CaptureRegister(open_store(config), self._board)
         self._finisher_loops: tuple[Loop, ...] = ()
         self._captures = FleetCaptures(
-            self._cluster, self._agents, config.triggers, self._register, self._board, self._wake
-        )
+            self._cluster, self._source.links, config.triggers, self._register, self._board,
+            self._wake,
+        )  # fmt: skip
         self._triggers = Triggers(self._captures, None, self._board)
         self._has_schedules = bool(own.schedules)
         schedule = Schedule(own.schedules, self._cluster)
@@ -102,7 +97,8 @@ class Fleet:
         self._upload = self._uploads(config.remote_store.url)
         self._ended: asyncio.Event
         self._runs = Runs(self._run_parts)
-        Series(self.metrics, self._cluster)
+        source = self._source
+        Series(self.metrics, source.view, time.time, source.partitions, source.judged)
         measure_process(self.metrics)
         http = HttpConfig(
             listen=own.listen,
@@ -117,6 +113,15 @@ class Fleet:
             self.exported, self.exported,
         )  # fmt: skip
         self.server = Server(self, http, page=FleetPage(self), passed=passed_by_systemd(os.environ))
+
+    def _source_of(self, config: FleetFile) -> Source:
+        unsaved = self.metrics.counter("anomaly_store_errors_total").labels("snapshot")
+        if config.bus.url is None:
+            return HttpSource(config, f"{self._hostname}/{config.fleet.listen}", unsaved.inc)
+        bus.check(config.bus)
+        from warpwatch_fleet.bus.worker import BusSource
+
+        return BusSource(config, lambda anomalies: self._push_exporters.know(anomalies))
 
     # --- running ---
 
@@ -179,34 +184,28 @@ class Fleet:
     async def _follow_all(self) -> None:
         self._ended = asyncio.Event()
         self._captures.loop = asyncio.get_running_loop()
-        loops = [
-            asyncio.create_task(_every(interval_s, work))
-            for interval_s, work in (
-                (TARGETS_INTERVAL_S, self._follower.refresh),
-                (JUDGE_INTERVAL_S, self._judge),
-                (LEASE_LOOK_S, self._renew_leases),
-            )
-        ]
+        loops = [asyncio.create_task(self._follow())]
         loops.append(asyncio.create_task(self._kubernetes.run()))
         await self._ended.wait()
-        tasks = [*loops, *self._follower.tasks]
-        for task in tasks:
+        for task in loops:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._agents.close()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await self._source.close()
+
+    async def _follow(self) -> None:
+        try:
+            await self._source.start()
+        except Exception:
+            logger.exception("nothing is followed")
+            raise
+        own = (JUDGE_INTERVAL_S, self._judge), (LEASE_LOOK_S, self._renew_leases)
+        await asyncio.gather(*(_every(*one) for one in (*self._source.rounds, *own)))
 
     # --- judging ---
 
     async def _judge(self) -> None:
-        now = time.time()
-        with self._cluster.lock:
-            changes = self._cluster.judge(now)
-            changed = {one.anomaly.job_id for one in changes if one.what != "updated"}
-            saved = self._cluster.to_save(now, changed)
-            forgotten, self._cluster.forgotten = self._cluster.forgotten, []
-        if saved or forgotten:
-            # Saved first: a fleet that is killed now reports it only once.
-            await asyncio.to_thread(self._memory.keep, saved, forgotten)
+        changes = await self._source.judge()
+        changed = {one.anomaly.job_id for one in changes if one.what != "updated"}
         opened = [change.anomaly for change in changes if change.what == "opened"]
         for anomaly in opened:
             self._report(anomaly)
@@ -224,7 +223,7 @@ class Fleet:
         with self._cluster.lock:
             wanted = self._cluster.leases_due(time.time(), changed)
         results = await asyncio.gather(
-            *(self._agents.link(target).lease(job, raised) for target, job, raised in wanted),
+            *(self._source.links.link(target).lease(job, raised) for target, job, raised in wanted),
             return_exceptions=True,
         )
         for (target, job, _), result in zip(wanted, results, strict=True):
@@ -267,9 +266,9 @@ class Fleet:
                 version=__version__,
                 hostname=self._hostname,
                 devices=tuple(
-                    one for node in self._cluster.nodes.values() for one in node.samples.values()
+                    one for node in agents_of(self._cluster) for one in node.samples.values()
                 ),
-                sources=tuple(node.health(now) for node in self._cluster.nodes.values()),
+                sources=tuple(node.health(now) for node in agents_of(self._cluster)),
                 ranks=tuple(rank for job in jobs for rank in job.ranks(names)),
                 jobs=tuple(job.state() for job in jobs),
                 anomalies=tuple(sorted(self._cluster.anomalies(), key=lambda one: one.time)),
@@ -305,7 +304,7 @@ class Fleet:
 
     def missing(self) -> tuple[str, ...]:
         """Return why the fleet is not ready. Lost agents are shown with their jobs instead."""
-        return (*self._targets.failing, *filter(None, (self._memory.complaint.text,)))
+        return self._source.missing
 
     def request_capture(self, request: CaptureRequest) -> Capture:
         """Start a capture; may wait for an agent."""

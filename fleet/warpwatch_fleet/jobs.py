@@ -82,6 +82,11 @@ class FleetJob:
         """Whether all is known that the fleet before this one knew."""
         return self._saved is None
 
+    @property
+    def judged_until(self) -> float:
+        """The time up to which records are in its state."""
+        return self._time if self.detection is None else self.detection.state.time
+
     def run_of(self, node: str) -> str:
         return self.nodes[node].run
 
@@ -106,6 +111,8 @@ class FleetJob:
             return False
         self.nodes[node] = seen.job_id
         self.ended_at = None
+        if before is not None and before.node == node and _is_same(before.seen, seen):
+            return True
         if before is None or before.node != node:
             self.members[seen.rank] = Member(node, seen)
         else:
@@ -251,7 +258,7 @@ class FleetJob:
         effects = tuple(map(placed, anomaly.effects))
         return replace(
             anomaly,
-            id=f"{anomaly.id}-{zlib.crc32(repr(self.id).encode()):08x}",
+            id=ident_of(self.id, anomaly),
             summary="; ".join((said, *evidence, *effects)),
             evidence=evidence,
             effects=effects,
@@ -300,6 +307,25 @@ class FleetJob:
             world_size=self.world_size,
             ranks=tuple(str(rank) for rank in sorted(self.members)),
         )
+
+
+def ident_of(job: JobId, anomaly: Anomaly) -> str:
+    """Return the fleet's id of a job's anomaly.
+
+    The job's own, of the second in which it was found and its number in the job, follows from the
+    state and the records alone: whoever continues from the same state finds the same.
+    """
+    return f"{anomaly.id}-{zlib.crc32(repr(job).encode()):08x}"
+
+
+# Of one process, in the fleet's time, which follows the node's clock.
+SAME_S = 2.0
+
+
+def _is_same(before: RankSeen, seen: RankSeen) -> bool:
+    """Return whether an agent repeats what it has said of a process."""
+    near = abs(before.time - seen.time) < SAME_S
+    return near and before == msgspec.structs.replace(seen, time=before.time)
 
 
 # Records that wait for a node that is late or away, per job and per rank. The oldest are dropped:

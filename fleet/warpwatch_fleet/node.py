@@ -17,6 +17,7 @@ from warpwatch_fleet.runs import RunPart
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry import capture_id
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
+from warpwatch_telemetry.bus_messages import partition_of
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import SCHEMA, JobId, RunSummary
 from warpwatch_telemetry.newest import put_newest
@@ -85,7 +86,7 @@ class Node:
     def __init__(self, target: Target, names: NodeNames | None = None) -> None:
         self.target = target
         self._names = names or NodeNames()
-        self.name = target.address
+        self.name = target.node if target.owner is None and target.node else target.address
         self.cursor: str | None = None
         self.up = False
         self.reason = NOT_ASKED
@@ -108,7 +109,7 @@ class Node:
         self._unnamed: deque[bytes] = deque()
         self._unnamed_bytes = 0
         # A tenant's agent is called by its address: no name of a node is its to take.
-        self._is_named = target.owner is not None
+        self._is_named = target.owner is not None or target.node is not None
         self._skew_s: float | None = None
         self._ranks: set[tuple[object, ...]] = set()
         self._early: list[Record] = []
@@ -167,7 +168,7 @@ class Node:
         if isinstance(said, CursorLine):
             self.cursor, self.version = said.cursor[:64], said.version[:64]
             self._is_newer = _numbers(self.version) > _numbers(__version__)
-            if said.node != self.name and self.target.owner is None:
+            if said.node != (self.target.node or self.name) and not self._may_have_any_name():
                 raise AgentError(f"the agent of {self.name} now says that it is on {said.node!r}")
         elif isinstance(said, GapLine):
             self.lost += max(0, said.lost or 0)
@@ -183,6 +184,10 @@ class Node:
             self._take_device(said)
         elif said is not None:
             yield from self._take_record(said, size, now)
+
+    def _may_have_any_name(self) -> bool:
+        """Return whether it is called by its address: a tenant's agent over HTTP."""
+        return self.target.owner is not None and self.target.node is None
 
     def _take_clock(self, clock: Clock, now: float) -> Iterator[Record]:
         if not _is_time(clock.time):
@@ -212,6 +217,8 @@ class Node:
             return "other_owner"
         if max(len(record.job), len(record.owner), len(record.run)) > MAX_TEXT:
             return "too_long"
+        if self.target.node and partition_of(record.job_id) != self.target.partition:
+            return "other_partition"
         if not _is_time(record.time):
             return "bad_time"
         if not isinstance(record, RankSeen):

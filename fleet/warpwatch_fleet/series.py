@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import psutil
 
-from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.cluster import View, agents_of
 from warpwatch_fleet.jobs import FleetJob
 from warpwatch_runtime.agent_metrics import AgentMetrics
 
@@ -28,16 +28,18 @@ class Series:
     def __init__(
         self,
         metrics: AgentMetrics,
-        cluster: Cluster,
+        cluster: View,
         wall: Callable[[], float] = time.time,
+        partitions: int = 1,
+        judged: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._cluster = cluster
         self._wall = wall
         metrics.read("fleet_agents", self._agents)
         metrics.read("fleet_agent_up", self._ups)
         metrics.read("fleet_agent_lag_seconds", self._lags)
-        metrics.read("fleet_partitions", lambda: {(): 1})
-        metrics.read("fleet_partition_judged", self._judged)
+        metrics.read("fleet_partitions", lambda: {(): partitions})
+        metrics.read("fleet_partition_judged", judged)
         metrics.read("fleet_refused_total", self._refused)
         metrics.read("fleet_newer_total", self._newer)
         metrics.read("fleet_agent_info", self._versions)
@@ -47,28 +49,24 @@ class Series:
 
     def _agents(self) -> Mapping[str, float]:
         with self._cluster.lock:
-            up = sum(node.up for node in self._cluster.nodes.values())
-            return {"up": up, "down": len(self._cluster.nodes) - up}
+            agents = list(agents_of(self._cluster))
+            up = sum(node.up for node in agents)
+            return {"up": up, "down": len(agents) - up}
 
     def _ups(self) -> Mapping[str, float]:
         """Return 1 for nodes that are followed; a name that two agents claim is not up."""
         with self._cluster.lock:
             ups: dict[str, float] = {}
-            for node in self._cluster.nodes.values():
+            for node in agents_of(self._cluster):
                 ups[node.name] = min(node.up, ups.get(node.name, True))
             return ups
-
-    def _judged(self) -> Mapping[str, float]:
-        """Return whether this process follows any agent."""
-        with self._cluster.lock:
-            return {"0": any(n.up for n in self._cluster.nodes.values())}
 
     def _lags(self) -> Mapping[str, float]:
         now = self._wall()
         with self._cluster.lock:
             return {
                 node.name: node.health(now).lag_s or 0.0
-                for node in self._cluster.nodes.values()
+                for node in agents_of(self._cluster)
                 if node.up
             }
 
@@ -78,11 +76,11 @@ class Series:
 
     def _newer(self) -> Mapping[str, float]:
         with self._cluster.lock:
-            return {n.name: n.newer for n in self._cluster.nodes.values() if n.newer}
+            return {n.name: n.newer for n in agents_of(self._cluster) if n.newer}
 
     def _versions(self) -> Mapping[tuple[str, str], float]:
         with self._cluster.lock:
-            return {(n.name, n.version): 1 for n in self._cluster.nodes.values() if n.version}
+            return {(n.name, n.version): 1 for n in agents_of(self._cluster) if n.version}
 
     def _of_jobs(
         self, value: Callable[[FleetJob], float | None]

@@ -31,11 +31,15 @@ class Target:
     """``address``: host and port. labels: of its group in the file.
 
     server_name: the name in its certificate, if that is not the host of the address.
+    node, partition: on the bus, its node, and the partition of the jobs in its lines there, None
+    for the lines of the node itself.
     """
 
     address: str
     labels: Mapping[str, str] = field(default_factory=dict, compare=False)
     server_name: str | None = None
+    node: str | None = None
+    partition: int | None = None
 
     @property
     def owner(self) -> str | None:

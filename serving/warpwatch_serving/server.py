@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from warpwatch_runtime.pause import Pause
 from warpwatch_serving import listening, web_config
@@ -163,6 +163,11 @@ class Server:
         """Serve on this Unix socket, too. Raises OSError."""
         self._listeners.add(listening.listen_locally(path), Service(self._app), self._connections)
         self._local = path
+
+    @property
+    def app(self) -> ASGIApp:
+        """The application, for requests that come another way."""
+        return self._app
 
     @property
     def address(self) -> tuple[str, int]:

@@ -106,9 +106,6 @@ def test_metrics_say_how_long_a_step_of_a_job_takes_and_how_far_agents_are_behin
     two.cluster.nodes[two.nodes[1].address].up = False
     assert [value("agents", state=state) for state in ("up", "down")] == [1, 1]
     assert [value("agent_up", node=node.name) for node in two.nodes] == [1, 0]
-    assert (value("partitions"), value("partition_judged", partition="0")) == (1, 1)
-    two.cluster.nodes[two.nodes[0].address].up = False
-    assert value("partition_judged", partition="0") == 0
 
 
 def test_runs_without_an_id_join_where_they_meet_and_their_ranks_are_others():

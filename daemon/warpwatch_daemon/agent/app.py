@@ -15,6 +15,7 @@ from warpwatch._version import __version__
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.agent.composition import (
     Capturing,
+    bus_agent,
     enabled_sources,
     grafana_follower,
     hub_of,
@@ -69,6 +70,8 @@ GRAFANA_INTERVAL_S = 2.0
 UPLOAD_INTERVAL_S = 5.0
 RUNS_INTERVAL_S = 5.0
 GONE_PODS_INTERVAL_S = 60.0
+# Before the bus is tried again, after an error.
+BUS_PAUSE_S = 5.0
 
 
 class Daemon:
@@ -124,6 +127,7 @@ class Daemon:
             self.exported, self._own_state,
         )  # fmt: skip
         self.sources = enabled_sources(config, self._context())
+        self._bus = bus_agent(config, node, self._stream, self.server.app, metrics)
 
     def _rank_source(self, state_folder: Path) -> tuple[Positions, RanksSource]:
         rejected = self.hub.metrics.counter("rendezvous_rejected_total")
@@ -202,11 +206,15 @@ class Daemon:
         every("runs", RUNS_INTERVAL_S, self.runs.write)
         if self._upload is not None:
             every("uploads", UPLOAD_INTERVAL_S, self._upload)
+        if self._bus is not None:
+            every("bus", BUS_PAUSE_S, self._bus.run)
         for source in self.sources:
             source.start(self.supervisor, self.hub)
 
     def _close(self) -> None:
         logger.info("stopping")
+        if self._bus is not None:
+            self._bus.close()
         self.supervisor.stop()
         self.captures.close()
         self.pipeline.close()

@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from starlette.types import ASGIApp
+
+from warpwatch._version import __version__
 from warpwatch_capturing.alerts import AlertRequests
 from warpwatch_capturing.policy import Disk, Policy
 from warpwatch_capturing.register import CaptureRegister
@@ -14,6 +17,7 @@ from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store
 from warpwatch_capturing.triggers import Triggers
 from warpwatch_daemon.config import Config
+from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_daemon.history.runs import RunTable
 from warpwatch_daemon.participants import gil_stacks
 from warpwatch_daemon.participants.local_ranks import LocalParticipants
@@ -26,10 +30,12 @@ from warpwatch_devices.network import INTERVAL_S as NETWORK_INTERVAL_S
 from warpwatch_devices.network import NetworkSource
 from warpwatch_devices.source import Source, SourceContext
 from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.bus import check
 from warpwatch_runtime.supervisor import Loop, Supervisor
 from warpwatch_telemetry.captures import COUNTER_KINDS
 
 if TYPE_CHECKING:
+    from warpwatch_daemon.for_fleet.bus import BusAgent
     from warpwatch_exporters.grafana import GrafanaAnnotations
 
 
@@ -194,6 +200,18 @@ def grafana_follower(config: Config, node: str, metrics: AgentMetrics) -> Grafan
         grafana.Annotations(node, config.http.public_url_of(node)),
         lambda result: annotations.labels(result).inc(),
     )
+
+
+def bus_agent(
+    config: Config, node: str, stream: RecordStream, app: ASGIApp, metrics: AgentMetrics
+) -> BusAgent | None:
+    """Return the agent's part on the bus, or None without one. Raises UsageError."""
+    if config.bus.url is None:
+        return None
+    from warpwatch_daemon.for_fleet.bus import BusAgent
+
+    check(config.bus)
+    return BusAgent(config.bus, node, __version__, stream, app, metrics)
 
 
 def uploads(

@@ -9,16 +9,16 @@ import re
 import secrets
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import JobId, RunSummary, shard_key
 from warpwatch_telemetry.log import encode_line
+from warpwatch_telemetry.newest import put_newest
 from warpwatch_telemetry.records import (
     Clock,
     DeviceReading,
@@ -47,6 +47,7 @@ MAX_RANKS = 1024
 # It receives this many captures: those that it waits for may have ended.
 MAX_CAPTURES = 20
 MAX_RUNS = 20
+MAX_DEVICES = 128
 
 _CURSOR = re.compile(r"(?P<epoch>[0-9a-f]{8})-(?P<number>\d{1,18})")
 
@@ -70,6 +71,14 @@ class Batch(NamedTuple):
     """Lines and the cursor after them; ``more``: whether there are newer lines already."""
 
     lines: bytes
+    cursor: str
+    more: bool
+
+
+class Portion(NamedTuple):
+    """A batch of lines with their keys: of a job, None for the node's own."""
+
+    lines: list[tuple[int | None, bytes]]
     cursor: str
     more: bool
 
@@ -99,6 +108,7 @@ class RecordStream:
         self._runs: dict[JobId, RunSummary] = {}
         self._shown: Sequence[Capture] = ()
         self._device_at: dict[str, float] = {}
+        self._devices: dict[str, bytes] = {}
         # Followers check it, so that the server need not wait for them at its end.
         self.closed = False
 
@@ -112,7 +122,10 @@ class RecordStream:
             self._follow_ranks(records := list(records))
             if self._is_read():
                 for record in self._thinned(records):
-                    self._add(_key(record), encode_line(record))
+                    line = encode_line(record)
+                    self._add(_key(record), line)
+                    if isinstance(record, DeviceReading) and line is not None:
+                        put_newest(self._devices, record.device, line, MAX_DEVICES)
 
     def put_anomaly(self, anomaly: Anomaly) -> None:
         """Add an anomaly that has changed in any way."""
@@ -158,45 +171,53 @@ class RecordStream:
 
         A batch may have no line. Raises ValueError if ``after`` is not a cursor.
         """
+        lines, cursor, more = self.portion(after)
+        return Batch(b"".join(text for key, text in lines if shard.has(key)), cursor, more)
+
+    def portion(self, after: str | None) -> Portion:
+        """Return what ``read`` does, line by line."""
         epoch, number = _parse(after)
         with self._lock:
             self._forget_old()
             self._read_at = self._monotonic()
-            parts = []
+            lines: list[tuple[int | None, bytes]] = []
             first = self._count - len(self._lines)
             if after is None or epoch != self._epoch:
-                parts = [
-                    b"" if after is None else encode_stream_line(GapLine()),
-                    *self._live(shard),
-                ]
+                lines = [] if after is None else [(None, encode_stream_line(GapLine()))]
+                lines += self._live()
                 number = first
             elif number < first:
-                parts = [encode_stream_line(GapLine(first - number)), *self._live(shard)]
+                lines = [(None, encode_stream_line(GapLine(first - number))), *self._live()]
                 number = first
             size = 0
             for line in self._after(number):
                 if size >= MAX_BATCH_BYTES:
                     break
                 number = line.number
-                if shard.has(line.key):
-                    parts.append(line.text)
-                    size += len(line.text)
-            return Batch(b"".join(parts), f"{self._epoch}-{number}", number < self._count)
+                lines.append((line.key, line.text))
+                size += len(line.text)
+            return Portion(lines, f"{self._epoch}-{number}", number < self._count)
 
-    def _live(self, shard: Shard) -> Iterator[bytes]:
+    def live(self) -> list[tuple[int | None, bytes]]:
+        """Return the current state, and the newest line of each device."""
+        with self._lock:
+            return [*self._live(), *((None, text) for text in self._devices.values())]
+
+    def live_keys(self) -> set[int]:
+        """Return the keys of the jobs with a live rank."""
+        with self._lock:
+            return {shard_key(job) for job, _ in self._ranks}
+
+    def _live(self) -> Iterator[tuple[int | None, bytes]]:
         """Yield the current state, for a reader that has missed the lines of its start."""
         for record in self._ranks.values():
-            if shard.has(_key(record)):
-                yield encode_line(record) or b""
+            yield _key(record), encode_line(record) or b""
         for anomaly in self._anomalies.values():
-            if shard.has(_anomaly_key(anomaly)):
-                yield encode_stream_line(AnomalyLine(anomaly))
+            yield _anomaly_key(anomaly), encode_stream_line(AnomalyLine(anomaly))
         for capture in list(self._captures.values())[-MAX_CAPTURES:]:
-            if shard.has(shard_key(capture.request.job_id)):
-                yield encode_stream_line(CaptureLine(capture))
+            yield shard_key(capture.request.job_id), encode_stream_line(CaptureLine(capture))
         for run in self._runs.values():
-            if shard.has(shard_key(run.job_id)):
-                yield encode_stream_line(RunLine(run))
+            yield shard_key(run.job_id), encode_stream_line(RunLine(run))
 
     def _after(self, number: int) -> Iterator[_Line]:
         """Return the lines after a number. Readers are mostly near the end: search from there."""
@@ -274,11 +295,9 @@ def _parse(cursor: str | None) -> tuple[str, int]:
 
 
 def _key(record: Record) -> int | None:
-    if isinstance(record, DeviceReading):
-        return zlib.crc32(record.device.encode(errors="replace"))
-    return None if isinstance(record, Clock) else shard_key(record.job_id)
+    return None if isinstance(record, Clock | DeviceReading) else shard_key(record.job_id)
 
 
 def _anomaly_key(anomaly: Anomaly) -> int | None:
     job = anomaly.job_id
-    return None if job is None else shard_key(job)
+    return None if job is None or anomaly.kind in DEVICE_KINDS else shard_key(job)

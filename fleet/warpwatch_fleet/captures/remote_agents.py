@@ -1,4 +1,4 @@
-"""The agents of other nodes as participants of captures, asked over HTTP."""
+"""The agents of other nodes as participants of captures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from warpwatch_capturing import usable
 from warpwatch_capturing.participant import Collected, FetchError, LiveJob, Participant, Reach
 from warpwatch_diagnosis.trace.files import reduction_name
 from warpwatch_fleet.agent_link import AgentError, AgentLink
-from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.cluster import View
 from warpwatch_fleet.node import FILE, Node
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime import files
@@ -63,7 +63,7 @@ class RemoteAgents:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: View,
         link: Callable[[Target], AgentLink],
         start: Start,
         monotonic: Callable[[], float] = time.monotonic,
@@ -125,7 +125,7 @@ class RemoteAgent(Participant):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: View,
         node: Node,
         link: AgentLink,
         job: JobId,

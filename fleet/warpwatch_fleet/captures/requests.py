@@ -20,10 +20,10 @@ from warpwatch_capturing.participant import find_job
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.regular import RegularJob
 from warpwatch_capturing.service import CaptureService
-from warpwatch_fleet.agent_link import AgentError, Agents
+from warpwatch_fleet.agent_link import AgentError, Links
 from warpwatch_fleet.captures.remote_agents import RemoteAgent, RemoteAgents, spread
 from warpwatch_fleet.captures.storing import AgentsDecide
-from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.cluster import View
 from warpwatch_fleet.config import ScheduleConfig
 from warpwatch_telemetry import capture_id as ids
 from warpwatch_telemetry.captures import Capture, CaptureRequest
@@ -48,8 +48,8 @@ class FleetCaptures:
 
     def __init__(
         self,
-        cluster: Cluster,
-        agents: Agents,
+        cluster: View,
+        agents: Links,
         config: TriggersConfig,
         register: CaptureRegister,
         board: Board,
@@ -239,7 +239,7 @@ def joined(captures: Sequence[Capture]) -> Capture:
 class Schedule:
     """A rule of ``triggers.regular``: every so often, some ranks of as many nodes as possible."""
 
-    def __init__(self, schedules: Sequence[ScheduleConfig], cluster: Cluster) -> None:
+    def __init__(self, schedules: Sequence[ScheduleConfig], cluster: View) -> None:
         self._schedules = schedules
         self._cluster = cluster
 

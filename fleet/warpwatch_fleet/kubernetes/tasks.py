@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from warpwatch_fleet.captures.requests import FleetCaptures
-from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.cluster import View
 from warpwatch_fleet.config import FleetConfig
 from warpwatch_fleet.kubernetes.api import KubernetesClient, KubernetesError
 from warpwatch_fleet.kubernetes.captures import CaptureObjects
@@ -32,7 +32,7 @@ class Kubernetes:
     def __init__(
         self,
         config: FleetConfig,
-        cluster: Cluster,
+        cluster: View,
         captures: FleetCaptures,
         metrics: AgentMetrics,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,

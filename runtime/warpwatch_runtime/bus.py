@@ -1,0 +1,414 @@
+"""Provides the connection to NATS that agents and fleets share, and its section `bus`.
+
+The library is imported only where ``bus.url`` is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import Field, model_validator
+
+from warpwatch_runtime.log_output import Complaint
+from warpwatch_telemetry.bus_messages import INBOX, MAX_MESSAGE_BYTES
+from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.sections import Section
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+    from nats.js.kv import KeyValue
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5
+ANSWER_S = 10.0
+# After a failure; all agents do not come back at once.
+RECONNECT_S = 2
+# The server of a connection that says nothing is found to be away within two of these.
+PING_S = 5
+# So often the stream says that there is nothing new.
+HEARTBEAT_S = 5.0
+# An answer of several chunks.
+MAX_CHUNKS = 256
+
+
+class BusConfig(Section):
+    """Where agents and fleet meet instead of over HTTP, such as ``tls://nats.monitoring:4222``.
+
+    owner: the only owner that an agent speaks for; a tenant's sidecar has it.
+    """
+
+    url: Annotated[str, Field(pattern=r"^(nats|tls)://[^\s@]+$", max_length=1024)] | None = None
+    credentials_file: Path | None = None
+    nkey_file: Path | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    owner: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> BusConfig:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file are needed together")
+        if self.credentials_file is not None and self.nkey_file is not None:
+            raise ValueError("one of credentials_file and nkey_file is enough")
+        return self
+
+
+class BusError(Exception):
+    """Raised where the bus or who is asked over it does not answer; the text is one line."""
+
+
+class ConflictError(BusError):
+    """Raised where somebody else has changed a key meanwhile."""
+
+
+class Bus:
+    """A connection, which comes back by itself. ``name`` of the process: its replies' own prefix.
+
+    Everything is for one event loop.
+    """
+
+    def __init__(self, config: BusConfig, name: str) -> None:
+        self._config = config
+        self._name = name
+        self._client: Client | None = None
+        self._complaint = Complaint(logger, logging.WARNING)
+
+    @property
+    def inbox(self) -> str:
+        """The prefix of replies, for this connection alone: others may not listen to them."""
+        return f"{INBOX}.{self._name}"
+
+    @property
+    def client(self) -> Client:
+        assert self._client is not None, "connect comes first"
+        return self._client
+
+    @property
+    def is_connected(self) -> bool:
+        return self._client is not None and self._client.is_connected
+
+    async def connect(self) -> None:
+        """Connect, waiting for the server. Raises UsageError for files that cannot be used."""
+        import nats
+
+        config = self._config
+        security: dict[str, Any] = {"tls": _context(config)} if _is_tls(config) else {}
+        if config.credentials_file is not None:
+            security["user_credentials"] = str(config.credentials_file)
+        if config.nkey_file is not None:
+            security["nkeys_seed"] = str(config.nkey_file)
+
+        async def complain(error: Exception) -> None:
+            self._complaint.make("the bus %s: %s", config.url, _in_a_line(error))
+
+        async def clear() -> None:
+            self._complaint.clear()
+            logger.info("the bus %s: connected again", config.url)
+
+        self._client = await nats.connect(
+            str(config.url), name=self._name, inbox_prefix=self.inbox, error_cb=complain,
+            reconnected_cb=clear, max_reconnect_attempts=-1, reconnect_time_wait=RECONNECT_S,
+            connect_timeout=CONNECT_TIMEOUT_S, ping_interval=PING_S, max_outstanding_pings=2,
+            pending_size=8 * 2**20, **security,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        if self._client is not None and not self._client.is_closed:
+            await self._client.close()
+
+    # --- the stream ---
+
+    async def publish(self, subject: str, content: bytes, ident: str) -> None:
+        """Put a message into the stream; one with an ``ident`` that it has is left out.
+
+        Raises BusError.
+        """
+        async with _told():
+            headers = {"Nats-Msg-Id": ident}
+            await self.client.jetstream().publish(subject, content, ANSWER_S, headers=headers)
+
+    async def say(self, subject: str, content: bytes) -> None:
+        """Tell whoever listens now. Raises BusError."""
+        async with _told():
+            await self.client.publish(subject, content)
+
+    async def listen(self, subject: str, hear: Callable[[bytes], None]) -> None:
+        async def received(message: Msg) -> None:
+            hear(message.data)
+
+        await self.client.subscribe(subject, cb=received)
+
+    # --- requests ---
+
+    async def answer(self, subject: str, answer: Callable[[str, bytes], Awaitable[bytes]]) -> None:
+        """Answer all requests below the subject; ``answer`` gets the rest of it, and the body."""
+
+        async def received(message: Msg) -> None:
+            try:
+                content = await answer(message.subject.removeprefix(f"{subject}."), message.data)
+            except Exception:
+                logger.exception("a request on the bus failed: %.200s", message.subject)
+                return
+            for begin in range(0, max(1, len(content)), MAX_MESSAGE_BYTES):
+                rest = len(content) - begin - MAX_MESSAGE_BYTES
+                headers = {"More": "1"} if rest > 0 else None
+                part = content[begin : begin + MAX_MESSAGE_BYTES]
+                await self.client.publish(message.reply, part, headers=headers)
+
+        async def begun(message: Msg) -> None:
+            # One that takes long delays no other.
+            task = asyncio.create_task(received(message))
+            running.add(task)
+            task.add_done_callback(running.discard)
+
+        running: set[asyncio.Task[None]] = set()
+        await self.client.subscribe(f"{subject}.>", cb=begun)
+
+    async def ask(self, subject: str, body: bytes, timeout_s: float = ANSWER_S) -> bytes:
+        """Return the whole reply. Raises BusError."""
+        return b"".join([part async for part in self.parts(subject, body, timeout_s)])
+
+    async def parts(
+        self, subject: str, body: bytes, timeout_s: float = ANSWER_S
+    ) -> AsyncIterator[bytes]:
+        """Yield the chunks of the reply. Raises BusError."""
+        async with _told():
+            inbox = self.client.new_inbox()
+            replies = await self.client.subscribe(inbox)
+            try:
+                await self.client.publish(subject, body, reply=inbox)
+                for _ in range(MAX_CHUNKS):
+                    reply = await replies.next_msg(timeout_s)
+                    headers = reply.headers or {}
+                    if headers.get("Status") == "503":
+                        raise BusError(f"nobody answers {subject}")
+                    yield reply.data
+                    if "More" not in headers:
+                        return
+                raise BusError(f"more than {MAX_CHUNKS} chunks")
+            finally:
+                await replies.unsubscribe()
+
+    # --- buckets ---
+
+    async def bucket(self, name: str) -> Bucket:
+        """Return a bucket. Raises BusError if there is none."""
+        async with _told():
+            return Bucket(await self.client.jetstream().key_value(name))
+
+
+class StreamMessage(NamedTuple):
+    """A message of the stream. ident: its publisher's; at: when the stream got it, wall clock."""
+
+    subject: str
+    ident: str
+    content: bytes
+    at: float
+    sequence: int
+
+
+class StreamReader:
+    """Reads the messages of a stream in order, each once, while the connection comes and goes.
+
+    since: a wall clock time, None for all that there are. Call ``check`` every few seconds.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        stream: str,
+        subject: str,
+        since: float | None,
+        receive: Callable[[StreamMessage], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._subject = subject
+        self._since = since
+        self._receive = receive
+        self._monotonic = monotonic
+        self._sequence = 0
+        self._expected = 1
+        self._heard_at = monotonic()
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> None:
+        """Begin after the last message. Raises BusError."""
+        await self.stop()
+        self._expected, self._heard_at = 1, self._monotonic()
+        client = self._bus.client
+        async with _told():
+            self._subscription = await client.subscribe(client.new_inbox(), cb=self._received)
+        wanted = {"stream_name": self._stream, "config": self._config(self._subscription.subject)}
+        answer = await self._bus.ask(
+            f"$JS.API.CONSUMER.CREATE.{self._stream}", json.dumps(wanted).encode()
+        )
+        if error := json.loads(answer).get("error"):
+            raise BusError(f"{self._stream}: {error.get('description')}")
+
+    def _config(self, inbox: str) -> dict[str, Any]:
+        if self._sequence:
+            begin: dict[str, Any] = {
+                "deliver_policy": "by_start_sequence",
+                "opt_start_seq": self._sequence + 1,
+            }
+        elif self._since is not None:
+            at = datetime.fromtimestamp(max(0.0, self._since), UTC)
+            begin = {"deliver_policy": "by_start_time", "opt_start_time": at.isoformat()}
+        else:
+            begin = {"deliver_policy": "all"}
+        return begin | {
+            "deliver_subject": inbox, "filter_subject": self._subject, "ack_policy": "none",
+            "max_deliver": 1, "flow_control": True, "idle_heartbeat": int(HEARTBEAT_S * 1e9),
+            "mem_storage": True, "num_replicas": 1, "replay_policy": "instant",
+        }  # fmt: skip
+
+    async def stop(self) -> None:
+        if self._subscription is not None:
+            subscription, self._subscription = self._subscription, None
+            async with _told():
+                await subscription.unsubscribe()
+
+    async def check(self) -> None:
+        """Start again if the server has forgotten this reader. Raises BusError."""
+        late = self._monotonic() - self._heard_at > 2 * HEARTBEAT_S + 1.0
+        if self._subscription is None or late or self._expected < 1:
+            await self.start()
+
+    async def _received(self, message: Msg) -> None:
+        self._heard_at = self._monotonic()
+        headers = message.headers or {}
+        if "Status" in headers:
+            # The server waits for an answer before it sends more.
+            if asked := message.reply or headers.get("Nats-Consumer-Stalled"):
+                await self._bus.client.publish(asked)
+            return
+        place = message.metadata
+        if place.sequence.consumer != self._expected:
+            # Something is missing: ``check`` starts again.
+            self._expected = 0
+            return
+        self._expected += 1
+        self._sequence = place.sequence.stream
+        ident = headers.get("Nats-Msg-Id", "")
+        at = place.timestamp.timestamp()
+        self._receive(StreamMessage(message.subject, ident, message.data, at, self._sequence))
+
+
+class Bucket:
+    """Keys with values and revisions. Everything raises BusError."""
+
+    def __init__(self, keys: KeyValue) -> None:
+        self._keys = keys
+
+    async def get(self, key: str) -> tuple[bytes, int] | None:
+        """Return the value and its revision, or None."""
+        from nats.js.errors import KeyNotFoundError
+
+        async with _told():
+            try:
+                entry = await self._keys.get(key)
+            except KeyNotFoundError:
+                return None
+            return entry.value or b"", entry.revision or 0
+
+    async def put(self, key: str, value: bytes, revision: int | None = None) -> int:
+        """Write and return the revision.
+
+        revision: the one that is replaced, 0 for none: raises ConflictError if it is another.
+        """
+        from nats.js.errors import KeyWrongLastSequenceError
+
+        async with _told():
+            try:
+                if revision is None:
+                    return await self._keys.put(key, value)
+                if revision == 0:
+                    return await self._keys.create(key, value)
+                return await self._keys.update(key, value, revision)
+            except KeyWrongLastSequenceError as error:
+                raise ConflictError(f"{key} was changed by another") from error
+
+    async def remove(self, key: str, revision: int | None = None) -> None:
+        async with _told():
+            if revision is None:
+                await self._keys.purge(key)
+            else:
+                await self._keys.delete(key, revision)
+
+    async def keys(self) -> list[str]:
+        """Return all keys."""
+        from nats.js.errors import NoKeysError
+
+        async with _told():
+            try:
+                return await self._keys.keys()
+            except NoKeysError:
+                return []
+
+
+class _told:
+    """Turns the library's errors into BusError."""
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        import nats.errors
+
+        if isinstance(error, nats.errors.Error | TimeoutError | OSError):
+            raise BusError(_in_a_line(error)) from error
+
+
+def _in_a_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
+
+
+def _is_tls(config: BusConfig) -> bool:
+    return str(config.url).startswith("tls:") or config.ca_file is not None
+
+
+def _context(config: BusConfig) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=config.ca_file)
+        if config.cert_file is not None:
+            context.load_cert_chain(config.cert_file, config.key_file)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(str(one) for one in (config.ca_file, config.cert_file) if one)
+        raise UsageError(f"bus: cannot use {files}: {error}") from error
+    return context
+
+
+def check(config: BusConfig) -> None:
+    """Check the library and the files. Raises UsageError."""
+    try:
+        import nats  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UsageError("bus.url needs NATS' library: install the extra warpwatch[bus]") from error
+    if config.nkey_file is not None or config.credentials_file is not None:
+        _check_keys(config)
+    if _is_tls(config):
+        _context(config)
+
+
+def _check_keys(config: BusConfig) -> None:
+    for key in ("credentials_file", "nkey_file"):
+        path = getattr(config, key)
+        try:
+            if path is not None and not path.read_bytes().strip():
+                raise UsageError(f"bus.{key} {path} is empty")
+        except OSError as error:
+            raise UsageError(f"bus.{key} {path}: {error.strerror}") from error

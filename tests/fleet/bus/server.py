@@ -1,0 +1,103 @@
+"""A real nats-server on loopback, agents that publish real streams, and workers in one loop."""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from tests.fleet.nodes import TestNode
+from tests.waiting import DEADLINE_S, eventually
+from warpwatch_daemon.for_fleet.bus import RecordPublisher
+from warpwatch_fleet.bus import streams
+from warpwatch_fleet.bus.worker import BusSource
+from warpwatch_fleet.config import FleetFile
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.bus import Bus, BusConfig
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.bus_messages import Publisher, token
+
+NATS = shutil.which("nats-server") or "/usr/sbin/nats-server"
+
+
+class NatsServer:
+    """``port`` stays the same over ``start`` and ``kill``. settings: more lines of its file."""
+
+    def __init__(self, folder: Path, settings: str = "") -> None:
+        self._folder = folder
+        self.port = 0
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        log = self._folder / "nats.log"
+        log.unlink(missing_ok=True)
+        file = self._folder / "nats.conf"
+        port = self.port or -1
+        store = self._folder / "store"
+        file.write_text(
+            f'listen: "127.0.0.1:{port}"\nlog_file: "{log}"\n'
+            f'jetstream {{store_dir: "{store}"}}\n{self._settings}'
+        )
+        self._process = subprocess.Popen([NATS, "-c", str(file)])
+
+        def listening() -> int | None:
+            text = log.read_text() if log.exists() else ""
+            if "Server is ready" not in text:
+                return None
+            line = next(one for one in text.splitlines() if "for client connections on" in one)
+            return int(line.rsplit(":", 1)[1])
+
+        self.port = eventually(listening, "nats-server does not start")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class Fabric:
+    """Agents and workers on one bus, in one event loop."""
+
+    def __init__(self, server: NatsServer, **security: Any) -> None:
+        self.config = BusConfig(url=server.url, **security)
+        self.told: list[Anomaly] = []
+        self._buses: list[Bus] = []
+
+    async def close(self) -> None:
+        for bus in self._buses:
+            await bus.close()
+
+    async def create(self) -> None:
+        bus = Bus(self.config, "fleet.setup")
+        await bus.connect()
+        await streams.create(bus)
+        await bus.close()
+
+    def worker(self, monotonic: Callable[[], float]) -> BusSource:
+        config = FleetFile.model_validate({"bus": self.config})
+        return BusSource(config, self.told.extend, monotonic)
+
+    async def agent(
+        self, node: TestNode, wall: Callable[[], float], owner: str | None = None
+    ) -> RecordPublisher:
+        who = Publisher(node.name, owner)
+        bus = Bus(self.config, f"agent.{who.token}.{token(node.name)}")
+        await bus.connect()
+        self._buses.append(bus)
+        return RecordPublisher(node.stream, bus, who, "0.3.0", AgentMetrics(), wall=wall)
+
+
+async def until(done: Callable[[], Any], work: Callable[[], Awaitable[Any]]) -> None:
+    """Repeat the work until it is done."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not done():
+            await work()
+            await asyncio.sleep(0.02)

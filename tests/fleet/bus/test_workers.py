@@ -1,0 +1,215 @@
+"""Workers on a real nats-server: who evaluates what, and that each anomaly is one."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.fleet.bus.server import Fabric, NatsServer, until
+from tests.fleet.nodes import TestNode, seen, step
+from tests.manual_clock import ManualClock
+from warpwatch_detection.anomalies.register import Change
+from warpwatch_fleet.bus.sharing import Greeting, Shares
+from warpwatch_fleet.bus.worker import BusSource
+from warpwatch_runtime.bus import BusError
+from warpwatch_telemetry import bus_messages as said
+from warpwatch_telemetry.jobs import JobId
+
+STEPS = 300
+SLOW_FROM = 200
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    yield server
+    server.kill()
+
+
+def work(nodes: list[TestNode], job: str, numbers: range, end: float) -> None:
+    """Steps of two ranks a node until ``end``; from SLOW_FROM on rank 3 computes longer."""
+    begin = end - 0.5 * numbers.stop
+    for number in numbers:
+        is_slow = number >= SLOW_FROM
+        for rank in range(4):
+            waits_s = 0.3 if is_slow and rank != 3 else 0.0
+            about: dict[str, Any] = {"job": job, "phases_s": {"comm": 0.02 + waits_s}}
+            own = step(rank, number, begin + 0.5 * number, 0.5 + 0.3 * is_slow)
+            nodes[rank // 2].say(type(own)(**{**_fields(own), **about}))
+
+
+def _fields(own: Any) -> dict[str, Any]:
+    return {name: getattr(own, name) for name in own.__struct_fields__}
+
+
+class Play:
+    """Two nodes with a job, and the workers that evaluate it."""
+
+    def __init__(self, fabric: Fabric, job: str) -> None:
+        self.fabric = fabric
+        self.job = JobId("ns/team", job, "41")
+        self.clock = ManualClock()
+        self.nodes = [TestNode(f"gpu-{number}.{job}") for number in (1, 2)]
+        self.now = time.time()
+        self.agents: list[Any] = []
+        self.changes: dict[str, list[Change]] = {}
+
+    async def begin(self) -> None:
+        for number, node in enumerate(self.nodes):
+            about: dict[str, Any] = {"job": self.job.name, "time": self.now - 400}
+            node.say(*(seen(2 * number + rank, **about) for rank in range(2)))
+            self.agents.append(await self.fabric.agent(node, lambda: self.now))
+
+    async def worker(self) -> BusSource:
+        worker = self.fabric.worker(self.clock.monotonic)
+        await worker.start()
+        self.changes[worker.worker] = []
+        return worker
+
+    async def round(self, *workers: BusSource) -> None:
+        self.clock.advance(0.5)
+        for agent in self.agents:
+            await agent.advance()
+        for worker in workers:
+            for _, work in worker.rounds:
+                await work()
+            changes = await worker.judge()
+            self.changes[worker.worker] += [one for one in changes if one.what != "updated"]
+
+    def found(self, worker: BusSource) -> list[tuple[str, str, str]]:
+        changes = [one for one in self.changes[worker.worker] if one.anomaly.job == self.job.name]
+        return [(one.what, one.anomaly.kind, one.anomaly.id) for one in changes]
+
+
+def run(server: NatsServer, job: str, test: Any) -> None:
+    async def whole() -> None:
+        fabric = Fabric(server)
+        await fabric.create()
+        play = Play(fabric, job)
+        await play.begin()
+        try:
+            await test(play)
+        finally:
+            await fabric.close()
+
+    asyncio.run(whole())
+
+
+def test_an_anomaly_keeps_its_id_when_another_worker_continues(server):
+    async def test(play: Play) -> None:
+        first = await play.worker()
+        work(play.nodes, play.job.name, range(1, STEPS), play.now)
+        await until(lambda: play.found(first) and not first.missing, lambda: play.round(first))
+        ((what, kind, ident),) = play.found(first)
+        assert (what, kind) == ("opened", "straggler")
+        assert first.missing == ()
+        assert len(first.judged()) == said.PARTITIONS
+        (shown,) = first.view.anomalies()
+        assert (shown.id, shown.node, shown.rank) == (ident, play.nodes[1].name, 3)
+        await first.close()
+        second = await play.worker()
+        await until(lambda: play.job in second.view.jobs, lambda: play.round(second))
+        # It may not have been told: it is told again, by the same name.
+        assert set(play.found(second)) <= {("opened", "straggler", ident)}
+        assert [one.id for one in second.view.anomalies()] == [ident]
+        assert second.view.count_refused() == {}
+        await second.close()
+
+    run(server, "one", test)
+
+
+def test_a_worker_that_joins_gets_its_share_and_one_that_ends_gives_it_back(server):
+    async def test(play: Play) -> None:
+        first = await play.worker()
+        await until(lambda: not first.missing, lambda: play.round(first))
+        second = await play.worker()
+        await until(
+            lambda: min(len(second.judged()), len(first.judged())) > 10 and not second.missing,
+            lambda: play.round(first, second),
+        )
+        assert not first.judged().keys() & second.judged().keys()
+        await first.close()
+        await until(lambda: not second.missing, lambda: play.round(second))
+        await second.close()
+
+    run(server, "two", test)
+
+
+def test_what_an_agent_says_for_others_is_refused_and_counted(server):
+    async def test(play: Play) -> None:
+        worker = await play.worker()
+        await until(lambda: not worker.missing, lambda: play.round(worker))
+        tenant = said.Publisher("gpu-9", "ns/own")
+        bus = play.agents[0].bus
+        job = JobId("ns/other", "theirs", "1")
+        number = said.partition_of(job)
+        lines = [b'{"type":"clock","time":%.1f}' % play.now]
+        lines += [
+            b'{"type":"rank","time":%.1f,"job":"theirs","rank":0,"world_size":1,"owner":"%s"}'
+            % (play.now, owner)
+            for owner in (b"ns/other", b"ns/own")
+        ]
+        lines.append(b'{"type":"cursor","cursor":"1","node":"gpu-8"}')
+        content = said.pack(b"\n".join(lines))
+        await bus.publish(said.records_subject(number, tenant), content, "boot-1")
+        # Once more, and what is none of it all.
+        await bus.publish(said.records_subject(number, tenant), content, "boot-01")
+        await bus.publish(f"warpwatch.records.{number}.node.a", b"", "boot-2")
+        await bus.publish(said.records_subject(number, tenant), b"no gzip", "boot-3")
+        await until(lambda: worker.view.count_refused()["unreadable"], lambda: play.round(worker))
+        assert worker.view.count_refused() == {
+            "other_owner": 1, "other_partition": 1, "other_node": 1, "bad_subject": 1,
+            "unreadable": 1,
+        }  # fmt: skip
+        await worker.close()
+
+    run(server, "three", test)
+
+
+REST = dict.fromkeys(range(4, said.PARTITIONS), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "taken", "given"),
+    [
+        # Alone, it takes all that nobody has.
+        ({}, {0: 1.0}, 63, []),
+        # Who has much gives to who has nothing, one after the other.
+        ({"b": REST}, {0: 1.0, 1: 1.0, 2: 8.0, 3: 6.0}, None, [2]),
+        ({"b": REST | {4: 7.0}}, {0: 1.0, 1: 1.0, 2: 4.0, 3: 1.0}, None, []),
+        # What nobody has comes first.
+        ({"b": {}}, {0: 1.0, 1: 1.0, 2: 8.0, 3: 6.0}, None, []),
+        # Of what is free, the less loaded one takes the more.
+        ({"b": dict.fromkeys(range(40), 1.0)}, {60: 1.0}, 23, []),
+        ({"b": {60: 1.0}}, dict.fromkeys(range(40), 1.0), 11, None),
+    ],
+)
+def test_the_load_is_shared(others, own, taken, given):
+    clock = ManualClock()
+    shares = Shares("a", clock.monotonic)
+    clock.advance(5.0)
+    for name, loads in others.items():
+        shares.hear(Greeting(name, loads))
+    if taken is not None:
+        assert len(shares.to_take(own)) == taken
+    if given is not None:
+        assert shares.to_give(own) == given
+
+
+def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(server):
+    async def test(play: Play) -> None:
+        bus = play.agents[0].bus
+        content = b"x" * (3 * said.MAX_MESSAGE_BYTES + 1)
+
+        async def answer(operation: str, body: bytes) -> bytes:
+            return content if operation == "get.a" else body
+
+        await bus.answer("warpwatch.node.X", answer)
+        assert await bus.ask("warpwatch.node.X.get.a", b"") == content
+        assert await bus.ask("warpwatch.node.X.post", b"body") == b"body"
+        with pytest.raises(BusError, match="nobody answers"):
+            await bus.ask("warpwatch.node.Y.get", b"")
+
+    run(server, "four", test)
