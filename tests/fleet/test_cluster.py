@@ -69,15 +69,6 @@ def found_by_agent(kind: str, **about: Any) -> Anomaly:
     return Anomaly(kind=kind, **known | about)
 
 
-def test_ranks_of_two_nodes_with_one_run_are_one_job(two):
-    assert two.job().id == (OWNER, "llama", "41")
-    assert {rank: member.node for rank, member in two.job().members.items()} == {
-        0: "gpu-1:9400", 1: "gpu-1:9400", 2: "gpu-2:9400", 3: "gpu-2:9400",
-    }  # fmt: skip
-    names = two.cluster.names()
-    assert [rank.host for rank in two.job().ranks(names)] == ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]
-
-
 def test_a_fleet_knows_what_runs_once_every_agent_was_heard_or_cannot_be(two):
     first, second = two.cluster.nodes.values()
     assert not two.cluster.is_heard()
@@ -85,27 +76,6 @@ def test_a_fleet_knows_what_runs_once_every_agent_was_heard_or_cannot_be(two):
     assert not two.cluster.is_heard()
     second.reason = "it does not answer"
     assert two.cluster.is_heard()
-
-
-def test_metrics_say_how_long_a_step_of_a_job_takes_and_how_far_agents_are_behind(two):
-    metrics = AgentMetrics()
-    Series(metrics, two.cluster, lambda: two.now)
-
-    def value(what: str, **labels: str) -> float | None:
-        return metrics.registry.get_sample_value(f"warpwatch_fleet_{what}", labels)
-
-    labels = {"training_job": "llama", "owner": OWNER, "run": "41"}
-    assert value("job_step_seconds", **labels) is None
-    train(two, 40)
-    assert value("job_step_seconds", **labels) == pytest.approx(STEP_S, rel=0.02)
-    assert (value("job_ranks", **labels), value("job_nodes", **labels)) == (4, 2)
-    two.now += 7
-    two.hear(two.nodes[0])
-    lags = [value("agent_lag_seconds", node=node.name) for node in two.nodes]
-    assert lags == [0, 7]
-    two.cluster.nodes[two.nodes[1].address].up = False
-    assert [value("agents", state=state) for state in ("up", "down")] == [1, 1]
-    assert [value("agent_up", node=node.name) for node in two.nodes] == [1, 0]
 
 
 def test_runs_without_an_id_join_where_they_meet_and_their_ranks_are_others():

@@ -202,14 +202,6 @@ def cost_of(after_s: tuple[float, ...], before_s: tuple[float, ...] = BEFORE_S) 
     return cost
 
 
-def test_the_cost_is_what_the_steps_of_a_capture_took_longer():
-    assert cost_of(()).cost_s() == pytest.approx(0.3 + 3 * 0.2 + 1.1 - 5 * 0.1)
-    assert cost_of((), before_s=()).cost_s() is None
-    # Medians are of the recorded steps and those beside the capture.
-    medians = cost_of((0.1, 0.12, 0.11)).medians()
-    assert medians == {"before": 0.1, "during": 0.2, "after": 0.11}
-
-
 @pytest.mark.parametrize(
     ("after_s", "before_s", "residual"),
     [
@@ -333,36 +325,6 @@ def test_events_a_step_bound_the_steps_of_all_ranks(node, monkeypatch):
         assert (asked.steps, asked.request.steps) == (2, 5)
         assert asked.expected_cost_s == pytest.approx(2 * 450 * 8e-6)
         assert node.command(0)["steps"] == node.command(1)["steps"] == 2
-
-
-AUTOMATIC = replace(MANUAL, trigger="anomaly")
-STACKED, BOTH = ("stacks",), ("stacks", "shapes")
-
-
-@pytest.mark.parametrize(
-    ("request_", "options", "events", "event_s", "step_s", "expected"),
-    [
-        # Steps that take as long as what they cost, 0.8 s, and shorter ones: 1 s in any case.
-        (MANUAL, (), 100_000, None, 0.8, (5, (), 4.0)),
-        (MANUAL, (), 100_000, None, 0.7, (1, (), 0.8)),
-        (MANUAL, (), 25_000, None, 0.1, (5, (), 1.0)),
-        # As measured before: 4.5 s for 5 steps of 0.1 s.
-        (MANUAL, (), 10_000, 90e-6, 0.1, (1, (), 0.9)),
-        (MANUAL, STACKED, 25_000, None, 0.1, (2, STACKED, 0.8)),
-        (MANUAL, BOTH, 100_000, None, 0.1, (1, BOTH, 2.4)),
-        # Nobody asked for the options.
-        (AUTOMATIC, BOTH, 100_000, None, 0.1, (1, (), 0.8)),
-        (AUTOMATIC, BOTH, 10_000, None, 0.1, (4, BOTH, 0.96)),
-        (replace(MANUAL, kind="memory"), (), 100_000, None, 0.1, (5, (), None)),
-    ],
-)
-def test_what_a_capture_costs_is_bounded_beforehand(
-    request_, options, events, event_s, step_s, expected
-):
-    asked = replace(request_, steps=5, options=options)
-    planned = budget.plan(asked, budget.Known(events, event_s), step_s)
-    assert (planned.steps, planned.request.options) == expected[:2]
-    assert planned.cost_s == (expected[2] and pytest.approx(expected[2]))
 
 
 def test_what_a_capture_brought_bounds_the_steps_of_the_next_one(node, monkeypatch):

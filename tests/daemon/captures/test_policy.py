@@ -16,10 +16,9 @@ import pytest
 from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, CaptureNode
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
-from warpwatch_capturing import policy as policies
 from warpwatch_capturing.config import Span, StoreConfig, TriggersConfig, parse_span
 from warpwatch_capturing.finisher import FairQueue
-from warpwatch_capturing.policy import DAY_S, HOUR_S, MAX_AGE_S, Disk, DiskSpace, Policy, Refusals
+from warpwatch_capturing.policy import MAX_AGE_S, Disk, DiskSpace, Policy
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.state.hub import Hub
@@ -39,33 +38,6 @@ def of_anomaly(number: int) -> CaptureRequest:
     return replace(AUTOMATIC, anomaly_id=f"a{number}", anomaly_kind=f"kind{number}")
 
 
-def test_a_budget_holds_for_an_hour_and_another_for_a_day(tmp_path):
-    judge = policy(tmp_path, captures_per_hour=1, captures_per_day=2)
-    judge.begun(of_anomaly(1), 0.0)
-    with pytest.raises(Refused, match=r"1 captures in the last hour; triggers\.captures_per_hour"):
-        judge.check(of_anomaly(2), (), HOUR_S - 1)
-    judge.check(of_anomaly(2), (), HOUR_S)
-    judge.begun(of_anomaly(2), HOUR_S)
-    with pytest.raises(Refused) as refused:
-        judge.check(of_anomaly(3), (), DAY_S - 1)
-    assert refused.value.reason == "refused_budget"
-    assert str(refused.value) == ("2 captures in the last day; triggers.captures_per_day is 2")
-    judge.check(of_anomaly(3), (), DAY_S)
-
-
-@pytest.mark.parametrize(("hourly", "left"), [(0, 0), (1, 1), (4, 2)])
-def test_who_uses_up_the_budget_leaves_others_their_part(tmp_path, hourly, left):
-    judge = policy(tmp_path, captures_per_hour=hourly, captures_per_day=100)
-    for number in range(hourly):
-        judge.begun(of_anomaly(number), 0.0)
-    theirs = [replace(of_anomaly(10 + number), owner="ns/others") for number in range(left + 1)]
-    for request in theirs[:left]:
-        judge.check(request, (), 1.0)
-        judge.begun(request, 1.0)
-    with pytest.raises(Refused, match=f"captures_per_hour is {hourly}"):
-        judge.check(theirs[left], (), 2.0)
-
-
 def test_budgets_and_cooldowns_go_on_after_a_restart(node):
     node.service.request(AUTOMATIC)
     node.clock.advance(300)
@@ -75,17 +47,6 @@ def test_budgets_and_cooldowns_go_on_after_a_restart(node):
         judge.check(of_anomaly(9), (), node.at)
     with pytest.raises(Refused, match="cooldown_s leaves 300 s"):
         judge.check(ANOTHER, (), node.at)
-
-
-def test_refusals_count_again_when_they_are_new():
-    refusals, alert = Refusals(), replace(MANUAL, trigger="alert")
-    times = (0.0, 59.0, 60.0, 119.0)
-    assert [refusals.is_new(alert, "a", at) for at in times] == [True, False, True, False]
-    assert [refusals.is_new(AUTOMATIC, "a", at) for at in (0.0, DAY_S)] == [True, False]
-    assert [refusals.is_new(MANUAL, "a", at) for at in (0.0, 1.0)] == [True, True]
-    assert refusals.is_new(AUTOMATIC, "b", DAY_S)
-    refusals.forget(AUTOMATIC)
-    assert refusals.is_new(AUTOMATIC, "b", DAY_S)
 
 
 def test_a_cooldown_is_of_one_run_and_not_of_the_same_anomaly(tmp_path):
@@ -98,32 +59,6 @@ def test_a_cooldown_is_of_one_run_and_not_of_the_same_anomaly(tmp_path):
     with pytest.raises(Refused, match="cooldown_s leaves 1 s"):
         judge.check(ANOTHER, (), 599.0)
     judge.check(ANOTHER, (), 600.0)
-
-
-def test_a_manual_request_skips_cooldown_budgets_quiet_hours_and_dry_run(tmp_path):
-    budgets = {"captures_per_hour": 0, "captures_per_day": 0}
-    judge = policy(tmp_path, **budgets, dry_run=True, quiet_hours=("00:00-24:00",))
-    judge.begun(MANUAL, 0.0)
-    judge.check(MANUAL, (), 1.0)
-    with pytest.raises(Refused, match="rank 0 of train is being captured"):
-        judge.check(MANUAL, (0,), 1.0)
-
-
-def test_baselines_of_ever_new_jobs_have_a_budget_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(policies, "BASELINES_PER_DAY", 2)
-    judge = policy(tmp_path)
-    for number in range(2):
-        sweep = replace(BASELINE, job=f"trial-{number}")
-        judge.check(sweep, (), float(number))
-        judge.begun(sweep, float(number))
-    third = replace(BASELINE, job="trial-2")
-    with pytest.raises(Refused) as refused:
-        judge.check(third, (), DAY_S - 1)
-    assert refused.value.reason == "refused_budget"
-    allowed = "2 baselines and scheduled ones are allowed"
-    assert str(refused.value) == f"2 captures in the last day; {allowed}"
-    judge.check(AUTOMATIC, (), 3.0)
-    judge.check(third, (), DAY_S)
 
 
 def test_a_baseline_counts_against_no_budget_of_anomalies_and_keeps_the_quiet(tmp_path):
