@@ -1,14 +1,18 @@
 """The node beside its GPUs: NCCL's environment, the kernel log, schedulers, the host."""
 
+import os
+import shutil
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 from tests.cases import cases
 from tests.daemon.doctor.conftest import reading, surveyed
 from tests.manual_clock import ManualClock
+from warpwatch_capturing.config import StoreConfig
 from warpwatch_daemon.config import Config
-from warpwatch_daemon.doctor import gpus, host, nccl, report
+from warpwatch_daemon.doctor import agent, gpus, host, nccl, report
 from warpwatch_daemon.doctor.check import Check
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.nvml.survey import GpuReading
@@ -145,3 +149,17 @@ def test_infiniband_without_peer_memory_and_a_kernel_without_pressure_are_notes(
     found = by_name(list(host.checks(inputs(files=files))))
     assert found["GPUDirect RDMA"] == (True, "loaded: nvidia_peermem")
     assert found["pressure (PSI)"][0] is True
+
+
+def test_folders_of_the_daemon_need_rights_and_200_mib(inputs, monkeypatch, golden_case):
+    monkeypatch.setenv("WARPWATCH_DIR", "/no/run")
+    monkeypatch.setenv("WARPWATCH_INBOX", "/no/inbox")
+    node = inputs(config=Config(store=StoreConfig(url="file:///no/store")))
+    text = ""
+    for allowed, free in ((True, 201 << 20), (True, 200 << 20), (False, 1 << 40)):
+        monkeypatch.setattr(os, "access", lambda *_, allowed=allowed: allowed)
+        space = SimpleNamespace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, space=space: space)
+        found = [one for one in agent.checks(node) if one.name[:5] in ("rende", "inbox", "captu")]
+        text += "\n".join(report.lines(found)) + "\n"
+    golden_case(text.replace(f"uid {os.getuid()}", "uid UID"))

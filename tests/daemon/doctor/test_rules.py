@@ -212,6 +212,19 @@ NODES = {
         f"a container for {' '.join(given)}": (NO_LIBRARY, DOCKER, *given)
         for given in (("void",), ("all", "compute"), ("all", "compute,utility"))
     },
+    **{
+        f"MIG {name}": (surveyed(reading(values={"mig_mode": 1})), CONTROL | files)
+        for name, files in (
+            ("with its monitor", {"/dev/nvidia-caps/nvidia-cap2": ""}),
+            ("without its monitor", {}),
+            ("without its monitor in a container", DOCKER),
+        )
+    },
+    **{
+        f"NVML fails by {code}{where}": (Survey(code=code, error=f"error {code}"), files)
+        for code in (4, 9, 18, 999)
+        for where, files in (("", {VERSION: MODULE}), (" in a container", DOCKER))
+    },
     # State, status and health of the registration.
     **{
         f"a fabric {state} {health:02b}": (surveyed(reading(fabric=Fabric(state, 0, health))), {})
