@@ -500,6 +500,29 @@ def test_a_line_that_a_newer_agent_alone_knows_is_ignored_and_counted():
     assert value("warpwatch_fleet_agent_info", about) == 1
 
 
+def test_the_health_of_an_agent_says_the_worst_of_what_is_wrong(golden_case):
+    cases: dict[str, dict[str, Any]] = {
+        "away": {"up": False, "reason": "ConnectError", "ahead_s": -90.0},
+        "behind": {"lag_s": 5.1, "refused": Counter(unreadable=2)},
+        "nearly in time, refused": {"lag_s": 4.9, "refused": Counter(a=2, unreadable=3)},
+        "newer": {"newer": 4, "version": "9.1.0", "ahead_s": -90.0},
+        "newer without a version": {"newer": 4, "version": ""},
+        "a clock behind": {"ahead_s": -5.1, "lost": 7},
+        "a clock ahead": {"ahead_s": 5.1},
+        "a clock nearly right, lost": {"ahead_s": 4.9, "lost": 7},
+    }
+    lines = []
+    for name, about in cases.items():
+        cluster = TestCluster(TestNode("gpu-1", about.pop("ahead_s", 0.0)))
+        cluster.hear()
+        (node,) = cluster.cluster.nodes.values()
+        now = NOW + about.pop("lag_s", 0.0)
+        for attribute, value in about.items():
+            setattr(node, attribute, value)
+        lines.append(f"{name}: {node.health(now)}\n".replace(__version__, "VERSION"))
+    golden_case("".join(lines))
+
+
 def test_what_an_agent_makes_up_grows_nothing_without_end(monkeypatch):
     monkeypatch.setattr("warpwatch_fleet.node.MAX_RANKS", 10)
     cluster = TestCluster(TestNode("gpu-1"))
