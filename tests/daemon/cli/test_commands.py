@@ -99,7 +99,7 @@ def test_the_configuration_in_force_and_the_catalogue_of_metrics_are_printed(cap
     assert main(["config", "show", "--json"]) == 0
     shown = json.loads(printed(capsys)[0])
     assert shown["http"]["listen"] == "127.0.0.1:9400"
-    assert leaves(shown) <= 70
+    assert leaves(shown) <= 75
     file = tmp_path / "warpwatch.yaml"
     file.write_text(
         "triggers: {recipes: {hang: null, gc_pause: {steps: 5}, straggler: {steps: 9}}}"
