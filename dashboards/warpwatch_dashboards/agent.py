@@ -223,11 +223,6 @@ _LOSSES = [
     (series("nvml_errors_total"), "code", "NVML: {{code}}"),
     (series("jsonl_errors_total"), "", "log"),
     (
-        series("grafana_annotations_total", AGENT, 'result=~"refused|failed|dropped"'),
-        "result",
-        "Grafana: {{result}}",
-    ),
-    (
         series("otlp_exports_total", AGENT, 'result=~"failed|dropped"'),
         "signal, result",
         "OpenTelemetry: {{signal}} {{result}}",

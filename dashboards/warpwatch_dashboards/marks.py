@@ -1,47 +1,45 @@
-"""Marks over time: anomalies and captures, from the metrics and from what the daemon writes.
+"""Marks of anomalies and captures over time, from the metrics.
 
-With ``exporters.grafana`` configured the daemon writes an annotation for each anomaly and capture,
-with a link to its report. From the metrics the same is known without a link to the one report: the
-mark links to the dashboard of the agent's node.
+A mark links to the dashboard of the agent's node. With ``http.public_url`` the mark of an anomaly
+also links to its page.
 """
 
 from __future__ import annotations
 
-from typing import cast
-
 from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.builders import prometheus
-from grafana_foundation_sdk.cog.variants import Dataquery
-from grafana_foundation_sdk.models.common import DataSourceRef
-from grafana_foundation_sdk.models.dashboard import AnnotationTarget
 
 from warpwatch_dashboards.job_queries import ranks_by_device
-from warpwatch_dashboards.links import NODE, TAG
+from warpwatch_dashboards.links import NODE
 from warpwatch_dashboards.queries import AGENT, JOB, PLACE, WINDOW, grown, series
 from warpwatch_dashboards.variables import SOURCE
 
 _PAGE = f'<a href="/d/{NODE}?var-instance={{{{instance}}}}">Node {{{{instance}}}}</a>'
+# Without http.public_url the label is empty, and nothing is shown.
+_LINK = '<a href="{{link}}">{{link}}</a>'
 
 
 def of_agents() -> list[builders.AnnotationQuery]:
-    """Return the marks of the chosen agents; Grafana's own annotations have no agent."""
-    return [_anomalies(series("anomaly_info")), _captures(), _written()]
+    """Return the marks of the chosen agents."""
+    return [_anomalies(series("anomaly_info")), _captures()]
 
 
 def of_jobs() -> list[builders.AnnotationQuery]:
     """Return the marks of the chosen jobs and of their devices.
 
-    They include captures of the agents that see the jobs, and reports that name a job.
+    They include captures of the agents that see the jobs.
     """
     of_job = series("anomaly_info", AGENT, 'training_job=~"$job"')
     of_device = series("anomaly_info", AGENT, 'training_job=""', 'uuid!=""')
     devices = f"{of_device} and on (cluster, instance, uuid) {ranks_by_device()}"
     there = f" and on ({PLACE}) {series('rank_info', JOB)}"
-    return [_anomalies(f"{of_job} or {devices}"), _captures(there), _written("job:$job")]
+    return [_anomalies(f"{of_job} or {devices}"), _captures(there)]
 
 
 def _anomalies(promql: str) -> builders.AnnotationQuery:
-    return _from_metrics("Anomalies", "red", promql, "{{kind}} ({{severity}})", "{{summary}}")
+    return _from_metrics(
+        "Anomalies", "red", promql, "{{kind}} ({{severity}})", f"{{{{summary}}}}<br>{_LINK}"
+    )
 
 
 def _captures(of: str = "") -> builders.AnnotationQuery:
@@ -67,17 +65,3 @@ def _from_metrics(
         .text_format(f"{text}<br>{_PAGE}")
         .tag_keys("kind")
     )
-
-
-def _written(*tags: str) -> builders.AnnotationQuery:
-    query = (
-        builders.AnnotationQuery()
-        .name("Reports")
-        .datasource(DataSourceRef("grafana", "-- Grafana --"))
-        .enable(True)
-        .icon_color("purple")
-    )
-    # The builder expects a data source, which Grafana's own annotations lack.
-    target = AnnotationTarget(limit=200, match_any=False, tags=[TAG, *tags], type_val="tags")
-    query.build().target = cast(Dataquery, target)
-    return query

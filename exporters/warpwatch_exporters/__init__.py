@@ -5,7 +5,7 @@
 - collector: the state as a collector of prometheus_client, for other registries
 - jsonl: the telemetry log
 - events: new anomalies and captures, and their ends; links: their pages
-- otlp: OpenTelemetry; webhooks: messages; grafana: annotations
+- otlp: OpenTelemetry; webhooks: messages
 - push: runs the configured exporters that push
 - config: the section ``exporters``
 """

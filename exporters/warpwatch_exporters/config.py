@@ -27,17 +27,6 @@ class JsonlConfig(Section):
     path: Path | None = None
 
 
-class GrafanaConfig(Section):
-    """Annotations; ``token_file``: of a service account that may write them.
-
-    ``ca_file``: the system's authorities know a Grafana with a public certificate, no other.
-    """
-
-    url: Url | None = None
-    token_file: Path | None = None
-    ca_file: Path | None = None
-
-
 class OtlpConfig(Section):
     """The exporter to an OpenTelemetry collector.
 
@@ -71,6 +60,5 @@ class WebhookConfig(Section):
 class ExportersConfig(Section):
     prometheus: PrometheusConfig = PrometheusConfig()
     jsonl: JsonlConfig = JsonlConfig()
-    grafana: GrafanaConfig = GrafanaConfig()
     otlp: OtlpConfig = OtlpConfig()
     webhooks: Annotated[tuple[WebhookConfig, ...], Field(max_length=16)] = ()

@@ -124,6 +124,7 @@ def _listed(expected: str) -> str:
 ENV_PREFIX = "WARPWATCH_"
 # Keys of the minor version before, each with the reason that a warning gives.
 REMOVED = {
+    "exporters.grafana": "Grafana's marks of anomalies and captures come from the metrics",
     "rendezvous.kineto": "captures without the shim were removed, use `warpwatch run`",
     "fleet.shard": "one process judges all jobs",
 }

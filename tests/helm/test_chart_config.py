@@ -49,8 +49,6 @@ def test_secrets_and_certificates_arrive_as_files_of_their_mounts(helm4, tmp_pat
     config = loaded(chart.scenario(helm4, "token-values.yaml"), tmp_path)
     assert config.http.listen == "10.0.0.1:9400"
     assert config.http.token_file == Path("/etc/warpwatch-token/token")
-    assert config.exporters.grafana.url == "http://grafana.monitoring.svc"
-    assert config.exporters.grafana.token_file == Path("/etc/warpwatch-grafana/token")
     objects = chart.scenario(helm4, "tls-values.yaml")
     assert loaded(objects, tmp_path).http.web_config == Path("/etc/warpwatch-web/web-config.yml")
     assert yaml.safe_load(config_maps(objects)["warpwatch-web"]["web-config.yml"]) == {

@@ -12,6 +12,8 @@ from tests.helm import chart, config_schema, schemas
 SCHEMA = json.loads((chart.CHART / "values.schema.json").read_text())
 # Helm itself sets these in a chart that another one depends on.
 HELMS_OWN = {"enabled"}
+# Values of the minor version before, which are ignored.
+REMOVED = {"grafana", "fleet.shards"}
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused_values.yaml").read_text())
 
 
@@ -40,7 +42,12 @@ def test_half_a_cpu_may_be_a_number(helm4: Path) -> None:
 
 def test_the_schema_and_the_defaults_have_the_same_keys() -> None:
     defaults = yaml.safe_load((chart.CHART / "values.yaml").read_text())
-    assert keys_of(SCHEMA) - HELMS_OWN == written(defaults, SCHEMA)
+    assert keys_of(SCHEMA) - HELMS_OWN - REMOVED == written(defaults, SCHEMA)
+
+
+def test_removed_values_are_ignored(helm4: Path) -> None:
+    removed = ["--set", "grafana.url=http://grafana,fleet.shards=2"]
+    assert chart.render(helm4, *removed) == chart.render(helm4)
 
 
 def test_the_schema_of_config_is_the_daemons_and_the_fleets(request):

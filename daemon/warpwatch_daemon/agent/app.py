@@ -17,7 +17,6 @@ from warpwatch_daemon.agent.composition import (
     Capturing,
     bus_agent,
     enabled_sources,
-    grafana_follower,
     hub_of,
     uploads,
 )
@@ -66,7 +65,6 @@ POSITIONS_INTERVAL_S = 5.0
 SELF_INTERVAL_S = 1.0
 # At its end the agent waits this long for a disk that may hang.
 LAST_WRITES_TIMEOUT_S = 2.0
-GRAFANA_INTERVAL_S = 2.0
 UPLOAD_INTERVAL_S = 5.0
 RUNS_INTERVAL_S = 5.0
 GONE_PODS_INTERVAL_S = 60.0
@@ -107,7 +105,6 @@ class Daemon:
             config, store, self.folder, self.ranks, self.hub, node, self._hurry
         )
         self.reloading = Reloading(config, config_path, environ, self.captures.policy, metrics)
-        self._grafana = grafana_follower(config, node, metrics)
         service = self.captures.service
         self.runs = RunTable(RunFiles(store.path), self.hub, node)
         self._upload = uploads(config, store, service, self.runs, metrics, node, environ)
@@ -199,9 +196,6 @@ class Daemon:
         known_pods = self._known_pods or (lambda: None)
         gone = GonePods(self.folder, known_pods, self.ranks.idle_pods)
         every("gone-pods", GONE_PODS_INTERVAL_S, lambda: gone.sweep(time.monotonic()))
-        follower = self._grafana
-        if follower is not None:
-            every("grafana", GRAFANA_INTERVAL_S, lambda: follower.advance(self.hub.state()))
         self._push_exporters.start(self.supervisor)
         every("runs", RUNS_INTERVAL_S, self.runs.write)
         if self._upload is not None:

@@ -36,7 +36,6 @@ from warpwatch_telemetry.captures import COUNTER_KINDS
 
 if TYPE_CHECKING:
     from warpwatch_daemon.for_fleet.bus import BusAgent
-    from warpwatch_exporters.grafana import GrafanaAnnotations
 
 
 def hub_of(config: Config, node: str) -> Hub:
@@ -182,24 +181,6 @@ class Capturing:
     def _wake(self) -> None:
         for loop in self._finisher_loops:
             loop.wake()
-
-
-def grafana_follower(config: Config, node: str, metrics: AgentMetrics) -> GrafanaAnnotations | None:
-    """Return the annotations in Grafana, or None if they are not configured."""
-    wanted = config.exporters.grafana
-    if wanted.url is None:
-        return None
-    from warpwatch_exporters import grafana
-
-    annotations = metrics.counter("grafana_annotations_total")
-    for result in grafana.RESULTS:
-        # Exported from the start, so that an increase can be seen.
-        annotations.labels(result)
-    return grafana.GrafanaAnnotations(
-        grafana.GrafanaApi(wanted.url, wanted.token_file, wanted.ca_file),
-        grafana.Annotations(node, config.http.public_url_of(node)),
-        lambda result: annotations.labels(result).inc(),
-    )
 
 
 def bus_agent(

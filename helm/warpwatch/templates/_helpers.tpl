@@ -99,9 +99,6 @@ timeoutSeconds: 5
 {{- fail "networkPolicy.egress adds to what restrictEgress lets out; set networkPolicy.restrictEgress" -}}
 {{- end -}}
 {{- include "warpwatch.check.tenantsPolicy" . -}}
-{{- if and .Values.grafana.tokenSecret (not .Values.grafana.url) -}}
-{{- fail "grafana.tokenSecret needs grafana.url" -}}
-{{- end -}}
 {{- end }}
 
 {{- define "warpwatch.check.config" -}}

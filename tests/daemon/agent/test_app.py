@@ -52,7 +52,6 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
             "host": {"interval_s": 7},
         },
         exporters={
-            "grafana": {"url": url},
             "jsonl": {"path": str(tmp_path / "log.jsonl")},
             "otlp": {"endpoint": url},
             "webhooks": [{"url": url}],
