@@ -29,7 +29,9 @@ FIXTURES = Path(__file__).with_name("fixtures")
 DOCS = Path(__file__).parents[2] / "docs" / "diagnosis.md"
 # Without stacks no event shows a collection, and a rollout is the host's work without any fault.
 OTHERS = {"plain/garbage_collection": "host_bound", "plain/healthy-policy": "host_bound"}
-TRACES = sorted(path for path in FIXTURES.glob("*/*.gz") if path.parent.name != "ranks")
+TRACES = sorted(
+    path for path in FIXTURES.glob("*/*.gz") if path.parent.name not in ("ranks", "servers")
+)
 PAIRS = [path for path in TRACES if "-without" in path.name]
 # Predicted by measured saving; other work on the machine moves single pairs by more.
 TOLERANCE, CLOSE_PAIRS, CLOSE_QUIET_PAIRS = 0.25, 12, 15

@@ -15,6 +15,7 @@ from warpwatch_diagnosis.verdict.findings import Asked
 
 FOLDER = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
 VLLM = "execute_context_{0}({1})_generation_{2}({2})"
+FIXTURES = Path(__file__).with_name("fixtures") / "servers"
 # Duration in µs, gap before it, prompts, their tokens, requests that decode.
 Pass = tuple[int, int, int, int, int]
 
@@ -34,7 +35,7 @@ Pass = tuple[int, int, int, int, int]
         ("step[IDLE bs=0]", None),
         (
             "iteration[mixed prefill_tokens=64 decode_requests=3 kv_tokens=900 preempted=2]",
-            (1, 64, 3, 2),
+            (64, 64, 3, 2),
         ),
         ("iteration[decode decode_requests=8]", (0, 0, 8, 0)),
         ("iteration 5", None),
@@ -159,6 +160,40 @@ def test_a_baseline_with_other_work_is_not_compared(tmp_path):
     found = diagnose([now], [before])
     assert (found.verdict, found.comparison) == ("healthy", ())
     assert "their work differs" in found.summary
+
+
+RECORDED = {
+    "idle": "waiting_for_work",
+    "decode": "scheduler_bound",
+    "prefill": "healthy",
+    "thrash": "healthy",
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_iterations_of_vllm_on_the_cpu_have_a_right_verdict(name, golden_text):
+    """Captured by the shim from vLLM 0.32.0 with a tiny model, on two busy cores.
+
+    While it decodes, the log of the same run has a scheduler that takes 36 ms of an iteration. The
+    thrashing server preempts a request in one of a hundred iterations, none of which is captured.
+    """
+    found = diagnose([FIXTURES / f"{name}.pt.trace.json.gz"])
+    golden_text(found)
+    assert (found.verdict, found.measures[0].step_count) == (RECORDED[name], 5)
+    without_training(found)
+
+
+def test_a_capture_for_kv_thrash_reports_what_the_anomaly_counted():
+    found = diagnose([FIXTURES / "thrash.pt.trace.json.gz"], asked=Asked("kv_thrash"))
+    assert found.verdict == "kv_thrash"
+    assert "the captured iterations only decode" in found.findings[0].evidence
+
+
+@pytest.mark.parametrize("noted", [[[1]], [[1, 2, 3]] * 4, [[1, -2, 3]], "x", [[1, 2.5]], [None]])
+def test_a_note_of_work_that_does_not_fit_the_steps_is_ignored(tmp_path, noted):
+    trace = TraceFile(steps=1, warpwatch={"iterations": noted})
+    trace.operator(0, 9000)
+    assert diagnosed(tmp_path, trace).measures[0].server is None
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="the evaluation traces are not here")

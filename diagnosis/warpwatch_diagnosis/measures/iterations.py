@@ -1,7 +1,8 @@
 """Finds the iterations of an inference server, by the marks that servers and captures make.
 
+A capture of Warpwatch notes the work of its steps in the trace's head. Other traces have marks:
 vLLM marks the forward pass of a rank (``execute_context_1(512)_generation_7(7)``, also with more
-details), SGLang its batches (``step[DECODE bs=32]``), a capture of Warpwatch whole iterations
+details), SGLang its batches (``step[DECODE bs=32]``), a program of its own whole iterations
 (``iteration[mixed prefill_tokens=512 decode_requests=7 preempted=1]``).
 
 A gap between two marks is a wait for work if no request was in flight: the next batch that decodes
@@ -11,6 +12,7 @@ has only requests whose prompts came after the gap. Any other gap is time of the
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -68,7 +70,7 @@ class ServerTime:
 
 def server_time(trace: Trace) -> tuple[ServerTime | None, list[TraceEvent]]:
     """Return the iterations, and one event for each span; None and no event without marks."""
-    marks = _outermost(trace)
+    marks = _captured(trace) or _outermost(trace)
     steps = {e.name for e in trace.events["annotation"] if e.name.startswith("ProfilerStep")}
     # A training that generates text in its steps has many iterations in each.
     if not marks or (steps and len(marks) > MAX_ITERATIONS_A_STEP * len(steps)):
@@ -105,9 +107,34 @@ def parse(name: str) -> tuple[int, int, int, int] | None:
     elif match := _OWN.match(name):
         known = {key: int(value) for key, value in _FIELD.findall(match[1])}
         tokens = known.get("prefill_tokens", 0)
-        requests = known.get("prefill_requests", int(tokens > 0))
+        requests = known.get("prefill_requests", tokens)
         work = requests, tokens, known.get("decode_requests", 0), known.get("preempted", 0)
     return work if any(work) else None
+
+
+def _captured(trace: Trace) -> list[tuple[TraceEvent, Iteration]]:
+    """Return the steps of a server's capture, each from its first to its last operator.
+
+    The number of prompts is unknown: at most one for each token.
+    """
+    steps = {e.name: e for e in trace.events["annotation"] if e.name.startswith("ProfilerStep#")}
+    ordered = sorted(steps.values(), key=lambda e: e.begin_us)
+    if not ordered or len(ordered) != len(trace.works):
+        return []
+    events = sorted(
+        (e for e in trace.events["operator"] if e.thread == ordered[0].thread),
+        key=lambda e: e.begin_us,
+    )
+    begins = [e.begin_us for e in events]
+    found = []
+    for step, (tokens, requests) in zip(ordered, trace.works, strict=True):
+        mine = events[bisect_left(begins, step.begin_us) : bisect_left(begins, step.end_us)]
+        low = mine[0].begin_us if mine else step.begin_us
+        high = max((e.end_us for e in mine), default=step.end_us)
+        mark = step._replace(begin_us=low, end_us=min(high, step.end_us))
+        iteration = Iteration(mark.begin_us, mark.end_us, tokens, tokens, requests)
+        found.append((mark, iteration))
+    return found
 
 
 def _outermost(trace: Trace) -> list[tuple[TraceEvent, Iteration]]:

@@ -175,25 +175,26 @@ class KvThrashRule(RankRule):
     def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
         iterations = measures.server.iterations if measures.server else ()
         preempted = sum(i.preempted for i in iterations)
-        if preempted:
-            yield (
-                f"{preempted:,} requests lost their place in the KV cache in {len(iterations):,} "
-                "iterations; what they had is computed again"
-            )
-        else:
-            yield "requests lose their place in the KV cache; what they had is computed again"
+        yield (
+            f"{preempted:,} requests lost their place in the KV cache in {len(iterations):,} "
+            "iterations; what they had is computed again"
+        )
         yield (
             f"iterations that compute prompts again take {milliseconds(total(lost))}, "
             f"{percent(measures.share(lost))} of the time"
         )
 
     def of_asked(self, capture: Capture) -> list[Finding]:
-        """Return the finding of a capture without marks of preemptions, if prompts are computed.
+        """Return the finding of a capture whose anomaly counted the preemptions.
 
-        The anomaly that requested the capture counted the preemptions.
+        They are rarer than the few iterations of a capture, and not every mark has them.
         """
         found = []
-        for measures in capture:
+        for measures in (m for m in capture if m.server):
             lost = self._recomputing(measures, len(measures.steps))
-            found += [self.finding_of(measures, lost)] if lost else []
+            evidence = "requests lose their place in the KV cache and are computed again"
+            share, us = self.share(measures, lost), self.recoverable_us(measures, lost)
+            more = () if lost else ("the captured iterations only decode",)
+            advised = self.advice(measures)
+            found += [self.finding(measures, share, us, "medium", (evidence, *more), advised)]
         return found

@@ -44,6 +44,8 @@ MAX_SPAN_S = 86_400.0
 _BEGIN, _END = attrgetter("begin_us"), attrgetter("end_us")
 # No pipeline has more stages.
 MAX_STAGES = 4096
+# No capture has more iterations.
+MAX_ITERATIONS = 10_000
 # The members that are read beside the events.
 HEAD = frozenset({"deviceProperties", "distributedInfo", "warpwatch", "baseTimeNanoseconds"})
 
@@ -52,7 +54,8 @@ HEAD = frozenset({"deviceProperties", "distributedInfo", "warpwatch", "baseTimeN
 class Trace:
     """One process's trace. ``rank`` is None if neither the trace nor its name has it.
 
-    stage: the stage of a pipeline and the number of stages, if the trace has them.
+    stage: the stage of a pipeline and the number of stages, if the trace has them. works: of the
+    iterations of a server, prompt tokens and requests that decode.
     """
 
     file: str
@@ -60,6 +63,7 @@ class Trace:
     world_size: int | None = None
     job: str | None = None
     stage: tuple[int, int] | None = None
+    works: tuple[tuple[int, int], ...] = ()
     device_name: str | None = None
     events: dict[Kind, list[TraceEvent]] = field(
         default_factory=lambda: {kind: [] for kind in get_args(Kind)}
@@ -175,6 +179,7 @@ def _describe(path: TraceSource, trace: Trace, head: dict[str, Any]) -> None:
     trace.world_size = _count(distributed, "world_size")
     job = own.get("job")
     trace.job = job if isinstance(job, str) else None
+    trace.works = _works(own.get("iterations"))
     trace.stage = _stage(_mapping(own, "parallel").get("pipeline"))
     trace.events["python"] += _gc_pauses(
         trace, own.get("gc_pauses_us"), head.get("baseTimeNanoseconds")
@@ -182,6 +187,17 @@ def _describe(path: TraceSource, trace: Trace, head: dict[str, Any]) -> None:
     devices = head.get("deviceProperties")
     if (trace.events["kernel"] or trace.events["copy"]) and isinstance(devices, list):
         trace.device_name = _device_name(devices, trace)
+
+
+def _works(noted: Any) -> tuple[tuple[int, int], ...]:
+    """Return the work of each captured iteration; empty if the note is not usable."""
+    if not isinstance(noted, list) or len(noted) > MAX_ITERATIONS:
+        return ()
+    works = [work[:2] for work in noted if isinstance(work, list) and len(work) >= 2]
+    numbers = [number for work in works for number in work]
+    if len(works) < len(noted) or not all(type(n) is int and 0 <= n < MAX_NUMBER for n in numbers):
+        return ()
+    return tuple((tokens, requests) for tokens, requests in works)
 
 
 def _stage(place: Any) -> tuple[int, int] | None:
