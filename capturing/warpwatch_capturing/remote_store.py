@@ -1,7 +1,7 @@
-"""The remote store: an object store, by ``obstore``, and captures fetched from it.
+"""Writes objects to the remote store, an object store, and fetches captures from it.
 
-It is only written and read by name: nothing here lists or deletes. Credentials come from the
-environment or the workload's identity, as the provider's own tools take them.
+Objects are written and read by name only: nothing here lists or deletes. Credentials come from the
+environment or the workload's identity, as for the provider's own tools.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from warpwatch_diagnosis.verdict.findings import Asked
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError, WarpwatchError
 
-# The least part that S3 takes, and how many are on their way: a put takes some 40 MB at most,
-# however large the file is.
+# S3 takes no smaller parts. With two uploads at once a put needs about 40 MB of memory, however
+# large the file is.
 PART_BYTES = 5 * 2**20
 PARTS_AT_ONCE = 2
 CONNECT_TIMEOUT_S = 10
-# Enough for both parts of a request's body at 170 kB/s.
+# Enough to send two parts at once over a link of 170 kB/s.
 REQUEST_TIMEOUT_S = 60
-# Within one put; who uploads tries again much later.
+# Retries within one put. The uploader repeats a failed put much later.
 RETRIES = 2
 RETRY_TIMEOUT_S = 60
 READ_BYTES = 2**20
@@ -40,7 +40,7 @@ _QUERY = re.compile(r"\?\S+")
 
 
 class RemoteStoreError(WarpwatchError):
-    """One line; ``missing``: there is no such object, or no such bucket."""
+    """A failed request, in one line. ``missing``: the object or its bucket does not exist."""
 
     def __init__(self, text: str, *, missing: bool = False) -> None:
         super().__init__(text)
@@ -48,9 +48,9 @@ class RemoteStoreError(WarpwatchError):
 
 
 class RemoteStore:
-    """Every call waits for the network, for minutes where the store does not answer.
+    """A client of the store. Its calls block, for minutes if the store does not reply.
 
-    A process that uses it must not fork and go on: obstore hangs in the child.
+    The process must not fork afterwards, except to run another program: obstore hangs in the child.
     """
 
     def __init__(self, url: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -121,31 +121,31 @@ _RETRY = {
 
 
 def _client_options(environ: Mapping[str, str]) -> dict[str, Any]:
-    # With options of our own, obstore 0.12 no longer looks for this in the environment.
-    plain = [environ.get(f"{name}_ALLOW_HTTP", "") for name in _PROVIDERS]
+    # If it gets options, obstore 0.12 no longer reads these variables itself.
+    allowed = [environ.get(f"{name}_ALLOW_HTTP", "") for name in _PROVIDERS]
     return {
-        "allow_http": any(value.lower() in ("1", "true", "yes", "on") for value in plain),
+        "allow_http": any(value.lower() in ("1", "true", "yes", "on") for value in allowed),
         "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
         "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
     }
 
 
 def _line(error: Exception) -> str:
-    """Return an error's first line, without the signatures of URLs."""
+    """Return an error's first line, without the queries of URLs, which may hold signatures."""
     return _QUERY.sub("", str(error).partition("\n")[0])[:300]
 
 
-# As the service names captures; where one lies follows from its name.
+# The id of a capture, as ``capture_id.py`` makes it. Its date is the path in the store.
 _NAME = re.compile(r"(\d{4})(\d\d)(\d\d)T\d{6}-[0-9a-f]+")
 TRACES = (".json", ".json.gz")
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Local copies of a capture's files. missing: why ranks have none.
+    """Local copies of a capture's files. missing: the reason, for each rank without a trace.
 
     baseline: the traces that the daemon compared with, if they still exist. nodes: the ranks'
-    nodes in a capture over nodes. asked: the anomaly that requested the capture.
+    nodes in a multi-node capture. asked: the anomaly that requested the capture.
     """
 
     traces: Sequence[Path]
@@ -155,7 +155,7 @@ class Fetched:
     asked: Asked | None = None
 
 
-# Hears which file of how many is fetched now.
+# Receives the number of the file that is fetched now, the number of all files, and its name.
 Reading = Callable[[int, int, str], None]
 
 
@@ -164,25 +164,25 @@ def fetch(
 ) -> Fetched:
     """Fetch one trace, or all files for the diagnosis of a capture, into an empty folder.
 
-    For a capture over nodes these are the reductions, as in the fleet's own diagnosis.
-
-    Raises UsageError for what is neither, RemoteStoreError and OSError.
+    For a multi-node capture these are the reductions (the ranks' measures without the trace), as in
+    the fleet's own diagnosis. Raises UsageError if the address is neither a trace nor a capture
+    with traces, RemoteStoreError and OSError.
     """
-    above, _, name = address.rstrip("/").rpartition("/")
+    parent, _, name = address.rstrip("/").rpartition("/")
     if name.endswith(TRACES):
-        RemoteStore(above).fetch(name, folder / name)
+        RemoteStore(parent).fetch(name, folder / name)
         return Fetched([folder / name])
     capture, remote = _record(address), RemoteStore(address)
     if capture.request.kind != "torch":
         raise UsageError(f"{address} is a capture of kind {capture.request.kind}, without traces")
-    known = child.asked(capture.request)
-    asked = Asked(**known) if known else None
+    anomaly = child.asked(capture.request)
+    asked = Asked(**anomaly) if anomaly else None
     nodes = usable.nodes(capture.ranks)
     if nodes:
         of_baseline = [name for name in capture.files if name.startswith(usable.BASELINE)]
         traces = _fetch(remote, usable.reductions(capture), folder, reading)
-        well = _fetch(remote, of_baseline, folder, reading)
-        return Fetched(traces, usable.missing(capture.ranks), well, nodes, asked)
+        others = _fetch(remote, of_baseline, folder, reading)
+        return Fetched(traces, usable.missing(capture.ranks), others, nodes, asked)
     names = usable.files(capture.ranks)
     if not names:
         raise UsageError(f"{address} has no trace: {capture.detail or capture.outcome}")
@@ -197,19 +197,22 @@ def _record(address: str) -> Capture:
     except RemoteStoreError as error:
         if not error.missing:
             raise
-        raise UsageError(f"{address} is no capture, or not whole: no {store.RECORD}") from error
+        raise UsageError(
+            f"{address} is not a capture, or is incomplete: it has no {store.RECORD}"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         place = f"{address.rstrip('/')}/{store.RECORD}"
-        raise UsageError(f"{place} is no record of a capture that can be read: {error}") from error
+        raise UsageError(f"{place} is not a readable record of a capture: {error}") from error
 
 
 def _baseline(address: str, capture: Capture, folder: Path, reading: Reading) -> Sequence[Path]:
+    """Fetch the traces of the baseline; return none if they can no longer be read."""
     place = _NAME.fullmatch(capture.baseline_id or "")
     if place is None:
         return ()
-    # <store>/<YYYY>/<MM>/<DD>/<capture-id>
-    above = address.rstrip("/").rsplit("/", 4)[0]
-    address = "/".join([above, *place.groups(), place.string])
+    # The address is <store>/<YYYY>/<MM>/<DD>/<capture-id>.
+    root = address.rstrip("/").rsplit("/", 4)[0]
+    address = "/".join([root, *place.groups(), place.string])
     baseline = folder / "baseline"
     try:
         names = usable.verified_files(_record(address).ranks)
@@ -224,7 +227,7 @@ def _fetch(remote: RemoteStore, names: Sequence[str], folder: Path, reading: Rea
     for number, name in enumerate(names):
         reading(number, len(names), name)
         if PurePosixPath(name).name != name:
-            raise UsageError(f"{remote.url}: {json.dumps(name)} is no name of a file")
+            raise UsageError(f"{remote.url}: {json.dumps(name)} is not a file name")
         remote.fetch(name, folder / name)
         paths.append(folder / name)
     return paths

@@ -1,7 +1,7 @@
-"""The state in Prometheus' text format and in OpenMetrics.
+"""Renders the state in Prometheus' text format and in OpenMetrics.
 
-A scrape costs little because a series' name and labels are put together once: they are cached by
-identity, and a scrape only joins cached prefixes with values.
+A line is a prefix (a series' name and labels) and a value. Prefixes are cached, so a scrape only
+joins them with new values.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Workload
 from warpwatch_telemetry.state import RankState, State
 
-# Prefixes that are cached beyond those of the newest page, e.g. of processes that have ended.
+# A holder may keep this many prefixes that the newest page did not need.
 SPARE_PREFIXES = 500
 
 _Prefixes = dict[SeriesKey, str]
 _Lines = dict[str, list[str]]
 _Holder = tuple[Identity, Workload | None]
 
-# By what they belong to; what a page did not need is forgotten with it.
+# The caches. A device, workload or process that is no longer on the page loses its entries.
 _prefixes: dict[_Holder, _Prefixes] = {}
 _buckets: dict[tuple[Identity, bool, SeriesKey], list[str]] = {}
 
@@ -46,7 +46,7 @@ class Options:
     ``inline_workloads``: device series carry namespace, pod and container of their workload.
     ``dcgm_names`` adds the series of dcgm-exporter's default list. ``profile``: how many series a
     device has; ``full`` also has fine buckets of step durations. ``node``: the node's name in
-    those; empty for the host's name.
+    series of dcgm-exporter; empty for the host's name.
     """
 
     inline_workloads: bool = False
@@ -65,9 +65,9 @@ def render(state: State, options: Options = Options(), *, openmetrics: bool = Fa
     ranks: dict[Identity, RankState] = {rank.key: rank for rank in exported_ranks(state)}
     fine = options.profile == "full"
     for identity, rank in ranks.items():
-        for one in histograms_of(rank, fine):
-            lines[one.key[0]].extend(_histogram(identity, one, fine))
-    _forget_others(needed, ranks)
+        for histogram in histograms_of(rank, fine):
+            lines[histogram.key[0]].extend(_histogram(identity, histogram, fine))
+    _trim_caches(needed, ranks)
     headers = _OPENMETRICS_HEADERS if openmetrics else _TEXT_HEADERS
     page = [headers[name] + "\n".join(family) for name, family in lines.items() if family]
     if options.dcgm_names:
@@ -84,13 +84,13 @@ def _add(lines: _Lines, group: SeriesGroup) -> None:
         prefix = prefixes.get(key)
         if prefix is None:
             prefix = prefixes[key] = _series_prefix(group, key)
-        # Neither NaN nor infinity is a value that was read.
+        # NaN and infinity are not values that a device returned: for them the difference is NaN.
         if prefix and family is not None and value - value == 0:
             family.append(f"{prefix}{value!r}")
 
 
-def _forget_others(needed: Mapping[_Holder, int], ranks: Mapping[Identity, RankState]) -> None:
-    """Devices, workloads and processes come and go; the caches hold those of the newest page."""
+def _trim_caches(needed: Mapping[_Holder, int], ranks: Mapping[Identity, RankState]) -> None:
+    """Remove what the newest page did not need: devices, workloads and processes come and go."""
     for holder in _prefixes.keys() - needed.keys():
         del _prefixes[holder]
     for holder, count in needed.items():
@@ -101,7 +101,7 @@ def _forget_others(needed: Mapping[_Holder, int], ranks: Mapping[Identity, RankS
 
 
 def _series_prefix(group: SeriesGroup, key: SeriesKey) -> str:
-    """Return name and labels with the blank before the value; nothing outside of the catalogue."""
+    """Return name, labels and the blank before the value; empty if the catalogue lacks the key."""
     labels = labels_of(group, key)
     return "" if labels is None else _prefix(CATALOGUE[key[0]].full_name, labels)
 
@@ -111,13 +111,13 @@ def _prefix(name: str, labels: Mapping[str, str]) -> str:
     return f"{name}{{{pairs}}} " if pairs else f"{name} "
 
 
-def _histogram(identity: Identity, one: HistogramSeries, fine: bool) -> Iterator[str]:
-    prefixes = _buckets.get((identity, fine, one.key))
+def _histogram(identity: Identity, series: HistogramSeries, fine: bool) -> Iterator[str]:
+    prefixes = _buckets.get((identity, fine, series.key))
     if prefixes is None:
-        prefixes = _histogram_prefixes(identity, one.key, one.buckets)
-        _buckets[identity, fine, one.key] = prefixes
-    counts = list(accumulate(one.histogram.counts))
-    values = (*(counts[index] for index in one.buckets.values()), counts[-1], one.histogram.sum)
+        prefixes = _histogram_prefixes(identity, series.key, series.buckets)
+        _buckets[identity, fine, series.key] = prefixes
+    counts, total = list(accumulate(series.histogram.counts)), series.histogram.sum
+    values = (*(counts[index] for index in series.buckets.values()), counts[-1], total)
     return (f"{prefix}{value!r}" for prefix, value in zip(prefixes, values, strict=True))
 
 

@@ -17,8 +17,8 @@ from warpwatch_devices.nvml.events import (
     SETTLING_S,
     STEADY_S,
     WAIT_S,
-    EventDevice,
     EventWatcher,
+    Registration,
     Renewals,
 )
 from warpwatch_devices.nvml.library import initialise
@@ -162,13 +162,13 @@ def test_a_gpu_that_comes_back_often_costs_the_others_one_new_set(events: Events
 
 def test_the_pauses_of_what_is_tried_again_double_up_to_a_limit() -> None:
     renewals = Renewals()
-    assert [renewals.take(now) for now in (100.0, 105.0, 109.9)] == [0.0, 110.0, 110.0]
-    assert [renewals.take(now) for now in (110.0, 129.9, 130.0)] == [0.0, 130.0, 0.0]
+    assert [renewals.schedule(now) for now in (100.0, 105.0, 109.9)] == [0.0, 110.0, 110.0]
+    assert [renewals.schedule(now) for now in (110.0, 129.9, 130.0)] == [0.0, 130.0, 0.0]
     # After a quiet time it is as new.
-    assert [renewals.take(now) for now in (170.0 + 40.1, 220.0)] == [0.0, 220.1]
-    device, pauses = EventDevice("GPU", "1", None, 1), []
+    assert [renewals.schedule(now) for now in (170.0 + 40.1, 220.0)] == [0.0, 220.1]
+    device, pauses = Registration("GPU", "1", None, 1), []
     for _ in range(7):
-        device.leave_alone(50.0)
+        device.back_off(50.0)
         pauses.append(device.retry_at - 50.0)
     assert pauses == [10, 20, 40, 80, 160, LAST_RETRY_S, LAST_RETRY_S]
 

@@ -1,7 +1,7 @@
-"""Hooks calls of torch that are a phase: ``comm`` of torch.distributed, ``checkpoint`` of saving.
+"""Hooks torch's communication, which is the phase ``comm``, and its saving, ``checkpoint``.
 
-Blocking collectives and point-to-point calls are wrapped, and ``wait`` of asynchronous ones, which
-return at once and are not timed. The module is hooked when its import ends, before others
+Blocking collectives and point-to-point calls are wrapped. Asynchronous ones return at once, so
+their ``wait`` is wrapped instead. A module is hooked when its import ends, before other modules
 import names from it.
 """
 
@@ -65,9 +65,8 @@ def _timed(original: Callable[..., Any], state: HookState) -> Callable[..., Any]
 
 
 def _timed_wait(original: Callable[..., Any], state: HookState) -> Callable[..., Any]:
-    # pybind11 looks at the name of the calling code and at its first argument to see that a class
-    # derived in Python calls its base. By another name such a class, if it has no ``wait`` of its
-    # own, would call itself for ever.
+    # The wrapper must be named ``wait`` and have ``self`` first: by these two pybind11 detects that
+    # a Python subclass calls its base. Else a subclass without its own ``wait`` recurses for ever.
     @functools.wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         monitor = state.monitor
@@ -84,10 +83,10 @@ def _replace_elsewhere(wrappers: dict[Any, Any]) -> None:
     for name in ("torch.distributed", FUNCTIONAL_MODULE):
         names = vars(sys.modules[name]) if name in sys.modules else {}
         for key, value in list(names.items()):
-            # isinstance would ask the deprecated ones for their class, and they would warn.
+            # isinstance would read __class__, and torch's deprecated objects then warn.
             if type(value) is FunctionType and value in wrappers:
                 names[key] = wrappers[value]
-    # Dynamo's table from a collective to its functional twin.
+    # Dynamo's table maps a collective to its functional form.
     twins = getattr(sys.modules.get(FUNCTIONAL_MODULE), "traceable_collective_remaps", {})
     for original, wrapper in wrappers.items():
         if original in twins:
@@ -100,18 +99,18 @@ DISTRIBUTED_SAVING_MODULE = f"{DISTRIBUTED_SAVING}.state_dict_saver"
 
 
 def install_saving(module: ModuleType, state: HookState) -> None:
-    _replace("save", state, module.serialization, module)
+    _time_saving("save", state, module.serialization, module)
 
 
 def install_distributed_saving(module: ModuleType, state: HookState) -> None:
     """Time the calls; the writing threads of ``async_save`` do not delay the training."""
     package = sys.modules.get(DISTRIBUTED_SAVING)
     for name in ("save", "async_save"):
-        _replace(name, state, module, package)
+        _time_saving(name, state, module, package)
 
 
-def _replace(name: str, state: HookState, *modules: ModuleType | None) -> None:
-    """Replace the function of the first module under its name in all of them."""
+def _time_saving(name: str, state: HookState, *modules: ModuleType | None) -> None:
+    """Wrap the first module's function of this name, in all modules that have it."""
     original = getattr(modules[0], name, None)
     if original is None:
         return
@@ -127,14 +126,14 @@ def _saving(original: Callable[..., Any], state: HookState) -> Callable[..., Any
         monitor = state.monitor
         if monitor is None or state.is_compiling():
             return original(*args, **kwargs)
-        with monitor.phase("checkpoint"), _in_the_trace():
+        with monitor.phase("checkpoint"), _annotation():
             return original(*args, **kwargs)
 
     return save
 
 
-def _in_the_trace() -> AbstractContextManager[Any]:
-    """Return an annotation while a profiler records: torch has no event for a save."""
+def _annotation() -> AbstractContextManager[Any]:
+    """Return an annotation for the trace if a profiler records: torch has no event for a save."""
     profiler: Any = sys.modules.get("torch.autograd.profiler")
     enabled: Any = getattr(sys.modules.get("torch.autograd"), "_profiler_enabled", None)
     if profiler is None or enabled is None or not enabled():

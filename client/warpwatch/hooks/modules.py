@@ -1,13 +1,13 @@
-"""Hooks calls of the model, which are the phase ``forward`` if there is no DataLoader.
+"""Hooks calls of the model: without a DataLoader they start ``forward``, ``eval`` or ``rollout``.
 
-A global hook between two backwards finds the modules that the program calls itself, and again once
-it calls none of them any more (the next layer, model or fold). Then calls are seen at their
-classes. Up to some calls without gradients belong to a step (a teacher, a target network). More are
-an evaluation, or a ``rollout`` if the module is in training mode. Under torch.compile only calls of
-compiled modules are seen: no hook is in a graph.
+A global hook, set for two backwards, finds the modules that the program itself calls. Then only
+their classes are hooked. If the program calls none of them any more (another layer, model or fold),
+the search is repeated. Up to MAX_WITHOUT_GRADIENTS calls without gradients in a row belong to a
+step (a teacher, a target network). More are an evaluation, or a ``rollout`` if the module is in
+training mode. Under torch.compile only calls of compiled modules are seen: no hook is in a graph.
 
-With a DataLoader calls are not watched. There ``Module.eval`` between two steps starts an
-evaluation: images, texts and scores made now and then come from no DataLoader.
+With a DataLoader calls are not watched, only ``Module.eval``: between two steps it starts an
+evaluation, because images, texts and scores for it often come without a DataLoader.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from warpwatch.hooks.dataloader import measure
 from warpwatch.hooks.hook_state import HookState
 
 MODULE = "torch"
-# Calls without gradients in a row that may be part of a step.
-TEACHERS = 4
+MAX_WITHOUT_GRADIENTS = 4
 MAX_MODULES = 64
-# Backwards between two looks whether the program still calls the modules that it called.
-LOOK_EVERY = 8
-# Inputs in a row without token ids after which no more are looked at.
-WORDLESS = 64
+# The number of backwards after which to check that the program still calls the modules found.
+CHECK_EVERY = 8
+# After this many inputs in a row without token ids, inputs are no longer measured.
+MAX_WITHOUT_TOKENS = 64
 
 
 class _Called(set):  # type: ignore[type-arg]
-    """The ids of modules of this process; pickling a class by its content leaves them out."""
+    """The ids of modules of this process, left out if a hooked class is pickled by value."""
 
     def __reduce__(self) -> Any:
         return set, ()
 
 
 class ModuleHook:
-    """The calls of the modules in ``_called`` (ids); ``_inside`` has the modules within them.
+    """The hooks of the modules that the program calls, and the phase that their calls started.
 
-    ``_round`` is the number of backwards and updates at the last call, ``_looked`` at the last
-    check. ``forward`` is the round whose forward the last call was part of, or -1. ``_phase`` is
-    the last phase that a call started. ``_unlearned`` counts calls without gradients since,
-    ``_wordless`` inputs without token ids in a row.
+    ``_called`` are the ids of these modules, ``_inside`` those of all their parts, ``_classes``
+    their classes. A round is a number of backwards and updates: ``_round`` at the last call,
+    ``_checked`` at the last check, ``forward`` at the last call if it had gradients, else -1.
+    ``_without_gradients`` counts calls, and ``_without_tokens`` inputs, in a row.
+    ``_time_first`` has the results of ``_may_take_time_first``.
     """
 
     __slots__ = (
-        "_called", "_classes", "_every", "_handle", "_inside", "_looked", "_orders", "_phase",
-        "_round", "_torch", "_unlearned", "_wordless", "forward", "state",
+        "_called", "_checked", "_classes", "_every", "_handle", "_inside", "_phase", "_round",
+        "_time_first", "_torch", "_without_gradients", "_without_tokens", "forward", "state",
     )  # fmt: skip
 
     def __init__(self, torch: Any, state: HookState) -> None:
@@ -62,34 +62,34 @@ class ModuleHook:
         self._classes: list[Any] = []
         self._handle: Any = None
         self._phase = ""
-        self._round = self._looked = self._unlearned = self._wordless = 0
-        self._every = LOOK_EVERY
+        self._round = self._checked = self._without_gradients = self._without_tokens = 0
+        self._every = CHECK_EVERY
         self.forward = -1
-        self._orders: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._time_first: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def __reduce__(self) -> Any:
-        """Leave it out of pickles, as ``_Called``: nothing calls it there."""
+        """Leave the hook out of pickles, as ``_Called``: nothing calls it there."""
         return bool, ()
 
-    def watch(self) -> None:
-        """Watch which modules are called until ``watched``, if no known one was called lately.
+    def search(self) -> None:
+        """Search for called modules, for two backwards, if no known module was called lately.
 
-        It is not done under torch.compile, which warns of such a hook.
+        There is no search under torch.compile, which warns of a global hook.
         """
         state = self.state
         if state.batches or state.compiles or state.evaluating is not None:
             return
-        looked, self._looked = self._looked, self._round
-        if looked != self._round:
-            state.when_backward(state.backwards + LOOK_EVERY, self.watch)
+        checked, self._checked = self._checked, self._round
+        if checked != self._round:
+            state.when_backward(state.backwards + CHECK_EVERY, self.search)
             return
         self._called.clear()
         self._inside.clear()
         hooks = self._torch.nn.modules.module
-        self._handle = hooks.register_module_forward_pre_hook(self._see)
-        state.when_backward(state.backwards + 2, self.watched)
+        self._handle = hooks.register_module_forward_pre_hook(self._found)
+        state.when_backward(state.backwards + 2, self.end_search)
 
-    def watched(self) -> None:
+    def end_search(self) -> None:
         handle, self._handle = self._handle, None
         if handle is None:
             return
@@ -97,9 +97,9 @@ class ModuleHook:
         for kind in self._classes:
             if "__call__" not in vars(kind):
                 _hook_calls(kind, self._called, self)
-        # Where there are none to be found, less and less often.
-        self._every = LOOK_EVERY if self._called else 2 * self._every
-        self.state.when_backward(self.state.backwards + self._every, self.watch)
+        # If no module was found, the next search is later each time.
+        self._every = CHECK_EVERY if self._called else 2 * self._every
+        self.state.when_backward(self.state.backwards + self._every, self.search)
 
     def compile(self) -> None:
         """Remove the hooks, because torch.compile may trace the modules."""
@@ -110,11 +110,8 @@ class ModuleHook:
             if getattr(vars(kind).get("__call__"), "of_warpwatch", False):
                 del kind.__call__
 
-    def see_compiled(self, module: Any, args: Any) -> None:
-        if not self.state.is_compiling():
-            self.begin(module, args)
-
-    def _see(self, module: Any, args: Any) -> None:
+    def _found(self, module: Any, args: Any) -> None:
+        """Add a module that is called in the search, unless it is a part of one found before."""
         try:
             if id(module) in self._inside or not self.state.in_training_thread():
                 return
@@ -123,7 +120,7 @@ class ModuleHook:
                 kind in self._classes or "__call__" not in vars(kind)
             ):
                 self._called.add(id(module))
-                with suppress(ValueError):  # a RemoteModule's are in another process
+                with suppress(ValueError):  # the parts of a RemoteModule are in another process
                     self._inside.update(map(id, module.modules()))
                 if kind not in self._classes:
                     self._classes.append(kind)
@@ -131,41 +128,42 @@ class ModuleHook:
             faults.swallow(error)
 
     def begin(self, module: Any, args: Any) -> None:
-        """Follow a call of a module by the program itself."""
+        """Start the phase of a call that the program makes, if it is another one."""
         state, monitor = self.state, self.state.monitor
         if monitor is None or get_ident() != monitor.clock.thread:
             return
         if state.batches or state.evaluating is not None:
             return
         try:
-            learns, calls = state.is_grad_enabled(), state.backwards + state.updates
-            if calls != self._round:
-                self._round, self._unlearned, self._phase = calls, 0, ""
-            self._unlearned = 0 if learns else self._unlearned + 1
-            self.forward = calls if learns else -1
+            learns, now = state.is_grad_enabled(), state.backwards + state.updates
+            if now != self._round:
+                self._round, self._without_gradients, self._phase = now, 0, ""
+            self._without_gradients = 0 if learns else self._without_gradients + 1
+            self.forward = now if learns else -1
             phase = "forward" if learns else self._phase or "forward"
-            if self._unlearned > TEACHERS:
+            if self._without_gradients > MAX_WITHOUT_GRADIENTS:
                 phase = "rollout" if module.training else "eval"
             if phase != self._phase:
                 self._phase = phase
                 monitor.switch(phase)
-                if learns and args and self._wordless < WORDLESS and not state.in_backward:
-                    # Token ids are a batch of data; of anything else it is not known.
+                is_measured = learns and self._without_tokens < MAX_WITHOUT_TOKENS
+                if is_measured and args and not state.in_backward:
+                    # Token ids are a batch of data; any other input may be something else.
                     samples, tokens = measure(args[0])
                     if tokens:
                         state.samples = 0 if self._may_take_time_first(module) else samples
                         state.tokens = tokens
-                    self._wordless = 0 if tokens else self._wordless + 1
+                    self._without_tokens = 0 if tokens else self._without_tokens + 1
         except Exception as error:
             faults.swallow(error)
 
     def _may_take_time_first(self, module: Any) -> bool:
-        """Return whether a part of the module does; input rows are then not samples."""
-        found = self._orders.get(module)
+        """Return whether a part of the module takes time first; the rows are then not samples."""
+        found = self._time_first.get(module)
         if found is None:
             parts = module.modules()
             found = any(getattr(part, "batch_first", None) is False for part in parts)
-            self._orders[module] = found
+            self._time_first[module] = found
         return found
 
 
@@ -173,8 +171,8 @@ def _hook_calls(kind: Any, called: set[int], hook: ModuleHook) -> None:
     """Give the class a ``__call__`` of its own, above the current ``Module.__call__``."""
 
     def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-        # Most calls are further ones of a forward, and hundreds in a step where a policy acts: what
-        # is new is asked without a call.
+        # Most calls continue a forward, and a step in which a policy acts has hundreds of calls:
+        # this check for a new phase needs no call of ours.
         if id(module) in called and (
             hook.forward != hook.state.backwards + hook.state.updates
             or not hook.state.is_grad_enabled()
@@ -187,9 +185,9 @@ def _hook_calls(kind: Any, called: set[int], hook: ModuleHook) -> None:
 
 
 def install(module: Any, state: HookState) -> None:
-    """Watch the modules; ``module`` is torch."""
+    """Install the hook of modules; ``module`` is torch."""
     hook = ModuleHook(module, state)
-    state.when_backward(3, hook.watch)
+    state.when_backward(3, hook.search)
     state.when_compiling(hook.compile)
 
 
@@ -201,14 +199,16 @@ def install_compiled(module: Any, state: HookState) -> None:
 
     @wraps(original)
     def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-        hook.see_compiled(module, args)
+        if not state.is_compiling():
+            hook.begin(module, args)
         return original(module, *args, **kwargs)
 
     compiled.__call__ = __call__
 
 
-# Steps from one evaluation to the next: a part of the model is put into eval() at every one.
-APART = 2
+# If eval() is called at every step, it freezes a part of the model: an evaluation comes at most
+# every second step.
+MIN_STEPS_BETWEEN = 2
 
 
 class EvalHook:
@@ -218,7 +218,7 @@ class EvalHook:
 
     def __init__(self, state: HookState) -> None:
         self._state = state
-        self._steps = -APART
+        self._steps = -MIN_STEPS_BETWEEN
 
     @faults.guarded
     def called(self) -> None:
@@ -230,14 +230,14 @@ class EvalHook:
         if state.samples or state.tokens or state.in_backward or state.monitor is None:
             return
         before, self._steps = self._steps, state.monitor.clock.steps
-        if self._steps - before >= APART:
+        if self._steps - before >= MIN_STEPS_BETWEEN:
             state.switch("eval")
 
 
 def install_eval(module: ModuleType, state: HookState) -> None:
     hook = EvalHook(state)
-    modules = module.nn.Module
-    original = modules.eval
+    base = module.nn.Module
+    original = base.eval
 
     @wraps(original)
     def eval(self: Any) -> Any:
@@ -245,4 +245,4 @@ def install_eval(module: ModuleType, state: HookState) -> None:
             hook.called()
         return original(self)
 
-    modules.eval = eval
+    base.eval = eval

@@ -261,7 +261,7 @@ class LocalRanks(Participant):
     def _overdue(self, rank: RankCapture, at: float) -> str:
         waited_s, target = at - self._asked_at, self.targets[rank.rank].rank
         if self._kind == "stacks":
-            silence_s = target.process.silence.lasts_s(at)
+            silence_s = target.process.silence.duration_s(at)
             silent = target.status == "stopped" or silence_s >= SILENT_S
             if silent:
                 self._silent.add(rank.rank)

@@ -23,7 +23,7 @@ from warpwatch_devices.memory_groups import (
 )
 from warpwatch_devices.process_tree import Process, descendants, read_process
 
-# The interval of readings: a hang is reported within 30 s of the last sign of life.
+# The hang detector needs 20 s of idle readings, and must report a hang within 30 s.
 INTERVAL_S = 2.0
 
 # Uninterruptible: in a system call that waits for a disk or a file server.
@@ -33,42 +33,41 @@ _DISK_WAIT = "D"
 def reading(
     process: Process, family: Mapping[int, Process], proc: Path = PROC, cgroup: Path = CGROUP
 ) -> dict[str, Any]:
-    """Return the detail of an event ``process``. ``family``: with its descendants, by PID.
+    """Return the detail of an event ``process``. ``family``: processes by PID, with descendants.
 
-    cpu_s, io_bytes: processor time, and bytes read and written, of the family since its start.
-    disk_wait: a process of the family waits for a disk or a file server now.
-    anonymous_bytes: memory of the process itself without a file.
-    available_bytes, limit_bytes: of its tightest control group, else of the host.
+    cpu_s, io_bytes: processor time, and bytes read and written, of process and descendants.
+    disk_wait: one of these waits for a disk or a file server now.
+    anonymous_bytes: the process's own memory without a file.
+    available_bytes, limit_bytes: the memory left in, and the limit of, the control group (or the
+    host) with the least left.
     """
     members = [process, *descendants(process.pid, family)]
     groups = memory_groups(process.pid, proc, cgroup)
-    rooms = [
-        room for room in (host_headroom(proc), *map(group_headroom, groups)) if room is not None
-    ]
-    room = min(rooms, default=None)
+    memories = (host_headroom(proc), *map(group_headroom, groups))
+    tightest = min((memory for memory in memories if memory is not None), default=None)
     known = {
         "cpu_s": round(sum(member.cpu_s + member.waited_s for member in members), 2),
         "io_bytes": _io_bytes((member.pid for member in members), proc),
         "disk_wait": any(member.state == _DISK_WAIT for member in members),
         "anonymous_bytes": _anonymous_bytes(process.pid, proc),
-        "available_bytes": None if room is None else room.available,
-        "limit_bytes": None if room is None else room.limit,
+        "available_bytes": None if tightest is None else tightest.available,
+        "limit_bytes": None if tightest is None else tightest.limit,
     }
     return {name: value for name, value in known.items() if value is not None}
 
 
 class OomKills:
-    """The kernel's kills in the control groups of a process, from its own group upwards."""
+    """The counts of kills for lack of memory, by the kernel, in the control groups of a process."""
 
     def __init__(self) -> None:
         self._counts: dict[Path, int] = {}
 
-    def note(self, groups: Iterable[Path]) -> None:
-        """Note the counts while the process lives."""
+    def update(self, groups: Iterable[Path]) -> None:
+        """Read the counts while the process lives. ``groups``: from its own group upwards."""
         self._counts = {group: kills for group in groups if (kills := oom_kills(group)) is not None}
 
-    def risen(self) -> bool:
-        """Return whether the innermost remaining group counts more than when it was noted."""
+    def have_risen(self) -> bool:
+        """Return whether the innermost group that still exists has counted more kills since."""
         for group, before in self._counts.items():
             now = oom_kills(group)
             if now is not None:
@@ -106,36 +105,37 @@ STOPPED = "stopped"
 HOLDS_GIL = "holds the GIL"
 UNKNOWN = "unknown"
 
-# The interval at which a silent process is checked.
-LOOK_S = 1.0
-
-_PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
+# The interval at which the reason of a silence is read again.
+REASON_S = 1.0
 
 
 class Silence:
-    """The silence of a living process and its reason. Times are of the monotonic clock."""
+    """The time since a process's last heartbeat, and why it has none. Times are monotonic.
+
+    ``reason`` is None while the process is not reported as silent.
+    """
 
     def __init__(self, at: float) -> None:
         self.reason: str | None = None
-        self._sign_at = at
-        self._looked_at = at
+        self._heartbeat_at = at
+        self._reason_at = at
 
-    def sign(self, at: float) -> None:
-        """Note a sign of life."""
-        self._sign_at = at
+    def heartbeat(self, at: float) -> None:
+        self._heartbeat_at = at
 
-    def lasts_s(self, at: float) -> float:
-        return at - self._sign_at
+    def duration_s(self, at: float) -> float:
+        return at - self._heartbeat_at
 
-    def look(self, identity: Identity, at: float, holder_pid: int | None, owner_uid: int) -> None:
-        """Update the reason, which may change."""
-        if self.reason is None or at - self._looked_at >= LOOK_S:
+    def find_reason(
+        self, identity: Identity, at: float, holder_pid: int | None, owner_uid: int
+    ) -> None:
+        """Read the reason from the kernel, at most every REASON_S."""
+        if self.reason is None or at - self._reason_at >= REASON_S:
             self.reason = silent_reason(identity, holder_pid, owner_uid)
-            self._looked_at = at
+            self._reason_at = at
 
-    def over(self) -> bool:
-        """End the silence, and return whether there was one."""
+    def end(self) -> bool:
+        """Clear the reason, and return whether there was one."""
         was, self.reason = self.reason, None
         return was is not None
 
@@ -144,14 +144,14 @@ def silent_reason(
     identity: Identity,
     holder_pid: int | None,
     owner_uid: int,
-    proc: Path = _PROC,
-    cgroup: Path = _CGROUP,
+    proc: Path = PROC,
+    cgroup: Path = CGROUP,
 ) -> str:
     """Return STOPPED (a signal, a debugger or a frozen control group), HOLDS_GIL or UNKNOWN.
 
     The identity is the ring's claim and may name any process. The reason is UNKNOWN unless the
-    process holds the ring's lock (``holder_pid``) and belongs to the ring's owner. If a process
-    runs but the thread of its heartbeat does not, another thread holds the GIL.
+    process holds the ring's lock (``holder_pid``) and belongs to the ring's owner. A process that
+    runs without a heartbeat has another thread that holds the GIL.
     """
     folder = proc / str(identity.pid)
     try:
@@ -166,7 +166,7 @@ def silent_reason(
 
 
 def _is_frozen(folder: Path, cgroup: Path) -> bool:
-    """Return whether its control group is frozen, as by ``docker pause``."""
+    """Return whether the process's control group is frozen, as by ``docker pause``."""
     try:
         lines = (folder / "cgroup").read_text().splitlines()
         path = next((line[3:] for line in lines if line.startswith("0::")), None)

@@ -171,7 +171,7 @@ class Rank:
             self.phases = self.phase_names.admit(self.claims.phases)
         if header.heartbeat_ns != self.process.heartbeat_ns or news.records:
             self.process.heartbeat_ns = header.heartbeat_ns
-            self.process.silence.sign(at)
+            self.process.silence.heartbeat(at)
 
     def _take_record(self, record: protocol.RecordHead, time: float, at: float) -> Iterator[Record]:
         counted = record.sequence <= self.process.counted
@@ -250,7 +250,7 @@ class Rank:
     def _judge_life(
         self, news: RingNews, now: float, at: float, stopped_after_s: float, boot_id: bytes
     ) -> Iterator[Record]:
-        silent_s = self.process.silence.lasts_s(at)
+        silent_s = self.process.silence.duration_s(at)
         identity = news.header.identity
         foreign = identity.boot_id != boot_id
         alive = silent_s < FOREIGN_DEAD_AFTER_S if foreign else news.holder_pid is not None
@@ -268,13 +268,13 @@ class Rank:
         self.process.confirmed = (identity.pid, identity.process_start) if confirmed else None
         # Profiler and export hold the GIL: a missing heartbeat does not mean a stop.
         if silent_s < stopped_after_s or self.process.is_capturing(at):
-            if self.process.silence.over():
+            if self.process.silence.end():
                 self.status = "running"
                 yield self.event(now, "resumed", {})
             return
         is_known = self.process.silence.reason is not None
         holder_pid = None if foreign else news.holder_pid
-        self.process.silence.look(identity, at, holder_pid, self.owner_uid)
+        self.process.silence.find_reason(identity, at, holder_pid, self.owner_uid)
         if not is_known:
             self.status = "stopped"
             detail = {"silent_reason": self.process.silence.reason}
@@ -294,14 +294,14 @@ class Rank:
             at if self.process.ended_before is None else min(at, self.process.ended_before)
         )
         self.status = "exited" if in_order else "died"
-        self.process.silence.over()
+        self.process.silence.end()
         self.process.memory = claims.AllocatorMemory()
         if not self.process.seen_alive:
             # It ended while no daemon ran, before its successor came.
             now = min(now, max(self.last_step_time or 0.0, self.ring.created_time))
         if in_order or self.process.end_reported:
             return End(now, rank=self.rank, **self.job.fields())
-        detail = {"oom_kill": True} if self.process.oom_kills.risen() else {}
+        detail = {"oom_kill": True} if self.process.oom_kills.have_risen() else {}
         return self.event(now, "died", detail)
 
     # --- what is known ---

@@ -54,7 +54,7 @@ class RankProcesses:
         details = {own: process.reading(own, family) for own in known}
         self._look_at_processors(known, family, details, at)
         for own, rank in known.items():
-            rank.process.oom_kills.note(memory_groups(own.pid))
+            rank.process.oom_kills.update(memory_groups(own.pid))
             yield rank.event(now, "process", details[own])
 
     def _look_at_processors(

@@ -1,8 +1,8 @@
-"""Collects evidence of why a slow rank had no core, for kinds about how long ranks compute.
+"""Finds out whether a slow rank lacked a processor core, and adds the evidence to its anomaly.
 
-The daemon reports now and then what the kernel knows of each rank (events ``process``). If that
-differs from the peers of a straggler, or from what was usual for the ranks of a slow job, the
-anomaly mentions it; it is evidence, not a cause.
+Every 2 s the daemon reports how long each rank waited for a core (events ``process``). If a
+straggler waits longer than its peers, or the ranks of a slow job longer than usual, the anomaly
+mentions it. It is evidence, not a cause.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent
 
 KINDS = frozenset({"straggler", "step_regression"})
-# Names in the detail of an event, in the order of their weight: a CPU limit also counts as waiting
-# for a core.
+# Names in the detail of an event, the most specific first: a CPU limit or the hypervisor also
+# makes a rank wait for a core.
 SHARES = ("throttled_share", "steal_share", "core_wait_share")
-# A share counts if it exceeds what it is compared with by this part of the time.
+# A share counts if it is this much above its reference: 0.05 is 5 % of the time.
 MIN_EXCESS = 0.05
-# The mean of so many polls counts; they come every 2 s.
-LOOKS = 3
-# Older polls mean nothing now.
+# A share is the mean of this many polls.
+POLLS = 3
 MAX_AGE_S = 15.0
 # All processes are polled every 30 s.
 MAX_USERS_AGE_S = 60.0
 # The weight of a poll in the usual share; it is larger for the first ones, at a process's start.
 USUAL_WEIGHT = 0.02
 MAX_USERS = 3
+# More cores in an event are invalid input.
 MAX_CORES = 1e6
 # The kernel's own limit is 15.
 MAX_NAME = 16
 
 
 class Evidence(NamedTuple):
-    """``weight``: the evidence with more is shown."""
+    """A sentence for the anomaly. The evidence with the larger ``weight`` is shown."""
 
     weight: float
     sentence: str
@@ -50,10 +50,10 @@ NONE = Evidence(0.0, "")
 
 @dataclass(slots=True)
 class RankCores:
-    """looks: the newest shares by name, of ``count`` polls in all.
+    """The waits of one rank for a core. looks: the shares of the newest of ``count`` polls.
 
-    usual: their slow mean while they are low.
-    users: processes on its cores, in words, as of users_time, when it waited users_share.
+    usual: the slow mean of each share, without high values.
+    users: a text of the processes on its cores at users_time; its core_wait_share was users_share.
     """
 
     time: float = float("-inf")
@@ -66,7 +66,7 @@ class RankCores:
     users_share: float = 0.0
 
     def share(self, name: str) -> float | None:
-        known = [look[name] for look in self.looks if name in look]
+        known = [poll[name] for poll in self.looks if name in poll]
         return sum(known) / len(known) if known else None
 
     def add(self, seen: RankEvent) -> None:
@@ -77,7 +77,7 @@ class RankCores:
             usual = self.usual.setdefault(name, share)
             if share < usual + MIN_EXCESS:
                 self.usual[name] = usual + weight * (share - usual)
-        self.looks = [*self.looks[1 - LOOKS :], shares]
+        self.looks = [*self.looks[1 - POLLS :], shares]
         self.limit, self.time = detail_number(seen, "core_limit"), seen.time
         users = seen.detail.get("core_users")
         if isinstance(users, list):
@@ -85,18 +85,18 @@ class RankCores:
             self.users_share = shares.get("core_wait_share", 0.0)
 
     def users_at(self, time: float) -> str:
-        """Return the users in words; empty if they were not polled since it waits this long."""
+        """Return the text of users; empty if it is old or from when the rank waited less."""
         is_new = time - self.users_time <= MAX_USERS_AGE_S
         waits = self.looks[-1].get("core_wait_share", 0.0)
         return self.users if is_new and self.users_share >= waits - MIN_EXCESS else ""
 
 
-# By job and rank.
+# The cores by job and rank.
 Cores = dict[JobId, dict[int, RankCores]]
 
 
 def observe(cores: Cores, seen: RankEvent, ranks: RankDevices) -> None:
-    """Note an event ``process`` of a live rank."""
+    """Add an event ``process`` of a live rank."""
     if seen.event == "process" and ranks.find(seen.job_id, seen.rank):
         cores.setdefault(seen.job_id, {}).setdefault(seen.rank, RankCores()).add(seen)
 
@@ -121,8 +121,8 @@ def evidence(cores: Cores, kind: str, found: Detected) -> Evidence:
         excess = {n: shares[n] - _reference(kind, n, name, shares, ranks) for n in wanted}
         worst = max(excess, key=lambda n: excess[n], default=None)
         if worst is not None and excess[worst] >= MIN_EXCESS:
-            whose = "its peers" if kind == "straggler" and len(shares) > 1 else "usually"
-            compared = f"({whose} {100 * max(0.0, shares[worst] - excess[worst]):.0f} %)"
+            against = "its peers" if kind == "straggler" and len(shares) > 1 else "usually"
+            compared = f"({against} {100 * max(0.0, shares[worst] - excess[worst]):.0f} %)"
             return _evidence(name, worst, ranks[worst], shares[worst], compared, found.time)
     return NONE
 
@@ -130,7 +130,7 @@ def evidence(cores: Cores, kind: str, found: Detected) -> Evidence:
 def _reference(
     kind: str, rank: int, name: str, shares: Mapping[int, float], ranks: Mapping[int, RankCores]
 ) -> float:
-    """Return the peers' share if one rank is slow, else the usual one."""
+    """Return the median share of the peers of a straggler, else the rank's usual share."""
     peers = [share for number, share in shares.items() if number != rank]
     return median(peers) if kind == "straggler" and peers else ranks[rank].usual[name]
 
@@ -177,7 +177,7 @@ def _used(name: str, core: int | None, uses: list[tuple[int, float]]) -> str:
 
 
 def _name(user: Mapping[str, Any]) -> str:
-    """Return a process's own name for itself, cleaned, or its rank."""
+    """Return the name that a process gave itself, cleaned, or its rank."""
     rank, name = user.get("rank"), user.get("name")
     if not isinstance(name, str):
         return f"rank {rank}" if isinstance(rank, int) else "another owner's process"

@@ -1,4 +1,4 @@
-"""A rank's time beside that of the ranks which do the same work, as the log of the ratio.
+"""Compares a rank's time with that of the ranks that do the same work, as the log of the ratio.
 
 Effects on all ranks (long batches, checkpoints, a new regime, noise of the job) cancel.
 """
@@ -15,18 +15,25 @@ import msgspec
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.signals.medians import medians_without_one
 
-# Time counts as proportional to work until this much squared change of log work has been seen.
+# Time is assumed proportional to work (exponent 1) with this weight: as if work had already changed
+# by this much, in squared changes of its log.
 PRIOR_WEIGHT = 0.05
-# From this much on, older steps count less.
+# Above this weight old steps are forgotten: both sums are halved.
 MAX_WEIGHT = 20.0
 MAX_EXPONENT = 2.0
-# One pause must not teach anything: changes of log compute beyond what work may explain are cut
-# here (±65 %).
+# One pause must not change the exponent: of a change of log time, at most this much (65 %) counts
+# beyond what work may explain.
 MAX_CHANGE = 0.5
 
 
 @dataclass(slots=True)
 class WorkScaling:
+    """Learns the exponent: a rank's time is proportional to its work to this power.
+
+    It is a regression of the changes of log time on those of log work, both relative to the mean
+    of the ranks. before: these two values by rank, at the last step.
+    """
+
     products: float = PRIOR_WEIGHT
     squares: float = PRIOR_WEIGHT
     before: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -38,9 +45,9 @@ class WorkScaling:
     def explained(
         self, log_times: Mapping[int, float], work: Mapping[int, int]
     ) -> dict[int, float]:
-        """The part of each rank's log time that its work explains.
+        """Return the part of each rank's log time that its work explains, and learn from the step.
 
-        Nothing where work is not known of every rank, or is the same for all.
+        Empty if the work of a rank is unknown, or the work of all ranks is equal.
         """
         amounts = work.values()
         if len(work) < len(log_times) or len(set(amounts)) < 2 or min(amounts) <= 0:
@@ -69,16 +76,16 @@ class WorkScaling:
             self.squares /= 2
 
 
-# Ranks that hardly compute are not compared: below this share of the step all are alike.
+# Compute below this share of the step counts as this share: ranks that hardly compute are alike.
 LEAST_SHARE = 0.01
-# The group of a rank that has no like: it is compared with all others.
+# The group of a rank without peers: it is compared with all other ranks.
 ALONE = -1
 
 
 class PeerRatios(msgspec.Struct):
-    """One step, per rank. ratios: log of its time over its peers'; references: log of theirs.
+    """One step, by rank. references: the log of its peers' time; ratios: of its time over theirs.
 
-    explained: the part of the log of its time that its work explains, taken off in the others.
+    explained: the part of the log of its time that its work explains; it is subtracted in both.
     """
 
     ratios: dict[int, float]
@@ -89,12 +96,12 @@ class PeerRatios(msgspec.Struct):
 def stages(
     places: Mapping[int, Mapping[str, tuple[int, int]]],
 ) -> tuple[dict[int, int], bool | None]:
-    """Return the groups of ranks that do the same work by where they stand, and whether they do.
+    """Return each rank's group by its place, and whether the ranks of a group do equal work.
 
-    A group is a stage of a pipeline, with the same experts where every rank has such a like. Per
-    rank the number of its group, ALONE without a like; empty where ranks of unknown or unequal work
-    are not split. The second value is None if a rank's place is unknown, and False if ranks of a
-    group hold different experts, which never get the same number of tokens.
+    A group is a stage of a pipeline. If every rank then has a peer, the stage is divided by
+    experts. A rank without a peer gets ALONE. There are no groups (empty) if all ranks would be in
+    one, unless they do equal work. The second value is None if a rank's place is unknown, and False
+    if ranks of a group hold different experts, which never get the same number of tokens.
     """
     for kinds in (("pipeline", "expert"), ("pipeline",)):
         keys = {
@@ -115,9 +122,10 @@ def stages(
 
 
 def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> PeerRatios:
-    """Every rank with its peers, by what it computes; of two ranks or more.
+    """Compare the compute time of each rank with its peers; ``seen`` has two ranks or more.
 
-    One whose stage is known and has no other rank is compared with no one.
+    Peers are the ranks of the same stage, or of the same group in ``groups`` if no stages are
+    known. A rank alone in its stage is not compared.
     """
     least_s = max(LEAST_SHARE * seen.duration_s, 1e-9)
     times = {
@@ -130,35 +138,35 @@ def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> P
     found = PeerRatios({}, {}, explained)
     ordered = sorted(times.values())
     if seen.stages:
-        for some, peers in _parted(times, seen.stages, ()):
-            _compare(some, peers, found)
+        for members, peers in _split(times, seen.stages, ()):
+            _compare(members, peers, found)
     elif groups and (len(set(groups.values())) > 1 or not times.keys() <= groups.keys()):
-        for some, peers in _parted(times, groups, ordered):
-            _compare(some, peers, found)
+        for members, peers in _split(times, groups, ordered):
+            _compare(members, peers, found)
         found.ratios = {rank: found.ratios[rank] for rank in times}
     else:
         _compare(times, ordered, found)
     return found
 
 
-def _parted(
+def _split(
     times: Mapping[int, float], groups: Mapping[int, int], ordered: Sequence[float]
 ) -> Iterator[tuple[Mapping[int, float], Sequence[float]]]:
-    """The ranks of each group, and those that they are compared with.
+    """Yield the ranks of each group, and the sorted times that they are compared with.
 
-    A group of one is compared with ``ordered``, all ranks, if that is not empty.
+    A rank alone is compared with ``ordered``, the times of all ranks, or ignored if it is empty.
     """
-    members: dict[int, dict[int, float]] = {}
+    by_group: dict[int, dict[int, float]] = {}
     for rank, value in times.items():
-        members.setdefault(groups.get(rank, ALONE), {})[rank] = value
-    for group, some in members.items():
-        alone = group == ALONE or len(some) == 1
+        by_group.setdefault(groups.get(rank, ALONE), {})[rank] = value
+    for group, members in by_group.items():
+        alone = group == ALONE or len(members) == 1
         if ordered or not alone:
-            yield some, ordered if alone else sorted(some.values())
+            yield members, ordered if alone else sorted(members.values())
 
 
 def _compare(times: Mapping[int, float], ordered: Sequence[float], found: PeerRatios) -> None:
-    """Each with the median of ``ordered`` (two values at least) without its own, which is in it."""
+    """Compare each time with the median of the others in ``ordered``, which has two or more."""
     middle, of_lower, of_middle, of_upper = medians_without_one(ordered)
     ratios, references = found.ratios, found.references
     for rank, own in times.items():
@@ -168,10 +176,10 @@ def _compare(times: Mapping[int, float], ordered: Sequence[float], found: PeerRa
 
 
 def group_by_level(levels: Mapping[int, float], gap: float) -> dict[int, int]:
-    """Ranks whose levels lie closer than ``gap`` to a neighbour do the same work.
+    """Return each rank's group by its level: neighbours closer than ``gap`` do the same work.
 
-    Per rank the number of its group, ALONE without a like. Stages of a pipeline come out as
-    groups: their ranks differ from others from the start, and agree among themselves.
+    A rank without a peer gets ALONE. So the stages of a pipeline become groups: from the start
+    their ranks differ from others, and agree with each other.
     """
     ordered = sorted(levels, key=lambda rank: levels[rank])
     groups: list[list[int]] = []

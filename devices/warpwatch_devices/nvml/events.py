@@ -45,12 +45,12 @@ LAST_RETRY_S = 300.0
 
 
 @dataclass(slots=True, eq=False)
-class EventDevice:
-    """A GPU whose events are wanted.
+class Registration:
+    """A GPU whose events are wanted, and its registration in the current set.
 
-    ``registered``: it is in the current set. It is not registered before ``retry_at``, and
-    ``retry_s`` is the pause after another failure. ``stale``: the current set has the device as it
-    was before it came back, and may no longer get its events; a new set is due at ``retry_at``.
+    ``registered``: the set has the device. It is not registered before ``retry_at``, and
+    ``retry_s`` is the pause after another failure. ``stale``: the set has the device as it was
+    before it came back, and may no longer get its events; a new set is due at ``retry_at``.
     """
 
     uuid: str
@@ -62,20 +62,20 @@ class EventDevice:
     retry_s: float = FIRST_RETRY_S
     stale: bool = False
 
-    def leave_alone(self, now: float) -> None:
+    def back_off(self, now: float) -> None:
         self.retry_at = now + self.retry_s
         self.retry_s = min(2 * self.retry_s, LAST_RETRY_S)
 
 
 @dataclass(slots=True)
 class Renewals:
-    """The pause of a returning GPU before it may cause another new event set for all."""
+    """Limits how often a GPU that comes back may cause a new event set, which is one for all."""
 
     next_at: float = 0.0
     pause_s: float = FIRST_RETRY_S
 
-    def take(self, now: float) -> float:
-        """Return the time when the next renewal is due; 0 means now."""
+    def schedule(self, now: float) -> float:
+        """Return when the new set for a GPU that came back is due; 0 means now."""
         if now < self.next_at:
             return self.next_at
         was_quiet = now - self.next_at > self.pause_s
@@ -85,19 +85,20 @@ class Renewals:
 
 
 ORIGIN = "nvml"
-# Labels of the calls; the time of the second is spent waiting.
+# Labels of the calls. Waits have their own, because their duration is not the driver's.
 READER, WAITING = "events", "event_wait"
-# Short enough that the daemon ends soon, long enough to cost nothing.
+# The daemon may have to wait this long when it stops; two waits per second need no measurable CPU.
 WAIT_S = 0.5
-# Devices come together, each while the one before may be waited for already: shortly after one has
-# come, waits are short.
+# At a start all devices are registered one after another, but none during a wait. For this time
+# after each, waits are short.
 SETTLING_S, SETTLING_WAIT_S = 2.0, 0.05
-# The events that one round handles at most.
+# The limit of events per round.
 MAX_EVENTS = 200
 FIRST_BACK_OFF_S = 1.0
 LAST_BACK_OFF_S = 30.0
-# A set without errors for this time is taken to work.
+# After this time without errors the set works, and the back-off starts again at its first pause.
 STEADY_S = 60.0
+# The limit of threads that hang in NVML; after the last one events are no longer watched.
 MAX_REPLACEMENTS = 8
 
 
@@ -122,11 +123,12 @@ class EventWatcher:
         self._sink = sink
         self._ledger = ledger
         self._lock = threading.Lock()
-        self._devices: dict[str, EventDevice] = {}
-        self._by_address: dict[int, EventDevice] = {}
+        self._devices: dict[str, Registration] = {}
+        self._by_address: dict[int, Registration] = {}
         self._renewals: dict[str, Renewals] = {}
         # The reason why events are no longer watched.
         self.trouble = ""
+        # The set is to be freed and built again in this round.
         self._renew = False
         self._settled_at = 0.0
         self._closed = False
@@ -137,15 +139,15 @@ class EventWatcher:
         self._back_off_s = 0.0
 
     def register(self, uuid: str, pci_bus_id: str, handle: Any) -> None:
-        """Watch this GPU (for MIG instances: their GPU), whose supported events are read first.
+        """Watch this GPU, also for its MIG instances; a GPU without events is not watched.
 
-        The query runs in the caller's thread. A GPU without events is not watched.
+        The query for its supported events runs in the caller's thread.
         """
         self._ledger.register(uuid, pci_bus_id)
         mask = WANTED & self._supported(handle)
         if not mask:
             return
-        device, address = EventDevice(uuid, pci_bus_id, handle, mask), address_of(handle)
+        device, address = Registration(uuid, pci_bus_id, handle, mask), address_of(handle)
         with self._lock:
             if self._closed:
                 return
@@ -153,7 +155,7 @@ class EventWatcher:
             if before is not None and (before.registered or before.stale):
                 device.stale = True
                 renewals = self._renewals.setdefault(uuid, Renewals())
-                device.retry_at = renewals.take(self._monotonic())
+                device.retry_at = renewals.schedule(self._monotonic())
             self._devices[uuid] = device
             self._by_address[address] = device
             self._settled_at = self._monotonic() + SETTLING_S
@@ -173,13 +175,13 @@ class EventWatcher:
     def watch(self, stuck_after_s: float) -> None:
         """Replace a thread whose call does not return, and drop the device of that call.
 
-        For the watchdog: it never calls NVML.
+        The watchdog calls this, so it never calls NVML.
         """
         stuck = self._loop.give_up_if_stuck(stuck_after_s + WAIT_S)
         if stuck is None:
             return
         with self._lock:
-            if isinstance(stuck, EventDevice):
+            if isinstance(stuck, Registration):
                 self._devices.pop(stuck.uuid, None)
             self._set = None
             for device in self._devices.values():
@@ -211,19 +213,19 @@ class EventWatcher:
         if self.trouble or self._monotonic() < self._build_at:
             return
         try:
-            if self._renew or self._one_came_back():
+            if self._renew or self._needs_new_set():
                 self._free_set(guard)
             self._ensure_set(guard)
             if self._renew:
                 self._loop.wake()
             elif self._set is not None:
-                self._take(guard)
+                self._wait(guard)
         except _Unusable as unusable:
             self._rebuild_later(guard, unusable)
         self._costs.drain(self._sink.count)
 
-    def _one_came_back(self) -> bool:
-        """Return whether a returned device needs a new set."""
+    def _needs_new_set(self) -> bool:
+        """Return whether a new set is due for a device that came back."""
         now = self._monotonic()
         with self._lock:
             return any(d.stale and now >= d.retry_at for d in self._devices.values())
@@ -252,26 +254,26 @@ class EventWatcher:
             self._judge(error)
             return None
 
-    def _register(self, guard: CallGuard, device: EventDevice) -> None:
+    def _register(self, guard: CallGuard, device: Registration) -> None:
         call = (pynvml.nvmlDeviceRegisterEvents, device.handle, device.mask, self._set)
         try:
             guard.call(device, self._costs.measure, READER, *call)
         except pynvml.NVMLError as error:
-            device.leave_alone(self._monotonic())
+            device.back_off(self._monotonic())
             meaning = meaning_of(code_of(error))
             if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
                 self.forget(device.uuid)
             elif meaning is Meaning.LIBRARY:
                 self._judge(error)
             elif meaning is Meaning.UNKNOWN:
-                # nvml.h: the set is in an undefined state then. Another one, without this device.
+                # nvml.h: the set is then in an undefined state. Build another without this device.
                 self._renew = True
             return
         device.registered, device.retry_s = True, FIRST_RETRY_S
         health = [name for bit, name in HEALTH_EVENTS.items() if bit & device.mask]
         self._ledger.watched(ORIGIN, device.uuid, bool(XID & device.mask), health)
 
-    def _take(self, guard: CallGuard) -> None:
+    def _wait(self, guard: CallGuard) -> None:
         """Wait for an event, and handle all that have arrived."""
         settling = self._monotonic() < self._settled_at
         if settling:
@@ -293,7 +295,7 @@ class EventWatcher:
         with self._lock:
             device = self._by_address.get(address_of(event.device))
         if device is None:
-            logger.warning("an NVML event of an unknown device: type 0x%x", event.eventType)
+            logger.warning("NVML event of an unknown device: type 0x%x", event.eventType)
         elif event.eventType & XID:
             self._ledger.observe(device.pci_bus_id, int(event.eventData), ORIGIN)
         elif event.eventType in HEALTH_EVENTS:
@@ -341,6 +343,6 @@ class EventWatcher:
 
 
 def _name(stuck: object) -> str:
-    if isinstance(stuck, EventDevice):
+    if isinstance(stuck, Registration):
         return f"the registration of device {stuck.uuid}"
     return f"the {stuck} of the event set"

@@ -2,7 +2,7 @@
 
 Memory and hardware counters belong to a GPU instance, so only its lowest compute instance reports
 them. Handles die with their instances, so instances are searched again every few rounds, and at
-once when a call fails.
+once when a call fails. The instances take turns with their slow queries (``_round + number``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _NoAnswer(Exception):
 class _Instance:
     """A compute instance; ``leads``: it is the lowest one of its GPU instance.
 
-    ``memory`` is None until it is read; ``silent``: it can never be read.
+    ``memory`` is None until it is read; ``unreadable``: the driver never returns it.
     """
 
     device: Device
@@ -50,7 +50,7 @@ class _Instance:
     slot: int
     ids: InstanceIds
     leads: bool = False
-    silent: bool = False
+    unreadable: bool = False
     memory: Values | None = None
 
 
@@ -78,15 +78,15 @@ class MigDevices:
         self, parent: Device, handle: Any, time_s: float, occupancy: GpuProcessReader
     ) -> Iterator[DeviceSample]:
         """Yield a sample of each device. Raises LibraryGone, DeviceGone."""
-        looked = self._stale or self._round % self._slow_rounds == 0
-        if looked:
+        searched = self._stale or self._round % self._slow_rounds == 0
+        if searched:
             self._find(parent, handle)
         for number, instance in enumerate(self._instances.values()):
             if (self._round + number) % self._memory_rounds == 0 or instance.memory is None:
                 self._read_memory(instance)
             if occupancy.by_instance and (self._round + number) % self._slow_rounds == 0:
                 occupancy.read_instance(instance.handle, instance.ids)
-        if self._stale and not looked:
+        if self._stale and not searched:
             self._find(parent, handle)
         self._round += 1
         for instance in self._instances.values():
@@ -115,15 +115,15 @@ class MigDevices:
 
     def _read_memory(self, instance: _Instance) -> None:
         instance.memory = {}
-        if not instance.leads or instance.silent:
+        if not instance.leads or instance.unreadable:
             return
         try:
             instance.memory = self._costs.measure("mig_memory", read_memory, instance.handle)
         except pynvml.NVMLError as error:
             judge(error)
-            instance.silent = code_of(error) in _NEVER
+            instance.unreadable = code_of(error) in _NEVER
             # Any other error may come from a handle that has died.
-            self._stale = self._stale or not instance.silent
+            self._stale = self._stale or not instance.unreadable
 
     def _find(self, parent: Device, handle: Any) -> None:
         """Find the instances, and forget those that were removed."""
@@ -165,7 +165,7 @@ class MigDevices:
             return next((i for i in self._instances.values() if i.slot == slot), None)
 
     def _ask(self, call: Any, handle: Any) -> Any:
-        """Return the reply, or None without a device. Raises _NoAnswer, or as judge does."""
+        """Return the reply, or None without a device. Raises _NoAnswer, LibraryGone, DeviceGone."""
         try:
             return self._costs.measure("mig", call, handle)
         except pynvml.NVMLError as error:
@@ -221,9 +221,10 @@ class MigDevices:
             if leads != instance.leads:
                 instance.leads = leads
                 instance.memory = None
-                self._count_for(instance, parent_handle)
+                self._move_counters(instance, parent_handle)
 
-    def _count_for(self, instance: _Instance, parent_handle: Any) -> None:
+    def _move_counters(self, instance: _Instance, parent_handle: Any) -> None:
+        """Read the hardware counters if the instance leads, else stop reading them."""
         if instance.leads:
             uuid, gpu_instance = instance.device.uuid, instance.ids[0]
             self._gpm.add(uuid, instance.handle, gpu_instance, parent_handle)

@@ -26,7 +26,7 @@ TimeParts = Mapping[str, Intervals]
 class Breakdown:
     """The parts of each rank of a diagnosis, split once.
 
-    chosen: the rank that the verdict names, else that with the longest window; None without traces.
+    chosen: the rank that the verdict names, else the rank with the longest window, else None.
     """
 
     def __init__(self, diagnosis: Diagnosis) -> None:
@@ -60,6 +60,7 @@ def _gpu_parts(gpu: GpuTime, waits: Intervals) -> dict[str, Intervals]:
         "copies": gpu.exposed_copies,
     }
     idle: dict[str, Intervals] = {cause: gpu.idle_time.of(cause) for cause in CAUSES}
+    # A busy GPU has the part "communication"; here the host waits in a collective while it is idle.
     idle["blocked"] = idle.pop("communication")
     return busy | idle
 

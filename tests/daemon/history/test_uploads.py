@@ -263,10 +263,10 @@ def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node, s3, capsys):
 
 
 def test_an_address_without_a_capture_is_named_in_one_line(s3, monkeypatch):
-    with pytest.raises(UsageError, match=r"^s3://ours/gpus/no is no capture, or not whole"):
+    with pytest.raises(UsageError, match=r"^s3://ours/gpus/no is not a capture, or is incomplete"):
         diagnose(["s3://ours/gpus/no"])
     RemoteStore(URL).put("c/capture.json", b"[]")
-    with pytest.raises(UsageError, match=r"^s3://ours/gpus/c/capture.json is no record of a cap"):
+    with pytest.raises(UsageError, match=r"^s3://ours/gpus/c/capture.json is not a readable rec"):
         diagnose(["s3://ours/gpus/c/"])
     monkeypatch.setattr(remote_store, "MAX_DOCUMENT_BYTES", 1)
     with pytest.raises(RemoteStoreError, match=r"/c/capture.json: more than 1 bytes"):
@@ -278,7 +278,7 @@ def test_a_record_names_no_file_outside_of_its_folder(node, s3):
     record = s3.folder / place(capture) / "capture.json"
     changed = record.read_text().replace("rank0.pt.trace", "../../rank0.pt.trace")
     RemoteStore(str(capture.remote)).put("capture.json", changed.encode())
-    with pytest.raises(UsageError, match="is no name of a file"):
+    with pytest.raises(UsageError, match="is not a file name"):
         diagnose([str(capture.remote)])
 
 

@@ -377,17 +377,17 @@ def test_a_reading_is_of_the_process_and_all_that_it_started(tmp_path):
 def test_a_risen_count_of_the_innermost_group_that_is_left_tells_an_oom_kill(tmp_path):
     pod, container = group(tmp_path / "pod", kills=2), group(tmp_path / "pod/c", kills=0)
     kills = OomKills()
-    kills.note([container, pod])
-    assert not kills.risen()
+    kills.update([container, pod])
+    assert not kills.have_risen()
     # A neighbour in the same pod.
     group(pod, kills=3)
-    assert not kills.risen()
+    assert not kills.have_risen()
     group(container, kills=1)
-    assert kills.risen()
+    assert kills.have_risen()
     # The container went with its process.
-    kills.note([container, pod])
+    kills.update([container, pod])
     for file in container.iterdir():
         file.unlink()
-    assert not kills.risen()
+    assert not kills.have_risen()
     group(pod, kills=4)
-    assert kills.risen()
+    assert kills.have_risen()
