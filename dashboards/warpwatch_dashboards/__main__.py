@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from warpwatch_dashboards import agent, fleet, node, provisioning, training_job
+from warpwatch_dashboards import agent, fleet, inference_server, node, provisioning, training_job
 
 FOLDER = Path(__file__).parent
 
 # The generated files, by path inside this package.
 FILES: dict[str, Callable[[], str]] = {
     "fleet.json": lambda: fleet.page().json(),
+    "inference-server.json": lambda: inference_server.page().json(),
     "node.json": lambda: node.page().json(),
     "training-job.json": lambda: training_job.page().json(),
     "warpwatch.json": lambda: agent.page().json(),

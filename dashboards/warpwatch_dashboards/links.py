@@ -11,10 +11,11 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.models import dashboard as models
 
 TAG = "warpwatch"
-FLEET, NODE, TRAINING_JOB, AGENT = (
+FLEET, NODE, TRAINING_JOB, INFERENCE_SERVER, AGENT = (
     "warpwatch-fleet",
     "warpwatch-node",
     "warpwatch-training-job",
+    "warpwatch-inference-server",
     "warpwatch-agent",
 )
 

@@ -11,7 +11,7 @@ from typing import Any
 import warpwatch_dashboards
 
 FOLDER = Path(warpwatch_dashboards.__file__).parent
-NAMES = ("fleet", "node", "training-job", "warpwatch")
+NAMES = ("fleet", "inference-server", "node", "training-job", "warpwatch")
 EMPTY_WHEN_HEALTHY = "Empty when healthy."
 
 ALL = ".*"

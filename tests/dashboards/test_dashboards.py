@@ -26,7 +26,7 @@ from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY as SAID
 DASHBOARDS = dashboards()
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 # All values of these at once are too much for a page.
-BEGIN_WITH_ONE = {("node", "instance"), ("training-job", "job")}
+BEGIN_WITH_ONE = {("node", "instance"), ("training-job", "job"), ("inference-server", "job")}
 
 
 @pytest.mark.parametrize("path", FILES)
