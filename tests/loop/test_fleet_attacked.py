@@ -6,6 +6,7 @@ HOSTILE_MINUTES is how long it is attacked.
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -35,8 +36,10 @@ MINUTES = float(os.environ.get("HOSTILE_MINUTES", "10"))
 TENANTS = 4
 HONEST = ("gpu-1", "gpu-2", "gpu-3")
 LOOK_S, MAX_LAG_S = 2.0, 5.0
-# Of the resident memory, from a third of the attack to its end.
-MAX_GROWTH, MAX_RSS = 32 * 2**20, 700 * 2**20
+# Every table has its full size within a minute. Between the medians of the last two quarters lie
+# 2 MiB of an attack of ten minutes: the job's own detectors still learn, and the heap is torn. With
+# tables that fill slowly they were 5 MiB.
+MAX_GROWTH, MAX_RSS = 3 * 2**20, 200 * 2**20
 SLOW_RANK, FAULTY_GPU = 3, 5
 REBOOT = 2
 PARTS: dict[str, list[Any]] = {"initContainers": [], "env": [], "volumeMounts": [], "volumes": []}
@@ -153,6 +156,11 @@ class Watch:
             assert self._attacked.cluster.http.get("/metrics").status_code == 200
             self.rss.append(self._process.memory_info().rss)
 
+    def quarter(self, number: int) -> list[int]:
+        """Return the memory in a quarter of the time, from 0."""
+        looks = len(self.rss)
+        return self.rss[number * looks // 4 : (number + 1) * looks // 4]
+
 
 def test_a_fleet_that_is_attacked_does_for_the_honest_what_it_always_does(attacked):
     site, cluster = attacked.site, attacked.cluster
@@ -198,8 +206,8 @@ def test_a_fleet_that_is_attacked_does_for_the_honest_what_it_always_does(attack
     assert set(events) == {("gpu-3", "DeviceNeedsService")}
 
     assert watch.worst_lag_s <= MAX_LAG_S, figures
-    third = watch.rss[len(watch.rss) // 3]
-    assert watch.rss[-1] - third <= MAX_GROWTH and max(watch.rss) <= MAX_RSS, figures
+    before, last = (statistics.median(watch.quarter(number)) for number in (2, 3))
+    assert last - before <= MAX_GROWTH and max(watch.rss) <= MAX_RSS, figures
 
 
 def health(attacked: Attacked, node: str) -> str:
