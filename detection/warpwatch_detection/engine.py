@@ -153,7 +153,7 @@ class Detection:
         results = self._runner.observe(record)
         if joined is not None:
             results += self._runner.observe(joined)
-        if exit := as_exit(record):
+        if type(record) is not Step and (exit := as_exit(record)):
             changes += self._end(exit, results)
         elif results:
             changes += self._register.apply(results)

@@ -36,9 +36,9 @@ MINUTES = float(os.environ.get("HOSTILE_MINUTES", "10"))
 TENANTS = 4
 HONEST = ("gpu-1", "gpu-2", "gpu-3")
 LOOK_S, MAX_LAG_S = 2.0, 5.0
-# Every table has its full size within a minute. Between the medians of the last two quarters lie
-# 2 MiB of an attack of ten minutes: the job's own detectors still learn, and the heap is torn. With
-# tables that fill slowly they were 5 MiB.
+# Every table has its full size within a minute; the number of Python's memory blocks stays the same
+# from then on. The medians of the last two quarters of ten minutes differ by 2 MiB, since freed
+# memory is not always given back. Tables that fill slowly made it 5 MiB.
 MAX_GROWTH, MAX_RSS = 3 * 2**20, 200 * 2**20
 SLOW_RANK, FAULTY_GPU = 3, 5
 REBOOT = 2

@@ -21,6 +21,7 @@ RECOVERY_ACTION = series("recovery_action")
 ERRORS = series("ecc_errors_total", "uncorrected")
 COUNTS = {n: series("xid_errors_total", str(n)) for n, xid in XIDS.items() if xid.needs}
 TIMES = {number: series("xid_last_timestamp_seconds", str(number)) for number in COUNTS}
+_SERIES = {*COUNTS.values(), *TIMES.values()}
 # nvml.h: NVML_GPU_RECOVERY_ACTION_*.
 ACTIONS = {
     1: "a reset",
@@ -142,18 +143,21 @@ class DeviceNeedsService(DeviceDetector[ServedDevice]):
 def _fresh_xid(device: ServedDevice, seen: DeviceReading) -> int | None:
     """Return the gravest new XID after which a GPU needs service."""
     metrics, first = seen.metrics, device.seen == -NEVER
+    if metrics.keys().isdisjoint(_SERIES):
+        return None
     fine = seen.up and metrics.get(RECOVERY_ACTION) == 0
     fresh, settled = set(), device.settled
     for number, key in COUNTS.items():
-        time, count = metrics.get(TIMES[number], -NEVER), metrics.get(key)
-        # A driver that has the recovery action and asks for nothing has dealt with an old one.
-        if time > settled and not (fine and time < seen.time - OLD_S):
-            fresh.add(number)
-        if count is not None:
+        time, count = metrics.get(TIMES[number]), metrics.get(key)
+        if time is not None and time > settled:
+            # A driver that has the recovery action and asks for nothing has dealt with an old one.
+            if not (fine and time < seen.time - OLD_S):
+                fresh.add(number)
+            device.settled = max(device.settled, time)
+        if count is not None and count != device.counts.get(number):
             if count > device.counts.get(number, 0.0) and not first:
                 fresh.add(number)
             device.counts[number] = count
-        device.settled = max(device.settled, time)
     return max(fresh, key=_need, default=None)
 
 

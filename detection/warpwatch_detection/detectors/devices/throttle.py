@@ -115,8 +115,9 @@ class ThrottleReason:
     def symptom(self) -> Symptom:
         """The witness that is further beyond its own limit."""
         state_limit = MIN_CONTRADICTED_SHARE if self.strict else MIN_SHARE
-        shares = ((self.counter_share, MIN_SHARE), (self.state_share, state_limit))
-        share, limit = max(shares, key=lambda one: one[0] / one[1])
+        share, limit = self.counter_share, MIN_SHARE
+        if self.state_share / state_limit > share / limit:
+            share, limit = self.state_share, state_limit
         return Symptom(share / limit, share, None, limit)
 
     @property
