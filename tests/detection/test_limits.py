@@ -182,6 +182,9 @@ def test_errors_of_a_network_port_that_grow_are_found_at_the_limit_of_their_type
 PHASES: dict[str, Callable[[float, int, int], dict[str, float]]] = {
     "all ranks compute longer": lambda level, step, rank: {"compute": 0.4 * level},
     "one rank computes longer": lambda level, step, rank: {"compute": 0.4 * level * (rank == 1)},
+    "one rank is slow by turns": lambda level, step, rank: {
+        "compute": 0.5 * level * (rank == 1 and step // 30 % 2)
+    },
     "all ranks wait": lambda level, step, rank: {"wait": 0.6 * level},
     "one rank waits": lambda level, step, rank: {"wait": 0.6 * level * (rank == 1)},
     "one rank pauses": lambda level, s, rank: {

@@ -32,16 +32,14 @@ def host(job: Job, after_s: float, available: float) -> RankEvent:
     return RankEvent(job.time + after_s, "llama", 0, "process", said)
 
 
-def test_a_retried_allocation_is_found_and_over_after_five_calm_minutes():
+def test_a_retried_allocation_is_found_and_over_after_five_calm_minutes(golden_report):
     job, engine = running()
     assert opened(engine, [allocator(job, 1, allocation_retries=3)]) == []
     found = opened(engine, [allocator(job, 2, allocation_retries=5)])
     assert [(a.kind, a.severity, a.rank, a.device, a.value) for a in found] == [
         ("memory_pressure", "warning", 1, "GPU-1", 2.0)
     ]
-    assert found[0].summary == (
-        "rank 1's allocator found no room 2 times, gave its cache back and tried again"
-    )
+    golden_report(engine)
     opened(engine, [allocator(job, 200, allocation_retries=5), Clock(job.time + 301)])
     assert [a.end_time for a in fed(engine, [Clock(job.time + 303)])] == [job.time + 302]
 
@@ -79,11 +77,11 @@ def test_a_device_full_of_what_the_allocator_keeps_for_no_use_is_no_pressure():
     assert [a.rank for a in opened(engine, [used])] == [1]
 
 
-def test_a_control_group_near_its_limit_is_found_of_the_rank():
+def test_a_control_group_near_its_limit_is_found_of_the_rank(golden_report):
     job, engine = running()
     found = opened(engine, [host(job, s, 3.0) for s in range(0, 40, 2)])
-    assert [(a.rank, round(a.value or 0.0, 2)) for a in found] == [(0, 0.97)]
-    assert found[0].summary == "host memory of rank 0 is 97% full"
+    assert [(a.kind, a.rank) for a in found] == [("memory_pressure", 0)]
+    golden_report(engine)
     opened(engine, [host(job, 42, 20.0)])
     assert engine.active == ()
 

@@ -300,9 +300,11 @@ def test_the_exponent_of_work_is_learned_as_work_grows_and_as_it_shrinks(exponen
         times = {rank: exponent * math.log(of) + 0.1 * rank for rank, of in work.items()}
         scaling.explained(times, work)
     assert scaling.exponent == pytest.approx(exponent, abs=0.01)
-    # A pause of one rank teaches next to nothing.
+    # A pause of one rank teaches next to nothing, also with twice the work.
     scaling.explained(times | {0: times[0] + 5.0}, work | {0: work[0] + 1})
     assert scaling.exponent == pytest.approx(exponent, abs=0.01)
+    scaling.explained(times | {0: times[0] + 50.0}, work | {0: 2 * work[0]})
+    assert scaling.exponent == pytest.approx(exponent, abs=0.2)
 
 
 def test_a_rank_that_computes_nothing_counts_as_one_percent_of_the_step():
