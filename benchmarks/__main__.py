@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from benchmarks import agent, capture, detectors, devices, diagnosis, fleet, programs
+from benchmarks import agent, capture, detectors, devices, diagnosis, fleet, programs, serve
 from benchmarks.processes import CannotMeasure
 from warpwatch_telemetry.errors import WarpwatchError
 
@@ -26,6 +26,7 @@ BENCHMARKS = {
     "diagnosis": diagnosis.measure,
     "fleet": fleet.measure,
     "merge": diagnosis.measure_merge,
+    "serve": serve.measure,
 }
 
 

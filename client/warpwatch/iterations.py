@@ -7,7 +7,7 @@ start, to its results. Idle, with no request in flight, belongs to no iteration.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import get_ident
 from time import monotonic_ns
 from types import TracebackType
@@ -31,6 +31,7 @@ class ServeCounts:
     """The counts of a serving process since its start; its helper thread writes what they rose.
 
     Only one thread may change each of them. Unknown values are None.
+    sample: returns running, waiting and kv_usage now, in the helper thread.
     exact: whether the server reports when it is idle; otherwise the iterations tell.
     """
 
@@ -41,6 +42,7 @@ class ServeCounts:
         self.preemptions = self.prefix_hit_tokens = self.prefix_query_tokens = 0
         self.prompt_tokens = self.generated_tokens = 0
         self.exact = False
+        self.sample: Callable[[], tuple[int, int, float | None]] | None = None
         self._counts = {name: [0] * (len(LATENCY_BOUNDS_S) + 1) for name in LATENCIES}
         self._sums_ns = dict.fromkeys(LATENCIES, 0)
         # Since when it is idle, None while it is busy, and the sum before.
@@ -91,6 +93,11 @@ class ServeCounts:
         if passed_ns < (1 if force else WRITE_INTERVAL_NS):
             return
         self._written_ns = now_ns
+        if self.sample is not None:
+            try:
+                self.running, self.waiting, self.kv_usage = self.sample()
+            except Exception as error:
+                faults.swallow(error)
         totals = [
             self._idle_until(now_ns), *(getattr(self, name) for name in _COUNTS),
             *self._sums_ns.values(),

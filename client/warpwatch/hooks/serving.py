@@ -23,20 +23,17 @@ class ServerProcess:
     """What this process is of a server. ``monitor`` is None until it is known.
 
     leads: whether a scheduler in this process ends iterations, not the worker. counts_tokens:
-    whether no other rank with the same batch counts its tokens.
+    whether no other rank with the same batch counts its tokens. is_separate: from the workers.
     """
 
     def __init__(self, server: str = "") -> None:
         self.monitor: Monitor | None = None
         self.clock: IterationClock | None = None
-        self.leads = False
+        self.counts: ServeCounts | None = None
+        self.leads = self.is_separate = False
         self.counts_tokens = True
         self._server = server
         self._notes: list[str] = []
-
-    @property
-    def counts(self) -> ServeCounts | None:
-        return None if self.clock is None else self.clock.serving
 
     def name(self, server: str) -> None:
         """Set the name and version of the server."""
@@ -53,7 +50,8 @@ class ServerProcess:
             if not isinstance(monitor.clock, IterationClock):
                 # The program has attached before, as a training.
                 return None
-            self.monitor, self.clock = monitor, monitor.clock
+            self.monitor, self.clock, self.counts = monitor, monitor.clock, monitor.clock.serving
+            self.is_separate = role != "rank"
             ranks = place.get("parallel") or {}
             self.counts_tokens = not any(ranks.get(name, [0])[0] for name in ("tensor", "pipeline"))
         return self.monitor

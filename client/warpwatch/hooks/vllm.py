@@ -31,6 +31,8 @@ _LOGGERS = "vllm.v1.metrics.loggers"
 _ENGINES = "vllm.v1.engine.utils"
 _FRONT_ENDS = {"vllm.v1.engine.async_llm": "AsyncLLM", "vllm.v1.engine.llm_engine": "LLMEngine"}
 
+_NEW_TOKENS, _PREFILL_STATS = attrgetter("new_token_ids"), attrgetter("prefill_stats")
+
 process = ServerProcess()
 _installed = False
 
@@ -290,7 +292,6 @@ def _hook_scheduler_class(kind: Any) -> None:
     if not _fits(kind, "schedule", "update_from_output", "has_unfinished_requests"):
         return
     initialize, schedule, update = kind.__init__, kind.schedule, kind.update_from_output
-    stats = getattr(kind, "make_stats", None)
 
     @wraps(initialize)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -309,19 +310,26 @@ def _hook_scheduler_class(kind: Any) -> None:
 
     @wraps(update)
     def updated(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        swallowed(process.switch, "other")
+        if process.is_separate:
+            swallowed(process.switch, "other")
         result = update(self, scheduler_output, *args, **kwargs)
         swallowed(_updated, self, scheduler_output, result)
         return result
 
     kind.__init__, kind.schedule, kind.update_from_output = init, scheduled, updated
-    if stats is not None:
-        kind.make_stats = _counted(stats)
 
 
 def _join_scheduler(scheduler: Any) -> None:
     process.join("scheduler", other_place(scheduler.vllm_config))
     process.lead()
+    if process.counts is not None:
+        process.counts.sample = partial(_sample, scheduler)
+
+
+def _sample(scheduler: Any) -> tuple[int, int, float]:
+    """Return requests running and waiting, and the use of the KV cache. In the helper thread."""
+    running, waiting = scheduler.get_request_counts()
+    return running, waiting, scheduler.get_kv_cache_usage()
 
 
 def _schedule(scheduler: Any) -> Any:
@@ -337,12 +345,14 @@ def _scheduled(scheduler: Any, output: Any) -> None:
     counts = process.counts
     if counts is None:
         return
-    counts.preemptions += len(output.preempted_req_ids or ())
+    if output.preempted_req_ids:
+        counts.preemptions += len(output.preempted_req_ids)
     if output.scheduled_new_reqs:
         now, requests = time.time(), scheduler.requests
         new = (requests.get(one.req_id) for one in output.scheduled_new_reqs)
         counts.observe("queue", [max(0.0, now - one.arrival_time) for one in new if one])
-    process.switch("wait")
+    if process.is_separate:
+        process.switch("wait")
 
 
 def _updated(scheduler: Any, output: Any, result: Mapping[int, Any]) -> None:
@@ -354,31 +364,17 @@ def _updated(scheduler: Any, output: Any, result: Mapping[int, Any]) -> None:
         process.end(prefill, decodes, kv, tokens)
         for outputs in result.values():
             made = outputs.outputs
-            counts.generated_tokens += sum(map(len, map(attrgetter("new_token_ids"), made)))
+            counts.generated_tokens += sum(map(len, map(_NEW_TOKENS, made)))
             if prefill:
-                stats = filter(None, map(attrgetter("prefill_stats"), made))
-                counts.prompt_tokens += sum(map(attrgetter("num_prompt_tokens"), stats))
-    counts.running, counts.waiting = scheduler.get_request_counts()
-    counts.kv_usage = scheduler.get_kv_cache_usage()
+                first = filter(None, map(_PREFILL_STATS, made))
+                counts.prompt_tokens += sum(map(attrgetter("num_prompt_tokens"), first))
+            # Absent without statistics, and of all but one client.
+            stats = outputs.scheduler_stats
+            if stats is not None and stats.prefix_cache_stats is not None:
+                counts.prefix_hit_tokens += stats.prefix_cache_stats.hits
+                counts.prefix_query_tokens += stats.prefix_cache_stats.queries
     if not scheduler.has_unfinished_requests():
         process.rest()
-
-
-def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def make_stats(self: Any, *args: Any, **kwargs: Any) -> Any:
-        stats = original(self, *args, **kwargs)
-        swallowed(_count_prefixes, stats)
-        return stats
-
-    return make_stats
-
-
-def _count_prefixes(stats: Any) -> None:
-    counts, cache = process.counts, getattr(stats, "prefix_cache_stats", None)
-    if counts is not None and cache is not None:
-        counts.prefix_hit_tokens += cache.hits
-        counts.prefix_query_tokens += cache.queries
 
 
 # --- the front end --------------------------------------------------------------------------------

@@ -46,6 +46,15 @@ def test_the_example_of_a_job_over_nodes_needs_a_label_alone(served: Served) -> 
         )
 
 
+def test_the_example_of_a_server_needs_a_label_alone(served: Served) -> None:
+    example = yaml.safe_load((chart.ROOT / "examples/kubernetes/vllm.yaml").read_text())
+    spec = served.injected(example["spec"]["template"])["spec"]
+    assert [one["name"] for one in spec["initContainers"]] == ["warpwatch-shim"]
+    environ = env_of(spec["containers"][0])
+    assert environ["WARPWATCH"] == "1"
+    assert environ["PYTHONPATH"] == "/opt/warpwatch-shim/warpwatch/bootstrap"
+
+
 @pytest.mark.parametrize(
     ("labels", "namespace"),
     [({}, "team"), ({"warpwatch.dev/inject": "false"}, "team"), (LABELS, "kube-system")],

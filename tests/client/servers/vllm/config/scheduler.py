@@ -59,11 +59,8 @@ class Scheduler:
             one.made += 1
             if one.made == one.left:
                 del self.requests[one.name]
-        self.make_stats()
-        return {0: SimpleNamespace(outputs=outputs)}
-
-    def make_stats(self) -> Any:
-        return SimpleNamespace(prefix_cache_stats=SimpleNamespace(hits=3, queries=5))
+        stats = SimpleNamespace(prefix_cache_stats=SimpleNamespace(hits=3, queries=5))
+        return {0: SimpleNamespace(outputs=outputs, scheduler_stats=stats)}
 
 
 class SchedulerConfig:
