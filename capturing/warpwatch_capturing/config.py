@@ -43,7 +43,7 @@ class RecipeConfig(Section):
 
 
 def _default_recipes() -> dict[str, RecipeConfig | None]:
-    """Return the built-in recipes. Crash, oom and faults of devices need no capture."""
+    """Return the built-in recipes. Crash, oom, a queue and faults of devices need none."""
     return {
         "step_regression": RecipeConfig(),
         "step_drift": RecipeConfig(),
@@ -53,6 +53,8 @@ def _default_recipes() -> dict[str, RecipeConfig | None]:
         "comm_slow": RecipeConfig(),
         "straggler": RecipeConfig(ranks="culprit_and_peer"),
         "gc_pause": RecipeConfig(ranks="culprit"),
+        "latency_regression": RecipeConfig(),
+        "kv_thrash": RecipeConfig(),
         "hang": RecipeConfig(kind="stacks"),
         # Enough steps to contain a leak at every tenth batch.
         "memory_leak": RecipeConfig(kind="memory", ranks="culprit", steps=20),

@@ -270,7 +270,7 @@ def is_interrupted(capture: Capture, culprit: int | None) -> bool:
 # An older capture of the same kind was of another problem.
 REPEAT_S = 86400.0
 # Kinds whose value and baseline are times.
-TIMED_KINDS = frozenset({"straggler", "step_regression", "comm_slow"})
+TIMED_KINDS = frozenset({"straggler", "step_regression", "comm_slow", "latency_regression"})
 
 
 def request_for(

@@ -13,7 +13,7 @@ import msgspec
 from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY, rate_per_s
 from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import RankEvent, Record
+from warpwatch_telemetry.records import RankEvent, Record, WorkClass
 
 # The first steps of a job are not evaluated: they are enough for compilation and the first
 # allocations of a plain loop, and for loaders to fill.
@@ -57,6 +57,20 @@ class JobStep(msgspec.Struct, frozen=True):
         """Return a finding about the job at this step; ``more``: fields that the step lacks."""
         fields = self.job_id.fields()
         return Detected(time=self.time, severity=severity, step=self.step, **fields, **more)
+
+
+class JobIteration(JobStep, frozen=True):
+    """One iteration of all ranks of a server, with its work as in ``Step``; else as a JobStep.
+
+    Trainings' detectors do not read it: an iteration lasts as long as its work takes.
+    count: above 1, it is the mean of so many: of a second of which only a summary is known.
+    """
+
+    work_class: WorkClass = ""
+    prefill_tokens: int = 0
+    decode_requests: int = 0
+    kv_tokens: int = 0
+    count: int = 1
 
 
 Observation = Record | JobStep

@@ -23,7 +23,7 @@ from warpwatch_detection.ranks import Exit, JobLimit, LiveRank, RankDevices, Ran
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Record, Step
+from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Record, Serve, Step
 from warpwatch_telemetry.state import Sensitivity
 
 # Rings are read at once and live ranks have a heartbeat every second: all have reported by then.
@@ -120,8 +120,8 @@ class Detection:
             return changes
         if time > self._time:
             self._time = time
-        # A rank's duration is a claim; after this check no detector has to doubt it.
-        if type(record) is not Step or 0.0 <= record.duration_s < NEVER:
+        # A rank's durations are claims; after this check no detector has to doubt them.
+        if _is_plausible(record):
             changes += self._process(record)
         return changes
 
@@ -145,6 +145,9 @@ class Detection:
                 return changes
             changes += self._forget(job, record.time)
             self._ranks.add(record)
+        elif isinstance(record, Serve) and record.job_id not in self._ranks.jobs:
+            # Its job is one too many, or nobody has introduced it.
+            return changes
         elif isinstance(record, DeviceReading):
             self._ranks.index(record)
         elif isinstance(record, RankEvent):
@@ -244,6 +247,14 @@ class Detection:
         if time > resumption.over_time:
             self._resumption = None
         return changes
+
+
+def _is_plausible(record: Record) -> bool:
+    if isinstance(record, Serve):
+        sums = (record.first_token_s, record.inter_token_s, record.queue_s, record.comm_s)
+        seconds = (s for _, s in record.iterations.values())
+        return 0.0 <= sum((*sums, *seconds, record.interval_s, record.idle_s)) < NEVER
+    return type(record) is not Step or 0.0 <= record.duration_s < NEVER
 
 
 class Resumption:

@@ -6,14 +6,16 @@ a few steps wait for the slower reader; the wait is bounded.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
-from warpwatch_detection.detector import JobStep
+from warpwatch_detection.detector import JobIteration, JobStep
 from warpwatch_detection.signals.peers import stages
 from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
+from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Serve, Step
 
 # Steps that may wait for a rank; after that they are evaluated without it.
 MAX_PENDING = 64
@@ -105,12 +107,72 @@ class JoinedJob:
 
 
 @dataclass(slots=True)
+class SummaryJoin:
+    """Joins a server's seconds: ``ranks`` has the newest one of each that computes.
+
+    index: of the next mean iteration; step: the iterations so far. running, kv: the engine's
+    requests, and its use of the KV cache in thousandths, as they were last reported.
+    """
+
+    ranks: dict[int, Serve] = field(default_factory=dict)
+    index: int = 0
+    step: int = 0
+    running: int = 0
+    kv: int = 0
+
+    def add(self, seen: Serve) -> JobIteration | None:
+        """Add a second of a process; return the iteration when a rank reports its next second."""
+        if seen.running or seen.kv_usage is not None:
+            self.running, self.kv = seen.running, round(1000 * (seen.kv_usage or 0.0))
+        count, _ = seen.iterations.get("decode", (0, 0.0))
+        if not count:
+            self.ranks.pop(seen.rank, None)
+            return None
+        joined = self._joined() if seen.rank in self.ranks else None
+        if joined is not None:
+            self.ranks.clear()
+        self.ranks[seen.rank] = seen
+        return joined
+
+    def _joined(self) -> JobIteration:
+        compute_s, comm_s, durations = {}, {}, []
+        for rank, seen in self.ranks.items():
+            count, seconds = seen.iterations["decode"]
+            total_s = sum(s for _, s in seen.iterations.values())
+            comm_s[rank] = seen.comm_s * (seconds / total_s if total_s else 0.0) / count
+            compute_s[rank] = max(0.0, seconds / count - comm_s[rank])
+            durations.append(seconds / count)
+        self.index += 1
+        self.step += count
+        return JobIteration(
+            time=seen.time,
+            job_id=seen.job_id,
+            step=self.step,
+            index=self.index - 1,
+            duration_s=_middle(durations),
+            common_s=_middle(compute_s.values()) + min(comm_s.values()),
+            compute_s=compute_s,
+            data_wait_s={},
+            comm_s=comm_s,
+            alike=True,
+            work_class="decode",
+            decode_requests=self.running,
+            kv_tokens=self.kv,
+            count=count,
+        )
+
+
+@dataclass(slots=True)
 class JobStepsState:
-    """places: by job and rank its position in each kind of parallelism, where that is known."""
+    """places: by job and rank its position in each kind of parallelism, where that is known.
+
+    summaries: of servers whose iterations are summed up, as a fleet gets them.
+    """
 
     jobs: dict[JobId, JoinedJob] = field(default_factory=dict)
     places: dict[JobId, dict[int, dict[str, tuple[int, int]]]] = field(default_factory=dict)
     captures: CaptureWindows = field(default_factory=CaptureWindows)
+    summaries: dict[JobId, SummaryJoin] = field(default_factory=dict)
 
 
 class JobSteps:
@@ -125,6 +187,8 @@ class JobSteps:
         """Return the step of the job that the record completes."""
         if type(record) is Step:
             return self._step(record)
+        if isinstance(record, Serve):
+            return self._summary(record)
         if isinstance(record, RankEvent):
             self._event(record)
         elif isinstance(record, RankSeen):
@@ -139,8 +203,23 @@ class JobSteps:
     def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)
         self.state.places.pop(job, None)
+        self.state.summaries.pop(job, None)
         self._stages.pop(job, None)
         self.state.captures.forget(job)
+
+    def _summary(self, record: Serve) -> JobStep | None:
+        """Return the mean iteration of a second of all ranks, if single ones are not reported."""
+        name = record.job_id
+        if name in self.state.jobs:
+            self.state.summaries.pop(name, None)
+            return None
+        known = self.state.summaries.get(name) or self.state.summaries.setdefault(
+            name, SummaryJoin()
+        )
+        joined = known.add(record)
+        if self.state.captures.runs_until(name, record.time) is not None:
+            return None
+        return joined
 
     def _event(self, record: RankEvent) -> None:
         job = self.state.jobs.get(record.job_id)
@@ -169,7 +248,7 @@ class JobSteps:
         grouped = self._stages.get(name)
         if grouped is None:
             grouped = self._stages[name] = stages(self.state.places.get(name, {}))
-        joined = join(ranks, job.index, *grouped)
+        joined = join(same_work(ranks) if record.work_class else ranks, job.index, *grouped)
         if joined is None:
             job.masked_until = max(job.masked_until, job.emitted + STEPS_AFTER_CAPTURE)
         time = next(iter(ranks.values())).time
@@ -209,7 +288,8 @@ def join(
         pauses_s = phases.get("checkpoint", 0.0) + phases.get("eval", 0.0)
         duration_s = step.duration_s - pauses_s
         comm_s[rank] = comm = phases.get("comm", 0.0)
-        data_wait_s[rank] = wait = phases.get("data_wait", 0.0)
+        # A server's ranks wait for their scheduler.
+        data_wait_s[rank] = wait = phases.get("wait" if step.work_class else "data_wait", 0.0)
         own_s = duration_s - comm - wait
         compute_s[rank] = own_s if own_s > 0.0 else 0.0
         durations.append(duration_s)
@@ -217,7 +297,9 @@ def join(
             tokens[rank] = step.tokens
         elif step.samples:
             samples[rank] = step.samples
-    return JobStep(
+    if step.work_class:
+        alike = True
+    return (JobIteration if step.work_class else JobStep)(
         time=max([step.time for step in ranks.values()]),
         job_id=step.job_id,
         step=step.step,
@@ -232,7 +314,26 @@ def join(
         work=float(_middle((tokens or samples or {0: 0}).values())),
         stages=stages,
         alike=alike,
+        **(_work(step) if step.work_class else {}),
     )
+
+
+def _work(step: Step) -> dict[str, Any]:
+    return {
+        "work_class": step.work_class,
+        "prefill_tokens": step.prefill_tokens,
+        "decode_requests": step.decode_requests,
+        "kv_tokens": step.kv_tokens,
+    }
+
+
+def same_work(ranks: dict[int, Step]) -> dict[int, Step]:
+    """Return the ranks of an iteration with the work of most: engines that are copies do other."""
+    works = {rank: (s.prefill_tokens, s.decode_requests, s.kv_tokens) for rank, s in ranks.items()}
+    usual, count = Counter(works.values()).most_common(1)[0]
+    if count == len(ranks):
+        return ranks
+    return {rank: step for rank, step in ranks.items() if works[rank] == usual}
 
 
 def _middle(values: Collection[float]) -> float:

@@ -27,6 +27,9 @@ JOB_KINDS = (
     "memory_pressure",
     "oom",
     "crash",
+    "latency_regression",
+    "queue_growth",
+    "kv_thrash",
 )
 DEVICE_KINDS = (
     "device_needs_service",
@@ -51,7 +54,9 @@ WHOLE_JOB_KINDS = frozenset(
     {"step_regression", "step_drift", "step_spikes", "run_regression", "comm_slow"}
 )
 # Kinds about a job or a rank among its peers are evaluated where all ranks are visible.
-FLEET_KINDS = WHOLE_JOB_KINDS | {"straggler", "data_stall", "hang", "crash"}
+FLEET_KINDS = WHOLE_JOB_KINDS | {
+    "straggler", "data_stall", "hang", "crash", "latency_regression", "queue_growth", "kv_thrash",
+}  # fmt: skip
 # Kinds that are events, not states, stay active for a while after the last one.
 EVENT_KINDS = frozenset({"crash", "oom", "xid", "ecc_uncorrectable", "row_remap"})
 

@@ -87,3 +87,13 @@ def test_what_ended_says_what_it_was_at_its_worst() -> None:
     assert regression.summary.startswith("steps take 20 % longer since step 440")
     assert straggler.summary == "rank 1 computes 25 % longer than its 3 peers since step 512"
     assert (straggler.worst.step, straggler.worst.value) == (539, straggler.value)
+
+
+def test_only_a_kv_cache_that_is_too_small_is_found_in_recorded_servers() -> None:
+    """vLLM 0.32.0 with a tiny model on two busy cores, recorded by an agent.
+
+    The first log has idle time, decoding, long prompts and rare requests; the second one 24
+    requests at once with 20 blocks of KV cache.
+    """
+    assert found("vllm_phases.jsonl.gz") == []
+    assert found("vllm_thrash.jsonl.gz") == [("kv_thrash", None)]

@@ -19,6 +19,7 @@ from warpwatch_telemetry.xids import MEMORY_XIDS, explain
 
 # These stop or delay a rank: the whole job waits for it.
 _DELAYS = ("hang", "crash", "oom", "straggler", "data_stall")
+_SERVER = ("hang", "crash", "oom", "straggler", "step_regression")
 _SPIKES = (*_DELAYS, "gc_pause", "comm_slow", "step_spikes")
 
 # While one of these is active on the job, it is the cause and the other only its effect.
@@ -28,6 +29,9 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "step_spikes": (*_DELAYS, "gc_pause"),
     "run_regression": (*_SPIKES, "step_drift", "step_regression"),
     "comm_slow": (*_DELAYS, "step_spikes"),
+    "kv_thrash": ("hang", "crash", "oom"),
+    "queue_growth": (*_SERVER, "kv_thrash"),
+    "latency_regression": (*_SERVER, "kv_thrash", "queue_growth"),
 }
 
 _SLOW = ("thermal_throttle", "power_brake", "clock_drop", "pcie_degraded", "nvlink_error")
@@ -41,6 +45,7 @@ DEVICE_CAUSES: Mapping[str, tuple[str, ...]] = {
     "step_spikes": _SLOW,
     "run_regression": _SLOW,
     "comm_slow": ("nvlink_error", "pcie_degraded"),
+    "latency_regression": _SLOW,
     "hang": (*_FAILED, "nvlink_error"),
     "crash": (*_FAILED, "nvlink_error"),
 }

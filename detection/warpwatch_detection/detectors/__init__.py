@@ -6,6 +6,7 @@
 - hang: a job that stands still; step_progress: what it remembers of steps and activity
 - deaths: crash and oom, which rank failed first and why
 - memory_leak, memory_pressure: kinds about the memory of ranks and devices
+- serving: the kinds that only inference servers have
 - devices: the kinds about a device
 """
 
@@ -22,6 +23,9 @@ from warpwatch_detection.detectors.level_shifts import CommSlow, StepRegression
 from warpwatch_detection.detectors.memory_leak import MemoryLeak
 from warpwatch_detection.detectors.memory_pressure import MemoryPressure
 from warpwatch_detection.detectors.run_regression import RunRegression
+from warpwatch_detection.detectors.serving.kv_thrash import KvThrash
+from warpwatch_detection.detectors.serving.latency_regression import LatencyRegression
+from warpwatch_detection.detectors.serving.queue_growth import QueueGrowth
 from warpwatch_detection.detectors.step_drift import StepDrift
 from warpwatch_detection.detectors.step_spikes import StepSpikes
 from warpwatch_detection.detectors.straggler import Straggler
@@ -43,6 +47,9 @@ DETECTORS: dict[str, MakeDetector] = {
     "step_regression": lambda kinds, *_: StepRegression(kinds.false_alarms_per_job_day),
     "step_drift": lambda kinds, *_: StepDrift(kinds.false_alarms_per_job_day),
     "run_regression": lambda *_: RunRegression(),
+    "kv_thrash": lambda *_: KvThrash(),
+    "queue_growth": lambda *_: QueueGrowth(),
+    "latency_regression": lambda kinds, *_: LatencyRegression(kinds.false_alarms_per_job_day),
 }
 
 

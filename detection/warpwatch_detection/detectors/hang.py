@@ -19,6 +19,7 @@ from warpwatch_detection.detector import (
     Observation,
     Results,
 )
+from warpwatch_detection.detectors.serving.stalls import ServerProgress
 from warpwatch_detection.detectors.step_progress import (
     DeviceActivity,
     JobProgress,
@@ -28,7 +29,7 @@ from warpwatch_detection.detectors.step_progress import (
 from warpwatch_detection.job_steps import CaptureWindows
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
+from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Serve, Step
 
 # If steps are slow, this many typical steps are the timeout.
 TIMEOUT_STEPS = 28.0
@@ -48,6 +49,7 @@ class HangState:
     jobs: dict[JobId, JobProgress] = field(default_factory=dict)
     devices: dict[str, DeviceActivity] = field(default_factory=dict)
     captures: CaptureWindows = field(default_factory=CaptureWindows)
+    servers: dict[JobId, ServerProgress] = field(default_factory=dict)
     deadline: float = NEVER
 
 
@@ -56,7 +58,7 @@ class Hang(Detector):
 
     kind = "hang"
     waits = True
-    reads = (Step, RankSeen, RankEvent, DeviceReading, End)
+    reads = (Step, Serve, RankSeen, RankEvent, DeviceReading, End)
 
     def __init__(self, config: HangConfig) -> None:
         self._config = config
@@ -77,8 +79,12 @@ class Hang(Detector):
         self._schedule()
 
     def observe(self, seen: Observation) -> Results:
+        if isinstance(seen, Serve) or (isinstance(seen, Step) and seen.work_class):
+            return self._server(seen)
         if isinstance(seen, Step):
             return self._step(seen)
+        if isinstance(seen, RankEvent | End) and seen.job_id in self.state.servers:
+            return self._server_event(seen)
         if isinstance(seen, RankEvent):
             return self._event(seen)
         if isinstance(seen, End):
@@ -94,17 +100,73 @@ class Hang(Detector):
         hung = [self._hang(*one, now) for one in due if self._due(*one, now) <= now]
         for name, job in due:
             job.check_time = self._check_time(name, job, now)
+        hung += self._hung_servers(now)
         self._schedule()
         return hung
 
     def forget(self, job: JobId) -> None:
         self._jobs.pop(job, None)
+        self.state.servers.pop(job, None)
         self.state.captures.forget(job)
         for device in self.state.devices.keys() - self._used():
             del self.state.devices[device]
         self._schedule()
 
+    # --- servers ---
+
+    def _server(self, seen: Serve | Step) -> Results:
+        name = seen.job_id
+        server = self.state.servers.get(name)
+        if server is None:
+            server = self.state.servers[name] = ServerProgress()
+        over = server.serve(seen) if isinstance(seen, Serve) else server.step(seen)
+        # Iterations only put the deadline off, so it is computed again once per second.
+        if over or isinstance(seen, Serve):
+            self._schedule()
+        return (Cleared(seen.time, name),) if over else ()
+
+    def _server_event(self, seen: RankEvent | End) -> Results:
+        name, server, over = seen.job_id, self.state.servers[seen.job_id], False
+        if isinstance(seen, RankEvent):
+            if self.state.captures.observe(seen):
+                server.excuse(seen.time)
+            over = server.event(seen)
+        elif seen.rank is not None:
+            over = server.leave(seen.rank)
+        self._schedule()
+        return (Cleared(seen.time, name),) if over else ()
+
+    def _hung_servers(self, now: float) -> list[Detected]:
+        found = []
+        for name, server in self.state.servers.items():
+            if server.due > now:
+                continue
+            captured = self.state.captures.runs_until(name, now)
+            if captured is not None:
+                server.excuse(captured)
+                continue
+            server.hung = True
+            found.append(
+                Detected(
+                    time=now,
+                    severity="warning",
+                    **name.fields(),
+                    rank=server.culprit,
+                    value=now - server.progress_time,
+                    baseline=server.longest_gap_s,
+                    summary=server.sentence(now),
+                )
+            )
+        return found
+
     def statuses(self) -> Iterable[DetectorStatus]:
+        for name, server in self.state.servers.items():
+            yield DetectorStatus(
+                "found" if server.hung else "fine",
+                f"{server.in_flight} requests in flight, longest pause "
+                f"{server.longest_gap_s:.3g} s",
+                **name.fields(),
+            )
         for name, job in self._jobs.items():
             if not job.ranks:
                 continue
@@ -232,7 +294,9 @@ class Hang(Detector):
         return due if job.limit_may_fall else min(due, soon)
 
     def _schedule(self) -> None:
-        self.state.deadline = min((job.check_time for job in self._jobs.values()), default=NEVER)
+        jobs = (job.check_time for job in self._jobs.values())
+        servers = (server.due for server in self.state.servers.values())
+        self.state.deadline = min(min(jobs, default=NEVER), min(servers, default=NEVER))
 
     def _least_limit_s(self, job: JobProgress) -> float:
         """Return the least limit of a job that goes on as it is; it never falls."""

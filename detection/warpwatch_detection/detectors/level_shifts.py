@@ -7,7 +7,15 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import Cleared, DetectorStatus, JobDetector, JobStep, Results
+from warpwatch_detection.detector import (
+    Cleared,
+    DetectorStatus,
+    JobDetector,
+    JobIteration,
+    JobStep,
+    Results,
+)
+from warpwatch_detection.signals.equal_work import IterationSignal
 from warpwatch_detection.signals.level_shift import (
     CLOSING_SAMPLES,
     LEAST_EFFECT,
@@ -35,13 +43,15 @@ UPDATE_SAMPLES = 20
 class ShiftJob:
     """index: the newest step's; beside: values that the kind keeps in step with ``shifts.samples``.
 
-    typical_s: the unit of the signal, where it has one. rise: the one that lasts; last_rise: the
+    iterations: of a server, empty in trainings. typical_s: the unit of the signal, where it has
+    one. rise: the one that lasts; last_rise: the
     newest that was found. nearest: the largest part of a limit that the job ever reached;
     nearest_step: where.
     """
 
     index: int = -1
     signal: StepSignal = field(default_factory=StepSignal)
+    iterations: IterationSignal = field(default_factory=IterationSignal)
     shifts: LevelShift = field(default_factory=LevelShift)
     beside: list[float] = field(default_factory=list)
     typical_s: float = 0.0
@@ -86,6 +96,8 @@ class ShiftDetector(JobDetector[ShiftJob]):
         if not job.shifts.least_window:
             job.shifts.least_window = job.signal.window_of(LEAST_WINDOW_S)
         shift = job.shifts.judge(self._rate_per_s * job.signal.sample_s)
+        if shift is not None:
+            job.iterations.work.level += shift.difference
         if job.shifts.nearest > job.nearest:
             job.nearest, job.nearest_step = job.shifts.nearest, seen.step
         results: Results = ()
@@ -153,22 +165,32 @@ class StepRegression(ShiftDetector):
 
     kind = "step_regression"
     judged = "level of the steps"
+    reads = (JobStep, JobIteration)
 
     def share(self, difference: float) -> float:
         # A limit learned from few values has no bound.
         return math.expm1(min(difference, 10.0))
 
     def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
-        return job.signal.add(seen, seen.common_s)
+        if not isinstance(seen, JobIteration):
+            return job.signal.add(seen, seen.common_s)
+        sample = job.iterations.add(seen, learns=not job.on)
+        of, job.signal.group = job.iterations, job.iterations.group
+        job.signal.sample_s, job.signal.first_step = of.sample_s, of.first_step
+        return sample
 
     def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Detected:
-        value_s, baseline_s = math.exp(level), math.exp(rise.baseline)
+        # A server's signal is the ratio to the usual time of the same work.
+        unit_s, what, work = 1.0, "steps", ""
+        if isinstance(seen, JobIteration):
+            unit_s, what, work = job.iterations.usual_s, "iterations", " for the same work"
+        value_s, baseline_s = unit_s * math.exp(level), unit_s * math.exp(rise.baseline)
         return seen.found(
             begin_step=rise.begin_step,
             value=value_s,
             baseline=baseline_s,
-            summary=f"steps take {100 * (value_s / baseline_s - 1):.0f} % longer since step "
-            f"{rise.begin_step}: {value_s:.3g} s instead of {baseline_s:.3g} s",
+            summary=f"{what} take {100 * (value_s / baseline_s - 1):.0f} % longer{work} since "
+            f"{what[:-1]} {rise.begin_step}: {value_s:.3g} s instead of {baseline_s:.3g} s",
         )
 
 

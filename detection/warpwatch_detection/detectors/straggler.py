@@ -20,6 +20,7 @@ from warpwatch_detection.detector import (
     Cleared,
     DetectorStatus,
     JobDetector,
+    JobIteration,
     JobStep,
     Results,
 )
@@ -71,6 +72,7 @@ class Straggler(JobDetector[JobLevels]):
     kind = "straggler"
     state_version = 2
     job_type = JobLevels
+    reads = (JobStep, JobIteration)
 
     def judge(self, job: JobLevels, seen: JobStep) -> Results:
         if seen.index < START_STEPS or len(seen.compute_s) < 2:

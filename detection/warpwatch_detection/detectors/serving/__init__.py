@@ -1,0 +1,6 @@
+"""Detectors of inference servers; kinds that trainings have, too, read servers in their own files.
+
+- stalls: the part of hang for servers: requests in flight and no progress
+- kv_thrash, queue_growth: the engine's cache and queue
+- latency_regression: what requests wait for at equal load, and why
+"""

@@ -1,0 +1,193 @@
+"""Faults of inference servers are found by what iterations had to do, and healthy loads are not."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.servers import EPOCH_S, Fault, ServerModel, SimulatedServer
+from tests.detection.streams import alone, detection, kinds_of, opened, restart
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.records import (
+    Clock,
+    End,
+    RankEvent,
+    RankSeen,
+    Record,
+    Serve,
+    Step,
+)
+
+# Requests all the time, so that an hour is enough.
+BUSY = ServerModel(rate=1.5, noise=0.03, bursts_per_day=0.0)
+NOON_S = 12 * 3600.0
+
+
+def server(model: ServerModel = BUSY, fault: Fault | None = None, seed: int = 1) -> SimulatedServer:
+    """A server at noon, with a fault whose times count from then."""
+    if fault is not None:
+        fault = replace(fault, begin_s=fault.begin_s + NOON_S, end_s=fault.end_s + NOON_S)
+    simulated = SimulatedServer(model, seed, fault)
+    simulated.start(NOON_S)
+    return simulated
+
+
+def after(found: Iterable[Anomaly], seconds: float) -> list[tuple[str, int | None]]:
+    """Return kinds and ranks; none is opened before the fault."""
+    found = list(found)
+    assert [one for one in found if one.time < EPOCH_S + NOON_S + seconds] == []
+    return kinds_of(found)
+
+
+def test_iterations_that_take_longer_for_the_same_work_are_a_regression():
+    engine = detection()
+    found = opened(engine, server(fault=Fault(3000, slower=1.1)).records(3600))
+    assert ("step_regression", None) in after(found, 3000)
+    (regression, *_) = [one for one in found if one.kind == "step_regression"]
+    assert regression.value is not None and regression.baseline is not None
+    assert "% longer for the same work since iteration" in regression.summary
+    assert regression.value == pytest.approx(1.1 * regression.baseline, rel=0.03)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_load_that_rises_and_falls_is_nothing(seed):
+    load = server(replace(BUSY, rate=0.4, bursts_per_day=100.0), Fault(2000, 3000, load=2.5), seed)
+    assert opened(detection(), load.records(5000)) == []
+
+
+def test_a_small_kv_cache_thrashes():
+    model = replace(BUSY, prompt_tokens=60.0, output_tokens=600.0, rate=0.4)
+    found = opened(detection(), server(model, Fault(1500, cache=0.04)).records(2400))
+    assert ("kv_thrash", None) in after(found, 1500)
+    (thrash, *_) = [one for one in found if one.kind == "kv_thrash"]
+    assert thrash.summary.startswith("the KV cache is too small for the load: ")
+
+
+def test_a_queue_that_grows_without_an_end_is_found():
+    found = opened(alone("queue_growth"), server(BUSY, Fault(600, load=4.0)).records(2400))
+    assert after(found, 600) == [("queue_growth", None)]
+
+
+def test_a_blocked_front_end_is_named_as_the_cause():
+    found = opened(detection(), server(fault=Fault(3000, front_end_s=0.2)).records(3600))
+    assert after(found, 3000)[0] == ("latency_regression", None)
+    assert found[0].summary.endswith("; cause: front end, iterations and queue are as before")
+
+
+def seconds(count: int, first: int = 0, **fields: Any) -> Iterator[Serve]:
+    for number in range(first, first + count):
+        yield Serve(EPOCH_S + number, "chat", **{"interval_s": 1.0, **fields})
+
+
+def seen(rank: int = 0, count: int = 1) -> RankSeen:
+    return RankSeen(EPOCH_S, "chat", rank, count, kind="serve")
+
+
+DECODES: dict[str, Any] = {
+    "iterations": {"decode": (50, 0.9)},
+    "generated_tokens": 50,
+    "running": 1,
+}
+
+
+def hangs(*records: Record) -> list[tuple[str, int | None]]:
+    return kinds_of(opened(alone("hang"), [seen(0, 2), seen(1, 2), *records]))
+
+
+def test_requests_in_flight_without_progress_are_a_hang():
+    stalled = seconds(120, 60, running=3)
+    assert hangs(*seconds(60, **DECODES), *stalled) == [("hang", None)]
+
+
+def test_an_idle_server_does_not_hang():
+    assert hangs(*seconds(60, **DECODES), *seconds(900, 60, idle_s=1.0)) == []
+
+
+def test_a_stopped_rank_with_requests_in_flight_is_named():
+    stopped = RankEvent(EPOCH_S + 71, "chat", 1, "stopped", {})
+    records: list[Record] = [*seconds(60, **DECODES), *seconds(11, 60, running=3), stopped]
+    assert hangs(*records, Clock(EPOCH_S + 75)) == [("hang", 1)]
+
+
+def test_a_stopped_rank_of_an_idle_server_is_nothing():
+    stopped = RankEvent(EPOCH_S + 71, "chat", 1, "stopped", {})
+    assert hangs(*seconds(60, **DECODES), *seconds(11, 60), stopped, Clock(EPOCH_S + 300)) == []
+
+
+def test_a_hang_is_over_when_tokens_come_again():
+    engine = alone("hang")
+    opened(engine, [seen(), *seconds(60, **DECODES), *seconds(120, 60, running=3)])
+    assert [one.kind for one in engine.active] == ["hang"]
+    restart(engine)
+    opened(engine, seconds(1, 180, **DECODES))
+    assert engine.active == ()
+
+
+def ranks(slow: float, summaries: bool, count: int = 900) -> Iterator[Record]:
+    """Two ranks; from the middle on the second takes ``slow`` times as long, the first waits."""
+    yield from (seen(0, 2), seen(1, 2))
+    for number in range(count):
+        own_s = 0.08 * (slow if number >= count // 2 else 1.0) * (1 + 0.02 * (number % 3))
+        took_s = own_s + 0.01
+        time = EPOCH_S + (number if summaries else number * took_s)
+        for rank in range(2):
+            comm_s = 0.01 if rank else took_s - 0.08 * (1 + 0.02 * (number % 3))
+            if summaries:
+                iterations: Any = {"decode": (10, 10 * took_s)}
+                yield Serve(
+                    time, "chat", rank, iterations=iterations, comm_s=10 * comm_s, running=8
+                )
+            else:
+                yield Step(
+                    time, "chat", rank, number, took_s, phases_s={"comm": comm_s},
+                    work_class="decode", decode_requests=8, kv_tokens=5000,
+                )  # fmt: skip
+
+
+@pytest.mark.parametrize("summaries", [False, True], ids=["iterations", "summaries"])
+def test_a_slow_rank_is_a_straggler(summaries):
+    """A fleet gets summaries only."""
+    found = opened(alone("straggler"), ranks(1.3, summaries))
+    assert kinds_of(found) == [("straggler", 1)]
+    assert opened(alone("straggler"), ranks(1.0, summaries)) == []
+
+
+def test_summaries_show_iterations_at_equal_work_too():
+    found = opened(alone("step_regression"), ranks(1.3, summaries=True, count=3000))
+    assert kinds_of(found) == [("step_regression", None)]
+
+
+def test_one_giant_prompt_is_nothing():
+    def records() -> Iterator[Record]:
+        yield seen()
+        for number in range(3000):
+            giant = number == 2500
+            took_s = 40.0 if giant else 0.1
+            yield Step(
+                EPOCH_S + 0.1 * number + 40.0 * (number >= 2500), "chat", 0, number, took_s,
+                work_class="mixed" if giant else "decode",
+                prefill_tokens=200_000 if giant else 0, decode_requests=8, kv_tokens=5000,
+            )  # fmt: skip
+
+    assert opened(detection(), records()) == []
+
+
+def test_an_end_in_order_is_nothing():
+    engine = detection()
+    found = opened(engine, [seen(), *seconds(60, **DECODES), End(EPOCH_S + 61, "chat", 0)])
+    assert (found, engine.active) == ([], ())
+
+
+def test_seconds_of_an_unknown_job_are_ignored():
+    engine: Detection = detection()
+    assert opened(engine, seconds(200, running=3, preemptions=5)) == []
+    assert all(not getattr(d.state, "jobs", {}) for d in engine._runner.detectors)
+
+
+def test_seconds_with_impossible_sums_are_ignored():
+    engine = detection()
+    odd = seconds(20, inter_token={3: 5}, inter_token_s=float("inf"), running=1)
+    assert opened(engine, [seen(), *odd, *seconds(5, 20, iterations={"decode": (1, 1e308)})]) == []
+    assert engine.pop_failure() is None
