@@ -129,7 +129,8 @@ class IterationClock(StepClock):
     """A step clock whose steps are iterations: idle time before one does not belong to it.
 
     ``after_idle``: whether the next iteration starts with requests that were not in flight before.
-    Time between iterations is the phase ``wait``, if ``waits``.
+    Time between iterations is the phase ``wait`` if ``waits``, and may be idle. Otherwise the
+    server reports when it is idle.
     """
 
     __slots__ = ("_wait", "after_idle", "serving", "waits")
@@ -155,15 +156,12 @@ class IterationClock(StepClock):
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         ended = self.steps
         super().__exit__(kind, error, trace)
-        if self.steps == ended:
-            return
-        try:
-            now = monotonic_ns()
-            if self.waits:
+        if self.waits and self.steps != ended:
+            try:
+                now = monotonic_ns()
                 if self._wait == OTHER:
                     self._wait = self.phase_index("wait")
                 self.push((SWITCH, now, self._wait))
-            if not self.serving.exact:
                 self.serving.rest(now)
-        except Exception as fault:
-            faults.swallow(fault)
+            except Exception as fault:
+                faults.swallow(fault)

@@ -75,7 +75,10 @@ class ServerProcess:
         """Start an iteration, unless one runs."""
         monitor, clock = self.monitor, self.clock
         if monitor is not None and clock is not None and not clock.open:
-            monitor.iteration(after_idle=after_idle).begin()
+            if monitor.step_clock != "iteration()":
+                monitor.lead("iteration()")
+            clock.samples, clock.after_idle = 0, after_idle
+            clock.begin()
 
     def end(self, prefill_tokens: int, decode_requests: int, kv_tokens: int, tokens: int) -> None:
         """End the iteration with its work. ``tokens``: 0 if another rank counts them."""
@@ -85,7 +88,7 @@ class ServerProcess:
                 self.begin(False)
             clock.work = prefill_tokens, decode_requests, kv_tokens
             clock.tokens = tokens
-            clock.end()
+            clock.__exit__(None, None, None)
 
     def drop(self) -> None:
         """Forget the iteration that runs: it failed or came to nothing."""

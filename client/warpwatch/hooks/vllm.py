@@ -184,16 +184,28 @@ def _hook_worker(module: ModuleType) -> None:
     if not _fits(worker, "execute_model", "sample_tokens"):
         _report_misfit()
         return
-    initialize, execute, sample = worker.__init__, worker.execute_model, worker.sample_tokens
+    worker.__init__ = _joining(worker.__init__, _join_worker)
+    worker.execute_model = _executing(worker.execute_model)
+    worker.sample_tokens = _sampling(worker.sample_tokens)
 
+
+def _joining(initialize: Callable[..., None], join: Callable[..., None]) -> Callable[..., None]:
     @wraps(initialize)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         initialize(self, *args, **kwargs)
-        swallowed(_join_worker, self)
+        swallowed(join, self)
 
+    return init
+
+
+def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(execute)
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        forward = swallowed(_execute, scheduler_output)
+        forward = None
+        try:
+            forward = _execute(scheduler_output)
+        except Exception as error:
+            faults.swallow(error)
         if forward is None:
             return execute(self, scheduler_output, *args, **kwargs)
         done = False
@@ -208,6 +220,10 @@ def _hook_worker(module: ModuleType) -> None:
             swallowed(_end)
         return output
 
+    return execute_model
+
+
+def _sampling(sample: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(sample)
     def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
         phase = swallowed(process.phase, "sample")
@@ -215,10 +231,11 @@ def _hook_worker(module: ModuleType) -> None:
             return sample(self, *args, **kwargs)
         with phase:
             output = sample(self, *args, **kwargs)
-        swallowed(_end)
+        if not process.leads:
+            swallowed(_end)
         return output
 
-    worker.__init__, worker.execute_model, worker.sample_tokens = init, execute_model, sample_tokens
+    return sample_tokens
 
 
 _work = (0, 0, 0, 0)
@@ -289,34 +306,46 @@ def _hook_scheduler_class(kind: Any) -> None:
     if "_warpwatch" in vars(kind):
         return
     kind._warpwatch = True
-    if not _fits(kind, "schedule", "update_from_output", "has_unfinished_requests"):
-        return
-    initialize, schedule, update = kind.__init__, kind.schedule, kind.update_from_output
+    if _fits(kind, "schedule", "update_from_output", "has_unfinished_requests"):
+        kind.__init__ = _joining(kind.__init__, _join_scheduler)
+        kind.schedule = _scheduling(kind.schedule)
+        kind.update_from_output = _updating(kind.update_from_output)
 
-    @wraps(initialize)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        initialize(self, *args, **kwargs)
-        swallowed(_join_scheduler, self)
 
+def _scheduling(schedule: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(schedule)
     def scheduled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        phase = swallowed(_schedule, self)
+        phase = None
+        try:
+            phase = _schedule(self)
+        except Exception as error:
+            faults.swallow(error)
         if phase is None:
             return schedule(self, *args, **kwargs)
         with phase:
             output = schedule(self, *args, **kwargs)
-        swallowed(_scheduled, self, output)
+        try:
+            _scheduled(self, output)
+        except Exception as error:
+            faults.swallow(error)
         return output
 
+    return scheduled
+
+
+def _updating(update: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(update)
     def updated(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if process.is_separate:
             swallowed(process.switch, "other")
         result = update(self, scheduler_output, *args, **kwargs)
-        swallowed(_updated, self, scheduler_output, result)
+        try:
+            _updated(self, scheduler_output, result)
+        except Exception as error:
+            faults.swallow(error)
         return result
 
-    kind.__init__, kind.schedule, kind.update_from_output = init, scheduled, updated
+    return updated
 
 
 def _join_scheduler(scheduler: Any) -> None:
