@@ -18,9 +18,9 @@ test: $(VENV)/.dev
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest $(ARGS)
 
 # Before a release: what takes minutes, or needs what is not installed everywhere, one group at a
-# time. ARGS=loops|alerts|hostile|deploy|serve.
+# time. ARGS=loops|bus|alerts|hostile|deploy|serve.
 acceptance: $(VENV)/.dev
-	$(BIN)/pytest -m "$(or $(ARGS),loops or alerts or hostile or deploy or serve)"
+	$(BIN)/pytest -m "$(or $(ARGS),loops or bus or alerts or hostile or deploy or serve)"
 
 # Hostile bytes for all that reads what a stranger wrote; one JSON line a target. MINUTES=10.
 fuzz: MINUTES ?= 10

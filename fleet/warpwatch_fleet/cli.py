@@ -44,7 +44,12 @@ def main(argv: Sequence[str]) -> int:
     config = loading.load(FleetFile, arguments.config)
     if arguments.create_streams is not None:
         return _create_streams(config.bus, arguments.create_streams)
-    Fleet(config).run()
+    if config.bus.url is None:
+        Fleet(config).run()
+        return 0
+    from warpwatch_fleet.bus.fleet import WorkerFleet
+
+    WorkerFleet(config).run()
     return 0
 
 

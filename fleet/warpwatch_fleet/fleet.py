@@ -34,7 +34,6 @@ from warpwatch_fleet.page.endpoint import FleetPage
 from warpwatch_fleet.runs import RunPart, Runs
 from warpwatch_fleet.series import Series, measure_process
 from warpwatch_fleet.source import HttpSource, Source
-from warpwatch_runtime import bus
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
@@ -79,24 +78,24 @@ class Fleet:
         self._board = FleetBoard(self.metrics)
         self._register = CaptureRegister(open_store(config), self._board)
         self._finisher_loops: tuple[Loop, ...] = ()
-        self._captures = FleetCaptures(
+        self.captures = FleetCaptures(
             self._cluster, self._source.links, config.triggers, self._register, self._board,
             self._wake,
         )  # fmt: skip
-        self._triggers = Triggers(self._captures, None, self._board)
+        self._triggers = Triggers(self.captures, None, self._board)
         self._has_schedules = bool(own.schedules)
         schedule = Schedule(own.schedules, self._cluster)
-        self._schedules = RegularCaptures(schedule, self._captures)
+        self._schedules = RegularCaptures(schedule, self.captures)
         # Changes of anomalies that the triggers have not seen yet.
         self._changes: list[Change] = []
-        self._kubernetes = Kubernetes(own, self._cluster, self._captures, self.metrics)
+        self._kubernetes = Kubernetes(own, self._cluster, self.captures, self.metrics)
         self._alerts = AlertRequests(
             self._heard_state, self.request_capture, self._register, config.triggers.recipes,
             targets=lambda job: {},
         )  # fmt: skip
         self._upload = self._uploads(config.remote_store.url)
         self._ended: asyncio.Event
-        self._runs = Runs(self._run_parts)
+        self.runs = Runs(self._run_parts)
         source = self._source
         Series(self.metrics, source.view, time.time, source.partitions, source.judged)
         measure_process(self.metrics)
@@ -108,20 +107,21 @@ class Fleet:
             web_config=own.web_config,
         )
         node = config.node or self._hostname
-        self._push_exporters = PushExporters(
+        self.push_exporters = PushExporters(
             config.exporters, node, "warpwatch-fleet", self._public_url, self.metrics,
             self.exported, self.exported,
         )  # fmt: skip
-        self.server = Server(self, http, page=FleetPage(self), passed=passed_by_systemd(os.environ))
+        self.server = Server(
+            self, http, page=FleetPage(self), passed=passed_by_systemd(os.environ),
+            prepare=self.prepare,
+        )  # fmt: skip
 
     def _source_of(self, config: FleetFile) -> Source:
         unsaved = self.metrics.counter("anomaly_store_errors_total").labels("snapshot")
-        if config.bus.url is None:
-            return HttpSource(config, f"{self._hostname}/{config.fleet.listen}", unsaved.inc)
-        bus.check(config.bus)
-        from warpwatch_fleet.bus.worker import BusSource
+        return HttpSource(config, f"{self._hostname}/{config.fleet.listen}", unsaved.inc)
 
-        return BusSource(config, lambda anomalies: self._push_exporters.know(anomalies))
+    async def prepare(self) -> None:
+        """Do nothing before a request: one process has all there is."""
 
     # --- running ---
 
@@ -142,7 +142,7 @@ class Fleet:
             self._stop()
             following.join(STOP_TIMEOUT_S)
             self._supervisor.stop()
-            self._push_exporters.close()
+            self.push_exporters.close()
 
     def _bind_locally(self) -> None:
         """Serve a Unix socket beside the first rendezvous folder that is writable."""
@@ -158,8 +158,8 @@ class Fleet:
         logger.warning("no socket, so the web page needs the token")
 
     def _start_loops(self) -> None:
-        every, service = self._supervisor.every, self._captures.service
-        self._push_exporters.start(self._supervisor)
+        every, service = self._supervisor.every, self.captures.service
+        self.push_exporters.start(self._supervisor)
         self._finisher_loops = (
             every("captures", FINISH_INTERVAL_S, service.finish),
             every("stacks", FINISH_INTERVAL_S, service.finish_urgent),
@@ -176,14 +176,14 @@ class Fleet:
             loop.wake()
 
     def _stop(self) -> None:
-        loop = self._captures.loop
+        loop = self.captures.loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended by itself
                 loop.call_soon_threadsafe(self._ended.set)
 
     async def _follow_all(self) -> None:
         self._ended = asyncio.Event()
-        self._captures.loop = asyncio.get_running_loop()
+        self.captures.loop = asyncio.get_running_loop()
         loops = [asyncio.create_task(self._follow())]
         loops.append(asyncio.create_task(self._kubernetes.run()))
         await self._ended.wait()
@@ -251,7 +251,7 @@ class Fleet:
 
         return Uploads(
             RemoteStore(url), self._register.store.path, self._register,
-            self._captures.is_settled, self.metrics, node="fleet",
+            self.captures.is_settled, self.metrics, node="fleet",
         ).advance  # fmt: skip
 
     # --- what HTTP asks ---
@@ -272,7 +272,7 @@ class Fleet:
                 ranks=tuple(rank for job in jobs for rank in job.ranks(names)),
                 jobs=tuple(job.state() for job in jobs),
                 anomalies=tuple(sorted(self._cluster.anomalies(), key=lambda one: one.time)),
-                captures=self._captures.shown(),
+                captures=self.captures.shown(),
                 decisions=self._board.decisions,
                 public_url=self._public_url,
             )
@@ -308,7 +308,7 @@ class Fleet:
 
     def request_capture(self, request: CaptureRequest) -> Capture:
         """Start a capture; may wait for an agent."""
-        return self._captures.request(request)
+        return self.captures.request(request)
 
     def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[AlertAnswer]:
         return self._alerts.receive(alerts)
@@ -320,13 +320,13 @@ class Fleet:
         path = self._register.file(capture_id, name, owner)
         if path is not None and path.is_file():
             return path
-        return self._captures.download(capture_id, name, owner)
+        return self.captures.download(capture_id, name, owner)
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return None
 
     def run_summaries(self) -> Sequence[RunSummary]:
-        return self._runs.all()
+        return self.runs.all()
 
     def _run_parts(self) -> tuple[list[RunPart], dict[JobId, dict[str, int]]]:
         with self._cluster.lock:

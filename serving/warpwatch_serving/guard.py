@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -30,11 +30,14 @@ SECURITY_HEADERS = {
 }
 
 
+Prepare = Callable[[], Awaitable[None]]
+
+
 class Guard:
     """The middleware; the routes decide what an admitted request may see and do.
 
     count: receives the status of every answer. refuse: makes the answer to a request that was
-    refused.
+    refused. prepare: fetches from other processes what an admitted request may need.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class Guard:
         basic_auth: BasicAuth | None,
         count: Callable[[int], None],
         refuse: Callable[[HTTPConnection, HttpError], Response],
+        prepare: Prepare | None = None,
     ) -> None:
         self._app = app
         self._access = access
         self._basic_auth = basic_auth
         self._count = count
         self._refuse = refuse
+        self._prepare = prepare
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,6 +75,8 @@ class Guard:
 
         try:
             await self._admit(request)
+            if self._prepare is not None and request.url.path not in self._access.open:
+                await self._prepare()
             await self._app(scope, receive, watched)
         except HttpError as error:
             await self._refuse(request, error)(scope, receive, watched)

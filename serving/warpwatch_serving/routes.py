@@ -27,7 +27,7 @@ from warpwatch_serving.api import AlertWebhook, CaptureFiles, JsonApi
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.bodies import Filters
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.guard import Guard
+from warpwatch_serving.guard import Guard, Prepare
 from warpwatch_serving.metrics import MetricsPages
 from warpwatch_serving.page.endpoint import PageEndpoint
 from warpwatch_serving.page.login import Login
@@ -258,6 +258,7 @@ def create_app(
     page: PageEndpoint | None = None,
     routes: Routes = only_common_routes,
     monotonic: Callable[[], float] = time.monotonic,
+    prepare: Prepare | None = None,
 ) -> Starlette:
     """Return the application. ``routes`` makes the API and the routes of this process alone.
 
@@ -273,6 +274,7 @@ def create_app(
         basic_auth=basic_auth,
         count=partial(_count, backend),
         refuse=login.refuse,
+        prepare=prepare,
     )
     webhook = AlertWebhook(backend, access)
     files, page = CaptureFiles(backend, access), page or PageEndpoint(backend)

@@ -20,6 +20,7 @@ from warpwatch_serving.access import identify
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.connection import Connections, Service
+from warpwatch_serving.guard import Prepare
 from warpwatch_serving.page.endpoint import PageEndpoint
 from warpwatch_serving.routes import Routes, create_app, only_common_routes
 from warpwatch_serving.web_config import BasicAuth, Tls, WebConfig
@@ -120,13 +121,15 @@ class Server:
         routes: Routes = only_common_routes,
         monotonic: Callable[[], float] = time.monotonic,
         passed: socket.socket | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
         web = web_config.load(config.web_config) if config.web_config else WebConfig()
         self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
         basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
         self._app = create_app(
-            backend, config, basic_auth=basic_auth, page=page, routes=routes, monotonic=monotonic
-        )
+            backend, config, basic_auth=basic_auth, page=page, routes=routes, monotonic=monotonic,
+            prepare=prepare,
+        )  # fmt: skip
         self._local: Path | None = None
         self._connections = Connections()
         self._listeners = Listeners(self._each_second)

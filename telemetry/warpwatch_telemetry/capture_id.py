@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import time
@@ -14,6 +15,16 @@ _TRY = re.compile(r"-[23]$")
 def new(now: float) -> str:
     """Return a new id. ``now``: wall clock in seconds."""
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + "-" + secrets.token_hex(3)
+
+
+def of_anomaly(anomaly_id: str, number: int, now: float) -> str:
+    """Return the id of an anomaly's capture, the same for whoever asks for it.
+
+    number: of its captures before. The ids of a fleet's anomalies begin with their time.
+    """
+    at = int(anomaly_id[:8], 16) if re.match(r"[0-9a-f]{8}-", anomaly_id) else now
+    digest = hashlib.sha256(f"{anomaly_id}#{number}".encode()).hexdigest()[:6]
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(at)) + f"-{digest}"
 
 
 def place(capture_id: str) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from tests.loop.trainings import PROGRAM, RANKS
 from warpwatch_daemon.demo.processes import free_port
 
 TOKEN = "of all agents"
+# Sections that agents and fleet have in common.
+FOR_FLEET = ("detection", "anomalies", "triggers", "remote_store", "exporters", "bus")
 
 
 class LoopCluster:
@@ -24,6 +25,7 @@ class LoopCluster:
 
     def __init__(self, folder: Path, nodes: int, **config: Any) -> None:
         self.folder = folder
+        self._workers: list[subprocess.Popen[bytes]] = []
         token = folder / "token"
         token.write_text(TOKEN)
         self.nodes: list[LoopNode] = []
@@ -37,16 +39,12 @@ class LoopCluster:
         tree: dict[str, Any] = {
             "fleet": {
                 "listen": f"127.0.0.1:{self.port}",
-                "targets": [f"127.0.0.1:{node.port}" for node in self.nodes],
+                "targets": [] if "bus" in config else self._targets(),
                 "token_file": str(token),
                 "state_dir": str(folder / "fleet"),
                 "agents": {"token_file": str(token), "allow_plain": True},
             },
-            **{
-                key: config[key]
-                for key in ("detection", "anomalies", "triggers", "remote_store", "exporters")
-                if key in config
-            },
+            **{key: config[key] for key in FOR_FLEET if key in config},
         }
         self.config = folder / "fleet.yaml"
         self.config.write_text(yaml.safe_dump(tree))
@@ -73,6 +71,29 @@ class LoopCluster:
                 stdin=subprocess.DEVNULL,
             )
         poll(lambda: len(self.up()) == (agents or len(self.nodes)), self.log())
+
+    def _targets(self) -> list[str]:
+        return [f"127.0.0.1:{node.port}" for node in self.nodes]
+
+    def start_worker(self, number: int) -> subprocess.Popen[bytes]:
+        """Start another process of the fleet, without a port; its log is worker-NUMBER.log."""
+        tree = yaml.safe_load(self.config.read_text())
+        own = self.folder / f"worker-{number}"
+        own.mkdir(exist_ok=True)
+        tree["fleet"] |= {"listen": f"127.0.0.1:{free_port()}", "state_dir": str(own)}
+        file = own / "fleet.yaml"
+        file.write_text(yaml.safe_dump(tree))
+        with (self.folder / f"worker-{number}.log").open("ab") as log:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "warpwatch_daemon", "fleet", "--config", str(file)],
+                cwd=ROOT,
+                env=os.environ | {"WARPWATCH_DIR": str(own / "run")},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        self._workers.append(worker)
+        return worker
 
     def kill_fleet(self) -> None:
         self.fleet.kill()
@@ -126,9 +147,9 @@ class LoopCluster:
         self.http.close()
         for node in self.nodes:
             node.close()
-        if self.fleet is not None and self.fleet.poll() is None:
-            self.fleet.send_signal(signal.SIGKILL)
-            self.fleet.wait()
+        for process in (*self._workers, *([self.fleet] if self.fleet else [])):
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager

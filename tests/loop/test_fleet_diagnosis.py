@@ -7,19 +7,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.daemon.history.object_store import URL, Bucket, bucket
 from tests.loop.cluster import LoopCluster, loop_cluster
 from tests.loop.node import ROOT, poll
+from tests.loop.over_nodes import NODES, capture_of, only_anomaly, trained
 from tests.loop.trainings import ON_A_BUSY_MACHINE
 
 pytestmark = [pytest.mark.loops, pytest.mark.torch]
-
-RANKS_A_NODE = 2
-NODES = ["gpu-1", "gpu-1", "gpu-2", "gpu-2", "gpu-3", "gpu-3"]
 
 
 @pytest.fixture
@@ -34,47 +31,6 @@ def cluster(tmp_path: Path, s3: Bucket) -> Iterator[LoopCluster]:
     with loop_cluster(tmp_path, 3, detection=ON_A_BUSY_MACHINE, remote_store=remote) as cluster:
         cluster.start(**s3.environment)
         yield cluster
-
-
-def trained(cluster: LoopCluster, job: str) -> Path:
-    faults = cluster.torchrun(job, RANKS_A_NODE)
-
-    def is_known() -> bool:
-        seen = cluster.get("detectors", kind="straggler", job=job)
-        return [[one["answer"] for one in of["readings"]] for of in seen] == [["fine"] * 6]
-
-    poll(is_known, cluster.log)
-    assert [rank["host"] for rank in cluster.get("ranks", job=job)] == NODES
-    return faults
-
-
-def only_anomaly(cluster: LoopCluster, kind: str) -> Any:
-    """The one of this kind, once it is there; no agent has one of its own."""
-
-    def those() -> list[Any]:
-        return [one for one in cluster.get("anomalies") if one["kind"] == kind]
-
-    poll(those, cluster.log)
-    for node in cluster.nodes:
-        assert [one for one in node.get("anomalies") if one["kind"] == kind] == []
-    (anomaly,) = those()
-    assert anomaly["judged_by"] == "fleet"
-    return anomaly
-
-
-def capture_of(cluster: LoopCluster, anomaly: Any) -> Any:
-    """The one that the anomaly asked for, once it has ended; an evaluation may have interrupted one
-    before it."""
-
-    def those() -> list[Any]:
-        asked = [
-            one for one in cluster.get("captures") if one["request"]["anomaly_id"] == anomaly["id"]
-        ]
-        return asked if asked and asked[-1]["outcome"] not in (None, "failed") else []
-
-    *interrupted, capture = poll(those, cluster.log)
-    assert len(interrupted) <= 1
-    return capture
 
 
 def test_a_straggler_over_three_nodes_is_captured_whole_and_diagnosed_as_one(cluster, s3):

@@ -150,15 +150,21 @@ class BusAnswers:
         peer = Peer("bus", os.getuid(), privileged=True, on_socket=True)
         headers = [(b"content-type", b"application/json"), (b"host", b"bus")]
         scope: dict[str, Any] = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1", "method": method,
             "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"",
             "root_path": "", "server": ("bus", 0), "client": None, "state": {"peer": peer},
             "headers": [*headers, (b"content-length", str(len(content)).encode())],
         }  # fmt: skip
         parts = [b"500"]
-        size = 0
+        size, is_read = 0, False
 
         async def receive() -> Message:
+            nonlocal is_read
+            if is_read:
+                # Nobody disconnects here.
+                await asyncio.get_running_loop().create_future()
+            is_read = True
             return {"type": "http.request", "body": content, "more_body": False}
 
         async def send(message: Message) -> None:

@@ -6,5 +6,6 @@
 - sharing: which worker has which partition
 - links: the agents, by requests
 - streams: the definition of stream and buckets
-- worker: all of it together
+- worker: the partitions that this process has
+- peers: what the other workers have; fleet: all of it together
 """

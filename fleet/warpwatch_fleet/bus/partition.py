@@ -31,8 +31,8 @@ JUDGE_INTERVAL_S = 0.5
 PENDING_S = 60.0
 # One that gives the partition up has done what is older.
 GIVEN_S = 5.0
-# Agents repeat what lives within this time: replaying begins so much before the states.
-LIVE_S = 25.0
+# Agents repeat what lives three times within this: replaying begins so much before the states.
+LIVE_S = 60.0
 # A job that no record of has come for so long is forgotten with its state.
 JOB_KEPT_S = 1200.0
 # A node that says nothing is down, and later forgotten.

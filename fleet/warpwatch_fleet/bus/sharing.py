@@ -82,9 +82,11 @@ class Leases:
         return True
 
     async def release(self, partition: int) -> None:
-        revision = self._revisions[partition]
         self.drop(partition)
-        await self._bucket.remove(_key(partition), revision)
+        found = await self._bucket.get(_key(partition))
+        # A renewal may have been on its way.
+        if found is not None and found[0] == self._worker:
+            await self._bucket.remove(_key(partition), found[1])
 
     def drop(self, partition: int) -> None:
         """Forget a lease that another has, or that is left to expire."""
@@ -164,10 +166,14 @@ class Shares:
         late = [one for one, since in self._free_since.items() if now - since > GONE_S]
         return sorted({*mine, *random.sample(late, min(4, len(late)))})
 
-    def to_give(self, own: Mapping[int, float]) -> list[int]:
-        """Return the partitions that others should have, so that the most loaded has least."""
+    def to_give(self, own: Mapping[int, float], busy: Collection[int] = ()) -> list[int]:
+        """Return the partitions that others should have, so that the most loaded has least.
+
+        busy: those that stay.
+        """
         sums = {name: sum(loads.values()) for name, loads in self.others().items()}
-        mine, left = sum(own.values()), dict(own)
+        mine = sum(own.values())
+        left = {number: load for number, load in own.items() if number not in busy}
         fair = (sum(sums.values()) + mine) / (len(sums) + 1)
         # What was given before is still on its way.
         if not sums or mine < (1 + LEAST_GAIN) * fair or self.nobodys(own):

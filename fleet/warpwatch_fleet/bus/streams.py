@@ -14,13 +14,11 @@ from warpwatch_telemetry.bus_messages import MAX_MESSAGE_BYTES, NODES, RECORDS, 
 
 LEASES = "warpwatch-leases"
 STATES = "warpwatch-state"
-SESSIONS = "warpwatch-sessions"
 LEASE_S = 15.0
 # Workers that come later begin with records of so long.
 RECORDS_S = 600.0
 # What nobody has written for so long is of no use: records of it are gone.
 STATE_S = 86400.0
-SESSION_S = 12 * 3600.0
 MAX_RECORDS_BYTES = 8 * 2**30
 MAX_STATE_BYTES = 2 * 2**30
 
@@ -54,7 +52,6 @@ DEFINITIONS: tuple[dict[str, Any], ...] = (
     | {"discard": "old", "max_msgs_per_subject": -1},
     _bucket(LEASES, LEASE_S, 2**20),
     _bucket(STATES, STATE_S, MAX_STATE_BYTES),
-    _bucket(SESSIONS, SESSION_S, 2**24),
 )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -74,6 +74,10 @@ class BusSource:
         self._stale: set[int] = set()
         # What workers before this one may not have done.
         self._pending: list[Change] = []
+        # The partitions that should stay here for now.
+        self.busy: Callable[[], set[int]] = set
+        # Answers the requests of other workers.
+        self.answers: Callable[[str, bytes], Awaitable[bytes]] | None = None
         self._complaint = Complaint(logger, logging.WARNING)
 
     @property
@@ -105,6 +109,8 @@ class BusSource:
                 await asyncio.sleep(SHARE_INTERVAL_S)
         self.shares = Shares(self.worker, self._monotonic)
         await self.bus.listen(_HELLO, self._hear)
+        if self.answers is not None:
+            await self.bus.answer(f"{WORKERS}.{self.worker}", self.answers)
 
     def _hear(self, content: bytes) -> None:
         try:
@@ -144,7 +150,7 @@ class BusSource:
         own = {number: IDLE_LOAD + held.partition.load for number, held in self._held.items()}
         try:
             await self.bus.say(_HELLO, msgspec.msgpack.encode(Greeting(self.worker, own)))
-            for number in self.shares.to_give(own):
+            for number in self.shares.to_give(own, self.busy()):
                 await self._give(number)
             for number in self.shares.to_take(own)[:MAX_TAKEN_AT_ONCE]:
                 if number not in self._held and await self._leases.acquire(number):

@@ -60,6 +60,8 @@ class FleetCaptures:
         run: Run = run,
     ) -> None:
         self.config = config
+        # Whether another process may go on with the same anomalies.
+        self.are_shared = False
         self.loop: asyncio.AbstractEventLoop | None = None
         self._cluster = cluster
         self._agents = agents
@@ -119,10 +121,17 @@ class FleetCaptures:
         agents = self._remote.of(job, numbers, request)
         if len(agents) == 1:
             return await self._pass_on(agents[0], request)
-        capture = self.service.request(request)
+        capture = self.service.request(request, self._name_of(request))
         if self._advancing is None:
             self._advancing = asyncio.create_task(self._advance())
         return capture
+
+    def _name_of(self, request: CaptureRequest) -> str:
+        """Return the capture's id if an anomaly wants it: agents refuse one that exists."""
+        if not self.are_shared or request.anomaly_id is None:
+            return ""
+        before = [one for one in self.captures() if one.request.anomaly_id == request.anomaly_id]
+        return ids.of_anomaly(request.anomaly_id, len(before), self._wall())
 
     async def _pass_on(self, agent: RemoteAgent, request: CaptureRequest) -> Capture:
         """Leave ranks of one node to its agent."""

@@ -170,6 +170,9 @@ timeoutSeconds: 5
 {{- end }}
 
 {{- define "warpwatch.check.fleet" -}}
+{{- if and (gt (int .Values.fleet.workers) 1) (not (((.Values.config).bus).url)) -}}
+{{- fail "fleet.workers of more than 1 share the jobs on a bus: set config.bus.url" -}}
+{{- end -}}
 {{- if ne .Values.mode "daemonset" -}}
 {{- fail "fleet.enabled needs mode daemonset: it follows the daemons of its release" -}}
 {{- end -}}

@@ -6,11 +6,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
 
 from tests.fleet.bus.server import Fabric, NatsServer, until
 from tests.fleet.nodes import TestNode, seen, step
 from tests.manual_clock import ManualClock
+from warpwatch_daemon.for_fleet.bus import BusAnswers
 from warpwatch_detection.anomalies.register import Change
+from warpwatch_fleet.agent_link import AgentError
+from warpwatch_fleet.bus.links import BusLinks
+from warpwatch_fleet.bus.partition import target_of
 from warpwatch_fleet.bus.sharing import Greeting, Shares
 from warpwatch_fleet.bus.worker import BusSource
 from warpwatch_runtime.bus import BusError
@@ -213,3 +221,25 @@ def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(server):
             await bus.ask("warpwatch.node.Y.get", b"")
 
     run(server, "four", test)
+
+
+def test_an_agent_answers_a_request_for_a_file_as_its_api_does(server, tmp_path):
+    async def test(play: Play) -> None:
+        file = tmp_path / "rank0.reduction.gz"
+        file.write_bytes(b"r" * (said.MAX_MESSAGE_BYTES + 1))
+
+        async def send(request: Request) -> Response:
+            return FileResponse(file)
+
+        app = Starlette(routes=[Route("/api/v1/captures/{id}/{file}", send)])
+        links = BusLinks(play.agents[0].bus)
+        links.loop = asyncio.get_running_loop()
+        who = said.Publisher("gpu-1")
+        await links.bus.answer(who.requests, BusAnswers(app).answer)
+        link = links.link(target_of(who, None))
+        found = await asyncio.to_thread(lambda: b"".join(link.download("captures/a/b.gz")))
+        assert found == file.read_bytes()
+        with pytest.raises(AgentError, match="404"):
+            await link.request("leases/../captures", {})
+
+    run(server, "five", test)
