@@ -21,7 +21,7 @@ from warpwatch_fleet.memory import SavedJob
 from warpwatch_telemetry.anomalies import FLEET_KINDS, Anomaly
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Serve, Step
-from warpwatch_telemetry.state import JobState, RankState, RecentSteps, StepDurations
+from warpwatch_telemetry.state import JobState, RankState, RecentSteps, ServeState, StepDurations
 
 # How long all ranks are awaited of a job that was evaluated before a restart.
 RANKS_AWAITED_S = 30.0
@@ -98,6 +98,14 @@ class FleetJob:
         """Return the node of each live rank, by its address."""
         return {rank: member.node for rank, member in self.members.items() if member.is_live}
 
+    def computing_ranks(self) -> dict[int, str]:
+        """Return the live ranks with steps: all but the scheduler and front end of a server."""
+        return {
+            rank: node
+            for rank, node in self.live_ranks().items()
+            if self.members[rank].seen.role == "rank"
+        }
+
     def live_nodes(self) -> set[str]:
         """Return the addresses of the nodes with a live rank."""
         return set(self.live_ranks().values())
@@ -119,7 +127,9 @@ class FleetJob:
             before.status = "running"
             device, parallel = seen.device or before.seen.device, seen.parallel
             before.seen = msgspec.structs.replace(before.seen, device=device, parallel=parallel)
-        self.world_size = seen.world_size
+        # Scheduler and front end of a server come after its workers.
+        serves = seen.kind == "serve"
+        self.world_size = max(seen.world_size, self.world_size if serves else 0)
         self.waiting.ranks = len(self.members)
         if self.judged:
             self.waiting.add(self._as_ours(seen))
@@ -306,6 +316,8 @@ class FleetJob:
             run=self.id.run,
             world_size=self.world_size,
             ranks=tuple(str(rank) for rank in sorted(self.members)),
+            kind=next((member.seen.kind for member in self.members.values()), "train"),
+            replica=next((member.seen.replica for member in self.members.values()), ""),
         )
 
 
@@ -384,6 +396,7 @@ class Member:
     phases_s: dict[str, float] = field(default_factory=dict)
     durations: StepDurations = field(default_factory=StepDurations)
     recent: RecentSteps = field(default_factory=RecentSteps)
+    second: Serve | None = None
 
     @property
     def is_live(self) -> bool:
@@ -392,6 +405,8 @@ class Member:
     def feed(self, record: JobRecord) -> None:
         if isinstance(record, Step):
             self._take_step(record)
+        elif isinstance(record, Serve):
+            self.second = record
         elif isinstance(record, End):
             self.status = "exited"
         elif isinstance(record, RankEvent) and record.event in ("died", "stopped", "resumed"):
@@ -440,6 +455,23 @@ class Member:
             recent_s=tuple(self.recent),
             **(self.recent.pace() if self.is_live else {}),
             memory_allocated_bytes=self.memory_allocated_bytes,
+            serve=self._serve() if self.seen.kind == "serve" else None,
+        )
+
+    def _serve(self) -> ServeState:
+        """Return the server's process; requests are those of the process with the KV cache."""
+        said, second = self.seen, self.second if self.is_live else None
+        if second is None:
+            return ServeState(said.role, said.replica)
+        idle = second.idle_s >= second.interval_s > 0
+        knows = second.kv_usage is not None
+        return ServeState(
+            said.role,
+            said.replica,
+            idle=idle,
+            running=second.running if knows else None,
+            waiting=second.waiting if knows else None,
+            kv_usage=second.kv_usage,
         )
 
 

@@ -19,7 +19,7 @@ from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.log import encode_line
-from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent
+from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Serve
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 STEP_S = 0.5
@@ -36,6 +36,33 @@ def begin(cluster: TestCluster) -> None:
     for number, node in enumerate(cluster.nodes):
         node.say(*(seen(2 * number + rank) for rank in range(2)))
     cluster.hear()
+
+
+def test_replicas_of_a_server_on_two_nodes_are_jobs_of_one_name():
+    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
+    for number, node in enumerate(cluster.nodes):
+        about: dict[str, Any] = {
+            "kind": "serve",
+            "replica": f"chat-{number}",
+            "run": f"pod-{number}",
+        }
+        node.say(seen(0, 1, "chat", **about), seen(1, 2, "chat", role="scheduler", **about))
+        fields: dict[str, Any] = {"owner": OWNER, "run": f"pod-{number}"}
+        node.say(Serve(NOW, "chat", 1, running=3, waiting=1, kv_usage=0.5, **fields))
+    cluster.hear()
+    cluster.now += 5
+    cluster.hear()
+    found = ((job.state(), job) for job in cluster.cluster.jobs.values())
+    states = {(state.kind, state.replica): job for state, job in found}
+    assert set(states) == {("serve", "chat-0"), ("serve", "chat-1")}
+    first = states["serve", "chat-0"]
+    assert first.world_size == 2
+    assert set(first.computing_ranks()) == {0}
+    served = [rank.serve for rank in first.ranks({})]
+    assert [(one.role, one.running, one.kv_usage) for one in served] == [
+        ("rank", None, None),
+        ("scheduler", 3, 0.5),
+    ]
 
 
 def train(cluster: TestCluster, steps: int, slow: float = 1.0, late: int | None = 3) -> None:

@@ -88,7 +88,7 @@ class RemoteAgents:
             found = self._cluster.jobs[job.id]
             active = [one for one in self._cluster.anomalies() if one.end_time is None]
             named = [one.rank for one in active if one.job_id in found.names()]
-            return choose(found.live_ranks(), [rank for rank in named if rank is not None])
+            return choose(found.computing_ranks(), [rank for rank in named if rank is not None])
 
     def of(
         self, job: LiveJob, numbers: Collection[int], request: CaptureRequest
