@@ -89,6 +89,11 @@ def helm4(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(scope="session")
+def kubectl(pytestconfig: pytest.Config) -> Path:
+    return _tools(pytestconfig, "helm3") / "kubectl"
+
+
+@pytest.fixture(scope="session")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chart of somebody else that depends on ours and makes a Job."""
     folder = tmp_path_factory.mktemp("chart") / "training"
