@@ -51,7 +51,7 @@ while number != steps:
 """
 
 # One rank of a real training, for ``warpwatch run``; its data takes long while the file argv[1] is
-# there.
+# there. Its steps are long, so that a busy machine does not make it wait for data as well.
 LOADING = """
 import os, sys, time
 import torch
@@ -62,7 +62,7 @@ class Numbers(Dataset):
         return 1_000_000
 
     def __getitem__(self, index):
-        time.sleep(0.2 if os.path.exists(sys.argv[1]) else 0.0)
+        time.sleep(0.25 if os.path.exists(sys.argv[1]) else 0.0)
         return torch.full((8,), float(index))
 
 torch.set_num_threads(1)
@@ -71,7 +71,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for batch in DataLoader(Numbers(), batch_size=2):
     loss = model(batch / 1e6).square().mean()
     loss.backward()
-    time.sleep(0.02)
+    time.sleep(0.1)
     optimizer.step()
     optimizer.zero_grad()
 """

@@ -46,7 +46,7 @@ def test_a_slow_data_loader_is_found_captured_and_diagnosed(tmp_path: Path) -> N
         node.start_daemon()
         command = ["-m", "warpwatch", "run", "--job", "loading", "--", sys.executable]
         node.start("rank0", [*command, "-c", LOADING, str(slow)], node.rank_environment(0, 1))
-        poll(lambda: any(rank["steps_total"] > 400 for rank in node.get("ranks")), logs)
+        poll(lambda: any(rank["steps_total"] > 150 for rank in node.get("ranks")), logs)
         slow.touch()
         (stall,) = poll(lambda: found(node, "data_stall"), logs)
         assert (stall["job"], stall["severity"]) == ("loading", "warning")
