@@ -15,7 +15,7 @@ from warpwatch._version import __version__
 FOLDER = chart.ROOT / "examples"
 MANIFESTS = sorted(path.name for path in (FOLDER / "kubernetes").glob("*.yaml"))
 # The fleet puts the shim into its pods.
-BY_HAND = [name for name in MANIFESTS if name != "pytorchjob.yaml"]
+BY_HAND = [name for name in MANIFESTS if name not in ("pytorchjob.yaml", "vllm.yaml")]
 SCRIPTS = sorted(path.name for path in (FOLDER / "slurm").glob("*.sbatch"))
 
 
