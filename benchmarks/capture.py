@@ -1,9 +1,9 @@
-"""Measures the delay of a capture, and the time by which it delays the training.
+"""Measures how long a capture takes, and how long it delays the training.
 
     python -m benchmarks.capture OPERATORS STOP RESULT
 
-is the delayed training: steps of many small operators until the file STOP appears. It writes the
-wall clock at the end of each step, in seconds, as JSON into the file RESULT.
+is the training: steps of many small operators until the file STOP appears. It writes the wall clock
+at the end of each step, in seconds, as JSON into the file RESULT.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from warpwatch_daemon.demo.story import Story
 CAPTURES = 5
 STEPS = 5
 TIMEOUT_S = 120.0
-# From the request to the recording: the shim polls its command file, then the agreed margin.
+# Limits from request to recording: the shim's poll of its command file, then steps to the start.
 MAX_POLL_S, MAX_STEPS = 0.2, 4.0
 
 PAUSED_JOB = "paused"

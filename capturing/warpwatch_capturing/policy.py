@@ -22,11 +22,11 @@ SPANS_S = {"hour": HOUR_S, "day": DAY_S}
 BASELINES_PER_DAY = 24
 # The expected size of a capture; twice as much must be free in the store's file system.
 EXPECTED_BYTES = 100 << 20
-# And at least this share of it.
+# At least this share of the file system must be free, too.
 MIN_FREE_SHARE = 0.05
 
 
-class _Begun(NamedTuple):
+class _Start(NamedTuple):
     """A started capture: its time (monotonic) and its owner."""
 
     at: float
@@ -34,11 +34,13 @@ class _Begun(NamedTuple):
 
 
 class Policy:
-    """Busy ranks and the disk hold for all, what ``triggers`` says for automatic requests.
+    """The limits on captures of this node.
 
-    Baselines and a fleet's schedules have a budget of their own and no cooldown. ``check``
-    touches no file, for detection waits for it. ``disk``: the store's; ``at`` is monotonic,
-    ``wall`` the wall clock. ``excess`` returns the quota that an owner exceeds.
+    Every request needs idle ranks and free disk space. Automatic requests must also be within the
+    limits of ``triggers``; baselines and a fleet's schedules have a budget of their own instead,
+    and no cooldown. ``check`` touches no file, because detection waits for it.
+    disk: the disk of the store. at: monotonic time. wall: the wall clock.
+    excess: returns the quota that an owner exceeds, or None.
     """
 
     def __init__(
@@ -52,14 +54,14 @@ class Policy:
         self._disk = disk
         self._wall = wall
         self._excess = excess
-        # The captures of the last day that count: when they were begun, and whose they were.
-        self._automatic: deque[_Begun] = deque()
-        self._baselines: deque[_Begun] = deque()
-        # Per job and kind: when, and for which anomaly.
+        # The captures of the last day that count against budgets, oldest first.
+        self._automatic: deque[_Start] = deque()
+        self._baselines: deque[_Start] = deque()
+        # Per job and kind: the time of the last capture, and the id of its anomaly.
         self._last: dict[tuple[JobId, str], tuple[float, str | None]] = {}
 
     def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
-        """Raise Refused if not now. ``busy``: ranks of the job that are being captured."""
+        """Raise Refused if none may start now. busy: the job's ranks that are being captured."""
         automatic = request.trigger != "manual"
         if automatic:
             self._check_quiet_hours()
@@ -77,8 +79,8 @@ class Policy:
             raise Refused("refused_busy", f"rank {ranks} of {request.job} is being captured")
         self._check_disk()
         if automatic and self.config.dry_run:
-            # So that it goes on to decide as it would: what it would have taken counts.
-            self.begun(request, at)
+            # A capture that a dry run leaves out counts, so that later decisions are the real ones.
+            self.add_start(request, at)
             raise Refused("refused_dry_run", "it would have been taken; triggers.dry_run is on")
 
     def check_owners(self, owners: Iterable[Owner]) -> None:
@@ -88,21 +90,21 @@ class Policy:
             if excess is not None:
                 raise Refused("refused_quota", f"the owner of the job has {excess}")
 
-    def begun(self, request: CaptureRequest, at: float) -> None:
+    def add_start(self, request: CaptureRequest, at: float) -> None:
         """Count a started capture against budgets and cooldown."""
         if request.trigger in REGULAR_TRIGGERS:
-            self._baselines.append(_Begun(at, request.owner))
+            self._baselines.append(_Start(at, request.owner))
         elif request.trigger != "manual":
-            self._automatic.append(_Begun(at, request.owner))
+            self._automatic.append(_Start(at, request.owner))
             self._last[_key(request)] = (at, request.anomaly_id)
         self._forget(at)
 
-    def withdrawn(self, request: CaptureRequest, at: float) -> None:
+    def remove_start(self, request: CaptureRequest, at: float) -> None:
         """Uncount a capture that was started ``at`` and recorded nothing."""
-        begun = self._baselines if request.trigger in REGULAR_TRIGGERS else self._automatic
-        this = _Begun(at, request.owner)
-        if request.trigger != "manual" and this in begun:
-            begun.remove(this)
+        starts = self._baselines if request.trigger in REGULAR_TRIGGERS else self._automatic
+        start = _Start(at, request.owner)
+        if request.trigger != "manual" and start in starts:
+            starts.remove(start)
             self._last.pop(_key(request), None)
 
     def _check_quiet_hours(self) -> None:
@@ -113,7 +115,7 @@ class Policy:
     def _check_cooldown(self, request: CaptureRequest, at: float) -> None:
         last, anomaly_id = self._last.get(_key(request), (-DAY_S, None))
         if anomaly_id is not None and anomaly_id == request.anomaly_id:
-            # It was interrupted: the same is tried again.
+            # The last capture was for this anomaly and was interrupted: it may be repeated at once.
             return
         since_s = at - last
         if since_s < self.config.cooldown_s:
@@ -126,13 +128,14 @@ class Policy:
 
     @staticmethod
     def _check_budget(
-        request: CaptureRequest, begun: Collection[_Begun], at: float, span: str, allowed: int
+        request: CaptureRequest, starts: Collection[_Start], at: float, span: str, allowed: int
     ) -> None:
         """Check a budget of ``allowed`` captures per ``span``, a key of SPANS_S. Raises Refused.
 
-        The budget is the node's, but each owner is allowed an equal part of it.
+        The budget is for the node. If it is used up, an owner may still start captures until it has
+        had an equal part of it.
         """
-        taken = Counter(one.owner for one in begun if at - one.at < SPANS_S[span])
+        taken = Counter(start.owner for start in starts if at - start.at < SPANS_S[span])
         total, own = taken.total(), taken[request.owner]
         part = max(min(1, allowed), allowed // len(taken.keys() | {request.owner}))
         if total >= allowed and own >= part:
@@ -142,19 +145,19 @@ class Policy:
             raise Refused("refused_budget", f"{total} captures in the last {span}; {limit}")
 
     def _check_disk(self) -> None:
-        room = self._disk.room()
-        wanted = max(2 * EXPECTED_BYTES, int(MIN_FREE_SHARE * room.total))
-        if room.free < wanted:
+        space = self._disk.space()
+        wanted = max(2 * EXPECTED_BYTES, int(MIN_FREE_SHARE * space.total))
+        if space.free < wanted:
             raise Refused(
                 "refused_disk",
-                f"{room.free >> 20} MiB free in {self._disk.path}, {wanted >> 20} MiB are needed; "
+                f"{space.free >> 20} MiB free in {self._disk.path}, {wanted >> 20} MiB are needed; "
                 "free some or set store.url",
             )
 
     def _forget(self, at: float) -> None:
-        for begun in (self._automatic, self._baselines):
-            while begun and at - begun[0].at >= DAY_S:
-                begun.popleft()
+        for starts in (self._automatic, self._baselines):
+            while starts and at - starts[0].at >= DAY_S:
+                starts.popleft()
         horizon = at - max(self.config.cooldown_s, HOUR_S)
         self._last = {key: last for key, last in self._last.items() if last[0] >= horizon}
 
@@ -163,24 +166,25 @@ def _key(request: CaptureRequest) -> tuple[JobId, str]:
     return (request.job_id, request.anomaly_kind or request.kind)
 
 
-# Alertmanager sends a firing alert again for hours, and again within seconds where it is refused.
+# Alertmanager repeats a firing alert for hours, and within seconds if it was refused.
 ALERT_REPEAT_S = 60.0
 MAX_REMEMBERED = 1000
 
 
 class Refusals:
-    """Counts refusals: a user's each time, an anomaly's if its reason changes.
+    """The refusals that were counted last, so that a repeated request is counted once.
 
-    An alert's, by job and kind, also counts once per ALERT_REPEAT_S. ``at`` is monotonic.
+    A user's refusals all count. An anomaly's counts if its reason has changed. An alert's (by job
+    and kind) counts if its reason has changed, and every ALERT_REPEAT_S. ``at`` is monotonic.
     """
 
     def __init__(self) -> None:
-        # The last reason, and when it was counted.
+        # Per requester: the last reason, and when it was counted.
         self._last: NewestMap[tuple[str, ...], tuple[str, float]] = NewestMap(MAX_REMEMBERED)
 
     def is_new(self, request: CaptureRequest, reason: str, at: float) -> bool:
         """Return whether to count this refusal, and remember it."""
-        key = _asker(request)
+        key = _requester(request)
         if key is None:
             return True
         last, counted_at = self._last.get(key, ("", at))
@@ -190,13 +194,13 @@ class Refusals:
         return not is_known
 
     def forget(self, request: CaptureRequest) -> None:
-        """Count the next refusal: a capture has succeeded."""
-        key = _asker(request)
+        """Make the next refusal count, as a capture has succeeded."""
+        key = _requester(request)
         if key is not None:
             self._last.pop(key, None)
 
 
-def _asker(request: CaptureRequest) -> tuple[str, ...] | None:
+def _requester(request: CaptureRequest) -> tuple[str, ...] | None:
     if request.anomaly_id is not None:
         return (request.anomaly_id,)
     if request.trigger == "alert":
@@ -204,19 +208,22 @@ def _asker(request: CaptureRequest) -> tuple[str, ...] | None:
     return None
 
 
-# Some rounds of the loop that measures it (agent.capturing): the file system hangs.
+# An older measurement means that the file system hangs: agent.capturing measures more often.
 MAX_AGE_S = 60.0
 
 
 class DiskSpace(NamedTuple):
-    """In bytes."""
+    """The size and free space of a file system, in bytes."""
 
     total: int
     free: int
 
 
 class Disk:
-    """``measure`` waits for the file system and has a loop of its own; ``room`` touches no file."""
+    """The disk of the store.
+
+    ``measure`` may wait for the file system, so it has a loop of its own; ``space`` never waits.
+    """
 
     def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.path = path
@@ -235,7 +242,7 @@ class Disk:
         usage = shutil.disk_usage(self.path)
         return DiskSpace(usage.total, usage.free)
 
-    def room(self) -> DiskSpace:
+    def space(self) -> DiskSpace:
         """Return the last measurement. Raises Refused if it failed or is too old."""
         at, found = self._measured
         age_s = self._monotonic() - at

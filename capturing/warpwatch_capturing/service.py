@@ -57,10 +57,10 @@ class CapturePolicy(Protocol):
     def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
         """Raise Refused. ``busy``: ranks of the job that are being captured."""
 
-    def begun(self, request: CaptureRequest, at: float) -> None:
+    def add_start(self, request: CaptureRequest, at: float) -> None:
         """Count a capture that was started."""
 
-    def withdrawn(self, request: CaptureRequest, at: float) -> None:
+    def remove_start(self, request: CaptureRequest, at: float) -> None:
         """Uncount a capture that was started ``at`` and recorded nothing."""
 
 
@@ -100,7 +100,7 @@ class CaptureService:
         # Captures of before a restart count, too.
         now, at = wall(), monotonic()
         for capture in register.all():
-            policy.begun(capture.request, at - max(0.0, now - capture.time))
+            policy.add_start(capture.request, at - max(0.0, now - capture.time))
 
     # --- any thread ---
 
@@ -167,7 +167,7 @@ class CaptureService:
             session = self._sessions.get(name)
             if session is not None:
                 if not any(rank.state in _RECORDED for rank in session.ranks.values()):
-                    self.policy.withdrawn(session.capture.request, session.begun_at)
+                    self.policy.remove_start(session.capture.request, session.begun_at)
                 session.cancel(detail)
                 self._end(session, self._monotonic())
         return self.register.get(name)
@@ -232,7 +232,7 @@ class CaptureService:
     def _started(self, session: CaptureSession, at: float) -> Capture:
         """Count and show a capture whose participants have been asked."""
         capture = session.shown()
-        self.policy.begun(capture.request, at)
+        self.policy.add_start(capture.request, at)
         self._sessions[capture.id] = session
         self.register.keep(capture)
         if self._participants.is_local:
@@ -247,7 +247,7 @@ class CaptureService:
             if self._sessions.pop(session.capture.id, None) is not None:
                 session.cancel(detail)
             self._costs.forget(session.capture.id)
-            self.policy.withdrawn(session.capture.request, session.begun_at)
+            self.policy.remove_start(session.capture.request, session.begun_at)
             self._refuse(session, Refused("refused_disk", detail))
 
     def _refuse(self, session: CaptureSession, refused: Refused) -> None:

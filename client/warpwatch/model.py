@@ -2,9 +2,10 @@
 
 The place comes from the descriptions of process groups: ``mesh_<dimension>`` of a DeviceMesh,
 ``TENSOR_MODEL_PARALLEL_GROUP`` and similar ones of Megatron-Core (PyTorch 2.4, Megatron-Core 0.9 to
-0.16). A dimension of all ranks is the default group, without a description; it is found by meshes
-of sharded parameters and stages of ``torch.distributed.pipelining``. Older versions and DeepSpeed
-(0.19) have getters in their modules. Parameters are for an MFU by 6 FLOPs per parameter and token.
+0.16). If a dimension has all ranks, its group is the default one, which has no description: meshes
+of sharded parameters and stages of ``torch.distributed.pipelining`` report it. Older versions and
+DeepSpeed (0.19) have getters in their modules. The daemon computes an MFU from the parameters: 6
+FLOPs per parameter and token.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from contextlib import suppress
 from math import prod
 from typing import Any
 
-# Per kind its usual names as dimension of a mesh, and in the getters and Megatron's groups.
+# Per kind: its usual names as a dimension of a mesh, and its names in getters. The first of these
+# is also in the name of Megatron's group.
 _NAMES = {
     "data": (("dp", "data", "data_parallel", "ddp", "batch"), ("data",)),
     "tensor": (("tp", "tensor", "tensor_parallel", "model"), ("tensor_model",)),
@@ -28,7 +30,7 @@ _NAMES = {
         ("context", "sequence"),
     ),
 }
-# Data parallelism in two dimensions (HSDP), the outer one first. Context may be part of the inner.
+# Data parallelism in two dimensions (HSDP), the outer one first.
 _DATA = (
     ("mesh_dp_replicate", "mesh_replicate"),
     ("mesh_dp_shard", "mesh_shard", "mesh_fsdp"),
@@ -70,17 +72,19 @@ def places(now: float) -> dict[str, Place]:
 
 
 def _by_groups(groups: list[Any]) -> dict[str, Place]:
-    said = dict(_noted)
+    place_by_name = dict(_noted)
     for group in groups:
         with suppress(Exception):  # a group without this rank, or one that is being destroyed
-            said.setdefault(str(group.group_desc), (group.rank(), group.size()))
+            place_by_name.setdefault(str(group.group_desc), (group.rank(), group.size()))
     found = {}
     for kind, (dimensions, (megatron, *_)) in _NAMES.items():
         names = [*(f"mesh_{name}" for name in dimensions), f"{megatron.upper()}_PARALLEL_GROUP"]
-        place = next((said[name] for name in names if name in said), None)
+        place = next((place_by_name[name] for name in names if name in place_by_name), None)
         if place is not None:
             found[kind] = place
-    outer, inner = (next((said[n] for n in names if n in said), (0, 1)) for names in _DATA)
+    outer, inner = (
+        next((place_by_name[n] for n in names if n in place_by_name), (0, 1)) for names in _DATA
+    )
     if "data" not in found and (outer, inner) != ((0, 1), (0, 1)):
         found["data"] = outer[0] * inner[1] + inner[0], outer[1] * inner[1]
     return found
@@ -104,7 +108,7 @@ def _by_getters() -> Iterator[tuple[str, Place]]:
         yield "expert", (int(rank), int(size))
 
 
-# With these an optimizer does not hold the model: adapters beside frozen weights, shards.
+# With these libraries an optimizer has only a part of the model: adapters, or shards.
 _HIDING = frozenset({"peft", "deepspeed"})
 
 Shapes = Counter[tuple[int, ...]]
@@ -116,7 +120,7 @@ class Parameters:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        # Shapes and types; nothing where they are not the whole model.
+        # Shapes and types; empty if the optimizer does not have the whole model.
         self._known: weakref.WeakKeyDictionary[Any, tuple[Shapes, set[str]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -129,20 +133,22 @@ class Parameters:
         try:
             self._known[optimizer] = _shapes(optimizer)
         except Exception:
-            self._known[optimizer] = Counter(), set()  # one of its own kind
+            self._known[optimizer] = Counter(), set()  # an optimizer without the usual attributes
         known = list(self._known.values())
-        # Two of the same shapes train copies of a model, or one model twice (meta-learning).
+        # Optimizers with equal shapes train copies of a model, or one model twice (meta-learning).
         if len({frozenset(shapes.items()) for shapes, _ in known}) < len(known):
             return {}
         total: Shapes = sum((shapes for shapes, _ in known), Counter())
         if not all(shapes for shapes, _ in known) or _has_experts(total):
             return {}
-        said: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "parameters": sum(prod(shape) * count for shape, count in total.items())
         }
         types = set().union(*(types for _, types in known))
-        # With parameters of 32 bits autocast and TF32 are the rule, and not to be seen.
-        return {**said, "precision": types.pop()} if types in ({"bfloat16"}, {"float16"}) else said
+        # Parameters of 32 bits do not show the precision: autocast and TF32 are usual with them.
+        if types in ({"bfloat16"}, {"float16"}):
+            metadata["precision"] = types.pop()
+        return metadata
 
 
 def _shapes(optimizer: Any) -> tuple[Shapes, set[str]]:
@@ -152,7 +158,7 @@ def _shapes(optimizer: Any) -> tuple[Shapes, set[str]]:
             mesh = getattr(parameter, "device_mesh", None)
             if mesh is not None:
                 note_mesh(mesh)
-            # FSDP1's are shards; what is frozen costs less, and how much is elsewhere is unknown.
+            # FSDP1's parameters are shards. Frozen ones cost fewer FLOPs, how many is unknown.
             if not parameter.requires_grad or getattr(parameter, "_fsdp_flattened", False):
                 return Counter(), set()
             # A DTensor (FSDP2) has the shape of the whole parameter.
@@ -164,8 +170,8 @@ def _shapes(optimizer: Any) -> tuple[Shapes, set[str]]:
 def _has_experts(shapes: Shapes) -> bool:
     """Return whether some weights are not multiplied with every token once.
 
-    Such weights have three dimensions or more (stacked experts, convolutions), or there are as many
-    of one shape as a router has rows. A shared expert may have that shape too.
+    Such weights have three dimensions or more (stacked experts, convolutions), or a router fits
+    them: it has a row per expert. Up to two shared experts may have the same shape.
     """
     matrices = [(*shape, count) for shape, count in shapes.items() if len(shape) == 2]
     return any(len(shape) > 2 for shape in shapes) or any(

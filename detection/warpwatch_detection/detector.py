@@ -18,7 +18,7 @@ from warpwatch_telemetry.records import RankEvent, Record, WorkClass
 # The first steps of a job are not evaluated: they are enough for compilation and the first
 # allocations of a plain loop, and for loaders to fill.
 WARMUP_STEPS = 20
-# The deadline of a detector that waits for nothing.
+# The deadline of a detector to which silence means nothing.
 NEVER = float("inf")
 # Far above every count and duration in an event, and far below where float arithmetic ends.
 MAX_NUMBER = 1e30
@@ -33,7 +33,7 @@ class JobStep(msgspec.Struct, frozen=True):
     duration_s: median over the ranks.
     common_s: median compute + smallest comm: the step as it would be without one rank's delay.
     tokens, samples: per rank, the work of the step; a rank that does not count it is absent, and
-    samples are left out of a rank that counts tokens. work: the median rank's, 0 if unknown.
+    a rank that counts tokens has no samples. work: the median rank's, 0 if unknown.
     stages: where parallelism is known, per rank the number of the group that does the same work.
     alike: whether the ranks of a group do equal work; None if the program does not report it.
     """
@@ -78,7 +78,7 @@ Observation = Record | JobStep
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The end of what was found about a job or device.
+    """The end of a fault of a job or device.
 
     for_good: the next finding is another anomaly, however soon it comes.
     """
@@ -89,18 +89,18 @@ class Cleared:
     for_good: bool = False
 
 
-# A lasting fault is found again and again. No result means: nothing new, or not enough data.
+# A detector repeats Detected while a fault lasts. No result means nothing new or too little data.
 DetectorResult = Detected | Cleared
 Results = Iterable[DetectorResult]
 
 
 @dataclass(frozen=True, slots=True)
 class DetectorStatus:
-    """The present view of a detector on one job, rank or device: why it would fire, or why not.
+    """What a detector finds in one job, rank or device at present, and how near it is to its limit.
 
     answer: learning (not enough data yet), fine or found.
-    value, baseline, limit: the quantity, what it is compared with, and where it is found.
-    nearest: the largest value/limit excess so far, 1 at the limit, and the step (if any) it was at.
+    value, baseline, limit: the quantity, what it is compared with, and where a fault starts.
+    nearest, nearest_step: the largest share of the limit that was reached (1: the limit), and when.
     sees, effect: the least effect that would be found now, and the one that should be, as shares
     of the usual; blind: the first is larger, or there is nothing to compare with.
     text: one line: the quantity with its limit, how near it came, and the least effect.
@@ -148,7 +148,7 @@ class Detector(ABC):
     ``state`` is everything that it remembers: a dataclass of numbers, texts, None, lists, tuples,
     dicts, sets and such dataclasses, fully annotated, so that it outlives a restart of the daemon.
     ``state_version`` grows when the state's form or meaning changes, so that an older one is not
-    read. ``waits``: silence can mean something to it, and the state has a ``deadline``.
+    read. ``waits``: silence can be a fault, and the state has a ``deadline`` for ``expire``.
     ``reads``: the only types of observations that it gets.
     """
 
@@ -171,10 +171,10 @@ class Detector(ABC):
         return ()
 
     def forget(self, job: JobId) -> None:  # noqa: B027
-        """Drop what is known of a job that is over."""
+        """Drop the state of a job that has ended."""
 
     def resolve(self, device: str, now: float) -> Cleared | None:
-        """End what was found about a device by hand; return None if it ends by itself."""
+        """Close the fault of a device for an operator; return None if it closes by itself."""
         return None
 
     @abstractmethod
@@ -183,7 +183,7 @@ class Detector(ABC):
 
 
 class DetectorJobState(Protocol):
-    """The memory of one job. ``index`` is its newest step's; ``on``: something is found."""
+    """A detector's memory of one job. index: of its newest step. on: truthy while a fault lasts."""
 
     index: int
 
@@ -203,8 +203,9 @@ class JobStates(Generic[S]):
 
 
 class JobDetector(Detector, Generic[J]):
-    """A detector that evaluates steps of jobs, which vary in health as well.
+    """A detector that evaluates the steps of each job in ``judge``.
 
+    A healthy job varies too, so limits follow from ``false_alarms_per_job_day``.
     job_type: the type of its state of one job.
     """
 

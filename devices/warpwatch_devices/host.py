@@ -33,6 +33,8 @@ _VIRTUAL_INTERFACE = re.compile(
 
 
 class HostSource(Source):
+    """The source of the host's values; it is up if at least one part could be read."""
+
     name = "host"
 
     def __init__(self, config: HostConfig) -> None:
@@ -107,7 +109,7 @@ def _pressure() -> Values:
 
 
 def parse_pressure(text: str) -> dict[str, float]:
-    """Return the seconds by kind (some, full)."""
+    """Return the seconds of a pressure file by kind (some, full)."""
     return {
         match[1]: int(match[2]) / 1e6
         for match in re.finditer(r"^(some|full) .*\btotal=(\d+)$", text, re.MULTILINE)

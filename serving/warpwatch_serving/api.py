@@ -27,7 +27,7 @@ from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.state import State
 
-# The status of a refusal by its reason; for all others the conflict is with something that runs.
+# The status of a refusal by its reason. All other reasons are conflicts with something that runs.
 _REFUSED_STATUS = {"not_found": 404, "refused_no_rank": 404, "refused_disk": 503, "no_memory": 503}
 _CONFLICT = 409
 
@@ -181,10 +181,10 @@ class JsonApi:
         if body.is_of_a_fleet:
             self._access.check_all_jobs(request, "id, start_step and anomaly_id")
         if owner is not None and body.owner not in ("", owner):
-            # Their own job of the same name is not the one that they mean.
+            # Otherwise the caller's own job of the same name would be captured.
             raise HttpError(404, "refused_no_rank", f"{owner} may not capture jobs of {body.owner}")
         with refusals():
-            # Another capture may just start, which takes a while: not in the server's thread.
+            # Not in the event loop: it may wait for another capture to start.
             capture = await run_in_threadpool(self._begin, body, owner)
         location = {"Location": f"/api/v1/captures/{capture.id}"}
         return json_answer(capture, 202, location)
@@ -222,7 +222,7 @@ def refusals() -> Iterator[None]:
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._#-]{0,199}")
-# By the end of the name, the first that fits.
+# By the end of the name; the first match counts.
 _TYPES = (
     (".gz", "application/gzip"),
     (".json", "application/json"),
@@ -230,7 +230,7 @@ _TYPES = (
     (".txt", "text/plain; charset=utf-8"),
     ("", "application/octet-stream"),
 )
-# Read in the browser; the rest is downloaded.
+# The browser shows these files and downloads all others.
 _SHOWN = (".html", ".txt", ".json")
 _REPORT_POLICY = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
@@ -239,6 +239,8 @@ _REPORT_POLICY = (
 
 
 class CaptureFiles:
+    """The endpoint for the files of captures."""
+
     def __init__(self, backend: ApiBackend, access: Access) -> None:
         self._backend = backend
         self._access = access
@@ -249,7 +251,7 @@ class CaptureFiles:
         capture_id, name = request.path_params["id"], request.path_params["file"]
         found = None
         if _NAME.fullmatch(capture_id) and _NAME.fullmatch(name):
-            # Off the thread that serves: the store's disk may be slow, or another node.
+            # Not in the event loop: the disk of the store or another node may be slow.
             try:
                 found = await run_in_threadpool(self._find, capture_id, name, caller.owner)
             except Refused as error:
@@ -259,7 +261,7 @@ class CaptureFiles:
         headers = _headers(name)
         if isinstance(found, Path):
             return FileResponse(found, headers=headers)
-        # It comes from another node, which is trusted less.
+        # The file comes from another node, so a browser must neither show it nor run its scripts.
         headers["Content-Disposition"] = f'attachment; filename="{name}"'
         return StreamingResponse(found, headers=headers | {"Content-Security-Policy": "sandbox"})
 
@@ -281,18 +283,18 @@ def _headers(name: str) -> dict[str, str]:
 
 # Webhooks that are being answered: each may hold a body in memory.
 MAX_AT_ONCE = 16
-# Answers that are written; the rest of them is counted.
+# The reply lists this many answers and counts the others.
 MAX_ANSWERS = 1000
-# They take turns anyway: one webhook is answered at a time.
+# The backend answers one webhook at a time anyway.
 WORKERS = 2
 # Alertmanager sends a refused notification again only after a status of 500 and above.
 _RETRY = {"Retry-After": "1"}
 
 
 class AlertWebhook:
-    """``receive`` answers 200 also where nothing is captured, if asking again would change nothing.
+    """The endpoint for Alertmanager's webhook.
 
-    Else it answers 503: what was captured meanwhile is known by its alert.
+    It answers 503 only if a retry can help. A retry captures nothing twice: alerts are remembered.
     """
 
     def __init__(self, backend: ApiBackend, access: Access) -> None:
@@ -320,7 +322,7 @@ class AlertWebhook:
         own = plain(str((request.scope.get("server") or ("",))[0]))
         if self._workers is None:
             self._workers = CapacityLimiter(WORKERS)
-        # It waits for the capture that is being begun: off the thread that serves.
+        # Not in the event loop: it waits for captures to start.
         work = partial(self._backend.receive_alerts, alerts, own)
         answers = await anyio.to_thread.run_sync(work, limiter=self._workers)
         received = self._backend.metrics.counter("alerts_received_total")

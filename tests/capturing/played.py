@@ -118,10 +118,10 @@ class Limits:
     def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
         """All is allowed."""
 
-    def begun(self, request: CaptureRequest, at: float) -> None:
+    def add_start(self, request: CaptureRequest, at: float) -> None:
         self.started.append(request)
 
-    def withdrawn(self, request: CaptureRequest, at: float) -> None:
+    def remove_start(self, request: CaptureRequest, at: float) -> None:
         self.started.remove(request)
 
 

@@ -50,7 +50,7 @@ def said(policy: Policy, request: CaptureRequest, at: float, busy: tuple[int, ..
         policy.check(request, busy, at)
     except Refused as refused:
         return f"{refused.reason}: {refused}"
-    policy.begun(request, at)
+    policy.add_start(request, at)
     return "taken"
 
 
@@ -60,7 +60,7 @@ class Room(Disk):
     def __init__(self, free: int) -> None:
         self.path, self.free = Path("/captures"), free
 
-    def room(self) -> DiskSpace:
+    def space(self) -> DiskSpace:
         return DiskSpace(1 << 40, self.free)
 
 

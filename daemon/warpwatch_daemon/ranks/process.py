@@ -1,4 +1,4 @@
-"""Reads the state of a rank's process from the kernel: its memory, silence and kills.
+"""Reads from the kernel what a rank's process uses, why it is silent, and OOM kills.
 
 These are small files of /proc and of the control groups. Values are unknown if a file is missing or
 may not be read, as in another PID namespace.
@@ -33,13 +33,15 @@ _DISK_WAIT = "D"
 def reading(
     process: Process, family: Mapping[int, Process], proc: Path = PROC, cgroup: Path = CGROUP
 ) -> dict[str, Any]:
-    """Return the detail of an event ``process``. ``family``: processes by PID, with descendants.
+    """Return the detail of a RankEvent ``process``.
+
+    family: all processes by PID, at least the descendants of ``process``.
 
     cpu_s, io_bytes: processor time, and bytes read and written, of process and descendants.
-    disk_wait: one of these waits for a disk or a file server now.
-    anonymous_bytes: the process's own memory without a file.
-    available_bytes, limit_bytes: the memory left in, and the limit of, the control group (or the
-    host) with the least left.
+    disk_wait: whether one of them waits for a disk or a file server now.
+    anonymous_bytes: the process's own memory that no file backs.
+    available_bytes, limit_bytes: the memory left, and the limit, in the tightest control group (or
+    on the host).
     """
     members = [process, *descendants(process.pid, family)]
     groups = memory_groups(process.pid, proc, cgroup)
@@ -57,7 +59,7 @@ def reading(
 
 
 class OomKills:
-    """The counts of kills for lack of memory, by the kernel, in the control groups of a process."""
+    """The kernel's counts of out-of-memory kills in the control groups of a process."""
 
     def __init__(self) -> None:
         self._counts: dict[Path, int] = {}
@@ -67,7 +69,7 @@ class OomKills:
         self._counts = {group: kills for group in groups if (kills := oom_kills(group)) is not None}
 
     def have_risen(self) -> bool:
-        """Return whether the innermost group that still exists has counted more kills since."""
+        """Return whether the count of the innermost group that is left rose since ``update``."""
         for group, before in self._counts.items():
             now = oom_kills(group)
             if now is not None:
@@ -135,7 +137,7 @@ class Silence:
             self._reason_at = at
 
     def end(self) -> bool:
-        """Clear the reason, and return whether there was one."""
+        """Clear the reason, as a heartbeat came. Return whether there was one."""
         was, self.reason = self.reason, None
         return was is not None
 
@@ -150,8 +152,8 @@ def silent_reason(
     """Return STOPPED (a signal, a debugger or a frozen control group), HOLDS_GIL or UNKNOWN.
 
     The identity is the ring's claim and may name any process. The reason is UNKNOWN unless the
-    process holds the ring's lock (``holder_pid``) and belongs to the ring's owner. A process that
-    runs without a heartbeat has another thread that holds the GIL.
+    process holds the ring's lock (``holder_pid``) and belongs to the ring's owner. If it runs but
+    sends no heartbeat, one of its threads holds the GIL.
     """
     folder = proc / str(identity.pid)
     try:

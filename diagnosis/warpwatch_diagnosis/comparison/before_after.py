@@ -1,7 +1,7 @@
 """Compares two traces of the same work by phase of the step, and by kernel or operator.
 
-They are of the same job before and after a change, or of a slow rank and a typical one. The phases
-of a step are disjoint and add up to it, so their changes add up to the change of the step.
+The traces come from one job before and after a change, or from a slow rank and a typical one. The
+phases of a step are disjoint and add up to it, so their changes add up to the change of the step.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.measures_json import plain
 from warpwatch_diagnosis.measures.operators import TOP as OPERATORS
 
-# The same work has as many kernels a step as before, within this share.
+# If the kernels per step differ by at most this share, the work is the same.
 SAME_COUNT = 0.02
-# A step that is longer than the baseline's by this ratio is a doubt (TraceML's warning level).
+# A step that is longer than this, relative to the baseline, is slower (TraceML's warning level).
 MIN_STEP_RATIO = 1.10
 # A smaller share of the step is not reported as a change.
 MIN_REPORTED_SHARE = 0.01
@@ -50,7 +50,10 @@ class PhaseChange:
 
 @dataclass(frozen=True, slots=True)
 class KernelChange:
-    """All kernels of one name, per step. ratio: of the medians, None if only one side has them."""
+    """All kernels of one name, per step.
+
+    ratio: the median duration now divided by that before; None if only one trace has the kernel.
+    """
 
     name: str
     kernel_class: KernelClass
@@ -72,7 +75,7 @@ class KernelChange:
 
 @dataclass(frozen=True, slots=True)
 class OperatorChange:
-    """All calls of one operator on the CPU, without the operators inside, in ms per step."""
+    """All calls of one operator on the CPU, in ms per step, without the operators that it calls."""
 
     name: str
     before_ms: float
@@ -131,7 +134,7 @@ class BaselineComparison:
 def compare_captures(
     capture: Sequence[Measures], baseline: Sequence[Measures]
 ) -> tuple[BaselineComparison, ...]:
-    """Compare each rank with itself, else with the baseline's first rank."""
+    """Compare each rank with the same rank of the baseline, or else with the baseline's first."""
     if not baseline:
         return ()
     ranks = {m.rank: m for m in baseline}
@@ -140,7 +143,10 @@ def compare_captures(
 
 
 def compare(now: Measures, before: Measures) -> BaselineComparison | None:
-    """Compare two traces; None if only one of them has a GPU, annotated steps, or such work."""
+    """Compare two traces; return None if they differ in kind.
+
+    Either both or neither must have a GPU, annotated steps, and a server's iterations of like work.
+    """
     if (now.gpu is None) != (before.gpu is None) or bool(now.steps) != bool(before.steps):
         return None
     if not is_like(now.server, before.server):
@@ -201,7 +207,7 @@ def cpu_phases(measures: Measures) -> dict[str, Intervals]:
 
 
 def kernel_changes(now: Measures, before: Measures) -> list[KernelChange]:
-    """Return changes, largest first, without collectives, whose kernels wait for other ranks."""
+    """Return changes, largest first, except of collectives: their kernels wait for other ranks."""
     if now.gpu is None or before.gpu is None:
         return []
     new, old = _by_name(now.gpu), _by_name(before.gpu)
@@ -249,7 +255,7 @@ def _by_name(gpu: GpuTime) -> dict[str, KernelTime]:
 
 
 def _surely_absent(kernel: KernelTime, mine: Measures, other: Measures) -> bool:
-    """Return whether the other trace lacks the kernel: it lists only its TOP longest kernels."""
+    """Return whether ``other`` lacks the kernel: it lists only its TOP longest kernels."""
     listed = other.gpu.kernel_times if other.gpu else ()
     shortest_us = listed[-1].total_us / other.step_count if len(listed) >= TOP else 0.0
     return kernel.total_us / mine.step_count > shortest_us

@@ -3,5 +3,5 @@
 - remote_agents: the agents as participants, and the ranks of a large job that are captured
 - requests: all captures of a fleet, as users, anomalies and schedules request them
 - schedule: regular captures of healthy jobs
-- storing: the fleet as the process around its captures: their store, policy and metrics
+- storing: what the capture service needs of a fleet: store, policy, metrics and board
 """

@@ -1,4 +1,4 @@
-"""The fleet as the process around its captures: their store, their policy, what is shown."""
+"""Provides what the capture service needs of a fleet: store, policy, metrics and board."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def _at(config: FleetFile, folder: Path) -> StoreConfig:
 
 
 class FleetMetrics(AgentMetrics):
-    """The metrics of a fleet. Agents count captures, so that sums are right.
+    """The metrics of a fleet.
 
-    The fleet counts only its captures that a restart interrupted: no agent sees that.
+    Each agent counts its part of a capture; if the fleet counted it too, sums would be too high.
+    Only captures that a restart interrupted are counted here: no agent sees that.
     """
 
     def count_capture(self, kind: str, trigger: str, outcome: str, owner: str) -> None:
@@ -46,7 +47,7 @@ class FleetMetrics(AgentMetrics):
 
 
 class FleetBoard:
-    """Implements ``warpwatch_capturing.board.Board``: no rank runs here."""
+    """A ``warpwatch_capturing.board.Board`` without ranks: none runs in the fleet's process."""
 
     def __init__(self, metrics: AgentMetrics) -> None:
         self.metrics = metrics
@@ -70,8 +71,8 @@ class AgentsDecide:
     def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
         """Allow the capture."""
 
-    def begun(self, request: CaptureRequest, at: float) -> None:
+    def add_start(self, request: CaptureRequest, at: float) -> None:
         """Count nothing."""
 
-    def withdrawn(self, request: CaptureRequest, at: float) -> None:
+    def remove_start(self, request: CaptureRequest, at: float) -> None:
         """Count nothing."""

@@ -51,7 +51,7 @@ def test_budgets_and_cooldowns_go_on_after_a_restart(node):
 
 def test_a_cooldown_is_of_one_run_and_not_of_the_same_anomaly(tmp_path):
     judge = policy(tmp_path)
-    judge.begun(AUTOMATIC, 0.0)
+    judge.add_start(AUTOMATIC, 0.0)
     judge.check(AUTOMATIC, (), 1.0)
     with pytest.raises(Refused, match=r"captured for this 1 s ago; .*cooldown_s leaves 599 s"):
         judge.check(ANOTHER, (), 1.0)
@@ -63,9 +63,9 @@ def test_a_cooldown_is_of_one_run_and_not_of_the_same_anomaly(tmp_path):
 
 def test_a_baseline_counts_against_no_budget_of_anomalies_and_keeps_the_quiet(tmp_path):
     judge = policy(tmp_path, captures_per_hour=1)
-    judge.begun(BASELINE, 0.0)
+    judge.add_start(BASELINE, 0.0)
     judge.check(AUTOMATIC, (), 1.0)
-    judge.begun(AUTOMATIC, 1.0)
+    judge.add_start(AUTOMATIC, 1.0)
     judge.check(BASELINE, (), 2.0)
     judge.config = TriggersConfig(quiet_hours=("23:00-06:00 UTC",))
     with pytest.raises(Refused, match=r"triggers\.quiet_hours has 23:00-06:00 UTC"):
@@ -143,10 +143,10 @@ def test_a_disk_that_is_full_or_gone_or_hangs_is_a_refusal_without_touching_it()
 
 def test_what_came_to_nothing_for_want_of_room_counts_against_no_budget(tmp_path):
     judge = policy(tmp_path, captures_per_hour=1)
-    judge.begun(AUTOMATIC, 5.0)
+    judge.add_start(AUTOMATIC, 5.0)
     with pytest.raises(Refused, match="cooldown_s leaves"):
         judge.check(ANOTHER, (), 6.0)
-    judge.withdrawn(AUTOMATIC, 5.0)
+    judge.remove_start(AUTOMATIC, 5.0)
     judge.check(ANOTHER, (), 6.0)
 
 

@@ -1,4 +1,4 @@
-"""Clocks under load that are lower than this device's own, with no reason given."""
+"""Detects clocks under load that are lower than this device's usual ones without a reason."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ MIN_DROP = 0.15
 # Clocks are means over blocks; the device's own level is known from READY_BLOCKS on.
 BLOCK_S = 20.0
 READY_BLOCKS = 4
-# A block needs so many clocks, and this part of its readings under load without a reason.
+# A block needs this many readings under load, and at least this share of them without a reason.
 BLOCK_READINGS = 3
 CLEAN_SHARE = 0.8
-# A GPU meets its power limit now and then; a reason explains a clock from this share of time on.
+# A healthy GPU meets its power limit now and then. A reason explains the clock only if it is active
+# for more than this share of the time.
 EXPLAINED_SHARE = 0.1
-# A block that load did not fill within so many times its length begins again.
+# If a block lacks readings under load after this many times BLOCK_S, it starts again.
 MOST_BLOCKS = 3
-# How fast the level follows a block above and below it: it is the recent high one.
+# How fast the level follows a block above it and below it: it stays near the highest recent clock.
 RISE, FALL = 0.5, 0.05
 
 
 @dataclass(slots=True)
 class ClockDevice(Watched):
-    """level_hz: the clock that it has under load, from ``blocks`` blocks; then the open block.
+    """A device with its usual clock under load (``level_hz``, of ``blocks`` blocks) and open block.
 
-    held_s: for how long reasons have held clocks down, as read at ``held_time``.
+    held_s: how long reasons have held clocks down in all, as read at ``held_time``.
     """
 
     level_hz: float = 0.0
@@ -54,9 +55,10 @@ class ClockDevice(Watched):
 
 
 class ClockDrop(DeviceWatch[ClockDevice]):
-    """A reason that the driver gives explains a lower clock: power, heat, clocks that were set.
+    """The detector of a clock that no reason explains.
 
-    So does heat itself (`thermal_throttle`).
+    Reasons are the driver's (power, heat, clocks that were set) and heat itself
+    (`thermal_throttle`).
     """
 
     kind = "clock_drop"
@@ -84,7 +86,7 @@ class ClockDrop(DeviceWatch[ClockDevice]):
         return self._judge(device, now) if full else None
 
     def _judge(self, device: ClockDevice, now: float) -> Symptom | None:
-        """The block that is full."""
+        """Compare the full block with the level, and start the next block."""
         clean = device.clean / (device.clean + device.explained)
         block_hz = device.sum_hz / device.clean if device.clean else 0.0
         _begin(device, now)
@@ -99,7 +101,7 @@ class ClockDrop(DeviceWatch[ClockDevice]):
         excess = max(0.0, 1 - block_hz / level_hz) / MIN_DROP if level_hz else 0.0
         if excess < 1:
             pull = RISE if block_hz > level_hz else FALL
-            # A drop half-way to the limit is not learned either.
+            # The level does not follow a drop of half the limit or more.
             device.level_hz += pull * (block_hz - level_hz) if excess < 0.5 else 0.0
         return Symptom(excess, block_hz, level_hz, (1 - MIN_DROP) * level_hz)
 
@@ -119,7 +121,7 @@ def _begin(device: ClockDevice, now: float) -> None:
 
 
 def _held_share(device: ClockDevice, metrics: Metrics, now: float) -> float:
-    """The share of the time since the clock was read before in which a reason was there."""
+    """Return the share of the time since the last reading in which a reason was active."""
     total_s = sum(metrics.get(key, 0.0) for key in TIMED)
     grown_s, passed_s = total_s - device.held_s, now - device.held_time
     device.held_s, device.held_time = total_s, now
