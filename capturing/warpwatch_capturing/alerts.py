@@ -85,7 +85,7 @@ class AlertRequests:
                 self._remember(key, capture.id)
 
     def receive(self, alerts: Sequence[Alert], own_name: str = "") -> list[AlertAnswer]:
-        """One answer for each alert, in their order.
+        """Request captures for alerts; return an answer per alert, in the same order.
 
         ``own_name``: the address at which Prometheus reaches this node. Raises NotReadyError
         before the ranks have been read for the first time.
@@ -218,7 +218,7 @@ def request_for(
     local: Mapping[int, LiveRank],
     active: Iterable[Anomaly],
 ) -> CaptureRequest:
-    """One request for targets of the same job, kind and capture, with the union of their ranks.
+    """Return one request for targets of one job, kind and capture, with the union of their ranks.
 
     ``alerts``: the alerts with these targets; ``local``: the job's live ranks here; ``active``:
     all active anomalies. Raises Settled where the kind's recipe is switched off.

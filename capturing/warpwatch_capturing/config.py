@@ -132,7 +132,7 @@ class Span:
     utc: bool = False
 
     def holds(self, now: float) -> bool:
-        """``now``: wall clock in seconds."""
+        """Return whether the span contains ``now``, a wall clock time in seconds."""
         clock = time.gmtime(now) if self.utc else time.localtime(now)
         minute = 60 * clock.tm_hour + clock.tm_min
         if self.begin_min < self.end_min:
@@ -141,7 +141,7 @@ class Span:
 
 
 def parse_span(text: str) -> Span:
-    """``22:00-06:00`` or ``22:00-06:00 UTC``. Raises ValueError with what would be right."""
+    """Parse ``22:00-06:00`` or ``22:00-06:00 UTC``. Raises ValueError with a correct example."""
     match = _WRITTEN.fullmatch(text.strip())
     if match is not None:
         hours, minutes = (int(match[1]), int(match[3])), (int(match[2]), int(match[4]))

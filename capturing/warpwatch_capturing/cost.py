@@ -37,7 +37,7 @@ class Baselines:
             self._steps_s.setdefault((step.job_id, step.rank), new).append(step.duration_s)
 
     def forget(self, job: JobId, rank: int | None) -> None:
-        """``rank`` None: all of the job's."""
+        """Forget the steps of a rank; None: of all ranks of the job."""
         for key in [key for key in self._steps_s if key[0] == job and rank in (None, key[1])]:
             del self._steps_s[key]
 
@@ -67,7 +67,7 @@ class StepCost:
         self._delivered = self._straddles = True
 
     def add(self, step: Step, first_step: int, last_step: int) -> None:
-        """``first_step`` to ``last_step`` are recorded; those beside them start and stop it."""
+        """Count a step. Steps ``first_step`` to ``last_step`` are recorded."""
         if self.complete:
             return
         if not step.profiled:

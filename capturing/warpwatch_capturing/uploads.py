@@ -119,7 +119,7 @@ class Uploads:
         return self._progress[capture.id].failures // FAILURES_IN_FRONT, capture.time
 
     def _upload(self, capture: Capture, progress: _Progress) -> None:
-        """All of it, or all but its record while that may still change.
+        """Upload the capture, but its record only when that no longer changes.
 
         Raises RemoteStoreError, and OSError of the local store.
         """

@@ -167,7 +167,7 @@ def encode_identity(identity: Identity) -> bytes:
 def encode_totals(
     sequence: int, steps: int, newest: int, samples: int, tokens: int, ns: int, phases: list[int]
 ) -> bytes:
-    """``newest`` is the newest step plus 1 (0: none); ``phases`` has MAX_PHASES entries."""
+    """Encode totals. newest: the newest step plus 1 (0: none); phases: MAX_PHASES entries."""
     body = TOTALS.pack(sequence, steps, newest, samples, tokens, ns, *phases)
     return body + CRC.pack(zlib.crc32(body))
 

@@ -37,7 +37,7 @@ class LogReplay:
         self._suppressed: dict[tuple[str, JobId | None, str], Suppressed] = {}
 
     def run(self, records: Iterable[Record], until: float | None = None) -> Iterator[Anomaly]:
-        """Every anomaly as it is raised.
+        """Yield every anomaly when it opens.
 
         until: a step or a time (wall clock, seconds) before which to stop, as FIRST_TIME_S says.
         Raises what a detector raised, at the end.

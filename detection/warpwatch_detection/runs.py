@@ -211,7 +211,7 @@ ACCEPTED_AFTER = 3
 
 
 def earlier(run: RunSummary, runs: Iterable[RunSummary]) -> list[RunSummary]:
-    """The last good ones of the same kind that ended, the newest first."""
+    """Return the last good runs of the same kind that have ended, newest first."""
     alike = [other for other in runs if _is_alike(other, run)]
     alike.sort(key=lambda other: -other.first_time)
     newest = alike[:ACCEPTED_AFTER]
@@ -221,7 +221,7 @@ def earlier(run: RunSummary, runs: Iterable[RunSummary]) -> list[RunSummary]:
 
 
 def compared(run: RunSummary, earlier_runs: Sequence[RunSummary]) -> dict[str, Any]:
-    """The detail of the event ``compared``."""
+    """Return the detail of the event ``compared``."""
     names = {name for other in earlier_runs for name in other.phases_s}
     return {
         "steps": _steps(run),

@@ -142,7 +142,7 @@ def _histograms(family: MetricFamily, time_ns: int) -> Iterator[HistogramDataPoi
         )  # fmt: skip
 
 
-# Beyond these the oldest are dropped: some 2 MB.
+# Beyond these the oldest are dropped: about 2 MB.
 MAX_WAITING = 1000
 MAX_BATCH = 200
 # The limit of a request with its repetitions, and of the wait when the daemon stops.
@@ -226,7 +226,7 @@ class OtlpExporter:
             raise RequestError(f"{self._config.endpoint} takes no {signal}")
 
     def _current(self) -> tuple[OTLPMetricExporter, OTLPLogExporter]:
-        """With the headers as they are now. Raises RequestError."""
+        """Return exporters with the present headers. Raises RequestError."""
         headers = read_headers(self._config.headers_file)
         if self._exporters is None or headers != self._headers:
             url = str(self._config.endpoint).rstrip("/")

@@ -246,7 +246,7 @@ class FleetJob:
         return {anomaly.kind: anomaly.id for anomaly in found if anomaly.end_time is None}
 
     def located(self, anomaly: Anomaly, names: Mapping[str, str], faults: Faults) -> Anomaly:
-        """With an id that is its alone, the node of its rank, and what was found of its GPU.
+        """Return the anomaly with a unique id, its rank's node, and the faults of its rank's GPU.
 
         Its effects and evidence name their nodes, too.
         """

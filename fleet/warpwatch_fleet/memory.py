@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 SAVE_INTERVAL_S = 240.0
 # One that nobody has spoken of since is not given back.
 KEPT_S = 86400.0
-# 2,048 ranks take some 15 MB.
+# 2,048 ranks take about 15 MB.
 MAX_BYTES = 256 * 2**20
 
 

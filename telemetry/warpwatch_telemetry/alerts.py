@@ -54,7 +54,7 @@ class AlertAnswer:
     capture_id: str | None = None
 
 
-# Alertmanager's fingerprints have 16 characters, its times some 30.
+# Alertmanager's fingerprints have 16 characters, its times about 30.
 _Short = Annotated[str, Field(max_length=64)]
 
 

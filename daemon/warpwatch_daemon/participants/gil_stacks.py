@@ -104,7 +104,7 @@ def _drain(fd: int, deadline: float, monotonic: Callable[[], float]) -> bytes:
 
 
 def _head(line: str) -> tuple[dict[int, str], int | None]:
-    """(names by ident, ident of the main thread) as the process says; nothing if it is nonsense."""
+    """Return (names by ident, ident of the main thread); ({}, None) if the line is malformed."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):

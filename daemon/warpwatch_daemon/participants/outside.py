@@ -31,7 +31,7 @@ _SAID = {
 
 
 class NoStacks(WarpwatchError):
-    """There are none; the text says why."""
+    """Raised with the reason if there are no stacks."""
 
 
 @dataclass(frozen=True, slots=True)

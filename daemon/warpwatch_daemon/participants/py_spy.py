@@ -25,11 +25,11 @@ MISSING = "py-spy is not installed beside the daemon: install the extra warpwatc
 
 
 class PySpyError(WarpwatchError):
-    """py-spy is not there or brought nothing; the text says why."""
+    """Raised with the reason if py-spy is not installed or returned nothing."""
 
 
 def find() -> str | None:
-    """py-spy beside this Python, else on the PATH."""
+    """Return the path of py-spy: next to this Python, else on the PATH."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
@@ -65,7 +65,7 @@ def dump(pid: int, timeout_s: float = TIMEOUT_S) -> list[dict[str, Any]]:
 
 
 def parse(data: bytes, pid: int) -> list[dict[str, Any]]:
-    """Its JSON as the threads of a stacks file. ``gil``: the thread that holds it."""
+    """Convert py-spy's JSON to the threads of a stacks file; ``gil`` marks the GIL's holder."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

@@ -207,12 +207,12 @@ class DataStall(JobDetector[JobWaits]):
 
     @staticmethod
     def _least_rise(rank: RankWaits, noise: float) -> float:
-        """Over the baseline, where a stall begins in the long window."""
+        """Return the rise above the baseline from which the long window is a stall."""
         return max(MIN_RISE, MIN_SHARE - rank.baseline.center, noise)
 
     @staticmethod
     def _begin_step(job: JobWaits, rank: RankWaits) -> int:
-        """The first step of the blocks in a row that waited half of what is found, or more."""
+        """Return the first step of the newest blocks in a row that waited half of MIN_RISE."""
         least = rank.baseline.center + MIN_RISE / 2
         begin = job.first_steps[-1]
         blocks = zip(rank.counted[::-1], job.works[::-1], job.first_steps[::-1], strict=False)

@@ -279,7 +279,7 @@ class Oom(DeathDetector):
 
 
 def what(detail: Mapping[str, Any]) -> str:
-    """A client's words on one line, bounded, without control characters."""
+    """Return the client's error on one line, bounded and without control characters."""
     said = ": ".join(str(detail[key]) for key in EXCEPTION_FIELDS if detail.get(key))
     line = " ".join(said.split())
     # After the first "; " of a summary the cause is over.

@@ -45,7 +45,7 @@ FORGET_STEPS = 1000
 
 @dataclass(slots=True)
 class RankPauses:
-    """``regular``: seen in steps; ``reported``: by the shim. on: found either way."""
+    """The pauses of a rank: regular ones in its steps, and those that the shim reported."""
 
     index: int = 0
     reported: ReportedPauses = field(default_factory=ReportedPauses)
@@ -57,7 +57,10 @@ class RankPauses:
         return self.regular_on or self.reported.on
 
     def judge_regular(self, number: int, found: bool) -> bool:
-        """``found``: a pause that belongs to a chain. True if it counts."""
+        """Decide about regular pauses. Return whether this pause counts.
+
+        found: the pause continues a chain of regular ones.
+        """
         if self.reported.recent:
             # The shim's reports are more certain.
             self.regular_on = False
@@ -70,7 +73,7 @@ class RankPauses:
 
 @dataclass(slots=True)
 class JobPauses:
-    """``on``: the ranks that are found; begin_time: since when pauses count."""
+    """The pauses of a job's ranks, counted since ``begin_time``. on: the ranks that are found."""
 
     ranks: dict[int, RankPauses] = field(default_factory=dict)
     scaling: WorkScaling = field(default_factory=WorkScaling)
@@ -130,7 +133,7 @@ class GcPause(JobDetector[JobPauses]):
         return self._results(job, seen.job_id, seen.time, max(began, 0), news=rank.reported.on)
 
     def _judge_regular(self, job: JobPauses, seen: JobStep) -> tuple[bool, bool]:
-        """Whether a rank may have changed, and whether one has paused as it was found to do."""
+        """Return whether a rank may have changed, and whether a pause of the found kind came."""
         touched = news = False
         rate = self._rate_per_s * job.step_s / max(len(seen.compute_s), 1)
         if len(seen.compute_s) < 2:
@@ -156,7 +159,7 @@ class GcPause(JobDetector[JobPauses]):
         return bool(reported or gone)
 
     def _results(self, job: JobPauses, name: JobId, time: float, step: int, news: bool) -> Results:
-        """``news``: a pause that belongs to what is found."""
+        """Return the results after a pause or step. news: a pause of the found kind came."""
         joint = any(rank.reported.on for rank in job.ranks.values())
         least = JOINT_EXCESS if joint else NEVER
         on = tuple(n for n, rank in job.ranks.items() if rank.on or rank.reported.excess >= least)

@@ -185,7 +185,7 @@ class Hang(Detector):
     # --- what is seen ---
 
     def _used(self) -> set[str]:
-        """The devices that ranks are on."""
+        """Return the devices that ranks use."""
         return {uuid for job in self._jobs.values() for uuid in job.activity.devices.values()}
 
     def _rank_seen(self, seen: RankSeen) -> None:
@@ -282,9 +282,9 @@ class Hang(Detector):
         self._schedule()
 
     def _check_time(self, name: JobId, job: JobProgress, now: float) -> float:
-        """Not before this is the job due; steps meanwhile only move that back.
+        """Return when to check the job next: it cannot be due earlier, since steps only defer that.
 
-        But a job that has been silent for longer than the least limit waits for one that may fall.
+        Once a job has been silent for longer than the least limit, its limit may fall as well.
         """
         due = self._due(name, job, now)
         if job.hung or not job.ranks:
@@ -311,7 +311,7 @@ class Hang(Detector):
         return max(limit_s, self._config.warmup_timeout_s) if job.warms_up else limit_s
 
     def _due(self, name: JobId, job: JobProgress, now: float) -> float:
-        """When the job counts as hung if nothing more comes."""
+        """Return when the job counts as hung if nothing more comes."""
         if job.hung or not job.ranks:
             return NEVER
         due = job.quiet_since + self._limit_s(job)

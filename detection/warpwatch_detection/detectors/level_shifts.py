@@ -66,7 +66,7 @@ class ShiftJob:
 
 
 class ShiftDetector(JobDetector[ShiftJob]):
-    """A detector says ``judged``, ``sample``, ``confirms`` and ``found``; the rest is here."""
+    """The base of detectors of level shifts, which define the signal and confirm its shifts."""
 
     judged: str
 
@@ -74,10 +74,10 @@ class ShiftDetector(JobDetector[ShiftJob]):
 
     @abstractmethod
     def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
-        """The sample of the signal that the step completes."""
+        """Return the sample that the step completes, or None."""
 
     def confirms(self, job: ShiftJob, shift: Shift) -> bool:
-        """Whether a rise is of this kind."""
+        """Return whether a rise is of this kind."""
         return True
 
     @abstractmethod

@@ -256,5 +256,5 @@ class MemoryPressure(Detector):
 
 
 def _past_at(rank: RankPressure) -> float:
-    """When its retries are past."""
+    """Return when the allocator's retries no longer count."""
     return NEVER if rank.retried_time is None else rank.retried_time + RETRIES_PAST_S

@@ -87,7 +87,7 @@ class RunRegression(Detector):
         return (Cleared(seen.time, seen.job_id),) if was_on else ()
 
     def _level(self, seen: RankEvent, step_s: float, earlier: list[float]) -> RunLevel:
-        """The job's level with these figures."""
+        """Return the job's level with these figures."""
         earlier_s, effect = spread(earlier)
         limit_s = earlier_s * (1 + max(MIN_EFFECT, effect))
         phase = grown(seen.detail.get("phases_s"), seen.detail.get("earlier_phases_s"))
@@ -131,7 +131,7 @@ class RunRegression(Detector):
 
 
 def spread(earlier: list[float]) -> tuple[float, float]:
-    """The level of these runs, and how far beyond it another one may be, as a part of it."""
+    """Return the level of these runs, and the share by which another run may exceed it."""
     level = median(earlier)
     if len(earlier) < KNOWN_RUNS:
         return level, UNKNOWN_SPREAD
@@ -140,7 +140,7 @@ def spread(earlier: list[float]) -> tuple[float, float]:
 
 
 def grown(now: object, earlier: object) -> str:
-    """The phase whose mean grew most; empty where none did."""
+    """Return the phase whose mean grew most; empty if none grew."""
     if not isinstance(now, Mapping) or not isinstance(earlier, Mapping):
         return ""
     if max(len(now), len(earlier)) > MAX_PHASES:

@@ -114,7 +114,7 @@ class StepDrift(JobDetector[DriftJob]):
         return () if job.rise is None else (self._found(job, job.rise, seen),)
 
     def _risen(self, job: DriftJob, seen: JobStep) -> Rise | None:
-        """The rise that is over its limit, against long ago or against the beginning."""
+        """Return the rise since the older blocks or since the start, if it exceeds its limit."""
         noise = job.shifts.deviation(self._rate_per_s * job.signal.sample_s)
         older = job.blocks[-OLDER_FROM:-OLDER_TO]
         if len(older) < MIN_OLDER or not math.isfinite(noise):
@@ -175,7 +175,7 @@ class StepDrift(JobDetector[DriftJob]):
 
 
 def steepest(blocks: list[float]) -> float:
-    """The most that ``NOW`` blocks rose above as many before them, since the older level."""
+    """Return the largest rise from ``NOW`` blocks to the next ``NOW``, since the older level."""
     last = len(blocks)
     return max(
         mean(blocks[at : at + NOW]) - mean(blocks[at - NOW : at])

@@ -61,7 +61,7 @@ class JobActivity:
     devices: dict[int, str] = field(default_factory=dict)
 
     def process(self, seen: RankEvent) -> None:
-        """An event ``process``; one without processor time says nothing."""
+        """Apply an event ``process``; without processor time it only drops what was known."""
         cpu_s, io = detail_number(seen, "cpu_s"), detail_number(seen, "io_bytes")
         if cpu_s is None:
             self.processes.pop(seen.rank, None)
@@ -102,7 +102,7 @@ class JobActivity:
     def idle_rank(
         self, ranks: Collection[int], devices: Mapping[str, DeviceActivity], now: float
     ) -> int | None:
-        """The one rank that is in no collective while all of its peers wait in one."""
+        """Return the only rank outside a collective while all of its peers wait in one."""
         before = now - STALE_S
         known = {rank: self._rank(rank, devices, now) or (now, now) for rank in ranks}
         spinning = {rank for rank, (_, spins) in known.items() if spins <= before}
@@ -313,7 +313,7 @@ class JobProgress:
             self.longest_hang_s = max(self.longest_hang_s, episode.longest_s)
 
     def resume(self, number: int) -> bool:
-        """The rank has gone on, or its heartbeat is back. True if that ends the hang."""
+        """Note a step or heartbeat of a rank. Return whether that ends the hang."""
         rank, episode = self.ranks[number], self.episode
         rank.silent_since, rank.holds_gil = None, False
         if episode is None:
@@ -325,7 +325,7 @@ class JobProgress:
         return was_hung and not self.hung
 
     def forget(self, number: int) -> bool:
-        """The rank is gone. True if that ends the hang."""
+        """Forget a rank that has left. Return whether that ends the hang."""
         self.ranks.pop(number, None)
         self.activity.forget(number)
         was_hung = self.hung
@@ -336,7 +336,7 @@ class JobProgress:
         return was_hung and not self.hung
 
     def hang(self, culprit: int | None, limit_s: float, now: float) -> None:
-        """A hang is found, maybe again, since more is known of it."""
+        """Start the episode of a hang, or replace it as more is known."""
         before = self.episode if self.hung else None
         stuck = {number for number, rank in self.ranks.items() if rank.time + limit_s <= now}
         self.episode = HangEpisode(
@@ -348,7 +348,7 @@ class JobProgress:
         )
 
     def culprit(self) -> int | None:
-        """The one process that does not respond, or the only rank behind all of its peers."""
+        """Return the only rank that does not respond, or that is behind all of its peers."""
         silent = list(self.silent)
         if silent:
             return silent[0] if len(silent) == 1 else None

@@ -180,7 +180,7 @@ class Straggler(JobDetector[JobLevels]):
 
     @staticmethod
     def _excess(job: JobLevels, rank: RankLevel, level: float, limit: float) -> float:
-        """The rise over its limit, 1 at the limit."""
+        """Return the rise divided by its limit."""
         rise = level - rank.usual
         # A long time only beside peers who hardly compute costs the job nothing.
         cost = math.expm1(min(rise, 10.0)) * job.compute_share / MIN_COST

@@ -100,7 +100,7 @@ class FrozenBaseline:
                 self.learn(lower, size)
 
     def shift(self, amount: float) -> None:
-        """The value is measured from another zero now."""
+        """Move all levels by ``amount``, as the value has another zero now."""
         self.center += amount
         self.blocks = [block + amount for block in self.blocks]
         self.wander = [block + amount for block in self.wander]
@@ -112,7 +112,7 @@ class FrozenBaseline:
         self.imposed = True
 
     def _recent_spread(self) -> float:
-        """The difference of two values has √2 times the noise of one."""
+        """Return the noise of one value: the spread of recent differences divided by √2."""
         ordered = self.differences.ordered
         count = len(ordered)
         if not count:

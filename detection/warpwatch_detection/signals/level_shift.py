@@ -70,7 +70,7 @@ class ReferenceLevels:
     levels: list[float] = field(default_factory=list)
 
     def add(self, values: Sequence[float]) -> None:
-        """``values`` has got its newest one."""
+        """Update the levels after ``values`` got a new last one."""
         ordered, known = self.ordered, len(values) - SHORTEST
         if known <= 0:
             return
@@ -83,15 +83,15 @@ class ReferenceLevels:
             del self.levels[:-LONGEST]
 
     def before(self, window: int) -> float:
-        """The level before a window of so many samples, if MIN_REFERENCE lie before it."""
+        """Return the level before the newest ``window`` samples; MIN_REFERENCE precede them."""
         return self.levels[SHORTEST - window - 1]
 
 
 @dataclass(slots=True)
 class SignalHistory:
-    """``values``: the newest, at most two windows and references. count: of all samples.
+    """The newest samples of a signal, at most two windows with their references.
 
-    change: mean of |difference| of neighbouring ones.
+    count: of all samples so far. change: the mean of |difference| of neighbouring samples.
     """
 
     count: int = 0
@@ -110,7 +110,7 @@ class SignalHistory:
         self.references.add(values)
 
     def differences(self, least_window: int) -> Iterator[tuple[int, float]]:
-        """The windows that are due now, each with its level over that of the samples before it."""
+        """Yield each window that is due, and its level minus that of the samples before it."""
         known = len(self.values) - MIN_REFERENCE
         for window in DUE[self.count % PERIOD]:
             if least_window <= window <= known:
@@ -118,7 +118,7 @@ class SignalHistory:
                 yield window, newest - self.references.before(window)
 
     def is_clear_rise(self, window: int) -> bool:
-        """Whether three quarters of a long window lie above three quarters of what was before."""
+        """Return whether a long window's lower quartile is above the upper one of the reference."""
         if window < CLEAR_WINDOW:
             return False
         newest = sorted(self.values[-window:])
@@ -134,14 +134,14 @@ class SignalHistory:
         return left
 
     def _learn_change(self, change: float) -> None:
-        """A slow step is two large changes: cut, once it is known what is large."""
+        """Learn a change, cut if it is large: one slow step causes two large changes."""
         if self.count > CHANGE_CUT_AFTER:
             change = min(change, CHANGE_CUT * self.change)
         self.change += (change - self.change) / min(self.count, CHANGE_SAMPLES)
 
 
 def scale_of(window: int, before: int) -> float:
-    """A reference of ``before`` samples is noisier than a whole one by this."""
+    """Return the factor by which a reference of ``before`` samples is noisier than a full one."""
     return math.sqrt((1 / window + 1 / before) / (1 / window + 1 / REFERENCE))
 
 
@@ -226,18 +226,18 @@ class WindowNoise:
         return self.ever.count >= MIN_LEARNED
 
     def learn(self, difference: float, samples: int) -> None:
-        """Every half window: takes in the difference that has waited long enough.
+        """Queue the difference of each half window, and learn those that have waited enough.
 
-        ``samples``: the job's number of samples so far.
+        samples: the job's number of samples so far.
         """
         self.waiting.append(difference)
         while self._is_decided():
             self._learn(self.waiting.pop(0), samples)
 
     def _is_decided(self) -> bool:
-        """Whether the oldest difference was noise, which went away, and no shift or slow rise.
+        """Return whether the oldest difference was noise, as it went away again.
 
-        A shift would have been found by now; a large one in the first clear window.
+        A shift would have been found by now, and a large one in the first clear window.
         """
         if len(self.waiting) <= WAITING:
             return False
@@ -309,7 +309,7 @@ class LevelShift:
         return None
 
     def recent(self, samples: int) -> float:
-        """The level of the newest ``samples``."""
+        """Return the level of the newest ``samples``."""
         return level(self.samples.values[-samples:])
 
     @property
@@ -326,7 +326,7 @@ class LevelShift:
         return max(least_effect(WINDOWS[self.looked]), self.scale * max(noise, past))
 
     def least_limit(self, rate: float) -> float:
-        """A lasting rise of so much is found in one of the windows whose noise is known."""
+        """Return the least lasting rise that is found in a window of known noise."""
         learned = [
             max(least_effect(noise.window), self.deviation(rate, index), noise.peak)
             for index, noise in enumerate(self.noises)
@@ -397,7 +397,7 @@ def tail_of(window: int) -> float:
 
 @lru_cache(maxsize=4096)
 def student(deviations: float, count: int) -> float:
-    """The same quantile where the deviation was learned from ``count`` values.
+    """Return the quantile if the deviation was learned from ``count`` values only.
 
     Expansion of Student's t in the normal quantile (Abramowitz and Stegun, 26.7.5, two terms).
     """

@@ -55,7 +55,7 @@ class Trend:
 
 
 def trend(points: list[GrowthPoint]) -> Trend:
-    """How the level moved over a full window."""
+    """Return how the level moved over a full window."""
     first, last = points[0], points[-1]
     steps, seconds = max(1, last.step - first.step), last.time - first.time
     slope = theil_sen(points)
@@ -174,7 +174,7 @@ class Exhaustion(Growth):
         return self.grows
 
     def _is_due(self, point: GrowthPoint) -> bool:
-        """Whether it is a point of its own; what grows much faster than before begins anew."""
+        """Return whether to keep the point. If growth is much faster than before, restart."""
         points = self.points
         last = points[-1]
         passed_s = point.time - last.time
@@ -191,7 +191,7 @@ class Exhaustion(Growth):
         self.points, self.apart_s, self.excess = points, MIN_APART_S, 0.0
 
     def _is_level(self) -> bool:
-        """Whether the last third rose by less than its part of the whole."""
+        """Return whether the last third rose by much less than a third of the whole."""
         values = [point.value for point in self.points]
         grown, third = values[-1] - values[0], len(values) // 3
         return grown <= 0 or values[-1] - values[-1 - third] < MIN_LAST * grown / 3

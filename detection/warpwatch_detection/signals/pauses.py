@@ -46,7 +46,7 @@ class ReportedPauses:
         return self.lost_s / self.count if self.count > 0 else 0.0
 
     def add(self, time: float, duration_s: float, step: int, window_s: float) -> None:
-        """A pause of the step that was running then (-1: unknown)."""
+        """Count a pause. step: the step that was running (-1: unknown)."""
         self._decay(time, window_s)
         if not self.on and self.count < 1:
             self.begin_step = max(step, 0)
@@ -136,9 +136,9 @@ class RegularPauses:
     longest_chain_step: int | None = None
 
     def add(self, step: int, ratio: float, compute_s: float, rate: float) -> bool:
-        """A step. True if it ended a pause that continues a chain of regular ones.
+        """Add a step. Return whether it ended a pause that continues a chain of regular ones.
 
-        rate: chains that pauses at random may make a step.
+        rate: how many chains per step random pauses may form.
         """
         self.known += 1
         rise = ratio - self.center
@@ -165,7 +165,7 @@ class RegularPauses:
         self.scale = max(self.scale, abs(rise) if self.known > 1 else 0.0, MIN_SCALE)
 
     def _slow(self, step: int, ratio: float, rise: float, compute_s: float) -> None:
-        """A pause, or the first step of a new level."""
+        """Note a slow step: it is a pause, or LEVEL_STEPS of them are a new level."""
         self.run += 1
         self.pending_step, self.pending_s = step, -math.expm1(-rise) * compute_s
         if self.run >= LEVEL_STEPS:
@@ -198,7 +198,7 @@ class RegularPauses:
         return True
 
     def _chance(self, chain: Sequence[int], period: int) -> float:
-        """How many such chains so many pauses at random would make a step.
+        """Return how many such chains per step the same number of random pauses would form.
 
         Their rate is that of the pauses outside the chain. The first gap may be any, the further
         ones must hit it; one slot of all may be empty.
@@ -228,7 +228,7 @@ class RegularPauses:
         return chain
 
     def planned(self) -> bool:
-        """On round step numbers, or just before: a script that logs or writes, no collector."""
+        """Return whether pauses are at round steps, as of a script that logs or writes."""
         chain = [self.steps[place] for place in self._chain(self.period)]
         return self.period % ROUND_STEPS == 0 and (
             all(step % self.period == 0 for step in chain)

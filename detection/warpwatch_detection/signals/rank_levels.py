@@ -180,7 +180,7 @@ class JobLevels:
         return {number: rank for number, rank in self.ranks.items() if rank.window.full}
 
     def add(self, step: PeerRatios, duration_s: float) -> float:
-        """One step. The seconds of the tick when it is full, else 0."""
+        """Add a step. Return the seconds of the tick if this step completes it, else 0."""
         self._learn_step(duration_s)
         self.tick_steps += 1
         self.tick_s += duration_s
@@ -220,7 +220,7 @@ class JobLevels:
             rank.most_noise = PEER_FACTOR * median_of_others(ordered, steadiness[number])
 
     def steps_a_tick(self) -> int:
-        """As many as last TICK_S, by the usual step: a pause must not be a tick of its own."""
+        """Return the steps per TICK_S, by the usual step, so that no pause is a tick of its own."""
         if self.step_s >= TICK_S:
             return 1
         most = TICK_S / max(self.step_s, 1e-6)
@@ -232,7 +232,7 @@ class JobLevels:
         self.step_s += STEP_WEIGHT * (min(duration_s, 2.0 * self.step_s) - self.step_s)
 
     def _end_tick(self, step: PeerRatios) -> float:
-        """``step``: the last one of the tick."""
+        """Return the seconds of the tick, and start the next. step: the last one of the tick."""
         tick_s, self.tick_s, self.tick_steps = self.tick_s, 0.0, 0
         explained = step.explained
         usual = median(explained.values()) if explained else 0.0

@@ -66,7 +66,7 @@ class StepWork:
         self._follow(time_s / factor)
 
     def _follow(self, level_s: float) -> None:
-        """A step that took ``level_s`` but for its work moves the level; a slow one a little."""
+        """Move the level towards a step's time without its work; cut what is far from it."""
         cut_s = min(max(level_s, 0.5 * self.level_s), 2.0 * self.level_s)
         self.level_s += LEVEL_WEIGHT * (cut_s - self.level_s)
 
@@ -100,7 +100,7 @@ class StepSignal:
     first_step: int = 0
 
     def add(self, seen: JobStep, time_s: float) -> float | None:
-        """The log of a sample's time (of seconds), when the step completes one."""
+        """Return the log of a sample's time in seconds if the step completes a sample."""
         if seen.index < WARMUP_STEPS or time_s <= 0:
             return None
         value = math.log(time_s) - self.work.explained(seen, time_s)

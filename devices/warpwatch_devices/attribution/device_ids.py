@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from warpwatch_telemetry.samples import Device, DeviceSample, Workload
 
-# No id is longer: a qualified CDI name of the DRA driver has some 120 characters.
+# No id is longer: a qualified CDI name of the DRA driver has about 120 characters.
 MAX_ID_LENGTH = 512
 
 _UUID = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"

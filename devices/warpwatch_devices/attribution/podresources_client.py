@@ -1,6 +1,6 @@
 """Asks the kubelet which containers hold which devices.
 
-gRPC adds some 15 MiB to the process, so this module is imported only where there is a kubelet.
+gRPC adds about 15 MiB to the process, so this module is imported only where there is a kubelet.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 logger = logging.getLogger(__name__)
 
 MAX_DEVICES = 1024
-# dcgm-exporter's lines have some hundred characters; with many pod labels some thousand.
+# A line of dcgm-exporter has a few hundred characters; with many pod labels a few thousand.
 MAX_LINE_CHARACTERS = 16_384
 
 _NAME = re.compile(r"DCGM_\w+", re.ASCII)

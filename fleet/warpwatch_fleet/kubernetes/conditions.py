@@ -150,7 +150,7 @@ class Conditions:
 
 
 def _known(node: Object, now: float) -> KnownNode:
-    """``Condition`` of empty words where it has none."""
+    """Return the node's condition; its fields are empty if it has none."""
     for one in msgspec.convert(node, _ClusterNode).status.conditions or ():
         if one.type == TYPE:
             since = one.lastTransitionTime.timestamp() if one.lastTransitionTime else now

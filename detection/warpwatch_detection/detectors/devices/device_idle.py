@@ -65,7 +65,7 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         return Symptom(1.0, now - device.idle_since, None, self.hold_s)
 
     def _counted(self, device: IdleDevice, seen: DeviceReading) -> float:
-        """The share of the time since the reading before that the driver saw it busy."""
+        """Return the share of the time since the last reading in which the driver saw it busy."""
         total_s = seen.metrics.get(BUSY_SECONDS)
         before_s, device.busy_s = device.busy_s, total_s
         passed_s = seen.time - device.seen
@@ -74,7 +74,7 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         return (total_s - before_s) / passed_s
 
     def severity(self, device: IdleDevice) -> Severity:
-        """A job that stands still costs; a model that waits for requests may be meant to."""
+        """Warn only of a job that stands still; a model may wait for requests on purpose."""
         return "warning" if device.who else "info"
 
     def describe(self, device: IdleDevice) -> str:

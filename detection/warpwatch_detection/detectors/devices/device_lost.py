@@ -106,7 +106,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
         device.seen, device.up, device.missed = now, up, NEVER
 
     def _read_well(self, now: float) -> Iterator[LostDevice]:
-        """The devices that are read well."""
+        """Return the devices with a recent, successful reading."""
         devices: Iterable[LostDevice] = self.state.devices.values()
         return (d for d in devices if d.up and 0 <= now - d.seen <= d.pause_s)
 
@@ -128,7 +128,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
                 yield from self.follow(uuid, device, Symptom(1.0, gone_s), now, hold_s=0.0)
 
     def _is_replaced(self, device: LostDevice) -> bool:
-        """Whether another GPU has come since; MIG devices come without one."""
+        """Return whether another GPU has appeared since; a MIG device does not count."""
         devices: dict[str, LostDevice] = self.state.devices
         return any(
             other.began > device.seen and not uuid.startswith("MIG-")

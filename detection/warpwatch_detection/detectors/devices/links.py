@@ -65,7 +65,7 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
         return Symptom(excess, rate, None, REPLAYS_PER_MINUTE)
 
     def _link(self, device: PcieDevice, metrics: Metrics, now: float) -> Symptom | None:
-        """The speed of the link; None where it is not known, or nothing loads it."""
+        """Return a symptom of a slow link; None if its speed under load is unknown."""
         link, busy = device.link, utilization(metrics)
         if busy is not None and busy < MIN_UTILIZATION:
             link.interrupt()

@@ -212,7 +212,7 @@ class ThermalThrottle(Throttle):
     }
 
     def severity(self, device: ThrottledDevice) -> Severity:
-        """The hardware's own protection halves clocks or worse: cooling has failed."""
+        """Return critical for the hardware's protection, which at least halves clocks."""
         return "critical" if device.worst == "hw_thermal" else "warning"
 
     def _witnesses(

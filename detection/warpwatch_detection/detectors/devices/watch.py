@@ -24,7 +24,7 @@ Metrics = Mapping[SeriesKey, float]
 
 
 def series(name: str, *labels: str) -> SeriesKey:
-    """The key of a device's metric by its name without the prefix ``device_``."""
+    """Return the key of a device's metric from its name without the prefix ``device_``."""
     return f"device_{name}", labels
 
 
@@ -90,7 +90,10 @@ class Hysteresis:
     limit: float | None = None
 
     def follow(self, now: float, symptom: Symptom, hold_s: float, clear_s: float) -> bool:
-        """Whether the symptom is there after this judgement."""
+        """Apply a symptom. Return whether the fault is found now.
+
+        It is found after ``hold_s`` above the limit, and cleared after ``clear_s`` well below it.
+        """
         pause_s = now - self.judged
         if pause_s < 0 or (self.known and pause_s > max(GAP_S, 3 * self.pause_s)):
             self.since = None
@@ -143,14 +146,14 @@ class CounterGrowth:
     points: list[tuple[float, float]] = field(default_factory=list)
 
     def grow_to(self, total: float) -> float:
-        """The growth since the reading before."""
+        """Return the growth since the last reading."""
         before, self.last = self.last, total
         grown = 0.0 if before is None else total - before if total >= before else total
         self.grown += grown
         return grown
 
     def add(self, now: float, total: float, window_s: float) -> float:
-        """The growth in ``window_s``: of the newest, or as a mean where readings are rarer."""
+        """Return the growth in the last ``window_s``; a mean if readings are rarer than that."""
         self.grow_to(total)
         points = self.points
         if not points or not 0 <= now - points[-1][0] <= MOST_WINDOWS * window_s:
@@ -215,7 +218,7 @@ class DeviceDetector(Detector, Generic[D]):
         return GenericAlias(type(self.state), (self.device_type,))
 
     def device(self, uuid: str) -> D:
-        """The state of one; where it is the first of too many, the longest unseen goes."""
+        """Return the state of a device; if it is new and there are too many, evict the oldest."""
         devices: dict[str, D] = self.state.devices
         device = devices.get(uuid)
         if device is None:
@@ -243,11 +246,11 @@ class DeviceWatch(DeviceDetector[D]):
 
     @abstractmethod
     def examine(self, device: D, seen: DeviceReading) -> Symptom | None:
-        """How the device is; None where the reading does not say it."""
+        """Return the symptom of a reading; None if the reading lacks the needed values."""
 
     @abstractmethod
     def describe(self, device: D) -> str:
-        """How it was when it was last judged, in one sentence with numbers."""
+        """Describe the last evaluated symptom in one sentence with numbers."""
 
     def severity(self, device: D) -> Severity:
         return self.usual_severity
@@ -333,7 +336,7 @@ class DeviceEvents(DeviceDetector[E]):
         self._hold_s = hold_s
 
     def lasts(self, device: E, now: float) -> bool:
-        """Whether what was found last is still held."""
+        """Return whether the last event was less than ``hold_s`` ago."""
         return 0 <= now - device.found_time <= self._hold_s
 
     @abstractmethod
