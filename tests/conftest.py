@@ -33,7 +33,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def open_path() -> Iterator[Path]:
-    """What ``tmp_path`` is, for tests with processes of other users."""
+    """Yield a folder like ``tmp_path`` that processes of other users can enter."""
     with open_folder() as folder:
         yield folder
 

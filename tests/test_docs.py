@@ -1,7 +1,7 @@
 """Checks every command, key, file and block of code in the documents against the source.
 
-A command of ours is parsed by its own parser, which refuses an unknown option. What needs a cluster
-(helm, kubectl) is checked as far as files and values go.
+A command of ours is parsed by its own parser, which refuses an unknown option. It checks only files
+and values of commands that need a cluster (helm, kubectl).
 """
 
 import argparse

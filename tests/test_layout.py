@@ -13,7 +13,7 @@ import pytest
 from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parents[1]
-# What a package may import of the others; all of them may import themselves.
+# The packages that each package may import, besides itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "warpwatch": set(),
     "warpwatch_telemetry": set(),
@@ -73,7 +73,7 @@ def imported(path: Path, known: Iterable[str]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    """Which of our modules imports which, wherever in the file the import stands."""
+    """Return our modules' imports of each other, wherever in a file they are."""
     known = modules()
     return {
         name: {other for other in imported(path, known) if other in known and other != name}

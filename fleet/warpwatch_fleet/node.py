@@ -360,7 +360,7 @@ class Node:
             reason = f"it is {lag_s:.0f} s behind"
         elif self.up and refused:
             ((why, _),) = self.refused.most_common(1)
-            reason = f"{refused} lines were not believed, most of them: {why}"
+            reason = f"{refused} lines were refused, most of them: {why}"
         elif self.up and self.newer:
             reason = (
                 f"its agent is {self.version or 'newer'}, this fleet {__version__}: "

@@ -1,4 +1,4 @@
-"""What limits captures and their cost, as golden files: what is asked on the left, what is said."""
+"""The limits on captures and their cost, as golden files: the request, then the decision."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -65,7 +65,7 @@ class Room(Disk):
 
 
 def day(requests: int, every_s: float, **config: Any) -> Iterator[str]:
-    """Of each owner in turn a request of one of four kinds; the changes of what is said."""
+    """Request captures of four kinds for each owner in turn; yield each change of the decision."""
     policy = Policy(TriggersConfig(**config), Room(1 << 40), lambda: LATE_S)
     before = ""
     for number in range(requests):
@@ -144,7 +144,7 @@ def test_where_captures_start_and_what_is_configured_by_default(golden_case):
 
 
 def test_which_healthy_jobs_have_a_baseline(golden_case):
-    """The rank is 700 s old and has done 300 steps, but for what is said."""
+    """By default the rank is 700 s old and has done 300 steps."""
     text = ""
     about: dict[str, Any]
     for about in (

@@ -28,7 +28,7 @@ class Shape(NamedTuple):
     parallel: dict[str, list[int]] = {}  # noqa: RUF012
 
 
-# One process each. A step is 128 rows where there is a loader and nothing else is said.
+# One process each. With a loader a step is 128 rows unless the shape differs.
 ALONE = {
     # Both once the model's calls are watched, after five backwards of 8 rows.
     "nanogpt": Shape(LEARNING | {"eval"}, (4 * 12 - 5) * 8, (4 * 12 - 5) * 8 * 32),

@@ -22,7 +22,7 @@ Write = Callable[[int], object]
 
 
 def state(folder: Path, packed: bool) -> tuple[Write, Callable[[], int]]:
-    # What a page does not hold is written in several calls.
+    # A state larger than a page is written in several calls.
     file: StateFile[tuple[int, str]] = StateFile(
         folder / "state", tuple[int, str], 2**20, is_packed=packed
     )

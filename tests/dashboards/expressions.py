@@ -29,7 +29,7 @@ TIMES = {
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """``labels``: those that a legend, a title or a variable takes from its result."""
+    """An expression; ``labels`` are used by a legend, a title or a variable."""
 
     where: str
     promql: str
@@ -58,7 +58,7 @@ def unfolded(dashboard: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def expressions(
     dashboard: Mapping[str, Any], values: Mapping[str, str] | None = None
 ) -> Iterator[Expression]:
-    """``values``: of variables and of Grafana's own times; All and TIMES where one is not given."""
+    """Yield a dashboard's expressions with ``values`` of variables; the default is All or TIMES."""
     known = {name["name"]: ALL for name in dashboard["templating"]["list"]} | TIMES
     known |= dict(values or {})
     for found in (*_of_panels(dashboard), *_of_variables(dashboard), *_of_annotations(dashboard)):

@@ -25,7 +25,7 @@ CLUSTER = "research"
 
 
 class Fleet:
-    """``go_wrong``: which rank is slow, and which short of memory, from now on."""
+    """A fleet with faults: ``go_wrong`` makes a rank slow and another short of memory."""
 
     def __init__(
         self,
@@ -98,9 +98,10 @@ def fleet(
     webhook: tuple[str, Path] | None = None,
     **config: Any,
 ) -> Iterator[Fleet]:
-    """``webhook``: which alert reaches the node of the driver, and the file with its token.
+    """Run a fleet of two daemons.
 
-    ``config``: of both daemons, besides; ``sources`` beside those of each.
+    webhook: the alert that reaches the node of the driver, and the file with its token.
+    config: more configuration for both daemons; ``sources`` is merged.
     """
     with contextlib.ExitStack() as stack:
         driver = FakeDriver(build(folder / "library"), folder / "driver", gpus=4)

@@ -1,8 +1,8 @@
 """Six clusters over 38 minutes, as their agents would have shown them: Kubernetes and Slurm,
 each idle, healthy and with faults.
 
-Devices are the simulated ones and pages the exporter's own. What neither brings (the host, what the
-daemon counts about itself) has every name and label of the catalogue: still, but where faults are.
+Devices are the simulated ones and pages the exporter's own. Metrics that both lack (of the host
+and of the daemon itself) have every name and label of the catalogue; only faults change them.
 """
 
 import re
@@ -51,7 +51,7 @@ _TROUBLE = re.compile(
     "rejected|refused|errors_total|problem|suppressed|captures_total|alerts|cost|"
     "residual|config_reloads|annotations|uploads|messages|exports"
 )
-# Of a State with such, and of fleets: what no dashboard shows.
+# Metrics of a State or a fleet that no dashboard shows.
 _ELSEWHERE = re.compile(
     "^(anomaly_info|detector_blind|source_|fleet_(?!kubernetes)|attribution_time)"
 )
@@ -59,7 +59,7 @@ _ELSEWHERE = re.compile(
 
 @dataclass(slots=True)
 class SiteNode:
-    """``number``: of the node, of its GPU in use, and of the rank on that."""
+    """A node; ``number`` is also that of its GPU in use, and of the rank on it."""
 
     scheduler: str
     state: str
@@ -177,7 +177,7 @@ class SiteNode:
                 yield Anomaly(now, "critical", "lost", device="GPU-lost", id=kind, kind=kind)
 
     def _others(self, known: set[str], minute: int, ill: bool) -> Iterator[str]:
-        """What a State has not, of hosts and daemons."""
+        """Yield the metrics of hosts and daemons that a State lacks."""
         for name in names_of("default"):
             row = CATALOGUE[name]
             if (

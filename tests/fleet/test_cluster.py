@@ -234,7 +234,7 @@ def test_steps_whose_records_the_agent_could_not_read_are_counted(two):
     say(records=7, steps=10, samples=80, tokens=True)
     assert (member.steps, member.samples, member.tokens) == (10, 80, 0)
     train(two, 2)
-    # A total that was told before, and some that no ring has.
+    # A repeated total, and totals that no ring has.
     say(records=1, steps=10, samples=-1, tokens="all")
     say(records=1, steps=1e300)
     assert (member.steps, member.samples, member.tokens) == (12, 80, 0)
@@ -317,7 +317,7 @@ def test_too_many_ranks_and_a_record_as_long_as_a_book_are_refused_and_the_agent
     assert len(cluster.cluster.jobs) == 1024
     assert cluster.cluster.count_refused() == {"too_many_ranks": 6, "too_long": 1}
     reason = cluster.cluster.nodes["gpu-1:9400"].health(cluster.now).reason
-    assert reason == "7 lines were not believed, most of them: too_many_ranks"
+    assert reason == "7 lines were refused, most of them: too_many_ranks"
 
 
 def test_what_comes_before_an_agent_has_told_its_time_is_bounded(monkeypatch):

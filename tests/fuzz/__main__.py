@@ -22,7 +22,7 @@ from tests.fuzz import engines
 from tests.fuzz.child import RESULT, load
 from tests.fuzz.watch import Findings, Watch, newest
 
-# Who reads what a stranger wrote; each is a module of ``targets``.
+# Readers of untrusted input; each is a module of ``targets``.
 TARGETS = (
     "rings",
     "commands",
@@ -45,11 +45,11 @@ TARGETS = (
     "targets_files",
     "api_objects",
 )
-# Of the tests of the campaigns themselves.
+# The target of the tests of the campaigns themselves.
 BROKEN = "broken"
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 2
-# Of the clock: what waits hangs too, and uses no processor time.
+# In wall clock time: a target that waits hangs too, and uses no processor time.
 HANGS_AFTER_S, STARTS_WITHIN_S = 30.0, 180.0
 # Millions of small files are not for a disk.
 MEMORY = Path("/dev/shm")

@@ -20,7 +20,7 @@ def has_atheris() -> bool:
 
 
 def instrumented(load: Callable[[], Target]) -> Target:
-    """What ``load`` imports reports which of its branches are taken."""
+    """Load a target whose imports report the branches that they take."""
     import atheris
 
     with atheris.instrument_imports(include=INSTRUMENTED):
@@ -28,7 +28,7 @@ def instrumented(load: Callable[[], Target]) -> Target:
 
 
 def guided(target: Target, run: Run, corpus: Path, work: Path) -> None:
-    """Until ``run`` ends the process. What reached something new stays in ``corpus``."""
+    """Fuzz until ``run`` ends the process; inputs that reach new branches stay in ``corpus``."""
     import atheris
 
     seeds, words = work / "seeds", work / "words"
@@ -40,7 +40,7 @@ def guided(target: Target, run: Run, corpus: Path, work: Path) -> None:
     tokens = target.tokens or (b"\0",)
     escaped = ("".join(f"\\x{byte:02x}" for byte in token) for token in tokens)
     words.write_text("".join(f'"{token}"\n' for token in escaped))
-    # What takes long or dies is for those who watch to say.
+    # The watching process reports inputs that take long or crash.
     limits = ["-timeout=86400", "-rss_limit_mb=0", f"-max_len={target.max_bytes}"]
     options = [*limits, f"-dict={words}", f"-artifact_prefix={work}/"]
     atheris.Setup([sys.argv[0], *options, str(corpus), str(seeds)], run)

@@ -1,4 +1,4 @@
-"""What a page, a scrape and the API make of a state, which no stranger's text may break."""
+"""Shows a state on the page, in a scrape and by the API; no untrusted text may break them."""
 
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_serving import answers

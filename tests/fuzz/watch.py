@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-# Of processor time: the machine may have other work.
+# In processor time, as the machine may have other work.
 MAX_INPUT_S = 1.0
 # From the campaign's middle to its end: blocks of Python's allocator; resident bytes, of which
 # atheris takes some for its corpus. Few inputs say nothing: caches fill.
@@ -24,8 +24,8 @@ MAX_BLOCKS_RATIO, MAX_BLOCKS, MAX_RSS_BYTES, MIN_INPUTS = 1.05, 5_000, 96 << 20,
 MAX_FINDINGS = 20
 # hypothesis takes no more than 8 KiB for an example.
 EXAMPLE_BYTES = 4096
-# The newest input in a file that outlives the process, whatever it dies of: its number, when it
-# began (monotonic ns), its size; then its bytes.
+# The newest input, in a file that outlives the process: its number, its start (monotonic ns), its
+# size; then its bytes.
 NEWEST = "newest"
 _HEAD = struct.Struct("<QQQ")
 
@@ -66,7 +66,7 @@ def newest(work: Path) -> tuple[int, float, bytes]:
 
 
 class Findings:
-    """Of one target: the input of each different one in a file, and a text beside it."""
+    """The findings of one target: the input of each different one in a file, and a text."""
 
     def __init__(self, folder: Path, target: str) -> None:
         self._folder = folder
@@ -125,12 +125,12 @@ class Watch:
         return time.process_time() - begun
 
     def share(self) -> float:
-        """Of the campaign, that is over."""
+        """Return the share of the campaign that is over."""
         elapsed_s = time.monotonic() - self._begun
         return max(elapsed_s / self._seconds, self._count / self._inputs)
 
     def end(self) -> dict[str, Any]:
-        """What the campaign found; growth is judged now."""
+        """Return the result of the campaign, with the growth until now."""
         blocks, resident = _memory()
         blocks_before, resident_before = self._middle or (blocks, resident)
         grown_bytes = resident - resident_before
@@ -153,6 +153,6 @@ def _memory() -> tuple[int, int]:
 
 
 def _origin(error: Exception) -> str:
-    """What it is and where it was raised."""
+    """Return the type of an error and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     return " ".join([type(error).__name__, *(f"{f.filename}:{f.lineno}" for f in frames)])

@@ -29,7 +29,7 @@ SUFFIXES = (".stacks.json", ".pt.trace.json.gz", ".memory.pickle", ".memory.json
 
 
 class HeldRing(RingFile):
-    """Of this process, which holds its lock: it never opens the file again, for that ends it."""
+    """A ring whose lock this process holds; opening the file again would release the lock."""
 
     def __init__(self, made: Path, ranks: Path, **metadata: Any) -> None:
         self._map: mmap.mmap | None = None
@@ -180,7 +180,7 @@ ATTACKS = {
 
 
 def take_names(inbox: Path, identifier: str, ring: str) -> None:
-    """Of a capture: a folder is in the way of a rename, a file of a creation."""
+    """Take the names of a capture's files: folders block a rename, files block a creation."""
     base = inbox / f"{identifier}.{ring}"
     for suffix in SUFFIXES:
         for name in (f"{base}{suffix}.tmp", f"{base}.tmp{suffix}", f"{base}{suffix}"):

@@ -27,7 +27,7 @@ ACCUMULATED = 4
 EVALUATE_STEPS, EVALUATED_BATCHES = 80, 15
 SAVE_STEPS, SAVE_BY_HAND_STEPS, SAVE_S = 100, 130, 0.3
 SHORT_TOKENS, LONG_TOKENS, LONG_SHARE, TOKEN_S = 128, 512, 0.3, 8e-4
-# Of one life of a run that is started again and again.
+# The steps of each life of a run that restarts again and again.
 LIFE_STEPS = 300
 # The neighbour computes for so long, after a pause of so long.
 BUSY_S, PAUSE_S = (0.2, 0.6), (4.0, 12.0)

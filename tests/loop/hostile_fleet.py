@@ -37,7 +37,7 @@ def end(node: str) -> bytes:
 
 
 def flood() -> Iterator[bytes]:
-    """Whatever is wrong with a line, with a name that is right."""
+    """Yield lines with a valid name and every other fault."""
     for count in itertools.count(1):
         escapes = f"j\ud800\x1b]0;{count}\x07\n"
         made_up = f"{NOISE.getrandbits(64):x}"

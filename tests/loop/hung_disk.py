@@ -12,7 +12,7 @@ from tests.loop.preloaded import compiled
 
 
 class HungDisk:
-    """``environment``: of the process to which ``disk`` does not answer while it ``hangs``."""
+    """A disk that hangs; ``environment`` is for the process that must see it hang."""
 
     def __init__(self, disk: Path, library: Path, hangs: Path) -> None:
         self.environment = {

@@ -166,7 +166,7 @@ class LoopNode:
         self.http.close()
         for process in self._all:
             if process.poll() is None:
-                # Of a launcher the ranks as well. A stopped process takes SIGKILL too.
+                # A launcher's ranks must be killed as well. SIGKILL also ends a stopped process.
                 for one in psutil.Process(process.pid).children(recursive=True):
                     one.kill()
                 process.send_signal(signal.SIGKILL)

@@ -30,7 +30,7 @@ EXAMPLES = ROOT / "examples" / "prometheus"
 GPUS = 6
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPAN = re.compile(r"(?<=\[)(\d+)([smhd])|(?<=:)(\d+)([smhd])(?=\])|(?<=offset )(\d+)([smhd])")
-# What a busy machine does to all steps of a job, which is reported by right and not meant here.
+# A busy machine slows all steps of a job. The daemon reports it correctly; it is not tested here.
 NOISE = [
     *("step_regression", "step_drift", "step_spikes", "comm_slow", "gc_pause", "run_regression"),
     *("memory_leak", "memory_pressure", "device_idle"),

@@ -67,7 +67,7 @@ sys.exit({"capture": capture, "status": status}[sys.argv[2]].main(sys.argv[3:]))
 def open_folder() -> Iterator[Path]:
     """Other users come to it, as to /run.
 
-    What lies below pytest's own folder is closed to them: by each run of pytest, when it begins.
+    Each run of pytest closes its own folder to other users when it starts.
     """
     with tempfile.TemporaryDirectory(
         prefix="warpwatch-test-", ignore_cleanup_errors=True
@@ -79,7 +79,7 @@ def open_folder() -> Iterator[Path]:
 def request(
     uid: int, where: Path | int, path: str, body: Any = None, headers: dict[str, str] | None = None
 ) -> tuple[int, str]:
-    """What this user gets: status and body. ``where``: the Unix socket, or the port on loopback."""
+    """Return the status and body that a user gets. ``where``: Unix socket, or port on loopback."""
     content = b"" if body is None else json.dumps(body).encode()
     lines = {"Host": "localhost", "Connection": "close", "Content-Length": str(len(content))}
     lines |= {"Content-Type": "application/json"} if content else {}

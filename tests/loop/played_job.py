@@ -23,7 +23,7 @@ STEP_S, SLOW_S, DATA_S = 0.1, 0.08, 0.15
 
 
 def main() -> None:
-    # What a shell starts in the background inherits that Ctrl-C is ignored.
+    # A process that a shell starts in the background ignores Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     job, uid, faults, *nodes = sys.argv[1:]
     uuids = os.environ["PLAYED_GPUS"].split(",")

@@ -139,7 +139,7 @@ def attacked(
 
 
 class Watch:
-    """What the fleet answers while it is attacked: each LOOK_S, for so long."""
+    """The fleet's answers during the attack, one per LOOK_S."""
 
     def __init__(self, attacked: Attacked) -> None:
         self._attacked = attacked

@@ -60,7 +60,7 @@ def losses(text: str) -> dict[int, str]:
 
 
 def losses_alone(folder: Path) -> dict[int, str]:
-    """Of the same training with nobody who watches."""
+    """Return the losses of the same training without Warpwatch."""
     folder.mkdir()
     (folder / "fault").write_text("")
     kept = {name: value for name, value in os.environ.items() if "WARPWATCH" not in name}

@@ -30,7 +30,7 @@ STOPPED_S = 60 * float(os.environ.get("STOPPED_MINUTES", "0.75"))
 # A ring holds the steps that the program below does in this time.
 RING_S = protocol.RECORD_COUNT * 0.05
 DAY_S = 86400
-# What a busy machine does to the steps of a job is not what is tested.
+# A busy machine slows the steps of a job, which is not tested here.
 DETECTION = {"disabled": ["straggler", "step_regression", "step_drift", "step_spikes", "comm_slow"]}
 # Steps of 50 ms, until a file of its name is there.
 PROGRAM = """

@@ -1,6 +1,6 @@
-"""Acceptance: exactly who is told of what by three agents and a fleet, as they are shipped.
+"""Acceptance: the recipients of each alert of three agents and a fleet, as they are shipped.
 
-The table in docs/alerts.md says what is expected; its times are what this test prints.
+The table in docs/alerts.md has the expected recipients; its times are printed by this test.
 """
 
 import os
@@ -107,7 +107,7 @@ def refuse_configuration(site: Site) -> None:
 
 
 JOB, BERT = {"training_job": "llama"}, {"training_job": "bert"}
-# Those of a group are there at once, and over before the next group's begin.
+# The faults of a group start together, and end before the next group's start.
 GROUPS = (
     (
         Fault(
@@ -253,7 +253,7 @@ def test_exactly_the_documented_people_are_told_of_each_fault(fake_nvml: Path) -
 
 
 def play(found: Site, group: tuple[Fault, ...]) -> None:
-    """Let the faults begin, wait until all are told, end them, and wait until that is told."""
+    """Start the faults, wait for all notifications, end them, and wait for their ends."""
     wanted = {told: fault for fault in group for told in expected(fault)}
     begun = {}
     for fault in group:
@@ -300,11 +300,11 @@ def await_note(found: Site, told: Told, status: str, since: float) -> float:
 
 
 def once_each(found: Site, wanted: set[Told]) -> None:
-    """Nobody is told of anything else, and of one fault with one alert, whatever its labels."""
+    """Check that each fault causes one alert, whatever its labels, and nothing else is sent."""
     alerts: dict[Told, set[str]] = {told: set() for told in wanted}
     unexpected = []
     for who, alert, _ in notified(found):
-        # What was muted until its end is in the message about the end.
+        # A muted alert is in the message about its end.
         if alert["status"] == "resolved":
             continue
         meant = [told for told in wanted if has(told, who, alert)]

@@ -109,11 +109,11 @@ def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node):
         assert all(said[name] == ended["worst"][name] for name in ("value", "summary"))
     one = node.http.get(f"/api/v1/anomalies/{ended['id']}").json()
     (job,) = [s for s in one["context"]["series"] if s["job"] and s["rank"] is None]
-    # What the first daemon saw and what the second saw are one.
+    # The series of both daemons are joined.
     assert job["times"][0] <= found["time"]
     assert job["times"][-1] + 10 >= ended["end_time"] - 10
     assert len(job["values"]["phase_s{phase=data_wait}"]) == len(job["times"])
-    # The program has no torch. That was no interruption, and nothing is captured twice.
+    # The program has no torch. This is not an interruption, so nothing is captured twice.
     assert [capture["detail"] for capture in captures] == ["rank 0: no_torch"]
     assert captured(node, ended) == captures
 
@@ -134,6 +134,6 @@ def test_steps_from_before_a_restart_stay_in_order_when_the_clock_was_set_back(t
         poll(lambda: log.read_text().count('"type":"step"') > 200, "steps are read again")
         records = [json.loads(line) for line in log.read_text().splitlines()[:-1]]
     steps = [(one["step"], one["rank"]) for one in records if one["type"] == "step"]
-    # What cannot be dated any more comes step by step, not rank by rank.
+    # Undated records come step by step, not rank by rank.
     assert steps[:100] == sorted(steps[:100], key=lambda step: step[0])
     assert {rank for _, rank in steps[:100]} == {0, 1}

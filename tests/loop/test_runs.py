@@ -1,4 +1,4 @@
-"""Two runs of one program, the second with a slower part: what is said of them."""
+"""Compares two runs of one program, the second with a slower part."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_a_slower_run_is_found_and_its_phase_and_operator_are_named(node: LoopNo
     run(node, "monday", 2, 250)
     baseline = poll(lambda: captured(node, "baseline"), node.log("daemon"))
     poll(lambda: known(node, "monday").get("end_time"), node.log("rank0"))
-    # What is known of it outlives the daemon.
+    # The run's summary outlives the daemon.
     node.kill_daemon()
     node.start_daemon()
     run(node, "tuesday", 6, 100_000)

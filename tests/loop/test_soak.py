@@ -31,18 +31,18 @@ OFFSETS_S = (0, 90, -90, 3600, -3600)
 # rank, and of several.
 JUDGED = ("hang", "data_stall", "step_regression")
 JUDGED_RANKS = (*JUDGED, "straggler", "comm_slow")
-# What does not live long enough, or has too few steps for more.
+# Jobs that do not live long enough, or have too few steps, for more kinds.
 JUDGED_OF = {"restarts": ("hang",), "two_optimizers": ("hang",)}
 # Jobs that ended are shown and their rings kept for ten minutes; a ring costs a descriptor.
 KEPT_JOBS = 660
 # Short jobs that lived while the daemon was restarted.
 MAX_UNSEEN = 60
-# What may come on top, from the first third to the last.
+# The allowed growth from the first third to the last.
 MAX_MORE = {"descriptors": 8, "threads": 3, "resident_mib": 16.0, "inbox": 8, "store": 40}
 
 
 class Soak:
-    """What happens to a node each second, and what its daemon takes meanwhile."""
+    """The events on a node each second, and the resources that its daemon uses meanwhile."""
 
     def __init__(
         self, node: LoopNode, jobs: HealthyJobs, clock: ShiftedClock, seconds: float
@@ -53,7 +53,7 @@ class Soak:
         self._seconds = seconds
         self._chance = random.Random(0)
         self.samples: list[dict[str, float]] = []
-        # Of healthy jobs, by id: when each was seen first, and how busy the machine was.
+        # Anomalies of healthy jobs by id: the first time seen, and the load of the machine.
         self.found: dict[str, dict[str, Any]] = {}
         self.counts = {"scrapes": 0, "captures": 0, "restarts": 0, "clock_set": 0}
 
@@ -128,7 +128,7 @@ class Soak:
 
 
 def load() -> float:
-    """Of the whole machine. With more than twice its cores, other programs made the jobs slow."""
+    """Return the load of the machine. Above twice its cores, other programs made the jobs slow."""
     return round(os.getloadavg()[0], 1)
 
 

@@ -37,7 +37,7 @@ LOG_STEPS = 10
 
 
 class Faults:
-    """What goes wrong in this rank, read from the file at each step."""
+    """The faults of this rank, read from the file at each step."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self._path = path

@@ -28,9 +28,9 @@ HEALTHY_RANKS = {
 TERMINATED_AFTER_S = 30.0
 # Longer than any `grace_s`: deaths are judged together by then.
 SETTLE_S = 8.0
-# Four ranks and a daemon on few cores: whatever else runs makes all steps longer for a while, and
-# that is reported, by right. It is not what is tested: it is not captured, and only rises of the
-# whole job by a quarter count.
+# Four ranks and a daemon share few cores. Other programs make all steps longer for a while, and the
+# daemon rightly reports it. It is not tested here: it is not captured, and only rises of the whole
+# job by a quarter count.
 ON_A_BUSY_MACHINE = {"disabled": ["step_spikes", "comm_slow"]}
 NOT_CAPTURED: dict[str, None] = dict.fromkeys(("step_regression", "step_drift"))
 LEAST_RISE = 1.25
@@ -92,7 +92,7 @@ class HealthyJobs:
         ]
 
     def processor_s(self) -> float:
-        """Of those that run now."""
+        """Return the processor time of the running processes."""
         running = (p for processes in self.processes.values() for p in processes)
         times = [psutil.Process(p.pid).cpu_times() for p in running if p.poll() is None]
         return float(sum(one.user + one.system for one in times))
@@ -121,7 +121,7 @@ class Job:
         have_trained(self.node, self.name, RANKS, steps)
 
     def anomalies(self, kind: str | None = None) -> list[Any]:
-        """Of this kind, or all that count, whatever they are about."""
+        """Return the anomalies of this kind, or all that count."""
         return [a for a in all_that_count(self.node) if kind in (None, a["kind"])]
 
     def found(self, kind: str) -> Any:
@@ -144,7 +144,7 @@ class Job:
 
 
 def all_that_count(node: LoopNode) -> list[Any]:
-    """What the daemon found but for what the machine does to a job."""
+    """Return the anomalies that a busy machine does not explain."""
     return [
         a
         for a in node.get("anomalies")

@@ -86,6 +86,6 @@ def test_captures_are_read_and_one_that_ran_is_interrupted(tmp_path):
     for name in ("rank0.pt.trace.json.gz", "rank1.reduction.gz"):
         path = register.file(whole.id, name)
         assert path is not None and path.is_file()
-    # What this version writes over it, it reads again.
+    # This version can read the state that it writes over the old one.
     register.update(whole.id, remote="s3://ours/")
     assert store.load(2)[0] == register.get(whole.id)

@@ -91,7 +91,7 @@ def how(health: SourceHealth) -> str:
     if not health.up:
         return f"away: {text(health.reason) or 'no reason known'}"
     late = f"{seconds(health.lag_s)} behind"
-    refused = f" · {plural(health.errors, 'line')} not believed" if health.errors else ""
+    refused = f" · {plural(health.errors, 'line')} refused" if health.errors else ""
     # The reason of an agent that is late is that it is.
     reason = "" if is_late(health) else text(health.reason)
     return " · ".join(filter(None, (late, reason))) + refused

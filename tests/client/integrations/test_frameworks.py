@@ -175,7 +175,7 @@ FRAMEWORKS = [
         TRAINED | {"h2d", "checkpoint"}),
 ]  # fmt: skip
 
-# Of a package; ``hooks``: they come with it, as under ``run``.
+# Return the servers of a package; ``hooks``: with the hooks, as under ``run``.
 Servers = Callable[..., ForkServer]
 IMPORTS = {
     "transformers": ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),

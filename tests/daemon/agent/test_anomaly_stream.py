@@ -182,7 +182,7 @@ def test_two_hours_of_silence_are_a_hang_unless_nothing_was_read_meanwhile(
             clock.advance(5.0)
             stream.step()
     if what != "silence":
-        # Of the ring only the newest steps are left.
+        # The ring keeps only the newest steps.
         for ring in node.rings * 3000:
             ring.step()
     stream.step()

@@ -26,7 +26,7 @@ class Bucket:
 
     ``seen``: the requests, as ``PUT /bucket/key``. ``mode``: ``pass``; ``refuse``; ``silent``:
     takes all and never answers; a number: it answers with this status. ``denied``: 403 for
-    whatever has this in its name.
+    names that contain this.
     """
 
     def __init__(self, folder: Path, port: int) -> None:

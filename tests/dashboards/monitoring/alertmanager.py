@@ -28,7 +28,7 @@ class Alertmanager:
 def alertmanager(
     folder: Path, webhook: str, token_file: Path, alert: str
 ) -> Iterator[Alertmanager]:
-    """Groups nothing and waits for nothing; resolved alerts are told too."""
+    """Run an Alertmanager that sends each alert at once, and resolved ones too."""
     credentials = {"credentials_file": str(token_file)}
     receiver: dict[str, Any] = {
         "name": "warpwatch",

@@ -58,7 +58,7 @@ def prometheus(
 ) -> Iterator[Prometheus]:
     """Scrapes these ports of this machine, with labels, and evaluates the rules.
 
-    What lies in the folder ``tsdb`` it knows already.
+    It starts with the data in the folder ``tsdb``.
     """
     scraped = {
         "job_name": "warpwatch",

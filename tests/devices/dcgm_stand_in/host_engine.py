@@ -36,9 +36,9 @@ class DCGMError(Exception):
 class Engine:
     """The state of the host engine.
 
-    calls: those that change something in it. values: by kind and number of the entity, by field.
-    instances: None where the driver knows no MIG. started: another number after each start.
-    answers: while it is not set, no call returns. age_s: how old the values are.
+    calls: the calls that changed its state. values: by kind and number of the entity, by field.
+    instances: None if the driver does not support MIG. started: another number after each start.
+    answers: while it is not set, no call returns. age_s: the age of the values.
     """
 
     wall: Callable[[], float] = float

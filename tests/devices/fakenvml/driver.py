@@ -90,8 +90,8 @@ def _compile(compiler: str, folder: Path) -> None:
 class FakeDriver:
     """A driver in a state of its own: what its GPUs are, what they suffer from, who called them.
 
-    ``environment`` makes a child process load it. GPUs are numbered as hardware, whatever their
-    index; ``gpu=None`` means all. Changes are seen by running processes within 20 ms.
+    ``environment`` makes a child process load it. GPUs have hardware numbers, not
+    indices; ``gpu=None`` means all. Changes are seen by running processes within 20 ms.
     """
 
     def __init__(

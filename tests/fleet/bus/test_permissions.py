@@ -62,7 +62,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_an_agent_speaks_and_answers_for_itself_alone(site, monkeypatch):
-    # What the server refuses it does not answer.
+    # The server does not answer a refused request.
     monkeypatch.setattr("warpwatch_runtime.bus.ANSWER_S", 0.3)
 
     async def test() -> None:

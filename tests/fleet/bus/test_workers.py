@@ -119,7 +119,7 @@ def test_an_anomaly_keeps_its_id_when_another_worker_continues(server):
         await first.close()
         second = await play.worker()
         await until(lambda: play.job in second.view.jobs, lambda: play.round(second))
-        # It may not have been told: it is told again, by the same name.
+        # The report may have been lost, so it is repeated with the same id.
         assert set(play.found(second)) <= {("opened", "straggler", ident)}
         assert [one.id for one in second.view.anomalies()] == [ident]
         assert second.view.count_refused() == {}
@@ -184,12 +184,12 @@ REST = dict.fromkeys(range(4, said.PARTITIONS), 0.0)
     [
         # Alone, it takes all that nobody has.
         ({}, {0: 1.0}, 63, []),
-        # Who has much gives to who has nothing, one after the other.
+        # A loaded worker hands over to an idle one, one partition at a time.
         ({"b": REST}, {0: 1.0, 1: 1.0, 2: 8.0, 3: 6.0}, None, [2]),
         ({"b": REST | {4: 7.0}}, {0: 1.0, 1: 1.0, 2: 4.0, 3: 1.0}, None, []),
-        # What nobody has comes first.
+        # Free partitions come first.
         ({"b": {}}, {0: 1.0, 1: 1.0, 2: 8.0, 3: 6.0}, None, []),
-        # Of what is free, the less loaded one takes the more.
+        # The less loaded worker takes more of the free partitions.
         ({"b": dict.fromkeys(range(40), 1.0)}, {60: 1.0}, 23, []),
         ({"b": {60: 1.0}}, dict.fromkeys(range(40), 1.0), 11, None),
     ],

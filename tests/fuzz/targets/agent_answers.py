@@ -1,4 +1,4 @@
-"""What an agent answers: a stream of any bytes, any JSON, files; packed or not."""
+"""Fuzzes an agent's answers: a stream of any bytes, any JSON, files; packed or not."""
 
 import asyncio
 import gzip

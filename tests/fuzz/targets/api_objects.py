@@ -1,4 +1,4 @@
-"""What an API server answers the fleet: lists, nodes, and objects that tenants wrote."""
+"""Fuzzes an API server's answers to the fleet: lists, nodes, and objects that tenants wrote."""
 
 import asyncio
 import contextlib

@@ -17,7 +17,7 @@ from warpwatch_telemetry.errors import UsageError
 
 TREE, FILE = b"\0", b"\1"
 TEXTS = ["5GiB", "14d", "9" * 400 + "d", "-1", "file:///x", "127.0.0.1:1", "h100", "Mon-Fri 1-2"]
-# What YAML has beside JSON; its tags make PyYAML's constructors raise whatever they like.
+# The syntax that YAML adds to JSON; tags make PyYAML's constructors raise any exception.
 TOKENS = (
     b"!!int", b"!!float", b"!!bool", b"!!timestamp", b"!!binary", b"!!omap", b"!!set", b"!!python",
     b"&a", b"*a", b"<<:", b"? ", b"|\n", b"---\n", b"2026-01-01", b"0x", b"1:60", b".inf", b"\t",
@@ -60,7 +60,7 @@ def check_line(error: UsageError) -> None:
 
 
 def check_again(config: Config) -> None:
-    """What is shown can be read."""
+    """Check that a configuration that is shown can be read."""
     tree = json.loads(json.dumps(loading.as_tree(config)))
     assert loading.parse(Config, tree, "again") == config
 

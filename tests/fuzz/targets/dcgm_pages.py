@@ -1,4 +1,4 @@
-"""What a server under dcgm-exporter's address may answer."""
+"""Fuzzes the answers of a server at dcgm-exporter's address."""
 
 import math
 from pathlib import Path

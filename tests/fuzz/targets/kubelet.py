@@ -1,4 +1,4 @@
-"""What a server on the kubelet's socket may answer: any bytes, and any message."""
+"""Fuzzes the answers of a server on the kubelet's socket: any bytes, and any message."""
 
 import socket
 from pathlib import Path
@@ -16,7 +16,7 @@ from warpwatch_devices.attribution.podresources_client import PodResourcesClient
 
 
 class AnsweredClient(PodResourcesClient):
-    """Gets ``answer`` whatever it asks."""
+    """A client that gets ``answer`` to every request."""
 
     answer: Any = None
 

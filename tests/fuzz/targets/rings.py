@@ -65,7 +65,7 @@ class Rings:
 
 
 def check_record(record: Record) -> None:
-    """What a record says fits into the telemetry log, and comes back from there."""
+    """Check that the telemetry log can hold a record and return it."""
     text = json.dumps(log.encode(record), allow_nan=False)
     assert type(log.decode(json.loads(text))) is type(record), text
 

@@ -5,7 +5,7 @@ from tests.loop.devices.node import device_node, devices, reasons, wait_all_up
 from tests.loop.node import poll
 from tests.waiting import DEADLINE_S
 
-# What is known of a device without asking it.
+# Metrics of a device that need no call of the driver.
 COUNTED_BY_THE_DAEMON = {"xid_errors_total", "health_events_total"}
 
 

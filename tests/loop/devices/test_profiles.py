@@ -1,4 +1,4 @@
-"""What the daemon exports of each kind of GPU: golden scrapes, one GPU of each in one node."""
+"""The daemon's metrics of each kind of GPU: golden scrapes of one node with one GPU of each."""
 
 import re
 import shutil
