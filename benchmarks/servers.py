@@ -172,7 +172,7 @@ class SimulatedServer:
     def _arrive(self) -> None:
         draw, model = self._random, self.model
         while self._next_s <= self.now_s:
-            rate = self._rate()
+            rate, came_s = self._rate(), self._next_s
             # Without any load, look again after some seconds.
             self._next_s += draw.expovariate(rate) if rate > 1e-6 else 5.0
             if rate <= 1e-6:
@@ -184,7 +184,7 @@ class SimulatedServer:
             hit = int(prompt * 0.9) if draw.random() < model.prefix_hits else 0
             self._second.hits += hit
             self._second.queries += prompt
-            self._waiting.append([self._next_s, prompt - hit, output, prompt, 0.0])
+            self._waiting.append([came_s, prompt - hit, output, prompt, 0.0])
 
     def _iterate(self) -> Iterator[Step]:
         model, draw, second = self.model, self._random, self._second

@@ -22,7 +22,9 @@ from warpwatch_telemetry.records import End, RankEvent, Serve
 
 Latency = Literal["inter_token", "first_token"]
 # The least rise that users notice. Prompts differ in length, so first tokens vary more.
-EFFECTS: dict[Latency, float] = {"inter_token": math.log(1.2), "first_token": math.log(1.5)}
+EFFECTS: dict[Latency, float] = {"inter_token": math.log(1.4), "first_token": math.log(2.0)}
+# Half a minute of prompts that are longer than usual, or a burst, is no regression.
+LEAST_WINDOW = 24
 # A second with fewer observations is noise.
 LEAST_COUNT: dict[Latency, int] = {"inter_token": 4, "first_token": 1}
 # A level that lasted for so long is the new normal.
@@ -57,11 +59,12 @@ class Parts:
 
 @dataclass(slots=True)
 class LatencySeries:
-    """One latency of one server. usual_s: the newest second's usual value; limit: of the effect."""
+    """One latency of one server. shown: the rise is large enough. usual_s: of the newest second."""
 
     work: EqualWork = field(default_factory=EqualWork)
     shifts: LevelShift = field(default_factory=LevelShift)
     rise: Rise | None = None
+    shown: bool = False
     usual_s: float = 0.0
 
     def add(self, key: tuple[int, ...], seconds: float, rate: float) -> tuple[bool, Shift | None]:
@@ -71,7 +74,7 @@ class LatencySeries:
             return False, None
         self.usual_s = seconds * math.exp(-residual)
         self.shifts.samples.add(residual)
-        self.shifts.least_window = 1
+        self.shifts.least_window = LEAST_WINDOW
         shift = self.shifts.judge(rate)
         if shift is not None:
             self.work.level += shift.difference
@@ -198,20 +201,24 @@ class LatencyRegression(Detector):
         seen: Serve,
     ) -> Iterator[Detected | Cleared]:  # fmt: skip
         rise = series.rise
-        if shift is not None and shift.difference >= EFFECTS[latency]:
-            series.rise = Rise(seen.time, 0, shift.before, shift.difference)
-            yield self._found(job, series, latency, seen)
-        elif rise is not None:
-            rise.samples += 1
-            if rise.samples % UPDATE_SAMPLES:
-                return
-            level = series.shifts.recent(CLOSING_SAMPLES)
-            if rise.is_over(level) or rise.is_accepted(seen.time, ACCEPT_AFTER_S):
-                series.rise = None
-                if not job.on:
-                    yield Cleared(seen.time, seen.job_id)
-                return
-            yield self._found(job, series, latency, seen)
+        if rise is None:
+            # A window that the rise has only reached in part shows less of it.
+            if shift is not None and shift.difference > 0:
+                series.rise, series.shown = Rise(seen.time, 0, shift.before, 0.0), False
+            return
+        rise.samples += 1
+        if rise.samples % UPDATE_SAMPLES:
+            return
+        level = series.shifts.recent(CLOSING_SAMPLES)
+        risen = level - rise.baseline
+        over = rise.is_over(level) if series.shown else risen < EFFECTS[latency]
+        if over or rise.is_accepted(seen.time, ACCEPT_AFTER_S):
+            shown, series.rise = series.shown, None
+            if shown and not job.on:
+                yield Cleared(seen.time, seen.job_id)
+            return
+        series.shown, rise.size = True, max(rise.size, risen)
+        yield self._found(job, series, latency, seen)
 
     def _found(
         self, job: ServerLatency, series: LatencySeries, latency: Latency, seen: Serve
