@@ -22,7 +22,7 @@ from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.records import Record
 
 SLOWER = (1.1, 1.2)
-# A fault counts as found within so long; the server ran for LEAD_S before.
+# A fault counts as found within HORIZON_S; the server ran for LEAD_S before.
 HORIZON_S, LEAD_S = 1200.0, 7200.0
 
 

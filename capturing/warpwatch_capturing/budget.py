@@ -9,8 +9,8 @@ from warpwatch_telemetry.captures import CaptureRequest
 
 # Per trace of one rank: steps that would record more events are left out.
 MAX_EVENTS = 1_000_000
-# Seconds of the training thread an event, to record, stop and export it; so many times as many with
-# an option. Medians with torch 2.13 on the CPU, of traces of 150,000 events on a busy machine.
+# Seconds of the training thread per event, to record, stop and export it; options multiply them.
+# Medians with torch 2.13 on the CPU, of traces of 150,000 events on a busy machine.
 EVENT_S = 8e-6
 TIMES = {"shapes": 3.0, "stacks": 2.0, "memory": 2.0}
 # A capture may cost as much as the steps take that it records, and this much in any case.

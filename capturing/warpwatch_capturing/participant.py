@@ -170,7 +170,7 @@ def steps_ahead(reach: Reach, attempt: int, waited_s: float, step_s: float) -> i
     return max(reach.margin_steps, math.ceil(in_time))
 
 
-# The reply to a wrong name lists so many right ones.
+# The reply to a wrong name lists at most this many right ones.
 MAX_NAMED = 20
 
 

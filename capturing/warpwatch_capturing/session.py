@@ -15,7 +15,7 @@ from warpwatch_telemetry.errors import Refused
 
 logger = logging.getLogger(__name__)
 
-# If not all ranks arm in time, so many start steps are tried in all.
+# If not all ranks arm in time, at most this many start steps are tried.
 ATTEMPTS = 3
 # Answers to ``arm`` that another start step can avoid.
 _AVOIDABLE = frozenset({"refused_over", "refused_busy"})

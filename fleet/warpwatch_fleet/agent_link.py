@@ -35,7 +35,7 @@ ANSWER_S = 10.0
 MAX_LINES_PER_S = 5000
 MAX_BYTES_PER_S = 4 * 2**20
 MAX_LINE_BYTES = 2**20
-# The fleet evaluates a job for so long after each lease.
+# The duration of a lease, in which the fleet evaluates the job.
 LEASE_S = 60.0
 
 Lines = Callable[[list[bytes]], None]

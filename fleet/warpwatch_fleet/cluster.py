@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 # A node that is behind by more is away: the jobs on it are not judged until it is back.
 LATE_S = 5.0
-# Ended jobs are shown for so long.
+# Ended jobs are shown for this time.
 KEPT_S = 600.0
 # Two of three may be lost.
 LEASE_INTERVAL_S = 20.0
 MAX_JOBS = 4096
 # Records of all jobs that wait to be judged: a gigabyte at most.
 MAX_WAITING = 1_000_000
-# In so many rounds every job has been kept once; there are more in SAVE_INTERVAL_S.
+# All jobs are saved once in this many rounds; SAVE_INTERVAL_S has more rounds.
 MIN_SAVE_ROUNDS = 400
 
 

@@ -27,7 +27,7 @@ from warpwatch_telemetry.state import JobState, RankState, RecentSteps, ServeSta
 RANKS_AWAITED_S = 30.0
 # By address, what agents have found of their devices.
 Faults = Mapping[str, Iterable[Anomaly]]
-# A fault that closed so long before may be the cause.
+# A fault that closed up to this time before may be the cause.
 CAUSE_S = 60.0
 MAX_EVIDENCE = 4
 # Anomalies that have ended, which a restart remembers.

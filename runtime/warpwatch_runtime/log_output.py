@@ -15,7 +15,7 @@ from typing import TextIO
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MAX_LINE = 2_000
 MAX_TRACEBACK_LINES = 60
-# In a window so many lines of a kind, that is of one logging call, are written, others counted.
+# Each logging call writes at most this many lines per window; further lines are counted.
 MAX_LINES_OF_A_KIND = 20
 WINDOW_S = 60.0
 # Libraries may log any text as constant; further kinds share a window.

@@ -211,7 +211,7 @@ Record = RankSeen | Step | Serve | DeviceReading | RankEvent | Clock | End
 # core_users: a list of who used its cores, pid and cores, with name, core and rank where known),
 # compared (how the run compares with earlier ones of the job: steps of a rank, step_s their median,
 # earlier_s a list of theirs, phases_s and earlier_phases_s mean seconds a step by phase),
-# records_lost (so many records were overwritten before they were read; steps, samples and tokens
+# records_lost (records: how many were overwritten before they were read; steps, samples and tokens
 # are the rank's totals, which its ring keeps).
 # What is not known is left out of the detail.
 EVENTS = frozenset(

@@ -157,7 +157,7 @@ def _line(frames: Any) -> str:
 
 # Frames of each allocation: as deep as libraries hide the user's line. Each costs time.
 FRAMES = 8
-# Tracing ends early when it has lasted so long, or takes so much memory itself.
+# Tracing stops early after this time, or if it needs this much memory itself.
 MAX_TRACE_S = 30.0
 MAX_TRACE_BYTES = 256 << 20
 # Objects are counted no more where that took more of a core's time: there are millions of them.

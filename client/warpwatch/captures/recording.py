@@ -213,7 +213,7 @@ class RecordingSession:
 # come to them.
 FACTOR_CPU = 25.0
 FACTOR_CUDA = 40.0
-# The counter is read at every so many looks for a command, more often at the first ones.
+# The counter is read at every 16th poll for a command, more often at the first polls.
 SAMPLE_LOOKS = 16
 
 

@@ -45,7 +45,7 @@ from warpwatch_telemetry.records import End, RankEvent
 
 logger = logging.getLogger(__name__)
 
-# A rank needs so long, and two steps, to read its command before the start step.
+# A rank needs this time and two steps to read its command before the start step.
 MARGIN_S = 0.15
 MARGIN_STEPS = 2
 # The start step is two steps off, and as much again for a rank that is behind.

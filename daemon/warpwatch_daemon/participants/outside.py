@@ -21,7 +21,7 @@ from warpwatch_telemetry.errors import WarpwatchError
 ANSWER_S = 3.0
 # faulthandler writes 15 s after the last heartbeat; a rank is looked at 5 s after it or later.
 WAIT_S = 11.0
-# The heart beats every 0.5 s: a step that begins so long after it has no GIL in its way.
+# The heart beats every 0.5 s: a step that starts this long after a beat was not blocked by the GIL.
 TRAINS_NS = 2_000_000_000
 _SAID = {
     process.STOPPED: "the process is stopped",

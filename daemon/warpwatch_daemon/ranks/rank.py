@@ -58,7 +58,7 @@ class RankProcess:
         self.capture_begun: float | None = None
         # PID and start time, if the kernel confirms that this very process holds the ring.
         self.confirmed: tuple[int, int] | None = None
-        # Records up to this one are in the counts already; so many of them are read again.
+        # The counts contain records up to ``counted``; ``rewound`` of them are read again.
         self.counted = self.rewound = 0
 
     def is_capturing(self, at: float) -> bool:

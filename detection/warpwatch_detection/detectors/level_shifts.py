@@ -31,11 +31,11 @@ from warpwatch_telemetry.jobs import JobId
 
 # The shortest span that is judged: less is a hiccup of the machine.
 LEAST_WINDOW_S = 1.0
-# A level that lasted so long is the new normal: as long as an operator may take to look.
+# A level that has lasted this time is the new normal: an operator has had time to look.
 ACCEPT_AFTER_S = 600.0
 # A detector that does not see a tenth is blind.
 EFFECT = 0.10
-# An open anomaly is found again, with its newest numbers, after so many samples.
+# An open anomaly gets its newest numbers once per this many samples.
 UPDATE_SAMPLES = 20
 
 

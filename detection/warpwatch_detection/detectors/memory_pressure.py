@@ -29,7 +29,7 @@ DEVICE_SHARE, HOST_SHARE = 0.97, 0.95
 RELEASE = 0.02
 # If this part of the reserved memory is unused, the allocator can make room.
 IDLE_RESERVE = 0.10
-# Without a further retry for so long, the retries are past.
+# After this time without a further retry, the retries no longer count.
 RETRIES_PAST_S = 300.0
 _USED = ("device_memory_used_bytes", ())
 _TOTAL = ("device_memory_total_bytes", ())

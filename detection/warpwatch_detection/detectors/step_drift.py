@@ -21,7 +21,7 @@ BLOCK = 20
 NOW = 5
 OLDER_FROM, OLDER_TO = 30, 13
 MIN_OLDER = 8
-# The level after warm-up is learned from so many blocks and then frozen; a rolling one would
+# The level after warm-up is learned from this many blocks and then frozen; a rolling one would
 # absorb a rise that takes longer than it remembers. It is compared with as long a level of now, and
 # must have risen by 10 %, however long it took.
 ANCHOR = 20
@@ -30,7 +30,7 @@ ANCHOR_EFFECT = 0.10
 # A rise is not a drift if more than this share of it came within NOW blocks.
 SUDDEN_SHARE = 0.75
 # A level shift is another detector's: after one, the drift is sought from the start. It may be
-# found later here, in windows of at least so many samples and seconds.
+# found later here, in windows of at least these samples and seconds.
 SHORTEST_WINDOW = 24
 SHORTEST_WINDOW_S = 1.0
 

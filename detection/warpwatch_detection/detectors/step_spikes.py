@@ -41,7 +41,7 @@ DEVIATION_WEIGHT = 0.04
 # The rate in health is learned from about the last 1,000 steps, and is at least one in 100.
 RATE_WEIGHT = 0.001
 MIN_RATE = 0.01
-# An alarm's rate is at least so many times the job's own, and at most so large.
+# An alarm's rate is at least MIN_RATIO times the job's own rate, and at most MAX_RATE.
 MIN_RATIO = 4.0
 MAX_RATE = 0.9
 # Equal gaps in a row are a period (checkpoint, evaluation, logging): not counted.

@@ -25,8 +25,8 @@ DOUBT = 4.0
 # A level that stayed lower for this many blocks is the new normal: better needs no alarm.
 LOWER_BLOCKS = 15
 MAX_RESTARTS = 3
-# A rank varies by at most so many times what its peers do: what is more is its own trouble, and
-# must not become its normal.
+# A rank's noise counts up to this many times its peers': more is a fault of its own, which must not
+# become its normal.
 PEER_FACTOR = 3.0
 SQRT_2 = 2**0.5
 

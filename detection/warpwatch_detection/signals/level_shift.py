@@ -34,8 +34,8 @@ DUE = tuple(
 TRIM = (0.05, 0.35)
 # The shortest window whose rise may be clear: 6 s at least.
 CLEAR_WINDOW = 60
-# The usual change from one sample to the next is learned over so many of them; what is above so
-# many times the mean counts as that.
+# The usual change between samples is learned over CHANGE_SAMPLES. A change of more than CHANGE_CUT
+# times the mean is cut to that.
 CHANGE_SAMPLES = 500
 CHANGE_CUT = 4.0
 CHANGE_CUT_AFTER = 20
@@ -156,20 +156,20 @@ MIN_LEARNED = 3
 # Differences, one every half window, wait until no shift has followed.
 WAITING = 2
 # ... and until the difference has changed its sign since: one that has not is a slow rise, which
-# would teach its own limit. Not while fewer than so many are known, which a settling job would
-# never get, and for no longer than the rise stays in what windows are compared with.
+# would teach its own limit. That applies once MIN_SURE differences are learned, which a settling
+# job would never reach otherwise, and for at most MAX_WAIT, while the reference has the rise.
 MIN_SURE = 12
 MAX_WAIT = REFERENCE
-# No difference is learned as more than so many deviations.
+# A difference is cut to this many deviations before it is learned.
 LEARNED_DEVIATIONS = 4.0
-# A window's noise is learned from as many differences as lie in so many samples, within counts.
+# A window's noise is learned from the differences in this many samples, within MEMORY_COUNTS.
 MEMORY_SAMPLES = 2000
 MEMORY_COUNTS = (12, 60)
 # A rise by a half (as a logarithm, or a share of the step) that is clear needs no long experience:
-# only to be larger than what went away, and than so many deviations, of however few differences.
+# it only has to exceed past excursions and CLEAR_DEVIATIONS, of however few differences.
 CLEAR_EFFECT = math.log(1.5)
 CLEAR_DEVIATIONS = 4.0
-# The memory of past excursions fades over so many samples.
+# The memory of past excursions fades over this many samples.
 PEAK_SAMPLES = 4000
 # Noise of short windows is heavier in the tails than normal: standard deviations more for each
 # halving below 40 samples, where the central limit theorem has not done its work yet.
@@ -411,7 +411,7 @@ def student(deviations: float, count: int) -> float:
 CLOSING_SAMPLES = 20
 # It is over below half of the rise: far from where it was found, so that it does not flap.
 CLOSING_SHARE = 0.5
-# A level that has lasted for so many samples, and for long enough, is the new normal.
+# A level that has lasted for this many samples, and for long enough, is the new normal.
 ACCEPT_SAMPLES = 300
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 from warpwatch_detection.detector import WARMUP_STEPS
 from warpwatch_detection.signals.medians import SIGMA_PER_MAD
 
-# Growth counts above this part of the level, and above so many times the scatter about the line.
+# Growth counts above MIN_GROWTH_RATIO of the level and NOISE_FACTOR times the scatter.
 # Two segments of 20 MB of PyTorch's allocator and some, within a window.
 MIN_GROWTH_BYTES = 64e6
 MIN_GROWTH_RATIO = 0.005
@@ -125,8 +125,8 @@ class Growth:
             self.nearest, self.nearest_step = excess, step
 
 
-# Found if so much is gone of what was left at its begin: well below a half, and more than what a
-# process loads, caches and warms up with on a host of its size.
+# Found if growth has used this share of the memory that was left when it started: well below a
+# half, and more than a process loads, caches and warms up with on a host of its size.
 MIN_SHARE = 0.25
 # Points of a growth: with the least of them each sixth has two; with the most, every other goes.
 MIN_POINTS = 12
@@ -137,7 +137,7 @@ FLAT_POINTS = 4
 MIN_LAST = 0.25
 # Points are at least so far apart, by time and by one step.
 MIN_APART_S = 1.0
-# Growth that becomes so many times as fast is another one.
+# Growth that becomes this many times as fast counts as new growth.
 FASTER = 3.0
 # The ranks of one host that leak alike.
 MAX_RANKS = 16
@@ -222,7 +222,7 @@ RELEASE_BLOCKS = 2
 # Short blocks in one long block.
 LONG_BLOCK = 16
 # Growth of a process that began with the run may be its data, a cache or a replay buffer: it counts
-# when it has taken so much of what was left, or by the long blocks.
+# when it has used this share of what was left, or by the long blocks.
 MIN_START_SHARE = 0.05
 # The part of its limit at which a rank is named with peers that were found.
 SUSPECTED = 0.5

@@ -38,7 +38,7 @@ STEP_WEIGHT = 0.05
 GROUP_NOISE_FACTOR = 4.0
 # Ranks of another stage of a pipeline do a tenth more or less work.
 STAGE_GAP = math.log(1.10)
-# Work that explains more of a rank's time than this, in the mean of so many ticks, is not equal:
+# Work that explains more of a rank's time than this, in the mean over WORK_TICKS, is not equal:
 # the exponent is known to a half before work has changed, and no time follows a power exactly.
 EQUAL_WORK = 0.1
 WORK_TICKS = 20

@@ -71,15 +71,15 @@ class StepWork:
         self.level_s += LEVEL_WEIGHT * (cut_s - self.level_s)
 
 
-# Warm-up ends when two neighbouring groups of so many steps agree ...
+# Warm-up ends when two neighbouring groups of this many steps agree ...
 SETTLE_STEPS = 10
 # ... within 5 %, or within three standard errors of their medians (1.25 sigma / sqrt(n) each).
 SETTLED = 0.05
 SETTLED_ERRORS = 3.0 * 1.25 * math.sqrt(2.0 / SETTLE_STEPS)
-# A start that is not stable after so many more steps is taken as it is.
+# If the start is not stable after this many more steps, it is used as it is.
 MAX_SETTLE_STEPS = 200
-# Shorter steps are judged by groups of about so long: scheduling of the operating system costs
-# milliseconds, which are nothing in a tenth of a second.
+# Shorter steps are evaluated in groups of about this time: the operating system's scheduling costs
+# milliseconds, which hardly matter in a tenth of a second.
 SAMPLE_S = 0.1
 # A group of steps is bounded, however short they are.
 MAX_GROUP = 1000

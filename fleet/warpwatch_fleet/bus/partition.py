@@ -33,7 +33,7 @@ PENDING_S = 60.0
 GIVEN_S = 5.0
 # Agents repeat what lives three times within this: replaying begins so much before the states.
 LIVE_S = 60.0
-# A job that no record of has come for so long is forgotten with its state.
+# After this time without a record a job is forgotten with its state.
 JOB_KEPT_S = 1200.0
 # A node that says nothing is down, and later forgotten.
 SILENT_S = 15.0

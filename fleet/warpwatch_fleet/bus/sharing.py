@@ -21,7 +21,7 @@ from warpwatch_telemetry.bus_messages import PARTITIONS
 RENEW_INTERVAL_S = 2.5
 # Less than a lease lasts in the bucket, which knows nothing of this worker's pauses.
 CERTAIN_S = 10.0
-# A worker that has not greeted for so long is gone: its leases are over soon.
+# A worker without a greeting for this time has exited: its leases end soon.
 GONE_S = 8.0
 # A partition without records: it costs its commits and its place.
 IDLE_LOAD = 1.0

@@ -15,9 +15,9 @@ from warpwatch_telemetry.bus_messages import MAX_MESSAGE_BYTES, NODES, RECORDS, 
 LEASES = "warpwatch-leases"
 STATES = "warpwatch-state"
 LEASE_S = 15.0
-# Workers that come later begin with records of so long.
+# A later worker starts with the records of this time.
 RECORDS_S = 600.0
-# What nobody has written for so long is of no use: records of it are gone.
+# A state that was not written for this time is useless: its records are removed.
 STATE_S = 86400.0
 MAX_RECORDS_BYTES = 8 * 2**30
 MAX_STATE_BYTES = 2 * 2**30

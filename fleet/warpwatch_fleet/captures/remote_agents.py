@@ -38,7 +38,7 @@ PAUSE_S = (0.1, 1.0)
 LEAD_STEPS = 1.5
 # How long ranks may take to arm if nobody knows how long a step takes.
 UNKNOWN_S = 10.0
-# An agent that cannot be followed for so long, or has no such capture, brings nothing more.
+# If an agent is unreachable for this time, or lacks the capture, its part is given up.
 LOST_S = 30.0
 # More than an agent lets one of its own captures last.
 MAX_S = 3 * 3600.0

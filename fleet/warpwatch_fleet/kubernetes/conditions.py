@@ -33,7 +33,7 @@ TYPE = "GpuHealthy"
 AWAY_S = 60.0
 # With a round each 5 s: two nodes a second.
 MAX_PER_ROUND = 10
-# Nodes are read again after so long, as others may have written to them.
+# Nodes are read again after this time, as other programs may have written to them.
 KNOWN_S = 600.0
 
 

@@ -27,7 +27,7 @@ MAX_PER_ROUND = 10
 AGAIN_S = 1800.0
 # The API's own limit.
 MAX_NOTE = 1024
-# An anomaly that closed so long before the fleet started is not reported.
+# An anomaly that closed this time before the fleet started is not reported.
 OLD_S = 600.0
 # The longest queue of notices besides anomalies.
 MAX_MORE = 1000

@@ -15,7 +15,7 @@ from warpwatch_telemetry.state import RankState
 MAX_MAPS = 3
 # Ranks of all maps on the page.
 MAX_CELLS = 4096
-# In the only map, a cell of one of at most so many ranks has room for words.
+# If a job has at most this many ranks and its map is the only one, cells have space for words.
 MAX_LARGE = 48
 # Colours begin here: of a rank's own time by the job's median, of its waiting by its step.
 OWN_LEVELS = (1.05, 1.1, 1.2, 1.4, 1.8)

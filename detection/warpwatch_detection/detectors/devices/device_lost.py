@@ -24,7 +24,7 @@ MAY_GO = ("MIG-", "unknown-")
 SILENT_S = 45.0
 # A GPU that gives no reading may have been removed on purpose; within a day that is known.
 FORGET_S = 86400.0
-# Readings are as far apart as the newest two were; this many of them, or so long, is a pause.
+# A device pauses if it misses this many readings (at the interval of the last two), or this long.
 PAUSE_READINGS = 5
 PAUSE_S = 10.0
 CHECK_INTERVAL_S = 1.0

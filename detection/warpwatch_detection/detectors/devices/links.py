@@ -107,7 +107,7 @@ def _worst(metrics: Metrics) -> tuple[float, float, float, str] | None:
 # Any of these is found; the others are normal in small numbers (DCGM's health check).
 GRAVE = {kind: series("nvlink_errors_total", kind) for kind in ("replay", "recovery")}
 CRC = {kind: series("nvlink_errors_total", kind) for kind in ("crc_flit", "crc_data", "receive")}
-# NVML knows at most so many (NVML_NVLINK_MAX_LINKS).
+# NVML supports at most 18 links (NVML_NVLINK_MAX_LINKS).
 LINKS = tuple(series("nvlink_link_up", str(link)) for link in range(18))
 # Where DCGM's health check warns.
 CRC_PER_SECOND = 100.0

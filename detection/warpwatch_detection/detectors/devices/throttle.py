@@ -76,7 +76,7 @@ MIN_SHARE = 0.10
 MIN_CONTRADICTED_SHARE = 0.90
 # It is over once the share was below half of that for as long.
 WINDOW_S = 30.0
-# A state that was read stands for at most so long.
+# A reading of the states is valid for at most this time.
 STANDS_S = 10.0
 # Load moves the clock of a healthy GPU by 5 to 10 %.
 MIN_DROP = 0.15

@@ -55,7 +55,7 @@ def is_loaded(metrics: Metrics) -> bool | None:
 GAP_S = 60.0
 # Below this part of its limit a symptom is gone; between it and the limit nothing changes.
 RELEASE = 0.5
-# A window is cut into so many parts: its memory.
+# A window is stored as this many parts.
 WINDOW_PARTS = 10
 # Readings that are more windows apart than this have nothing to do with each other.
 MOST_WINDOWS = 10

@@ -12,15 +12,16 @@ from warpwatch_telemetry.records import Serve
 
 # Seconds with requests that are evaluated together: a burst is shorter.
 WINDOW_S = 120
-# Found if so many requests were preempted in them, and as many as are served at once, in so many
-# seconds: one burst is none. vLLM with a cache for nine of 24 requests preempts every third second
-# on average, a few at once. Over at a fifth.
+# The least preempted requests in the window (and at least as many as are served at once), and the
+# least seconds with preemptions: one burst is no fault.
+# vLLM with a cache for nine of 24 requests preempts every third second on average, a few at once.
+# The fault closes at a fifth.
 MIN_PREEMPTIONS = 10
 MIN_SECONDS = 3
 RELEASE = 0.2
 # Weight of a second in the mean of the requests that are served.
 RUNNING_WEIGHT = 1 / 30
-# Without requests for so long, what was found is over.
+# After this time without requests the fault is over.
 IDLE_S = 60.0
 
 

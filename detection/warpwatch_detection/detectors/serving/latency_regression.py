@@ -27,7 +27,7 @@ EFFECTS: dict[Latency, float] = {"inter_token": math.log(1.4), "first_token": ma
 LEAST_WINDOW = 24
 # A second with fewer observations is noise.
 LEAST_COUNT: dict[Latency, int] = {"inter_token": 4, "first_token": 1}
-# A level that lasted for so long is the new normal.
+# A level that has lasted this time is the new normal.
 ACCEPT_AFTER_S = 600.0
 UPDATE_SAMPLES = 20
 # Widths of the bins of the load.

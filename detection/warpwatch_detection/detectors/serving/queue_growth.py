@@ -10,7 +10,7 @@ from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Serve
 
-# A queue is evaluated by its mean in blocks; it must grow in so many in a row. A burst ends sooner.
+# A queue's mean per block must grow in this many blocks in a row. A burst ends sooner.
 BLOCK_S = 120.0
 GROWING_BLOCKS = 5
 # Growth of a block, as a share of the queue and in requests, that is more than chance.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from warpwatch_detection.detector import NEVER
 from warpwatch_telemetry.records import RankEvent, Serve, Step
 
-# A prompt that is not computed in parts, and a first request that compiles, take so long.
+# The limits: a prompt that is computed whole, and a first request that compiles, take no longer.
 TIMEOUT_S, FIRST_TIMEOUT_S = 60.0, 600.0
 # With a process that does not respond, the time without progress that is no coincidence.
 STOPPED_TIMEOUT_S = 10.0
