@@ -28,6 +28,7 @@ class WorkerFleet(Fleet):
         super().__init__(config)
         self.captures.are_shared = True
         self._bus_source.busy = self._busy
+        self.captures.is_mine = lambda job: str(partition_of(job)) in self._bus_source.judged()
 
     def _source_of(self, config: FleetFile) -> Source:
         bus.check(config.bus)

@@ -62,6 +62,7 @@ class FleetCaptures:
         self.config = config
         # Whether another process may go on with the same anomalies.
         self.are_shared = False
+        self.is_mine: Callable[[JobId], bool] = lambda job: True
         self.loop: asyncio.AbstractEventLoop | None = None
         self._cluster = cluster
         self._agents = agents

@@ -7,6 +7,7 @@ had begun is found again by the reason that it gave, and is never begun a second
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -35,6 +36,7 @@ from warpwatch_runtime.log_output import Complaint
 from warpwatch_serving.bodies import CaptureBody
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +117,15 @@ class CaptureObjects:
                 return
 
     def _is_open(self, one: Object) -> bool:
-        """Return whether the object is valid and has not ended."""
+        """Return whether the object has not ended, and this process evaluates the job."""
         if wrong := misshapen(one, _CaptureObject):
             self._complaint.make("an object of kind Capture is ignored: %s", wrong)
             return False
-        return "endTime" not in (one.get("status") or {})
+        if "endTime" in (one.get("status") or {}):
+            return False
+        # Without the mark of a second live run of its name.
+        name = re.sub(r"#[0-9a-f]{6}$", "", str((one.get("spec") or {}).get("job", "")))
+        return self._captures.is_mine(JobId(_owner(one), name, ""))
 
     async def _begin(self, one: Object) -> None:
         """Request the capture. The status is written first, so that a crash cannot repeat it."""

@@ -67,7 +67,7 @@ class ApiObjects:
         async def refuse(request: Any) -> None:
             raise Refused("refused_busy", "another capture runs")
 
-        played: Any = SimpleNamespace(start=refuse, shown=tuple)
+        played: Any = SimpleNamespace(start=refuse, shown=tuple, is_mine=lambda job: True)
         objects = CaptureObjects(self._api, played, threading.Lock(), "", lambda: NOW)
         await objects.advance()
 
