@@ -53,7 +53,7 @@ class _Wanted(NamedTuple):
 
 
 class AlertRequests:
-    """``receive`` may be called from any thread.
+    """Requests captures for alerts. ``receive`` may be called from any thread.
 
     Captures are found in the store, so that a restart requests nothing twice. ``state`` returns
     None until the ranks are known. ``targets``: the live ranks of a job, for healthy peers.

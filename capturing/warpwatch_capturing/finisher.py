@@ -380,7 +380,7 @@ Work = Callable[[], object]
 
 
 class FairQueue:
-    """Any thread may call any method."""
+    """A queue that is fair to owners. All methods are thread-safe."""
 
     def __init__(self, most_per_owner: int) -> None:
         self._most = most_per_owner

@@ -27,7 +27,7 @@ RUN_REGRESSION = "run_regression"
 
 
 class CaptureRegister:
-    """Every method may be called from any thread."""
+    """The captures of this process. All methods are thread-safe."""
 
     def __init__(self, store: Store, board: Board) -> None:
         self.store = store

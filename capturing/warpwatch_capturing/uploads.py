@@ -57,7 +57,7 @@ class _Progress:
 
 
 class Uploads:
-    """``advance`` is a loop's own: it waits for disk and network.
+    """The uploads of captures. ``advance`` needs its own loop, as it waits for disk and network.
 
     base: the folder of the local store. is_settled: whether nothing more will be written of a
     capture that has ended.

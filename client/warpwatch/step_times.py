@@ -67,7 +67,7 @@ _PendingStep = tuple[StepRow, list[_Mark], Optional[PooledEvent], Optional[Poole
 
 
 class CudaSteps:
-    """``cuda`` is the module torch.cuda: Event, streams, memory statistics.
+    """Step times by CUDA events. cuda: the module torch.cuda.
 
     Events belong to the device on which they were first recorded, so each device has a pool. They
     are recorded as the program comes to a border; to which phase and step one belongs is known
@@ -298,7 +298,7 @@ FINISH_WAIT_S = 0.2
 
 
 class PhaseTimes:
-    """``log`` is appended to by the training thread and settled by one thread at a time.
+    """Times of phases. The training thread appends to ``log``; one thread at a time settles it.
 
     ``log`` holds the three parts of each entry in sequence, and ``push`` appends an entry.
     ``thread`` is the training thread's ident, 0 at first. ``current`` is the innermost phase at the

@@ -31,7 +31,7 @@ WINDOW = "$__rate_interval"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """``legend``: Grafana's template of a series' name."""
+    """A query. legend: Grafana's template of a series' name."""
 
     promql: str
     legend: str = ""

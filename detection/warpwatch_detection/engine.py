@@ -40,7 +40,7 @@ class EngineState:
 
 
 class Detection:
-    """``feed`` every record in order of time. Not thread-safe: one owner feeds and reads."""
+    """The detectors of a process. ``feed`` takes records in order of time. Not thread-safe."""
 
     def __init__(
         self, kinds: DetectionConfig | None = None, anomalies: AnomaliesConfig | None = None

@@ -21,7 +21,7 @@ OTHER = "other"
 
 
 class RunFigures:
-    """``before``: an earlier daemon's summary of the run; it includes the steps until then."""
+    """The figures of a run. before: an earlier daemon's summary of the steps until then."""
 
     def __init__(self, before: RunSummary | None = None) -> None:
         self.anomalies: Counter[str] = Counter()
@@ -153,8 +153,9 @@ class RunPhaseChange:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """``after`` against ``before``. step_ratio: ratio of the medians, None if one is unknown.
+    """The comparison of ``after`` with ``before``.
 
+    step_ratio: the ratio of the medians, None if one is unknown.
     phases: the most changed first. grown: the phase that grew most, None where none did.
     differs: why they are runs of different kinds, a sentence each.
     """

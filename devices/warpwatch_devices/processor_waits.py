@@ -203,7 +203,7 @@ Identity = tuple[int, int]
 
 
 class Use(NamedTuple):
-    """``cores``: processor time over time, of the process and the children that it waited for."""
+    """The use of cores (processor time per time) by a process and its children that ended."""
 
     process: Process
     cores: float

@@ -35,7 +35,7 @@ class Sink(DeviceSink, Protocol):
 
 
 class Source(Protocol):
-    """``start`` returns at once; the work is done in loops of the supervisor."""
+    """A source of samples. ``start`` returns at once; loops of the supervisor do the work."""
 
     name: str
 

@@ -29,7 +29,7 @@ from warpwatch_telemetry.state import RankState, State
 
 
 class StateCollector(Collector):
-    """``registry.register(StateCollector(get_state))``; ``get_state`` is called at each scrape."""
+    """A collector for ``registry.register``; each scrape calls ``get_state``."""
 
     def __init__(self, get_state: Callable[[], State], profile: Profile = "full") -> None:
         self._get_state = get_state

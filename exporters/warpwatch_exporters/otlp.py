@@ -154,7 +154,7 @@ RESULTS = ("sent", "failed", "dropped")
 
 
 class OtlpExporter:
-    """``advance`` has a loop of its own, since it may wait; ``count`` gets each of RESULTS.
+    """An OTLP exporter. ``advance`` needs its own loop, as it may wait; ``count`` gets RESULTS.
 
     families: the metrics. node: the owner of the events.
     """

@@ -38,7 +38,7 @@ _RANK = re.compile(r"\brank (\d{1,7})\b")
 
 
 class FleetJob:
-    """``nodes``: by address, what the job is called there. judged: whether by the fleet.
+    """A job of the fleet. nodes: its name by address. judged: whether the fleet evaluates it.
 
     waiting: records that are not evaluated yet. left: ids of anomalies that an agent had opened
     first, and keeps. saved_at, leased_at: wall clock of the last save, and of the last lease.
@@ -347,7 +347,7 @@ MAX_WAITING_OF_RANK = 4000
 
 
 class RecordMerger:
-    """``add`` in any order, ``until`` a time in order of time; what comes late is as of now."""
+    """Sorts records: ``until`` yields them in order of time; late ones get the present time."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int, Record]] = []

@@ -47,7 +47,7 @@ class Target:
 
 
 class Targets:
-    """``read`` may wait for disks and the network.
+    """The targets of a fleet. ``read`` may wait for disks and the network.
 
     A file or name that cannot be read keeps its last targets, and is logged once.
     """

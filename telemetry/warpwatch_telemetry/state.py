@@ -33,7 +33,7 @@ RankKey = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """``counts`` are per bucket, not cumulative, one more than the bounds; ``sum`` in seconds."""
+    """A histogram: counts per bucket, not cumulative, one more than bounds; ``sum`` in seconds."""
 
     counts: tuple[int, ...] = (0,) * (len(STEP_DURATION_BOUNDS_S) + 1)
     sum: float = 0.0

@@ -36,7 +36,7 @@ UNKNOWN = "?"
 
 
 class MemoryRecorder(Recorder):
-    """``allocator`` has ``_record_memory_history`` and ``_snapshot``; None: no GPU is in use."""
+    """A recorder of memory. allocator: torch's module for snapshots; None if no GPU is in use."""
 
     stops_anywhere = True
 
@@ -189,7 +189,7 @@ class Mark(NamedTuple):
 
 
 class HostGrowth:
-    """``mark`` and ``stop`` run in the training thread, ``report`` in the helper thread."""
+    """Traces host memory. Training thread: ``mark``, ``stop``; helper thread: ``report``."""
 
     def __init__(
         self,

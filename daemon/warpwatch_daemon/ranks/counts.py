@@ -42,7 +42,7 @@ class SavedCounts(msgspec.Struct, frozen=True):
 
 
 class RankCounts:
-    """``header``: the totals in the ring of the process that runs now.
+    """The counts of a rank. header: the totals in the ring of its present process.
 
     recorded: counts from its records and from the kernel, by name; unknown ones are absent.
     """

@@ -47,7 +47,7 @@ What = Literal["opened", "reopened", "updated", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``anomaly``: as it is after the change. reopened: it came back soon after its end."""
+    """A change, with the anomaly after it. reopened: it came back soon after its end."""
 
     what: What
     anomaly: Anomaly

@@ -39,7 +39,7 @@ class SnapshotPart:
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """``version``: 1 for states of 0.2.0, which saved a digest in its place."""
+    """A saved state. version: 1 for states of 0.2.0, which saved a digest in its place."""
 
     state: msgspec.Raw
     version: int = 1

@@ -39,7 +39,7 @@ _INTERRUPTED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|SignalException.*\b
 
 @dataclass(slots=True)
 class Cause:
-    """``kind``: crash or oom. severity: info where somebody ended it on purpose."""
+    """A cause of death. kind: crash or oom. severity: info if a user ended it on purpose."""
 
     kind: str
     rank: int | None

@@ -54,7 +54,7 @@ class DeviceActivity:
 
 @dataclass(slots=True)
 class JobActivity:
-    """``devices``: the UUID of each rank's device."""
+    """The activity of a job's processes and devices. devices: the UUID of each rank's device."""
 
     world_size: int = 1
     processes: dict[int, ProcessActivity] = field(default_factory=dict)

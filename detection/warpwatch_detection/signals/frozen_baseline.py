@@ -33,7 +33,7 @@ SQRT_2 = 2**0.5
 
 @dataclass(slots=True)
 class FrozenBaseline:
-    """``center`` and ``spread`` (one standard deviation) of the value's healthy blocks.
+    """The center and spread (one standard deviation) of a value's healthy blocks.
 
     blocks_spread, wander_spread: spreads of ``blocks`` and ``wander``. imposed: the center was
     given, not learned.

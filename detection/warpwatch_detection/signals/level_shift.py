@@ -278,7 +278,7 @@ def _noises() -> list[WindowNoise]:
 
 @dataclass(slots=True)
 class LevelShift:
-    """``samples``: since the last shift. least_window: shorter ones are not judged; 0: unknown yet.
+    """The search for a signal's shifts. least_window: the shortest evaluated; 0: unknown yet.
 
     difference: at the newest look whose noise is known; looked: its window's place in WINDOWS, -1
     before the first; scale: what its reference makes of the noise.

@@ -101,7 +101,7 @@ def every_part_grows(points: list[GrowthPoint]) -> bool:
 
 @dataclass(slots=True)
 class Growth:
-    """``points`` of a level, the oldest first; ``least`` of them say how it moves.
+    """Points of a level, oldest first. least: this many show a trend.
 
     begin_step: of growth that is found. nearest: the largest excess so far, and its step.
     """

@@ -61,7 +61,7 @@ class Backend(Protocol):
 
 
 class Peers:
-    """``views`` are those of the last ``refresh``, which is for the server's loop.
+    """The views of other workers, as of the last ``refresh``, which is for the server's loop.
 
     ``capture`` and ``file`` wait, and are for other threads.
     """

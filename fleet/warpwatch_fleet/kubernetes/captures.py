@@ -75,7 +75,7 @@ class _CaptureList(msgspec.Struct):
 
 
 class CaptureObjects:
-    """``advance`` in a loop of its own.
+    """The cluster's objects of kind Capture. ``advance`` needs a loop of its own.
 
     ``lock`` guards the captures that are shown. link: the fleet's own address, or empty.
     """

@@ -72,7 +72,7 @@ class _ClusterNode(msgspec.Struct):
 
 
 class Conditions:
-    """``advance`` in a loop of its own.
+    """The conditions of nodes. ``advance`` needs a loop of its own.
 
     ``known``: by name, the nodes whose condition the cluster has as it should be.
     """
@@ -196,7 +196,7 @@ class _NodeList(msgspec.Struct):
 
 
 class Taints:
-    """``advance`` after that of the conditions. events: None where none are wanted."""
+    """The taints of nodes. Call ``advance`` after that of the conditions. events: None for none."""
 
     def __init__(
         self,

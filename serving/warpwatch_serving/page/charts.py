@@ -24,7 +24,7 @@ OTHER = "other"
 
 @dataclass(frozen=True, slots=True)
 class StepChart:
-    """``line`` and ``area`` are SVG point lists; ``median_y`` and ``marks_x`` are coordinates."""
+    """A chart of steps: ``line`` and ``area`` are SVG point lists, the rest are coordinates."""
 
     line: str
     area: str
@@ -71,7 +71,7 @@ def _y(value: float, top_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PhaseShare:
-    """``start`` and ``width`` in per cent of the bar; ``colour`` is the number of a CSS class."""
+    """A part of a bar: start and width in per cent; ``colour`` is the number of a CSS class."""
 
     name: str
     colour: int
@@ -164,7 +164,7 @@ _FIRST: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class PlotView:
-    """``lines``, ``peers``: SVG point lists, of the rank and of its job; ``begin_x``: its begin.
+    """A plot: ``lines`` (rank) and ``peers`` (job) are SVG point lists; ``begin_x``: its start.
 
     ``since`` is empty where nothing came after the begin.
     """

@@ -31,7 +31,7 @@ Values = Mapping[SeriesKey, float]
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """``filled``: per cent of the bar, None where there is no bar."""
+    """A gauge. filled: per cent of the bar; None if there is no bar."""
 
     shown: str
     detail: str = ""

@@ -71,7 +71,7 @@ WAITS = "bad memory waits for the GPU's next reset to be taken out of use"
 
 @dataclass(slots=True)
 class RemapDevice(EventDevice):
-    """``rows``: remapped so far."""
+    """A device with the rows that were remapped so far."""
 
     rows: float | None = None
 

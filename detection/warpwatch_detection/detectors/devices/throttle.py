@@ -269,7 +269,7 @@ RELEASE_CELSIUS = 3.0
 
 @dataclass(slots=True)
 class HotDevice(Watched):
-    """``sensor``: the one nearest to its threshold."""
+    """A device with the sensor that is nearest to its threshold."""
 
     sensor: str = "GPU"
 

@@ -197,7 +197,7 @@ class DeviceStates(Generic[S]):
 
 @dataclass(slots=True)
 class WatchedStates(DeviceStates[S]):
-    """``deadline``: when something may have become stale."""
+    """The states of devices. deadline: when the next one may become stale."""
 
     deadline: float = NEVER
 
@@ -315,7 +315,7 @@ class DeviceWatch(DeviceDetector[D]):
 
 @dataclass(slots=True)
 class EventDevice(Watched):
-    """``summary``, ``value``: of the newest event. known: it reports what is needed."""
+    """A device with its newest event. known: it reports the needed values."""
 
     summary: str = ""
     value: float | None = None

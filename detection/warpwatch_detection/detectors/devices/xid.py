@@ -28,7 +28,7 @@ WHERE = {
 
 @dataclass(slots=True)
 class XidCount:
-    """``last_time``: when the XID was seen last, as its source says."""
+    """The count of an XID. last_time: the source's time of the newest."""
 
     total: float = 0.0
     last_time: float = -NEVER
