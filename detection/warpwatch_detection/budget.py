@@ -1,8 +1,8 @@
-"""The budget of false alarms: how the kinds that judge noise share it, and what a look may cost.
+"""Divides the budget of false alarms among the kinds that evaluate noisy values.
 
-Healthy jobs vary as well, so every limit is passed by chance now and then. The
-operator says how often a job may raise a false alarm; how far a limit lies above the noise follows
-from it and from how many looks the job gives in a day.
+Healthy jobs vary too, so every limit is exceeded by chance now and then. The operator configures
+how often a job may have a false alarm. This and the number of checks per day determine how far a
+limit is above the noise.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ SHARES = {
     "straggler": 0.1,
     "gc_pause": 0.1,
 }
-# Servers have this kind instead of those about steps that they do not have.
+# Servers have this kind instead of the kinds about steps that servers do not have.
 SHARES_OF_SERVERS = {"latency_regression": 0.3}
-# A check that is positive once in a hundred times tests nothing, however large the budget.
-MOST_PER_LOOK = 0.01
+# A check that fails more often by chance is useless, however large the budget is.
+MOST_PER_CHECK = 0.01
 
 
 def rate_per_s(kind: str, per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> float:
-    """False alarms of this kind that a job may raise a second."""
+    """Return the false alarms of this kind that a job may have per second."""
     return per_job_day * (SHARES | SHARES_OF_SERVERS)[kind] / DAY_S
 
 
 @lru_cache(maxsize=4096)
-def deviations(rate_per_s: float, look_s: float, ways: int = 1) -> float:
-    """Standard deviations that normal noise passes at this rate.
+def deviations(rate_per_s: float, check_s: float, ways: int = 1) -> float:
+    """Return the standard deviations that normal noise exceeds at this rate.
 
-    look_s: seconds from one independent look to the next. ways: among how many ranks or windows
-    the rate is divided (Bonferroni).
+    check_s: seconds from one independent check to the next. ways: the number of ranks or windows
+    that share the rate (Bonferroni).
     """
-    chance = min(max(rate_per_s * look_s / ways, 1e-15), MOST_PER_LOOK)
+    chance = min(max(rate_per_s * check_s / ways, 1e-15), MOST_PER_CHECK)
     return -NormalDist().inv_cdf(chance)

@@ -1,4 +1,4 @@
-"""A log of records through the engine: what the daemon would have found, in event time."""
+"""Feeds a log of records to the engine, and returns what the daemon would have found."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LogReplay:
         return list(self._suppressed.values())
 
     def _explained(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Looks before each record: the engine forgets jobs that end, and suppressed findings."""
+        """Keep statuses and suppressed findings before the engine forgets them with a record."""
         for record in records:
             died = isinstance(record, RankEvent) and record.event == "died"
             if died or isinstance(record, End):

@@ -204,7 +204,7 @@ def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:g}"
 
 
-# So many of the last good ones.
+# A run is compared with up to this many earlier ones.
 MAX_EARLIER = 5
 REGRESSED = "run_regression"
 # After this many regressed runs in a row the new level is normal.
@@ -251,7 +251,7 @@ def name_of(job: JobId) -> tuple[str, str]:
 
 
 def _is_alike(other: RunSummary, run: RunSummary) -> bool:
-    """Another one of the same job and of the same kind, that ended."""
+    """Return whether ``other`` is an ended run of the same job and kind."""
     is_other = name_of(other.job_id) == name_of(run.job_id) and other.job_id != run.job_id
     ended = other.end_time is not None and other.first_time < run.first_time
     return is_other and ended and has_enough(other) and not any(differences(other, run))

@@ -1,7 +1,7 @@
-"""Steps that wait for input: the share of ``data_wait`` in the time, per rank.
+"""Detects steps that wait for input, by the share of ``data_wait`` in each rank's time.
 
-A wait counts as one step's time at most, so that a lone slow batch does not count and a stall takes
-many late steps, whether all of them wait a little or each third one waits long.
+A wait counts as one step's time at most. So a single slow batch does not count: a stall takes many
+late steps, whether all of them wait a little or each third one waits long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from warpwatch_telemetry.jobs import JobId
 BLOCK_STEPS = 10
 BLOCK_S = 1.0
 MAX_BLOCK_STEPS = 200
-# Blocks that the baseline is made of, and that suffice to begin.
+# The baseline has up to this many blocks, and is used from READY_BLOCKS on.
 BASELINE_BLOCKS = 40
 READY_BLOCKS = 5
 # Over eight blocks this share (TraceML warns at 10 %) and this rise above the baseline count.
@@ -37,15 +37,15 @@ MIN_RISE = 0.08
 # Over three blocks this rise counts, which takes five late steps of thirty.
 SHORT_BLOCKS = 3
 SHORT_RISE = 0.15
-# The baseline's spread is that of single blocks; the short window asks for half as much again.
+# The limit of the short window is this many times that of the long one, as its noise is larger.
 SHORT_FACTOR = 1.5
-# A quarter of the time lost is a stall, also if it was never otherwise; who misses it is blind.
+# A quarter of the time lost is a stall, even from the start. A detector that misses it is blind.
 START_SHARE = 0.25
-# Shares of the time are not known better than this.
+# The least noise of a share of the time.
 MIN_SPREAD = 0.01
-# A wait counts up to the step without waiting, and at least up to this share of the whole one.
+# A wait counts up to the step without waiting, and at least up to this share of the whole step.
 LEAST_COUNTED_SHARE = 0.1
-# Beside one that stalls, ranks that have reached this part of the limit stall too.
+# If one rank stalls, ranks above this part of the limit stall too.
 JOINT_EXCESS = 0.6
 # A stall is over below this part of the limit.
 RELEASE_EXCESS = 0.5
@@ -53,9 +53,9 @@ RELEASE_EXCESS = 0.5
 
 @dataclass(slots=True)
 class RankWaits:
-    """Seconds per block, newest last: ``counted`` with every wait cut, ``waits`` as they were.
+    """One rank's seconds per block, newest last: ``counted`` with every wait cut, ``waits`` whole.
 
-    counted_s, wait_s, seen_steps: the open block's.
+    counted_s, wait_s, seen_steps: of the open block.
     """
 
     baseline: FrozenBaseline = field(default_factory=lambda: FrozenBaseline(MIN_SPREAD))
@@ -79,9 +79,9 @@ class RankWaits:
 
 @dataclass(slots=True)
 class JobWaits:
-    """Seconds per block, newest last: of steps without waiting, and of whole steps.
+    """The ranks, and seconds per block, newest last: ``works`` without waiting, ``spans`` in all.
 
-    steps, work_s, elapsed_s: the open block's. spreads: those of the ranks' baselines, in order.
+    steps, work_s, elapsed_s: of the open block. spreads: of the ranks' baselines, sorted.
     """
 
     ranks: dict[int, RankWaits] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class JobWaits:
                 del self.ranks[number]
 
     def share(self, rank: RankWaits, blocks: int) -> float:
-        """Waiting in the time of the last ``blocks``; fewer, if the rank has not seen so many."""
+        """Return the share of waiting in the last ``blocks``, or in fewer for a new rank."""
         waits = rank.counted[-blocks:]
         waited_s = sum(waits)
         total_s = waited_s + sum(self.works[-len(waits) :])
@@ -156,8 +156,8 @@ class DataStall(JobDetector[JobWaits]):
         baseline, block = rank.baseline, job.share(rank, 1)
         count = len(baseline.blocks)
         noise = self._noise(job, rank) if count >= READY_BLOCKS else 0.0
-        # A stall that starts within the first blocks makes them noisy. A baseline that would not
-        # see a stall goes on learning, so that it starts again at the stall's level.
+        # A stall that starts within the first blocks makes them noisy. A baseline that misses a
+        # stall continues to learn, so that it starts again at the stall's level.
         is_blind = count < BASELINE_BLOCKS and noise >= START_SHARE and not rank.on
         if count < READY_BLOCKS or is_blind:
             self._learn(rank, block, job.first_steps[-1])
@@ -174,7 +174,7 @@ class DataStall(JobDetector[JobWaits]):
             if not rank.from_start:
                 rank.begin_step = self._begin_step(job, rank)
         elif rank.from_start and job.share(rank, LONG_BLOCKS) < RELEASE_EXCESS * START_SHARE:
-            # Healthy waits were never seen: they are learned now.
+            # There were no healthy waits before, so they are learned now.
             rank.on = rank.from_start = False
             rank.baseline, rank.excess = FrozenBaseline(MIN_SPREAD), 0.0
             return
@@ -187,7 +187,7 @@ class DataStall(JobDetector[JobWaits]):
 
     @staticmethod
     def _learn(rank: RankWaits, block: float, first_step: int) -> None:
-        """Learn a block of a baseline that is not ready; a stalled one is replaced by no waits."""
+        """Learn a block before the baseline is ready. If it stalls by then, assume no waits."""
         baseline = rank.baseline
         baseline.begin_again(block, START_SHARE)
         baseline.learn(block, BASELINE_BLOCKS)
@@ -199,11 +199,11 @@ class DataStall(JobDetector[JobWaits]):
             rank.from_start = True
 
     def _noise(self, job: JobWaits, rank: RankWaits) -> float:
-        """Return the change of a share by chance; two looks in the long window are independent."""
-        look_s = sum(job.spans) / 2
+        """Return the change of a share by chance; two checks per long window are independent."""
+        check_s = sum(job.spans) / 2
         own = rank.baseline.spread
         most = PEER_FACTOR * median_of_others(job.spreads, own)
-        return min(own, most) * deviations(self._rate_per_s, look_s, len(job.ranks))
+        return min(own, most) * deviations(self._rate_per_s, check_s, len(job.ranks))
 
     @staticmethod
     def _least_rise(rank: RankWaits, noise: float) -> float:

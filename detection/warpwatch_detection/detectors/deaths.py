@@ -1,8 +1,8 @@
 """Finds the first failed rank of a job, and its cause: `crash` or `oom`.
 
-One rank that fails takes the others with it. The first with a cause of its own is the culprit,
-those that follow are its consequence. A rank that only says that a peer no longer answers waits
-for GRACE_S for a better cause: a killed process leaves no record, its peers raise at once.
+If one rank fails, the others fail too. The first rank with a cause of its own is the culprit. A
+rank that only reports a lost peer is considered after GRACE_S, if there is no better cause: a
+killed process leaves no record, but its peers raise at once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 
-# How long others must live on for a death to be that of one rank, and how long deaths are collected
-# before the first is named.
+# Deaths are collected for this time before the first is named. Peers that live on for this time
+# show that only one rank died.
 GRACE_S = 5.0
 MAX_DETAIL = 160
 MAX_JOBS = 256
-# Ranks of a job whose end is remembered: more than are on a node, and as many as a log may hold.
+# Ended ranks that a job keeps: more than a node has, and as many as a replayed log may have.
 MAX_GONE = 4096
 # Fields of an exception event.
 EXCEPTION_FIELDS = ("exception", "type", "message", "detail")
@@ -33,7 +33,7 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
-# Messages of a program ended by hand, and of a launcher that was asked to stop it.
+# Messages of a program that a user ended, and of a launcher that was asked to stop it.
 _INTERRUPTED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|SignalException.*\b(?:15|2)\b")
 
 
@@ -50,7 +50,7 @@ class Cause:
 
 @dataclass(slots=True)
 class JobDeaths:
-    """died: deaths that are not judged yet; lost_peer: ranks that raised because a peer was gone.
+    """died: deaths without a verdict yet; lost_peer: ranks that raised because a peer was gone.
 
     left: ranks of the run before a restart; their end is ignored. gone: end times, oldest first.
     """
@@ -87,7 +87,7 @@ class DeathsState:
 
 
 class DeathDetector(Detector):
-    """Finds the causes of its ``kind``; both kinds see them all, so that a death is one of them."""
+    """Reports causes of its ``kind``. Both kinds evaluate all deaths, so they never overlap."""
 
     kind: str
     waits = True
@@ -118,7 +118,7 @@ class DeathDetector(Detector):
         return found
 
     def forget(self, job: JobId) -> None:
-        """Deaths still to be judged stay until they are."""
+        """Remove the job, unless it has deaths without a verdict yet."""
         if job in self.state.jobs and not self.state.jobs[job].undecided:
             del self.state.jobs[job]
 
@@ -135,7 +135,7 @@ class DeathDetector(Detector):
     # --- what happens ---
 
     def _job(self, name: JobId) -> JobDeaths:
-        """Return the job's state, also of a job with deaths only; MAX_JOBS are remembered."""
+        """Return the job's state, also of a job with deaths only; MAX_JOBS are kept."""
         jobs: dict[JobId, JobDeaths] = self.state.jobs
         job = jobs.get(name)
         if job is None:
@@ -152,7 +152,7 @@ class DeathDetector(Detector):
         if seen.rank not in job.alive:
             job.alive.add(seen.rank)
             job.left.discard(seen.rank)
-        # It survived what it reported (a failed allocation that the program caught).
+        # The rank survived the failure that it reported, e.g. a failed allocation that it caught.
         if job.cause is not None and job.cause.rank == seen.rank:
             job.cause = None
             job.followers.clear()
@@ -165,7 +165,7 @@ class DeathDetector(Detector):
         if job is None or seen.rank in job.gone:
             left: set[int] = set()
             if job is not None:
-                # A successor of a rank that is gone: the job has been restarted.
+                # The rank replaces one that is gone, so the job has been restarted.
                 found = self._judge(seen.job_id, job, seen.time) if job.undecided else ()
                 left = job.alive | job.left
             job = self.state.jobs[seen.job_id] = JobDeaths(left=left)
@@ -214,7 +214,7 @@ class DeathDetector(Detector):
     # --- what it means ---
 
     def _judge(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Detected]:
-        """Name the cause after the grace: a silent death comes before a lost peer."""
+        """Name the cause after the grace; a silent death has priority over a lost peer."""
         silent = {rank: time for rank, time in job.died.items() if rank not in job.lost_peer}
         after = "" if job.step is None else f" after step {job.step}"
         first = min(silent or job.lost_peer, key=lambda r: ({**job.lost_peer, **silent}[r], r))
@@ -236,7 +236,7 @@ class DeathDetector(Detector):
         return self._keep(name, job, now, Cause("crash", rank, text, job.step, "info"))
 
     def _decide(self, name: JobId, job: JobDeaths, now: float, cause: Cause) -> Iterable[Detected]:
-        """Keep the cause of one rank; the others follow it."""
+        """Keep one rank's cause; the other deaths are its consequence."""
         job.followers |= (job.died.keys() | job.lost_peer.keys()) - {cause.rank}
         cause.text = f"rank {cause.rank} {cause.text}"
         return self._keep(name, job, now, cause)
@@ -282,6 +282,6 @@ def what(detail: Mapping[str, Any]) -> str:
     """Return the client's error on one line, bounded and without control characters."""
     said = ": ".join(str(detail[key]) for key in EXCEPTION_FIELDS if detail.get(key))
     line = " ".join(said.split())
-    # After the first "; " of a summary the cause is over.
+    # In a summary the first "; " ends the cause.
     line = line.replace("; ", ", ")
     return "".join(letter for letter in line if letter.isprintable())[:MAX_DETAIL]

@@ -1,7 +1,7 @@
-"""Pauses of Python's garbage collector, each of which stops one process, and the job with it.
+"""Detects pauses of Python's garbage collector: each stops one process, and so the job.
 
-There are two ways to see them: the shim reports long ones, and they count when they cost a share of
-the time; or, in step times alone, one rank is slow at equal gaps while its peers wait.
+The shim reports long pauses, which count if they cost a share of the time. In step times alone, one
+rank is slow at equal gaps while its peers wait.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from warpwatch_telemetry.records import RankEvent
 
 # Weight of a new step in the job's usual step time.
 STEP_WEIGHT = 0.02
-# Beside one whose pauses were reported, ranks that have reached this part of the limit pause too.
+# If the pauses of one rank are reported, ranks above this part of the limit pause too.
 JOINT_EXCESS = 0.6
 # Ranks are checked every AGE_STEPS; a rank that misses FORGET_STEPS left the job.
 AGE_STEPS = 10
@@ -65,7 +65,7 @@ class RankPauses:
             # The shim's reports are more certain.
             self.regular_on = False
         elif found:
-            self.regular_on = not (number == 0 and self.regular.planned())
+            self.regular_on = not (number == 0 and self.regular.is_planned())
         elif self.regular.period == 0:
             self.regular_on = False
         return found and self.regular_on
@@ -93,7 +93,7 @@ class JobPauses:
         self.step_s += STEP_WEIGHT * (cut_s - self.step_s)
 
     def cost(self, rank: RankPauses) -> float:
-        """Share of the time that goes into its pauses."""
+        """Return the share of the time that the rank's pauses take."""
         if rank.reported.on:
             return rank.reported.share
         between_s = max(1, rank.regular.period) * self.step_s
@@ -147,7 +147,7 @@ class GcPause(JobDetector[JobPauses]):
         return touched, news
 
     def _age(self, job: JobPauses, seen: JobStep) -> bool:
-        """Time passes for pauses that were reported, and ranks that left are forgotten."""
+        """Decay reported pauses, and forget ranks that left. Return whether anything changed."""
         for number in seen.compute_s.keys() & job.ranks.keys():
             job.ranks[number].index = job.index
         reported = [rank for rank in job.ranks.values() if rank.reported.recent]

@@ -1,7 +1,7 @@
-"""No step for longer than anything the job has shown, or a sign that none will come.
+"""Detects a job without a step for longer than its usual pauses, or with a sign of a hang.
 
-Such signs are a process that does not respond, and processes and devices of which nothing moves.
-Backwards that go on are the sign of the contrary: steps may end where no hook sees it.
+Signs are a process that does not respond, and processes and devices that are all idle. If backwards
+continue, the job does not hang: its steps may end where no hook sees it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen,
 TIMEOUT_STEPS = 28.0
 # A pause may take a little longer than the longest so far.
 GAP_FACTOR = 1.15
-# How long processes and devices must do nothing; with what is read every 2 s a hang is found
+# Processes and devices must be idle for this time; as they are read every 2 s, a hang is found
 # within 30 s.
 IDLE_S = 20.0
-# Survivors that wait for a dead rank have the crash's cause, not one of their own.
+# For this time survivors that wait for a dead rank are not a hang: the crash is their cause.
 CRASH_QUIET_S = 600.0
-# A reason of silence that a long call in C has too: that may be a checkpoint.
+# This reason of silence may also be a long call in C, such as a checkpoint.
 HOLDS_GIL = "holds the GIL"
 
 
@@ -54,7 +54,7 @@ class HangState:
 
 
 class Hang(Detector):
-    """One anomaly a job, named after a rank only where it is known whose fault it is."""
+    """Opens one anomaly per job, with the rank only if the culprit is known."""
 
     kind = "hang"
     waits = True
@@ -251,7 +251,7 @@ class Hang(Detector):
         elif rank.silent_since is None:
             return ()
         else:
-            # All of its peers have waited for it; they get their time again.
+            # All of its peers have waited for it, so their time starts again.
             for peer in job.ranks.values():
                 peer.time = seen.time
         return self._over(seen.job_id, job, seen.time) if job.resume(seen.rank) else ()
@@ -260,7 +260,7 @@ class Hang(Detector):
         rank.silent_since = seen.time
         rank.holds_gil = seen.detail.get("silent_reason") == HOLDS_GIL
         if job.hung:
-            # It was found by its silence alone; now it has a name.
+            # The hang was found before; now the culprit is known.
             return (self._hang(seen.job_id, job, seen.time),)
         self._recheck(seen.job_id, job, seen.time)
         return ()
@@ -320,7 +320,7 @@ class Hang(Detector):
         return max(due, self.state.captures.runs_until(name, now) or due)
 
     def _process(self, name: JobId, job: JobProgress, now: float) -> Results:
-        """Processes and devices have been read: does nothing of the job move?"""
+        """Check after a reading of processes and devices whether the whole job is idle."""
         if job.hung or not job.ranks or job.warms_up or now < job.quiet_until:
             return ()
         since = self._idle_since(job, now)
@@ -337,7 +337,7 @@ class Hang(Detector):
         return (found,)
 
     def _idle_since(self, job: JobProgress, now: float) -> float | None:
-        """Return since when the job, or a rank that delays its own heartbeat, does nothing."""
+        """Return when the job, or a rank that delays its own heartbeat, became idle."""
         devices = self.state.devices
         holding = [number for number, rank in job.ranks.items() if rank.holds_gil]
         idle = [job.activity.rank_idle_since(number, devices, now) for number in holding]

@@ -29,7 +29,7 @@ from warpwatch_detection.signals.step_signal import StepSignal
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 
-# The shortest span that is judged: less is a hiccup of the machine.
+# A shorter rise is a hiccup of the machine.
 LEAST_WINDOW_S = 1.0
 # A level that has lasted this time is the new normal: an operator has had time to look.
 ACCEPT_AFTER_S = 600.0
@@ -41,12 +41,11 @@ UPDATE_SAMPLES = 20
 
 @dataclass(slots=True)
 class ShiftJob:
-    """index: the newest step's; beside: values that the kind keeps in step with ``shifts.samples``.
+    """index: of the newest step; beside: values of the kind, one for each of ``shifts.samples``.
 
-    iterations: of a server, empty in trainings. typical_s: the unit of the signal, where it has
-    one. rise: the one that lasts; last_rise: the
-    newest that was found. nearest: the largest part of a limit that the job ever reached;
-    nearest_step: where.
+    iterations: of a server, empty in trainings. typical_s: the unit of the signal, if it has one.
+    rise: the rise that lasts, or None; last_rise: the newest found. nearest, nearest_step: the
+    largest part of a limit that the job ever reached.
     """
 
     index: int = -1
@@ -115,7 +114,7 @@ class ShiftDetector(JobDetector[ShiftJob]):
         rise = Rise(seen.time, begin_step, shift.before, shift.difference)
         job.rise = job.last_rise = rise
         found = self.found(job, rise, shift.before + shift.difference, seen)
-        # From where the last rise has led to: a second one, not the first again.
+        # A rise from the level after the last rise is a second one, not the first again.
         is_second = last is not None and shift.before >= last.baseline + last.size / 2
         if lasts or is_second:
             return (Cleared(seen.time, seen.job_id, for_good=is_second), found)

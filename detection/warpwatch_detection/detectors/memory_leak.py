@@ -1,4 +1,4 @@
-"""Memory that grows step after step and never settles, on the device or of the process."""
+"""Detects memory that grows without end, of the device or of the process."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _MAX_NAMED = 8
 class LeakingRank:
     """device_growth: growth of its allocator's memory; host_growth: growth of its process.
 
-    reusable_bytes: reserved by the allocator and not given out. host_left_bytes: what its control
-    group or host has left.
+    reusable_bytes: memory that the allocator has reserved but not allocated. host_left_bytes: free
+    memory of its control group or host.
     """
 
     step: int
@@ -53,7 +53,7 @@ class MemoryLeakState:
 
 
 class MemoryLeak(Detector):
-    """One anomaly a job; the rank is named if only one leaks."""
+    """Opens one anomaly per job, with the rank if only one leaks."""
 
     kind = "memory_leak"
     state_version = 2

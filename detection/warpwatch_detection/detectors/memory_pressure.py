@@ -1,4 +1,4 @@
-"""Memory that is nearly used up: the allocator has to retry, or device or host are almost full."""
+"""Detects a lack of memory: the allocator has to retry, or device or host are almost full."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen,
 
 # Peaks within a step are normal: memory must be full for this long.
 HOLD_S = 30.0
-# Shares in use of the device's memory, and of the memory that the control group or host allows:
-# above them hardly an allocation of usual size fits.
+# The used share of the device's memory, and of the limit of control group or host: above these an
+# allocation of usual size hardly fits.
 DEVICE_SHARE, HOST_SHARE = 0.97, 0.95
-# How far the share must fall for it to be over.
+# The anomaly is over if the share is this much below its limit.
 RELEASE = 0.02
-# If this part of the reserved memory is unused, the allocator can make room.
+# If this part of the reserved memory is unused, the allocator can free it.
 IDLE_RESERVE = 0.10
 # After this time without a further retry, the retries no longer count.
 RETRIES_PAST_S = 300.0
@@ -56,9 +56,9 @@ class Fullness:
 
 @dataclass(slots=True)
 class RankPressure:
-    """retries: the allocator's count; retried: of them since it was fine, the last at retried_time.
+    """retries: the allocator's count; retried: those of this anomaly, the last at retried_time.
 
-    in_use: share of what it has reserved that was used at its peak.
+    in_use: the share of the reserved memory that was used at its peak.
     """
 
     steps: int = 0
@@ -79,7 +79,7 @@ class JobPressure:
 
 @dataclass(slots=True)
 class MemoryPressureState:
-    """Only devices that a rank is on are followed."""
+    """The jobs, and the devices that ranks are on."""
 
     jobs: dict[JobId, JobPressure] = field(default_factory=dict)
     devices: dict[str, Fullness] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Shortage:
 
 
 class MemoryPressure(Detector):
-    """One anomaly a job; the rank is named if only one is short of memory."""
+    """Opens one anomaly per job, with the rank if only one lacks memory."""
 
     kind = "memory_pressure"
     waits = True

@@ -1,8 +1,8 @@
-"""A run whose steps take longer than those of the job's last runs took.
+"""Detects a run whose steps take longer than those of the job's earlier runs.
 
-The daemon says now and then how the run compares (event ``compared``): a median over all of its
-steps after warm-up, beside those of earlier runs with the same world size, GPU model and work of a
-step. A run that is slow from its first step on looks normal to detectors that learn from the run.
+The daemon compares the run now and then (event ``compared``): the median of its steps after warm-up
+with those of earlier runs with the same world size, GPU model and work per step. Detectors that
+learn from the run do not find it: if it is slow from the first step on, it looks normal to them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent
 
 EVENT = "compared"
-# Steps of a rank: their median is stable.
+# The median of this many steps of a rank is stable.
 MIN_STEPS = 100
-# However alike the earlier runs are: more than the histogram's 1 %, and what is worth a look.
+# The least difference that counts. It is more than the histogram's error of 1 %.
 MIN_EFFECT = 0.05
-# With fewer runs their spread is not known. GPUs of one model differ by 8 % on average (Sinha et
-# al., "Not All GPUs Are Created Equal", SC 2022), and the next run may be on others.
+# With fewer runs their spread is unknown. GPUs of one model differ by 8 % on average (Sinha et
+# al., "Not All GPUs Are Created Equal", SC 2022), and the next run may be on other GPUs.
 KNOWN_RUNS = 3
 UNKNOWN_SPREAD = 0.10
-# A normal distribution has 1 in 740 beyond three deviations.
+# Of a normal distribution 1 in 740 is above three deviations.
 DEVIATIONS = 3.0
-# It is over below this part of the way to the limit.
+# The anomaly is over below this part of the way to the limit.
 RELEASE = 0.5
 MAX_RUNS = 16
 MAX_PHASES = 128
@@ -57,7 +57,7 @@ class RunLevel:
 
     @property
     def excess(self) -> float:
-        """Part of the way from the earlier runs to the limit."""
+        """The part of the way from the earlier runs to the limit."""
         return (self.step_s - self.earlier_s) / (self.limit_s - self.earlier_s)
 
 

@@ -1,4 +1,4 @@
-"""A slow rise of the job's step time: too slow to be a level shift, until it has become much."""
+"""Detects a slow rise of the job's step time, which is too slow for a level shift."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from warpwatch_telemetry.anomalies import Detected
 
 # Jobs settle by 5 % in their first 400 steps.
 DRIFT_EFFECT = 0.06
-# Samples of a block; all that follows is counted in blocks.
+# The samples in a block; the following numbers are blocks.
 BLOCK = 20
-# The level now, and the level that it is compared with: 260 to 600 samples ago.
+# The present level is compared with the level of 260 to 600 samples ago.
 NOW = 5
 OLDER_FROM, OLDER_TO = 30, 13
 MIN_OLDER = 8
@@ -37,10 +37,10 @@ SHORTEST_WINDOW_S = 1.0
 
 @dataclass(slots=True)
 class DriftJob:
-    """Logs of seconds. blocks: the newest levels; first_steps: where they begin.
+    """Logs of seconds. blocks: the newest levels; first_steps: the first step of each.
 
-    anchor: sum of the first ``anchored`` blocks. difference, limit: at the newest block. rise: the
-    one that lasts.
+    anchor: the sum of the first ``anchored`` blocks. difference, limit: at the newest block. rise:
+    the rise that lasts, if there is one.
     """
 
     index: int = -1
@@ -79,7 +79,7 @@ class StepDrift(JobDetector[DriftJob]):
 
     def __init__(self, false_alarms_per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> None:
         super().__init__(false_alarms_per_job_day)
-        # A level shift of that detector is not a drift.
+        # A level shift that step_regression finds is not a drift.
         self._shifts_per_s = rate_per_s("step_regression", false_alarms_per_job_day)
 
     def judge(self, job: DriftJob, seen: JobStep) -> Results:

@@ -1,4 +1,4 @@
-"""The memory of `hang`: a job's steps and pauses, and whether its processes and devices move."""
+"""Keeps the state of `hang`: steps, pauses, and the activity of processes and devices."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from warpwatch_detection.detector import NEVER, detail_number
 from warpwatch_telemetry.records import DeviceReading, RankEvent, Step
 
-# Older readings say nothing of now.
+# Older readings are ignored.
 STALE_S = 10.0
-# Processor time a second of a process that only waits: its watchdogs and heartbeat take less than
-# 1 %. A process list that is read every 2 s rounds to a hundredth of a second.
+# A process that only waits uses less processor time than this: watchdogs and heartbeat take less
+# than 1 %, and readings are rounded to 0.01 s.
 IDLE_CPU_RATIO = 0.02
 CPU_ROUNDING_S = 0.01
-# Bytes that such a process reads and writes meanwhile.
+# A process that only waits reads and writes less than this.
 IDLE_IO_BYTES_PER_S = 20_000.0
-# Utilization of a device that does nothing, and the use of memory of one that only spins.
+# The utilization of an idle device, and the memory utilization of a device that only spins.
 IDLE_DEVICE_RATIO = 0.02
-# A kernel that spins in a collective keeps its device busy; with a margin for rounding.
+# A kernel that spins in a collective keeps its device busy; this leaves a margin for rounding.
 BUSY_RATIO = 0.95
-# Power of a device that only spins against the power in its steps.
+# A device that only spins takes less than this part of its power in steps.
 SPIN_POWER_RATIO = 0.6
-# How fast the typical power of a device follows its readings in steps.
+# The weight of a new reading in a device's typical power in steps.
 POWER_WEIGHT = 0.05
 
 _UTILIZATION = ("device_utilization_ratio", ())
@@ -33,7 +33,7 @@ _POWER = ("device_power_watts", ())
 
 @dataclass(slots=True)
 class ProcessActivity:
-    """idle_since: neither processor time nor transfers; io_idle_since: no transfers."""
+    """idle_since: the start of no processor time and transfers; io_idle_since: of no transfers."""
 
     time: float
     cpu_s: float
@@ -44,7 +44,7 @@ class ProcessActivity:
 
 @dataclass(slots=True)
 class DeviceActivity:
-    """idle_since: it does not work; spin_since: it only spins. power_w: typical when it works."""
+    """idle_since, spin_since: when it became idle, or began to spin only. power_w: in steps."""
 
     time: float
     idle_since: float | None = None
@@ -73,7 +73,7 @@ class JobActivity:
         elapsed_s = now - known.time
         if seen.detail.get("disk_wait") is True or _transfers(known.io_bytes, io, elapsed_s):
             known.io_idle_since = known.idle_since = now
-        # A sum that fell lost a process: something happened.
+        # If the sum fell, a process has exited, so the job was active.
         if not 0.0 <= cpu_s - known.cpu_s <= IDLE_CPU_RATIO * elapsed_s + CPU_ROUNDING_S:
             known.idle_since = now
         known.time, known.cpu_s, known.io_bytes = now, cpu_s, io
@@ -85,7 +85,7 @@ class JobActivity:
     def idle_since(
         self, ranks: Collection[int], devices: Mapping[str, DeviceActivity], now: float
     ) -> float | None:
-        """Since when nothing of the job moves; None: something does, or it cannot be seen."""
+        """Return when all activity of the job ended; None if there is some, or it is unknown."""
         known = [self._rank(rank, devices, now) for rank in ranks]
         seen = [pair for pair in known if pair is not None]
         if len(ranks) < self.world_size or len(seen) < len(known):
@@ -95,7 +95,7 @@ class JobActivity:
     def rank_idle_since(
         self, rank: int, devices: Mapping[str, DeviceActivity], now: float
     ) -> float | None:
-        """Since when the rank does nothing and does not wait in a collective either."""
+        """Return when the rank became idle, without a wait in a collective; None if unknown."""
         known = self._rank(rank, devices, now)
         return None if known is None else known[0]
 
@@ -114,7 +114,7 @@ class JobActivity:
     def _rank(
         self, rank: int, devices: Mapping[str, DeviceActivity], now: float
     ) -> tuple[float, float] | None:
-        """Since when process and device do nothing, and since when the device only spins."""
+        """Return when process and device became idle, and when the device began to spin only."""
         process, name = self.processes.get(rank), self.devices.get(rank)
         if process is None or now - process.time > STALE_S:
             return None
@@ -129,7 +129,7 @@ class JobActivity:
 
 
 def _transfers(before: float | None, now: float | None, elapsed_s: float) -> bool:
-    """Unknown counts as yes."""
+    """Return whether bytes were transferred; True if that is unknown."""
     if before is None or now is None:
         return True
     return not 0.0 <= now - before <= IDLE_IO_BYTES_PER_S * elapsed_s
@@ -162,9 +162,9 @@ def _since(is_so: bool, since: float | None, now: float) -> float | None:
     return None if not is_so else now if since is None else since
 
 
-# A rank's first steps, for which ``warmup_timeout_s`` holds.
+# ``warmup_timeout_s`` holds for this many first steps of a rank.
 WARMUP_STEPS = 5
-# Steps whose median is the job's step time now.
+# The job's step time is the median of this many newest steps.
 RECENT_STEPS = 64
 
 
@@ -189,11 +189,10 @@ class StepTimes:
 
 @dataclass(slots=True)
 class RankProgress:
-    """step: its newest. time: of that, or since then of a sign that it trains all the same.
+    """step: the newest step. time: of this step, or of a later sign that the rank trains.
 
-    silent_since: its heartbeat is missing.
-
-    holds_gil: it is silent because of a call in C, which may be a long checkpoint.
+    silent_since: when its heartbeat stopped. holds_gil: it is silent because of a call in C, which
+    may be a long checkpoint.
     """
 
     time: float
@@ -203,20 +202,20 @@ class RankProgress:
 
     @property
     def unresponsive_since(self) -> float | None:
-        """Since when its process cannot go on, as far as it is known."""
+        """The time from which its process certainly cannot continue, or None."""
         return None if self.holds_gil else self.silent_since
 
 
 @dataclass(slots=True)
 class HangEpisode:
-    """A hang that was found, and how the ranks went on after it.
+    """A hang, and how the ranks continued after it.
 
-    waits_for: ranks without a step since; the hang is over when there are none.
-    paused: all ranks without a step since, with the time of the last one before; longest_s: the
-    longest pause of those that have gone on.
-    is_broken: the pause says nothing of the job's habits: a process did not respond or went, or
+    waits_for: the stuck ranks that have not continued; without any the hang is over.
+    paused: all ranks without a step since, with the time of their last step before; longest_s: the
+    longest pause of the others.
+    is_broken: the pause is not normal for the job, because a process did not respond or exited, or
     steps are missing.
-    is_idle: it was found because nothing of the job moved.
+    is_idle: it was found because the whole job was idle.
     """
 
     waits_for: set[int]
@@ -233,13 +232,12 @@ class HangEpisode:
 
 @dataclass(slots=True)
 class JobProgress:
-    """``episode``: the newest hang, until all ranks have gone on after it.
+    """``episode``: the newest hang, until all ranks have continued after it.
 
-    longest_gap_s: without a step, in health; longest_idle_s: without anything that moves, until it
-    went on by itself; longest_hang_s: of the hangs that were over by themselves.
-    quiet_until: what was silent before is excused.
-    check_time: when the job is looked at again; limit_may_fall: the next step may bring that
-    nearer.
+    longest_gap_s: the longest healthy pause without a step; longest_idle_s: the longest idle time
+    after which the job continued by itself; longest_hang_s: of hangs that ended by themselves.
+    quiet_until: silence before this time is excused.
+    check_time: when to check the job again; limit_may_fall: the next step may make that earlier.
     """
 
     ranks: dict[int, RankProgress] = field(default_factory=dict)
@@ -273,7 +271,7 @@ class JobProgress:
 
     @property
     def quiet_since(self) -> float:
-        """Since when a step is missing that nothing excuses."""
+        """When the unexcused wait for a step started."""
         return max(self.last_time, self.quiet_until)
 
     @property
@@ -282,7 +280,7 @@ class JobProgress:
         return {n: rank for n, rank in self.ranks.items() if rank.silent_since is not None}
 
     def add_step(self, seen: Step, rank: RankProgress, is_excused: bool) -> None:
-        """Note a rank's step that is late or out of order, or its first one after a hang."""
+        """Add a rank's step that is late or out of order, or its first step after a hang."""
         gap_s, is_next = seen.time - rank.time, seen.step == rank.step + 1
         if gap_s < 0:
             self.limit_may_fall = True
@@ -291,8 +289,8 @@ class JobProgress:
             self.times = StepTimes()
         episode = self.episode
         is_first = episode is not None and seen.rank in episode.paused
-        # Where records are missing it is not known how long the job paused, and what an excuse or
-        # a hang made long is no habit.
+        # If records are missing, the length of the pause is unknown. A pause that is excused, or
+        # that was a hang, is not normal.
         if is_next and not (self.hung or is_first or is_excused):
             self.longest_gap_s = max(self.longest_gap_s, gap_s)
         if episode is not None:
@@ -301,7 +299,7 @@ class JobProgress:
                 self.longest_idle_s = max(self.longest_idle_s, gap_s)
 
     def _go_on(self, episode: HangEpisode, seen: Step, in_order: bool) -> None:
-        """Note a pause after a hang: if all ranks come back twice, it is the job's habit."""
+        """Add a pause after a hang: if all ranks continue twice, the pause is normal."""
         begin = episode.paused.pop(seen.rank, None)
         if begin is None:
             return

@@ -1,8 +1,7 @@
-"""Slow steps among normal ones: intermittent trouble that no level shows.
+"""Detects slow steps among normal ones: intermittent faults that do not change the level.
 
-Every slow step is counted, and the count is an anomaly when it is far likelier under the rate that
-is worth an alarm than under the job's own: a CUSUM of Bernoulli trials (Reynolds and Stoumbos,
-1999).
+The slow steps are an anomaly if they are far more likely at the rate that is worth an alarm than at
+the job's own rate: a CUSUM of Bernoulli trials (Reynolds and Stoumbos, 1999).
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from warpwatch_detection.detector import (
 from warpwatch_detection.signals.step_signal import StepWork
 from warpwatch_telemetry.anomalies import Detected
 
-# A slow step is 15 % and 20 ms longer than normal, beyond what scheduling of the operating system
-# does, and 3.5 deviations, 1 in 4,000 steps of normal noise.
+# A slow step is 15 % and 20 ms longer than normal, which scheduling by the operating system does
+# not cause, and 3.5 deviations, which normal noise exceeds in 1 of 4,000 steps.
 MIN_SPIKE = 0.15
 MIN_SPIKE_S = 0.02
 NOISE_FACTOR = 3.5
-# A detector that does not see steps that take half as long again is blind.
+# A detector that misses steps 50 % longer than normal is blind.
 EFFECT = 0.5
 # The share of slow steps that is worth an alarm.
 ALARM_SHARE = 0.1
-# Steps around the newest that say what is normal; looked at every few steps.
+# The newest 40 steps define a normal step; this is updated every few steps.
 WINDOW = 40
-LOOK_STEPS = 4
+UPDATE_NORMAL_STEPS = 4
 # One standard deviation below the median of a normal distribution; slow steps do not move it.
 LOW_QUANTILE = 0.16
-# Weight of a new look in the deviation: about 100 steps.
+# The weight of a new value in the deviation: about 100 steps.
 DEVIATION_WEIGHT = 0.04
 # The rate in health is learned from about the last 1,000 steps, and is at least one in 100.
 RATE_WEIGHT = 0.001
@@ -44,18 +43,19 @@ MIN_RATE = 0.01
 # An alarm's rate is at least MIN_RATIO times the job's own rate, and at most MAX_RATE.
 MIN_RATIO = 4.0
 MAX_RATE = 0.9
-# Equal gaps in a row are a period (checkpoint, evaluation, logging): not counted.
+# This many equal gaps in a row are a period (checkpoint, evaluation, logging), and not counted.
 PERIODIC_GAPS = 3
 PERIOD_TOLERANCE = 0.01
 SHORTEST_PERIOD = 5
-# Above this share of slow steps it is a level that rose, not spikes. After so many steps the
-# median has followed a level.
+# Above this share of slow steps the level rose, so they are not spikes. After MIN_STEPS the median
+# has followed the level.
 MAX_SHARE = 0.4
 MIN_STEPS = WINDOW // 2
-# The same for the newest dozen steps alone.
+# The limit for the newest dozen steps alone.
 BURST_WEIGHT = 1 / 12
 MAX_BURST = 0.5
-# The rate now: about the last 60 steps; it is over below a quarter of what is worth an alarm.
+# The present rate is that of about the last 60 steps. The anomaly is over below a quarter of the
+# rate that is worth an alarm.
 RECENT_WEIGHT = 1 / 60
 CLOSING_SHARE = 0.25
 UPDATE_STEPS = 40
@@ -63,10 +63,10 @@ UPDATE_STEPS = 40
 
 @dataclass(slots=True)
 class SpikesJob:
-    """evidence: the CUSUM; rate: spikes in health; recent, burst: shares of slow steps now.
+    """evidence: the CUSUM; rate: healthy share of slow steps; recent, burst: present shares.
 
-    count: steps judged; last: the newest slow one; spikes: the newest counts of spikes;
-    since, slow, began: of the present evidence its first step, its slow steps and its step number.
+    count: of evaluated steps; last, spikes: this count at the newest slow step, and at spikes;
+    since, slow, began: count at the start, slow steps, and first step of the present evidence.
     """
 
     index: int = -1
@@ -130,7 +130,7 @@ class StepSpikes(JobDetector[SpikesJob]):
         """Level and limit from the steps before this one; False while they are too few."""
         values = job.values
         full = len(values) >= WINDOW
-        if full and (job.count % LOOK_STEPS == 0 or job.deviation < 0):
+        if full and (job.count % UPDATE_NORMAL_STEPS == 0 or job.deviation < 0):
             ordered = sorted(values)
             job.level = ordered[WINDOW // 2 - 1]
             deviation = job.level - ordered[int(WINDOW * LOW_QUANTILE)]

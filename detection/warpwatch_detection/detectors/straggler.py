@@ -1,9 +1,9 @@
-"""A rank that computes longer than its peers, step after step, or ever longer.
+"""Detects a rank that computes longer than its peers, in most steps, or more and more.
 
-In synchronous training all ranks' step times rise together; the culprit shows only in what a
-rank does itself, so waiting (comm, data_wait) is taken off before ranks are compared. The level is
-a median over steps, so that only a rank that is the slow one in most of them counts: sequence
-lengths that make now one rank slow and now another do not, and pauses do not either.
+In synchronous training the step times of all ranks rise together. The culprit shows only in a
+rank's own work, so waiting (comm, data_wait) is subtracted before ranks are compared. The level is
+a median over steps, so that a rank counts only if it is slow in most of them: pauses do not count,
+nor sequence lengths that make another rank slow in each step.
 """
 
 from __future__ import annotations
@@ -40,29 +40,30 @@ from warpwatch_detection.signals.rank_levels import (
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 
-# Ranks are compared with each other from here on: the median over a window bears a few steps more
-# that one rank takes to warm up, and what all take cancels.
+# Ranks are compared from this step on. A longer warm-up of all ranks cancels, and a few more slow
+# steps of one rank do not change the median of a window.
 START_STEPS = 5
 # A slow drift counts above the 5 % by which healthy GPUs differ.
 DRIFT_RISE = math.log(1.06)
-# A fifth longer in a quarter of the steps costs them together 5 %.
+# 20 % longer in a quarter of the steps costs 5 % of the time.
 QUARTILE_RISE = math.log(1.20)
-# A detector that does not see a rank that takes a fifth longer is blind.
+# A detector that misses a rank that takes 20 % longer is blind.
 EFFECT = 0.20
-# Ticks and seconds that the level must stay above the limit, less in proportion to how far above it
-# is; slow seconds of busy cores are the operating system's.
+# The level must stay above the limit for these ticks and seconds, because the operating system can
+# make busy cores slow for seconds.
 HOLD_TICKS = 5
 HOLD_S = 4.0
-# However far above the limit a level is, it is held for at least this part of HOLD_S.
+# A level at a multiple of the limit is held for HOLD_S over this multiple, which counts up to 4.
 MAX_HASTE = 4.0
-# From the start: GPUs of one model differ by 8 % (Sinha et al., SC 2022), and rank 0 logs.
+# The limits from the start: GPUs of one model differ by 8 % (Sinha et al., SC 2022), and rank 0
+# logs.
 START_RISE = math.log(1.08)
 START_RISE_0 = math.log(1.15)
-# Share of the step that it must cost: below it there is nothing to gain.
+# The part by which a straggler must lengthen the step: a smaller gain is not worth an alarm.
 MIN_COST = 0.03
 # Weight of a new tick in the share of compute in the step.
 SHARE_WEIGHT = 0.05
-# A rank that changes by a quarter against its peers while it is learned is learned again.
+# If a rank's level changes by a quarter while its baseline is learned, the baseline starts again.
 START_JUMP = math.log(1.25)
 # A rank without a record for this many blocks left the job.
 FORGET_BLOCKS = 5
@@ -87,7 +88,7 @@ class Straggler(JobDetector[JobLevels]):
         if seen.index == WARMUP_STEPS:
             job.begin_baseline()
         tick_s = job.add(peers.compare(seen, job.scaling, job.groups), seen.duration_s)
-        # Where each rank has its own stage, none is compared.
+        # If each rank has its own stage, none is compared.
         return self._judge_tick(job, seen, tick_s) if tick_s > 0 and job.ranks else ()
 
     def _judge_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> Results:
@@ -107,7 +108,7 @@ class Straggler(JobDetector[JobLevels]):
     # --- every tick ---
 
     def _judge_ranks(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
-        """True if one of the ranks is found."""
+        """Evaluate ranks with a baseline. Return whether one is found."""
         found, error = False, -1.0
         for rank in job.ranks.values():
             if rank.missed_blocks or rank.limit == NEVER or not rank.window.full:
@@ -115,7 +116,7 @@ class Straggler(JobDetector[JobLevels]):
             level = rank.window.median()
             most = (level - rank.baseline.center) / rank.limit
             if most < 1 and most <= rank.nearest and not rank.on:
-                # The windows' own noise only adds to the limit.
+                # The limit need not be computed: the noise of the windows can only raise it.
                 rank.above_ticks, rank.above_s = 0, 0.0
                 continue
             error = error_of(job.full.values()) if error < 0 else error
@@ -126,7 +127,7 @@ class Straggler(JobDetector[JobLevels]):
         return found
 
     def _judge_newcomers(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
-        """Judge ranks without a past by their peers. True if one of them is found."""
+        """Evaluate ranks without a baseline by their peers. Return whether one is found."""
         full = {number: rank for number, rank in job.full.items() if not rank.missed_blocks}
         newcomers = {number: rank for number, rank in full.items() if not rank.is_ready}
         if not newcomers:
@@ -138,7 +139,7 @@ class Straggler(JobDetector[JobLevels]):
             limit = max(peer_limit, least) if number in equal else NEVER
             rank.excess = self._excess(job, rank, rank.level, limit)
             if rank.excess >= 1 and rank.lowest == NEVER:
-                # It has been slow all the time that it was seen.
+                # The rank has been slow since its first step.
                 rank.above_ticks, rank.above_s = 1, job.window_s * min(rank.excess, MAX_HASTE)
                 rank.begin_step = _since(job, seen, 1)
             rank.lowest = min(rank.lowest, rank.level)
@@ -148,7 +149,7 @@ class Straggler(JobDetector[JobLevels]):
     def _peer_limit(self, job: JobLevels, seen: JobStep, levels: Mapping[int, float]) -> float:
         """Return the least of ``levels`` that is above its peers by more than chance.
 
-        A job starts once a day; until its ranks have a past, a level is new every window.
+        The rate assumes one start of a job per day, and READY_BLOCKS windows before baselines.
         """
         if seen.alike is False or not levels:
             return NEVER
@@ -171,7 +172,7 @@ class Straggler(JobDetector[JobLevels]):
             rank.on = True
 
     def _factor(self, job: JobLevels) -> float:
-        """Standard deviations that chance may do to a rank's level, which is new every window."""
+        """Return the deviations of a rank's level by chance; levels are new every window."""
         return deviations(self._rate_per_s, job.window_s, len(job.ranks))
 
     def _limit(self, job: JobLevels, rank: RankLevel, error: float, least: float) -> float:
@@ -182,7 +183,7 @@ class Straggler(JobDetector[JobLevels]):
     def _excess(job: JobLevels, rank: RankLevel, level: float, limit: float) -> float:
         """Return the rise divided by its limit."""
         rise = level - rank.usual
-        # A long time only beside peers who hardly compute costs the job nothing.
+        # If all ranks hardly compute, a rank that takes much longer does not delay the job.
         cost = math.expm1(min(rise, 10.0)) * job.compute_share / MIN_COST
         return min(rise / limit, cost)
 
@@ -190,7 +191,7 @@ class Straggler(JobDetector[JobLevels]):
 
     def _end_block(self, job: JobLevels, seen: JobStep) -> None:
         job.block_ticks = 0
-        # A rank that has been slow from the start moves no level of the others.
+        # A rank that has been slow from the start does not change the levels of the others.
         healthy = not any(rank.on and rank.is_ready for rank in job.ranks.values())
         error = error_of(job.full.values())
         job.drop_missing(FORGET_BLOCKS)
@@ -215,7 +216,7 @@ class Straggler(JobDetector[JobLevels]):
 
     @staticmethod
     def _learn_newcomer(rank: RankLevel) -> None:
-        """Learn what is usual for a rank, unless it is too slow for that to be its normal."""
+        """Learn the baseline of a rank, unless the rank is found to be slow."""
         if rank.on:
             rank.release(rank.excess)
         else:
@@ -242,10 +243,10 @@ class Straggler(JobDetector[JobLevels]):
     def _judge_quartiles(
         self, job: JobLevels, judged: list[RankLevel], seen: JobStep, healthy: bool, error: float
     ) -> None:
-        """Who is slow in a quarter of the steps, while the others are not?"""
+        """Find ranks that are slow in a quarter of the steps, while their peers are not."""
         for rank in judged:
             rank.upper.add(rank.window.upper_quartile())
-        # Lengths that got more uneven raise it everywhere.
+        # Sequence lengths that became more uneven raise the quartile of all ranks.
         rises = sorted([rank.upper.rise for rank in judged])
         common = max(0.0, rises[(len(rises) - 1) // 2])
         noise = median([rank.upper.baseline.spread for rank in judged])
@@ -272,7 +273,7 @@ class Straggler(JobDetector[JobLevels]):
             return (Cleared(seen.time, seen.job_id),) if was_on else ()
         if was_on and not repeat:
             return ()
-        # Others that are about to be found, and not just above the limit.
+        # Name also ranks that are about to be found, if they are not just above the limit.
         least = max(max(rank.excess, 1.0) for rank in slow.values()) / 2
         slow.update((n, r) for n, r in job.ranks.items() if r.above_ticks and r.excess >= least)
         return (finding(job, slow, seen),)
@@ -326,8 +327,8 @@ def _since(job: JobLevels, seen: JobStep, windows: float) -> int:
 def finding(job: JobLevels, slow: Mapping[int, RankLevel], seen: JobStep) -> Detected:
     """Return the finding about the ranks ``slow``, one or more.
 
-    It is info if all that is known is that one rank takes longer than ranks whose place in the job
-    nobody reports: it may have another stage of a pipeline to do.
+    The severity is info if the ranks' places in the job are unknown and the rank was slower from
+    the start: it may have another stage of a pipeline.
     """
     worst = max(slow, key=lambda number: slow[number].level - slow[number].usual)
     rank = slow[worst]

@@ -1,6 +1,6 @@
-"""The level and noise of one rank's value in health: learned from first blocks, then frozen.
+"""Learns the healthy level and noise of one rank's value from its first blocks, then freezes them.
 
-A baseline that rolled on would absorb a slow drift; only the noise goes on being learned.
+A rolling baseline would absorb a slow drift, so later blocks change only the noise.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from warpwatch_detection.signals.medians import SIGMA_PER_MAD, SlidingMedian
 
 # A normal distribution's standard deviation over the 90th percentile of its absolute values.
 SIGMA_PER_P90 = 1 / 1.645
-# Neighbouring blocks' differences, which say how noisy the value is now.
+# The present noise is that of this many differences of neighbouring blocks.
 RECENT_DIFFERENCES = 40
-# Slow wandering shows in every fourth block, of which at most 40 are kept and 10 suffice. A
-# fault is found before most of them have seen it.
+# Slow wandering is learned from every fourth block: from 10 to 40 of them, so that a fault is found
+# before it is in most of them.
 WANDER_BLOCKS = 4
 MAX_WANDER = 40
 MIN_WANDER = 10
-# The spread of a few blocks is too small as often as too large: it is widened by this over their
-# number, to 1.8 times for 5 and 1.2 for 20, as much as Student's t at 1 % exceeds the normal.
+# The spread of few blocks is uncertain. It is widened by this over their number: 1.8 times for 5
+# and 1.2 times for 20 blocks, as Student's t at 1 % exceeds the normal distribution.
 DOUBT = 4.0
-# A level that stayed lower for this many blocks is the new normal: better needs no alarm.
+# After this many blocks a lower level is the new normal: an improvement needs no alarm.
 LOWER_BLOCKS = 15
 MAX_RESTARTS = 3
 # A rank's noise counts up to this many times its peers': more is a fault of its own, which must not
@@ -35,8 +35,8 @@ SQRT_2 = 2**0.5
 class FrozenBaseline:
     """The center and spread (one standard deviation) of a value's healthy blocks.
 
-    blocks_spread, wander_spread: spreads of ``blocks`` and ``wander``. imposed: the center was
-    given, not learned.
+    blocks_spread, wander_spread: spreads of ``blocks`` and ``wander``. imposed: the center was set
+    by ``impose``, not learned.
     """
 
     min_spread: float
@@ -54,10 +54,10 @@ class FrozenBaseline:
     restarts: int = 0
 
     def begin_again(self, block: float, jump: float) -> None:
-        """While it is learned: what was learned goes if ``block`` is more than ``jump`` from it.
+        """Discard the learned blocks if ``block`` is more than ``jump`` from their center.
 
-        Two levels in one baseline would make a limit that nothing passes. A few times only: a
-        value that jumps for ever is as noisy as that.
+        Two levels in one baseline would make a limit that nothing exceeds. This happens at most
+        MAX_RESTARTS times: if the value goes on jumping, that is its noise.
         """
         if self.blocks and self.restarts < MAX_RESTARTS and abs(block - self.center) > jump:
             self.restarts += 1
@@ -123,7 +123,7 @@ class FrozenBaseline:
 
 
 def spread_of(blocks: list[float]) -> float:
-    """Robust standard deviation, but at least half of the plain one: two modes are noise too."""
+    """Return a robust standard deviation, at least half of the plain one: two modes are noise."""
     center = median(blocks)
     offsets = [block - center for block in blocks]
     deviation: float = (sum(offset * offset for offset in offsets) / len(blocks)) ** 0.5

@@ -1,9 +1,9 @@
-"""Has the level of a noisy signal shifted? Asked in windows of several lengths at once.
+"""Detects shifts of the level of a noisy signal, in windows of several lengths at once.
 
 A large shift shows in a few samples, a small one needs many. For each window length the mean of
-the newest samples is compared with that of up to REFERENCE samples before them, and the difference
-with the differences that the same job showed in health at the same length: so autocorrelation and
-slow wandering are paid for where they weigh (docs/detection-methods.md).
+the newest samples is compared with that of up to REFERENCE samples before them. The limit of this
+difference comes from the differences that the same job showed in health at the same length, so it
+includes autocorrelation and slow wandering (docs/detection-methods.md).
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from warpwatch_detection.budget import deviations
 # Samples of each window: about 1.5 times the one before; 140 still ends within 150 steps.
 WINDOWS = (12, 16, 24, 40, 60, 100, 140)
 SHORTEST, LONGEST = WINDOWS[0], WINDOWS[-1]
-# Samples before the window that it is compared with, and the least of them.
+# A window is compared with this many samples before it, or at least MIN_REFERENCE of them.
 REFERENCE = 200
 MIN_REFERENCE = 40
 KEPT = LONGEST + REFERENCE
-# A window is looked at five times in its length; which are due repeats after PERIOD samples.
-LOOKS = 5
-PERIOD = math.lcm(*(window // LOOKS for window in WINDOWS))
+# A window is checked five times in its length. DUE has the windows to check at each sample; it
+# repeats after PERIOD samples.
+CHECKS = 5
+PERIOD = math.lcm(*(window // CHECKS for window in WINDOWS))
 DUE = tuple(
-    tuple(window for window in WINDOWS if count % (window // LOOKS) == 0) for count in range(PERIOD)
+    tuple(window for window in WINDOWS if count % (window // CHECKS) == 0)
+    for count in range(PERIOD)
 )
-# A level is the mean between these quantiles: what a network or a neighbour does to steps makes
-# them longer, hardly ever shorter, so fast steps vary by half of what the middle ones do.
+# A level is the mean between these quantiles: a network or a neighbour makes steps longer, hardly
+# ever shorter, so the fast steps vary half as much as the middle ones.
 TRIM = (0.05, 0.35)
 # The shortest window whose rise may be clear: 6 s at least.
 CLEAR_WINDOW = 60
@@ -62,8 +64,8 @@ def level(values: Sequence[float]) -> float:
 class ReferenceLevels:
     """Levels of the samples that windows are compared with.
 
-    The same samples lie before a short window now and before a long one later. ordered: those
-    before the shortest window; levels: theirs, the newest last.
+    The same samples lie before a short window now and before a long one later. ordered: the samples
+    before the shortest window; levels: their level at each sample, the newest last.
     """
 
     ordered: list[float] = field(default_factory=list)
@@ -145,15 +147,15 @@ def scale_of(window: int, before: int) -> float:
     return math.sqrt((1 / window + 1 / before) / (1 / window + 1 / REFERENCE))
 
 
-# The least rise that is worth a look: healthy jobs settle and wander by some per cent, and what
-# rises by a tenth in 600 samples, 3 % from the reference to the longest window, is a drift.
+# The least rise that counts: healthy jobs settle and wander by some per cent. A rise by a tenth in
+# 600 samples, which is 3 % from the reference to the longest window, is a drift.
 LEAST_EFFECT = 0.035
-# ... and that has cost the job a step: the short and small humps after a checkpoint or an
-# evaluation do not, 8 % in 12 steps do and 4 % in 24.
+# A rise must also have cost the job this many steps. The short, small humps after a checkpoint or
+# an evaluation have not; 8 % in 12 steps have, and 4 % in 24.
 LEAST_COST = 1.0
-# Differences that a window's noise is learned from at least.
+# The noise of a window is known from this many differences on.
 MIN_LEARNED = 3
-# Differences, one every half window, wait until no shift has followed.
+# A difference is learned only after this many newer ones, one every half window, without a shift.
 WAITING = 2
 # ... and until the difference has changed its sign since: one that has not is a slow rise, which
 # would teach its own limit. That applies once MIN_SURE differences are learned, which a settling
@@ -171,11 +173,11 @@ CLEAR_EFFECT = math.log(1.5)
 CLEAR_DEVIATIONS = 4.0
 # The memory of past excursions fades over this many samples.
 PEAK_SAMPLES = 4000
-# Noise of short windows is heavier in the tails than normal: standard deviations more for each
-# halving below 40 samples, where the central limit theorem has not done its work yet.
+# The means of short windows have heavier tails than a normal distribution, as the central limit
+# theorem needs more samples: the limit grows by this for each halving below TAIL_SAMPLES.
 TAIL_DEVIATIONS = 1.0
 TAIL_SAMPLES = 40
-# Jobs settle by 5 % in their first 400 steps; that is not the noise of what follows.
+# Jobs settle by 5 % in their first 400 steps, which is not the noise of later steps.
 SETTLING_SAMPLES = 400
 # Neighbouring samples of independent normal noise differ by 2 sigma / sqrt(pi) in the mean.
 SIGMA_PER_CHANGE = math.sqrt(math.pi) / 2
@@ -194,7 +196,7 @@ class Noise:
     def learn(self, difference: float, most: int) -> None:
         self.count = min(self.count + 1, most)
         if self.count > MIN_LEARNED:
-            # A fault that stayed just below the limit must not make its own limit.
+            # A fault just below the limit must not raise the limit.
             cut = LEARNED_DEVIATIONS * self.deviation
             difference = min(max(difference, -cut), cut)
         self.variance += (difference * difference - self.variance) / self.count
@@ -209,10 +211,10 @@ class Noise:
 
 @dataclass(slots=True)
 class WindowNoise:
-    """How a window's difference varied in health: ever, and since the job has settled.
+    """The noise of a window's difference in health: ever, and since the job has settled.
 
-    waiting: the newest differences, learned later when no shift has followed; so a rise does not
-    teach its own limit. peak: the largest that was learned.
+    waiting: the newest differences, which are learned later if no shift follows, so that a rise
+    does not raise its own limit. peak: the largest learned difference, fading.
     """
 
     window: int
@@ -257,7 +259,8 @@ class WindowNoise:
         self.peak = max(abs(healthy), self.peak * (1 - self.window / PEAK_SAMPLES))
 
     def reach(self, quantile: float, tail: float) -> float:
-        # Wandering as slow as window and reference are long must have been seen once.
+        # The settled noise counts only after a whole window and reference, so that it includes
+        # wandering that is this slow.
         settled = self.settled.reach(quantile, tail, 2 * KEPT // self.window)
         return min(self.ever.reach(quantile, tail), settled)
 
@@ -280,9 +283,9 @@ def _noises() -> list[WindowNoise]:
 class LevelShift:
     """The search for a signal's shifts. least_window: the shortest evaluated; 0: unknown yet.
 
-    difference: at the newest look whose noise is known; looked: its window's place in WINDOWS, -1
-    before the first; scale: what its reference makes of the noise.
-    nearest: the largest difference/limit so far.
+    least_window: shorter windows are not checked; 0: not known yet. difference: of the newest check
+    of a window with known noise; looked: the index of this window in WINDOWS, -1 before the first;
+    scale: the factor of the noise for its reference. nearest: the largest difference/limit so far.
     """
 
     samples: SignalHistory = field(default_factory=SignalHistory)
@@ -294,12 +297,12 @@ class LevelShift:
     nearest: float = 0.0
 
     def judge(self, rate: float) -> Shift | None:
-        """After each sample. A shift, up or down, is found once.
+        """Check the windows that are due after a sample. Return a shift, up or down, once.
 
         rate: false alarms per sample.
         """
         for window, difference in self.samples.differences(self.least_window):
-            shift = self._look(window, difference, rate)
+            shift = self._check(window, difference, rate)
             if shift is not None:
                 # The noise stays learned; the old level is dropped.
                 self.samples = self.samples.since(window // 2)
@@ -321,7 +324,7 @@ class LevelShift:
         if not self.ready:
             return math.inf
         noise = self.deviation(rate, self.looked)
-        # A shift is larger than what went away by itself.
+        # A shift is larger than past excursions.
         past = self.noises[self.looked].peak
         return max(least_effect(WINDOWS[self.looked]), self.scale * max(noise, past))
 
@@ -337,8 +340,8 @@ class LevelShift:
     def deviation(self, rate: float, index: int = len(WINDOWS) - 1) -> float:
         """Return the change of a window's difference by chance; infinite while nothing is known.
 
-        The least that was learned of it and of shorter windows, whose means vary more. But no
-        less than independent samples leave, which is known from many more of them.
+        It is the least that was learned for this and for shorter windows, whose means vary more. It
+        is never less than that of independent samples, which many more samples determine.
         """
         window = WINDOWS[index]
         quantile, tail = quantile_of(window, rate), tail_of(window)
@@ -346,13 +349,13 @@ class LevelShift:
         sigma = SIGMA_PER_CHANGE * self.samples.change * TRIM_LOSS
         return max(learned, (quantile + tail) * sigma * math.sqrt(1 / window + 1 / REFERENCE))
 
-    def _look(self, window: int, difference: float, rate: float) -> Shift | None:
+    def _check(self, window: int, difference: float, rate: float) -> Shift | None:
         index = WINDOWS.index(window)
         noise, before = self.noises[index], len(self.samples.values) - window
         scale = 1.0 if before >= REFERENCE else scale_of(window, before)
         if noise.known:
             self.difference, self.looked, self.scale = difference, index, scale
-            # Most differences are far below the part of the limit that is known at once.
+            # Most differences are far below ``least``, and then the limit need not be computed.
             least = least_effect(window)
             if difference > self.nearest * least or abs(difference) >= least:
                 limit = self.limit(rate)
@@ -364,7 +367,7 @@ class LevelShift:
             self.nearest = max(self.nearest, difference / clear)
             if difference >= clear:
                 return self._shift(window, difference, clear)
-        if self.samples.count % (window // 2) < window // LOOKS:
+        if self.samples.count % (window // 2) < window // CHECKS:
             noise.learn(difference / scale, self.samples.count)
         return None
 
@@ -383,15 +386,15 @@ def least_effect(window: int) -> float:
 
 
 def quantile_of(window: int, rate: float) -> float:
-    """Standard deviations that chance passes ``rate`` times a sample, in all windows together.
+    """Return the deviations that noise exceeds ``rate`` times per sample, in all windows together.
 
-    Looks at a window are independent about twice in its length.
+    Two checks of a window are independent if they are half its length apart.
     """
     return deviations(rate, window / 2, len(WINDOWS))
 
 
 def tail_of(window: int) -> float:
-    """Standard deviations more that tails take which are heavier than normal."""
+    """Return the additional deviations for tails that are heavier than normal."""
     return TAIL_DEVIATIONS * max(0.0, math.log2(TAIL_SAMPLES / window))
 
 
@@ -399,7 +402,7 @@ def tail_of(window: int) -> float:
 def student(deviations: float, count: int) -> float:
     """Return the quantile if the deviation was learned from ``count`` values only.
 
-    Expansion of Student's t in the normal quantile (Abramowitz and Stegun, 26.7.5, two terms).
+    It is an expansion in the normal quantile (Abramowitz and Stegun, 26.7.5, two terms).
     """
     z, freedom = deviations, max(count - 1, 1)
     first = (z**3 + z) / 4
@@ -407,9 +410,9 @@ def student(deviations: float, count: int) -> float:
     return z + first / freedom + second / freedom**2
 
 
-# Samples whose level says whether a rise is over.
+# The level of this many samples decides whether a rise is over.
 CLOSING_SAMPLES = 20
-# It is over below half of the rise: far from where it was found, so that it does not flap.
+# A rise is over below half of its size: far from the limit at which it opened, against flapping.
 CLOSING_SHARE = 0.5
 # A level that has lasted for this many samples, and for long enough, is the new normal.
 ACCEPT_SAMPLES = 300
@@ -417,7 +420,7 @@ ACCEPT_SAMPLES = 300
 
 @dataclass(slots=True)
 class Rise:
-    """From ``baseline`` by ``size``, in the signal's own unit; ``time``: when it was found."""
+    """A rise from ``baseline`` by ``size``, in the signal's unit; ``time``: when it was found."""
 
     time: float
     begin_step: int

@@ -79,7 +79,7 @@ class SlidingMedian:
         return self.ordered[len(self.ordered) * 3 // 4]
 
     def error(self) -> float:
-        """Standard error of the median, were the values independent and about normal."""
+        """Return the median's standard error, for independent and about normal values."""
         count = len(self.ordered)
         lower_quartile = self.ordered[count // 4]
         return ERROR_PER_QUARTILES * (self.upper_quartile() - lower_quartile) / math.sqrt(count)

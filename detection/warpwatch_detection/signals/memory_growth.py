@@ -1,8 +1,8 @@
-"""Whether a level grows without end: medians of blocks, a robust slope, growth in every part.
+"""Detects a level that grows without end: medians of blocks, a robust slope, growth in every part.
 
-Two scales share one code: short blocks for a leak that fills the device within hours, and blocks
-of sixteen of them for a leak that comes with every evaluation or epoch. A leak that would fill the
-memory sooner is found by its share of what is left (``Exhaustion``).
+Two scales share the code: short blocks for a leak that fills the device within hours, and blocks of
+sixteen short ones for a leak in each evaluation or epoch. A leak that would fill the memory sooner
+is found by the share of free memory that it took (``Exhaustion``).
 """
 
 from __future__ import annotations
@@ -23,16 +23,13 @@ NOISE_FACTOR = 5.0
 # Parts of the window that must all grow, each by this part of an even share.
 PARTS = 6
 MIN_PART = 0.25
-# A cache that fills slows down, what leaks does not: least growth of the end against the begin.
+# A filling cache slows down, a leak does not: the least growth of the last parts over the first.
 MIN_LATE = 0.7
 
 
 @dataclass(slots=True)
 class GrowthPoint:
-    """``value`` of a block at ``step`` (the block's first) and ``time``.
-
-    left: free memory then, -1 if it is unknown.
-    """
+    """The level of a block. step, time: the block's start; left: free memory then, -1: unknown."""
 
     step: int
     time: float
@@ -42,10 +39,10 @@ class GrowthPoint:
 
 @dataclass(slots=True)
 class Trend:
-    """Growth a step over a window, in the value's unit; ``limit`` is the least that counts.
+    """The growth per step over a window, in the value's unit; ``limit`` is the least that counts.
 
-    steps_per_s: how fast the job went through the window. excess: growth over its limit, which
-    says something only where every part of the window grew.
+    steps_per_s: the job's speed in the window. excess: growth over its limit, which counts only if
+    every part of the window grew.
     """
 
     slope: float = 0.0
@@ -81,7 +78,7 @@ def begin_of(points: list[GrowthPoint]) -> int:
 
 
 def theil_sen(points: list[GrowthPoint]) -> float:
-    """Median of the slopes between all pairs: right with up to 29 % of outliers (Sen, 1968)."""
+    """Return the median slope of all pairs: right with up to 29 % of outliers (Sen, 1968)."""
     pairs = combinations(points, 2)
     return median([(b.value - a.value) / (b.step - a.step) for a, b in pairs if b.step > a.step])
 
@@ -103,7 +100,7 @@ def every_part_grows(points: list[GrowthPoint]) -> bool:
 class Growth:
     """Points of a level, oldest first. least: this many show a trend.
 
-    begin_step: of growth that is found. nearest: the largest excess so far, and its step.
+    begin_step: of growth that is found. nearest, nearest_step: the largest excess so far.
     """
 
     least: ClassVar[int]
@@ -128,14 +125,14 @@ class Growth:
 # Found if growth has used this share of the memory that was left when it started: well below a
 # half, and more than a process loads, caches and warms up with on a host of its size.
 MIN_SHARE = 0.25
-# Points of a growth: with the least of them each sixth has two; with the most, every other goes.
+# Growth has two points in each sixth at least. At MAX_POINTS every second point is dropped.
 MIN_POINTS = 12
 MAX_POINTS = 24
-# Points that are kept of a level that does not grow.
+# A level that does not grow keeps this many points.
 FLAT_POINTS = 4
-# Growth of the last third against an even share of the growth; less is a level.
+# If the last third grew by less than this part of an even share, it is a level.
 MIN_LAST = 0.25
-# Points are at least so far apart, by time and by one step.
+# Points are at least this far apart, and one step.
 MIN_APART_S = 1.0
 # Growth that becomes this many times as fast counts as new growth.
 FASTER = 3.0
@@ -145,10 +142,10 @@ MAX_RANKS = 16
 
 @dataclass(slots=True)
 class Exhaustion(Growth):
-    """``points`` of one growth, or the newest of a level.
+    """The growth of a rank that takes the host's free memory, or the newest points of a level.
 
-    apart_s: seconds from one point to the next. share: of what was left at the first of them, that
-    is gone. excess: share over its limit, 0 unless every part grew.
+    apart_s: seconds from one point to the next. share: the part of the free memory at the first
+    point that was taken since. excess: share over its limit, 0 unless every part grew.
     """
 
     least: ClassVar[int] = MIN_POINTS
@@ -199,7 +196,7 @@ class Exhaustion(Growth):
     def _judge(self, ranks: int) -> None:
         first, last = self.points[0], self.points[-1]
         grown = last.value - first.value
-        # Memory that others took meanwhile is not this growth.
+        # Memory that other processes took meanwhile does not count.
         gone = max(grown, min(first.left - last.left, ranks * grown))
         self.share = gone / (last.left + gone) if gone > 0 else 0.0
         clear = len(self.points) >= MIN_POINTS and every_part_grows(self.points)
@@ -209,33 +206,33 @@ class Exhaustion(Growth):
             self.begin_step = begin_of(self.points)
 
 
-# A window of 600 steps, twice what caches that settle take.
+# A window is 600 steps, twice the time in which caches settle.
 BLOCK_STEPS = 25
 WINDOW_BLOCKS = 24
 # A window spans at least this, so that neither few nor very fast steps decide.
 MIN_STEPS = 500
 MIN_S = 30.0
-# Evaluations in a row with growth: two, so that ranks that leak alike are found together.
+# Growth is found after two blocks in a row with it, so that ranks that leak alike are found
+# together, and is over after two without.
 HOLD_BLOCKS = 2
-# Evaluations in a row without growth after which it is over.
 RELEASE_BLOCKS = 2
-# Short blocks in one long block.
+# The number of short blocks in a long block.
 LONG_BLOCK = 16
 # Growth of a process that began with the run may be its data, a cache or a replay buffer: it counts
 # when it has used this share of what was left, or by the long blocks.
 MIN_START_SHARE = 0.05
-# The part of its limit at which a rank is named with peers that were found.
+# From this part of its limit on, a rank is named together with peers that are found.
 SUSPECTED = 0.5
-# Samples of a block that are kept: memory is bounded.
+# A block keeps this many samples, to bound memory.
 MAX_SAMPLES = 64
 
 
 @dataclass(slots=True)
 class GrowthWindow(Growth):
-    """The newest blocks. highest: of those that have left it.
+    """The newest blocks of a level. highest: the highest block that has left the window.
 
-    held, missed: evaluations in a row that grew or did not. held_step: where growth would begin;
-    from_start: it began with the run.
+    held, missed: blocks in a row with and without growth. held_step: the step at which the growth
+    would begin; from_start: it began with the run.
     """
 
     least: ClassVar[int] = WINDOW_BLOCKS
@@ -266,7 +263,7 @@ class GrowthWindow(Growth):
                 self.begin_step = None
 
     def _excess(self) -> float:
-        """Growth over its limit; 0 unless every part of the window grew, to new heights."""
+        """Return growth over its limit; 0 unless every part of the window grew to a new high."""
         first, last = self.points[0], self.points[-1]
         is_long = last.step - first.step >= MIN_STEPS and last.time - first.time >= MIN_S
         # A sawtooth that has been as high before does not grow.
@@ -277,9 +274,9 @@ class GrowthWindow(Growth):
 
 @dataclass(slots=True)
 class MemoryGrowth:
-    """One level of one rank: samples in, blocks of two lengths, three windows.
+    """One level of one rank, in blocks of two lengths and three windows.
 
-    patient: growth that began with the run may be healthy.
+    patient: growth from the start of the run may be healthy.
     """
 
     first_step: int
@@ -294,14 +291,14 @@ class MemoryGrowth:
 
     @property
     def found(self) -> Growth | None:
-        """The window in which it grows."""
+        """The window in which the level grows, or None."""
         if self.short.grows and not self._may_be_healthy():
             return self.short
         return next((one for one in (self.exhaustion, self.long) if one.grows), None)
 
     @property
     def window(self) -> Growth:
-        """The one that says most of it."""
+        """The window to report."""
         suspected = not self.short.held and self.exhaustion.excess >= SUSPECTED
         return self.found or (self.exhaustion if suspected else self.short)
 
@@ -331,7 +328,7 @@ class MemoryGrowth:
             return is_judged
         point = GrowthPoint(self.block_step, self.block_time, median(self.samples))
         self.samples.clear()
-        # The next one begins here: where samples are rare, each of them is a block.
+        # The next block starts here, so if samples are rare, each of them is a block.
         self.block_step, self.block_time = step + 1, time
         self._add_block(point)
         return True

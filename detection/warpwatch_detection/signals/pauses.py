@@ -1,7 +1,7 @@
-"""Pauses of one rank: reported by the shim, or seen in its steps at equal gaps.
+"""Tracks the pauses of one rank: reported by the shim, or seen in its steps at equal gaps.
 
-A collector that runs when enough objects have been made stops its process every so many steps.
-Lone pauses have no period, and what is written or evaluated on all ranks cancels.
+A garbage collector runs after a number of new objects, so it stops its process at a regular number
+of steps. Single pauses have no period, and writes or evaluations on all ranks cancel.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from dataclasses import dataclass, field
 # Pauses decay within this time, or within this many steps if they take longer.
 WINDOW_S = 60.0
 WINDOW_STEPS = 150
-# At least this many pauses must not have decayed: a lone full collection is normal.
+# The decayed count must reach this: a single full collection is normal.
 MIN_COUNT = 3
-# The share of the time that a diagnosis calls costly.
+# From this share of the time on a diagnosis reports them as costly.
 MIN_SHARE = 0.01
-# Decayed to less than this, the pauses are past.
+# Below this count the pauses are past.
 LEAST_COUNT = 0.3
 
 
 @dataclass(slots=True)
 class ReportedPauses:
-    """``lost_s``, ``count``: decayed to ``time``. ``share``: their part of the time.
+    """The pauses of one rank that the shim reports.
 
-    excess: the share over its limit, less while there are few pauses; 1 at the limit.
+    lost_s, count: duration and number of the pauses, decayed to ``time``. share: their part of the
+    time. excess: the share over its limit, less while there are few pauses; 1 at the limit.
     """
 
     time: float = 0.0
@@ -54,7 +55,7 @@ class ReportedPauses:
         self.count += 1
 
     def judge(self, now: float, elapsed_s: float, window_s: float) -> None:
-        """Evaluate the share of pauses. ``elapsed_s``: since pauses are counted at all."""
+        """Evaluate the share of pauses. ``elapsed_s``: the time since pauses were first counted."""
         self._decay(now, window_s)
         # Time decays like the pauses: this much of it still counts.
         window_s *= -math.expm1(-max(elapsed_s, 1e-3) / window_s)
@@ -76,49 +77,51 @@ class ReportedPauses:
             self.lost_s = self.count = 0.0
 
 
-# Log ratios of single steps are not known better than this.
+# The least noise of the log ratio of a single step.
 MIN_SCALE = 0.005
-# The first steps set the usual ratio; its noise is theirs until more is known.
+# The first steps set the usual ratio and its noise.
 FIRST_STEPS = 3
 # Weight of a new step in the usual ratio and its noise; early steps are learned faster.
 WEIGHT = 0.02
 FAST_STEPS = 50
-# Steps are cut at this many times the noise before they are learned from.
+# A larger difference is learned as this many times the noise.
 WINSOR = 3.0
 # A mean of cut absolute values, normally distributed, times this is their standard deviation.
 SIGMA_PER_MEAN = 1.2533
 # A slow step is 8 % and six deviations above the rank's usual ratio.
 MIN_RISE = math.log(1.08)
 NOISE_FACTOR = 6.0
-# Slow steps in a row that are a new level of the rank and no pause.
+# This many slow steps in a row are a new level of the rank, not a pause.
 LEVEL_STEPS = 4
 # Steps after which the usual ratio is known.
 READY_STEPS = 50
-# A full collection of some ten million objects takes no longer.
+# A full collection of about ten million objects takes this long.
 MAX_PAUSE_S = 5.0
-# Pauses that are remembered, and that make a chain: one or two show no habit.
+# The newest pauses are kept. A chain has at least MIN_PAUSES: fewer may be equally far apart by
+# chance.
 MAX_PAUSES = 24
 MIN_PAUSES = 4
-# A shorter period is a slow rank; a longer one is what checkpoints and evaluations take.
+# A shorter period is a slow rank; a longer one is that of checkpoints and evaluations.
 MIN_PERIOD_STEPS, MAX_PERIOD_STEPS = 5, 80
 # Pauses of a chain that may be missing: one in a checkpoint is not seen.
 MAX_MISSING = 1
-# Equal gaps: within a step or this part of them.
+# Gaps count as equal if they differ by at most one step, or by this part of the period.
 GAP_TOLERANCE = 0.03
 # Pauses of one collector are alike: the longest is at most this many times the shortest.
 MAX_SIZE_RATIO = 3.0
-# Periods without a pause after which the habit is over.
+# After this many periods without a pause the chain is over.
 SILENT_PERIODS = 3
-# A script's own habits fall on such numbers.
+# A script that logs or writes regularly does so at multiples of this.
 ROUND_STEPS = 10
 
 
 @dataclass(slots=True)
 class RegularPauses:
-    """One rank: the usual log ratio to its peers with its noise, and the newest slow steps.
+    """One rank's chain of pauses at equal gaps, from its slow steps.
 
-    steps, pauses_s: those of pauses, oldest first. period (0: none), begin_step, pause_s: those of
-    the found chain. run, pending_*: slow steps in a row, and the newest, which may be a pause.
+    center, scale: the usual log ratio to its peers, and its noise. steps, pauses_s: the newest
+    pauses, oldest first. period (0: none), begin_step, pause_s: of the found chain. run: slow steps
+    in a row; pending_step, pending_s: the newest of these, which may be a pause.
     """
 
     known: int = 0
@@ -151,27 +154,28 @@ class RegularPauses:
         self.center += weight * (size if rise > 0 else -size)
         self.scale += weight * (SIGMA_PER_MEAN * size - self.scale)
         if rise > MIN_RISE and rise > NOISE_FACTOR * scale and self.known > READY_STEPS:
-            self._slow(step, ratio, rise, compute_s)
+            self._add_slow_step(step, ratio, rise, compute_s)
             return False
         if self.period and step - self.steps[-1] > SILENT_PERIODS * self.period:
             self.period = 0
         if not self.run:
             return False
         is_single, self.run = self.run == 1, 0
-        return is_single and self.pending_s <= MAX_PAUSE_S and self._pause(rate)
+        return is_single and self.pending_s <= MAX_PAUSE_S and self._add_pause(rate)
 
     def _begin(self, rise: float) -> None:
         self.center += rise / self.known
         self.scale = max(self.scale, abs(rise) if self.known > 1 else 0.0, MIN_SCALE)
 
-    def _slow(self, step: int, ratio: float, rise: float, compute_s: float) -> None:
+    def _add_slow_step(self, step: int, ratio: float, rise: float, compute_s: float) -> None:
         """Note a slow step: it is a pause, or LEVEL_STEPS of them are a new level."""
         self.run += 1
         self.pending_step, self.pending_s = step, -math.expm1(-rise) * compute_s
         if self.run >= LEVEL_STEPS:
             self.center, self.run = ratio, 0
 
-    def _pause(self, rate: float) -> bool:
+    def _add_pause(self, rate: float) -> bool:
+        """Add the pending step as a pause. Return whether it continues a chain."""
         self.steps = [*self.steps[1 - MAX_PAUSES :], self.pending_step]
         self.pauses_s = [*self.pauses_s[1 - MAX_PAUSES :], self.pending_s]
         for before in range(len(self.steps) - 2, -1, -1):
@@ -200,8 +204,8 @@ class RegularPauses:
     def _chance(self, chain: Sequence[int], period: int) -> float:
         """Return how many such chains per step the same number of random pauses would form.
 
-        Their rate is that of the pauses outside the chain. The first gap may be any, the further
-        ones must hit it; one slot of all may be empty.
+        The rate of random pauses is that of the pauses outside the chain. The first gap is
+        arbitrary and sets the period; each further pause must hit it, except for one.
         """
         full = len(self.steps) >= MAX_PAUSES
         observed = self.steps[-1] - self.steps[0] if full else self.known
@@ -211,7 +215,7 @@ class RegularPauses:
         return float(rate * rate * period * max(slots, 1) * hit ** (len(chain) - 2))
 
     def _chain(self, period: int) -> list[int]:
-        """Indices of the pauses one period apart, newest first."""
+        """Return the indices of the pauses that are one period apart, newest first."""
         tolerance = _tolerance(period)
         chain, missing = [len(self.steps) - 1], 0
         expected = self.steps[-1] - period
@@ -227,7 +231,7 @@ class RegularPauses:
                 expected = step - period
         return chain
 
-    def planned(self) -> bool:
+    def is_planned(self) -> bool:
         """Return whether pauses are at round steps, as of a script that logs or writes."""
         chain = [self.steps[place] for place in self._chain(self.period)]
         return self.period % ROUND_STEPS == 0 and (

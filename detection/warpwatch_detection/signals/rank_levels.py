@@ -17,20 +17,20 @@ from warpwatch_detection.signals.level_shift import student
 from warpwatch_detection.signals.medians import SIGMA_PER_MAD, SlidingMedian, median_of_others
 from warpwatch_detection.signals.peers import ALONE, PeerRatios, WorkScaling, group_by_level
 
-# A scheduler's slices of some milliseconds weigh much in short steps: these share a tick.
+# The scheduler's slices of some milliseconds disturb short steps, so these share a tick.
 TICK_S = 0.1
 # A tick ends at this many steps, however short they are.
 MAX_TICK_STEPS = 50
-# Twenty ticks: a median over them is known to a quarter of the scatter of one.
+# The median of twenty ticks has a quarter of the scatter of one.
 WINDOW_TICKS = 20
-# Windows that the baseline is made of, and that suffice to begin.
+# The baseline has up to this many windows, and is used from READY_BLOCKS on.
 BASELINE_BLOCKS = 20
 READY_BLOCKS = 5
-# Windows over which a slow drift or a quartile is judged: five of them are a hundred ticks.
+# A slow drift or a quartile is evaluated over five windows, which are a hundred ticks.
 DRIFT_BLOCKS = 5
 # Greyhound calls this slow.
 MIN_RISE = math.log(1.10)
-# Times of ranks are not known better than this, as a log ratio.
+# The least noise of a rank's log ratio.
 MIN_SPREAD = 0.004
 # Weight of a new step in the usual one.
 STEP_WEIGHT = 0.05
@@ -42,17 +42,17 @@ STAGE_GAP = math.log(1.10)
 # the exponent is known to a half before work has changed, and no time follows a power exactly.
 EQUAL_WORK = 0.1
 WORK_TICKS = 20
-# Changes of a rank's own time from block to block that say how steady it is.
+# A rank's steadiness is known from MIN_CHANGES changes of its own time from block to block on.
 MIN_CHANGES, MAX_CHANGES = 5, 40
-# Blocks in a row below half of the limit that end it.
+# After this many blocks in a row below half of the limit a rank is no longer slow.
 RELEASE_BLOCKS = 2
 
 
 @dataclass(slots=True)
 class QuartileLevel:
-    """The upper quartile of a window: what a rank raises that is slow in some steps only.
+    """The upper quartile of a window, which rises if a rank is slow in some steps only.
 
-    rise: the median of the newest blocks over the baseline.
+    rise: the median of the newest blocks minus the baseline.
     """
 
     baseline: FrozenBaseline = field(default_factory=lambda: FrozenBaseline(MIN_SPREAD))
@@ -67,18 +67,18 @@ class QuartileLevel:
 
 @dataclass(slots=True)
 class RankLevel:
-    """One rank. Levels are logs of ratios to its peers, which are its baseline until it has one.
+    """One rank. Levels are logs of ratios to its peers, so 0 is its level before a baseline.
 
-    blocks: the newest. missed_blocks: since the rank last reported a step.
-    above_ticks, above_s: how long the level has been above the limit without a break.
-    low_blocks: blocks in a row far below the limit, while found.
-    lowest: the least level of a full window while it has no baseline; NEVER before the first.
-    work: log of what its work explains of its time over what that of the median rank explains.
+    blocks: the newest levels. missed_blocks: blocks since the rank last reported a step.
+    above_ticks, above_s: the time that the level has been above the limit without a break.
+    low_blocks: while found, the blocks in a row far below the limit.
+    lowest: the least level of a full window before a baseline; NEVER before the first.
+    work: the part of its log time that work explains, minus that of the median rank.
     now_and_then: it is slow in some steps, not in most.
-    limit: of the level's rise until the block ends, by the noise of blocks; NEVER: not known yet.
-    excess: the rise over its limit, as judged last.
-    own: log of what it computes itself, of the block's ticks; own_level: of the block before;
-    own_changes: between neighbouring blocks. most_noise: of its level, by what its peers show.
+    limit: of the level's rise, until the block ends; NEVER: not known yet.
+    excess: the rise over its limit, at the newest evaluation.
+    own: the logs of its own compute time in the block's ticks; own_level: of the block before;
+    own_changes: between neighbouring blocks. most_noise: the bound of its noise, by its peers.
     """
 
     window: SlidingMedian = field(default_factory=lambda: SlidingMedian(WINDOW_TICKS))
@@ -110,22 +110,22 @@ class RankLevel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has a baseline of its own."""
+        """Whether the rank has a baseline."""
         return len(self.baseline.blocks) >= READY_BLOCKS
 
     @property
     def usual(self) -> float:
-        """The level that it is compared with."""
+        """The level that the rank's level is compared with."""
         return self.baseline.center if self.is_ready else 0.0
 
     @property
     def rise(self) -> float:
-        """The rise over the baseline of the level by which it is found."""
+        """The rise of the level, or of the upper quartile if the rank is slow now and then."""
         return self.upper.rise if self.now_and_then else self.level - self.usual
 
     @property
     def steadiness(self) -> float:
-        """Standard deviation of its own level, beside no one; infinite while it is not known."""
+        """Standard deviation of its own level, without peers; infinite while it is not known."""
         changes = self.own_changes
         if len(changes.recent) < MIN_CHANGES:
             return NEVER
@@ -140,7 +140,7 @@ class RankLevel:
         self.own.clear()
 
     def release(self, excess: float) -> None:
-        """At the end of a block: what was found is over if it has been gone for long enough."""
+        """Clear the rank at the end of a block if it has been below half of the limit for long."""
         self.now_and_then = self.now_and_then and self.excess < 1
         highest = max(excess, self.excess, self.upper.excess)
         self.low_blocks = self.low_blocks + 1 if highest < 0.5 else 0
@@ -153,11 +153,10 @@ class RankLevel:
 class JobLevels:
     """The ranks of one job; ``groups`` once the baseline is ready; ``step_s``: the usual step.
 
-    stages: the groups that are known beforehand, by the job's parallelism; else empty.
-
-    noise: the middle one of the ranks' spreads. One rank's own is known badly from few blocks, and
-    ranks that do the same work on the same machines are about equally noisy. references: per rank
-    the log of its peers' seconds, in the newest tick.
+    stages: the groups by the job's parallelism, if it is known, else empty. noise: the median of
+    the ranks' spreads; one rank's spread is uncertain after few blocks, and ranks with the same
+    work on the same machines are about equally noisy. references: by rank, the log of its peers'
+    seconds in the newest tick.
     """
 
     ranks: dict[int, RankLevel] = field(default_factory=dict)
@@ -202,7 +201,7 @@ class JobLevels:
         return self._end_tick(step)
 
     def begin_baseline(self) -> None:
-        """Leave what has been seen so far out of the ranks' baselines."""
+        """Keep the steps so far out of the ranks' baselines."""
         self.step_s, self.tick_s, self.tick_steps, self.block_ticks = 0.0, 0.0, 0, 0
         for rank in self.ranks.values():
             rank.own.clear()
@@ -245,7 +244,7 @@ class JobLevels:
         return tick_s
 
     def drop_missing(self, blocks: int) -> None:
-        """At the end of a block: ranks that reported nothing for ``blocks`` are gone."""
+        """Remove ranks that reported nothing for ``blocks``, at the end of a block."""
         for number, rank in list(self.ranks.items()):
             rank.missed_blocks += 1
             if rank.missed_blocks > blocks:
@@ -254,7 +253,7 @@ class JobLevels:
                 self.references.pop(number, None)
 
     def form_groups(self) -> None:
-        """Part the ranks that do different work, once those that are not slow have a baseline."""
+        """Group the ranks by their work, once those that are not slow have a baseline."""
         known = {number: rank for number, rank in self.ranks.items() if rank.is_ready}
         levels = {number: rank.baseline.center for number, rank in known.items()}
         if not levels:
@@ -276,13 +275,13 @@ def error_of(ranks: Iterable[RankLevel]) -> float:
 
 
 # Healthy GPUs of one job differ by 2 % (standard deviation; 9 % from the fastest to the slowest of
-# thousands in PRISM, arXiv 2510.15596). It counts as much as four ranks that were measured.
+# thousands in PRISM, arXiv 2510.15596). This counts like four measured ranks.
 PRIOR_SPREAD = 0.02
 PRIOR_WEIGHT = 4
-# The most slow ranks that are told apart, and their share of all: eight GPUs of two nodes.
+# At most this many ranks can be slow, eight GPUs of two nodes, and this share of all.
 MAX_SLOW = 16
 MAX_SLOW_SHARE = 1 / 4
-# A lone rank is twice as far above the middle as the next one; two alike may be a stage.
+# A single slow rank is twice as far above the middle as the next; two alike may be a stage.
 LONE_FACTOR = 2.0
 
 

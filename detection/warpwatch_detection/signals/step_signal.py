@@ -1,4 +1,4 @@
-"""From steps to samples: after warm-up, corrected for their work, very short steps in groups."""
+"""Turns a job's steps into samples: after warm-up, corrected for work, short steps in groups."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from warpwatch_detection.signals.medians import SIGMA_PER_MAD
 
 # Older steps count less: about the last 500 decide.
 MEMORY = 0.998
-# Relative squared change of work that must have been seen before it explains anything.
+# Work explains nothing before its relative squared changes reach this sum.
 MIN_SQUARES = 0.01
-# A change of time beyond this part of the step is a pause and teaches nothing.
+# A change of time beyond this part of the step is a pause, and is not learned.
 MAX_CHANGE = 0.7
 # Weight of a new step in the level that the slope is relative to.
 LEVEL_WEIGHT = 0.02
@@ -24,7 +24,7 @@ MIN_FACTOR = 0.05
 
 @dataclass(slots=True)
 class StepWork:
-    """time = level * (1 + slope * (work / typical - 1)): a fixed part and one that follows work.
+    """A model of step time: level * (1 + slope * (work / typical - 1)).
 
     The slope is fitted by least squares to the differences of successive steps, which neither a
     level shift nor a drift changes. typical: the work of the first step.
@@ -73,7 +73,6 @@ class StepWork:
 
 # Warm-up ends when two neighbouring groups of this many steps agree ...
 SETTLE_STEPS = 10
-# ... within 5 %, or within three standard errors of their medians (1.25 sigma / sqrt(n) each).
 SETTLED = 0.05
 SETTLED_ERRORS = 3.0 * 1.25 * math.sqrt(2.0 / SETTLE_STEPS)
 # If the start is not stable after this many more steps, it is used as it is.
@@ -81,15 +80,14 @@ MAX_SETTLE_STEPS = 200
 # Shorter steps are evaluated in groups of about this time: the operating system's scheduling costs
 # milliseconds, which hardly matter in a tenth of a second.
 SAMPLE_S = 0.1
-# A group of steps is bounded, however short they are.
 MAX_GROUP = 1000
 
 
 @dataclass(slots=True)
 class StepSignal:
-    """One job's. group: steps that make a sample, 0 while the job warms up.
+    """The samples of one job. group: the steps in a sample, 0 while the job warms up.
 
-    sample_s: how long one lasts; first_step: of the newest group.
+    sample_s: the length of a sample; first_step: of the newest group.
     """
 
     work: StepWork = field(default_factory=StepWork)
@@ -117,7 +115,7 @@ class StepSignal:
         return sample
 
     def window_of(self, seconds: float) -> int:
-        """Samples that last at least ``seconds``."""
+        """Return the number of samples that last at least ``seconds``."""
         return math.ceil(seconds / self.sample_s) if self.sample_s > 0 else 1
 
     def _settle(self, value: float, given_up: bool) -> None:

@@ -22,7 +22,7 @@ ACTIVE = tuple(series("throttle_active", reason) for reason in THROTTLE_REASONS)
 TIMED = tuple(series("throttle_seconds_total", reason) for reason in TIMED_THROTTLE_REASONS)
 # Load moves the clock of a healthy GPU by 5 to 10 %.
 MIN_DROP = 0.15
-# Clocks are means over blocks; the device's own level is known from READY_BLOCKS on.
+# A clock is a mean over a block; the device's usual clock is known after READY_BLOCKS.
 BLOCK_S = 20.0
 READY_BLOCKS = 4
 # A block needs this many readings under load, and at least this share of them without a reason.

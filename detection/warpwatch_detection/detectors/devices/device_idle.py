@@ -1,4 +1,4 @@
-"""A device that is in use and on which nothing runs."""
+"""Detects a device that is in use but runs nothing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MEMORY_USED, MEMORY_TOTAL = series("memory_used_bytes"), series("memory_total_by
 BUSY_SECONDS = series("busy_seconds_total")
 # A desktop or a monitor causes this much.
 MAX_UTILIZATION = 0.02
-# More than the contexts of processes that do nothing take.
+# The contexts of processes that do nothing take less.
 MIN_MEMORY_SHARE = 0.05
 
 
 @dataclass(slots=True)
 class IdleDevice(Watched):
-    """idle_since: the first idle reading; who: one that uses it; memory_share: in use."""
+    """idle_since: the first idle reading; who: a rank that uses it; memory_share: in use."""
 
     idle_since: float = 0.0
     busy_s: float | None = None

@@ -11,18 +11,18 @@ from warpwatch_detection.detectors.devices.watch import DeviceWatch, Symptom, Wa
 from warpwatch_telemetry.records import DeviceReading
 
 SILENT = "silent"
-# The driver's own words for it, as the sources publish them.
+# The driver's reasons, as the sources publish them.
 LOST = {
     "lost": "does not answer any more: it has fallen off the bus or the driver does not list it",
     "reset_required": "does not work until it is reset",
 }
-# It is there: it is another kind's concern, or no fault.
+# With these reasons the device is present: another kind reports it, or it is not a fault.
 PRESENT = ("stuck", "no_permission")
-# UUIDs of what may go in order: MIG devices, and indices whose UUID was never read.
+# The UUIDs of MIG devices, which may be removed, and of indices whose UUID was never read.
 MAY_GO = ("MIG-", "unknown-")
 # Longer than a driver takes to initialise a GPU (up to 32 s were seen).
 SILENT_S = 45.0
-# A GPU that gives no reading may have been removed on purpose; within a day that is known.
+# A GPU without readings may have been removed on purpose, so after a day it is no longer expected.
 FORGET_S = 86400.0
 # A device pauses if it misses this many readings (at the interval of the last two), or this long.
 PAUSE_READINGS = 5
@@ -32,9 +32,9 @@ CHECK_INTERVAL_S = 1.0
 
 @dataclass(slots=True)
 class LostDevice(Watched):
-    """began: its first reading; since: the first after the newest pause; well: the last good.
+    """began: the first reading; since: the first after the newest pause; well: the last good one.
 
-    missed: since when it is found to be silent.
+    missed: when it was first found to be silent.
     """
 
     began: float = NEVER
@@ -51,22 +51,22 @@ class LostDevice(Watched):
 
 
 class DeviceLost(DeviceWatch[LostDevice]):
-    """One that is expected is remembered over restarts, so that a missing one is noticed.
+    """Remembers devices over restarts, so that a missing one is detected.
 
-    It may be missing on purpose: a card was taken out, the process may see fewer. As nothing says
-    so, a silent one is expected for FORGET_S only.
+    A device may be missing on purpose, as a card was taken out or the process may see fewer. Since
+    nothing reports this, a silent device is expected for FORGET_S only.
     """
 
     kind = "device_lost"
     device_type = LostDevice
     stale_s = NEVER
-    # The driver says that it is gone: two readings, as one may be a mistake.
+    # The driver must report it twice, as one reading may be wrong.
     hold_s, clear_s = 2.0, 5.0
     usual_severity = "critical"
 
     def __init__(self) -> None:
         super().__init__()
-        self._looked = -NEVER
+        self._checked = -NEVER
 
     def observe(self, seen: Any) -> Results:
         device = self.device(seen.device)
@@ -75,9 +75,9 @@ class DeviceLost(DeviceWatch[LostDevice]):
         if symptom is not None:
             hold_s = self.hold_s if device.reason in LOST else SILENT_S
             results.extend(self.follow(seen.device, device, symptom, seen.time, hold_s))
-        if abs(seen.time - self._looked) >= CHECK_INTERVAL_S:
-            self._looked = seen.time
-            results.extend(self._look_for_silent(seen.time))
+        if abs(seen.time - self._checked) >= CHECK_INTERVAL_S:
+            self._checked = seen.time
+            results.extend(self._find_silent(seen.time))
         return results
 
     def examine(self, device: LostDevice, seen: DeviceReading) -> Symptom | None:
@@ -90,7 +90,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
         if seen.reason in PRESENT:
             return Symptom(0.0)
         device.reason = seen.reason
-        # Where no device can be read it is the driver that is gone.
+        # If no device can be read, the fault is the driver's.
         if seen.reason in LOST or any(self._read_well(now)):
             return Symptom(1.0, gone_s)
         return None
@@ -110,7 +110,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
         devices: Iterable[LostDevice] = self.state.devices.values()
         return (d for d in devices if d.up and 0 <= now - d.seen <= d.pause_s)
 
-    def _look_for_silent(self, now: float) -> Iterator[DetectorResult]:
+    def _find_silent(self, now: float) -> Iterator[DetectorResult]:
         devices: dict[str, LostDevice] = self.state.devices
         for uuid, device in list(devices.items()):
             limit_s = max(SILENT_S, PAUSE_READINGS * device.interval_s)
@@ -147,13 +147,13 @@ class DeviceLost(DeviceWatch[LostDevice]):
         return f"the GPU cannot be read{since} ({device.reason or 'no reason'}), others can"
 
 
-# As the watchdog of the source publishes it, which has waited long enough: found at once.
+# The reason of the source's watchdog. It has already waited, so the device is found at once.
 STUCK = "stuck"
 
 
 @dataclass(slots=True)
 class StuckDevice(Watched):
-    """well: when a call came back last."""
+    """well: when a call last returned."""
 
     well: float | None = None
 
@@ -165,7 +165,7 @@ class DeviceStuck(DeviceWatch[StuckDevice]):
     usual_severity = "critical"
 
     def examine(self, device: StuckDevice, seen: DeviceReading) -> Symptom:
-        """Return whether a call has not come back; any other state proves that it has."""
+        """Return the symptom of a call that has not returned; other states prove that it has."""
         if seen.up or seen.reason != STUCK:
             device.well = seen.time
             return Symptom(0.0, 0.0)

@@ -24,19 +24,20 @@ from warpwatch_telemetry.records import DeviceReading, PortReading
 GENERATION, GENERATION_MAX = series("pcie_link_generation"), series("pcie_link_generation_max")
 WIDTH, WIDTH_MAX = series("pcie_link_width_lanes"), series("pcie_link_width_max_lanes")
 REPLAYS = series("pcie_replay_total")
-# The most that NVIDIA finds normal (DCGM's health check).
+# DCGM's health check accepts up to this rate.
 REPLAYS_PER_MINUTE = 8.0
 MINUTE_S = 60.0
-# An idle link saves power by its generation: it is judged under load alone, and read every 30 s.
+# An idle link lowers its generation to save power, so the link is evaluated under load only. As it
+# is read every 30 s, HOLD_S spans three readings.
 MIN_UTILIZATION = 0.2
 HOLD_S = 90.0
 
 
 @dataclass(slots=True)
 class PcieDevice(Watched):
-    """link: the link's speed alone; link_words: a text with a place for value and maximum.
+    """link: the symptom of the link's speed; link_words: its text, with value and maximum to fill.
 
-    replays_count: more than the link, when they were last judged.
+    replays_count: the newest symptom is that of the replays, not of the link.
     """
 
     link: Hysteresis = field(default_factory=Hysteresis)
@@ -74,7 +75,7 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
             slow = Symptom(float(share < 1), value, maximum, maximum)
             link.follow(now, slow, HOLD_S, 0.0)
         if not 0 <= now - link.judged <= STALE_S:
-            # No load since: its speed is not known any more.
+            # Without load for so long its speed is no longer known.
             link.end()
         if not link.known:
             return None
@@ -92,7 +93,7 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
 
 
 def _worst(metrics: Metrics) -> tuple[float, float, float, str] | None:
-    """Share of the maximum, value, maximum and words of what is further below its maximum."""
+    """Return share, value, maximum and words of generation or width, by the lower share."""
     found = None
     for now, highest, words in (
         (GENERATION, GENERATION_MAX, "as generation {:.0f} of {:.0f}"),
@@ -104,25 +105,26 @@ def _worst(metrics: Metrics) -> tuple[float, float, float, str] | None:
     return found
 
 
-# Any of these is found; the others are normal in small numbers (DCGM's health check).
+# Any of these errors is found; the others are normal in small numbers (DCGM's health check).
 GRAVE = {kind: series("nvlink_errors_total", kind) for kind in ("replay", "recovery")}
 CRC = {kind: series("nvlink_errors_total", kind) for kind in ("crc_flit", "crc_data", "receive")}
 # NVML supports at most 18 links (NVML_NVLINK_MAX_LINKS).
 LINKS = tuple(series("nvlink_link_up", str(link)) for link in range(18))
-# Where DCGM's health check warns.
+# DCGM's health check warns at this rate.
 CRC_PER_SECOND = 100.0
 CRC_WINDOW_S = 60.0
-# How long no further grave error may come for it to be over.
+# The anomaly is over after this time without a grave error.
 QUIET_S = 600.0
-# How long a link that was up must be down.
+# A link that was up is found after this time down.
 DOWN_S = 10.0
 
 
 @dataclass(slots=True)
 class NvlinkDevice(Watched):
-    """up: links that were seen up; down: of those, the ones that are not now; outage: how long.
+    """up: links that have been up; down: those of them that are down; outage: the symptom of these.
 
-    grave: counts by type; fresh: new ones by type since it was last quiet; erred: the newest.
+    grave: counters by type; fresh: new errors by type since it was last quiet; erred: the time of
+    the newest.
     """
 
     up: list[int] = field(default_factory=list)
@@ -136,7 +138,7 @@ class NvlinkDevice(Watched):
 
 
 class NvlinkError(DeviceWatch[NvlinkDevice]):
-    """Links that never were up are not connected."""
+    """Ignores links that have never been up: they are not connected."""
 
     kind = "nvlink_error"
     device_type = NvlinkDevice
@@ -168,7 +170,7 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
         return True
 
     def severity(self, device: NvlinkDevice) -> Severity:
-        """Without a link collectives fail, or go on at a part of their speed."""
+        """Return "critical" for a missing link, with which collectives fail or are slow."""
         return "critical" if device.outage.found or "recovery" in device.fresh else "warning"
 
     def describe(self, device: NvlinkDevice) -> str:
@@ -233,14 +235,14 @@ def _key(name: str, port: str, *labels: str) -> SeriesKey:
 
 
 class NetworkLinkDown(DeviceWatch[PortDevice]):
-    """A port that never was up is not connected."""
+    """Ignores ports that have never been up: they are not connected."""
 
     kind = "network_link_down"
     device_type = PortDevice
     reads = (PortReading,)
     unknown = "no port of a network device that was up"
     clear_s = CLEAR_S
-    # A link that is trained anew is away for some seconds; gpud counts a flap from 25 s on.
+    # A link that is retrained is down for some seconds; gpud counts a flap from 25 s on.
     hold_s = 25.0
     # Collectives over the port fail for every job.
     usual_severity = "critical"
@@ -259,7 +261,7 @@ class NetworkLinkDown(DeviceWatch[PortDevice]):
 
 
 class NetworkErrors(DeviceWatch[PortDevice]):
-    """Counts of the first reading are old."""
+    """Ignores the counts of the first reading, which are old."""
 
     kind = "network_errors"
     device_type = PortDevice

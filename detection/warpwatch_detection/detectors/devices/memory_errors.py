@@ -1,4 +1,4 @@
-"""Finds memory errors of a device: data that was lost, and bad rows that are replaced."""
+"""Detects memory errors of a device: lost data, and bad rows that are replaced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_LIFE = series("ecc_aggregate_errors_total", "uncorrected")
 
 @dataclass(slots=True)
 class EccDevice(EventDevice):
-    """The counts. ``fresh``: new ones within the anomaly."""
+    """The counters. ``fresh``: the new errors of the anomaly."""
 
     since_loaded: CounterGrowth = field(default_factory=CounterGrowth)
     of_life: CounterGrowth = field(default_factory=CounterGrowth)
@@ -28,7 +28,7 @@ class EccDevice(EventDevice):
 
 
 class EccUncorrectable(DeviceEvents[EccDevice]):
-    """Growth of the count since the driver was loaded; where there is none, of the device's life.
+    """Detects growth of the count since the driver was loaded, else of the device's life.
 
     Counts of the first reading are old.
     """
@@ -59,10 +59,10 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
 
 
 FAILURE, PENDING = series("row_remap_failure"), series("row_remap_pending")
-# Before Ampere: pages are retired instead.
+# GPUs before Ampere retire pages instead.
 PAGES_PENDING = series("retired_pages_pending")
 ROWS = series("remapped_rows", "uncorrectable"), series("remapped_rows", "correctable")
-# A lasting state is found again this often, or often enough for the hold of events.
+# A lasting state is reported again at this interval, or sooner so that the anomaly stays open.
 REPEAT_S = 60.0
 
 FAILED = "remapping a bad memory row has failed: the GPU must be replaced"
@@ -77,8 +77,10 @@ class RemapDevice(EventDevice):
 
 
 class RowRemap(DeviceEvents[RemapDevice]):
-    """A failure and what waits are found for as long as they are there, also on the first reading;
-    rows that were remapped before it are old."""
+    """Detects failed and pending remappings while they last, also on the first reading.
+
+    Rows that were remapped before the first reading are old.
+    """
 
     kind = "row_remap"
     device_type = RemapDevice

@@ -1,8 +1,8 @@
-"""Clocks held down by heat or by power, by three witnesses: one is enough.
+"""Detects clocks held down by heat or by power, by any one of three signs.
 
-The driver counts the time of a reason, it names the reasons of the moment (the state), and the
-clock itself falls. A counter may stand still while its reason holds, so the others are asked, too.
-A power cap in software is how a busy GPU keeps its limit: it is healthy and ignored.
+The driver counts the time of a reason, it reports the present reasons (the state), and the clock
+itself falls. A counter may stand still although its reason holds, so the others are read too. The
+software power cap is ignored: with it a healthy, busy GPU keeps its power limit.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ _ACTIVE = {
     reason: series("throttle_active", reason)
     for reason in ("sw_thermal", "hw_thermal", "hw_power_brake", HW_SLOWDOWN)
 }
-# Other reasons for a low clock of a hot GPU: limits that were set, and idling.
+# Other reasons for a low clock of a hot GPU: set limits, and idling.
 _EXPLAINING = tuple(
     series("throttle_active", reason)
     for reason in ("idle", "application_clocks", "sw_power_cap", "sync_boost", "display_clocks")
 )
 # A tenth of half a minute costs a job some per cent, and no single short peak counts.
 MIN_SHARE = 0.10
-# A state that the counter contradicts, or a low clock alone, must last for nearly all of it.
+# A state that the counter contradicts, or a low clock alone, must last for most of the window.
 MIN_CONTRADICTED_SHARE = 0.90
-# It is over once the share was below half of that for as long.
+# The window of shares. A throttle is over after this time below half of its limit.
 WINDOW_S = 30.0
 # A reading of the states is valid for at most this time.
 STANDS_S = 10.0
@@ -85,10 +85,10 @@ CLOCK_ALONE = "clock"
 
 @dataclass(slots=True)
 class ThrottleReason:
-    """How long one reason has held clocks down, by the driver's counter and by its states.
+    """The time that one reason has held clocks down, by the driver's counter and by its states.
 
-    strict: a state must last, as the driver counts the time too, or does not give this reason.
-    active_s: under load, by the states that were read.
+    strict: a state must last, because the driver also counts the time, or does not report this
+    reason. active_s: the time under load, by the states.
     """
 
     strict: bool = False
@@ -100,7 +100,7 @@ class ThrottleReason:
     state_share: float = 0.0
 
     def read(self, now: float, total_s: float | None, active: bool | None) -> bool:
-        """Take a reading; return whether either of them is known."""
+        """Add a reading. Return whether the counter or the state is known."""
         if total_s is not None:
             self.strict = True
             self.counter_share = _share(self.counter, now, total_s)
@@ -113,7 +113,7 @@ class ThrottleReason:
 
     @property
     def symptom(self) -> Symptom:
-        """The witness that is further beyond its own limit."""
+        """The symptom of counter or state, by the one that is further above its limit."""
         state_limit = MIN_CONTRADICTED_SHARE if self.strict else MIN_SHARE
         share, limit = self.counter_share, MIN_SHARE
         if self.state_share / state_limit > share / limit:
@@ -132,9 +132,9 @@ def _share(growth: CounterGrowth, now: float, total_s: float) -> float:
 
 @dataclass(slots=True)
 class ThrottledDevice(Watched):
-    """``worst``: the reason that is furthest beyond its limit; the rest as read last.
+    """``worst``: the reason that is furthest above its limit; other values are the newest.
 
-    cool_hz: the clock that it had under load before it was too hot; 0: not known.
+    cool_hz: the clock under load before the GPU was too hot; 0: not known.
     """
 
     reasons: dict[str, ThrottleReason] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class ThrottledDevice(Watched):
 
 
 class Throttle(DeviceWatch[ThrottledDevice]):
-    """The worst of several reasons: their times overlap."""
+    """Reports the worst of several reasons, as their times overlap."""
 
     # The series of each reason's time, and its words.
     timed: ClassVar[dict[str, SeriesKey]]
@@ -157,7 +157,7 @@ class Throttle(DeviceWatch[ThrottledDevice]):
 
     def examine(self, device: ThrottledDevice, seen: DeviceReading) -> Symptom | None:
         symptoms: dict[str, Symptom] = {}
-        for name, total_s, active in self._witnesses(device, seen.metrics):
+        for name, total_s, active in self._signs(device, seen.metrics):
             reason = device.reasons.get(name)
             if reason is None:
                 reason = device.reasons[name] = ThrottleReason(strict=name == CLOCK_ALONE)
@@ -175,7 +175,7 @@ class Throttle(DeviceWatch[ThrottledDevice]):
             device.clock_max_hz = seen.metrics.get(CLOCK_MAX)
         return worst
 
-    def _witnesses(
+    def _signs(
         self, device: ThrottledDevice, metrics: Metrics
     ) -> Iterator[tuple[str, float | None, bool | None]]:
         """Yield each reason, the seconds that the driver counts, and its state under load."""
@@ -215,18 +215,21 @@ class ThermalThrottle(Throttle):
         """Return critical for the hardware's protection, which at least halves clocks."""
         return "critical" if device.worst == "hw_thermal" else "warning"
 
-    def _witnesses(
+    def _signs(
         self, device: ThrottledDevice, metrics: Metrics
     ) -> Iterator[tuple[str, float | None, bool | None]]:
-        yield from super()._witnesses(device, metrics)
+        yield from super()._signs(device, metrics)
         slow = _is_slow_by_heat(device, metrics)
         if slow is not None:
             yield CLOCK_ALONE, None, slow
 
 
 class PowerBrake(Throttle):
-    """The brake that power supply or rack pull; also the hardware slowdown that heat is not the
-    reason of, which has no counter: too much power drawn too quickly."""
+    """Detects the power brake, which the power supply or the rack applies.
+
+    It also detects a hardware slowdown without heat, which has no counter: the GPU drew too much
+    power too quickly.
+    """
 
     kind = "power_brake"
     state_version = 2
@@ -236,10 +239,10 @@ class PowerBrake(Throttle):
         HW_SLOWDOWN: "power made the hardware cut clocks (hw_slowdown) during",
     }
 
-    def _witnesses(
+    def _signs(
         self, device: ThrottledDevice, metrics: Metrics
     ) -> Iterator[tuple[str, float | None, bool | None]]:
-        yield from super()._witnesses(device, metrics)
+        yield from super()._signs(device, metrics)
         slowed, hot = metrics.get(_ACTIVE[HW_SLOWDOWN]), metrics.get(_ACTIVE["hw_thermal"])
         if slowed is not None and hot is not None:
             cool = not hot and not is_too_hot(metrics)
@@ -256,14 +259,14 @@ def _is_slow_by_heat(device: ThrottledDevice, metrics: Metrics) -> bool | None:
     if not is_too_hot(metrics):
         device.cool_hz = clock_hz
         return False
-    # A clock that was as low before is locked.
+    # A clock that was as low before the heat is locked.
     usual_hz = device.cool_hz or metrics.get(CLOCK_MAX, 0.0)
     return clock_hz < (1 - MIN_DROP) * usual_hz
 
 
-# So near to where it slows down; healthy GPUs under full load keep 10 °C and more.
+# The limit below the slowdown; healthy GPUs under full load keep 10 °C and more.
 MARGIN_CELSIUS = 4.0
-# It is over so far below the margin.
+# It is over this far below the limit.
 RELEASE_CELSIUS = 3.0
 
 
@@ -287,7 +290,7 @@ class Overheating(DeviceWatch[HotDevice]):
         if found is None:
             return None
         device.sensor, left_c, limit_c = found
-        # 1 at the margin, half of it where it begins to be over.
+        # The excess is 1 at the limit, and 0.5, which is RELEASE, RELEASE_CELSIUS below it.
         excess = max(0.0, 1.0 + (MARGIN_CELSIUS - left_c) / (2 * RELEASE_CELSIUS))
         return Symptom(excess, limit_c - left_c, limit_c, limit_c - MARGIN_CELSIUS)
 

@@ -1,4 +1,4 @@
-"""The base of the detectors of devices: how a symptom lasts, and one state per device."""
+"""Provides the base classes of device detectors: one state per device, and lasting symptoms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UTILIZATION, _GRAPHICS = series("utilization_ratio"), series("graphics_active_r
 
 
 def utilization(metrics: Metrics) -> float | None:
-    """Share of time in which something ran, 0 to 1; None: not known.
+    """Return the share of time in which something ran, 0 to 1; None if it is unknown.
 
     GPUs in MIG mode and MIG devices have no utilization, but may have GPM's counters.
     """
@@ -50,20 +50,20 @@ def is_loaded(metrics: Metrics) -> bool | None:
     return None if busy is None else busy >= MIN_UTILIZATION
 
 
-# A symptom is not known to last over a pause between readings of at least this length, and three
-# times the pause before.
+# A symptom is not assumed to last over a pause between readings that is longer than this, and than
+# three times the pause before.
 GAP_S = 60.0
 # Below this part of its limit a symptom is gone; between it and the limit nothing changes.
 RELEASE = 0.5
 # A window is stored as this many parts.
 WINDOW_PARTS = 10
-# Readings that are more windows apart than this have nothing to do with each other.
+# Readings more windows apart than this are not compared.
 MOST_WINDOWS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One judgement. ``excess``: how far it is, 1 at the limit; the rest as in a Detected."""
+    """One evaluation. ``excess``: part of the limit, 1 at the limit; the rest as in Detected."""
 
     excess: float
     value: float | None = None
@@ -73,11 +73,11 @@ class Symptom:
 
 @dataclass(slots=True)
 class Hysteresis:
-    """Whether a symptom lasts: found after ``hold_s`` at its limit, over after ``clear_s`` below
-    RELEASE. Times are of records.
+    """A symptom: found after ``hold_s`` at its limit, and over after ``clear_s`` below RELEASE.
 
-    since: the first of the bad judgements in a row, or, once found, of the good ones.
-    nearest: the largest excess so far; one at the limit counts as much as it has lasted.
+    Times are of records. since: the first of the bad evaluations in a row, or, once found, of the
+    good ones. judged: the newest. nearest: the largest excess so far; an excess at the limit counts
+    by the part of ``hold_s`` that it lasted.
     """
 
     found: bool = False
@@ -121,11 +121,11 @@ class Hysteresis:
 
     @property
     def known(self) -> bool:
-        """Whether it was ever judged."""
+        """Whether the symptom was ever evaluated."""
         return self.judged > -NEVER
 
     def interrupt(self) -> None:
-        """Ignore what was bad so far, unless it was found."""
+        """Ignore bad evaluations so far, unless the symptom is found."""
         if not self.found:
             self.since = None
 
@@ -137,8 +137,8 @@ class Hysteresis:
 class CounterGrowth:
     """The recent growth of a counter. The first count is ignored.
 
-    A counter that fell began again at 0 (the driver was loaded again): what it has is new.
-    points: time and growth up to it, the oldest first; grown: since the beginning.
+    A counter that fell started again at 0 (the driver was reloaded): all of its count is new.
+    points: time and growth up to it, the oldest first; grown: since the first count.
     """
 
     last: float | None = None
@@ -157,7 +157,7 @@ class CounterGrowth:
         self.grow_to(total)
         points = self.points
         if not points or not 0 <= now - points[-1][0] <= MOST_WINDOWS * window_s:
-            # Growth during a pause is not known to be recent.
+            # Growth during a pause may be old.
             points[:] = [(now, self.grown)]
         elif now - points[-1][0] >= window_s / WINDOW_PARTS:
             points.append((now, self.grown))
@@ -167,9 +167,9 @@ class CounterGrowth:
         return (self.grown - grown) * window_s / max(window_s, now - time)
 
 
-# Devices that are remembered; MIG devices get a new UUID whenever they are made.
+# The limit is needed because MIG devices get a new UUID whenever they are made.
 MAX_DEVICES = 256
-# How often what lasts is found again, with its newest numbers.
+# A lasting symptom is reported again at this interval, with its newest numbers.
 REPEAT_S = 10.0
 # A symptom that could not be evaluated for this long (no load, not read) counts as over.
 STALE_S = 600.0
@@ -177,7 +177,7 @@ STALE_S = 600.0
 
 @dataclass(slots=True)
 class Watched:
-    """The base of a device's state; times of its newest reading and finding."""
+    """The base of a device's state. seen, found_time: of its newest reading and result."""
 
     seen: float = -NEVER
     found_time: float = -NEVER
@@ -190,7 +190,7 @@ D = TypeVar("D", bound=Watched)
 
 @dataclass(slots=True)
 class DeviceStates(Generic[S]):
-    """The state of a detector that remembers devices, by UUID."""
+    """The state of a device detector: the state of each device, by UUID."""
 
     devices: dict[str, S] = field(default_factory=dict)
 
@@ -203,7 +203,7 @@ class WatchedStates(DeviceStates[S]):
 
 
 class DeviceDetector(Detector, Generic[D]):
-    """One state a device, in ``state.devices`` by UUID. device_type: what it remembers of one."""
+    """A detector with one state per device. device_type: the class of this state."""
 
     reads: tuple[type, ...] = (DeviceReading,)
     # The status text of a device that was never evaluated.
@@ -230,10 +230,7 @@ class DeviceDetector(Detector, Generic[D]):
 
 
 class DeviceWatch(DeviceDetector[D]):
-    """A state of a device: found when it has lasted, over when it has been away.
-
-    The state has a ``deadline`` besides: when something may have become stale.
-    """
+    """A detector of symptoms that last: found after ``hold_s``, over after ``clear_s`` without."""
 
     hold_s: float = 0.0
     clear_s: float = 0.0
@@ -326,7 +323,7 @@ E = TypeVar("E", bound=EventDevice)
 
 
 class DeviceEvents(DeviceDetector[E]):
-    """Something that happens to a device; the engine holds it for ``hold_s`` after the last."""
+    """A detector of events; the engine keeps an anomaly open for ``hold_s`` after the last one."""
 
     # The status text of a device without a recent event.
     fine: str
@@ -341,7 +338,7 @@ class DeviceEvents(DeviceDetector[E]):
 
     @abstractmethod
     def examine(self, device: E, seen: DeviceReading) -> Detected | None:
-        """Return what has happened since the reading before."""
+        """Return an event since the last reading, or None."""
 
     def observe(self, seen: Any) -> Results:
         device = self.device(seen.device)

@@ -1,4 +1,4 @@
-"""XIDs: what the driver reports of a GPU, by number."""
+"""Detects XIDs, the numbered errors that the driver reports of a GPU."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.xids import SEVERITIES, explain
 
 COUNTS = "device_xid_errors_total"
-# How many numbers of one device are counted, and named in one sentence.
+# The limits of numbers per device, and in a sentence.
 MAX_XIDS = 128
 MAX_NAMED = 4
-# Where to look, as the catalogue says it: an application's own error is not the GPU's.
+# What to check, by the catalogue's field ``blame``: an application's error is not the GPU's.
 WHERE = {
     "application": "look at the job",
     "driver": "look at the driver",
@@ -36,7 +36,7 @@ class XidCount:
 
 @dataclass(slots=True)
 class XidDevice(EventDevice):
-    """leading: the first of the worst lately; others: the rest, in the order of their coming."""
+    """leading: the first of the recent XIDs of highest severity; others: the rest, in order."""
 
     counts: dict[str, XidCount] = field(default_factory=dict)
     leading: int | None = None
@@ -71,7 +71,7 @@ class XidErrors(DeviceEvents[XidDevice]):
         return self._found(device, seen)
 
     def _has_risen(self, device: XidDevice, number: str, metrics: Metrics, first: bool) -> bool:
-        """Counted again since the reading before; on the first reading nothing is news."""
+        """Return whether the XID occurred since the last reading; never on the first reading."""
         total = metrics[COUNTS, (number,)]
         count = device.counts.get(number)
         if count is None:
@@ -81,7 +81,7 @@ class XidErrors(DeviceEvents[XidDevice]):
         elif total == count.total == 0:
             return False
         last_time = metrics.get(series("xid_last_timestamp_seconds", number), count.last_time)
-        # A counter that began again has counted the same one again only if it was seen later.
+        # If a counter started again at 0, the XID is new only if its last time is later.
         risen = total > count.total or (total > 0 and last_time > count.last_time)
         count.total, count.last_time = total, last_time
         return risen and not first

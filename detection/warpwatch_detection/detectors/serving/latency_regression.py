@@ -33,18 +33,17 @@ UPDATE_SAMPLES = 20
 # Widths of the bins of the load.
 RUNNING_WIDTH, WAITING_WIDTH, PROMPT_WIDTH = 1.2, 2.0, 1.6
 KV_STEPS = 16
-# Weights of a second in what is usual and in what is now.
+# Weights of a second in the usual and in the present parts.
 USUAL_WEIGHT, NOW_WEIGHT = 1 / 300, 1 / 15
 # A part must rise by this factor, or take this share of the latency's rise, to be the cause.
 CAUSE_FACTOR = 1.1
-# A second of another process that is older says nothing of now.
+# Older seconds of other processes are ignored.
 FRESH_S = 5.0
 
 
 @dataclass(slots=True)
 class Parts:
-    """What a latency is made of: seconds of an iteration, the share of them that waits for ranks,
-    seconds in the queue, preemptions per second. The mean of some seconds."""
+    """The parts of a latency, as means over seconds. comm_share: of the iteration, for ranks."""
 
     iteration_s: float = 0.0
     comm_share: float = 0.0
@@ -83,8 +82,10 @@ class LatencySeries:
 
 @dataclass(slots=True)
 class ServerLatency:
-    """engine: the newest second of the process that knows the requests. iterations: by worker, the
-    newest second with iterations. masked_until: a capture and its export."""
+    """engine: the newest second of the process that has the requests.
+
+    workers: the newest second with iterations, by rank. masked_until: the end of an export.
+    """
 
     engine: Serve | None = None
     workers: dict[int, Serve] = field(default_factory=dict)
@@ -159,7 +160,7 @@ class LatencyRegression(Detector):
             job.workers.pop(-1 if seen.rank is None else seen.rank, None)
 
     def _second(self, job: ServerLatency, seen: Serve) -> Iterator[Detected | Cleared]:
-        """Evaluate one second of the process that knows the latencies."""
+        """Evaluate one second of the process that reports the latencies."""
         engine = job.engine
         if engine is None or seen.time - engine.time > FRESH_S:
             return

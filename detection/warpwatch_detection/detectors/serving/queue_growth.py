@@ -53,7 +53,7 @@ class QueueGrowth(Detector):
         return JobStates[Queue]
 
     def observe(self, seen: Serve) -> Results:
-        """Evaluate a second of the process that knows the queue."""
+        """Evaluate a second of the process that has the queue."""
         job = self.state.jobs.get(seen.job_id)
         if not (seen.running or seen.waiting):
             # A worker does not know the queue; without a request, nothing is found any more.

@@ -43,7 +43,7 @@ class ServerProgress:
 
     @property
     def due(self) -> float:
-        """The time when the server counts as hung if nothing more comes."""
+        """The time when the server counts as hung if no more records arrive."""
         if self.hung or not self.in_flight:
             return NEVER
         limit_s = max(TIMEOUT_S if self.begun else FIRST_TIMEOUT_S, GAP_FACTOR * self.longest_gap_s)
@@ -52,7 +52,7 @@ class ServerProgress:
         return max(self.progress_time, self.quiet_until) + limit_s
 
     def serve(self, seen: Serve) -> bool:
-        """Note a second of a process; return whether it ends the hang."""
+        """Add a second of a process; return whether it ends the hang."""
         before, requests = self.in_flight, seen.running + seen.waiting
         if requests or seen.rank in self.requests:
             self.requests[seen.rank] = requests
@@ -64,11 +64,11 @@ class ServerProgress:
         return not self.in_flight and self._end()
 
     def step(self, seen: Step) -> bool:
-        """Note an iteration; return whether it ends the hang."""
+        """Add an iteration; return whether it ends the hang."""
         return self._go_on(seen.time)
 
     def event(self, seen: RankEvent) -> bool:
-        """Note an event of a process; return whether it ends the hang."""
+        """Add an event of a process; return whether it ends the hang."""
         if seen.event == "stopped":
             self.silent.add(seen.rank)
         elif seen.event == "resumed":
