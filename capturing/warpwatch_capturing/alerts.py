@@ -361,7 +361,7 @@ def _ranks(job: JobId, labels: Mapping[str, str], node: ThisNode) -> frozenset[i
     if not rank:
         return None
     if not (rank.isascii() and rank.isdecimal() and len(rank) <= 10 and int(rank) < MAX_RANK):
-        raise Settled(BAD_LABELS, f"rank {rank[:20]!r} is no number of a rank")
+        raise Settled(BAD_LABELS, f"rank {rank[:20]!r} is not a rank number")
     number = int(rank)
     if number not in known:
         raise Settled(NO_RANK, f"{job.name[:100]} has no running rank {number} here")
@@ -378,5 +378,5 @@ def _uuid(labels: Mapping[str, str], node: ThisNode) -> str:
     named = {labels.get("node", "").lower(), host_of(labels.get("instance", ""))} - {""}
     uuid = node.uuids.get(index)
     if uuid is None or (named and not named & node.own_names):
-        raise Settled(NO_RANK, f"gpu {index[:10]!r} without uuid is no device of this node")
+        raise Settled(NO_RANK, f"gpu {index[:10]!r} without uuid is not a device of this node")
     return uuid

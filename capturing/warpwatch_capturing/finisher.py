@@ -185,7 +185,7 @@ class Finisher:
         return outcome
 
     def _leave(self, session: CaptureSession, error: OSError) -> str:
-        """End a capture over nodes that finds no space here: its traces are on the nodes."""
+        """End a multi-node capture that finds no space here: its traces are on the nodes."""
         logger.error("capture %s is not diagnosed: %s", session.capture.id, error)
         brought = _Brought(session.ranks)
         outcome = _outcome(brought, None)

@@ -119,7 +119,7 @@ class CaptureService:
     ) -> Capture:
         """Start a capture. Raises Refused; refusals are counted, a repeated one only once.
 
-        A capture over several nodes passes ``name`` and ``start_step``; else they are chosen here.
+        A multi-node capture passes ``name`` and ``start_step``; else they are chosen here.
         """
         at = self._monotonic()
         with self._lock:
@@ -213,7 +213,7 @@ class CaptureService:
             now,
             world_size=job.world_size,
             start_step=start_step,
-            of_fleet=bool(name) and self._participants.is_local,
+            of_fleet=bool(name),
         )
         if self._participants.is_local:
             capture = self.register.with_folder(capture)

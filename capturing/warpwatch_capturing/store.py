@@ -140,12 +140,12 @@ def store_path(config: StoreConfig) -> Path:
     return Path(unquote(urlparse(config.url).path))
 
 
-# For a capture over nodes only the parts of a diagnosis are shown that do not grow with ranks.
+# For a multi-node capture only the parts of a diagnosis are shown that do not grow with ranks.
 _SHOWN = ("schema", "verdict", "summary", "findings", "collectives")
 
 
 def diagnosis_of(capture: Capture) -> Mapping[str, Any] | None:
-    """Return the diagnosis to show. The fleet has that of a node's part of a capture over nodes."""
+    """Return the diagnosis to show. Of a multi-node capture only the fleet has one."""
     if capture.of_fleet:
         return None
     found = read_diagnosis(Path(str(capture.folder)))

@@ -3,7 +3,7 @@
 Each capture records whether it has been uploaded, so a restart goes on. A capture lies at
 ``captures/<YYYY>/<MM>/<DD>/<capture-id>/``, as in the local store. Its record, capture.json, is
 written when it no longer changes, and manifest.json last: if that is there, all is there. Each try
-writes the same bytes to the same keys. A node's part of a capture over nodes lies in
+writes the same bytes to the same keys. A node's part of a multi-node capture lies in
 ``nodes/<node>/`` of the fleet's.
 """
 

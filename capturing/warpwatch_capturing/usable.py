@@ -9,7 +9,7 @@ from warpwatch_capturing.children.verification import UNREADABLE
 from warpwatch_diagnosis.trace.files import reduction_name
 from warpwatch_telemetry.captures import Capture, RankCapture
 
-# The names of a baseline's reductions begin so, in a capture over nodes.
+# The names of a baseline's reductions begin so, in a multi-node capture.
 BASELINE = "baseline."
 
 
@@ -31,12 +31,12 @@ def files(ranks: Sequence[RankCapture]) -> list[str]:
 
 
 def nodes(ranks: Sequence[RankCapture]) -> dict[int, str]:
-    """Return the node of each rank of a capture over nodes."""
+    """Return the node of each rank of a multi-node capture."""
     return {rank.rank: rank.node for rank in ranks if rank.node}
 
 
 def reductions(capture: Capture) -> list[str]:
-    """Return the files that the diagnosis of a capture over nodes reads."""
+    """Return the files that the diagnosis of a multi-node capture reads."""
     wanted = map(reduction_name, files(capture.ranks))
     return [name for name in wanted if name in capture.files]
 

@@ -189,7 +189,7 @@ def decode_header(data: bytes, size: int) -> Header:
     Raises ProtocolError with reason wrong_size, bad_magic or bad_header.
     """
     if len(data) < HEADER_SIZE:
-        raise ProtocolError("wrong_size", f"{len(data)} bytes are no header")
+        raise ProtocolError("wrong_size", f"{len(data)} bytes are not a header")
     magic, header_size, record_size, count, *rest = IDENTITY.unpack_from(data)
     if magic != RING_MAGIC:
         raise ProtocolError("bad_magic", "not a ring of protocol version 1")
@@ -285,5 +285,5 @@ def decode_command(data: bytes) -> tuple[int, dict[str, Any]]:
         raise ProtocolError("bad_command", "the checksum is wrong")
     command = json.loads(text) if text else {}
     if not isinstance(command, dict):
-        raise ProtocolError("bad_command", "the command is no object")
+        raise ProtocolError("bad_command", "the command is not an object")
     return sequence, command

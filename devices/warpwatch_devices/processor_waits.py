@@ -77,7 +77,7 @@ class RunQueue:
         self._busy: set[int] = set()
         self._all_due = float("-inf")
 
-    def look(self, at: float) -> QueueWait | None:
+    def poll(self, at: float) -> QueueWait | None:
         """Return the wait since the last poll; None at the first and if nothing is readable."""
         begins = not self._threads
         tids: Collection[int] = {self._pid, *self._busy}
@@ -85,7 +85,7 @@ class RunQueue:
             self._all_due = at + ALL_THREADS_INTERVAL_S
             tids = self._list()
             self._threads = {tid: self._threads[tid] for tid in tids if tid in self._threads}
-        waits = [wait for tid in tids if (wait := self._look_at(tid, at, begins)) is not None]
+        waits = [wait for tid in tids if (wait := self._poll_thread(tid, at, begins)) is not None]
         if begins or not waits:
             return None
         return QueueWait(sum(wait.wait_ns for wait in waits), max(wait.share for wait in waits))
@@ -97,7 +97,7 @@ class RunQueue:
             return []
         return sorted(int(name) for name in names if name.isdecimal())[:MAX_THREADS]
 
-    def _look_at(self, tid: int, at: float, begins: bool) -> QueueWait | None:
+    def _poll_thread(self, tid: int, at: float, begins: bool) -> QueueWait | None:
         now = _schedstat(f"{self._folder}/{tid}/schedstat")
         if now is None:
             self._threads.pop(tid, None)
@@ -216,20 +216,20 @@ class ProcessorUse:
         self._proc = proc
         self._before: dict[Identity, Process] | None = None
         self._before_at = 0.0
-        self._looked_at = float("-inf")
+        self._polled_at = float("-inf")
 
-    def look(self, at: float, wanted: bool, risen: bool = False) -> list[Use]:
+    def poll(self, at: float, wanted: bool, risen: bool = False) -> list[Use]:
         """Return the processes that used processors since the last poll, most first.
 
         at: monotonic time. risen: the last result is outdated, so poll again soon.
         """
         if self._before is None:
             pause_s = SHORT_PAUSE_S if risen else PAUSE_S
-            if wanted and at >= self._looked_at + pause_s:
+            if wanted and at >= self._polled_at + pause_s:
                 self._before, self._before_at = self._read(), at
             return []
         before, self._before = self._before, None
-        self._looked_at = at
+        self._polled_at = at
         return uses(before, self._read(), at - self._before_at)
 
     def _read(self) -> dict[Identity, Process]:

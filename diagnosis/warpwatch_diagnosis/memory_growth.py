@@ -76,7 +76,7 @@ def read_growth(path: TraceSource) -> RankGrowth:
     """Read a memory file. Raises TraceError if it is not one."""
     content = load_json(path)
     if not isinstance(content, dict):
-        raise TraceError(f"{path}: no memory file: it is no JSON object")
+        raise TraceError(f"{path}: no memory file: it is not a JSON object")
     rank = content.get("rank")
     rank = rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None
     host = content.get("host")

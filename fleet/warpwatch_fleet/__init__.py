@@ -8,7 +8,7 @@
 - jobs: the ranks of a job, and the detectors that evaluate it
 - memory: the state of jobs over a restart
 - cluster: all nodes, and the jobs over them; runs: summaries of finished runs
-- captures: captures over several nodes
+- captures: multi-node captures
 - kubernetes: Events, conditions, taints, Capture objects and the webhook
 - page: the web page; series: the metrics
 - fleet: all of it together, as the HTTP server asks for it

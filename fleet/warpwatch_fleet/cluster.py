@@ -120,7 +120,7 @@ class Cluster:
                 self.nodes[address] = Node(target, self.node_names)
 
     def add_node(self, target: Target) -> Node:
-        """Add an agent that has spoken on the bus. Raises AgentError for a name that is none."""
+        """Add an agent that has spoken on the bus. Raises AgentError for an invalid name."""
         node = Node(target)
         # Names that it has only for its records of jobs are not those of nodes.
         of_node = target.partition is None and target.owner is None

@@ -248,7 +248,7 @@ class FleetJob:
     def located(self, anomaly: Anomaly, names: Mapping[str, str], faults: Faults) -> Anomaly:
         """Return the anomaly with a unique id, its rank's node, and the faults of its rank's GPU.
 
-        Its effects and evidence name their nodes, too.
+        Its effects and evidence name their nodes too.
         """
 
         def node_of(rank: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Runs over nodes: each agent sums up its own ranks, and all of them together are the run."""
+"""Multi-node runs: each agent sums up its own ranks, and the fleet joins these to one run."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def _of_group(path: Path, group: Any) -> Iterator[Target]:
         raise UsageError(f"{path}: targets: a list is needed")
     for address in targets:
         if not isinstance(address, str) or not _ADDRESS.match(address):
-            raise UsageError(f"{path}: {address!r} is no target, such as gpu-1:9400")
+            raise UsageError(f"{path}: {address!r} is not a target, such as gpu-1:9400")
         yield Target(address, labels)
 
 

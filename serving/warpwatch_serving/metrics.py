@@ -72,7 +72,7 @@ class MetricsPages:
         return Response(page.content, headers=headers)
 
     def page(self, form: Format) -> MetricsPage:
-        """At most MAX_AGE_S old. Raises what the agent raises."""
+        """Return a page that is at most MAX_AGE_S old. Raises what the agent raises."""
         now = self._monotonic()
         page = self._pages.setdefault(form, MetricsPage())
         page.interval_s, page.asked_at = now - page.asked_at, now

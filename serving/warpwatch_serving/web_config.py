@@ -209,7 +209,7 @@ class BasicAuth:
             self._compare(b"", hashed)
         except ValueError as error:
             raise UsageError(
-                f"http.web_config: the password of user {name!r} is no bcrypt hash; "
+                f"http.web_config: the password of user {name!r} is not a bcrypt hash; "
                 "make one with `htpasswd -nBC 10 ''`"
             ) from error
 

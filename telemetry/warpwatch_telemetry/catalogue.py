@@ -111,7 +111,7 @@ def series_key(text: str) -> SeriesKey:
     """Return the key of a text of series_text. Raises ValueError for another text."""
     match = _SERIES.fullmatch(text)
     if match is None:
-        raise ValueError(f"metrics: {text!r} is no metric")
+        raise ValueError(f"metrics: {text!r} is not a metric")
     name = match["name"] if match["name"] in CATALOGUE else _DEVICE + match["name"]
     given = _labels(text, match["labels"] or "")
     row = CATALOGUE.get(name)

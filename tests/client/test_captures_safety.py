@@ -213,7 +213,7 @@ def test_the_budget_samples_often_at_first_seldom_later(monkeypatch: pytest.Monk
     budget, sampled = EventBudget(), list[int]()
     monkeypatch.setattr(budget, "sample", sampled.append)
     for number in range(64):
-        budget.look(number)
+        budget.before_step(number)
     assert sampled == [0, 1, 3, 6, 10, 16, 25, 39, 56]
 
 

@@ -42,13 +42,13 @@ class FakeProc:
 
     def used(self, pid: int, cores: float = 0.95) -> list[Use]:
         look = ProcessorUse(self.folder)
-        look.look(100.0, wanted=True)
+        look.poll(100.0, wanted=True)
         stat = self.folder / str(pid) / "stat"
         words = stat.read_text().rpartition(") ")
         fields = words[2].split(" ")
         fields[11] = str(int(fields[11]) + int(2 * cores * TICKS))
         stat.write_text(f"{words[0]}) {' '.join(fields)}")
-        return look.look(102.0, wanted=True)
+        return look.poll(102.0, wanted=True)
 
 
 def test_who_took_most_comes_first_and_who_took_little_is_left_out() -> None:
@@ -71,23 +71,23 @@ def test_all_processes_are_read_twice_and_then_not_for_half_a_minute(tmp_path: P
     proc = FakeProc(tmp_path)
     proc.put(7, cpu_s=1.0)
     look = ProcessorUse(tmp_path)
-    assert look.look(100.0, wanted=False) == []
+    assert look.poll(100.0, wanted=False) == []
     proc.put(7, cpu_s=3.0)
-    assert look.look(102.0, wanted=True) == []
+    assert look.poll(102.0, wanted=True) == []
     proc.put(7, cpu_s=5.0)
-    assert [one.cores for one in look.look(104.0, wanted=False)] == [1.0]
+    assert [one.cores for one in look.poll(104.0, wanted=False)] == [1.0]
     for at in (106.0, 130.0):
         proc.put(7, cpu_s=at)
-        assert look.look(at, wanted=True) == []
+        assert look.poll(at, wanted=True) == []
     proc.put(7, cpu_s=134.0)
-    assert [one.cores for one in look.look(134.0, wanted=True)] == []
+    assert [one.cores for one in look.poll(134.0, wanted=True)] == []
     proc.put(7, cpu_s=136.0)
-    assert [one.cores for one in look.look(136.0, wanted=True)] == [1.0]
+    assert [one.cores for one in look.poll(136.0, wanted=True)] == [1.0]
     # Where waiting has risen they are read again after a few seconds.
     for at in (138.0, 139.9, 140.0):
-        assert look.look(at, wanted=True, risen=True) == []
+        assert look.poll(at, wanted=True, risen=True) == []
     proc.put(7, cpu_s=138.0)
-    assert [one.cores for one in look.look(142.0, wanted=True, risen=True)] == [1.0]
+    assert [one.cores for one in look.poll(142.0, wanted=True, risen=True)] == [1.0]
 
 
 def test_a_process_of_the_user_is_named_with_its_core_until_it_is_gone(tmp_path: Path) -> None:

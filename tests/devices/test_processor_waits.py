@@ -40,10 +40,10 @@ def test_the_waits_of_threads_are_summed_and_the_longest_is_the_share(tmp_path: 
     queue = processor_waits.RunQueue(7, tmp_path)
     thread(tmp_path, 7, 1.0, 5.0)
     thread(tmp_path, 8, 1.0, 9.0)
-    assert queue.look(100.0) is None
+    assert queue.poll(100.0) is None
     thread(tmp_path, 7, 2.0, 5.8)
     thread(tmp_path, 8, 2.0, 9.2)
-    wait = queue.look(102.0)
+    wait = queue.poll(102.0)
     assert (wait.wait_ns, wait.share) == (1_000_000_000, 0.4)
 
 
@@ -51,25 +51,25 @@ def test_a_new_thread_counts_whole_and_one_of_the_same_number_anew(tmp_path: Pat
     queue = processor_waits.RunQueue(7, tmp_path)
     thread(tmp_path, 7, 1.0, 5.0)
     thread(tmp_path, 8, 3.0, 9.0)
-    queue.look(100.0)
+    queue.poll(100.0)
     thread(tmp_path, 8, 0.1, 0.2)
     thread(tmp_path, 9, 0.5, 0.5)
-    wait = queue.look(110.0)
+    wait = queue.poll(110.0)
     assert wait is not None and wait.wait_ns == 700_000_000
 
 
 def test_idle_threads_are_read_every_ten_seconds_alone(tmp_path: Path) -> None:
     queue, gone = processor_waits.RunQueue(7, tmp_path), processor_waits.RunQueue(8, tmp_path)
     # An exited process has no values.
-    assert [gone.look(100.0), gone.look(102.0)] == [None, None]
+    assert [gone.poll(100.0), gone.poll(102.0)] == [None, None]
     for tid in (7, 8):
         thread(tmp_path, tid, 1.0, 0.0)
     for at in (100.0, 102.0):
-        queue.look(at)
+        queue.poll(at)
     thread(tmp_path, 8, 1.0, 3.0)
-    wait = queue.look(104.0)
+    wait = queue.poll(104.0)
     assert wait is not None and wait.wait_ns == 0
-    wait = queue.look(110.0)
+    wait = queue.poll(110.0)
     assert (wait.wait_ns, wait.share) == (3_000_000_000, 3.0 / 8.0)
 
 
@@ -85,9 +85,9 @@ def test_a_thread_beside_another_on_one_core_waits_as_the_kernel_says() -> None:
             process.stdout.readline()
             pids.append(process.pid)
         queue = processor_waits.RunQueue(pids[0])
-        queue.look(100.0)
+        queue.poll(100.0)
         # Two looks as if ten seconds were between them, until the kernel has made it wait.
-        looks = (queue.look(110.0 + 10 * number) for number in itertools.count())
+        looks = (queue.poll(110.0 + 10 * number) for number in itertools.count())
         eventually(lambda: (wait := next(looks)) and wait.wait_ns)
 
 

@@ -61,7 +61,7 @@ def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(t
             assert (part.diagnosis, part.diagnosis_outcome) == (None, "ok")
             assert not {"diagnosis.json", "report.html"} & {*part.files}
             assert describe(part) == (
-                "part of a capture over nodes",
+                "part of a multi-node capture",
                 "the fleet has its verdict",
                 "",
             )

@@ -43,7 +43,6 @@ def test_two_workers_find_and_capture_a_straggler_and_a_hang(cluster):
     assert (straggler["rank"], straggler["node"]) == (4, "gpu-3")
     capture = capture_of(cluster, straggler)
     assert (capture["outcome"], capture["detail"]) == ("complete", ""), cluster.log()
-    assert capture["diagnosis"], capture
     ranks = [(one["rank"], one["state"], one["node"]) for one in capture["ranks"]]
     assert ranks == [(rank, "written", NODES[rank]) for rank in range(6)]
     (late,) = [one for one in capture["diagnosis"]["findings"] if one["kind"] == "straggler"]

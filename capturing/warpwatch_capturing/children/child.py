@@ -48,7 +48,7 @@ _DIAGNOSIS, _REPORT = "diagnosis.json", "report.html"
 def made_of(kind: str, names: Sequence[str], *, for_fleet: bool = False) -> list[str]:
     """Return what a diagnosis of these files leaves beside them.
 
-    for_fleet: only what the fleet needs for the one verdict of a capture over nodes.
+    for_fleet: only what the fleet needs for the one verdict of a multi-node capture.
     """
     traces = [name for name in names if not name.endswith(REDUCTION)]
     reads_traces = kind not in ("stacks", "memory")

@@ -82,7 +82,7 @@ class Captures:
 
     def follow(self, clock: CaptureClock, ring: RingWriter, number: int) -> None:
         """Read a new command, if any, as step ``number`` starts."""
-        self.budget.look(number)
+        self.budget.before_step(number)
         fd = ring.command_fd
         if fd >= 0 and os.pread(fd, 8, 8) != ring.command_seen:
             self._read_command(clock, ring, number)

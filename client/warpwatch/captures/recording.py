@@ -218,24 +218,24 @@ SAMPLE_LOOKS = 16
 
 
 class EventBudget:
-    """The expected events per step. The training thread calls ``look``: the counter is its own.
+    """The expected events per step. Its counter is of the training thread, which calls it.
 
     ``events_per_step`` has two significant digits; None if unknown.
     """
 
     def __init__(self) -> None:
         self.events_per_step: int | None = None
-        self._looks = self._next_look = 0
+        self._calls = self._next_sample = 0
         self._factor: float | None = None
         self._measured: float | None = None
         self._rate = 0.0
         self._last: tuple[int, int] | None = None
 
-    def look(self, number: int) -> None:
-        """Sample the counter sometimes. Step ``number`` is about to start."""
-        self._looks += 1
-        if self._looks > self._next_look:
-            self._next_look = self._looks + min(SAMPLE_LOOKS, self._looks // 2)
+    def before_step(self, number: int) -> None:
+        """Read the counter at some calls. Step ``number`` is about to start."""
+        self._calls += 1
+        if self._calls > self._next_sample:
+            self._next_sample = self._calls + min(SAMPLE_LOOKS, self._calls // 2)
             self.sample(number)
 
     def sample(self, number: int) -> None:

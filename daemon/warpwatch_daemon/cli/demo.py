@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         "--fault",
         choices=[*FAULTS],
         nargs="+",
-        help="only these; without it all, one after another (over nodes: a slow rank)",
+        help="only these; without it all, one after another (on several nodes: a slow rank)",
     )
     command.add_argument(
         "--nodes",

@@ -101,7 +101,7 @@ class AgentApi(JsonApi):
 
     async def prepare_capture(self, request: Request) -> Response:
         """The ranks and steps that a capture would record now; nothing starts."""
-        self._access.check_all_jobs(request, "captures over nodes")
+        self._access.check_all_jobs(request, "multi-node captures")
         body = await json_body(request, bodies.CaptureBody)
         with refusals():
             prepared = await run_in_threadpool(self._agent.prepare_capture, body.request(None))
@@ -109,7 +109,7 @@ class AgentApi(JsonApi):
 
     async def cancel_capture(self, request: Request) -> Response:
         """End what a capture has not brought yet; one that has ended stays as it is."""
-        self._access.check_all_jobs(request, "captures over nodes")
+        self._access.check_all_jobs(request, "multi-node captures")
         name = request.path_params["id"]
         capture = await run_in_threadpool(self._agent.cancel_capture, name)
         if capture is None:

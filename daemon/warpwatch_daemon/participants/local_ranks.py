@@ -309,8 +309,8 @@ class LocalRanks(Participant):
         rank, target = self.ranks[number], self.targets[number]
         name = f"rank{number}{inbox.SUFFIX['stacks']}"
         try:
-            silent = outside.look(target.rank, target.ring_name)
-            via = outside.take(
+            silent = outside.inspect(target.rank, target.ring_name)
+            via = outside.write_stacks(
                 silent,
                 target.folder.inbox,
                 folder / name,

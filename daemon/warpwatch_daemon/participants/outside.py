@@ -36,7 +36,7 @@ class NoStacks(WarpwatchError):
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A rank that gives no sign.
+    """A rank without a heartbeat.
 
     reason: one of those in ranks.process.
     """
@@ -49,7 +49,7 @@ class Silent:
     owner_uid: int
 
 
-def look(rank: Rank, ring_name: str) -> Silent:
+def inspect(rank: Rank, ring_name: str) -> Silent:
     """Return the state of a silent rank. Raises NoStacks if its process has exited."""
     ring = rank.ring
     if not rank.live:
@@ -59,8 +59,8 @@ def look(rank: Rank, ring_name: str) -> Silent:
     except (OSError, protocol.ProtocolError) as error:
         raise NoStacks("its ring cannot be read") from error
     said, expected = rank.claims.held_stacks, gil_stacks.file_name(ring_name)
-    # Only of threads that stand still: one that steps on without a heartbeat has a helper thread
-    # that is stuck, and is not looked at while it runs.
+    # Only for threads that stand still: a rank that steps without a heartbeat has a helper thread
+    # that is stuck, and its stacks are not read while it runs.
     trains = header.step_begun_ns - header.heartbeat_ns > TRAINS_NS
     return Silent(
         job=rank.job.name,
@@ -72,7 +72,7 @@ def look(rank: Rank, ring_name: str) -> Silent:
     )
 
 
-def take(
+def write_stacks(
     silent: Silent,
     inbox: Directory,
     target: Path,
@@ -80,7 +80,7 @@ def take(
     read: Callable[[int, float], list[dict[str, Any]]] = py_spy.dump,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Write the stacks to ``target``; the way they were taken. Blocks until ``deadline`` at most.
+    """Write the stacks to ``target``; return the way they were taken. Blocks until ``deadline``.
 
     deadline: monotonic, in seconds. Raises NoStacks, or OSError when the store is full.
     """

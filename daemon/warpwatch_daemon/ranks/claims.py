@@ -115,7 +115,7 @@ def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
     except (ValueError, RecursionError) as error:
         raise ProtocolError("bad_metadata", "the metadata is not JSON") from error
     if not isinstance(raw, dict):
-        raise ProtocolError("bad_metadata", "the metadata is no object")
+        raise ProtocolError("bad_metadata", "the metadata is not an object")
     cleaned = {key: clean(said) if isinstance(said, str) else said for key, said in raw.items()}
     # Null, an empty text and zero mean unknown.
     known = {key: said for key, said in cleaned.items() if said not in (None, "", 0)}

@@ -52,12 +52,12 @@ class RankProcesses:
             if (rank := seen.get(family[pid].identity)) is not None
         }
         details = {own: process.reading(own, family) for own in known}
-        self._look_at_processors(known, family, details, at)
+        self._add_processor_waits(known, family, details, at)
         for own, rank in known.items():
             rank.process.oom_kills.update(memory_groups(own.pid))
             yield rank.event(now, "process", details[own])
 
-    def _look_at_processors(
+    def _add_processor_waits(
         self,
         known: Mapping[Process, Rank],
         family: Mapping[int, Process],
@@ -73,14 +73,14 @@ class RankProcesses:
         waiting = []
         for own, rank in known.items():
             processor = self._processors[own.identity]
-            details[own].update(processor.look(at, ticks))
+            details[own].update(processor.poll(at, ticks))
             rank.counts.grow(processor.take_counts())
             if processor.waits_long:
                 waiting.append(own)
         risen = any(self._processors[own.identity].has_risen for own in waiting)
-        uses = self._use.look(at, bool(waiting), risen)
+        uses = self._use.poll(at, bool(waiting), risen)
         for own in waiting if uses else ():
-            self._processors[own.identity].tell()
+            self._processors[own.identity].mark_reported()
             details[own]["core_users"] = _described(own, known, family, uses)
 
 
@@ -105,7 +105,7 @@ RISE = 0.10
 
 
 class RankProcessor:
-    """The waits of a process for a core; call ``tell`` after its cores' users were reported."""
+    """A process's waits for a core. Call ``mark_reported`` after a report of the cores' users."""
 
     def __init__(self, pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> None:
         self._pid = pid
@@ -114,7 +114,7 @@ class RankProcessor:
         self._throttling: Throttling | None = None
         self._ticks: CoreTicks = {}
         self._counts: dict[str, int] = {}
-        self._wait_share = self._told_share = 0.0
+        self._wait_share = self._reported_share = 0.0
 
     @property
     def waits_long(self) -> bool:
@@ -122,13 +122,13 @@ class RankProcessor:
 
     @property
     def has_risen(self) -> bool:
-        return self._wait_share >= self._told_share + RISE
+        return self._wait_share >= self._reported_share + RISE
 
-    def tell(self) -> None:
-        """Note that the users of its cores were reported."""
-        self._told_share = self._wait_share
+    def mark_reported(self) -> None:
+        """Keep the present share: a larger one later means that the users are outdated."""
+        self._reported_share = self._wait_share
 
-    def look(self, at: float, ticks: CoreTicks) -> Mapping[str, float]:
+    def poll(self, at: float, ticks: CoreTicks) -> Mapping[str, float]:
         """Return fields of an event ``process``, as shares of the time since the last call.
 
         core_wait_share: in which the thread that waited longest was ready without a core.
@@ -136,7 +136,7 @@ class RankProcessor:
         core_limit: that limit in cores. steal_share: in which the hypervisor had its cores.
         """
         shares: dict[str, float | None] = {}
-        wait = self._queue.look(at)
+        wait = self._queue.poll(at)
         if wait is not None:
             shares["core_wait_share"] = wait.share
             self._counts["core_wait_ns"] = wait.wait_ns

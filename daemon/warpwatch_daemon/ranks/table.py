@@ -395,4 +395,4 @@ def _check_kind(name: str, found: os.stat_result) -> None:
     if not _NAME.fullmatch(name):
         raise protocol.ProtocolError("bad_name", "the name is not a ring's")
     if found.st_size > protocol.MAX_RING_BYTES or found.st_size < protocol.HEADER_SIZE:
-        raise protocol.ProtocolError("wrong_size", f"{found.st_size} bytes are no ring")
+        raise protocol.ProtocolError("wrong_size", f"{found.st_size} bytes are not a ring")

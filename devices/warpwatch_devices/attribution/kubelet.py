@@ -72,7 +72,7 @@ class KubeletOrigin:
         try:
             if stat.S_ISSOCK(self._socket.stat().st_mode):
                 return True
-            raise OriginError(f"{self._socket} is no socket")
+            raise OriginError(f"{self._socket} is not a socket")
         except OSError as error:
             absent = isinstance(error, FileNotFoundError | NotADirectoryError)
             if absent and self._optional and self._client is None:

@@ -231,7 +231,7 @@ class Collector:
         self._texts: dict[Kind, dict[bytes, Mapping[str, Any] | None]] = defaultdict(dict)
         self._texts_bytes = 0
 
-    def take(self, elements: list[Any]) -> None:
+    def add(self, elements: list[Any]) -> None:
         """Add RawEvents, or any JSON. Raises TraceError if there are too many distinct names."""
         for element in elements:
             try:

@@ -154,7 +154,7 @@ class JsonStream:
     def _value(self) -> Any:
         self._singles += 1
         if self._singles > MAX_SINGLE_VALUES:
-            raise Malformed(f"has more than {MAX_SINGLE_VALUES:,} values that are no events")
+            raise Malformed(f"has more than {MAX_SINGLE_VALUES:,} values that are not events")
         self._peek()
         while True:
             try:

@@ -87,7 +87,7 @@ def read_trace(
         for key, value in members(path, max_bytes, decode_elements):
             if key == EVENTS:
                 listed = len(value) + (listed or 0)
-                collector.take(value)
+                collector.add(value)
             elif key in HEAD:
                 head[key] = value
             if trace.count > max_events:

@@ -160,7 +160,6 @@ class BusSource:
 
     async def _give(self, number: int) -> None:
         """Give a partition up, with all that is known of it."""
-        logger.info("partition %d is given up", number)
         held = self._held[number]
         for reader in held.readers:
             await reader.stop()
@@ -185,7 +184,6 @@ class BusSource:
             self.view.lock, self.view.node_names,
         )  # fmt: skip
         partition = Partition(number, cluster, self._states, committed, self._monotonic)
-        logger.info("partition %d is taken, records since %s", number, partition.begin or "ever")
         partition.load = self.shares.load_of(number)
         self._pending += (effect.change for effect in committed.head.pending)
 

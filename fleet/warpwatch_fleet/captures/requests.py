@@ -1,4 +1,4 @@
-"""All captures of a fleet: over several nodes by the service, of one node by its agent."""
+"""Requests captures of a fleet: multi-node ones from the service, others from their agent."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def describe(capture: Capture) -> Explanation:
     if diagnosis is None:
         failed = capture.diagnosis_outcome
         if capture.of_fleet and failed == "ok":
-            return Explanation("part of a capture over nodes", "the fleet has its verdict")
+            return Explanation("part of a multi-node capture", "the fleet has its verdict")
         return Explanation(f"no diagnosis: {failed}" if failed else "")
     verdict = text(diagnosis.get("verdict", NO_VALUE), 40).replace("_", " ")
     finding = _first_finding(diagnosis)

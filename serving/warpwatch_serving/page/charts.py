@@ -257,7 +257,7 @@ class _Scale:
         )
 
     def lines(self, points: Points) -> Iterator[str]:
-        """One for each stretch without a gap."""
+        """Yield a line for each stretch without a gap."""
         stretch: list[str] = []
         before = -math.inf
         for time, value in points:

@@ -70,7 +70,9 @@ def take(silent: Silent, folder: Path, left_s: float = 0.0, **options: Any) -> s
     """Into the file ``out``; the clock stands still."""
     options = {"read": without_py_spy, **options}
     target = folder / "out"
-    return outside.take(silent, Directory(folder), target, left_s, monotonic=lambda: 0.0, **options)
+    return outside.write_stacks(
+        silent, Directory(folder), target, left_s, monotonic=lambda: 0.0, **options
+    )
 
 
 def test_faulthandlers_text_becomes_threads_innermost_last(golden):
@@ -209,7 +211,7 @@ def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path):
     for begun_after_s in (0.4, 5.0):
         file.word(protocol.WORD_HEARTBEAT, 10**9)
         file.word(protocol.WORD_STEP_BEGUN_AT, 10**9 + round(begun_after_s * 1e9))
-        files.append(outside.look(rank, ring.name).held_file)
+        files.append(outside.inspect(rank, ring.name).held_file)
     assert files == [expected, None]
     ring.reader.close()
 
@@ -226,7 +228,7 @@ def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path):
             identity = ring.reader.header().identity
             claim = identity._replace(pid=pid, process_start=int(stat[19]))
             file.put(0, protocol.encode_identity(claim))
-            found = outside.look(rank, ring.name)
+            found = outside.inspect(rank, ring.name)
             reasons.append(found.reason)
         assert reasons == ["holds the GIL", "unknown"]
         with pytest.raises(NoStacks, match="not visible here"):

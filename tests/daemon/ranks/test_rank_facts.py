@@ -306,10 +306,10 @@ def test_a_limit_that_is_reached_and_cores_that_are_stolen_are_shares_of_the_tim
     write(tmp_path / "7/status", "Name:\tpython\nCpus_allowed_list:\t1\n")
     write(tmp_path / "7/task/7/schedstat", "1000000000 0 5\n")
     limited(tmp_path, 100, 10, 5000)
-    assert processor.look(100.0, {0: (100, 9), 1: (100, 10)}) == {}
+    assert processor.poll(100.0, {0: (100, 9), 1: (100, 10)}) == {}
     write(tmp_path / "7/task/7/schedstat", "2000000000 80000000 9\n")
     limited(tmp_path, 120, 25, 405_000)
-    assert processor.look(102.0, {0: (300, 9), 1: (300, 60)}) == {
+    assert processor.poll(102.0, {0: (300, 9), 1: (300, 60)}) == {
         "core_wait_share": 0.04,
         "throttled_share": 0.75,
         "core_limit": 1.5,
@@ -324,15 +324,15 @@ def test_a_wait_has_risen_only_since_it_was_told_who_has_the_cores(tmp_path, pro
     risen = []
     for number, wait_s in enumerate((0.0, 0.1, 0.2, 1.2, 2.2)):
         write(tmp_path / "7/task/7/schedstat", f"{number}000000000 {wait_s * 1e9:.0f} 5\n")
-        processor.look(100.0 + 2 * number, {})
+        processor.poll(100.0 + 2 * number, {})
         risen.append((processor.waits_long, processor.has_risen))
         if number in (2, 3):
-            processor.tell()
+            processor.mark_reported()
     assert risen == [(False, False), (True, False), (True, False), (True, True), (True, False)]
 
 
 def test_where_the_kernel_says_nothing_nothing_is_known(tmp_path, processor):
-    assert [processor.look(at, {}) for at in (100.0, 102.0)] == [{}, {}]
+    assert [processor.poll(at, {}) for at in (100.0, 102.0)] == [{}, {}]
     assert processor.take_counts() == {}
     assert not processor.waits_long
     family = {7: a_process(7)}

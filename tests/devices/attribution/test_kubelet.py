@@ -153,7 +153,7 @@ def test_a_socket_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
         origin.read(node(), 1000.0)
     path.unlink()
     path.write_text("")
-    with pytest.raises(OriginError, match="is no socket"):
+    with pytest.raises(OriginError, match="is not a socket"):
         origin.read(node(), 1000.0)
     origin.close()
 

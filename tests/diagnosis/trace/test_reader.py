@@ -259,7 +259,7 @@ def test_other_values_are_read_up_to_a_limit(tmp_path, monkeypatch):
     path.write_text(f"[{'0,' * 99}{EVENT}]")
     assert read_trace(path).count == 1
     path.write_text(f"[{'0,' * 101}{EVENT}]")
-    with pytest.raises(TraceError, match="more than 100 values that are no events"):
+    with pytest.raises(TraceError, match="more than 100 values that are not events"):
         read_trace(path)
 
 

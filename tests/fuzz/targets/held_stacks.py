@@ -60,7 +60,9 @@ class HeldStacks:
         if data[:1] != PY_SPY:
             os.write(self._fd, data[1:])
         try:
-            outside.take(self._silent, self._inbox, self._file, 0.0, read=read, monotonic=seconds)
+            outside.write_stacks(
+                self._silent, self._inbox, self._file, 0.0, read=read, monotonic=seconds
+            )
         except NoStacks as error:
             assert "\n" not in str(error)
             return

@@ -77,13 +77,13 @@ class Top(App[None]):
 
     def on_mount(self) -> None:
         self.query_one("#ranks").focus()
-        self.look()
-        self.set_interval(self._interval_s, self.look)
+        self.poll()
+        self.set_interval(self._interval_s, self.poll)
 
     # --- reading ---
 
-    @work(thread=True, exclusive=True, group="look")
-    def look(self) -> None:
+    @work(thread=True, exclusive=True, group="poll")
+    def poll(self) -> None:
         try:
             reading = self._reader.read()
         except WarpwatchError as error:
