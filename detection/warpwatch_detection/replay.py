@@ -56,7 +56,7 @@ class LogReplay:
             raise failure
 
     def statuses(self) -> list[tuple[str, DetectorStatus]]:
-        """Kind and status of all that was judged, that of ended jobs as it was at their end."""
+        """Return kind and status of all that was evaluated; of ended jobs the last status."""
         self._keep_statuses()
         return [(key[0], status) for key, status in self._statuses.items()]
 

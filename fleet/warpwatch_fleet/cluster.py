@@ -24,7 +24,7 @@ from warpwatch_telemetry.samples import NOT_ASKED
 
 logger = logging.getLogger(__name__)
 
-# A node that is behind by more is away: the jobs on it are not judged until it is back.
+# If a node is further behind, it counts as unreachable, and jobs on it are not evaluated.
 LATE_S = 5.0
 # Ended jobs are shown for this time.
 KEPT_S = 600.0
@@ -264,7 +264,7 @@ class Cluster:
         return min(clocks, default=now)
 
     def is_whole(self, job: FleetJob, now: float) -> bool:
-        """Return whether the fleet sees all that it needs to judge it."""
+        """Return whether the fleet receives all that it needs to evaluate the job."""
         known = job.judged and job.is_resumed
         return known and self._known_until(job, now) is not None
 

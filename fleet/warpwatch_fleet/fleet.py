@@ -201,7 +201,7 @@ class Fleet:
         own = (JUDGE_INTERVAL_S, self._judge), (LEASE_LOOK_S, self._renew_leases)
         await asyncio.gather(*(_every(*one) for one in (*self._source.rounds, *own)))
 
-    # --- judging ---
+    # --- evaluation ---
 
     async def _judge(self) -> None:
         changes = await self._source.judge()

@@ -160,7 +160,7 @@ class FleetJob:
             return record
         return msgspec.structs.replace(record, **self.id.fields())
 
-    # --- judging ---
+    # --- evaluation ---
 
     def _begin_to_judge(self) -> None:
         self.detection = Detection(self._kinds, self._anomalies)

@@ -28,7 +28,7 @@ _ADDRESS = re.compile(ADDRESS)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``address``: host and port. labels: of its group in the file.
+    """An agent to follow. address: host and port. labels: of its group in the file.
 
     server_name: the name in its certificate, if that is not the host of the address.
     node, partition: on the bus, its node, and the partition of the jobs in its lines there, None

@@ -31,7 +31,7 @@ from warpwatch_detection.detectors.step_spikes import StepSpikes
 from warpwatch_detection.detectors.straggler import Straggler
 from warpwatch_detection.ranks import RankDevices
 
-# In the order in which they judge a record: a cause comes before what it explains.
+# In the order in which they evaluate a record: a cause comes before what it explains.
 DETECTORS: dict[str, MakeDetector] = {
     **DEVICE_DETECTORS,
     "oom": lambda *_: Oom(),

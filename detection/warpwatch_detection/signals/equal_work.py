@@ -3,7 +3,7 @@
 The time of an iteration follows from its work: the class, the prompt tokens, the requests that
 decode, and the tokens in their KV cache. CUDA graphs make it a staircase, attention a curve. So the
 usual time is learned in bins of similar work instead of by a formula, and an iteration of a bin
-that is not known yet, such as one giant prompt, is not judged.
+that is not known yet, such as one giant prompt, is not evaluated.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.facts import count_fans, identify, read_facts
 from warpwatch_devices.nvml.fields import Parts
 from warpwatch_devices.nvml.gpm import GpmWorker
-from warpwatch_devices.nvml.library import CallCosts, DeviceGone, LibraryGone, judge, reason_of
+from warpwatch_devices.nvml.library import CallCosts, DeviceGone, LibraryGone, classify, reason_of
 from warpwatch_devices.nvml.mig import MigDevices
 from warpwatch_devices.nvml.processes import GpuProcessReader
 from warpwatch_devices.nvml.readers import MIG_MODE, UTILIZATION, readers_of
@@ -243,7 +243,7 @@ class NvmlDevice:
             handle = self.costs.measure("facts", pynvml.nvmlDeviceGetHandleByIndex, self._index)
             uuid, name = identify(handle, self.costs)
         except pynvml.NVMLError as error:
-            raise DeviceGone(reason_of(judge(error))) from error
+            raise DeviceGone(reason_of(classify(error))) from error
         if self.known and uuid != self.device.uuid:
             # Another device is at this index; the session will assign it.
             raise DeviceGone("lost")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from warpwatch_devices.memory_groups import read_text
-from warpwatch_devices.nvml.library import CallCosts, judge
+from warpwatch_devices.nvml.library import CallCosts, classify
 
 _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",
@@ -70,7 +70,7 @@ def read_facts(handle: Any, costs: CallCosts) -> dict[str, str]:
         try:
             text = str(costs.measure(_ACCOUNT, read, handle))
         except pynvml.NVMLError as error:
-            judge(error)
+            classify(error)
             continue
         except UnicodeDecodeError:
             continue
@@ -84,7 +84,7 @@ def count_fans(handle: Any, costs: CallCosts) -> int:
     try:
         return int(costs.measure(_ACCOUNT, pynvml.nvmlDeviceGetNumFans, handle))
     except pynvml.NVMLError as error:
-        judge(error)
+        classify(error)
         return 0
 
 

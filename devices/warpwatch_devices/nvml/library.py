@@ -103,8 +103,8 @@ def reason_of(meaning: Meaning) -> str:
     return _REASONS.get(meaning, "driver")
 
 
-def judge(error: pynvml.NVMLError) -> Meaning:
-    """Return the meaning of an error for one value. Raises LibraryGone, DeviceGone."""
+def classify(error: pynvml.NVMLError) -> Meaning:
+    """Return the meaning of an error that concerns one value. Raises LibraryGone, DeviceGone."""
     meaning = meaning_of(code_of(error))
     if meaning is Meaning.LIBRARY:
         raise LibraryGone from error

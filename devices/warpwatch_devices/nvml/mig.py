@@ -15,7 +15,7 @@ from typing import Any
 import pynvml
 
 from warpwatch_devices.nvml.gpm import GpmWorker
-from warpwatch_devices.nvml.library import CallCosts, code_of, judge
+from warpwatch_devices.nvml.library import CallCosts, classify, code_of
 from warpwatch_devices.nvml.processes import GpuProcessReader, InstanceIds
 from warpwatch_devices.nvml.readers import read_memory
 from warpwatch_devices.nvml.tiers import SLOW_S, rounds_of
@@ -120,7 +120,7 @@ class MigDevices:
         try:
             instance.memory = self._costs.measure("mig_memory", read_memory, instance.handle)
         except pynvml.NVMLError as error:
-            judge(error)
+            classify(error)
             instance.unreadable = code_of(error) in _NEVER
             # Any other error may come from a handle that has died.
             self._stale = self._stale or not instance.unreadable
@@ -171,7 +171,7 @@ class MigDevices:
         except pynvml.NVMLError as error:
             if code_of(error) in _ABSENT:
                 return None
-            judge(error)
+            classify(error)
             raise _NoAnswer from error
 
     def _ask_detail(self, call: Any, handle: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import pynvml
 
 from warpwatch_devices.memory_groups import read_text
-from warpwatch_devices.nvml.library import Buffer, CallCosts, Meaning, function, judge
+from warpwatch_devices.nvml.library import Buffer, CallCosts, Meaning, classify, function
 from warpwatch_devices.nvml.sample_buffers import NewestSample
 from warpwatch_devices.nvml.tiers import SLOW_S, rounds_of
 from warpwatch_devices.process_tree import sees_host_processes
@@ -251,7 +251,7 @@ class GpuProcessReader:
         try:
             self._found[name] = self._costs.measure("processes", process_list.read, handle)
         except pynvml.NVMLError as error:
-            meaning = judge(error)
+            meaning = classify(error)
             if meaning in _FINAL:
                 del self._lists[name]
                 self.by_instance = self.by_instance or name == COMPUTE
@@ -263,7 +263,7 @@ class GpuProcessReader:
         try:
             self._shares = self._costs.measure("process_utilization", self._use.read, handle)
         except pynvml.NVMLError as error:
-            if judge(error) in _FINAL:
+            if classify(error) in _FINAL:
                 self._use = None
 
 

@@ -282,7 +282,7 @@ class _Interview:
         try:
             _report(index=self._index, **{subject: self._ask(subject, call, handle)})
         except pynvml.NVMLError as error:
-            library.judge(error)
+            library.classify(error)
 
     def _read_pairs(self, handle: Any) -> None:
         with _ANSWERED:
@@ -305,7 +305,7 @@ def _or_none(call: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return call(*arguments)
     except pynvml.NVMLError as error:
-        library.judge(error)
+        library.classify(error)
         return None
 
 

@@ -21,8 +21,8 @@ from warpwatch_devices.nvml.library import (
     CallCosts,
     DeviceGone,
     Meaning,
+    classify,
     code_of,
-    judge,
     meaning_of,
     reason_of,
 )
@@ -175,7 +175,7 @@ class Schedule:
     def _failed(self, turn: _Turn, error: pynvml.NVMLError) -> Meaning:
         """Drop a reader that will never work; any other is repeated."""
         self._costs.add_error(turn.reader.name, code_of(error))
-        meaning = judge(error)
+        meaning = classify(error)
         self._stand(turn, {})
         if meaning is Meaning.NO_PERMISSION:
             self._refused.add(turn.reader.name)

@@ -80,7 +80,7 @@ def _missing_ranks(capture: Capture, missing: Mapping[int, str]) -> str | None:
 def waits_for_missing(enough: Capture, missing: Mapping[int, str]) -> list[str]:
     """Return a sentence if a rank waits long and others are missing: the reason may be theirs.
 
-    A single trace is judged alone unless other ranks are known to be missing.
+    A single trace is evaluated alone unless other ranks are known to be missing.
     """
     worst = max(enough, key=_wait_share, default=None)
     if worst is None or not _waits_long(worst) or (len(enough) == 1 and not missing):
@@ -147,7 +147,7 @@ def _uneven(measures: Capture) -> Iterator[str]:
         return
     least, *_, most = sorted(measures, key=_wait_share)
     gap = _wait_share(most) - _wait_share(least)
-    # On the CPU the straggler's rule has judged the steps one by one already.
+    # On the CPU the straggler's rule has already evaluated each step.
     if gap > _wait_limit(least):
         yield (
             f"{most.label} waits {percent(gap)} of the step more for collectives than {least.label}"

@@ -61,7 +61,7 @@ class Partition:
         self._revision = committed.revision
         self._places = {place.id: place for place in committed.head.jobs}
         self._monotonic = monotonic
-        # Of the stream: the time that is known, and when to judge next.
+        # The time that the stream has reached, and the time of the next evaluation.
         self.time = 0.0
         self._judge_at = 0.0
         self._begun_at = wall()

@@ -29,7 +29,7 @@ from warpwatch_detection.ranks import RankDevices
 
 # ``RankDevices`` is kept up to date by the engine.
 MakeDetector = Callable[[DetectionConfig, AnomaliesConfig, RankDevices], Detector]
-# In the order in which they judge a reading: a cause comes before what it explains.
+# In the order in which they evaluate a reading: a cause comes before what it explains.
 DEVICE_DETECTORS: Mapping[str, MakeDetector] = {
     "device_needs_service": lambda *_: DeviceNeedsService(),
     "device_lost": lambda *_: DeviceLost(),
