@@ -30,13 +30,7 @@ from benchmarks.scraping import Scraper, burst, latency
 from warpwatch_devices.simulated import PROFILES, SimulatedDevice
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.prometheus import render
-from warpwatch_telemetry.state import (
-    STEP_DURATION_BOUNDS_S,
-    Histogram,
-    JobState,
-    RankState,
-    State,
-)
+from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram, JobState, RankState, State
 
 RANKS = 8
 DEVICES = 8

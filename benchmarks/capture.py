@@ -18,13 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import (
-    CannotMeasure,
-    at_most,
-    is_quick,
-    running_daemon,
-    wait_until,
-)
+from benchmarks.processes import CannotMeasure, at_most, is_quick, running_daemon, wait_until
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli.capture import wait
 from warpwatch_daemon.demo.processes import JOB, RANKS, DemoProcesses

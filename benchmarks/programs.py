@@ -12,13 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.processes import (
-    at_least,
-    at_most,
-    is_quick,
-    output_of,
-    running_daemon,
-)
+from benchmarks.processes import at_least, at_most, is_quick, output_of, running_daemon
 
 # The ways by program; ``alone`` has no shim and is what its memory is compared with.
 WAYS: dict[str, tuple[str, ...]] = {

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu.report import Report, RunSetting
-from benchmarks.processes import (
-    LocalDaemon,
-    running_daemon,
-    wait_until,
-)
+from benchmarks.processes import LocalDaemon, running_daemon, wait_until
 
 IDLE = "idle"
 KINDS = (IDLE, "matmul", "copy_on_device", "host_to_device", "device_to_host")

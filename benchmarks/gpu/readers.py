@@ -11,10 +11,7 @@ from benchmarks.gpu import nvidia_smi
 from benchmarks.gpu.counters import running
 from benchmarks.gpu.nvidia_smi import ABSENT, AGREE, BETWEEN, DIFFERS, THEIRS_ONLY, Leaves
 from benchmarks.gpu.report import Report
-from benchmarks.processes import (
-    running_daemon,
-    wait_until,
-)
+from benchmarks.processes import running_daemon, wait_until
 
 # After this time every reader has read once; GPM needs two rounds.
 ROUNDS_S, QUICK_ROUNDS_S = 3.0, 1.2

@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.report import CannotCheck, Report
-from benchmarks.processes import (
-    LocalDaemon,
-    output_of,
-    running_daemon,
-)
+from benchmarks.processes import LocalDaemon, output_of, running_daemon
 
 # The steps of a turn by network and mode.
 TRAINED = {

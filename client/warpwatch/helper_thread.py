@@ -13,17 +13,7 @@ from queue import Empty
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from warpwatch import (
-    commands,
-    faults,
-    identity,
-    inbox,
-    model,
-    protocol,
-    rendezvous,
-    ring,
-    stacks,
-)
+from warpwatch import commands, faults, identity, inbox, model, protocol, rendezvous, ring, stacks
 from warpwatch._version import __version__
 from warpwatch.captures import Captures, program_profiler
 from warpwatch.gc_pauses import GcPauses

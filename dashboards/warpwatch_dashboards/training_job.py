@@ -18,14 +18,7 @@ from warpwatch_dashboards.job_queries import (
     share_of_time,
 )
 from warpwatch_dashboards.page import Page, Row
-from warpwatch_dashboards.panels import (
-    EMPTY_WHEN_HEALTHY,
-    at_least,
-    at_most,
-    bars,
-    graph,
-    number,
-)
+from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, at_least, at_most, bars, graph, number
 from warpwatch_dashboards.queries import JOB, Query, rate, series, total
 from warpwatch_dashboards.tables import Column, table
 from warpwatch_dashboards.training_job_ranks import RANK_ROWS

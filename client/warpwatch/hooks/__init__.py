@@ -14,14 +14,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from warpwatch.captures import program_profiler
-from warpwatch.hooks import (
-    backward,
-    calls,
-    dataloader,
-    frameworks,
-    modules,
-    optimizer,
-)
+from warpwatch.hooks import backward, calls, dataloader, frameworks, modules, optimizer
 from warpwatch.hooks.hook_state import HookState
 from warpwatch.hooks.import_watcher import ImportWatcher
 

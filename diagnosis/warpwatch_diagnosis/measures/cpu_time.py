@@ -18,11 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from warpwatch_diagnosis.measures.collectives import MAX_COLLECTIVES
-from warpwatch_diagnosis.measures.host_events import (
-    BACKGROUND_COLLECTIVE,
-    COLLECTIVE,
-    HostTime,
-)
+from warpwatch_diagnosis.measures.host_events import BACKGROUND_COLLECTIVE, COLLECTIVE, HostTime
 from warpwatch_diagnosis.measures.intervals import (
     Interval,
     Intervals,

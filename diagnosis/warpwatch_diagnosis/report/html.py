@@ -13,12 +13,7 @@ from warpwatch_diagnosis.report.tables import tables
 from warpwatch_diagnosis.report.timeline import timeline
 from warpwatch_diagnosis.report.words import duration, safe, sentence, title
 from warpwatch_diagnosis.rules.base import Finding, percent
-from warpwatch_diagnosis.verdict.conclusion import (
-    HEALTHY,
-    INCONCLUSIVE,
-    NO_PROBLEM,
-    Diagnosis,
-)
+from warpwatch_diagnosis.verdict.conclusion import HEALTHY, INCONCLUSIVE, NO_PROBLEM, Diagnosis
 
 _STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

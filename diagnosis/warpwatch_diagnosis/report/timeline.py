@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from warpwatch_diagnosis.measures.intervals import within
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.steps import Lane, LaneSpan, StepTime
-from warpwatch_diagnosis.report.drawing import (
-    MAX_RECTANGLES,
-    axis,
-    legend,
-    row,
-    shares,
-    thin,
-)
+from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, axis, legend, row, shares, thin
 from warpwatch_diagnosis.report.parts import Breakdown, TimeParts, clipped
 from warpwatch_diagnosis.report.words import LANES, duration, safe, stream_label
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
