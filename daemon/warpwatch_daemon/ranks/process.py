@@ -137,7 +137,7 @@ class Silence:
             self._reason_at = at
 
     def end(self) -> bool:
-        """Clear the reason, as a heartbeat came. Return whether there was one."""
+        """Clear the reason. Return whether there was one."""
         was, self.reason = self.reason, None
         return was is not None
 
