@@ -5,8 +5,8 @@ small, prefixes that it knows, several tokens per iteration by speculation. An i
 fixed time that rises in the steps of CUDA graphs, and parts that follow prompts and KV cache, with
 noise that wanders. Requests come with log-normal lengths along a day, in bursts.
 
-Where it is not like a server: ranks have no noise of their own, requests never abort, prompts are
-admitted in order, and the front end takes no time unless a fault says so.
+Where it is not like a server: ranks have no noise of their own, requests never abort, and prompts
+are admitted in order. The front end takes no time unless a fault delays it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class SimulatedServer:
         self._random = random.Random(seed)
         self.now_s = 0.0
         self._iteration = 0
-        # Of running requests: the iteration that ends each, its tokens then, and those of now.
+        # For each running request: the iteration that ends it, its tokens then, its output tokens.
         self._running: list[tuple[int, int, int]] = []
         self._kv = 0
         # Arrival, prompt tokens that are not computed yet, output tokens, arrival for the queue.

@@ -145,7 +145,7 @@ _SHOWN = ("schema", "verdict", "summary", "findings", "collectives")
 
 
 def diagnosis_of(capture: Capture) -> Mapping[str, Any] | None:
-    """Return the diagnosis to show. Of a multi-node capture only the fleet has one."""
+    """Return the diagnosis to show. Only the fleet has that of a multi-node capture."""
     if capture.of_fleet:
         return None
     found = read_diagnosis(Path(str(capture.folder)))
@@ -172,7 +172,7 @@ EMPTY_AFTER_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A folder of the store; ``capture`` is None if a power cut has lost its record."""
+    """A folder of the store; ``capture`` is ``None`` if a power cut has lost its record."""
 
     path: Path
     time: float

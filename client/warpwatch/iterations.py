@@ -20,7 +20,7 @@ from warpwatch.step_times import OTHER, START, SWITCH
 from warpwatch.steps import StepClock
 
 WRITE_INTERVAL_NS = 1_000_000_000
-# A server that does not report when it is idle is so after this time without an iteration.
+# After this time without an iteration, a server that does not report idle time counts as idle.
 PRESUMED_IDLE_NS = 1_000_000_000
 _COUNTS = (
     "preemptions", "prefix_hit_tokens", "prefix_query_tokens", "prompt_tokens", "generated_tokens",
@@ -30,7 +30,7 @@ _COUNTS = (
 class ServeCounts:
     """The counts of a serving process since its start; its helper thread writes what they rose.
 
-    Only one thread may change each of them. Unknown values are None.
+    Only one thread may change each of them. Unknown values are ``None``.
     sample: returns running, waiting and kv_usage now, in the helper thread.
     exact: whether the server reports when it is idle; otherwise the iterations tell.
     """

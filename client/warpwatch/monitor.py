@@ -180,9 +180,9 @@ class Monitor:
     ) -> StepClock:
         """Return one pass of a server's engine as a context; ``attach(kind="serve")`` comes first.
 
-        ``prefill_tokens``: of prompts, computed in it. ``decode_requests``: those that get another
-        token. ``kv_tokens``: in the KV cache of all its requests. ``after_idle``: whether none of
-        its requests was in flight before; by default, whether it decodes none.
+        ``prefill_tokens``: prompt tokens computed in it. ``decode_requests``: requests that get a
+        further token. ``kv_tokens``: in the KV cache of all its requests. ``after_idle``: whether
+        none of its requests was in flight before; by default, whether it decodes none.
         """
         clock = self.clock
         if self.step_clock != "iteration()":

@@ -77,9 +77,9 @@ GC = struct.Struct("<QQQ")
 # An iteration of a server is a step with its work before the phases: prompt tokens computed,
 # requests decoded, tokens in the KV cache of all its requests.
 WORK = struct.Struct("<QQQ")
-# About one second of a server, since the record before: ns, idle ns; requests running and waiting
-# now; use of the KV cache in 1e-9; preemptions, tokens found in the prefix cache and tokens looked
-# up, prompt tokens, generated tokens; sums in ns of the latencies in LATENCIES. Then its buckets.
+# About one second of a server, since the record before: ns, idle ns. Requests running and waiting
+# now; use of the KV cache in 1e-9. Preemptions, tokens found in the prefix cache and tokens looked
+# up, prompt tokens, generated tokens. Sums in ns of the latencies in LATENCIES. Then its buckets.
 SERVE = struct.Struct("<QQQQQQQQQQQQQ")
 # The latency by its place in LATENCIES, the bucket, the number of observations.
 BUCKET = struct.Struct("<BBI")
@@ -137,7 +137,7 @@ class Totals(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A ring's header at one time. Until the first write ``metadata_text`` is None."""
+    """A ring's header at one time. Until the first write ``metadata_text`` is ``None``."""
 
     identity: Identity
     heartbeat_ns: int

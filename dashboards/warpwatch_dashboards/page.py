@@ -27,7 +27,7 @@ Variable = (
 class Row:
     """Panels from left to right, in as many lines as their widths need.
 
-    What a collapsed row shows is queried when it is opened. ``width``: of panels that say none.
+    A collapsed row is queried when it is opened. ``width``: the width of panels without their own.
     """
 
     title: str
@@ -68,7 +68,7 @@ class Page:
         dashboard.panels = list(placed(self.rows))
         assert dashboard.templating is not None
         for variable in dashboard.templating.list_val or ():
-            # Of interval variables; the builder gives them to all, Grafana's types to none.
+            # Only for interval variables; the builder sets them for all, Grafana's types for none.
             variable.auto = variable.auto_min = variable.auto_count = None
         return dashboard
 

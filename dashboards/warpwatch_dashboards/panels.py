@@ -1,8 +1,8 @@
 """The kinds of panel, each a function of title, description and queries.
 
-A description says what the panel means and what to look for. Of a panel that shows nothing while
-all is well it ends with EMPTY_WHEN_HEALTHY; every other panel has data on every healthy node whose
-hardware has what it is about.
+A description says what the panel means and what to look for. It ends with EMPTY_WHEN_HEALTHY if
+the panel shows nothing while all is well. Every other panel has data on every healthy node with the
+hardware that it is about.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ DEVICE = f'{AGENT},gpu=~"$gpu"'
 JOB = f'{AGENT},training_job=~"$job"'
 
 PLACE = "cluster, node, instance"
-# A fleet is no agent of a node: its scrape job, as the chart's monitors and docs/alerts.md call it.
+# A fleet's own scrape job, not an agent's, as the chart's monitors and docs/alerts.md call it.
 NO_FLEET, FLEET = 'job!="warpwatch-fleet"', 'job="warpwatch-fleet"'
 DEVICE_KEY = f"{PLACE}, gpu, uuid, gpu_instance, profile"
 RANK_KEY = f"{PLACE}, owner, training_job, rank"
 _ALLOCATED = f"{PLACE}, uuid, gpu_instance"
 
-# What panels.py makes of the first two: the node, or the address where there is no such label.
+# panels.py turns the first two into the node, or the address where there is no such label.
 NODE_LEGEND = "{{node}}|{{instance}}"
 GPU_LEGEND = f"{NODE_LEGEND}|GPU {{{{gpu}}}} {{{{profile}}}} {{{{gpu_instance}}}}"
 RANK_LEGEND = "{{training_job}} {{rank}}"

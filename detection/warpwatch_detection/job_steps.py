@@ -110,7 +110,7 @@ class JoinedJob:
 class SummaryJoin:
     """Joins a server's seconds: ``ranks`` has the newest one of each that computes.
 
-    index: of the next mean iteration; step: the iterations so far. running, kv: the engine's
+    index: the next mean iteration's; step: the iterations so far. running, kv: the engine's
     requests, and its use of the KV cache in thousandths, as they were last reported.
     """
 
@@ -166,7 +166,7 @@ class SummaryJoin:
 class JobStepsState:
     """places: by job and rank its position in each kind of parallelism, where that is known.
 
-    summaries: of servers whose iterations are summed up, as a fleet gets them.
+    summaries: the servers whose iterations are summed up, as a fleet gets them.
     """
 
     jobs: dict[JobId, JoinedJob] = field(default_factory=dict)

@@ -38,7 +38,7 @@ MIN_SAVE_ROUNDS = 400
 
 
 class View(Protocol):
-    """What others see of nodes and jobs, of all or of those that this process evaluates."""
+    """The nodes and jobs that others see: all of them, or those that this process evaluates."""
 
     lock: threading.Lock
     node_names: NodeNames

@@ -324,13 +324,13 @@ class FleetJob:
 def ident_of(job: JobId, anomaly: Anomaly) -> str:
     """Return the fleet's id of a job's anomaly.
 
-    The job's own, of the second in which it was found and its number in the job, follows from the
-    state and the records alone: whoever continues from the same state finds the same.
+    The job's own id has the second in which the anomaly was found and its number in the job. It
+    follows from state and records alone: a process that continues from this state finds the same.
     """
     return f"{anomaly.id}-{zlib.crc32(repr(job).encode()):08x}"
 
 
-# Of one process, in the fleet's time, which follows the node's clock.
+# Two times of one process differ by less: the fleet's time follows the node's clock.
 SAME_S = 2.0
 
 

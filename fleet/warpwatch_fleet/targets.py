@@ -63,7 +63,7 @@ class Targets:
         return tuple(self._failing.values())
 
     def read(self) -> dict[str, Target]:
-        """Return all targets by address. Of duplicates the first counts."""
+        """Return all targets by address. The first of duplicates counts."""
         found: dict[str, Target] = {}
         for target in self._all():
             found.setdefault(target.address, target)

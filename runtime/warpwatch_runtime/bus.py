@@ -140,7 +140,7 @@ class Bus:
             await self.client.jetstream().publish(subject, content, ANSWER_S, headers=headers)
 
     async def say(self, subject: str, content: bytes) -> None:
-        """Tell whoever listens now. Raises BusError."""
+        """Send a message to the present listeners. Raises BusError."""
         async with _told():
             await self.client.publish(subject, content)
 

@@ -26,7 +26,7 @@ INBOX = "warpwatch.inbox"
 OF_NODE = "node"
 # A message has a megabyte at most.
 MAX_MESSAGE_BYTES = 512 * 2**10
-# What a batch may unpack to.
+# The limit of a batch's unpacked size.
 MAX_BATCH_BYTES = 4 * 2**20
 STREAM = "WARPWATCH"
 
@@ -119,7 +119,7 @@ def unpack(content: bytes) -> list[bytes]:
 
 
 def unpack_bytes(content: bytes, limit_bytes: int) -> bytes:
-    """Return what ``pack`` got. Raises ValueError for what is no gzip, or too much."""
+    """Return what ``pack`` got. Raises ValueError if it is not gzip, or too much."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
         unpacked = unpacker.decompress(content, limit_bytes)

@@ -18,9 +18,9 @@ def new(now: float) -> str:
 
 
 def of_anomaly(anomaly_id: str, number: int, now: float) -> str:
-    """Return the id of an anomaly's capture, the same for whoever asks for it.
+    """Return the id of an anomaly's capture, the same for every requester.
 
-    number: of its captures before. The ids of a fleet's anomalies begin with their time.
+    number: the count of its earlier captures. The ids of a fleet's anomalies begin with their time.
     """
     at = int(anomaly_id[:8], 16) if re.match(r"[0-9a-f]{8}-", anomaly_id) else now
     digest = hashlib.sha256(f"{anomaly_id}#{number}".encode()).hexdigest()[:6]

@@ -1,9 +1,9 @@
 """Maps dcgm-exporter's names, types and units to our series.
 
-The names are rows of dcgm_names.csv, in the order of dcgm-exporter's list. Those with ``default``
-are exported by dcgm-exporter 4.5 without a configuration; others are often switched on, or a GPU
-without GPM has them only from DCGM. The *_VIOLATION times are left out: their unit differs between
-releases. NVLINK_BANDWIDTH_TOTAL is a rate, although dcgm-exporter declares a counter.
+The names are rows of dcgm_names.csv, in the order of dcgm-exporter's list. Without a configuration
+dcgm-exporter 4.5 exports those with ``default``; others are often switched on, or a GPU without GPM
+has them only from DCGM. The *_VIOLATION times are left out: their unit differs between releases.
+NVLINK_BANDWIDTH_TOTAL is a rate, although dcgm-exporter declares a counter.
 
 DCGM's device fields are in MiB, MHz, mJ and per cent; its profiling fields are ratios.
 """

@@ -213,7 +213,7 @@ Record = RankSeen | Step | Serve | DeviceReading | RankEvent | Clock | End
 # earlier_s a list of theirs, phases_s and earlier_phases_s mean seconds a step by phase),
 # records_lost (records: how many were overwritten before they were read; steps, samples and tokens
 # are the rank's totals, which its ring keeps).
-# What is not known is left out of the detail.
+# Unknown values are left out of the detail.
 EVENTS = frozenset(
     {
         "capture_armed",

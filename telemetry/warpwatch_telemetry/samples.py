@@ -122,7 +122,7 @@ class ProcessOwner:
 class Attribution:
     """The last successful reading of one origin (kubelet, slurm, cgroup, pod_logs).
 
-    ``time``: of that reading (wall clock, seconds). ``workloads`` and ``slurm_jobs`` are by device
+    ``time``: when it was read (wall clock, seconds). ``workloads`` and ``slurm_jobs`` are by device
     UUID, ``processes`` by host PID, ``pods`` by the pod's UID.
     """
 

@@ -36,7 +36,7 @@ HELPERS_KINDS = ("stacks",)
 class CaptureClock(Protocol):
     """The step clock as captures see it: flags of the records, and whether it calls here.
 
-    work: of the iteration that ends, as in protocol.WORK.
+    work: the work of the iteration that ends, as in protocol.WORK.
     """
 
     flags: int

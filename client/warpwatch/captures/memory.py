@@ -180,7 +180,7 @@ _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 class Mark(NamedTuple):
-    """The memory after ``steps`` recorded steps. ``anonymous_bytes`` is None if unknown."""
+    """The memory after ``steps`` recorded steps. ``anonymous_bytes`` is ``None`` if unknown."""
 
     steps: int
     anonymous_bytes: int | None

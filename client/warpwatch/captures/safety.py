@@ -29,7 +29,7 @@ _SUBSCRIBERS = re.compile(r"nvidia_resiliency_ext\.(attribution\.)?straggler$|gp
 
 
 class Situation(NamedTuple):
-    """The input of the checks. ``torch`` is None until the program has imported it."""
+    """The input of the checks. ``torch`` is ``None`` until the program has imported it."""
 
     command: Command
     torch: Any

@@ -16,7 +16,7 @@ from warpwatch.steps import StepClock
 # This many steps in a row are a turn of its own: within a training step each steps once.
 TURN_STEPS = 2
 # Steps of another optimizer without a step of the clock's, until the number per training step is
-# known: a GAN's critic takes five for one of the generator (Gulrajani et al. 2017).
+# known. A GAN's critic takes five for one of the generator (Gulrajani et al. 2017).
 TAKE_OVER_AFTER = 16
 # After this time without a step of the clock's fewer steps suffice.
 TAKE_OVER_NS = 10_000_000_000

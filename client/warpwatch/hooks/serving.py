@@ -20,7 +20,7 @@ MAX_NOTE = 160
 
 
 class ServerProcess:
-    """What this process is of a server. ``monitor`` is None until it is known.
+    """The place of this process in a server. ``monitor`` is ``None`` until it is known.
 
     leads: whether a scheduler in this process ends iterations, not the worker. counts_tokens:
     whether no other rank with the same batch counts its tokens. is_separate: from the workers.
@@ -102,7 +102,7 @@ class ServerProcess:
             self.clock.serving.rest(time.monotonic_ns())
 
     def shut_down(self) -> None:
-        """Report that the server ends its processes: that they exit without a word is no crash."""
+        """Report that the server ends its processes, so that a silent exit is not a crash."""
         ring = None if self.clock is None else self.clock.ring
         if ring is not None:
             ring.event("shutdown", wait_s=0.2)

@@ -1,7 +1,7 @@
 """Hooks of SGLang, which finds them by its entry points ``sglang.srt.plugins``.
 
 Each scheduler of SGLang computes: it is a rank. An iteration lasts from one
-``process_batch_result`` to the next, or after idle from its own ``run_batch``, also with
+``process_batch_result`` to the next, or after idle from its own ``run_batch``. This also holds with
 overlapping, where the next batch is launched before the results of one are processed. Written from
 the source of 0.5.23; no server was run with it.
 """

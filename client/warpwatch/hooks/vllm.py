@@ -3,10 +3,10 @@
 vLLM calls ``install`` in the front end, in the engine before its scheduler exists and in each
 worker, maybe more than once. A class is hooked when its module has been imported. Its clock: an
 iteration of the engine lasts from one ``update_from_output`` to the next, or after idle from its
-own ``schedule``; a worker's from the end of one ``sample_tokens`` to the next. Steps without tokens
-do not count.
+own ``schedule``. An iteration of a worker lasts from the end of one ``sample_tokens`` to the next.
+Steps without tokens do not count.
 
-Versions: tried with 0.32.0. In another one a missing class or method is said in the status.
+Versions: tried with 0.32.0. With another one the status reports a missing class or method.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class Capturing:
 def bus_agent(
     config: Config, node: str, stream: RecordStream, app: ASGIApp, metrics: AgentMetrics
 ) -> BusAgent | None:
-    """Return the agent's part on the bus, or None without one. Raises UsageError."""
+    """Return the agent's part on the bus, or None if there is no bus. Raises UsageError."""
     if config.bus.url is None:
         return None
     from warpwatch_daemon.for_fleet.bus import BusAgent
@@ -204,7 +204,7 @@ def uploads(
     node: str,
     environ: Mapping[str, str],
 ) -> Callable[[], None] | None:
-    """Return a loop's work for the remote store, or None without one. Raises UsageError."""
+    """Return a loop's work for the remote store, or None if there is none. Raises UsageError."""
     url = config.remote_store.url
     if url is None:
         return None

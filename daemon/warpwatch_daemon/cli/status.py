@@ -120,7 +120,7 @@ def _jobs(state: State, all_ranks: bool) -> Iterator[str]:
 def _versions(ranks: Sequence[RankState], own: str) -> Iterator[str]:
     """Yield the newest step, the clocks of steps, and the versions of other shims.
 
-    Of a server, what its hooks cannot report instead of steps.
+    For a server, yield what its hooks cannot report instead of steps.
     """
     served = [rank for rank in ranks if rank.serve is not None]
     yield from servers.notes(served)

@@ -1,7 +1,7 @@
 """The agent on the bus: publishes its records, and answers the fleet's requests.
 
-It runs in a loop of its own and reads the stream as a follower does: whatever becomes of the bus,
-neither a training nor a scrape waits for it.
+It runs in a loop of its own and reads the stream as a follower does: if the bus fails, neither
+a training nor a scrape waits for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from warpwatch_telemetry.records import Clock
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 PUBLISH_INTERVAL_S = 1.0
-# Who begins to read in the middle of the stream knows all live ranks after this time.
+# A reader that begins in the middle of the stream knows all live ranks after this time.
 LIVE_INTERVAL_S = 20.0
 _PATH = re.compile(r"leases|captures|captures/prepare|captures/[\w-]{1,64}/(cancel|[\w.#-]{1,200})")
 _ANOMALY = b'{"type":"anomaly"'
@@ -40,8 +40,8 @@ MAX_ANSWER_BYTES = 64 * 2**20
 class RecordPublisher:
     """Publishes the stream's lines: those of a job to its partition, those of the node to nodes.
 
-    Faults of devices go to the partitions of the jobs that run here, too. What was not published
-    is tried again; while the bus is away the stream's own buffer fills, and drops the oldest.
+    Faults of devices go to the partitions of the jobs that run here, too. Lines that were not
+    published are sent again; while the bus is away, the stream's buffer fills and drops the oldest.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class BusAnswers:
         return await self._asked(method.upper(), f"/api/v1/{path}", content)
 
     async def _asked(self, method: str, path: str, content: bytes) -> bytes:
-        # Who may ask is up to the permissions on the bus.
+        # The permissions on the bus decide which clients may send requests.
         peer = Peer("bus", os.getuid(), privileged=True, on_socket=True)
         headers = [(b"content-type", b"application/json"), (b"host", b"bus")]
         scope: dict[str, Any] = {

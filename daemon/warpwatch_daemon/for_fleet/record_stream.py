@@ -268,7 +268,7 @@ class RecordStream:
     def _thinned(self, records: Iterable[Record]) -> Iterator[Record]:
         """Yield one reading per device and DEVICE_INTERVAL_S, no clocks, and no iterations.
 
-        What a fleet needs of a server's iterations is in its record of each second.
+        A fleet gets the iterations of a server summed up, in its record of each second.
         """
         now = self._monotonic()
         for record in records:

@@ -256,7 +256,7 @@ class Hub:
             return self._devices.merged(self._monotonic())
 
     def pods(self) -> Mapping[str, Pod] | None:
-        """Return the pods of the node by UID, None without a recent list."""
+        """Return the pods of the node by UID, or None if there is no recent list."""
         with self._lock:
             known = self._pods
         if known is None or self._monotonic() - known[0] > PODS_TRUSTED_S:

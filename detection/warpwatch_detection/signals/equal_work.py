@@ -2,7 +2,7 @@
 
 The time of an iteration follows from its work: the class, the prompt tokens, the requests that
 decode, and the tokens in their KV cache. CUDA graphs make it a staircase, attention a curve. So the
-usual time is learned in bins of similar work instead of by a formula, and an iteration of a bin
+usual time is learned in bins of similar work instead of by a formula. An iteration of a bin
 that is not known yet, such as one giant prompt, is not evaluated.
 """
 
@@ -16,7 +16,7 @@ from warpwatch_detection.detector import WARMUP_STEPS, JobIteration
 
 # Values that a bin is learned from.
 LEARNED = 15
-# A bin follows its newest values slowly: hours of another clock or temperature are no fault.
+# A bin follows its newest values slowly: hours of another clock or temperature are not a fault.
 FOLLOW = 1 / 2000
 # A value further away than this, as a logarithm, teaches a bin nothing.
 MAX_FOLLOWED = 0.3

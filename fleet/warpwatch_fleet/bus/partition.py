@@ -1,6 +1,6 @@
 """One partition of the jobs: messages of agents in, committed changes of anomalies out.
 
-All times are those of the stream, so that whoever replays its messages finds the same. A change
+All times are those of the stream, so that a replay of its messages finds the same. A change
 is first committed with the state of its job; only then may anything follow from it.
 """
 
@@ -80,7 +80,7 @@ class Partition:
     # --- messages ---
 
     def feed(self, message: StreamMessage) -> None:
-        """Apply a message. What is wrong is counted."""
+        """Apply a message. Invalid ones are counted."""
         with self.cluster.lock:
             try:
                 of_node, number, who = read_subject(message.subject)
@@ -121,7 +121,7 @@ class Partition:
     def _feed(self, node: Node, content: bytes, at: float) -> None:
         try:
             lines = unpack(content)
-            # What is read again is no load that lasts.
+            # Lines that are read again are not a lasting load.
             self.lines += 0 if self.cluster.is_catching_up else len(lines)
             self.cluster.feed(node.target.address, lines, at)
         except ValueError:

@@ -23,7 +23,7 @@ class Partitions:
         self.lock = threading.Lock()
         self.node_names = NodeNames()
         self._clusters: dict[int, Cluster] = {}
-        # What was refused by partitions that another worker has now.
+        # The refusals of partitions that another worker has now.
         self._refused: Counter[str] = Counter()
         self.nodes: Mapping[str, Node] = {}
         self.jobs: Mapping[JobId, FleetJob] = {}

@@ -32,14 +32,14 @@ FRESH_S = 1.0
 ANSWER_S = 5.0
 CAPTURE_S = 40.0
 MAX_VIEW_BYTES = 256 * 2**20
-# What a worker does not have here, another one may have.
+# If a worker refuses with this reason, another one may have the ranks.
 _ELSEWHERE = "refused_no_rank"
 
 T = TypeVar("T")
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """What one worker shows of its jobs and nodes. captured: the ids of captures that it ran."""
+    """One worker's view of its jobs and nodes. captured: the ids of captures that it ran."""
 
     state: State
     captured: frozenset[str] = frozenset()
@@ -49,7 +49,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """What a worker shows and does for its own part. The methods may wait."""
+    """The view and the captures of a worker's own part. The methods may wait."""
 
     def own_view(self) -> WorkerView: ...
 

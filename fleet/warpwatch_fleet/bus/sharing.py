@@ -1,8 +1,8 @@
 """Decides which worker has which partition: leases in a bucket, and greetings with loads.
 
-Who has a partition is what the bucket says: a lease is renewed by revision and expires without
-renewal. Greetings only spread the work: each worker tells the loads of its partitions, the least
-loaded one takes what is free, and who has too much gives to the least loaded.
+The leases in the bucket decide which worker has a partition: a lease is renewed by revision and
+expires without renewal. Greetings only spread the work: each worker sends the loads of its
+partitions. The least loaded one takes free partitions, an overloaded one gives some of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LISTEN_S = 3.0
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """What a worker tells the others: its name, and the load of each of its partitions."""
+    """A worker's message to the others: its name, and the load of each of its partitions."""
 
     worker: str
     loads: dict[Annotated[int, msgspec.Meta(ge=0, lt=PARTITIONS)], float]
@@ -104,7 +104,7 @@ def _key(partition: int) -> str:
 
 
 class Shares:
-    """What the workers have, as they greet, and what this one should take or give."""
+    """The partitions of all workers, by their greetings, and what this one should take or give."""
 
     def __init__(self, worker: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._worker = worker
@@ -158,7 +158,7 @@ class Shares:
             return sorted(free)
         # Each in turn, the least loaded first; what somebody has left lie is for everybody.
         mine = sorted(free)[order.index(self._worker) :: len(order)]
-        # What the least loaded one is given is meant for it.
+        # The partitions that others give away are meant for the least loaded worker.
         if order[0] == self._worker:
             target = (sum(sums.values()) + IDLE_LOAD * len(free)) / len(order)
             room = max(1, int((target - sums[self._worker]) / IDLE_LOAD))
@@ -169,13 +169,13 @@ class Shares:
     def to_give(self, own: Mapping[int, float], busy: Collection[int] = ()) -> list[int]:
         """Return the partitions that others should have, so that the most loaded has least.
 
-        busy: those that stay.
+        busy: the partitions that stay.
         """
         sums = {name: sum(loads.values()) for name, loads in self.others().items()}
         mine = sum(own.values())
         left = {number: load for number, load in own.items() if number not in busy}
         fair = (sum(sums.values()) + mine) / (len(sums) + 1)
-        # What was given before is still on its way.
+        # If a partition has no worker, one that was given before is still on its way.
         if not sums or mine < (1 + LEAST_GAIN) * fair or self.nobodys(own):
             return []
         given: list[int] = []

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 SHARE_INTERVAL_S = 1.0
 # A worker may be given half of the partitions at once.
 MAX_TAKEN_AT_ONCE = 16
-# Of the load that was measured before.
+# The share of the earlier load in the new mean.
 FORGETTING = 0.8
 _HELLO = f"{WORKERS}.hello"
 
@@ -70,9 +70,9 @@ class BusSource:
         self._leases: Leases
         self._states: PartitionStates
         self._held: dict[int, _Held] = {}
-        # Those whose lease was not certain for a while: they are read anew from their head.
+        # The partitions whose lease was uncertain for a while: they are read anew from their head.
         self._stale: set[int] = set()
-        # What workers before this one may not have done.
+        # The changes that earlier workers may not have acted on.
         self._pending: list[Change] = []
         # The partitions that should stay here for now.
         self.busy: Callable[[], set[int]] = set

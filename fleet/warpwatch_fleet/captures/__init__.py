@@ -3,5 +3,5 @@
 - remote_agents: the agents as participants, and the ranks of a large job that are captured
 - requests: all captures of a fleet, as users, anomalies and schedules request them
 - schedule: regular captures of healthy jobs
-- storing: what the capture service needs of a fleet: store, policy, metrics and board
+- storing: the fleet's side of the capture service: store, policy, metrics and board
 """

@@ -121,7 +121,7 @@ def residual(found: Residual | None) -> str:
 
 
 def describe(capture: Capture) -> Explanation:
-    """Return the diagnosis in words, whatever a training process wrote into its traces."""
+    """Return the diagnosis in words. Its traces may hold anything that a process wrote."""
     diagnosis = capture.diagnosis
     if diagnosis is None:
         failed = capture.diagnosis_outcome

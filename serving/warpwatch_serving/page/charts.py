@@ -179,7 +179,7 @@ class PlotView:
 
 
 def plots(anomaly: Anomaly, context: AnomalyContext | None) -> tuple[PlotView, ...]:
-    """Return at most MAX_PLOTS, those that the kind changes first; none without data."""
+    """Return at most MAX_PLOTS, first those that the kind changes; empty without data."""
     if context is None:
         return ()
     times = [time for series in context.series for time in series.times]

@@ -2,5 +2,5 @@
 
 - stalls: the part of hang for servers: requests in flight and no progress
 - kv_thrash, queue_growth: the engine's cache and queue
-- latency_regression: what requests wait for at equal load, and why
+- latency_regression: longer latencies at equal load, with the cause
 """

@@ -13,8 +13,8 @@ from warpwatch_telemetry.records import Serve
 # Seconds with requests that are evaluated together: a burst is shorter.
 WINDOW_S = 120
 # The least preempted requests in the window (and at least as many as are served at once), and the
-# least seconds with preemptions: one burst is no fault.
-# vLLM with a cache for nine of 24 requests preempts every third second on average, a few at once.
+# least seconds with preemptions. One burst is not a fault.
+# With a cache for nine of 24 requests vLLM preempts every third second on average, a few at once.
 # The fault closes at a fifth.
 MIN_PREEMPTIONS = 10
 MIN_SECONDS = 3

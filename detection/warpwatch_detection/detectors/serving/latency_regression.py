@@ -23,7 +23,7 @@ from warpwatch_telemetry.records import End, RankEvent, Serve
 Latency = Literal["inter_token", "first_token"]
 # The least rise that users notice. Prompts differ in length, so first tokens vary more.
 EFFECTS: dict[Latency, float] = {"inter_token": math.log(1.4), "first_token": math.log(2.0)}
-# Half a minute of prompts that are longer than usual, or a burst, is no regression.
+# Half a minute of prompts that are longer than usual, or a burst, is not a regression.
 LEAST_WINDOW = 24
 # A second with fewer observations is noise.
 LEAST_COUNT: dict[Latency, int] = {"inter_token": 4, "first_token": 1}

@@ -15,13 +15,13 @@ BLOCK_S = 120.0
 GROWING_BLOCKS = 5
 # Growth of a block, as a share of the queue and in requests, that is more than chance.
 MIN_GROWTH, MIN_REQUESTS = 0.05, 2.0
-# A shorter queue is no problem: it must hold as many requests as are served at once.
+# A shorter queue is harmless: it must hold as many requests as are served at once.
 MIN_WAITING = 16.0
 
 
 @dataclass(slots=True)
 class Queue:
-    """means: of the newest whole blocks. total, seconds: of the block that is not over.
+    """means: the newest whole blocks' means. total, seconds: the sums of the unfinished block.
 
     on: the queue's length when it was found, 0 while it is fine.
     """

@@ -12,7 +12,7 @@ from warpwatch_telemetry.records import RankEvent, Serve, Step
 
 # The limits: a prompt that is computed whole, and a first request that compiles, take no longer.
 TIMEOUT_S, FIRST_TIMEOUT_S = 60.0, 600.0
-# With a process that does not respond, the time without progress that is no coincidence.
+# With a process that does not respond, the time without progress that is not chance.
 STOPPED_TIMEOUT_S = 10.0
 # A pause may take a little longer than the longest so far.
 GAP_FACTOR = 1.15
