@@ -4,7 +4,7 @@ Phases are disjoint: at each boundary the time since the last one goes to the in
 Without a GPU the helper thread settles the log too: a step that ended before a hang is written.
 
 On a GPU each boundary also records a CUDA event of a reused pool on the stream that was current at
-the step's start: collectives and prefetching have other streams, and time between two streams
+the step's start. Collectives and prefetching have other streams, and time between two streams
 belongs to no step. Only the training thread queries events, some steps later, and never waits for
 one: a query from another thread can break a graph capture.
 """

@@ -96,7 +96,7 @@ Results = Iterable[DetectorResult]
 
 @dataclass(frozen=True, slots=True)
 class DetectorStatus:
-    """What a detector finds in one job, rank or device at present, and how near it is to its limit.
+    """A detector's present result for one job, rank or device, and how near it is to its limit.
 
     answer: learning (not enough data yet), fine or found.
     value, baseline, limit: the quantity, what it is compared with, and where a fault starts.

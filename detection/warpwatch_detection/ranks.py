@@ -181,8 +181,8 @@ class JobLimit:
     def victim(self, ranks: RankDevices, record: Step | RankSeen) -> JobId | None:
         """Return the job to forget so that the record's rank can be added.
 
-        If another owner has more jobs, its longest silent one; else only a silent job of anyone:
-        a live job of the same owner would return and push out the next.
+        If another owner has more jobs, it is its longest silent one. Else only a silent job is
+        forgotten: a live job of the same owner would return and push out the next.
         """
         owners = Counter(job.owner for job in ranks.jobs)
         greediest, most = owners.most_common(1)[0]

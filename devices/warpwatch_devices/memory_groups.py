@@ -47,7 +47,7 @@ def control_groups(
 
 
 def group_headroom(group: Path) -> MemoryHeadroom | None:
-    """Return the group's headroom, or None without a limit."""
+    """Return the group's headroom, or None if it has no limit."""
     for limit_file, usage_file, cache, _ in _FILES:
         limit, usage = read_text(group / limit_file).strip(), read_text(group / usage_file).strip()
         if limit.isdigit() and usage.isdigit():

@@ -103,7 +103,7 @@ def descendants(root: int, processes: Mapping[int, Process]) -> list[Process]:
 def sees_host_processes(proc: Path = _PROC) -> bool:
     """Return whether PIDs mean the same here as to the driver, which uses the host's.
 
-    Otherwise a PID of the driver is no process here, or another one.
+    Otherwise a PID of the driver names another process here, or none.
     """
     try:
         return os.readlink(proc / "self/ns/pid") == _HOST_PID_NAMESPACE

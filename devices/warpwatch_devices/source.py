@@ -50,7 +50,7 @@ class Source(Protocol):
 class SourceContext:
     """The state of the daemon that sources may use.
 
-    ``load_of`` returns the ranks' load on the device of an index, 0 to 1, or None without a rank.
+    ``load_of`` returns the ranks' load on the device of an index, 0 to 1, or None if it has none.
     ``devices`` returns the newest samples. ``counters_wanted``: a capture needs the hardware
     counters now. ``fail`` ends the daemon with exit status 3 and this line, if only a restart
     helps.

@@ -47,7 +47,7 @@ class Slow(Dataset):
 train(0, DataLoader(Slow(), batch_size=4))
 print("done", "warpwatch" in sys.modules)
 """
-# Two ranks whose parent is none; then that one becomes a rank, and what it starts is none, though
+# Two ranks whose parent is not a rank. Then it becomes a rank, and its child is not one, though
 # some of it computes gradients as well.
 PROCESSES = """
 class Adversarial(Dataset):

@@ -15,7 +15,7 @@ RESULT = "result.json"
 
 
 def load(name: str, work: Path) -> Target:
-    """Refusals are logged, and millions of them are no news."""
+    """Refusals are logged, and millions of them are not news."""
     logging.disable(logging.CRITICAL)
     target: Target = importlib.import_module(f"tests.fuzz.targets.{name}").target(work)
     return target

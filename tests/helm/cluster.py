@@ -32,7 +32,7 @@ class Cluster(KubernetesNode):
 
 
 class Client:
-    """``tool`` is helm or kubectl; raises AssertionError with what it says when it fails."""
+    """``tool`` is helm or kubectl; raises AssertionError with its output when it fails."""
 
     def __init__(self, tool: Path, kubeconfig: Path, home: Path) -> None:
         self._tool = tool

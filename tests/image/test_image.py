@@ -1,4 +1,4 @@
-"""The image as it runs: any user, nothing writable but its volumes, no capability, 96 MiB."""
+"""The image as it runs: any user, only its volumes writable, no capability, 96 MiB."""
 
 import json
 import os

@@ -63,7 +63,7 @@ class Attacker:
         return HeldRing(self.made, self.ranks, **metadata)
 
     def claims(self) -> None:
-        """To be of the victim's job: the same rank, a free one, one that is none, step 2^63."""
+        """To be of the victim's job: the same rank, a free one, an invalid one, step 2^63."""
         while not (rings := list(self.ranks.glob(f"{VICTIM}-*.ring"))):
             time.sleep(0.1)
         header = protocol.decode_header(rings[0].read_bytes(), protocol.RING_SIZE)
@@ -98,7 +98,7 @@ class Attacker:
             self._raise_counts(rings, turn)
 
     def counts(self) -> None:
-        """Nothing but the number of records, raised by a ring's size each time."""
+        """Only the number of records, raised by a ring's size each time."""
         rings = [self.ring(job="empty", rank=rank, world_size=60) for rank in range(60)]
         for turn in itertools.count():
             self._raise_counts(rings, turn)

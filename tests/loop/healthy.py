@@ -1,6 +1,6 @@
 """Healthy trainings that know nothing of Warpwatch, for ``warpwatch run``.
 
-``healthy.py KIND FOLDER``: the ranks meet there, and save there. Each does something that is no
+``healthy.py KIND FOLDER``: the ranks meet there, and save there. Each does something that is not a
 fault and looks like one: what the steps take, whose they are and whether there are any changes for
 a while. Real optimizers, data loaders and gloo, on very little of a processor: a layer sleeps in
 place of a GPU's work, a little more for one batch than for another.

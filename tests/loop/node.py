@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def poll(ask: Callable[[], Any], what: object) -> Any:
-    """Return the first true answer of ``ask``; an HTTP error is no answer.
+    """Return the first true answer of ``ask``; an HTTP error is not an answer.
 
     Raises AssertionError with ``what`` when only a hang explains the wait.
     """

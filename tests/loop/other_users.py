@@ -111,7 +111,7 @@ def held_connections(uid: int, port: int, count: int) -> Iterator[None]:
 
 
 def command(uid: int, run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`warpwatch …` as this user, with no configuration but where the daemon is."""
+    """`warpwatch …` as this user, told only where the daemon is."""
     return subprocess.run(
         [sys.executable, "-c", _COMMAND, str(uid), *arguments],
         env={"WARPWATCH_DIR": str(run_dir)},

@@ -50,7 +50,7 @@ def running(tmp_path: Path) -> Iterator[Fleet]:
     config: dict[str, Any] = {
         "http": {"token_file": str(token)},
         "detection": ON_A_BUSY_MACHINE,
-        # No one but the alert asks, which says itself what for.
+        # Only the alert requests a capture, and gives the reason itself.
         "triggers": {"recipes": {"straggler": None} | NOT_CAPTURED, "baseline": {"enabled": False}},
     }
     rules, webhook = hurried(tmp_path / "rules"), (ALERT, token)

@@ -72,7 +72,7 @@ def test_a_rank_that_waits_for_ever_is_a_hang_within_half_a_minute(node: LoopNod
     job.has_trained(60)
     stuck_at = time.time()
     job.go_wrong({"stuck": (2,)})
-    # Nothing but what processes and devices do tells it so soon: a minute has many silent ones.
+    # Only the activity of processes and devices shows it so soon: a minute has many silent ones.
     assert job.found("hang")["time"] < stuck_at + 30
     job.go_wrong({})
     job.over("hang")

@@ -300,7 +300,7 @@ def await_note(found: Site, told: Told, status: str, since: float) -> float:
 
 
 def once_each(found: Site, wanted: set[Told]) -> None:
-    """Check that each fault causes one alert, whatever its labels, and nothing else is sent."""
+    """Check that each fault causes one alert, with any labels, and nothing else is sent."""
     alerts: dict[Told, set[str]] = {told: set() for told in wanted}
     unexpected = []
     for who, alert, _ in notified(found):

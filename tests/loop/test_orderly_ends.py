@@ -1,4 +1,4 @@
-"""Acceptance: what ends a training on purpose is no fault of it, however it is ended."""
+"""Acceptance: a training that is ended on purpose has no fault, however it is ended."""
 
 import signal
 import subprocess

@@ -4,9 +4,9 @@
 allocator holds, by Python line. If the process uses CUDA, ``.memory.pickle`` is the allocator's
 snapshot with its history, for the viewer at https://pytorch.org/memory_viz.
 
-The host is measured at the ends of up to three steps: the number of objects of each type (gc), the
-allocations since the first step (tracemalloc) and the process's memory. Native memory, such as a
-kept autograd graph, shows only in the last.
+The host is measured at the ends of up to three steps. Counted are the objects of each type (gc),
+the allocations since the first step (tracemalloc) and the process's memory. Native memory, such as
+a kept autograd graph, shows only in the last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gives the program's own profiler precedence: while it is active ours waits, and ours ends for it.
 
 Two sessions in a process crash: with torch 2.13, preparing one between ``prepare_trace`` and
-``stop_trace`` of another is a segmentation fault, in any thread. torch does not report that a
+``stop_trace`` of another is a segmentation fault, in any thread. Torch does not report that a
 schedule is warming up. The start and stop methods of its profiler classes are therefore wrapped;
 all Python profilers use ``torch.autograd.profiler``.
 """

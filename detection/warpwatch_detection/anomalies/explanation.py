@@ -2,7 +2,7 @@
 
 A kind of a job is explained by another kind of the same job (``EXPLAINED_BY``), or by a fault of
 the device that its rank runs on (``DEVICE_CAUSES``). A finding about a job as a whole is caused by
-any of its devices if it stopped the job; if the job is slow, half of them must be at fault:
+any of its devices if it stopped the job. If the job is slow, half of them must be at fault:
 one slow device is one slow rank. Only a critical fault explains that a job stops, and no XID that a
 program causes itself. A finding about a device is explained by what its job does
 (``JOB_CAUSES``), or by the same fault in another form (``SAME_FAULT``).

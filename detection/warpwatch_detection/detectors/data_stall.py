@@ -55,7 +55,7 @@ RELEASE_EXCESS = 0.5
 class RankWaits:
     """One rank's seconds per block, newest last: ``counted`` with every wait cut, ``waits`` whole.
 
-    counted_s, wait_s, seen_steps: of the open block.
+    counted_s, wait_s, seen_steps: the open block so far.
     """
 
     baseline: FrozenBaseline = field(default_factory=lambda: FrozenBaseline(MIN_SPREAD))
@@ -81,7 +81,7 @@ class RankWaits:
 class JobWaits:
     """The ranks, and seconds per block, newest last: ``works`` without waiting, ``spans`` in all.
 
-    steps, work_s, elapsed_s: of the open block. spreads: of the ranks' baselines, sorted.
+    steps, work_s, elapsed_s: the open block so far. spreads: of the ranks' baselines, sorted.
     """
 
     ranks: dict[int, RankWaits] = field(default_factory=dict)

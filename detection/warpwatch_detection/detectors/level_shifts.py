@@ -41,9 +41,9 @@ UPDATE_SAMPLES = 20
 
 @dataclass(slots=True)
 class ShiftJob:
-    """index: of the newest step; beside: values of the kind, one for each of ``shifts.samples``.
+    """index: the newest step's; beside: values of the kind, one for each of ``shifts.samples``.
 
-    iterations: of a server, empty in trainings. typical_s: the unit of the signal, if it has one.
+    iterations: a server's, empty in trainings. typical_s: the unit of the signal, if it has one.
     rise: the rise that lasts, or None; last_rise: the newest found. nearest, nearest_step: the
     largest part of a limit that the job ever reached.
     """

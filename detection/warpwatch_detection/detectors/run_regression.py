@@ -1,8 +1,8 @@
 """Detects a run whose steps take longer than those of the job's earlier runs.
 
-The daemon compares the run now and then (event ``compared``): the median of its steps after warm-up
-with those of earlier runs with the same world size, GPU model and work per step. Detectors that
-learn from the run do not find it: if it is slow from the first step on, it looks normal to them.
+The daemon compares the run now and then (event ``compared``). It compares the median of the steps
+after warm-up with those of earlier runs with the same world size, GPU model and work per step.
+Detectors that learn from the run miss it: a run slow from its first step looks normal to them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MIN_EFFECT = 0.05
 # al., "Not All GPUs Are Created Equal", SC 2022), and the next run may be on other GPUs.
 KNOWN_RUNS = 3
 UNKNOWN_SPREAD = 0.10
-# Of a normal distribution 1 in 740 is above three deviations.
+# In a normal distribution 1 in 740 is above three deviations.
 DEVIATIONS = 3.0
 # The anomaly is over below this part of the way to the limit.
 RELEASE = 0.5

@@ -1,7 +1,7 @@
 """Detects slow steps among normal ones: intermittent faults that do not change the level.
 
 The slow steps are an anomaly if they are far more likely at the rate that is worth an alarm than at
-the job's own rate: a CUSUM of Bernoulli trials (Reynolds and Stoumbos, 1999).
+the job's own rate. This is a CUSUM of Bernoulli trials (Reynolds and Stoumbos, 1999).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from warpwatch_detection.signals.step_signal import StepWork
 from warpwatch_telemetry.anomalies import Detected
 
 # A slow step is 15 % and 20 ms longer than normal, which scheduling by the operating system does
-# not cause, and 3.5 deviations, which normal noise exceeds in 1 of 4,000 steps.
+# not cause. It is also 3.5 deviations longer, which normal noise exceeds in 1 of 4,000 steps.
 MIN_SPIKE = 0.15
 MIN_SPIKE_S = 0.02
 NOISE_FACTOR = 3.5
@@ -65,7 +65,7 @@ UPDATE_STEPS = 40
 class SpikesJob:
     """evidence: the CUSUM; rate: healthy share of slow steps; recent, burst: present shares.
 
-    count: of evaluated steps; last, spikes: this count at the newest slow step, and at spikes;
+    count: evaluated steps; last, spikes: this count at the newest slow step, and at spikes;
     since, slow, began: count at the start, slow steps, and first step of the present evidence.
     """
 
@@ -177,9 +177,9 @@ class StepSpikes(JobDetector[SpikesJob]):
     def _needed(self, job: SpikesJob) -> float:
         """Log of the likelihood ratio that chance reaches as often as the budget allows.
 
-        The evidence begins at a spike, which comes at the usual rate, and reaches h from there with
-        the probability e^-h times the ratio that the first spike brings (Wald), divided by the
-        ratio of the overshoot, on average half of a spike (Siegmund, Sequential Analysis, 1985).
+        The evidence begins at a spike, which comes at the usual rate. It reaches h from there with
+        the probability e^-h times the ratio that the first spike brings (Wald). This is divided by
+        the ratio of the overshoot, on average half a spike (Siegmund, Sequential Analysis, 1985).
         """
         step_s, usual = math.exp(job.level), max(MIN_RATE, job.rate)
         alarming = max(ALARM_SHARE, MIN_RATIO * usual)

@@ -2,7 +2,7 @@
 
 In synchronous training the step times of all ranks rise together. The culprit shows only in a
 rank's own work, so waiting (comm, data_wait) is subtracted before ranks are compared. The level is
-a median over steps, so that a rank counts only if it is slow in most of them: pauses do not count,
+a median over steps, so that a rank counts only if it is slow in most of them. Pauses do not count,
 nor sequence lengths that make another rank slow in each step.
 """
 

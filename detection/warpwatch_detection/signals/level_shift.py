@@ -31,7 +31,7 @@ DUE = tuple(
     tuple(window for window in WINDOWS if count % (window // CHECKS) == 0)
     for count in range(PERIOD)
 )
-# A level is the mean between these quantiles: a network or a neighbour makes steps longer, hardly
+# A level is the mean between these quantiles. A network or a neighbour makes steps longer, hardly
 # ever shorter, so the fast steps vary half as much as the middle ones.
 TRIM = (0.05, 0.35)
 # The shortest window whose rise may be clear: 6 s at least.
@@ -93,7 +93,7 @@ class ReferenceLevels:
 class SignalHistory:
     """The newest samples of a signal, at most two windows with their references.
 
-    count: of all samples so far. change: the mean of |difference| of neighbouring samples.
+    count: all samples so far. change: the mean of |difference| of neighbouring samples.
     """
 
     count: int = 0
@@ -158,7 +158,7 @@ MIN_LEARNED = 3
 # A difference is learned only after this many newer ones, one every half window, without a shift.
 WAITING = 2
 # ... and until the difference has changed its sign since: one that has not is a slow rise, which
-# would teach its own limit. That applies once MIN_SURE differences are learned, which a settling
+# would teach its own limit. This applies once MIN_SURE differences are learned, which a settling
 # job would never reach otherwise, and for at most MAX_WAIT, while the reference has the rise.
 MIN_SURE = 12
 MAX_WAIT = REFERENCE
@@ -167,8 +167,8 @@ LEARNED_DEVIATIONS = 4.0
 # A window's noise is learned from the differences in this many samples, within MEMORY_COUNTS.
 MEMORY_SAMPLES = 2000
 MEMORY_COUNTS = (12, 60)
-# A rise by a half (as a logarithm, or a share of the step) that is clear needs no long experience:
-# it only has to exceed past excursions and CLEAR_DEVIATIONS, of however few differences.
+# A rise by a half (as a logarithm, or a share of the step) that is clear needs no long experience.
+# It only has to exceed past excursions and CLEAR_DEVIATIONS, of however few differences.
 CLEAR_EFFECT = math.log(1.5)
 CLEAR_DEVIATIONS = 4.0
 # The memory of past excursions fades over this many samples.

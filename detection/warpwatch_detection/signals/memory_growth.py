@@ -100,7 +100,7 @@ def every_part_grows(points: list[GrowthPoint]) -> bool:
 class Growth:
     """Points of a level, oldest first. least: this many show a trend.
 
-    begin_step: of growth that is found. nearest, nearest_step: the largest excess so far.
+    begin_step: the start of growth that is found. nearest, nearest_step: the largest excess so far.
     """
 
     least: ClassVar[int]
@@ -122,7 +122,7 @@ class Growth:
             self.nearest, self.nearest_step = excess, step
 
 
-# Found if growth has used this share of the memory that was left when it started: well below a
+# Found if growth has used this share of the memory that was left at its start. It is well below a
 # half, and more than a process loads, caches and warms up with on a host of its size.
 MIN_SHARE = 0.25
 # Growth has two points in each sixth at least. At MAX_POINTS every second point is dropped.
@@ -218,7 +218,7 @@ HOLD_BLOCKS = 2
 RELEASE_BLOCKS = 2
 # The number of short blocks in a long block.
 LONG_BLOCK = 16
-# Growth of a process that began with the run may be its data, a cache or a replay buffer: it counts
+# Growth of a process that began with the run may be its data, a cache or a replay buffer. It counts
 # when it has used this share of what was left, or by the long blocks.
 MIN_START_SHARE = 0.05
 # From this part of its limit on, a rank is named together with peers that are found.

@@ -1,7 +1,7 @@
 """The log ratio of each rank to its peers, as the straggler detector remembers it.
 
 Steps are grouped into ticks (a step, or as many short ones as fill TICK_S), ticks into a sliding
-window whose median is the level, and every whole window is a block of the baseline.
+window whose median is the level. Every whole window is a block of the baseline.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ STEP_WEIGHT = 0.05
 GROUP_NOISE_FACTOR = 4.0
 # Ranks of another stage of a pipeline do a tenth more or less work.
 STAGE_GAP = math.log(1.10)
-# Work that explains more of a rank's time than this, in the mean over WORK_TICKS, is not equal:
-# the exponent is known to a half before work has changed, and no time follows a power exactly.
+# Work that explains more of a rank's time than this, in the mean over WORK_TICKS, is not equal.
+# The exponent is known to a half before work has changed, and no time follows a power exactly.
 EQUAL_WORK = 0.1
 WORK_TICKS = 20
 # A rank's steadiness is known from MIN_CHANGES changes of its own time from block to block on.

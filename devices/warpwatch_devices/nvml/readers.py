@@ -287,7 +287,7 @@ def readers_of(
 ) -> tuple[tuple[TimedReader, ...], Callable[[int], bool | None]]:
     """Return all readers of a device, and a function that says whether it supports a field.
 
-    That returns None while it is unknown. parts: as for FieldBatch.
+    The function returns None while it is unknown. parts: as for FieldBatch.
     """
     fast = FieldBatch("fields", fast_fields(driver_version))
     slow = FieldBatch("slow_fields", SLOW_FIELDS, SLOW_S, parts)

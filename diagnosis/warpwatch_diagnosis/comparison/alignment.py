@@ -1,7 +1,7 @@
 """Puts the ranks of one capture on one time axis, and finds waits, late ranks and slow links.
 
 A collective ends on all ranks at nearly the same time, so the difference between the ends of the
-same collective on two ranks is that of their clocks: a rank's offset is the median over all
+same collective on two ranks is that of their clocks. A rank's offset is the median over all
 collectives. The last rank to arrive runs the shortest kernel: its duration is the transfer, and the
 surplus of the others' kernels is waiting for it.
 

@@ -31,7 +31,7 @@ from warpwatch_diagnosis.measures.runtime_calls import reads
 from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
-# Under the profiler one pass of a loop that reads a value takes at most this long; a step that logs
+# Under the profiler one pass of a loop that reads a value takes at most this long. A step that logs
 # a handful of values has no such loop (own values).
 READ_PACE_US = 500.0
 # A busy machine may take the core away for a few time slices. If operators hardly run in between,

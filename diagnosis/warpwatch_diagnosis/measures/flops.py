@@ -1,10 +1,10 @@
 """Counts floating point operations and bytes of an operator from the shapes of its inputs.
 
-A multiplication and an addition count as two. The formulas are those of the usual FLOP counters:
-a product of (m, k) and (k, n) takes 2 m k n; a convolution 2 times the elements of its output
-times the weight's elements per output channel; attention 4 b h s t d forward (2 products) and 2.5
-times that backward, since its kernels compute the scores again. Bytes count every input and output
-once, which is the least that the memory must move.
+A multiplication and an addition count as two. The formulas are those of the usual FLOP counters.
+A product of (m, k) and (k, n) takes 2 m k n. A convolution takes 2 times the elements of its output
+times the weight's elements per output channel. Attention takes 4 b h s t d forward (2 products)
+and 2.5 times that backward, since its kernels compute the scores again. Bytes count every input and
+output once, which is the least that the memory must move.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OperatorWork(NamedTuple):
 
 
 def shapes_of(arguments: Mapping[str, Any]) -> Shapes | None:
-    """Return the recorded shapes of an operator's inputs; None without record_shapes."""
+    """Return the recorded shapes of an operator's inputs; None if they are not recorded."""
     given = arguments.get("Input Dims")
     if isinstance(given, str):
         given = _parsed(given)

@@ -45,7 +45,7 @@ from warpwatch_diagnosis.trace.events import RuntimeCalls, TraceEvent, inside, s
 
 # Copies over the bus, not those inside the device.
 TRANSFERS = ("HtoD", "DtoH")
-# Busy for less than this share of the busiest, a device is not in use: a process that sets up
+# Busy for less than this share of the busiest, a device is not in use. A process that sets up
 # its context on device 0 by mistake leaves a copy or two there.
 MIN_BUSY_SHARE = 0.01
 
@@ -126,7 +126,7 @@ class GpuTime:
 
     @property
     def overlap_ratio(self) -> float | None:
-        """The share of the communication that compute hides; None without communication."""
+        """The share of the communication that compute hides; None if there is none."""
         spent = total(self.communication)
         hidden = total(intersection(self.communication, self.compute))
         return hidden / spent if spent else None
@@ -135,7 +135,7 @@ class GpuTime:
 def gpu_time(
     work: GpuEvents, host: HostTime, waits: Sequence[BlockingCall], running: Intervals
 ) -> GpuTime | None:
-    """Measure the device that idles most; None without GPU events in the window.
+    """Measure the device that idles most; None if the window has no GPU events.
 
     ``waits``, and ``running``, the union of operators, are those of the threads that train or
     launch.

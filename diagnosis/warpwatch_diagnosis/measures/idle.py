@@ -2,20 +2,20 @@
 
 A gap ends with the next work of the device. If the host launched that work before the gap began,
 the host is not the cause: ``kernel_gap`` is the time that the device takes from one kernel to the
-next (up to KERNEL_GAP_US), a longer gap is ``unexplained``. Otherwise the host was late, and the
+next (up to KERNEL_GAP_US). A longer gap is ``unexplained``. Otherwise the host was late, and the
 cause is the first of these:
 
 1. The time between two iterations of a server, then an activity with a name of its own in the
    trace (host_events): compilation, garbage collection,
    checkpoint, data loading, the allocator's calls, a collective that blocks the thread.
-2. The wait for the device before the gap (runtime_calls): without it the host would have been
+2. The wait for the device before the gap (runtime_calls). Without it the host would have been
    earlier by the length of the wait, so it explains that much idle time and no more. It counts
    until the host leads again by more than LEAD_US: ``copy`` if it waited for a copy of data,
    ``allocator`` after its calls, else ``synchronization``.
 3. The launch call itself and the time until the work begins: ``launch``; ``copy`` for a copy. More
    than MAX_LAUNCH_US after the call is ``unexplained``: the work was behind other work.
 4. Before the launch call: ``launch`` if the thread's previous launch ended at most LAUNCH_PACE_US
-   earlier, so that the host merely launches as fast as it can; else ``dispatch`` inside operators,
+   earlier, so that the host merely launches as fast as it can. Else ``dispatch`` inside operators,
    which is the framework's own cost, and ``host`` outside of them: Python, a sleep, the profiler.
 
 If the launch is not in the trace, the rest after 1 is ``unexplained``.

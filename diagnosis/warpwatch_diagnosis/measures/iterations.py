@@ -69,7 +69,7 @@ class ServerTime:
 
 
 def server_time(trace: Trace) -> tuple[ServerTime | None, list[TraceEvent]]:
-    """Return the iterations, and one event for each span; None and no event without marks."""
+    """Return the iterations, and one event for each span; None and no event if it has no marks."""
     marks = _captured(trace) or _outermost(trace)
     steps = {e.name for e in trace.events["annotation"] if e.name.startswith("ProfilerStep")}
     # A training that generates text in its steps has many iterations in each.

@@ -34,7 +34,7 @@ _OPERATOR = re.compile(r"(?!autograd::engine::evaluate_function: \w*Function)[\w
 class OperatorTime:
     """All calls of one operator with the same input shapes that began in the window.
 
-    shapes: those of the inputs, ``[16, 64] [64, 8]``; None without record_shapes. place: the user's
+    shapes: the inputs' shapes, ``[16, 64] [64, 8]``; None without record_shapes. place: the user's
     line of the longest call, None without stacks. total_us: with the operators inside; self_us:
     without. gpu_us: the kernels and copies that the operator itself launched. flops: all calls,
     None if unknown; counted once, for the innermost operator whose shapes are enough. longest:

@@ -30,7 +30,7 @@ _Labelled = tuple[float, float, str, str]
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One step. Times in µs; those of the GPU are None and ``idle_us`` is empty without one."""
+    """One step. Times in µs. Without a GPU, its times are ``None`` and ``idle_us`` is empty."""
 
     number: int
     begin_us: float

@@ -54,7 +54,7 @@ def hottest(measures: Measures) -> Handover | None:
 
 
 def nsys(measures: Measures) -> str | None:
-    """Return the command for the program from cudaProfilerStart on; None without a GPU."""
+    """Return the command for the program from cudaProfilerStart on; None if there is no GPU."""
     if measures.gpu is None:
         return None
     options = (
@@ -66,7 +66,7 @@ def nsys(measures: Measures) -> str | None:
 
 
 def perfetto(measures: Measures) -> str | None:
-    """Return a link that shows the longest step of an opened trace; None without steps."""
+    """Return a link that shows the longest step of an opened trace; None if it has no steps."""
     if not measures.steps:
         return None
     begin_us, end_us = max(measures.steps, key=lambda step: step[1] - step[0])

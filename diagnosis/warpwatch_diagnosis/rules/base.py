@@ -24,7 +24,7 @@ MIN_SAVED = 0.5
 class Finding:
     """One bottleneck.
 
-    share: of the step window, 0 to 1. recoverable_s: seconds of the window that its removal saves.
+    share: its part of the step window. recoverable_s: seconds of the window that its removal saves.
     evidence: sentences with names, counts and times; the first one is the summary. yields_to: kinds
     that name the same fault more exactly; found for the same rank, they replace this one.
     """

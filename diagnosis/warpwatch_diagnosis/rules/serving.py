@@ -25,7 +25,7 @@ from warpwatch_diagnosis.rules.host_bound import HIGH_SHARE, MIN_SHARE
 MIN_DECODING = 2
 # Users notice prompts that delay others by this many usual iterations (own value).
 MIN_STALL_RATIO = 5.0
-# Preemptions in more iterations than one, and in at least this share of them, are no accident.
+# Preemptions in more iterations than one, and in at least this share of them, are not an accident.
 MIN_PREEMPTING = 2
 MIN_PREEMPTING_SHARE = 0.05
 
@@ -60,7 +60,7 @@ class SchedulerBoundRule(RankRule):
 
 
 class WaitingForWorkRule(RankRule):
-    """Finds the time without a request in flight, which is no fault and cannot be won back."""
+    """Finds the time without a request in flight, which is not a fault and cannot be won back."""
 
     kind = "waiting_for_work"
     min_share = MIN_SHARE

@@ -34,11 +34,11 @@ from warpwatch_diagnosis.rules.base import (
 MIN_OPERATOR_RATIO = 2.0
 HIGH_RATIO = 1.5
 # The share of the window in which the others wait for a CPU rank that is last in nearly all
-# collectives; shared cores make ranks late by a few per cent (own values).
+# collectives. Shared cores make ranks late by a few per cent (own values).
 MIN_CPU_WAIT = 0.10
 HIGH_CPU_WAIT = 0.20
 # On GPUs: the share of the window in which the others wait (reference of this project), and the
-# share that no compute hides; the share of all lateness that the rank must bring (own values).
+# share that no compute hides. The share of all lateness that the rank must bring (own values).
 MIN_GPU_WAIT = 0.05
 MIN_EXPOSED_WAIT = 0.025
 MIN_BLAME = 0.60

@@ -25,7 +25,7 @@ from warpwatch_diagnosis.verdict.likeliest import (
 
 SCHEMA = 1
 HEALTHY = "healthy"
-# The verdicts that are no problem: a server without requests waits for work.
+# The verdicts that are not a problem: a server without requests waits for work.
 NO_PROBLEM = frozenset({HEALTHY, "waiting_for_work"})
 INCONCLUSIVE = "inconclusive"
 

@@ -2,7 +2,7 @@
 
 Runs where WARPWATCH_TEST_KUBELET names a folder with the binaries `kubelet` and `kube-apiserver`
 of Kubernetes 1.20. Also needed: root, cgroup version 1, etcd, containerd with runc and ctr,
-openssl, and a C compiler that links statically; no image is pulled and nothing but loopback is
+openssl, and a C compiler that links statically. No image is pulled, and only loopback is
 used. The test takes a minute, in which the machine is a node: kernel settings that a kubelet
 changes, mounts, control groups and folders are put back afterwards. It refuses to run where
 /var/lib/kubelet has anything in it, as on a node of a cluster.

@@ -162,7 +162,7 @@ def test_what_an_agent_says_for_others_is_refused_and_counted(server):
         lines.append(b'{"type":"cursor","cursor":"1","node":"gpu-8"}')
         content = said.pack(b"\n".join(lines))
         await bus.publish(said.records_subject(number, tenant), content, "boot-1")
-        # Once more, and what is none of it all.
+        # One message again, and invalid ones.
         await bus.publish(said.records_subject(number, tenant), content, "boot-01")
         await bus.publish(f"warpwatch.records.{number}.node.a", b"", "boot-2")
         await bus.publish(said.records_subject(number, tenant), b"no gzip", "boot-3")

@@ -15,7 +15,7 @@ COUNTS = "device_xid_errors_total"
 # The limits of numbers per device, and in a sentence.
 MAX_XIDS = 128
 MAX_NAMED = 4
-# What to check, by the catalogue's field ``blame``: an application's error is not the GPU's.
+# The advice by the catalogue's field ``blame``: an application's error is not the GPU's.
 WHERE = {
     "application": "look at the job",
     "driver": "look at the driver",
