@@ -68,7 +68,7 @@ SCHEMA = 1
 class RunSummary:
     """A run as one daemon saw it. Times are wall clock in seconds, other figures SI units.
 
-    time: of the summary; first_time: start of the first process; end_time: None while it runs.
+    time: the summary's; first_time: start of the first process; end_time: None while it runs.
     ranks: on this node, of ``world_size``. gpu_model: of their devices. version: Warpwatch's.
     steps: of the rank with the most.
     judged_steps: of all ranks, without warm-up and steps of captures. The next fields are means of

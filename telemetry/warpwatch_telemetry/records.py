@@ -66,7 +66,7 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
 class Step(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="step"):
     """One finished optimizer step of one rank. Phases are disjoint; the remainder is ``other``.
 
-    An iteration of an inference server is a step, too, with its work: ``work_class`` (``class`` in
+    An iteration of an inference server is a step, too. Its work is ``work_class`` (``class`` in
     JSON), the prompt tokens that it computed, the requests that got a token, and the tokens in the
     KV cache of all its requests.
 

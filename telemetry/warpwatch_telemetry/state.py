@@ -258,7 +258,7 @@ class StepDurations:
 class RecentSteps:
     """Iterates over the durations in seconds, oldest first; any thread may do so meanwhile.
 
-    Both arrays have their full size from the start: the memory of a rank does not grow with its
+    Both arrays have their full size from the start. The memory of a rank does not grow with its
     steps, and a fleet of thousands of ranks does not fragment it.
     """
 

@@ -6,9 +6,9 @@ collectives. The last rank to arrive runs the shortest kernel: its duration is t
 surplus of the others' kernels is waiting for it.
 
 The same collective has the same process group and sequence number. If the trace does not have them,
-it is the n-th call of its name in its group and step, if every rank has as many calls of it in that
-step. Sends and receives between two ranks are ignored: they end when both partners are done. An
-unnamed kernel of sends and receives is an all-to-all if all ranks leave it together.
+it is the n-th call of its name in its group and step. This needs as many calls of it on every rank
+in that step. Sends and receives between two ranks are ignored: they end when both partners are
+done. An unnamed kernel of sends and receives is an all-to-all if all ranks leave it together.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from warpwatch_diagnosis.measures.measures import Measures
 # collective.
 MAX_END_SPREAD_US = 500.0
 MAX_END_SPREAD_SHARE = 0.5
-# An unnamed kernel of sends and receives is an all-to-all of at least this many ranks, if their
-# ends are no further apart than this, plus this share of the shortest one.
+# An unnamed kernel of sends and receives is an all-to-all of at least this many ranks if they all
+# end within this time, plus this share of the shortest one.
 MIN_EXCHANGING = 4
 MAX_EXCHANGE_SPREAD_US = 50.0
 MAX_EXCHANGE_SPREAD_SHARE = 0.05
