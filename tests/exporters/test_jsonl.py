@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch_exporters.jsonl import TAIL_BYTES, JsonlWriter
+from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankSeen, Record, Step
 
 RECORDS: list[Record] = [
@@ -53,7 +53,7 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     filler = b'{"type":"clock","time":1.0}\n'
     old = b'{"type":"step","time":99.0,"job":"old","rank":0,"step":1,"duration_s":1.0}\n'
     new = old.replace(b"old", b"new")
-    log.write_bytes(old + filler * (TAIL_BYTES // len(filler) + 1) + new)
+    log.write_bytes(old + filler * (2**18 // len(filler) + 1) + new)
     writer = JsonlWriter(log)
     assert writer.write([Step(50.0, "old", 0, 2, 1.0)]) == 1
     assert writer.write([Step(50.0, "new", 0, 2, 1.0)]) == 0

@@ -24,7 +24,7 @@ from warpwatch_daemon.demo.processes import free_port
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.config import OtlpConfig
 from warpwatch_exporters.events import EventFeed
-from warpwatch_exporters.otlp import MAX_WAITING, OtlpExporter
+from warpwatch_exporters.otlp import OtlpExporter
 from warpwatch_exporters.push import PushExporters
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
@@ -129,7 +129,7 @@ def test_while_the_collector_is_away_logs_wait_in_a_bounded_queue(server, caplog
     site.advance()
     assert site.counted == {("metrics", "failed"): 1}
     assert caplog.text.count("takes no metrics") == 1
-    many = tuple(replace(SLOW, id=f"6553f1f0-{number}") for number in range(2, MAX_WAITING + 9))
+    many = tuple(replace(SLOW, id=f"6553f1f0-{number}") for number in range(2, 1009))
     site.state = replace(STATE, anomalies=(SLOW, *many))
     site.advance(30)
     assert site.counted == {
@@ -137,8 +137,8 @@ def test_while_the_collector_is_away_logs_wait_in_a_bounded_queue(server, caplog
     }  # fmt: skip
     server.status, server.requests = 200, []
     site.advance(300)
-    assert len(logs_in(server)) == MAX_WAITING
-    assert site.counted["logs", "sent"] == MAX_WAITING
+    assert len(logs_in(server)) == 1000
+    assert site.counted["logs", "sent"] == 1000
     assert len(caplog.records) == 1
 
 

@@ -156,7 +156,7 @@ def test_what_is_gone_leaves_nothing_behind() -> None:
     pods = {workload.pod for _, workload in prometheus._prefixes if workload is not None}
     assert pods == {"llama-5"}
     assert len(prometheus._buckets) == 1
-    assert len(prometheus._prefixes[(), None]) < 150 + prometheus.SPARE_PREFIXES + 100
+    assert len(prometheus._prefixes[(), None]) < 750
 
 
 def registry_of(state: State) -> CollectorRegistry:

@@ -17,7 +17,6 @@ from warpwatch_daemon.cli.diagnose import main as diagnose
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_fleet.agent_link import HttpLink
 from warpwatch_fleet.captures import remote_agents
-from warpwatch_fleet.captures.remote_agents import FETCH_TIMEOUT_S, MAX_BYTES
 from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.targets import Target
 from warpwatch_serving.page.captures import describe
@@ -134,8 +133,8 @@ def test_what_is_too_large_or_too_slow_is_not_fetched(fleet, monkeypatch):
 
     def download(link: HttpLink, path: str) -> Iterator[bytes]:
         rank = int(path.rpartition("/rank")[2][0])
-        yield b"x" * (MAX_BYTES + (rank == 1))
-        fleet.clock.advance(FETCH_TIMEOUT_S + 1 if rank >= 2 else 0.0)
+        yield b"x" * (2**21 + (rank == 1))
+        fleet.clock.advance((60.0, 0.0, 60.1, 60.1)[rank])
         yield b""
 
     monkeypatch.setattr(remote_agents, "MAX_FETCHES", 1)

@@ -84,7 +84,7 @@ def test_an_agent_speaks_and_answers_for_itself_alone(site, monkeypatch):
             await agent.ask("$JS.API.STREAM.INFO.WARPWATCH", b"", 0.3)
 
         async def answer(operation: str, body: bytes) -> bytes:
-            return b"x" * (2 * said.MAX_MESSAGE_BYTES)
+            return b"x" * 2**20
 
         await agent.answer(node.requests, answer)
         await sidecar.answer(tenant.requests, answer)
@@ -97,7 +97,7 @@ def test_an_agent_speaks_and_answers_for_itself_alone(site, monkeypatch):
         await worker.start()
         for who in (node, tenant):
             parts = await worker.bus.ask(f"{who.requests}.get.A", b"", 5.0)
-            assert len(parts) == 2 * said.MAX_MESSAGE_BYTES
+            assert len(parts) == 2**20
         await agent.client.flush()
         assert heard == []
         await worker.close()

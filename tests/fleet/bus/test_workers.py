@@ -113,7 +113,7 @@ def test_an_anomaly_keeps_its_id_when_another_worker_continues(server):
         ((what, kind, ident),) = play.found(first)
         assert (what, kind) == ("opened", "straggler")
         assert first.missing == ()
-        assert len(first.judged()) == said.PARTITIONS
+        assert len(first.judged()) == 64
         (shown,) = first.view.anomalies()
         assert (shown.id, shown.node, shown.rank) == (ident, play.nodes[1].name, 3)
         await first.close()
@@ -176,7 +176,7 @@ def test_what_an_agent_says_for_others_is_refused_and_counted(server):
     run(server, "three", test)
 
 
-REST = dict.fromkeys(range(4, said.PARTITIONS), 0.0)
+REST = dict.fromkeys(range(4, 64), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_the_load_is_shared(others, own, taken, given):
 def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(server):
     async def test(play: Play) -> None:
         bus = play.agents[0].bus
-        content = b"x" * (3 * said.MAX_MESSAGE_BYTES + 1)
+        content = b"x" * (3 * 2**19 + 1)
 
         async def answer(operation: str, body: bytes) -> bytes:
             return content if operation == "get.a" else body
@@ -226,7 +226,7 @@ def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(server):
 def test_an_agent_answers_a_request_for_a_file_as_its_api_does(server, tmp_path):
     async def test(play: Play) -> None:
         file = tmp_path / "rank0.reduction.gz"
-        file.write_bytes(b"r" * (said.MAX_MESSAGE_BYTES + 1))
+        file.write_bytes(b"r" * (2**19 + 1))
 
         async def send(request: Request) -> Response:
             return FileResponse(file)

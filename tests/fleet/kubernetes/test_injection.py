@@ -15,7 +15,6 @@ from tests.fleet.kubernetes.webhook import BOOTSTRAP, GPU, LABELS, Served, env_o
 from tests.helm import chart
 from tests.helm.tenants_policy import refusals
 from tests.waiting import DEADLINE_S, eventually
-from warpwatch_fleet.kubernetes.injection import MAX_BYTES
 from warpwatch_telemetry.errors import UsageError
 
 
@@ -134,7 +133,7 @@ def test_the_charts_own_certificate_is_of_the_service_that_is_asked(helm4, tmp_p
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"{}" * MAX_BYTES, b'{"request": {"object": {"spec": 1}}}', b"[" * 100_000],
+    [b"", b"{", b"[]", b"{}" * 2**21, b'{"request": {"object": {"spec": 1}}}', b"[" * 100_000],
 )
 def test_what_is_no_review_is_refused(served: Served, body: bytes) -> None:
     assert served.http.post("/inject", content=body).status_code in (200, 400, 413)

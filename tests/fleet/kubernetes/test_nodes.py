@@ -9,7 +9,7 @@ from tests.fleet.kubernetes.stand_in import StandIn
 from tests.fleet.kubernetes.told import Told, fault
 from tests.fleet.nodes import NOW
 from warpwatch_fleet.kubernetes.api import KubernetesError
-from warpwatch_fleet.kubernetes.conditions import AWAY_S, KEY, KNOWN_S
+from warpwatch_fleet.kubernetes.conditions import KEY
 
 OTHER = {"key": "team", "value": "a", "effect": "NoSchedule"}
 OWN = {"key": KEY, "value": "Xid", "effect": "NoSchedule"}
@@ -47,10 +47,10 @@ def test_the_condition_says_which_fault_needs_service_and_since_when(told, golde
 
 
 def test_of_a_node_whose_agent_is_away_the_condition_is_unknown(told: Told) -> None:
-    told.rounds(after_s=AWAY_S)
+    told.rounds(after_s=60)
     assert told.condition()["status"] == "True"
     told.cluster.now -= 1
-    told.rounds(after_s=AWAY_S + 1)
+    told.rounds(after_s=61)
     assert (told.condition()["status"], told.condition()["reason"]) == ("Unknown", "AgentAway")
     assert told.taints() == []
 
@@ -111,7 +111,7 @@ def test_a_node_that_the_cluster_does_not_have_is_asked_for_again_much_later(sta
     stand_in.ask("DELETE", "/api/v1/nodes/gpu-2")
 
     def later() -> None:
-        told.cluster.now += KNOWN_S / 2
+        told.cluster.now += 300
         told.cluster.hear()
 
     told.rounds(3, later)
