@@ -13,8 +13,7 @@ from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.explanation import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors import DETECTORS
-from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE
-from warpwatch_detection.ranks import DEPARTED_S, MAX_JOBS, SILENT_S, LiveRank, RankDevices
+from warpwatch_detection.ranks import LiveRank, RankDevices
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, JOB_KINDS, KINDS
 from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
 
@@ -85,7 +84,7 @@ def test_the_end_of_a_job_closes_its_states_and_frees_its_memory():
 def test_of_more_jobs_than_the_bound_those_that_live_stay():
     engine = detection()
     for step in range(3):
-        for number in range(MAX_JOBS + 50):
+        for number in range(306):
             engine.feed(Step(EPOCH_S + step, f"job-{number:03}", 0, step, 0.1))
     assert engine.refused == {"anomalies": 0, "jobs": 50}
     remembered = snapshot.save(engine.parts())
@@ -96,10 +95,11 @@ def test_of_more_jobs_than_the_bound_those_that_live_stay():
 
 def test_a_job_that_was_silent_for_long_makes_room_for_another():
     engine = detection()
-    for number in range(MAX_JOBS):
+    for number in range(256):
         engine.feed(Step(EPOCH_S + (number != 7), f"job-{number:03}", 0, 0, 0.1))
-    engine.feed(Step(EPOCH_S + SILENT_S, "job-new", 0, 0, 0.1))
-    assert engine.refused == {"anomalies": 0, "jobs": 1}
+    engine.feed(Step(EPOCH_S + 599.9, "job-early", 0, 0, 0.1))
+    engine.feed(Step(EPOCH_S + 600, "job-new", 0, 0, 0.1))
+    assert engine.refused == {"anomalies": 0, "jobs": 2}
     remembered = snapshot.save(engine.parts())
     assert b"job-007" not in remembered
     assert b"job-new" in remembered
@@ -118,13 +118,13 @@ def test_a_killed_ranks_crash_names_the_gpu_that_it_ran_on():
 
 def test_an_owner_with_many_jobs_leaves_room_for_those_of_others():
     engine = detection()
-    for number in range(MAX_JOBS):
+    for number in range(256):
         engine.feed(Step(EPOCH_S + number, f"job-{number}", 0, 1, 1.0, owner="uid/7"))
-    now = EPOCH_S + MAX_JOBS
+    now = EPOCH_S + 256
     for number in range(3):
         engine.feed(Step(now + number, f"honest-{number}", 0, 1, 1.0, owner="ns/team"))
     owners = Counter(job.owner for job in engine.state.ranks.jobs)
-    assert owners == {"uid/7": MAX_JOBS - 3, "ns/team": 3}
+    assert owners == {"uid/7": 253, "ns/team": 3}
     assert engine.refused["jobs"] == 3
 
 
@@ -135,9 +135,10 @@ def test_the_places_of_the_departed_are_bounded(monkeypatch: pytest.MonkeyPatch)
         rank_devices.jobs[LLAMA] = {number: LiveRank(device="GPU-0")}
         rank_devices.leave(End(EPOCH_S, "llama", number))
     assert len(rank_devices.departed) == 50
-    rank_devices.jobs[LLAMA] = {0: LiveRank(device="GPU-0")}
-    rank_devices.leave(End(EPOCH_S + DEPARTED_S + 1, "llama", 0))
-    assert list(rank_devices.departed) == [(LLAMA, 0)]
+    for after_s, count in ((600, 50), (601, 1)):
+        rank_devices.jobs[LLAMA] = {0: LiveRank(device="GPU-0")}
+        rank_devices.leave(End(EPOCH_S + after_s, "llama", 0))
+        assert len(rank_devices.departed) == count
 
 
 def test_a_forgotten_job_takes_its_anomalies_with_it():
@@ -145,8 +146,8 @@ def test_a_forgotten_job_takes_its_anomalies_with_it():
     opened(engine, job.steps(300))
     opened(engine, job.steps(60, compute=lambda _, rank: 0.2 if rank == 1 else 0.0))
     assert [a.kind for a in engine.active] == ["straggler"]
-    for number in range(MAX_JOBS):
-        engine.feed(Step(job.time + SILENT_S, f"job-{number}", 0, 0, 0.1))
+    for number in range(256):
+        engine.feed(Step(job.time + 600, f"job-{number}", 0, 0, 0.1))
     assert [a.kind for a in engine.active if a.job == "llama"] == []
 
 
@@ -236,7 +237,7 @@ def test_slow_steps_after_a_capture_raise_nothing():
     opened(engine, job.steps(300))
     profiled = [replace(each, profiled=True) for each in job.steps(5, compute=lambda *_: 0.5)]
     assert opened(engine, profiled) == []
-    after = job.steps(STEPS_AFTER_CAPTURE, compute=lambda *_: 0.3)
+    after = job.steps(20, compute=lambda *_: 0.3)
     assert opened(engine, after) == []
     assert opened(engine, job.steps(100)) == []
 
@@ -247,5 +248,5 @@ def test_a_capture_of_one_rank_masks_until_its_end_is_reported():
     engine.feed(RankEvent(job.time, "llama", 1, "capture_armed"))
     assert opened(engine, job.steps(60, compute=lambda *_: 0.3)) == []
     engine.feed(RankEvent(job.time, "llama", 1, "capture_finished"))
-    assert opened(engine, job.steps(STEPS_AFTER_CAPTURE, compute=lambda *_: 0.3)) == []
+    assert opened(engine, job.steps(20, compute=lambda *_: 0.3)) == []
     assert opened(engine, job.steps(100)) == []

@@ -9,9 +9,8 @@ import pytest
 from tests.devices.fakenvml.driver import LIBRARY
 from tests.devices.nvml_by_hand import HandNvml, uuid
 from warpwatch_devices.config import NvmlConfig
-from warpwatch_devices.nvml.device import PROBE_INTERVAL_S
 from warpwatch_devices.nvml.library import library_replaced, meaning_of, name_of
-from warpwatch_devices.nvml.source import RETRY_INTERVAL_S, NvmlSource
+from warpwatch_devices.nvml.source import NvmlSource
 from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.samples import SourceHealth
 
@@ -122,14 +121,14 @@ def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(source):
     # The values of the call that returned late are from before it.
     assert nvml.reasons(5) == ["stuck"]
     nvml.advance(0.0)
-    source.wait_while(lambda: nvml.up() != ALL, PROBE_INTERVAL_S + 1)
+    source.wait_while(lambda: nvml.up() != ALL, 11)
     assert source.failures == []
     # One that is gone is looked for now and then.
     nvml.driver.set(1, unknown=1)
     nvml.rounds()
     assert nvml.reasons(0, 1) == ["", "driver"]
     nvml.driver.set(1, unknown=0)
-    source.wait(PROBE_INTERVAL_S - 1)
+    source.wait(9)
     assert nvml.reasons(1) == ["driver"]
     source.wait(1)
     assert nvml.up() == ALL
@@ -176,7 +175,7 @@ def test_without_a_driver_the_source_waits(source, tmp_path, monkeypatch):
     assert not source.health.up
     assert source.health.reason.startswith(f"{library} not found: install the NVIDIA driver")
     library.symlink_to(nvml.driver.library / LIBRARY)
-    source.wait(RETRY_INTERVAL_S - 1)
+    source.wait(4)
     assert not source.health.up
     # Its initialisation does not come back at first.
     source.stick("nvml", INIT)
@@ -198,7 +197,7 @@ def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source)
     assert source.health.reason.endswith("Driver Not Loaded")
     assert source.health.errors > 0
     nvml.driver.set(driver_gone=None, driver_version="615.71.05")
-    source.wait_while(lambda: nvml.up() != ALL, RETRY_INTERVAL_S + 2)
+    source.wait_while(lambda: nvml.up() != ALL, 7)
     assert nvml.newest(0).device.info["driver_version"] == "615.71.05"
     assert source.failures == []
 

@@ -11,12 +11,7 @@ from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
-from warpwatch_devices.attribution.source import (
-    INTERVAL_S,
-    AttributionSource,
-    OriginPoller,
-    origins_of,
-)
+from warpwatch_devices.attribution.source import AttributionSource, OriginPoller, origins_of
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.samples import Attribution, DeviceSample, SlurmJob
@@ -46,12 +41,12 @@ class Asked:
     def __init__(self, devices: Callable[[], tuple[DeviceSample, ...]] = node) -> None:
         self.origin, self.sink, self.clock = Scripted(), RecordingSink(), ManualClock()
         clocks = (self.clock.monotonic, self.clock.wall)
-        asked = (self.origin, INTERVAL_S, devices, self.sink)
+        asked = (self.origin, 10.0, devices, self.sink)
         self.asker = OriginPoller(*asked, lambda origin, failure, duration_s: None, *clocks)
 
     def step(self, outcome: OriginAnswer | OriginError | None = None) -> None:
         self.origin.outcome = outcome or OriginAnswer()
-        self.clock.advance(INTERVAL_S)
+        self.clock.advance(10)
         self.asker.step()
 
     @property
@@ -82,10 +77,10 @@ def test_a_failed_origins_last_word_stays(tmp_path: Path, monkeypatch: pytest.Mo
     assert loops.names == names
     for _ in range(2):
         loops.run(*names)
-        clock.advance(INTERVAL_S)
+        clock.advance(10)
     of_slurm = [one for one in sink.attributions if one.origin == "slurm"]
     assert [one.slurm_jobs for one in of_slurm] == [{GPU_0: (SlurmJob("42"),)}] * 2
-    assert of_slurm[1].time - of_slurm[0].time == INTERVAL_S
+    assert of_slurm[1].time - of_slurm[0].time == 10
     assert not [one for one in sink.attributions if one.origin == "kubelet"]
     health = sink.healths[-1]
     assert (health.name, health.up, health.errors) == ("attribution", False, 2)
@@ -104,7 +99,7 @@ def test_no_one_is_asked_before_there_are_devices_and_then_once_in_an_interval()
     asked.step()
     assert asked.origin.reads == 0
     devices.extend(node())
-    for after_s, reads in ((0.0, 1), (INTERVAL_S - 0.1, 1), (0.1, 2), (0.1, 2)):
+    for after_s, reads in ((0.0, 1), (9.9, 1), (0.1, 2), (0.1, 2)):
         asked.clock.advance(after_s)
         asked.asker.step()
         assert asked.origin.reads == reads

@@ -13,7 +13,7 @@ import pytest
 from tests.diagnosis.captures import kernel, operator, stepped
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.trace import events, json_stream, reader
+from warpwatch_diagnosis.trace import events, json_stream
 from warpwatch_diagnosis.trace.events import Kind
 from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.reader import Trace, read_trace
@@ -247,8 +247,8 @@ EVENT = '{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":5,"dur":1}'
 
 def test_a_small_file_that_grows_too_much_is_refused(tmp_path):
     path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(f"[{EVENT}".encode() + b" " * (reader.FREE_BYTES << 2)))
-    limit = reader.FREE_BYTES + reader.MAX_RATIO * path.stat().st_size
+    path.write_bytes(gzip.compress(f"[{EVENT}".encode() + b" " * 2**25))
+    limit = 2**23 + 200 * path.stat().st_size
     with pytest.raises(TraceError, match=f"more than {limit:,} bytes decompressed"):
         read_trace(path)
 
