@@ -56,6 +56,8 @@ class View(Protocol):
 
     def is_heard(self) -> bool: ...
 
+    def forget_newest(self, owner: str) -> None: ...
+
     def anomalies(self) -> Iterator[Anomaly]: ...
 
     def leases_due(
@@ -80,11 +82,12 @@ class Cluster:
         kinds: DetectionConfig,
         anomalies: AnomaliesConfig,
         saved: Mapping[JobId, SavedJob] | None = None,
-        lock: threading.Lock | None = None,
-        names: NodeNames | None = None,
+        whole: View | None = None,
     ) -> None:
+        # Limits hold for everything that this is a part of.
+        self._whole: View = whole or self
         # The loop that follows agents holds it for long, other threads for a moment.
-        self.lock = lock or threading.Lock()
+        self.lock = whole.lock if whole else threading.Lock()
         # The state of the fleet before this one, by the job's name on a node.
         self._saved = saved or {}
         # Jobs that are not kept any more, for who keeps them over a restart.
@@ -94,7 +97,7 @@ class Cluster:
         # By address, as all that names a node here.
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[JobId, FleetJob] = {}
-        self.node_names = names or NodeNames()
+        self.node_names = whole.node_names if whole else NodeNames()
         self._job_of: dict[tuple[str, JobId], FleetJob] = {}
         # By owner and base name.
         self._by_name: dict[tuple[str, str], list[FleetJob]] = {}
@@ -175,7 +178,7 @@ class Cluster:
         name = (seen.owner, seen.job_id.base_name)
         named = self._by_name.get(name, [])
         job = _find_job(seen, address, named)
-        if job is None and (len(self.jobs) < MAX_JOBS or self._make_room(seen.owner)):
+        if job is None and (len(self._whole.jobs) < MAX_JOBS or self._make_room(seen.owner)):
             saved = self._saved.get(seen.job_id)
             if saved is not None and saved.id in self.jobs:
                 saved = None
@@ -186,13 +189,17 @@ class Cluster:
 
     def _make_room(self, owner: str) -> bool:
         """Forget the newest job of the owner who has most, if that leaves no owner with less."""
-        counts = Counter(job.owner for job in self.jobs)
+        counts = Counter(job.owner for job in self._whole.jobs)
         (most, count) = counts.most_common(1)[0]
         if count <= counts[owner] + 1:
             return False
         self.refused["too_many_jobs"] += 1
-        self._remove(next(self.jobs[job] for job in reversed(self.jobs) if job.owner == most))
+        self._whole.forget_newest(most)
         return True
+
+    def forget_newest(self, owner: str) -> None:
+        """Forget the newest job of the owner."""
+        self._remove(next(self.jobs[job] for job in reversed(self.jobs) if job.owner == owner))
 
     # --- judging ---
 
@@ -203,15 +210,13 @@ class Cluster:
 
     def judge(self, now: float) -> list[Change]:
         """Return the changes of the fleet's own anomalies, with their nodes."""
-        self._drop_waiting()
+        drop_waiting(self.jobs.values())
         found: list[tuple[FleetJob, Change]] = []
         for job in list(self.jobs.values()):
             if job.judged:
                 changes = job.advance(self._known_until(job, now))
                 found += ((job, change) for change in changes if self._is_ours(job, change))
             self._forget(job, now)
-        while len(self.raised) > MAX_JOBS:
-            del self.raised[next(iter(self.raised))]
         if not found:
             return []
         names, faults = self.names(), self._device_faults()
@@ -220,12 +225,6 @@ class Cluster:
             for job, change in found
         ]
 
-    def _drop_waiting(self) -> None:
-        """Drop the waiting records of the jobs that have the most."""
-        waiting = [job.waiting for job in self.jobs.values()]
-        while sum(map(len, waiting)) > MAX_WAITING:
-            max(waiting, key=len).clear()
-
     def _is_ours(self, job: FleetJob, change: Change) -> bool:
         """Return whether the fleet opens the anomaly, and count it."""
         kind, ident = change.anomaly.kind, change.anomaly.id
@@ -233,6 +232,8 @@ class Cluster:
             job.left.add(ident)
         elif change.what == "opened":
             self.raised.setdefault(job.id, Counter())[kind] += 1
+            if len(self._whole.raised) > MAX_JOBS:
+                del self.raised[next(iter(self.raised))]
         return ident not in job.left
 
     def _raised_by_agents(self, job: FleetJob, found: Anomaly) -> bool:
@@ -358,6 +359,13 @@ class Cluster:
     def count_refused(self) -> Counter[str]:
         """Return the untrusted lines and ranks, by reason."""
         return sum((node.refused for node in self.nodes.values()), Counter(self.refused))
+
+
+def drop_waiting(jobs: Iterable[FleetJob]) -> None:
+    """Drop the waiting records of the jobs that have the most."""
+    waiting = [job.waiting for job in jobs]
+    while sum(map(len, waiting)) > MAX_WAITING:
+        max(waiting, key=len).clear()
 
 
 JOIN_S = 600.0

@@ -88,7 +88,8 @@ class Fleet:
         self._schedules = RegularCaptures(schedule, self.captures)
         # Changes of anomalies that the triggers have not seen yet.
         self._changes: list[Change] = []
-        self._kubernetes = Kubernetes(own, self._cluster, self.captures, self.metrics)
+        alone = self._source.alone
+        self._kubernetes = Kubernetes(own, self._cluster, self.captures, self.metrics, alone)
         self._alerts = AlertRequests(
             self._heard_state, self.request_capture, self._register, config.triggers.recipes,
             targets=lambda job: {},

@@ -47,6 +47,9 @@ class Source(Protocol):
     async def judge(self) -> list[Change]:
         """Return the changes of the fleet's own anomalies, which are kept over a restart."""
 
+    async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do the work unless another process of the fleet is doing it."""
+
     async def close(self) -> None: ...
 
 
@@ -87,6 +90,9 @@ class HttpSource:
             # Saved first: a fleet that is killed now reports it only once.
             await asyncio.to_thread(self._memory.keep, saved, forgotten)
         return changes
+
+    async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
+        await work()
 
     async def close(self) -> None:
         tasks = list(self._follower.tasks)

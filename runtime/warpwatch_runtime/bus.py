@@ -6,6 +6,7 @@ The library is imported only where ``bus.url`` is set.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import ssl
@@ -74,7 +75,7 @@ class ConflictError(BusError):
 
 
 class Bus:
-    """A connection, which comes back by itself. ``name`` of the process: its replies' own prefix.
+    """A connection, which comes back by itself. ``name``: others may not listen to its replies.
 
     Everything is for one event loop.
     """
@@ -84,11 +85,6 @@ class Bus:
         self._name = name
         self._client: Client | None = None
         self._complaint = Complaint(logger, logging.WARNING)
-
-    @property
-    def inbox(self) -> str:
-        """The prefix of replies, for this connection alone: others may not listen to them."""
-        return f"{INBOX}.{self._name}"
 
     @property
     def client(self) -> Client:
@@ -118,10 +114,10 @@ class Bus:
             logger.info("the bus %s: connected again", config.url)
 
         self._client = await nats.connect(
-            str(config.url), name=self._name, inbox_prefix=self.inbox, error_cb=complain,
-            reconnected_cb=clear, max_reconnect_attempts=-1, reconnect_time_wait=RECONNECT_S,
-            connect_timeout=CONNECT_TIMEOUT_S, ping_interval=PING_S, max_outstanding_pings=2,
-            pending_size=8 * 2**20, **security,
+            str(config.url), name=self._name, inbox_prefix=f"{INBOX}.{self._name}",
+            error_cb=complain, reconnected_cb=clear, max_reconnect_attempts=-1,
+            reconnect_time_wait=RECONNECT_S, connect_timeout=CONNECT_TIMEOUT_S,
+            ping_interval=PING_S, max_outstanding_pings=2, pending_size=8 * 2**20, **security,
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -178,12 +174,7 @@ class Bus:
 
     async def ask(self, subject: str, body: bytes, timeout_s: float = ANSWER_S) -> bytes:
         """Return the whole reply. Raises BusError."""
-        return b"".join([part async for part in self.parts(subject, body, timeout_s)])
-
-    async def parts(
-        self, subject: str, body: bytes, timeout_s: float = ANSWER_S
-    ) -> AsyncIterator[bytes]:
-        """Yield the chunks of the reply. Raises BusError."""
+        parts: list[bytes] = []
         async with _told():
             inbox = self.client.new_inbox()
             replies = await self.client.subscribe(inbox)
@@ -194,9 +185,9 @@ class Bus:
                     headers = reply.headers or {}
                     if headers.get("Status") == "503":
                         raise BusError(f"nobody answers {subject}")
-                    yield reply.data
+                    parts.append(reply.data)
                     if "More" not in headers:
-                        return
+                        return b"".join(parts)
                 raise BusError(f"more than {MAX_CHUNKS} chunks")
             finally:
                 await replies.unsubscribe()
@@ -216,7 +207,6 @@ class StreamMessage(NamedTuple):
     ident: str
     content: bytes
     at: float
-    sequence: int
 
 
 class StreamReader:
@@ -305,7 +295,7 @@ class StreamReader:
         self._sequence = place.sequence.stream
         ident = headers.get("Nats-Msg-Id", "")
         at = place.timestamp.timestamp()
-        self._receive(StreamMessage(message.subject, ident, message.data, at, self._sequence))
+        self._receive(StreamMessage(message.subject, ident, message.data, at))
 
 
 class Bucket:
@@ -342,35 +332,20 @@ class Bucket:
             except KeyWrongLastSequenceError as error:
                 raise ConflictError(f"{key} was changed by another") from error
 
-    async def remove(self, key: str, revision: int | None = None) -> None:
+    async def remove(self, key: str, revision: int) -> None:
         async with _told():
-            if revision is None:
-                await self._keys.purge(key)
-            else:
-                await self._keys.delete(key, revision)
-
-    async def keys(self) -> list[str]:
-        """Return all keys."""
-        from nats.js.errors import NoKeysError
-
-        async with _told():
-            try:
-                return await self._keys.keys()
-            except NoKeysError:
-                return []
+            await self._keys.delete(key, revision)
 
 
-class _told:
-    """Turns the library's errors into BusError."""
+@contextlib.asynccontextmanager
+async def _told() -> AsyncIterator[None]:
+    """Turn the library's errors into BusError."""
+    import nats.errors
 
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        import nats.errors
-
-        if isinstance(error, nats.errors.Error | TimeoutError | OSError):
-            raise BusError(_in_a_line(error)) from error
+    try:
+        yield
+    except (nats.errors.Error, TimeoutError, OSError) as error:
+        raise BusError(_in_a_line(error)) from error
 
 
 def _in_a_line(error: BaseException) -> str:

@@ -65,9 +65,13 @@ def metric_labels(name: str) -> set[str]:
 
 def _of_aggregation(aggregation: promql.AggregateExpr) -> set[str]:
     inside = labels_of(aggregation.expr)
-    by = set(aggregation.modifier.labels) if aggregation.modifier else set()
-    assert by <= inside, f"no {by - inside} in {aggregation.expr}"
-    return inside if str(aggregation.op) in KEEPING else by
+    modifier = aggregation.modifier
+    named = set(modifier.labels) if modifier else set()
+    assert named <= inside, f"no {named - inside} in {aggregation.expr}"
+    if str(aggregation.op) in KEEPING:
+        return inside
+    is_without = modifier is not None and modifier.type == promql.AggModifierType.Without
+    return inside - named if is_without else named
 
 
 def _of_call(call: promql.Call) -> set[str]:

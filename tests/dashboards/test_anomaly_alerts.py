@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.dashboards.conftest import Promtool
 from warpwatch_dashboards import rule_files
 from warpwatch_exporters.prometheus import render
 from warpwatch_telemetry.anomalies import FLEET_KINDS, KINDS, Anomaly, Severity
@@ -71,14 +73,15 @@ def fleet() -> bytes:
     return render(State(1e9, "1", "fleet-host", anomalies=judged))
 
 
-def scraped(page: bytes, target: dict[str, str]) -> Iterator[dict[str, str]]:
+def scraped(
+    page: bytes, target: dict[str, str], values: str = "_ _ %sx30"
+) -> Iterator[dict[str, str]]:
     """The series after ``honorLabels``: own labels stay, the target's are added."""
     for line in page.decode().splitlines():
         if line.startswith("warpwatch_anomaly"):
             name, own = line.partition("{")[0], dict(re.findall(r'(\w+)="([^"]*)"', line))
             labels = ",".join(f'{key}="{value}"' for key, value in (target | own).items())
-            value = line.rpartition(" ")[2]
-            yield {"series": f"{name}{{{labels}}}", "values": f"_ _ {value}x30"}
+            yield {"series": f"{name}{{{labels}}}", "values": values % line.rpartition(" ")[2]}
 
 
 def expected(after_s: int) -> Iterator[tuple[str, str, str]]:
@@ -116,12 +119,37 @@ def test_every_anomaly_alerts_once_with_its_node_and_none_of_severity_info(
     texts = {"eval_time": "90s", "alertname": "WarpwatchXidCritical", "exp_alerts": [told]}
     case: dict[str, Any] = {"interval": "30s", "input_series": series, "promql_expr_test": checks}
     case["alert_rule_test"] = [texts]
+    check(promtool, tmp_path, case)
+
+
+def check(promtool: Promtool, folder: Path, case: dict[str, Any]) -> None:
     document = {
         "rule_files": [str(rule_files.FOLDER / "anomalies.yaml")],
         "evaluation_interval": "30s",
         "tests": [case],
     }
-    path = tmp_path / "test.yaml"
+    path = folder / "test.yaml"
     path.write_text(yaml.dump(document, Dumper=yaml.CSafeDumper))
     done = promtool("test", "rules", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_alert_goes_on_when_another_worker_takes_its_job_over(promtool, tmp_path):
+    page, series = fleet(), list[dict[str, str]]()
+    # For 90 s nobody has the job.
+    for worker, values in (("fleet-0", "%sx10 stale"), ("fleet-1", "_x13 %sx20")):
+        target = {"job": "warpwatch-fleet", "instance": worker, "pod": worker}
+        series += scraped(page, target, values)
+    named = {(name, job) for name, job, node in expected(300) if node == "gpu-2"}
+    samples = [
+        {"labels": f'{{alertname="{name}", training_job="{job}"}}', "value": 1}
+        for name, job in named
+    ]
+    span = "ALERTS_FOR_STATE[20m]"
+    promql = f"count by (alertname, training_job) (changes({span}) == 0)"
+    told = {"expr": promql, "eval_time": "14m", "exp_samples": samples}
+    always = f"count by (alertname, training_job) (count_over_time({span}) >= 27)"
+    checks = [told, told | {"expr": always}]
+    check(promtool, tmp_path, {
+        "interval": "30s", "input_series": series, "promql_expr_test": checks,
+    })  # fmt: skip

@@ -75,6 +75,7 @@ def check_answers(http: httpx.Client) -> None:
         assert http.get(path, headers={"Authorization": ""}).status_code == 401
     metrics = http.get("/metrics").text
     assert 'warpwatch_fleet_agents{state="up"} 1.0' in metrics
+    assert 'warpwatch_fleet_partition_judged{partition="0"} 1.0' in metrics
     assert f'warpwatch_fleet_agent_lag_seconds{{node="{NODE}"}}' in metrics
     (answer,) = http.post(
         "/api/v1/alertmanager", json=notification(alert(training_job="train", capture="torch"))

@@ -36,6 +36,7 @@ TARGETS = (
     "dcgm_pages",
     "telemetry_log",
     "stream",
+    "bus",
     "agent_answers",
     "reductions",
     "stacks",

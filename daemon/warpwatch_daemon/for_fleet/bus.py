@@ -199,35 +199,27 @@ class BusAgent:
         self._publisher = RecordPublisher(stream, self._bus, who, version, metrics)
         self._answers = BusAnswers(app)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def run(self) -> None:
-        asyncio.run(self._serve())
+        with contextlib.suppress(asyncio.CancelledError):  # by ``close``
+            asyncio.run(self._serve())
 
     def close(self) -> None:
         """End ``run``; from any thread."""
-        loop, ended = self._loop, self._ended
-        if loop is not None and ended is not None:
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None:
             with contextlib.suppress(RuntimeError):  # it has ended by itself
-                loop.call_soon_threadsafe(ended.set)
+                loop.call_soon_threadsafe(task.cancel)
 
     async def _serve(self) -> None:
-        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        works = [asyncio.create_task(self._work()), asyncio.create_task(self._ended.wait())]
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
-            await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+            await self._bus.connect()
+            await self._bus.answer(self._subject, self._answers.answer)
+            while True:
+                with contextlib.suppress(BusError):
+                    await self._publisher.advance()
+                await asyncio.sleep(PUBLISH_INTERVAL_S)
         finally:
-            for work in works:
-                work.cancel()
-            results = await asyncio.gather(*works, return_exceptions=True)
             await self._bus.close()
-        if isinstance(results[0], Exception):
-            raise results[0]
-
-    async def _work(self) -> None:
-        await self._bus.connect()
-        await self._bus.answer(self._subject, self._answers.answer)
-        while True:
-            with contextlib.suppress(BusError):
-                await self._publisher.advance()
-            await asyncio.sleep(PUBLISH_INTERVAL_S)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError
-from warpwatch_fleet.bus.states import Committed, Effect, Head, PartitionStates, Place, without_old
+from warpwatch_fleet.bus.states import Committed, Effect, Head, PartitionStates, Place
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import MAX_TARGETS, Target
@@ -74,8 +74,7 @@ class Partition:
     @property
     def begin(self) -> float | None:
         """The time of the stream from which on to read; None for all that there is."""
-        since = self._head.since
-        return None if since is None else since - LIVE_S
+        return min((place.time - LIVE_S for place in self._head.jobs), default=None)
 
     # --- messages ---
 
@@ -93,7 +92,7 @@ class Partition:
             self.time = max(self.time, message.at)
             self.cluster.is_catching_up = message.at < self._begun_at
             node = self._node(who, of_node)
-            if node is not None and self._is_new(message.subject, batch):
+            if node is not None and self._is_new(node.target.address, batch):
                 self._feed(node, message.content, message.at)
             if self.time >= self._judge_at:
                 self._judge_at = self.time + JUDGE_INTERVAL_S
@@ -111,11 +110,11 @@ class Partition:
             self.cluster.refused["bad_subject"] += 1
             return None
 
-    def _is_new(self, subject: str, batch: BatchId) -> bool:
-        known = self._batches.get(subject)
+    def _is_new(self, address: str, batch: BatchId) -> bool:
+        known = self._batches.get(address)
         if known is not None and known.boot == batch.boot and batch.number <= known.number:
             return False
-        self._batches[subject] = batch
+        self._batches[address] = batch
         return True
 
     def _feed(self, node: Node, content: bytes, at: float) -> None:
@@ -164,9 +163,8 @@ class Partition:
                 self.number, job, times[job.id], self._places.get(job.id)
             )
             self._places[job.id] = place
-        pending = without_old(
-            self._head.pending, self.time - (GIVEN_S if everything else PENDING_S)
-        )
+        oldest = self.time - (GIVEN_S if everything else PENDING_S)
+        pending = tuple(effect for effect in self._head.pending if effect.time >= oldest)
         if saved or changes or forgotten or len(pending) != len(self._head.pending):
             await self._commit(pending, changes, forgotten)
         return [*changes, *updated]
@@ -203,7 +201,7 @@ class Partition:
         for address, heard in list(self._heard.items()):
             node = self.cluster.nodes[address]
             if now - heard > NODE_KEPT_S:
-                del self._heard[address]
+                del self._heard[address], self._batches[address]
                 self.cluster.remove_node(address)
             elif now - heard > SILENT_S:
                 node.up, node.reason = False, f"no record of it for {SILENT_S:.0f} s"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.cluster import Cluster, drop_waiting
 from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.node import Node, NodeNames
 from warpwatch_fleet.targets import Target
@@ -53,6 +53,16 @@ class Partitions:
 
     def is_heard(self) -> bool:
         return bool(self._clusters)
+
+    def forget_newest(self, owner: str) -> None:
+        """Forget a job of the owner, in the partition where it has most."""
+        most = max(
+            self._clusters.values(), key=lambda one: sum(job.owner == owner for job in one.jobs)
+        )
+        most.forget_newest(owner)
+
+    def drop_waiting(self) -> None:
+        drop_waiting(job for one in self._clusters.values() for job in one.jobs.values())
 
     def anomalies(self) -> Iterator[Anomaly]:
         for cluster in self._clusters.values():

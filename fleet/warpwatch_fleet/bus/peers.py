@@ -112,7 +112,7 @@ class Peers:
         self._refreshed_at = now
         asked = asyncio.run_coroutine_threadsafe(self._ask_all("view", b"", ANSWER_S), loop)
         self.views = await asyncio.to_thread(
-            lambda answers: [_view(one) for one in answers], await asyncio.wrap_future(asked)
+            lambda answers: [*filter(None, map(_view, answers))], await asyncio.wrap_future(asked)
         )
 
     async def _ask_all(self, operation: str, body: bytes, timeout_s: float) -> list[bytes]:
@@ -196,5 +196,10 @@ def _captures(views: Sequence[WorkerView]) -> tuple[Capture, ...]:
     return tuple(sorted(found.values(), key=lambda one: one.time))
 
 
-def _view(content: bytes) -> WorkerView:
-    return msgspec.msgpack.decode(unpack_bytes(content, MAX_VIEW_BYTES), type=WorkerView)
+def _view(content: bytes) -> WorkerView | None:
+    """Return the view, or None for one of another version that cannot be read."""
+    try:
+        return msgspec.msgpack.decode(unpack_bytes(content, MAX_VIEW_BYTES), type=WorkerView)
+    except (ValueError, msgspec.MsgspecError) as error:
+        logger.warning("what a worker shows cannot be read: %s", error)
+        return None

@@ -7,9 +7,10 @@ partitions. The least loaded one takes free partitions, an overloaded one gives 
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Annotated
 
 import msgspec
@@ -29,6 +30,8 @@ IDLE_LOAD = 1.0
 LEAST_GAIN = 0.05
 # A worker that starts listens first.
 LISTEN_S = 3.0
+# The lease of who does what only one worker may do at a time.
+_ALONE = PARTITIONS
 
 
 class Greeting(msgspec.Struct, frozen=True):
@@ -49,10 +52,6 @@ class Leases:
         self._monotonic = monotonic
         self._revisions: dict[int, int] = {}
         self._certain_until: dict[int, float] = {}
-
-    @property
-    def held(self) -> Collection[int]:
-        return self._revisions.keys()
 
     def is_certain(self, partition: int) -> bool:
         """Return whether no other worker can have the partition."""
@@ -93,6 +92,15 @@ class Leases:
         self._revisions.pop(partition, None)
         self._certain_until.pop(partition, None)
 
+    async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do the work unless another worker is doing it."""
+        if await self.acquire(_ALONE):
+            try:
+                async with asyncio.timeout(CERTAIN_S):
+                    await work()
+            finally:
+                await self.release(_ALONE)
+
     async def _write(self, partition: int, revision: int) -> None:
         begun = self._monotonic()
         self._revisions[partition] = await self._bucket.put(_key(partition), self._worker, revision)
@@ -132,10 +140,6 @@ class Shares:
         now = self._monotonic()
         self._heard = {name: one for name, one in self._heard.items() if now - one[0] < GONE_S}
         return {name: greeting.loads for name, (_, greeting) in self._heard.items()}
-
-    def holder(self, partition: int) -> str | None:
-        """Return the other worker that has the partition."""
-        return next((who for who, loads in self.others().items() if partition in loads), None)
 
     def nobodys(self, own: Collection[int]) -> set[int]:
         """Return the partitions that nobody has."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -47,11 +46,6 @@ class Head(msgspec.Struct, frozen=True):
     writer: str
     jobs: tuple[Place, ...] = ()
     pending: tuple[Effect, ...] = ()
-
-    @property
-    def since(self) -> float | None:
-        """The time of the stream from which on records are needed; None for all that there are."""
-        return min((place.time for place in self.jobs), default=None)
 
 
 class Committed(NamedTuple):
@@ -125,10 +119,6 @@ def _encode(value: object) -> bytes:
 def _decoded(content: bytes) -> Head:
     try:
         return msgspec.msgpack.decode(content, type=Head)
-    except msgspec.MsgspecError as error:
+    except (ValueError, msgspec.MsgspecError) as error:
         logger.warning("a partition's head cannot be read: %s", error)
         return Head("")
-
-
-def without_old(effects: Iterable[Effect], before: float) -> tuple[Effect, ...]:
-    return tuple(effect for effect in effects if effect.time >= before)

@@ -115,7 +115,7 @@ class BusSource:
     def _hear(self, content: bytes) -> None:
         try:
             self.shares.hear(msgspec.msgpack.decode(content, type=Greeting))
-        except msgspec.MsgspecError as error:
+        except (ValueError, msgspec.MsgspecError) as error:
             self._complaint.make("a worker of another version greets: %s", error)
 
     # --- leases ---
@@ -179,10 +179,8 @@ class BusSource:
             self._leases.drop(number)
             raise
         await asyncio.to_thread(self._know, list(_told(committed)))
-        cluster = Cluster(
-            self._config.detection, self._config.anomalies, committed.saved,
-            self.view.lock, self.view.node_names,
-        )  # fmt: skip
+        config = self._config
+        cluster = Cluster(config.detection, config.anomalies, committed.saved, self.view)
         partition = Partition(number, cluster, self._states, committed, self._monotonic)
         partition.load = self.shares.load_of(number)
         self._pending += (effect.change for effect in committed.head.pending)
@@ -219,6 +217,8 @@ class BusSource:
 
     async def judge(self) -> list[Change]:
         """Commit the changes of all partitions, and return them."""
+        with self.view.lock:
+            self.view.drop_waiting()
         certain = [one for one in list(self._held) if self._leases.is_certain(one)]
         results = await asyncio.gather(*(self._advance(number) for number in certain))
         changes, self._pending = self._pending, []
@@ -236,6 +236,13 @@ class BusSource:
         except BusError as error:
             self._complaint.make("changes of anomalies wait for the bus: %s", error)
         return []
+
+    async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            if self._held:
+                await self._leases.alone(work)
+        except BusError as error:
+            self._complaint.make("what one worker does alone waits for the bus: %s", error)
 
     async def close(self) -> None:
         for number in list(self._held):

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import msgspec
 
-from warpwatch_fleet.cluster import View
+from warpwatch_fleet.cluster import View, agents_of
 from warpwatch_fleet.config import KubernetesConfig
 from warpwatch_fleet.kubernetes.api import (
     MERGE,
@@ -91,8 +91,9 @@ class Conditions:
         with self._cluster.lock:
             nodes = [
                 node
-                for node in self._cluster.nodes.values()
-                if node.target.owner is None and node.name != node.target.address
+                for node in agents_of(self._cluster)
+                if node.target.owner is None
+                and (node.target.node or node.name != node.target.address)
             ]
             # If two agents have one name, return the one that can be followed.
             nodes.sort(key=lambda node: node.clock)

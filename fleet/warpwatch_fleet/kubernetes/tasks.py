@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from warpwatch_fleet.captures.requests import FleetCaptures
@@ -35,6 +36,7 @@ class Kubernetes:
         cluster: View,
         captures: FleetCaptures,
         metrics: AgentMetrics,
+        alone: Callable[[Round], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         own = config.kubernetes
@@ -53,7 +55,8 @@ class Kubernetes:
             self._add("conditions", conditions.advance)
             if own.taints:
                 taints = Taints(api, own, conditions, events)
-                self._add("taints", taints.advance)
+                # So that all workers together keep to `max_tainted`.
+                self._add("taints", partial(alone, taints.advance))
         if events is not None:
             self._add("events", events.advance)
         if own.captures:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from tests.fleet.bus.server import Fabric, NatsServer, until
-from tests.fleet.nodes import TestNode, seen, step
+from tests.fleet.nodes import NOW, TestNode, seen, step
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet.bus import BusAnswers
 from warpwatch_detection.anomalies.register import Change
@@ -21,12 +22,17 @@ from warpwatch_fleet.bus.links import BusLinks
 from warpwatch_fleet.bus.partition import target_of
 from warpwatch_fleet.bus.sharing import Greeting, Shares
 from warpwatch_fleet.bus.worker import BusSource
+from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.config import FleetFile
+from warpwatch_fleet.kubernetes.conditions import Conditions
+from warpwatch_fleet.targets import Target
 from warpwatch_runtime.bus import BusError
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.jobs import JobId
 
 STEPS = 300
 SLOW_FROM = 200
+NODE = said.Publisher("gpu-1")
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +249,60 @@ def test_an_agent_answers_a_request_for_a_file_as_its_api_does(server, tmp_path)
             await link.request("leases/../captures", {})
 
     run(server, "five", test)
+
+
+def test_what_one_worker_does_alone_no_other_does_meanwhile(server):
+    async def test(play: Play) -> None:
+        first, second = await play.worker(), await play.worker()
+        await until(lambda: first.judged() and second.judged(), lambda: play.round(first, second))
+        done: list[str] = []
+
+        async def inner() -> None:
+            done.append("inner")
+
+        async def outer() -> None:
+            await second.alone(inner)
+            done.append("outer")
+
+        await first.alone(outer)
+        assert done == ["outer"]
+        await second.alone(inner)
+        assert done == ["outer", "inner"]
+        for worker in (first, second):
+            await worker.close()
+
+    run(server, "six", test)
+
+
+def parts_of(worker: BusSource, *counts: int) -> None:
+    """Partitions with so many jobs, each partition of an owner of its own."""
+    config = FleetFile.model_validate({})
+    for number, count in enumerate(counts):
+        cluster = Cluster(config.detection, config.anomalies, whole=worker.view)
+        worker.view.put(number, cluster)
+        node = TestNode(f"gpu-{number}")
+        node.say(*(seen(0, 1, f"job-{job}", owner=f"ns/{number}") for job in range(count)))
+        cluster.set_targets({node.address: Target(node.address)})
+        cluster.feed(node.address, node.lines(NOW), NOW)
+
+
+def test_all_partitions_of_a_worker_together_keep_to_the_limits(monkeypatch):
+    monkeypatch.setattr("warpwatch_fleet.cluster.MAX_JOBS", 4)
+    monkeypatch.setattr("warpwatch_fleet.cluster.MAX_WAITING", 100)
+    worker = BusSource(FleetFile.model_validate({}), lambda told: None)
+    parts_of(worker, 6, 3)
+    assert Counter(job.owner for job in worker.view.jobs) == {"ns/0": 2, "ns/1": 2}
+    for job in worker.view.jobs.values():
+        for number in range(30):
+            job.waiting.add(step(0, number, NOW + number))
+    asyncio.run(worker.judge())
+    assert sorted(len(job.waiting) for job in worker.view.jobs.values()) == [0, 30, 30, 30]
+
+
+def test_a_node_has_its_condition_from_the_worker_that_reads_its_own_lines():
+    config = FleetFile.model_validate({})
+    cluster = Cluster(config.detection, config.anomalies)
+    for who, partition in ((NODE, None), (NODE, 5), (said.Publisher("gpu-2"), 5)):
+        cluster.add_node(target_of(who, partition))
+    api: Any = None
+    assert list(Conditions(api, cluster).wanted()) == ["gpu-1"]

@@ -11,7 +11,7 @@ from tests.fleet.kubernetes.told import LINK, Told, fault
 from tests.fleet.nodes import NOW, seen
 from warpwatch_fleet.config import FleetConfig, KubernetesConfig
 from warpwatch_fleet.kubernetes.api import KubernetesError, timestamp
-from warpwatch_fleet.kubernetes.tasks import Kubernetes
+from warpwatch_fleet.kubernetes.tasks import Kubernetes, Round
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
 
@@ -152,8 +152,11 @@ def test_what_a_server_does_not_take_is_counted_by_what_it_is_said_once_and_trie
                 over.set()
             await asyncio.sleep(0)
 
+        async def at_once(work: Round) -> None:
+            await work()
+
         no_captures: Any = None
-        fleet = Kubernetes(config, told.cluster.cluster, no_captures, metrics, sleep)
+        fleet = Kubernetes(config, told.cluster.cluster, no_captures, metrics, at_once, sleep)
         assert counted() == [0.0, 0.0, 0.0]
         stand_in.failing = 503
         running = asyncio.create_task(fleet.run())

@@ -105,6 +105,9 @@ def whole_ring(folder: Path, **said: Any) -> bytes:
     ring.record(protocol.RECORD_PHASE, protocol.PHASE.pack(2) + b"eval")
     ring.record(protocol.RECORD_MEMORY, protocol.MEMORY.pack(1, 2, 3, 4, 5, 6))
     ring.record(protocol.RECORD_GC, protocol.GC.pack(10**7, 3, 10**6))
+    ring.iteration(0.1, prefill=100, decode=3, kv=2000)
+    ring.second(10**9, 0, 3, 1, 500_000, 2, buckets=[(0, 3, 2)], continues=True)
+    ring.second(10**9, 10**8, 3, 1, 500_000, 2, buckets=[(1, 4, 2), (2, 5, 1)])
     ring.event("gc_pause", duration_s=0.1, generation=2, step=3)
     ring.event("capture_started", id="a", step=4)
     ring.event("exception", exception="ValueError", detail="x")
@@ -115,7 +118,11 @@ def whole_ring(folder: Path, **said: Any) -> bytes:
 
 
 def target(folder: Path) -> Target:
-    rings = [whole_ring(folder), whole_ring(folder, device="GPU-1", rank=1, step_clock="lightning")]
+    rings = [
+        whole_ring(folder),
+        whole_ring(folder, device="GPU-1", rank=1, step_clock="lightning"),
+        whole_ring(folder, kind="serve"),
+    ]
     later = protocol.WORDS.pack(6, 6, 6, 9, 1, 6)
     seeds = [bytes([right]) + later + ring for right in (0, 15) for ring in rings]
     tokens = (b'"job"', b'"rank"', b'"phases"', b'"event"', b"null", b"1e999", b"[[", b"\\ud800")
