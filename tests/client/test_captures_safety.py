@@ -9,12 +9,11 @@ import pytest
 
 from tests.client.fork_server import ROOT
 from tests.manual_clock import ManualClock
-from warpwatch.captures.control import GIVE_WAY_S, Captures
+from warpwatch.captures.control import Captures
 from warpwatch.captures.recording import EventBudget, RecordingSession
 from warpwatch.captures.safety import Situation, cuda_graphs, cupti_busy, refusal
 from warpwatch.captures.safety import unsafe_stacks as unsafe
 from warpwatch.commands import Command, parse
-from warpwatch.protocol import MAX_ARM_TIMEOUT_S
 
 CLIENT = ROOT / "client" / "warpwatch"
 
@@ -128,7 +127,7 @@ def test_options_of_a_command_are_those_that_are_known() -> None:
     ("name", "good", "bad"),
     [
         ("steps", (1, 100), (0, 101, True, 2.0)),
-        ("arm_timeout_s", (0.1, MAX_ARM_TIMEOUT_S), (0, MAX_ARM_TIMEOUT_S + 1, "60")),
+        ("arm_timeout_s", (0.1, 3600), (0, 3601, "60")),
         ("id", ("a" * 40,), ("a" * 41, "", "../x", 3)),
     ],
 )
@@ -206,7 +205,7 @@ def test_the_programs_profiler_waits_for_a_thread_that_does_not_come_by_up_to_a_
     captures.session = session
     captures.give_way()
     assert said == ["the program's own profiler began"]
-    assert sum(clock.slept) == pytest.approx(GIVE_WAY_S, abs=0.01)
+    assert sum(clock.slept) == pytest.approx(30, abs=0.01)
 
 
 def test_the_budget_samples_often_at_first_seldom_later(monkeypatch: pytest.MonkeyPatch) -> None:

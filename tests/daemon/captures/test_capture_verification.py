@@ -17,7 +17,7 @@ from tests.daemon.captures.capture_node import MANUAL, CaptureNode, read_here, t
 from tests.daemon.state.counted import counted
 from tests.diagnosis.traces import cpu_rank
 from warpwatch_capturing.children import child, confinement
-from warpwatch_capturing.children.confinement import MAX_OUTPUT_BYTES, Ended, run, shortcomings
+from warpwatch_capturing.children.confinement import Ended, run, shortcomings
 from warpwatch_capturing.children.verification import Expectation, TraceVerdict, verify
 from warpwatch_daemon.doctor import agent
 
@@ -196,8 +196,10 @@ def test_ranks_that_brought_no_trace_are_named_with_their_reason(tmp_path):
 
 
 def test_without_memory_there_is_no_diagnosis(tmp_path, monkeypatch):
-    monkeypatch.setattr(child, "memory_left", lambda: child.MIN_MEMORY_BYTES - 1)
-    assert child.diagnose("trace", tmp_path, written(tmp_path, 2), {}, run=read_here) == "no_memory"
+    files = written(tmp_path, 2)
+    for left, outcome in (((192 << 20) - 1, "no_memory"), (192 << 20, "ok")):
+        monkeypatch.setattr(child, "memory_left", lambda left=left: left)
+        assert child.diagnose("trace", tmp_path, files, {}, run=read_here) == outcome
 
 
 def test_a_diagnosis_that_is_killed_for_memory_keeps_nothing_and_is_said(tmp_path):
@@ -271,7 +273,7 @@ def test_who_needs_too_much_memory_time_or_output_is_ended(attack):
     assert ended(attack, "bytearray(2 << 30)").lines[-1] == "MemoryError"
     assert ended(attack, "while True: pass").killed_by == "it takes too long for its size"
     done = ended(attack, "while True: os.write(1, b'x' * (1 << 20))")
-    assert (done.status, sum(map(len, done.lines)) <= MAX_OUTPUT_BYTES) == (1, True)
+    assert (done.status, sum(map(len, done.lines)) <= 2**16) == (1, True)
     attack.write_text(_BEGIN + "signal.pause()")
     assert run("attack", [], timeout_s=0.5).killed_by == "not read in time"
 

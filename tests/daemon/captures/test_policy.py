@@ -18,7 +18,7 @@ from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.config import Span, StoreConfig, TriggersConfig, parse_span
 from warpwatch_capturing.finisher import FairQueue
-from warpwatch_capturing.policy import MAX_AGE_S, Disk, DiskSpace, Policy
+from warpwatch_capturing.policy import Disk, DiskSpace, Policy
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.state.hub import Hub
@@ -131,7 +131,7 @@ def test_a_disk_that_is_full_or_gone_or_hangs_is_a_refusal_without_touching_it()
     disk.free_mib = 200
     disk.measure()
     disk.free_mib = 0
-    clock.advance(MAX_AGE_S)
+    clock.advance(60)
     judge.check(MANUAL, (), 0.0)
     clock.advance(1)
     with pytest.raises(Refused, match=r"/store has not answered for 61 s") as refused:

@@ -13,7 +13,7 @@ from tests.daemon.ranks.ring_files import whole_ring
 from tests.daemon.ranks.sources import RankNode
 from warpwatch import protocol
 from warpwatch_daemon.ranks.counts import FILE, Positions, SavedRank
-from warpwatch_daemon.ranks.table import MAX_RINGS_PER_OWNER, RingTable
+from warpwatch_daemon.ranks.table import RingTable
 from warpwatch_telemetry.records import Step
 
 NAME = "train-r0-0123456789abcdef.ring"
@@ -146,7 +146,7 @@ def test_an_absurd_record_count_costs_only_the_records(node):
 
 
 def test_an_owner_has_64_rings_and_one_beyond_them_is_accepted_once_another_has_gone(node):
-    number = MAX_RINGS_PER_OWNER + 1
+    number = 65
     rings = [node.file(rank=rank, world_size=100) for rank in range(number)]
     node.poll()
     assert node.rejects == {"too_many_of_owner": 1}

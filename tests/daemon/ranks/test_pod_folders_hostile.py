@@ -10,7 +10,7 @@ from tests.daemon.ranks.sources import A, B, C, RankNode
 from warpwatch_capturing.participant import FetchError
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.folder import PodFolder
-from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD, RingTable
+from warpwatch_daemon.ranks.table import RingTable
 from warpwatch_runtime.directory import Directory
 
 NAME = "train-r0-0123456789abcdef"
@@ -153,12 +153,12 @@ def test_a_ring_whose_folder_went_away_is_read_to_its_end(node):
 
 def test_too_many_files_cost_a_bounded_look(node):
     ranks = node.pod(A) / "ranks"
-    for number in range(MAX_FILES_PER_POD + 500):
+    for number in range(1524):
         (ranks / f"junk-r0-{number:016x}.ring").touch()
     node.met(C, job="later", steps=1)
     assert "later" in {state.job for state in node.states()}
     assert node.rejects["too_many_files"] >= 1
-    assert 0 < node.rejects["wrong_size"] <= 2 * MAX_FILES_PER_POD
+    assert 0 < node.rejects["wrong_size"] <= 2048
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")

@@ -213,7 +213,7 @@ def test_a_file_is_moved_out_of_the_inbox(tmp_path):
 
 
 HOLES = 1 << 30
-TOO_LARGE = inbox.MAX_FILE_BYTES + 1
+TOO_LARGE = 2**33 + 1
 
 
 @pytest.mark.parametrize(

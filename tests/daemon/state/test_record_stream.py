@@ -8,7 +8,7 @@ import pytest
 
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet import record_stream
-from warpwatch_daemon.for_fleet.record_stream import KEPT_S, WHOLE, RecordStream, Shard
+from warpwatch_daemon.for_fleet.record_stream import WHOLE, RecordStream, Shard
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankSeen, Step
@@ -95,7 +95,7 @@ def test_nothing_is_kept_while_nobody_reads():
     node = Node()
     node.step(1)
     assert node.read() == []
-    node.clock.advance(KEPT_S)
+    node.clock.advance(600)
     node.step(2)
     assert len(node.stream._lines) == 1
     node.clock.advance(1.0)
