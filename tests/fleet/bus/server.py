@@ -83,7 +83,9 @@ class Fabric:
 
     def worker(self, monotonic: Callable[[], float]) -> BusSource:
         config = FleetFile.model_validate({"bus": self.config})
-        return BusSource(config, self.told.extend, monotonic)
+        source = BusSource(config, self.told.extend, monotonic)
+        self._buses.append(source.bus)
+        return source
 
     async def agent(
         self, node: TestNode, wall: Callable[[], float], owner: str | None = None
