@@ -101,7 +101,7 @@ def test_a_job_that_was_silent_for_long_makes_room_for_another():
     engine.feed(Step(EPOCH_S + 600, "job-new", 0, 0, 0.1))
     assert engine.refused == {"anomalies": 0, "jobs": 2}
     remembered = snapshot.save(engine.parts())
-    assert b"job-007" not in remembered
+    assert b"job-007" not in remembered and b"job-early" not in remembered
     assert b"job-new" in remembered
 
 
