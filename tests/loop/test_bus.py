@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.loop.over_nodes import NODES, capture_of, only_anomaly, trained
 from tests.loop.trainings import ON_A_BUSY_MACHINE
 
 pytestmark = [pytest.mark.bus, pytest.mark.torch]
+
+AWAY_S = 60.0
 
 
 @pytest.fixture
@@ -60,3 +63,39 @@ def test_two_workers_find_and_capture_a_straggler_and_a_hang(cluster):
     os.kill(processes[3]["pid"], signal.SIGCONT)
     # Everything was over the bus.
     poll(lambda: cluster.http.get("/readyz").json()["ready"], cluster.log)
+
+
+def test_a_minute_without_the_server_costs_no_step_and_repeats_no_anomaly(cluster, server):
+    faults, agent = trained(cluster, "away"), cluster.nodes[0]
+    (faults / "fault").write_text("slower_forward 4")
+    straggler = only_anomaly(cluster, "straggler")
+    assert capture_of(cluster, straggler)["outcome"] == "complete"
+
+    def of_rank(metric: str) -> float:
+        return agent.metric(f"warpwatch_{metric}", rank="0") or 0.0
+
+    def found() -> list[Any]:
+        return [one for one in cluster.get("anomalies") if one["kind"] in ("straggler", "hang")]
+
+    spent, last = "step_duration_seconds_sum", "rank_last_step_timestamp_seconds"
+    begun_s, killed = of_rank(spent), of_rank(last)
+    server.kill()
+    (faults / "fault").write_text("")
+    poll(lambda: not cluster.http.get("/readyz").json()["ready"], cluster.log)
+    poll(
+        lambda: of_rank(spent) > begun_s + AWAY_S, "the training goes on, and scrapes are answered"
+    )
+    assert (agent.metric("warpwatch_bus_messages_total", result="failed") or 0) > 0
+    started = of_rank(last)
+    server.start()
+    poll(lambda: cluster.http.get("/readyz").json()["ready"], cluster.log)
+    poll(lambda: [one for one in found() if one["end_time"] is not None], cluster.log)
+    ((ident, end_time),) = [(one["id"], one["end_time"]) for one in found()]
+    assert ident == straggler["id"]
+    # It ended by what the agents kept meanwhile.
+    assert killed < end_time < started
+    lost = [node.metric("warpwatch_bus_lines_lost_total") for node in cluster.nodes]
+    assert lost == [0.0] * 3
+    (faults / "fault").write_text("slower_forward 1")
+    again = poll(lambda: [one for one in found() if one["id"] != ident], cluster.log)
+    assert [(one["kind"], one["rank"], one["node"]) for one in again] == [("straggler", 1, "gpu-1")]

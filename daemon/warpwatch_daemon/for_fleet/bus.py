@@ -32,6 +32,7 @@ PUBLISH_INTERVAL_S = 1.0
 LIVE_INTERVAL_S = 20.0
 _PATH = re.compile(r"leases|captures|captures/prepare|captures/[\w-]{1,64}/(cancel|[\w.#-]{1,200})")
 _ANOMALY = b'{"type":"anomaly"'
+_CLOCK = re.compile(rb'\{"type":"clock"[^\n]*\n')
 _GAP = re.compile(rb'{"type":"gap","lost":(\d+)}')
 # Half a minute of what an agent of many short steps says.
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -64,7 +65,7 @@ class RecordPublisher:
         self._boot = os.urandom(8).hex()
         self._count = 0
         self._live_at = float("-inf")
-        # Subject, content and id of what is not published yet.
+        # Subject, lines and id of what is not published yet.
         self._unsent: deque[tuple[str, bytes, str]] = deque()
         messages = metrics.counter("bus_messages_total")
         self._sent, self._failed = messages.labels("sent"), messages.labels("failed")
@@ -77,16 +78,19 @@ class RecordPublisher:
             if not self._unsent:
                 portion = self._stream.portion(self._cursor)
                 self._unsent.extend(self._messages(portion))
-                self._cursor = portion.cursor
+                self._cursor, more = portion.cursor, portion.more
             while self._unsent:
+                subject, lines, ident = self._unsent[0]
                 try:
-                    await self.bus.publish(*self._unsent[0])
+                    await self.bus.publish(subject, said.pack(lines), ident)
                 except BusError:
                     self._failed.inc()
+                    # A clock that comes late would shift all times.
+                    left = ((to, _CLOCK.sub(b"", lines), own) for to, lines, own in self._unsent)
+                    self._unsent = deque(left)
                     raise
                 self._sent.inc()
                 self._unsent.popleft()
-            more = portion.more
 
     def _messages(self, portion: Portion) -> Iterator[tuple[str, bytes, str]]:
         own = sorted({key % PARTITIONS for key in self._stream.live_keys()})
@@ -106,10 +110,12 @@ class RecordPublisher:
             if line.startswith(_ANOMALY):
                 for partition in own:
                     by_partition[partition].append(line)
-        end = self._end(portion)
-        yield from self._packed(said.node_subject(self._who), of_node, end)
+        # By the clock, the fleet knows until when it has everything.
+        end = b"" if portion.more else encode_line(Clock(self._wall())) or b""
+        end += encode_stream_line(CursorLine(portion.cursor, self._who.node, self._version))
+        yield from self._numbered(said.node_subject(self._who), of_node, end)
         for partition, own_lines in by_partition.items():
-            yield from self._packed(said.records_subject(partition, self._who), own_lines, end)
+            yield from self._numbered(said.records_subject(partition, self._who), own_lines, end)
 
     def _live(self, own: Iterable[int]) -> list[tuple[int | None, bytes]]:
         """Return the lines of what lives, those of devices for each partition of a job here."""
@@ -117,18 +123,12 @@ class RecordPublisher:
         devices = [line for key, line in live if key is None and not line.startswith(_ANOMALY)]
         return [*live, *((partition, line) for partition in own for line in devices)]
 
-    def _end(self, portion: Portion) -> bytes:
-        # By the clock, the fleet knows until when it has everything.
-        clock = b"" if portion.more else encode_line(Clock(self._wall())) or b""
-        end = CursorLine(portion.cursor, self._who.node, self._version)
-        return clock + encode_stream_line(end)
-
-    def _packed(
+    def _numbered(
         self, subject: str, lines: list[bytes], end: bytes
     ) -> Iterator[tuple[str, bytes, str]]:
         for content in said.portions([*lines, end], MAX_BATCH_BYTES):
             self._count += 1
-            yield subject, said.pack(content), str(BatchId(self._boot, self._count))
+            yield subject, content, str(BatchId(self._boot, self._count))
 
 
 class BusAnswers:

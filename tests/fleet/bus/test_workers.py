@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 from starlette.applications import Starlette
@@ -16,7 +16,7 @@ from starlette.routing import Route
 from tests.fleet.bus.server import Fabric, NatsServer, until
 from tests.fleet.nodes import NOW, TestNode, seen, step
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.for_fleet.bus import BusAnswers
+from warpwatch_daemon.for_fleet.bus import BusAnswers, RecordPublisher
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.bus.links import BusLinks
@@ -27,7 +27,8 @@ from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.targets import Target
-from warpwatch_runtime.bus import BusError
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.bus import Bus, BusError
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.jobs import JobId
 
@@ -307,3 +308,24 @@ def test_a_node_has_its_condition_from_the_worker_that_reads_its_own_lines():
         cluster.add_node(target_of(who, partition))
     api: Any = None
     assert list(Conditions(api, cluster).wanted()) == ["gpu-1"]
+
+
+def test_what_is_sent_again_has_no_clock():
+    class Away:
+        sent: ClassVar[list[list[bytes]]] = []
+        is_away = True
+
+        async def publish(self, subject: str, content: bytes, ident: str) -> None:
+            if self.is_away:
+                raise BusError("away")
+            self.sent.append(said.unpack(content))
+
+    node, bus = TestNode("gpu-1"), Away()
+    publisher = RecordPublisher(
+        node.stream, cast(Bus, bus), NODE, "0.3.0", AgentMetrics(), wall=lambda: NOW
+    )
+    with pytest.raises(BusError):
+        asyncio.run(publisher.advance())
+    bus.is_away = False
+    asyncio.run(publisher.advance())
+    assert [one[0][:15] for one in bus.sent] == [b'{"type":"cursor', b'{"type":"clock"']

@@ -59,7 +59,8 @@ class Rings:
         for record in self._source.poll(BEGUN + self._at, self._at):
             check_record(record)
         states = self._source.states(self._at)
-        assert len(states) <= 1, "a rank outlives its ring"
+        # A server's rank has no successor, and may be found dead with the next ring.
+        assert len(states) <= 2, "a rank outlives its ring"
         for state in states:
             assert "\n" not in state.job + state.host + state.framework
 
