@@ -131,13 +131,13 @@ class Bus:
 
         Raises BusError.
         """
-        async with _told():
+        async with _as_bus_errors():
             headers = {"Nats-Msg-Id": ident}
             await self.client.jetstream().publish(subject, content, ANSWER_S, headers=headers)
 
-    async def say(self, subject: str, content: bytes) -> None:
+    async def send(self, subject: str, content: bytes) -> None:
         """Send a message to the present listeners. Raises BusError."""
-        async with _told():
+        async with _as_bus_errors():
             await self.client.publish(subject, content)
 
     async def listen(self, subject: str, hear: Callable[[bytes], None]) -> None:
@@ -175,7 +175,7 @@ class Bus:
     async def ask(self, subject: str, body: bytes, timeout_s: float = ANSWER_S) -> bytes:
         """Return the whole reply. Raises BusError."""
         parts: list[bytes] = []
-        async with _told():
+        async with _as_bus_errors():
             inbox = self.client.new_inbox()
             replies = await self.client.subscribe(inbox)
             try:
@@ -196,7 +196,7 @@ class Bus:
 
     async def bucket(self, name: str) -> Bucket:
         """Return a bucket. Raises BusError if there is none."""
-        async with _told():
+        async with _as_bus_errors():
             return Bucket(await self.client.jetstream().key_value(name))
 
 
@@ -240,7 +240,7 @@ class StreamReader:
         await self.stop()
         self._expected, self._heard_at = 1, self._monotonic()
         client = self._bus.client
-        async with _told():
+        async with _as_bus_errors():
             self._subscription = await client.subscribe(client.new_inbox(), cb=self._received)
         wanted = {"stream_name": self._stream, "config": self._config(self._subscription.subject)}
         answer = await self._bus.ask(
@@ -269,7 +269,7 @@ class StreamReader:
     async def stop(self) -> None:
         if self._subscription is not None:
             subscription, self._subscription = self._subscription, None
-            async with _told():
+            async with _as_bus_errors():
                 await subscription.unsubscribe()
 
     async def check(self) -> None:
@@ -308,7 +308,7 @@ class Bucket:
         """Return the value and its revision, or None."""
         from nats.js.errors import KeyNotFoundError
 
-        async with _told():
+        async with _as_bus_errors():
             try:
                 entry = await self._keys.get(key)
             except KeyNotFoundError:
@@ -322,7 +322,7 @@ class Bucket:
         """
         from nats.js.errors import KeyWrongLastSequenceError
 
-        async with _told():
+        async with _as_bus_errors():
             try:
                 if revision is None:
                     return await self._keys.put(key, value)
@@ -333,12 +333,12 @@ class Bucket:
                 raise ConflictError(f"{key} was changed by another") from error
 
     async def remove(self, key: str, revision: int) -> None:
-        async with _told():
+        async with _as_bus_errors():
             await self._keys.delete(key, revision)
 
 
 @contextlib.asynccontextmanager
-async def _told() -> AsyncIterator[None]:
+async def _as_bus_errors() -> AsyncIterator[None]:
     """Turn the library's errors into BusError."""
     import nats.errors
 

@@ -119,20 +119,20 @@ class Shares:
         self._monotonic = monotonic
         self._begun = monotonic()
         self._heard: dict[str, tuple[float, Greeting]] = {}
-        # The load of each partition as its worker told it last.
+        # The load of each partition that its worker reported last.
         self._loads: dict[int, float] = {}
         # When this worker gave a partition up, which is then not for itself.
         self._given_at: dict[int, float] = {}
-        # Since when nobody has told to have a partition.
+        # Since when no worker has reported a partition as its own.
         self._free_since: dict[int, float] = {}
 
-    def hear(self, greeting: Greeting) -> None:
+    def receive(self, greeting: Greeting) -> None:
         if greeting.worker != self._worker:
             self._heard[greeting.worker] = self._monotonic(), greeting
             self._loads |= greeting.loads
 
     def load_of(self, partition: int) -> float:
-        """Return the load that its last worker told, 0 if none has."""
+        """Return the load that its last worker reported, 0 if none has."""
         return max(0.0, self._loads.get(partition, IDLE_LOAD) - IDLE_LOAD)
 
     def others(self) -> dict[str, Mapping[int, float]]:
@@ -141,15 +141,15 @@ class Shares:
         self._heard = {name: one for name, one in self._heard.items() if now - one[0] < GONE_S}
         return {name: greeting.loads for name, (_, greeting) in self._heard.items()}
 
-    def nobodys(self, own: Collection[int]) -> set[int]:
-        """Return the partitions that nobody has."""
+    def unassigned(self, own: Collection[int]) -> set[int]:
+        """Return the partitions without a worker."""
         of_others = set().union(*self.others().values())
         return set(range(PARTITIONS)) - of_others - set(own)
 
     def to_take(self, own: Mapping[int, float]) -> list[int]:
         """Return free partitions that this worker should try to get."""
         now, others = self._monotonic(), self.others()
-        free = self.nobodys(own)
+        free = self.unassigned(own)
         free -= {one for one, at in self._given_at.items() if now - at < GONE_S}
         self._free_since = {one: self._free_since.get(one, now) for one in free}
         if now - self._begun < LISTEN_S or not free:
@@ -180,7 +180,7 @@ class Shares:
         left = {number: load for number, load in own.items() if number not in busy}
         fair = (sum(sums.values()) + mine) / (len(sums) + 1)
         # If a partition has no worker, one that was given before is still on its way.
-        if not sums or mine < (1 + LEAST_GAIN) * fair or self.nobodys(own):
+        if not sums or mine < (1 + LEAST_GAIN) * fair or self.unassigned(own):
             return []
         given: list[int] = []
         while left:

@@ -46,7 +46,7 @@ class _Held(NamedTuple):
 
 
 class BusSource:
-    """Implements ``source.Source``. ``know``: receives anomalies that others have told already."""
+    """Implements ``source.Source``. ``know``: receives anomalies that others reported before."""
 
     partitions = PARTITIONS
 
@@ -84,10 +84,10 @@ class BusSource:
     def missing(self) -> tuple[str, ...]:
         if not self.bus.is_connected:
             return (f"the bus {self._config.bus.url} is away",)
-        nobodys = sorted(self.shares.nobodys(self._held))
-        if not nobodys:
+        unassigned = sorted(self.shares.unassigned(self._held))
+        if not unassigned:
             return ()
-        return (f"no worker has the partitions {', '.join(map(str, nobodys))}",)
+        return (f"no worker has the partitions {', '.join(map(str, unassigned))}",)
 
     def judged(self) -> dict[str, float]:
         return {str(number): 1.0 for number in list(self._held)}
@@ -108,13 +108,13 @@ class BusSource:
                 )
                 await asyncio.sleep(SHARE_INTERVAL_S)
         self.shares = Shares(self.worker, self._monotonic)
-        await self.bus.listen(_HELLO, self._hear)
+        await self.bus.listen(_HELLO, self._receive)
         if self.answers is not None:
             await self.bus.answer(f"{WORKERS}.{self.worker}", self.answers)
 
-    def _hear(self, content: bytes) -> None:
+    def _receive(self, content: bytes) -> None:
         try:
-            self.shares.hear(msgspec.msgpack.decode(content, type=Greeting))
+            self.shares.receive(msgspec.msgpack.decode(content, type=Greeting))
         except (ValueError, msgspec.MsgspecError) as error:
             self._complaint.make("a worker of another version greets: %s", error)
 
@@ -149,7 +149,7 @@ class BusSource:
             held.partition.load += (1 - FORGETTING) * lines / SHARE_INTERVAL_S
         own = {number: IDLE_LOAD + held.partition.load for number, held in self._held.items()}
         try:
-            await self.bus.say(_HELLO, msgspec.msgpack.encode(Greeting(self.worker, own)))
+            await self.bus.send(_HELLO, msgspec.msgpack.encode(Greeting(self.worker, own)))
             for number in self.shares.to_give(own, self.busy()):
                 await self._give(number)
             for number in self.shares.to_take(own)[:MAX_TAKEN_AT_ONCE]:
@@ -178,7 +178,7 @@ class BusSource:
         except BusError:
             self._leases.drop(number)
             raise
-        await asyncio.to_thread(self._know, list(_told(committed)))
+        await asyncio.to_thread(self._know, list(_raised(committed)))
         config = self._config
         cluster = Cluster(config.detection, config.anomalies, committed.saved, self.view)
         partition = Partition(number, cluster, self._states, committed, self._monotonic)
@@ -253,8 +253,8 @@ class BusSource:
         await self.bus.close()
 
 
-def _told(committed: Committed) -> Iterable[Anomaly]:
-    """Yield the anomalies that workers before this one have told, with their ids."""
+def _raised(committed: Committed) -> Iterable[Anomaly]:
+    """Yield the anomalies that earlier workers have reported, with their ids."""
     pending = {effect.change.anomaly.id for effect in committed.head.pending}
     for job in {id(one): one for one in committed.saved.values()}.values():
         for anomaly in (*job.history, *job.active):

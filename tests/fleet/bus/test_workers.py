@@ -207,7 +207,7 @@ def test_the_load_is_shared(others, own, taken, given):
     shares = Shares("a", clock.monotonic)
     clock.advance(5.0)
     for name, loads in others.items():
-        shares.hear(Greeting(name, loads))
+        shares.receive(Greeting(name, loads))
     if taken is not None:
         assert len(shares.to_take(own)) == taken
     if given is not None:

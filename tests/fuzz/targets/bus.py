@@ -96,7 +96,7 @@ class OnTheBus:
         elif what == STATE:
             await self._states.take(1)
         elif what == GREETING:
-            self._source._hear(content)
+            self._source._receive(content)
             self._source.shares.to_take({0: 1.0})
             self._source.shares.to_give({0: 1.0})
         elif what == REQUEST:
