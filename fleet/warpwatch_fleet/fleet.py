@@ -28,7 +28,7 @@ from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.captures.requests import FleetCaptures, Schedule
 from warpwatch_fleet.captures.storing import FleetBoard, FleetMetrics, open_store
 from warpwatch_fleet.cluster import agents_of
-from warpwatch_fleet.config import FleetFile
+from warpwatch_fleet.config import FleetConfig, FleetFile
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_fleet.page.endpoint import FleetPage
 from warpwatch_fleet.runs import RunPart, Runs
@@ -58,6 +58,17 @@ UPLOAD_INTERVAL_S = 1.0
 FINISH_INTERVAL_S = 5.0
 # How long the end waits for what is on its way.
 STOP_TIMEOUT_S = 5.0
+
+
+def _http_config(own: FleetConfig) -> HttpConfig:
+    """Return the fleet's own keys as the section `http`, which an agent has."""
+    return HttpConfig(
+        listen=own.listen,
+        probe_listen=own.probe_listen,
+        token_file=own.token_file,
+        metrics_token=own.metrics_token,
+        web_config=own.web_config,
+    )
 
 
 class Fleet:
@@ -100,20 +111,13 @@ class Fleet:
         source = self._source
         Series(self.metrics, source.view, time.time, source.partitions, source.judged)
         measure_process(self.metrics)
-        http = HttpConfig(
-            listen=own.listen,
-            probe_listen=own.probe_listen,
-            token_file=own.token_file,
-            metrics_token=own.metrics_token,
-            web_config=own.web_config,
-        )
         node = config.node or self._hostname
         self.push_exporters = PushExporters(
             config.exporters, node, "warpwatch-fleet", self._public_url, self.metrics,
             self.exported, self.exported,
         )  # fmt: skip
         self.server = Server(
-            self, http, page=FleetPage(self), passed=passed_by_systemd(os.environ),
+            self, _http_config(own), page=FleetPage(self), passed=passed_by_systemd(os.environ),
             prepare=self.prepare,
         )  # fmt: skip
 
