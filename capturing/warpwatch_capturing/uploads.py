@@ -22,7 +22,7 @@ from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_capturing.store import RECORD
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.pause import Pause
+from warpwatch_runtime.supervisor import Pause
 from warpwatch_telemetry import capture_id as ids
 from warpwatch_telemetry.captures import UPLOAD_OUTCOMES, Capture
 

@@ -43,7 +43,7 @@ from warpwatch_exporters.config import OtlpConfig
 from warpwatch_exporters.events import StateEvent
 from warpwatch_exporters.exposition import encodable
 from warpwatch_runtime.http_requests import RequestError, read_headers
-from warpwatch_runtime.pause import Pause
+from warpwatch_runtime.supervisor import Pause
 
 logger = logging.getLogger(__name__)
 

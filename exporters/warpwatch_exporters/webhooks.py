@@ -14,7 +14,7 @@ from warpwatch_exporters import links
 from warpwatch_exporters.config import WebhookConfig
 from warpwatch_exporters.events import StateEvent
 from warpwatch_runtime.http_requests import JSON, RequestError, Requests, read_headers, read_secret
-from warpwatch_runtime.pause import Pause
+from warpwatch_runtime.supervisor import Pause
 from warpwatch_telemetry.newest import put_newest
 
 logger = logging.getLogger(__name__)

@@ -66,7 +66,7 @@ class Links(Protocol):
     async def close(self) -> None: ...
 
 
-class Agents:
+class HttpLinks:
     """The parts that all links share, for one event loop. Raises UsageError for a bad file.
 
     holder: the name of this fleet in leases.
@@ -109,7 +109,7 @@ class Agents:
 class HttpLink:
     """An ``AgentLink`` by HTTP."""
 
-    def __init__(self, agents: Agents, target: Target) -> None:
+    def __init__(self, agents: HttpLinks, target: Target) -> None:
         self._agents = agents
         self._target = target
         # The certificate of a target that was found by a name is for that name.

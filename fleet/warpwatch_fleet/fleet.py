@@ -25,20 +25,27 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_exporters.push import PushExporters
 from warpwatch_fleet.agent_link import AgentError
-from warpwatch_fleet.captures.requests import FleetCaptures, Schedule
-from warpwatch_fleet.captures.storing import FleetBoard, FleetMetrics, open_store
+from warpwatch_fleet.captures.requests import (
+    FleetBoard,
+    FleetCaptures,
+    FleetMetrics,
+    Schedule,
+    open_store,
+)
 from warpwatch_fleet.cluster import agents_of
 from warpwatch_fleet.config import FleetConfig, FleetFile
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
-from warpwatch_fleet.page.endpoint import FleetPage
+from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_fleet.runs import RunPart, Runs
 from warpwatch_fleet.series import Series, measure_process
 from warpwatch_fleet.source import HttpSource, Source
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
+from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.listening import passed_by_systemd
+from warpwatch_serving.page.endpoint import PageEndpoint
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, sentence
@@ -69,6 +76,17 @@ def _http_config(own: FleetConfig) -> HttpConfig:
         metrics_token=own.metrics_token,
         web_config=own.web_config,
     )
+
+
+class FleetPage(PageEndpoint):
+    """The page of a fleet: the agent's parts, with jobs and nodes as heat maps."""
+
+    templates = (Path(__file__).parent / "page" / "templates", *PageEndpoint.templates)
+    name = "fleet.html"
+
+    def __init__(self, fleet: ApiBackend) -> None:
+        super().__init__(fleet)
+        self.modules = {"heatmap": heatmap, "nodes": nodes}
 
 
 class Fleet:

@@ -52,6 +52,9 @@ Wait = Callable[[threading.Event, float], bool]
 # The same error of a loop is logged once in this time.
 ERROR_LOG_INTERVAL_S = 60.0
 MAX_ERRORS = 100
+# The first pause of a loop after a failure of another server or store, and the longest.
+FIRST_S = 5.0
+LONGEST_S = 120.0
 
 
 class Loop:
@@ -182,3 +185,29 @@ class Supervisor:
         deadline = self._monotonic() + timeout_s
         for loop in loops:
             loop.stop(max(0.01, deadline - self._monotonic()))
+
+
+class Pause:
+    """A pause of FIRST_S, doubled with each failure up to ``longest_s``."""
+
+    def __init__(
+        self, monotonic: Callable[[], float] = time.monotonic, longest_s: float = LONGEST_S
+    ) -> None:
+        self._monotonic = monotonic
+        self._longest_s = longest_s
+        self._pause_s = 0.0
+        self._until = float("-inf")
+
+    @property
+    def lasts(self) -> bool:
+        return self._monotonic() < self._until
+
+    def begin(self) -> bool:
+        """Start the pause after a failure, and return whether it is the first in a row."""
+        is_first = not self._pause_s
+        self._pause_s = min(max(FIRST_S, 2 * self._pause_s), self._longest_s)
+        self._until = self._monotonic() + self._pause_s
+        return is_first
+
+    def reset(self) -> None:
+        self._pause_s = 0.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from warpwatch_runtime.pause import Pause
+from warpwatch_runtime.supervisor import Pause
 from warpwatch_serving import listening, web_config
 from warpwatch_serving.access import identify
 from warpwatch_serving.backend import ApiBackend

@@ -22,9 +22,8 @@ from warpwatch_capturing.store import Store
 from warpwatch_capturing.triggers import Triggers
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_fleet.agent_link import Agents
-from warpwatch_fleet.captures.requests import FleetCaptures
-from warpwatch_fleet.captures.storing import FleetBoard, FleetMetrics
+from warpwatch_fleet.agent_link import HttpLinks
+from warpwatch_fleet.captures.requests import FleetBoard, FleetCaptures, FleetMetrics
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import AgentsConfig
 from warpwatch_fleet.targets import Target
@@ -188,7 +187,7 @@ class PlayedFleet:
             await asyncio.sleep(0)
 
         async def play() -> FleetCaptures:
-            agents = Agents(self.config, "fleet-0")
+            agents = HttpLinks(self.config, "fleet-0")
             captures = FleetCaptures(
                 self.cluster, agents, TriggersConfig(), self.register, self.board, lambda: None,
                 self.clock.monotonic, self.clock.wall, sleep, self._run,

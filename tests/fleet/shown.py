@@ -14,7 +14,7 @@ import pytest
 
 from tests.daemon.http.conftest import SOCKETS, MemoryAgent, gpu, link_to
 from tests.fleet.nodes import NOW, OWNER
-from warpwatch_fleet.page.endpoint import FleetPage
+from warpwatch_fleet.fleet import FleetPage
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.anomalies import Anomaly

@@ -18,11 +18,11 @@ from tests.daemon.http.conftest import MemoryAgent, Serve, certified, servers
 from tests.fleet.nodes import NOW, TestNode
 from tests.manual_clock import ManualClock
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_fleet import agent_link, following
-from warpwatch_fleet.agent_link import AgentError, Agents
+from warpwatch_fleet import agent_link, source
+from warpwatch_fleet.agent_link import AgentError, HttpLinks
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import AgentsConfig, FleetConfig
-from warpwatch_fleet.following import AgentFollower
+from warpwatch_fleet.source import AgentFollower
 from warpwatch_fleet.targets import Target, Targets
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.errors import Refused
@@ -59,9 +59,9 @@ def target(server: Server) -> Target:
     return Target("{}:{}".format(*server.address))
 
 
-def with_agents(config: AgentsConfig, work: Callable[[Agents], Coroutine[Any, Any, Any]]) -> Any:
+def with_agents(config: AgentsConfig, work: Callable[[HttpLinks], Coroutine[Any, Any, Any]]) -> Any:
     async def run() -> Any:
-        agents = Agents(config, "fleet-0")
+        agents = HttpLinks(config, "fleet-0")
         try:
             return await work(agents)
         finally:
@@ -279,7 +279,7 @@ def test_a_file_is_unpacked_in_portions():
     assert (sum(map(len, parts)), max(map(len, parts))) == (2**24, 2**20)
 
 
-async def downloaded(agents: Agents, to: Target) -> list[bytes]:
+async def downloaded(agents: HttpLinks, to: Target) -> list[bytes]:
     return await asyncio.to_thread(lambda: list(agents.link(to).download("captures/1/trace")))
 
 
@@ -287,7 +287,7 @@ async def downloaded(agents: Agents, to: Target) -> list[bytes]:
 
 
 def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_long(monkeypatch):
-    monkeypatch.setattr(following, "SILENCE_S", 10.0)
+    monkeypatch.setattr(source, "SILENCE_S", 10.0)
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
     clock, said = ManualClock(), list[str]()
     # How long each connection lasts; 0: it is refused.
@@ -308,7 +308,7 @@ def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_lo
         said.append("ended")
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(following.again_and_again(follow, said.append, ended, clock.monotonic, sleep))
+        asyncio.run(source.again_and_again(follow, said.append, ended, clock.monotonic, sleep))
     assert clock.slept == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 1.0, 2.0]
     ours = "following failed: RuntimeError: a fault of ours"
     assert said == [ours, "refused"] * 3 + ["ended"] * 2 + [ours]

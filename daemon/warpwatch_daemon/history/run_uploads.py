@@ -16,7 +16,7 @@ import msgspec
 from warpwatch_capturing.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_daemon.history.runs import FOLDER, RunTable, key_of
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.pause import Pause
+from warpwatch_runtime.supervisor import Pause
 from warpwatch_telemetry.captures import UPLOAD_OUTCOMES
 from warpwatch_telemetry.jobs import JobId, RunSummary
 

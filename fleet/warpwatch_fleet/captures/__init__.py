@@ -1,7 +1,6 @@
 """Multi-node captures: the same steps on all ranks, under one id.
 
 - remote_agents: the agents as participants, and the ranks of a large job that are captured
-- requests: all captures of a fleet, as users, anomalies and schedules request them
-- schedule: regular captures of healthy jobs
-- storing: the fleet's side of the capture service: store, policy, metrics and board
+- requests: all captures of a fleet, as users, anomalies and schedules request them, with the store,
+  policy, metrics and board that the capture service needs
 """

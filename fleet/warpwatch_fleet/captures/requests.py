@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import fnmatch
 import itertools
+import logging
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from warpwatch_capturing.board import Board
 from warpwatch_capturing.children.confinement import Run, run
-from warpwatch_capturing.config import TriggersConfig
+from warpwatch_capturing.config import StoreConfig, TriggersConfig
 from warpwatch_capturing.participant import find_job
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.regular import RegularJob
 from warpwatch_capturing.service import CaptureService
+from warpwatch_capturing.store import Store
 from warpwatch_fleet.agent_link import AgentError, Links
 from warpwatch_fleet.captures.remote_agents import RemoteAgent, RemoteAgents, spread
-from warpwatch_fleet.captures.storing import AgentsDecide
 from warpwatch_fleet.cluster import View
-from warpwatch_fleet.config import ScheduleConfig
+from warpwatch_fleet.config import FleetFile, ScheduleConfig
+from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry import capture_id as ids
-from warpwatch_telemetry.captures import Capture, CaptureRequest
-from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.captures import Capture, CaptureRequest, Decision
+from warpwatch_telemetry.errors import Refused, UsageError
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.state import RankState
+
+logger = logging.getLogger(__name__)
 
 # Ended captures that are shown.
 MAX_KEPT = 200
@@ -37,6 +53,22 @@ SETTLED_S = 600.0
 # How long another thread waits for the agent of a job on one node.
 ASK_TIMEOUT_S = 30.0
 ADVANCE_S = 0.1
+
+
+class AgentsDecide:
+    """A policy without limits: each agent applies its own to the capture's part on its node."""
+
+    def __init__(self, config: TriggersConfig) -> None:
+        self.config = config
+
+    def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
+        """Allow the capture."""
+
+    def add_start(self, request: CaptureRequest, at: float) -> None:
+        """Count nothing."""
+
+    def remove_start(self, request: CaptureRequest, at: float) -> None:
+        """Count nothing."""
 
 
 class FleetCaptures:
@@ -283,3 +315,48 @@ class Schedule:
             steps=schedule.steps,
             reason=f"fleet.schedules: {schedule.job}",
         )
+
+
+# --- what the capture service needs of a fleet ---
+
+
+def open_store(config: FleetFile) -> Store:
+    """Open the store in ``fleet.state_dir``, or else one that lasts until the fleet ends."""
+    try:
+        return Store(_at(config, config.fleet.state_dir))
+    except UsageError as error:
+        logger.warning("captures are not kept over a restart; set fleet.state_dir: %s", error)
+        folder = tempfile.TemporaryDirectory(prefix="warpwatch-fleet-")
+        atexit.register(folder.cleanup)
+        return Store(_at(config, Path(folder.name)))
+
+
+def _at(config: FleetFile, folder: Path) -> StoreConfig:
+    return config.store.model_copy(update={"url": (folder.absolute() / "captures").as_uri()})
+
+
+class FleetMetrics(AgentMetrics):
+    """The metrics of a fleet.
+
+    Each agent counts its part of a capture; if the fleet counted it too, sums would be too high.
+    Only captures that a restart interrupted are counted here: no agent sees that.
+    """
+
+    def count_capture(self, kind: str, trigger: str, outcome: str, owner: str) -> None:
+        """Do nothing."""
+
+
+class FleetBoard:
+    """A ``warpwatch_capturing.board.Board`` without ranks: none runs in the fleet's process."""
+
+    def __init__(self, metrics: AgentMetrics) -> None:
+        self.metrics = metrics
+        self.decisions: tuple[Decision, ...] = ()
+
+    def ranks(self) -> tuple[RankState, ...]:
+        """Return no ranks."""
+        return ()
+
+    def publish(self, **parts: Any) -> None:
+        """Keep the decisions; the rest of the state is composed when it is requested."""
+        self.decisions = parts.get("decisions", self.decisions)

@@ -10,7 +10,7 @@ import httpx
 
 from tests.fuzz.watch import Target
 from warpwatch_fleet import agent_link
-from warpwatch_fleet.agent_link import MAX_LINE_BYTES, AgentError, Agents
+from warpwatch_fleet.agent_link import MAX_LINE_BYTES, AgentError, HttpLinks
 from warpwatch_fleet.config import AgentsConfig
 from warpwatch_fleet.targets import Target as FleetTarget
 from warpwatch_telemetry.captures import OUTCOMES
@@ -21,7 +21,7 @@ ASK, ERROR, GZIP, PACKED, TWICE = 1, 2, 4, 8, 16
 AGENT = FleetTarget("gpu-1:9400")
 
 
-class PlayedAgents(Agents):
+class PlayedAgents(HttpLinks):
     """The connections to an agent that answers every request with ``answer``."""
 
     answer: httpx.Response
