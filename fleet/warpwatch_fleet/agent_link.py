@@ -119,8 +119,8 @@ class HttpLink:
     def _url(self, path: str) -> str:
         return f"{self._agents.scheme}://{self._target.address}/api/v1/{path}"
 
-    async def follow(self, cursor: str | None, take: Lines) -> None:
-        """Read the stream after ``cursor`` until it ends; ``take`` receives whole lines.
+    async def follow(self, cursor: str | None, receive: Lines) -> None:
+        """Read the stream after ``cursor`` until it ends; ``receive`` gets whole lines.
 
         Raises AgentError.
         """
@@ -143,7 +143,7 @@ class HttpLink:
                 if answer.status_code != 200:
                     raise AgentError(await _refusal(answer))
                 async for lines in _paced(_lines(_parts(answer))):
-                    take(lines)
+                    receive(lines)
         except httpx.HTTPError as error:
             raise AgentError(in_a_line(error)) from error
 
@@ -195,12 +195,12 @@ def lease_body(holder: str, job: JobId, raised: Mapping[str, str]) -> dict[str, 
 def read_answer(status: int, content: bytes) -> Any:
     """Return the JSON of a reply. Raises Refused as the agent does, else AgentError."""
     try:
-        said = clean_text.load(content)
+        reply = clean_text.load(content)
     except ValueError as error:
         raise AgentError(f"{status}: no JSON: {error}") from error
     if status in (200, 202):
-        return said
-    reason, detail = _refused(said)
+        return reply
+    reason, detail = _refused(reply)
     if reason in OUTCOMES:
         raise Refused(reason, detail)
     raise AgentError(f"{status}: {detail}")
@@ -285,13 +285,13 @@ async def _content(answer: httpx.Response) -> bytes:
     return content
 
 
-def _refused(said: Any) -> tuple[str, str]:
+def _refused(reply: Any) -> tuple[str, str]:
     """Return reason and detail of an error, each in a line."""
     try:
-        error = said["error"]
+        error = reply["error"]
         return str(error["reason"])[:64], " ".join(str(error["detail"]).split())[:200]
     except (KeyError, TypeError):
-        return "", " ".join(str(said).split())[:200]
+        return "", " ".join(str(reply).split())[:200]
 
 
 def in_a_line(error: Exception) -> str:

@@ -123,7 +123,7 @@ class Cluster:
                 self.nodes[address] = Node(target, self.node_names)
 
     def add_node(self, target: Target) -> Node:
-        """Add an agent that has spoken on the bus. Raises AgentError for an invalid name."""
+        """Add an agent that has published on the bus. Raises AgentError for an invalid name."""
         node = Node(target)
         # Names that it has only for its records of jobs are not those of nodes.
         of_node = target.partition is None and target.owner is None
@@ -149,13 +149,13 @@ class Cluster:
         for line in lines:
             for record in node.feed(line, now):
                 try:
-                    self._take(address, record)
+                    self._apply(address, record)
                 except Exception:
                     # A bad record is dropped alone.
                     logger.exception("%s: a record is ignored", address)
                     self.refused["error"] += 1
 
-    def _take(self, address: str, record: Record) -> None:
+    def _apply(self, address: str, record: Record) -> None:
         assert not isinstance(record, Clock | DeviceReading)
         key = (address, record.job_id)
         job = self._job_of.get(key)
@@ -396,10 +396,10 @@ def _may_join(seen: RankSeen, node: str, job: FleetJob) -> bool:
     )
 
 
-def _new_id(seen: RankSeen, taken: Iterable[JobId]) -> JobId:
+def _new_id(seen: RankSeen, used: Iterable[JobId]) -> JobId:
     """Return the id of a new job."""
     same = {
-        job for job in taken if (job.owner, job.base_name) == (seen.owner, seen.job_id.base_name)
+        job for job in used if (job.owner, job.base_name) == (seen.owner, seen.job_id.base_name)
     }
     name = seen.job if same else seen.job_id.base_name
     return JobId(seen.owner, name, seen.run)

@@ -120,7 +120,7 @@ class Fleet:
         alone = self._source.alone
         self._kubernetes = Kubernetes(own, self._cluster, self.captures, self.metrics, alone)
         self._alerts = AlertRequests(
-            self._heard_state, self.request_capture, self._register, config.triggers.recipes,
+            self._complete_state, self.request_capture, self._register, config.triggers.recipes,
             targets=lambda job: {},
         )  # fmt: skip
         self._upload = self._uploads(config.remote_store.url)
@@ -168,7 +168,7 @@ class Fleet:
             self.push_exporters.close()
 
     def _bind_locally(self) -> None:
-        """Serve a Unix socket beside the first rendezvous folder that is writable."""
+        """Serve a Unix socket next to the first rendezvous folder that is writable."""
         for candidate in rendezvous.candidates(os.environ, os.getuid()):
             folder = Path(candidate.path)
             path = folder.with_name(f"{folder.name}-fleet-api") / "api.sock"
@@ -300,11 +300,11 @@ class Fleet:
                 public_url=self._public_url,
             )
 
-    def _heard_state(self) -> State | None:
+    def _complete_state(self) -> State | None:
         """Return the state, or None while not all agents have reported."""
         with self._cluster.lock:
-            heard = self._cluster.is_heard()
-        return self.state() if heard else None
+            is_complete = self._cluster.is_heard()
+        return self.state() if is_complete else None
 
     def exported(self) -> State:
         """Return what this fleet has found and captured.

@@ -262,21 +262,21 @@ class FleetJob:
             return f"{text} (on {where})" if where else text
 
         node = node_of(anomaly.rank)
-        said = anomaly.summary.removesuffix("; ".join(("", *anomaly.evidence, *anomaly.effects)))
-        beside = tuple(self._beside(anomaly, faults))[:MAX_EVIDENCE] if faults else ()
-        evidence = tuple(map(placed, (*anomaly.evidence, *beside)))
+        cause = anomaly.summary.removesuffix("; ".join(("", *anomaly.evidence, *anomaly.effects)))
+        causes = tuple(self._possible_causes(anomaly, faults))[:MAX_EVIDENCE] if faults else ()
+        evidence = tuple(map(placed, (*anomaly.evidence, *causes)))
         effects = tuple(map(placed, anomaly.effects))
         return replace(
             anomaly,
             id=ident_of(self.id, anomaly),
-            summary="; ".join((said, *evidence, *effects)),
+            summary="; ".join((cause, *evidence, *effects)),
             evidence=evidence,
             effects=effects,
             node=node,
             judged_by="fleet",
         )
 
-    def _beside(self, anomaly: Anomaly, faults: Faults) -> Iterator[str]:
+    def _possible_causes(self, anomaly: Anomaly, faults: Faults) -> Iterator[str]:
         """Yield faults of its ranks' GPUs and their nodes' network, which may be the cause."""
         kinds = DEVICE_CAUSES.get(anomaly.kind, ())
         of_network = NETWORK_CAUSES.get(anomaly.kind, ())
@@ -335,7 +335,7 @@ SAME_S = 2.0
 
 
 def _is_same(before: RankSeen, seen: RankSeen) -> bool:
-    """Return whether an agent repeats what it has said of a process."""
+    """Return whether an agent repeats its report of a process."""
     near = abs(before.time - seen.time) < SAME_S
     return near and before == msgspec.structs.replace(seen, time=before.time)
 
@@ -404,7 +404,7 @@ class Member:
 
     def feed(self, record: JobRecord) -> None:
         if isinstance(record, Step):
-            self._take_step(record)
+            self._add_step(record)
         elif isinstance(record, Serve):
             self.second = record
         elif isinstance(record, End):
@@ -419,7 +419,7 @@ class Member:
             self.samples = max(self.samples, _count(record, "samples"))
             self.tokens = max(self.tokens, _count(record, "tokens"))
 
-    def _take_step(self, step: Step) -> None:
+    def _add_step(self, step: Step) -> None:
         self.step, self.last_step_time = step.step, step.time
         self.steps += 1
         self.samples += step.samples
@@ -460,14 +460,14 @@ class Member:
 
     def _serve(self) -> ServeState:
         """Return the server's process; requests are those of the process with the KV cache."""
-        said, second = self.seen, self.second if self.is_live else None
+        seen, second = self.seen, self.second if self.is_live else None
         if second is None:
-            return ServeState(said.role, said.replica)
+            return ServeState(seen.role, seen.replica)
         idle = second.idle_s >= second.interval_s > 0
         knows = second.kv_usage is not None
         return ServeState(
-            said.role,
-            said.replica,
+            seen.role,
+            seen.replica,
             idle=idle,
             running=second.running if knows else None,
             waiting=second.waiting if knows else None,

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 # Within what agents keep, twice over.
 SAVE_INTERVAL_S = 240.0
-# One that nobody has spoken of since is not given back.
+# The state of a job that no agent has reported since is not restored.
 KEPT_S = 86400.0
 # 2,048 ranks take about 15 MB.
 MAX_BYTES = 256 * 2**20

@@ -41,7 +41,7 @@ TOLD_SKEW_S = TOLD_LAG_S = 5.0
 # Limits per agent: as many rings as its own limit, as many anomalies as it keeps.
 MAX_RANKS = 1024
 MAX_ANOMALIES = 1000
-# Records that come before the agent has told its time: what it keeps for a new reader.
+# Records that come before the agent has reported its time: as much as it keeps for a new reader.
 MAX_EARLY_BYTES = 32 * 2**20
 # The longest line of a step, rank or event.
 MAX_RECORD_BYTES = 4096
@@ -108,13 +108,13 @@ class Node:
         # Lines that come before the agent's name, which decides whether they are believed.
         self._unnamed: deque[bytes] = deque()
         self._unnamed_bytes = 0
-        # A tenant's agent is called by its address: no name of a node is its to take.
+        # A tenant's agent is called by its address: it may have no name of a node.
         self._is_named = target.owner is not None or target.node is not None
         self._skew_s: float | None = None
         self._ranks: set[tuple[object, ...]] = set()
         self._early: list[Record] = []
         self._early_bytes = 0
-        # Wall clock; when it was heard first.
+        # Wall clock of its first line.
         self._since: float | None = None
 
     @property
@@ -134,17 +134,17 @@ class Node:
         may not have.
         """
         self._since = self._since or now
-        said = self._decoded(line)
+        decoded = self._decoded(line)
         if self._is_named:
-            yield from self._take(said, len(line), now)
-        elif isinstance(said, CursorLine):
-            self._names.claim(said.node, self)
-            self._is_named, self.name = True, said.node
+            yield from self._apply(decoded, len(line), now)
+        elif isinstance(decoded, CursorLine):
+            self._names.claim(decoded.node, self)
+            self._is_named, self.name = True, decoded.node
             waiting, self._unnamed = self._unnamed, deque()
             for one in waiting:
-                yield from self._take(self._decoded(one), len(one), now)
-            yield from self._take(said, len(line), now)
-        elif said is not None:
+                yield from self._apply(self._decoded(one), len(one), now)
+            yield from self._apply(decoded, len(line), now)
+        elif decoded is not None:
             self._unnamed_bytes += len(line)
             self._unnamed.append(line)
             while self._unnamed_bytes > MAX_EARLY_BYTES:
@@ -154,42 +154,46 @@ class Node:
     def _decoded(self, line: bytes) -> Record | StreamLine | None:
         """Return what the line says, or None, counted, for one that is not to be used."""
         try:
-            said = decode_stream_line(line)
+            decoded = decode_stream_line(line)
         except Exception:
             # A bad line is dropped alone.
             self.refused["unreadable"] += 1
             return None
         # Lines of other agents are read once.
-        if said is None or (self._is_newer and has_newer_fields(line)):
+        if decoded is None or (self._is_newer and has_newer_fields(line)):
             self.newer += 1
-        return said
+        return decoded
 
-    def _take(self, said: Record | StreamLine | None, size: int, now: float) -> Iterator[Record]:
-        if isinstance(said, CursorLine):
-            self.cursor, self.version = said.cursor[:64], said.version[:64]
+    def _apply(
+        self, decoded: Record | StreamLine | None, size: int, now: float
+    ) -> Iterator[Record]:
+        if isinstance(decoded, CursorLine):
+            self.cursor, self.version = decoded.cursor[:64], decoded.version[:64]
             self._is_newer = _numbers(self.version) > _numbers(__version__)
-            if said.node != (self.target.node or self.name) and not self._may_have_any_name():
-                raise AgentError(f"the agent of {self.name} now says that it is on {said.node!r}")
-        elif isinstance(said, GapLine):
-            self.lost += max(0, said.lost or 0)
-        elif isinstance(said, AnomalyLine):
-            self._take_anomaly(said.anomaly)
-        elif isinstance(said, CaptureLine):
-            self.take_capture(said.capture)
-        elif isinstance(said, RunLine):
-            self._take_run(said.run)
-        elif isinstance(said, Clock):
-            yield from self._take_clock(said, now)
-        elif isinstance(said, DeviceReading):
-            self._take_device(said)
-        elif said is not None:
-            yield from self._take_record(said, size, now)
+            if decoded.node != (self.target.node or self.name) and not self._may_have_any_name():
+                raise AgentError(
+                    f"the agent of {self.name} now says that it is on {decoded.node!r}"
+                )
+        elif isinstance(decoded, GapLine):
+            self.lost += max(0, decoded.lost or 0)
+        elif isinstance(decoded, AnomalyLine):
+            self._keep_anomaly(decoded.anomaly)
+        elif isinstance(decoded, CaptureLine):
+            self.keep_capture(decoded.capture)
+        elif isinstance(decoded, RunLine):
+            self._keep_run(decoded.run)
+        elif isinstance(decoded, Clock):
+            yield from self._apply_clock(decoded, now)
+        elif isinstance(decoded, DeviceReading):
+            self._keep_device(decoded)
+        elif decoded is not None:
+            yield from self._apply_record(decoded, size, now)
 
     def _may_have_any_name(self) -> bool:
         """Return whether it is called by its address: a tenant's agent over HTTP."""
         return self.target.owner is not None and self.target.node is None
 
-    def _take_clock(self, clock: Clock, now: float) -> Iterator[Record]:
+    def _apply_clock(self, clock: Clock, now: float) -> Iterator[Record]:
         if not _is_time(clock.time):
             self.refused["bad_time"] += 1
             return
@@ -201,7 +205,7 @@ class Node:
             yield self._in_time(record, now)
         self.clock = min(clock.time + self._skew_s, now)
 
-    def _take_record(self, record: Record, size: int, now: float) -> Iterator[Record]:
+    def _apply_record(self, record: Record, size: int, now: float) -> Iterator[Record]:
         refused = "too_long" if size > MAX_RECORD_BYTES else self._why_refused(record)
         if refused:
             self.refused[refused] += 1
@@ -235,7 +239,7 @@ class Node:
         time = min(record.time + self.skew_s, now)
         return record if time == record.time else msgspec.structs.replace(record, time=time)
 
-    def _take_anomaly(self, anomaly: Anomaly) -> None:
+    def _keep_anomaly(self, anomaly: Anomaly) -> None:
         owner = self.target.owner
         if (
             anomaly.kind not in KINDS
@@ -260,7 +264,7 @@ class Node:
     def anomalies(self) -> Iterator[Anomaly]:
         """Yield those that it has opened, with its name, in the fleet's time and not after it.
 
-        None before it has told its time.
+        Yield none before it has reported its time.
         """
         for anomaly in self._anomalies.values() if math.isfinite(self.clock) else ():
             end = anomaly.end_time
@@ -276,7 +280,7 @@ class Node:
                 end_time=None if end is None else min(end + self.skew_s, self.clock),
             )
 
-    def take_capture(self, capture: Capture) -> None:
+    def keep_capture(self, capture: Capture) -> None:
         """Keep a capture that has changed; refuse another owner's, or one with an invalid id."""
         owner = self.target.owner
         foreign = owner is not None and capture.request.owner != owner
@@ -304,7 +308,7 @@ class Node:
                 files=tuple(filter(FILE.fullmatch, capture.files[:MAX_RANKS])),
             )
 
-    def _take_device(self, reading: DeviceReading) -> None:
+    def _keep_device(self, reading: DeviceReading) -> None:
         """Keep the values that the page shows; network ports are ignored."""
         if isinstance(reading, PortReading):
             return
@@ -327,7 +331,7 @@ class Node:
             device, time, values, reading.up, reason, source=self.name
         )
 
-    def _take_run(self, run: RunSummary) -> None:
+    def _keep_run(self, run: RunSummary) -> None:
         owner = self.target.owner
         texts = (*run.job_id, run.gpu_model or "", run.framework, run.version, run.remote or "")
         encoded = msgspec.json.encode(run)

@@ -37,7 +37,10 @@ Parts = tuple[Iterable[RunPart], Mapping[JobId, Mapping[str, int]]]
 
 
 class Runs:
-    """Merged anew when they are older than AGE_S; from any thread. read: as ``merged`` takes it."""
+    """Runs of all nodes, merged again once older than AGE_S. For any thread.
+
+    read: returns the arguments of ``merged``.
+    """
 
     def __init__(
         self, read: Callable[[], Parts], monotonic: Callable[[], float] = time.monotonic
@@ -58,14 +61,14 @@ def merged(parts: Iterable[RunPart], raised: Mapping[JobId, Mapping[str, int]]) 
     """Return the runs, oldest first. raised: the fleet's anomalies by kind."""
     runs: dict[JobId, list[RunSummary]] = {}
     for part in parts:
-        said = msgspec.json.decode(part.encoded, type=RunSummary)
-        end = said.end_time
+        summary = msgspec.json.decode(part.encoded, type=RunSummary)
+        end = summary.end_time
         summary = replace(
-            said,
+            summary,
             **part.run.fields(),
             node=part.node,
-            time=said.time + part.ahead_s,
-            first_time=said.first_time + part.ahead_s,
+            time=summary.time + part.ahead_s,
+            first_time=summary.first_time + part.ahead_s,
             end_time=None if end is None else end + part.ahead_s,
         )
         runs.setdefault(part.run, []).append(summary)

@@ -98,7 +98,7 @@ class AgentFollower:
                 self._follows[address] = asyncio.create_task(self._follow(address, node))
 
     async def _follow(self, address: str, node: Node) -> None:
-        def take(lines: list[bytes]) -> None:
+        def receive(lines: list[bytes]) -> None:
             now = self._wall()
             with self._cluster.lock:
                 self._cluster.feed(address, lines, now)
@@ -114,7 +114,7 @@ class AgentFollower:
 
         async def follow() -> None:
             node.begin()
-            await self._agents.link(node.target).follow(node.cursor, take)
+            await self._agents.link(node.target).follow(node.cursor, receive)
 
         def ended() -> None:
             failed("the agent has ended the stream")

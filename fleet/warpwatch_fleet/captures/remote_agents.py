@@ -49,7 +49,7 @@ FETCH_TIMEOUT_S = 60.0
 MAX_FETCHES = 8
 # More traces than a person compares, and as many exports at a time as a shared disk stands.
 MAX_RANKS = 16
-# Healthy ranks besides those that an anomaly names: enough to tell what is usual.
+# Healthy ranks in addition to those that an anomaly names: enough to show what is usual.
 PEERS = 3
 _CAPTURE_ID = re.compile(ids.PATTERN)
 
@@ -118,7 +118,7 @@ class RemoteAgents:
 class RemoteAgent(Participant):
     """Ranks of another node, which its agent captures as part of the fleet's capture.
 
-    ``job``: its name on that node. said: the agent's own capture, as far as it has reported it.
+    ``job``: its name on that node. reported: the agent's own capture, as it was last reported.
     """
 
     reach = Reach(MARGIN_S, MARGIN_STEPS, PAUSE_S)
@@ -137,7 +137,7 @@ class RemoteAgent(Participant):
         self.fetches = MAX_FETCHES
         self.node, self.target = node.name, node.target
         self.link = link
-        self.said: Capture | None = None
+        self.reported: Capture | None = None
         self._cluster = cluster
         self._job = job
         self._start = start
@@ -179,7 +179,7 @@ class RemoteAgent(Participant):
             self._ready = self.answer
         self._kind = capture.request.kind
         self._name = capture.id + (f"-{attempt}" if attempt > 1 else "")
-        self.said = self._silent_since = None
+        self.reported = self._silent_since = None
         more: dict[str, Any] = {"id": self._name}
         if capture.start_step is not None:
             more |= {"start_step": capture.start_step, "steps": capture.steps}
@@ -189,7 +189,7 @@ class RemoteAgent(Participant):
         """End the agent's capture of this attempt."""
         if self._name:
             self._ask(f"captures/{self._name}/cancel", {})
-            self._name, self.said = "", None
+            self._name, self.reported = "", None
             self._show()
 
     def cancel(self, detail: str = "") -> None:
@@ -205,9 +205,9 @@ class RemoteAgent(Participant):
     async def _request(self, path: str, body: Mapping[str, Any]) -> None:
         answer: Prepared | Exception | None = None
         try:
-            said = await self.link.request(path, body)
+            reply = await self.link.request(path, body)
             if path == "captures/prepare":
-                answer = msgspec.convert(said, Prepared)
+                answer = msgspec.convert(reply, Prepared)
         except msgspec.ValidationError as error:
             answer = AgentError(f"prepare: {error}")
         except (AgentError, Refused) as error:
@@ -228,7 +228,7 @@ class RemoteAgent(Participant):
             node = self._cluster.nodes.get(self.target.address)
             if node is None:
                 return "no longer a target of the fleet"
-            self.said = node.captures.get(name, self.said)
+            self.reported = node.captures.get(name, self.reported)
             return "" if node.up else f"cannot be followed: {node.reason}"
 
     def advance(self, at: float) -> None:
@@ -237,7 +237,7 @@ class RemoteAgent(Participant):
             return
         away = self.poll(self._name)
         self._show()
-        if not away and self.said is not None:
+        if not away and self.reported is not None:
             self._silent_since = None
         else:
             self._silent_since = at if self._silent_since is None else self._silent_since
@@ -247,14 +247,14 @@ class RemoteAgent(Participant):
             self.lose("not done in time")
 
     def _show(self) -> None:
-        said = {rank.rank: rank for rank in self.said.ranks} if self.said else {}
+        by_rank = {rank.rank: rank for rank in self.reported.ranks} if self.reported else {}
         for number in self.ranks:
-            rank = said.get(number, RankCapture(number))
+            rank = by_rank.get(number, RankCapture(number))
             self.ranks[number] = replace(rank, node=self.node, detail=rank.detail[:MAX_DETAIL])
 
     @property
     def is_over(self) -> bool:
-        return bool(self.lost) or (self.said is not None and self.said.outcome is not None)
+        return bool(self.lost) or (self.reported is not None and self.reported.outcome is not None)
 
     def has_passed(self, number: int, start_step: int, at: float) -> bool:
         step_s, waited_s = self._ready.step_s or 0.0, at - self._asked_at
@@ -265,8 +265,8 @@ class RemoteAgent(Participant):
         """Yield why the agent's part is not complete, with the node's name."""
         if self.lost:
             yield f"{self.node}: {self.lost}"
-        elif self.said is not None and self.said.outcome not in (None, "complete"):
-            yield f"{self.node}: {self.said.detail[:MAX_DETAIL] or self.said.outcome}"
+        elif self.reported is not None and self.reported.outcome not in (None, "complete"):
+            yield f"{self.node}: {self.reported.detail[:MAX_DETAIL] or self.reported.outcome}"
         for rank in ranks:
             if usable.is_usable(self.ranks[rank.rank]) and not usable.is_usable(rank):
                 yield f"{self.node}: rank {rank.rank}: {rank.detail}"
@@ -279,18 +279,18 @@ class RemoteAgent(Participant):
         if not usable.is_usable(rank) or file is None:
             return Collected(rank)
         name = reduction_name(file) if self._kind == "torch" else file
-        said = self.said
+        reported = self.reported
         are_plain = FILE.fullmatch(file) and FILE.fullmatch(name)
-        if said is None or not are_plain or f"rank{rank.rank}." not in name:
+        if reported is None or not are_plain or f"rank{rank.rank}." not in name:
             raise FetchError("its agent names no file of it")
-        self._get(said.id, name, folder / name)
+        self._get(reported.id, name, folder / name)
         of_baseline = None
-        if said.baseline_id is not None and _CAPTURE_ID.fullmatch(said.baseline_id):
+        if reported.baseline_id is not None and _CAPTURE_ID.fullmatch(reported.baseline_id):
             of_baseline = usable.BASELINE + name
             try:
-                self._get(said.baseline_id, name, folder / of_baseline)
+                self._get(reported.baseline_id, name, folder / of_baseline)
             except (FetchError, OSError) as error:
-                logger.info("no baseline of rank %d of %s: %s", rank.rank, said.id, error)
+                logger.info("no baseline of rank %d of %s: %s", rank.rank, reported.id, error)
                 of_baseline = None
         brought = tuple(filter(None, dict.fromkeys((file, name, of_baseline))))
         return Collected(rank, brought, name, of_baseline)

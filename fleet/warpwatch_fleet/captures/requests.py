@@ -181,7 +181,7 @@ class FleetCaptures:
         with self._cluster.lock:
             node = self._cluster.nodes.get(agent.target.address)
             if node is not None:
-                node.take_capture(capture)
+                node.keep_capture(capture)
         return capture
 
     # --- files ---

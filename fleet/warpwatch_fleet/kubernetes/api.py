@@ -90,7 +90,7 @@ class KubernetesClient:
             )
         except httpx.HTTPError as error:
             raise KubernetesError(0, f"{type(error).__name__}: {error}"[:200]) from error
-        return _said(answer.status_code, answer.content, shape)
+        return _decoded(answer.status_code, answer.content, shape)
 
     def _headers(self) -> dict[str, str]:
         """Return the headers with the token, which the kubelet renews in its file."""
@@ -100,25 +100,25 @@ class KubernetesClient:
             raise KubernetesError(0, f"{self._token}: {error.strerror}") from error
 
 
-def _said(status: int, content: bytes, shape: type[msgspec.Struct] | None = None) -> Object:
+def _decoded(status: int, content: bytes, shape: type[msgspec.Struct] | None = None) -> Object:
     """Return the object. Raises KubernetesError for an error, or another shape."""
     try:
-        said = msgspec.json.decode(content, type=dict[str, Any])
+        reply = msgspec.json.decode(content, type=dict[str, Any])
     except (ValueError, RecursionError):
-        said = {"message": content.decode(errors="replace")}
+        reply = {"message": content.decode(errors="replace")}
         status = 502 if status < 300 else status
     if status >= 300:
-        text = " ".join(str(said.get("message", "")).split())[:200]
+        text = " ".join(str(reply.get("message", "")).split())[:200]
         raise KubernetesError(status, f"{status}: {text}")
-    if shape is not None and (wrong := misshapen(said, shape)):
+    if shape is not None and (wrong := misshapen(reply, shape)):
         raise KubernetesError(502, f"the answer has another form: {wrong}")
-    return said
+    return reply
 
 
-def misshapen(said: Object, shape: type[msgspec.Struct]) -> str:
+def misshapen(one: Object, shape: type[msgspec.Struct]) -> str:
     """Return how the object differs from the shape, or nothing."""
     try:
-        msgspec.convert(said, shape)
+        msgspec.convert(one, shape)
     except msgspec.ValidationError as error:
         return str(error)
     return ""

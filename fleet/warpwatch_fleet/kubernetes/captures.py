@@ -201,21 +201,21 @@ def _news(capture: Capture, link: str, status: Object, now: float) -> Object:
         return {} if status.get("captureId") else {"captureId": capture.id, "detail": "running"}
     written = sum(rank.state == "written" for rank in capture.ranks)
     diagnosis = capture.diagnosis or {}
-    said: Object = {
+    fields: Object = {
         "captureId": capture.id,
         "outcome": capture.outcome,
         "ranks": f"{written}/{len(capture.ranks)}",
         "detail": capture.detail[:1024] or "done",
     }
     if diagnosis:
-        said["verdict"] = str(diagnosis.get("verdict", ""))
-        said["summary"] = str(diagnosis.get("summary", ""))[:1024]
+        fields["verdict"] = str(diagnosis.get("verdict", ""))
+        fields["summary"] = str(diagnosis.get("summary", ""))[:1024]
     if link:
-        said["report"] = links.of_capture(link, capture)
+        fields["report"] = links.of_capture(link, capture)
     if capture.remote:
-        said["remote"] = capture.remote
+        fields["remote"] = capture.remote
     awaits = capture.request.kind in DIAGNOSED_KINDS and capture.outcome in ("complete", "partial")
     is_late = now - capture.end_time > VERDICT_S
     if diagnosis or capture.diagnosis_outcome or not awaits or is_late:
-        said["endTime"] = timestamp(capture.end_time)
-    return said if any(status.get(name) != value for name, value in said.items()) else {}
+        fields["endTime"] = timestamp(capture.end_time)
+    return fields if any(status.get(name) != value for name, value in fields.items()) else {}

@@ -214,7 +214,7 @@ class Taints:
         self._wall = wall
         # In a dry run, the nodes that would be tainted. By node: the last report.
         self._would: set[str] = set()
-        self._said: dict[str, str] = {}
+        self._last_events: dict[str, str] = {}
 
     async def advance(self) -> None:
         """Set and remove taints. Raises KubernetesError."""
@@ -275,9 +275,9 @@ class Taints:
 
     def _say(self, name: str, reason: str, note: str) -> None:
         """Log a message about a node, once until it changes."""
-        if self._said.get(name) == f"{reason} {note}":
+        if self._last_events.get(name) == f"{reason} {note}":
             return
-        self._said[name] = f"{reason} {note}"
+        self._last_events[name] = f"{reason} {note}"
         logger.warning("node %s: %s: %s", name, reason, note)
         if self._events is not None:
             self._events.put(name, reason, note, warns=reason != "Untainted")

@@ -29,7 +29,7 @@ AGAIN_S = 1800.0
 MAX_NOTE = 1024
 # An anomaly that closed this time before the fleet started is not reported.
 OLD_S = 600.0
-# The longest queue of notices besides anomalies.
+# The longest queue of Events that are about no anomaly.
 MAX_MORE = 1000
 _NAMESPACE = re.compile(r"ns/([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)")
 # The fields of the API's object that may change.
@@ -55,9 +55,9 @@ class EventPublisher:
         self._url = public_url
         self._wall = wall
         self._since = wall() - OLD_S
-        # By folder and name: of nodes what is to be told besides, and all as they were last told.
+        # By path: further Events of nodes, and all Events as they were last sent.
         self._more: dict[str, Object] = {}
-        self._told: dict[str, Object] = {}
+        self._sent: dict[str, Object] = {}
         # When an Event of each source was last written.
         self._served: dict[str, float] = {}
 
@@ -78,8 +78,8 @@ class EventPublisher:
             found = list(self._of_anomalies(now))
         wanted = {_path(event): event for _, event in found} | self._more
         sources = {_path(event): source for source, event in found}
-        self._told = {path: event for path, event in self._told.items() if path in wanted}
-        waiting = [path for path, event in wanted.items() if self._told.get(path) != event]
+        self._sent = {path: event for path, event in self._sent.items() if path in wanted}
+        waiting = [path for path, event in wanted.items() if self._sent.get(path) != event]
         for path in self._in_turn(waiting, sources)[:MAX_PER_ROUND]:
             self._served[sources.get(path, "")] = now
             try:
@@ -89,7 +89,7 @@ class EventPublisher:
                     raise
                 # The namespace was removed, or the fleet has no rights in it: do not try again.
                 refused = error
-            self._told[path] = wanted[path]
+            self._sent[path] = wanted[path]
         if refused is not None:
             raise refused
 
@@ -111,7 +111,7 @@ class EventPublisher:
         """Change the Event, or create it if it was removed."""
         changes = {name: event[name] for name in _CHANGING}
         try:
-            if path in self._told:
+            if path in self._sent:
                 await self._api.ask("PATCH", path, changes, form=MERGE)
                 return
         except KubernetesError as error:
@@ -159,8 +159,8 @@ def _of(anomaly: Anomaly, about: Mapping[str, str], now: float, link: str) -> Ob
     end = anomaly.end_time
     lasted = max(0.0, (now if end is None else end) - anomaly.time)
     again = anomaly.time + (lasted if end else lasted // AGAIN_S * AGAIN_S)
-    said = f"{'over: ' if end else ''}{sentence(anomaly)}"
-    note = f"{said[: MAX_NOTE - len(link) - 1]} {link}".strip()
+    text = f"{'over: ' if end else ''}{sentence(anomaly)}"
+    note = f"{text[: MAX_NOTE - len(link) - 1]} {link}".strip()
     reason = "".join(part.title() for part in anomaly.kind.split("_"))
     key = f"{anomaly.id}/{anomaly.node}/{anomaly.owner}"
     return _event(key, about, reason, note, anomaly.severity != "info", anomaly.time, again)
