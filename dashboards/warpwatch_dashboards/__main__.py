@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from warpwatch_dashboards import agent, fleet, inference_server, node, provisioning, training_job
+from warpwatch_dashboards import agent, fleet, inference_server, node, rule_files, training_job
 
 FOLDER = Path(__file__).parent
 
@@ -19,7 +19,7 @@ FILES: dict[str, Callable[[], str]] = {
     "node.json": lambda: node.page().json(),
     "training-job.json": lambda: training_job.page().json(),
     "warpwatch.json": lambda: agent.page().json(),
-    "provisioning/alert-rules.yaml": provisioning.text,
+    "provisioning/alert-rules.yaml": rule_files.grafana_rules,
 }
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from warpwatch_dashboards import links, marks, variables
+from warpwatch_dashboards import links, variables
 from warpwatch_dashboards.page import Page, Row
-from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, at_most, bars, graph, number
+from warpwatch_dashboards.panels import (
+    EMPTY_WHEN_HEALTHY,
+    Column,
+    at_most,
+    bars,
+    graph,
+    number,
+    table,
+)
 from warpwatch_dashboards.queries import (
     AGENT,
     NODE_LEGEND,
@@ -16,7 +24,6 @@ from warpwatch_dashboards.queries import (
     series,
     total,
 )
-from warpwatch_dashboards.tables import Column, table
 
 _ASKED = total("kind, trigger, outcome", series("captures_total"))
 _RECENT = total("outcome", grown(series("captures_total"), "$__range"))
@@ -85,7 +92,7 @@ def page() -> Page:
         title="Warpwatch / Warpwatch itself",
         description="The agents: up or not, what they read, lose and refuse, and what they cost.",
         variables=variables.of_agents(),
-        annotations=marks.of_agents(),
+        annotations=variables.marks_of_agents(),
         rows=[_AGENTS_ROW, _READING_ROW, _LOSSES_ROW, CAPTURES_ROW, _COST_ROW],
     )
 

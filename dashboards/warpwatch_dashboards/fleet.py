@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from warpwatch_dashboards import links, marks, variables
-from warpwatch_dashboards.job_queries import BY_JOB, lateness
+from warpwatch_dashboards import links, variables
 from warpwatch_dashboards.page import Page, Row
 from warpwatch_dashboards.panels import (
     EMPTY_WHEN_HEALTHY,
+    Column,
     at_least,
     at_most,
     bars,
     graph,
     heat_map,
     number,
+    table,
 )
 from warpwatch_dashboards.queries import (
     AGENT,
+    BY_JOB,
     NO_FLEET,
     NODE_LEGEND,
     PLACE,
@@ -24,6 +26,7 @@ from warpwatch_dashboards.queries import (
     allocations,
     anomalies,
     grown,
+    lateness,
     of_allocations,
     of_workloads,
     rate,
@@ -31,7 +34,6 @@ from warpwatch_dashboards.queries import (
     series,
     total,
 )
-from warpwatch_dashboards.tables import Column, table
 
 # A MIG GPU is counted once: its instances are devices of their own.
 WHOLE = 'gpu_instance=""'
@@ -188,7 +190,7 @@ def page() -> Page:
             variables.holder(),
             *variables.prices(),
         ],
-        annotations=marks.of_agents(),
+        annotations=variables.marks_of_agents(),
         rows=[_NOW_ROW, _WRONG_ROW, _NODES_ROW, *USE_ROWS],
     )
 

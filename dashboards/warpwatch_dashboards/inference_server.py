@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from warpwatch_dashboards import links, marks, variables
-from warpwatch_dashboards.job_queries import BY_JOB, JOB_LEGEND
+from warpwatch_dashboards import links, variables
 from warpwatch_dashboards.page import Page, Row
-from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, at_most, bars, graph, number
-from warpwatch_dashboards.queries import JOB, RANK_KEY, RANK_LEGEND, Query, rate, series, total
-from warpwatch_dashboards.tables import Column, table
+from warpwatch_dashboards.panels import (
+    EMPTY_WHEN_HEALTHY,
+    Column,
+    at_most,
+    bars,
+    graph,
+    number,
+    table,
+)
+from warpwatch_dashboards.queries import (
+    BY_JOB,
+    JOB,
+    JOB_LEGEND,
+    RANK_KEY,
+    RANK_LEGEND,
+    Query,
+    rate,
+    series,
+    total,
+)
 
 # Above it, requests lose their place in the KV cache.
 KV_CACHE = 0.9
@@ -19,7 +35,7 @@ def page() -> Page:
         title="Warpwatch / Inference server",
         description="One served model over all its replicas: latencies, iterations, KV cache.",
         variables=[*variables.of_agents(), variables.namespace(), variables.job()],
-        annotations=marks.of_jobs(),
+        annotations=variables.marks_of_jobs(),
         rows=[_NOW_ROW, _LATENCY_ROW, _ITERATION_ROW, _LOAD_ROW, _REASONS_ROW],
     )
 

@@ -100,15 +100,11 @@ def _lines(row: Row, number: int, y: int) -> tuple[list[models.Panel], int]:
         panel.grid_pos.w = panel.grid_pos.w or row.width
         if x + panel.grid_pos.w > COLUMNS:
             x, y, line_height = 0, y + line_height, 0
-        there.append(at(panel, number + len(there), x, y))
+        placed_panel = copy.copy(panel)
+        placed_panel.id_val = number + len(there)
+        size = panel.grid_pos
+        placed_panel.grid_pos = models.GridPos(h=size.h, w=size.w, x=x, y=y)
+        there.append(placed_panel)
         x += panel.grid_pos.w
         line_height = max(line_height, panel.grid_pos.h)
     return there, y + line_height
-
-
-def at(panel: models.Panel, number: int, x: int, y: int) -> models.Panel:
-    assert panel.grid_pos is not None
-    there = copy.copy(panel)
-    there.id_val = number
-    there.grid_pos = models.GridPos(h=panel.grid_pos.h, w=panel.grid_pos.w, x=x, y=y)
-    return there

@@ -1,16 +1,29 @@
-"""The variables of the dashboards, each chained to those before it.
+"""The variables of the dashboards, each chained to those before it, and their marks over time.
 
 All is ``.*``, which also matches series without the label. Grafana begins with All where there is
-one, else with the first.
+one, else with the first. A mark of an anomaly or capture links to the dashboard of its agent's
+node, and with ``http.public_url`` to the anomaly's page.
 """
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import prometheus
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.common import DataSourceRef
 
-from warpwatch_dashboards.queries import AGENT, NO_FLEET, PLACE, series, workloads
+from warpwatch_dashboards.links import NODE
+from warpwatch_dashboards.queries import (
+    AGENT,
+    JOB,
+    NO_FLEET,
+    PLACE,
+    WINDOW,
+    grown,
+    ranks_by_device,
+    series,
+    workloads,
+)
 
 SOURCE = DataSourceRef("prometheus", "${datasource}")
 
@@ -109,3 +122,54 @@ def _many(name: str, label: str, query: str) -> builders.QueryVariable:
 
 def _all(variable: builders.QueryVariable) -> builders.QueryVariable:
     return variable.include_all(True).all_value(".*").current(_ALL)
+
+
+_PAGE = f'<a href="/d/{NODE}?var-instance={{{{instance}}}}">Node {{{{instance}}}}</a>'
+# Without http.public_url the label is empty, and nothing is shown.
+_LINK = '<a href="{{link}}">{{link}}</a>'
+
+
+def marks_of_agents() -> list[builders.AnnotationQuery]:
+    """Return the marks of the chosen agents."""
+    return [_anomalies(series("anomaly_info")), _captures()]
+
+
+def marks_of_jobs() -> list[builders.AnnotationQuery]:
+    """Return the marks of the chosen jobs and of their devices.
+
+    They include captures of the agents that see the jobs.
+    """
+    of_job = series("anomaly_info", AGENT, 'training_job=~"$job"')
+    of_device = series("anomaly_info", AGENT, 'training_job=""', 'uuid!=""')
+    devices = f"{of_device} and on (cluster, instance, uuid) {ranks_by_device()}"
+    there = f" and on ({PLACE}) {series('rank_info', JOB)}"
+    return [_anomalies(f"{of_job} or {devices}"), _captures(there)]
+
+
+def _anomalies(promql: str) -> builders.AnnotationQuery:
+    title, text = "{{kind}} ({{severity}})", f"{{{{summary}}}}<br>{_LINK}"
+    return _from_metrics("Anomalies", "red", promql, title, text)
+
+
+def _captures(of: str = "") -> builders.AnnotationQuery:
+    promql = grown(series("captures_total"), WINDOW) + of
+    title, text = "Capture: {{outcome}}", "{{kind}}, {{trigger}}"
+    return _from_metrics("Captures", "blue", promql, title, text)
+
+
+def _from_metrics(
+    name: str, color: str, promql: str, title: str, text: str
+) -> builders.AnnotationQuery:
+    query = prometheus.Dataquery().expr(promql).range().ref_id(name).datasource(SOURCE)
+    return (
+        builders.AnnotationQuery()
+        .name(name)
+        .datasource(SOURCE)
+        .enable(True)
+        .icon_color(color)
+        .expr(promql)
+        .target(query)
+        .title_format(title)
+        .text_format(f"{text}<br>{_PAGE}")
+        .tag_keys("kind")
+    )

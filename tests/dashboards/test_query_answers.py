@@ -8,8 +8,16 @@ import yaml
 
 from tests.dashboards.conftest import Promtool
 from tests.dashboards.expressions import ALL, dashboards, expressions, substituted
-from warpwatch_dashboards.job_queries import STEPS_PER_SECOND, in_order, of_ranks, own_s
-from warpwatch_dashboards.queries import allocations, grown, of_allocations, of_workloads
+from warpwatch_dashboards.queries import (
+    STEPS_PER_SECOND,
+    allocations,
+    grown,
+    in_order,
+    of_allocations,
+    of_ranks,
+    of_workloads,
+    own_s,
+)
 from warpwatch_devices.attribution.control_groups import DeviceProcessesOrigin, owner_of
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_telemetry.samples import (

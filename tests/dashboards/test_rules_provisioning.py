@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from warpwatch_dashboards import provisioning, rule_files
+from warpwatch_dashboards import rule_files
 from warpwatch_telemetry.anomalies import KINDS
 
-FOLDER = Path(provisioning.__file__).parent / "provisioning"
+FOLDER = Path(rule_files.__file__).parent / "provisioning"
 
 
 @cache
