@@ -20,8 +20,13 @@ from warpwatch_capturing.participant import LiveJob, Participant, find_job
 from warpwatch_capturing.policy import Refusals
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.session import CaptureSession
-from warpwatch_telemetry import capture_id as ids
-from warpwatch_telemetry.captures import STEP_KINDS, Capture, CaptureRequest, Prepared
+from warpwatch_telemetry.captures import (
+    STEP_KINDS,
+    Capture,
+    CaptureRequest,
+    Prepared,
+    new_capture_id,
+)
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
@@ -208,7 +213,7 @@ class CaptureService:
         self.policy.check(request, self._busy(request), at)
         now = self._wall()
         capture = Capture(
-            name or ids.new(now),
+            name or new_capture_id(now),
             request,
             now,
             world_size=job.world_size,

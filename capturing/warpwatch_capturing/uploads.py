@@ -23,8 +23,7 @@ from warpwatch_capturing.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_capturing.store import RECORD
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.supervisor import Pause
-from warpwatch_telemetry import capture_id as ids
-from warpwatch_telemetry.captures import UPLOAD_OUTCOMES, Capture
+from warpwatch_telemetry.captures import UPLOAD_OUTCOMES, Capture, remote_place
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +125,7 @@ class Uploads:
         folder = Path(str(capture.folder))
         key = f"{FOLDER}/{folder.relative_to(self._base).as_posix()}"
         if capture.of_fleet:
-            key = f"{FOLDER}/{ids.place(capture.id)}/{node_folder(self._node)}"
+            key = f"{FOLDER}/{remote_place(capture.id)}/{node_folder(self._node)}"
         for name in capture.files:
             if name not in progress.sent and (folder / name).is_file():
                 progress.sent[name] = self._put(f"{key}/{name}", folder / name)

@@ -19,7 +19,7 @@ from warpwatch_devices.config import HostConfig
 from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.source import Sink, Source
 from warpwatch_runtime.supervisor import LoopRunner
-from warpwatch_telemetry.label_values import CPU_MODES, PRESSURE_RESOURCES
+from warpwatch_telemetry.catalogue import CPU_MODES, PRESSURE_RESOURCES
 from warpwatch_telemetry.metric import Values
 from warpwatch_telemetry.samples import HostSample, SourceHealth
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.source import Sink, Source, SourceContext
 from warpwatch_runtime.supervisor import LoopRunner
-from warpwatch_telemetry.label_values import CONGESTION, ERRORS
+from warpwatch_telemetry.catalogue import CONGESTION, ERRORS
 from warpwatch_telemetry.metric import SeriesKey, Values
 from warpwatch_telemetry.samples import HostSample, SourceHealth
 

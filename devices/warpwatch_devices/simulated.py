@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from warpwatch_devices.config import SimulatedConfig
 from warpwatch_devices.source import Sink, Source
 from warpwatch_runtime.supervisor import LoopRunner
-from warpwatch_telemetry.label_values import (
+from warpwatch_telemetry.catalogue import (
     CLOCK_DOMAINS,
     ECC_LOCATIONS,
     NVLINK_ERRORS,

@@ -14,7 +14,7 @@ from prometheus_client.core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from warpwatch_exporters.exposition import encodable
+from warpwatch_exporters.prometheus import encodable
 from warpwatch_exporters.series import (
     HistogramSeries,
     SeriesGroup,
@@ -25,7 +25,7 @@ from warpwatch_exporters.series import (
 )
 from warpwatch_runtime.agent_metrics import family_of
 from warpwatch_telemetry.catalogue import CATALOGUE, Profile, names_of
-from warpwatch_telemetry.state import RankState, State
+from warpwatch_telemetry.state import State
 
 
 class StateCollector(Collector):
@@ -48,7 +48,8 @@ class StateCollector(Collector):
                     family.samples.append(_sample(row.full_name, labels, value))
         for rank in exported_ranks(state):
             for one in histograms_of(rank, self._profile == "full"):
-                families[one.key[0]].samples.extend(_histogram(rank, one))
+                labels = labels_of(SeriesGroup(rank.key, {}), one.key) or {}
+                families[one.key[0]].samples.extend(_histogram(one, labels))
         yield from (family for family in families.values() if family.samples)
 
 
@@ -56,9 +57,8 @@ def _sample(name: str, labels: Mapping[str, str], value: float) -> Sample:
     return Sample(name, {label: encodable(text) for label, text in labels.items()}, value)
 
 
-def _histogram(rank: RankState, one: HistogramSeries) -> Iterator[Sample]:
+def _histogram(one: HistogramSeries, labels: Mapping[str, str]) -> Iterator[Sample]:
     name = CATALOGUE[one.key[0]].full_name
-    labels = labels_of(SeriesGroup(rank.key, {}), one.key) or {}
     counts = list(accumulate(one.histogram.counts))
     for bound, index in one.buckets.items():
         yield _sample(f"{name}_bucket", {**labels, "le": bound}, counts[index])

@@ -1,10 +1,11 @@
-"""Finds the events of anomalies and captures, each once, for exporters that push them."""
+"""Finds the events of anomalies and captures, each once, for exporters that push; their links."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
 from warpwatch_telemetry.anomalies import Anomaly, scope_of, sentence
 from warpwatch_telemetry.captures import Capture
@@ -122,3 +123,20 @@ def verdict_of(capture: Capture) -> str:
     verdict = str(diagnosis.get("verdict", ""))[:40].replace("_", " ")
     summary = diagnosis.get("summary")
     return f"{verdict}. {summary}" if summary else verdict
+
+
+def anomaly_link(public_url: str, anomaly_id: str) -> str:
+    """Return the page with this anomaly on top; empty without the owner's public address."""
+    return _below(public_url, f"/?show={quote(anomaly_id, safe='')}#findings")
+
+
+def capture_link(public_url: str, capture: Capture) -> str:
+    """Return its report, else the page with this capture on top; empty as for an anomaly."""
+    ident = quote(capture.id, safe="")
+    if "report.html" in capture.files:
+        return _below(public_url, f"/api/v1/captures/{ident}/report.html")
+    return _below(public_url, f"/?show={ident}#captures")
+
+
+def _below(public_url: str, path: str) -> str:
+    return public_url.rstrip("/") + path if public_url else ""

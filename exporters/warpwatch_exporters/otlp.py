@@ -41,7 +41,7 @@ from prometheus_client.samples import Sample
 
 from warpwatch_exporters.config import OtlpConfig
 from warpwatch_exporters.events import StateEvent
-from warpwatch_exporters.exposition import encodable
+from warpwatch_exporters.prometheus import encodable
 from warpwatch_runtime.http_requests import RequestError, read_headers
 from warpwatch_runtime.supervisor import Pause
 

@@ -1,4 +1,4 @@
-"""Renders the state in Prometheus' text format and in OpenMetrics.
+"""Renders the state in Prometheus' text format and in OpenMetrics, with DCGM's names on request.
 
 A line is a prefix (a series' name and labels) and a value. Prefixes are cached, so a scrape only
 joins them with new values.
@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from warpwatch_exporters import dcgm_names
-from warpwatch_exporters.exposition import escape, header
 from warpwatch_exporters.series import (
     HistogramSeries,
     Identity,
@@ -21,11 +19,20 @@ from warpwatch_exporters.series import (
     histograms_of,
     labels_of,
     series_of,
+    workloads_of,
 )
-from warpwatch_telemetry.catalogue import CATALOGUE, Profile, names_of
+from warpwatch_telemetry.catalogue import (
+    CATALOGUE,
+    DCGM_NAMES,
+    XID_ERRORS,
+    DcgmName,
+    Profile,
+    names_of,
+)
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.samples import Workload
+from warpwatch_telemetry.samples import Device, DeviceSample, Workload
 from warpwatch_telemetry.state import RankState, State
+from warpwatch_telemetry.xids import explain
 
 # A holder may keep this many prefixes that the newest page did not need.
 SPARE_PREFIXES = 500
@@ -68,10 +75,10 @@ def render(state: State, options: Options = Options(), *, openmetrics: bool = Fa
         for histogram in histograms_of(rank, fine):
             lines[histogram.key[0]].extend(_histogram(identity, histogram, fine))
     _trim_caches(needed, ranks)
-    headers = _OPENMETRICS_HEADERS if openmetrics else _TEXT_HEADERS
+    headers = _HEADERS[openmetrics]
     page = [headers[name] + "\n".join(family) for name, family in lines.items() if family]
     if options.dcgm_names:
-        page.extend(dcgm_names.families(state, options.node, openmetrics=openmetrics))
+        page.extend(_dcgm_families(state, options.node or state.hostname, openmetrics))
     return ("\n".join(page) + "\n").encode()
 
 
@@ -107,7 +114,7 @@ def _series_prefix(group: SeriesGroup, key: SeriesKey) -> str:
 
 
 def _prefix(name: str, labels: Mapping[str, str]) -> str:
-    pairs = ",".join(f'{label}="{escape(value)}"' for label, value in labels.items())
+    pairs = ",".join(f'{label}="{_escape(value)}"' for label, value in labels.items())
     return f"{name}{{{pairs}}} " if pairs else f"{name} "
 
 
@@ -128,11 +135,116 @@ def _histogram_prefixes(identity: Identity, key: SeriesKey, bounds: Iterable[str
     return [*buckets, _prefix(f"{name}_count", labels), _prefix(f"{name}_sum", labels)]
 
 
-_TEXT_HEADERS = {
-    row.name: header(row.full_name, row.kind, row.help, row.unit, openmetrics=False)
-    for row in CATALOGUE.values()
+def _escape(text: str) -> str:
+    """Return a label's value as it stands between its quotes."""
+    return encodable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def encodable(text: str) -> str:
+    """Replace lone surrogates, as of a file name that is not UTF-8, which would fail the scrape."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _header(name: str, kind: str, help: str, unit: str = "", *, openmetrics: bool) -> str:
+    """Return HELP and TYPE of the family that holds the series ``name``."""
+    text = help.replace("\\", "\\\\").replace("\n", "\\n")
+    if not openmetrics:
+        return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+    # OpenMetrics names a counter's family without ``_total``, and its unit.
+    family = name.removesuffix("_total") if kind == "counter" else name
+    named = f"# UNIT {family} {unit}\n" if unit and family.endswith(f"_{unit}") else ""
+    quoted = text.replace('"', '\\"')
+    return f"# TYPE {family} {kind}\n{named}# HELP {family} {quoted}\n"
+
+
+# By whether they are OpenMetrics' and by name.
+_HEADERS = {
+    openmetrics: {
+        row.name: _header(row.full_name, row.kind, row.help, row.unit, openmetrics=openmetrics)
+        for row in CATALOGUE.values()
+    }
+    for openmetrics in (False, True)
 }
-_OPENMETRICS_HEADERS = {
-    row.name: header(row.full_name, row.kind, row.help, row.unit, openmetrics=True)
-    for row in CATALOGUE.values()
-}
+
+
+_LAST_XID = "device_xid_last_timestamp_seconds"
+_XID_COUNT = "device_xid_errors_total"
+
+
+def _dcgm_families(state: State, node: str, openmetrics: bool) -> Iterator[str]:
+    """Yield header and lines of dcgm-exporter's default list: its names, labels and units.
+
+    Dashboards and alerts written for dcgm-exporter work on them unchanged; docs/dcgm.md says where
+    they differ on purpose. ``node`` is Hostname.
+    """
+    described = list(_described(state, node))
+    for row in DCGM_NAMES.values():
+        if not row.default:
+            continue
+        lines = [
+            f"{row.name}{{{labels}{_xid_labels(row, sample)}}} {value}"
+            for sample, labels in described
+            if (value := _dcgm_value(row, sample)) is not None
+        ]
+        if lines:
+            # OpenMetrics wants ``_total`` at the end of a counter, which these names have not.
+            kind = "unknown" if openmetrics and row.kind == "counter" else row.kind
+            yield _header(row.name, kind, row.help, openmetrics=openmetrics) + "\n".join(lines)
+
+
+def _described(state: State, node: str) -> Iterator[tuple[DeviceSample, str]]:
+    """Return the readable devices with labels; a GPU instance appears once."""
+    gpus = {s.device.uuid: s.device for s in state.devices}
+    seen: set[tuple[str, str]] = set()
+    for sample in state.devices:
+        device = sample.device
+        place = (device.info.get("parent_uuid", device.uuid), device.gpu_instance)
+        if sample.up and place not in seen:
+            seen.add(place)
+            parent = gpus.get(device.info.get("parent_uuid", ""), device)
+            yield sample, ",".join(_dcgm_labels(device, parent, node, state))
+
+
+def _dcgm_labels(device: Device, parent: Device, node: str, state: State) -> Iterator[str]:
+    yield f'gpu="{device.index}"'
+    yield f'UUID="{_escape(parent.uuid)}"'
+    yield f'pci_bus_id="{_escape(parent.info.get("pci_bus_id", ""))}"'
+    yield f'device="nvidia{device.index}"'
+    yield f'modelName="{_escape(parent.name)}"'
+    if device.gpu_instance:
+        yield f'GPU_I_PROFILE="{_escape(device.profile)}"'
+        yield f'GPU_I_ID="{_escape(device.gpu_instance)}"'
+    yield f'Hostname="{_escape(node)}"'
+    if version := parent.info.get("driver_version"):
+        yield f'DCGM_FI_DRIVER_VERSION="{_escape(version)}"'
+    for workload in workloads_of(device.uuid, state.attributions)[:1]:
+        yield f'container="{_escape(workload.container)}"'
+        yield f'namespace="{_escape(workload.namespace)}"'
+        yield f'pod="{_escape(workload.pod)}"'
+
+
+def _dcgm_value(row: DcgmName, sample: DeviceSample) -> str | None:
+    """Return the value in DCGM's unit; whole numbers as such, others with six decimals."""
+    if row is XID_ERRORS:
+        return None if sample.device.gpu_instance else _xid(sample.values)
+    values = [sample.values[key] for key in row.series if key in sample.values]
+    if len(values) < len(row.series):
+        return None
+    value = sum(values) * row.factor
+    return f"{value:.6f}" if row.decimals else str(round(value))
+
+
+def _xid(values: Mapping[SeriesKey, float]) -> str | None:
+    """Return the newest XID, 0 for none, None if no source watches them."""
+    times = {own[0]: value for (name, own), value in values.items() if name == _LAST_XID}
+    if times:
+        return max(times, key=lambda xid: times[xid])
+    return "0" if any(name == _XID_COUNT for name, _ in values) else None
+
+
+def _xid_labels(row: DcgmName, sample: DeviceSample) -> str:
+    if row is not XID_ERRORS:
+        return ""
+    xid = _xid(sample.values) or "0"
+    text = explain(int(xid)).name if xid != "0" else "No Error"
+    return f',err_code="{xid}",err_msg="{_escape(text)}"'

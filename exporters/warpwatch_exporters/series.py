@@ -9,15 +9,15 @@ from dataclasses import asdict
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
-from warpwatch_exporters import links
+from warpwatch_exporters.events import anomaly_link
 from warpwatch_telemetry.anomalies import KINDS, Anomaly, first_sentence, scope_of
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.jobs import JobId, whose
 from warpwatch_telemetry.metric import IDENTITY_LABELS, SeriesKey
 from warpwatch_telemetry.samples import Attribution, DeviceSample, Pod, Workload
-from warpwatch_telemetry.serving import LATENCY_BOUNDS_S
 from warpwatch_telemetry.state import (
     COARSE_STEP_BOUNDS_S,
+    LATENCY_BOUNDS_S,
     PARALLELISM,
     STEP_DURATION_BOUNDS_S,
     Histogram,
@@ -358,7 +358,7 @@ def _anomalies(state: State, pods: Mapping[str, Pod]) -> Values:
         pod_uid = pod_uids.get((anomaly.job_id, anomaly.rank), "")
         node = anomaly.node or (state.hostname if anomaly.judged_by == "agent" else "")
         where = (pods.get(pod_uid, _NO_POD).name, node)
-        link = links.of_anomaly(state.public_url, anomaly.id)
+        link = anomaly_link(state.public_url, anomaly.id)
         said = (first_sentence(anomaly, state.hostname), link)
         values["anomaly_info", (*what, *job, gpu, device, *where, *said)] = 1
     return values

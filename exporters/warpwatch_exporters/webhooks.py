@@ -7,14 +7,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from warpwatch_exporters import links
 from warpwatch_exporters.config import WebhookConfig
-from warpwatch_exporters.events import StateEvent
+from warpwatch_exporters.events import StateEvent, anomaly_link, capture_link
 from warpwatch_runtime.http_requests import JSON, RequestError, Requests, read_headers, read_secret
 from warpwatch_runtime.supervisor import Pause
+from warpwatch_telemetry.anomalies import SEVERITIES
 from warpwatch_telemetry.newest import put_newest
 
 logger = logging.getLogger(__name__)
@@ -29,15 +28,8 @@ MAX_REPORTED = 1000
 # Labels of ``warpwatch_webhook_messages_total``: only failed messages are sent again.
 RESULTS = ("sent", "failed", "refused", "dropped")
 
-_SEVERITIES = ("info", "warning", "critical")
 _SIGNS = {"info": ":information_source:", "warning": ":warning:", "critical": ":rotating_light:"}
 _AGAIN = frozenset({408, 425, 429})
-
-
-@dataclass(slots=True)
-class _Message:
-    body: bytes
-    tries: int = 0
 
 
 class WebhookExporter:
@@ -63,47 +55,52 @@ class WebhookExporter:
         self._count = count
         self._requests = Requests(config.ca_file)
         self._pause = Pause(monotonic)
-        self._waiting: deque[_Message] = deque()
+        self._waiting: deque[bytes] = deque()
+        self._tries = 0  # of the first of them
         self._reported: dict[str, None] = {}
 
     def advance(self, events: Iterable[StateEvent]) -> None:
         for event in events:
             if self._is_wanted(event):
-                self._waiting.append(_Message(self._body(event)))
+                self._waiting.append(self._body(event))
         while len(self._waiting) > MAX_WAITING:
-            self._waiting.popleft()
-            self._count("dropped")
+            self._drop_first("dropped")
         while self._waiting and not self._pause.lasts:
-            self._send(self._waiting[0])
+            self._send_first()
 
     def _is_wanted(self, event: StateEvent) -> bool:
         anomaly, ident = event.anomaly, event.anomaly_id or ""
         if anomaly is None:
             return event.name == "verdict" and ident in self._reported
-        if _SEVERITIES.index(anomaly.severity) < _SEVERITIES.index(self._config.min_severity):
+        if SEVERITIES.index(anomaly.severity) < SEVERITIES.index(self._config.min_severity):
             return False
         put_newest(self._reported, ident, None, MAX_REPORTED)
         return True
 
-    def _send(self, message: _Message) -> None:
+    def _send_first(self) -> None:
         """Send a message; it is removed once it was sent, refused, or tried MAX_TRIES times."""
-        message.tries += 1
+        self._tries += 1
         try:
-            self._post(message.body)
+            self._post(self._waiting[0])
         except RequestError as error:
             status = error.status or 0
             refused = 300 <= status < 500 and status not in _AGAIN
-            self._count("refused" if refused else "failed")
             if self._pause.begin() or refused:
                 logger.warning("%s: a message was refused or not delivered: %s", self._name, error)
-            if refused or message.tries >= MAX_TRIES:
-                self._waiting.popleft()
-                if not refused:
-                    self._count("dropped")
+            if refused:
+                self._drop_first("refused")
+                return
+            self._count("failed")
+            if self._tries >= MAX_TRIES:
+                self._drop_first("dropped")
         else:
             self._pause.reset()
-            self._count("sent")
-            self._waiting.popleft()
+            self._drop_first("sent")
+
+    def _drop_first(self, result: str) -> None:
+        self._waiting.popleft()
+        self._tries = 0
+        self._count(result)
 
     def _post(self, body: bytes) -> None:
         """Send one message. Raises RequestError."""
@@ -125,8 +122,8 @@ class WebhookExporter:
 
     def _link(self, event: StateEvent) -> str | None:
         if event.capture is None:
-            return links.of_anomaly(self._public_url, event.anomaly_id or "") or None
-        return links.of_capture(self._public_url, event.capture) or None
+            return anomaly_link(self._public_url, event.anomaly_id or "") or None
+        return capture_link(self._public_url, event.capture) or None
 
 
 def _slack_text(event: StateEvent, link: str | None) -> str:

@@ -15,10 +15,9 @@ from warpwatch._version import __version__
 from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.runs import RunPart
 from warpwatch_fleet.targets import Target
-from warpwatch_telemetry import capture_id
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.bus_messages import partition_of
-from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.captures import CAPTURE_ID, Capture
 from warpwatch_telemetry.jobs import SCHEMA, JobId, RunSummary
 from warpwatch_telemetry.newest import put_newest
 from warpwatch_telemetry.records import Clock, DeviceReading, PortReading, RankSeen, Record
@@ -72,7 +71,6 @@ _OF_DEVICE = frozenset(
 )
 _OF_DIAGNOSIS = ("verdict", "summary")
 FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._#-]{0,199}(?<!\.html)")
-_CAPTURE_ID = re.compile(capture_id.PATTERN)
 
 
 class Node:
@@ -285,7 +283,7 @@ class Node:
         owner = self.target.owner
         foreign = owner is not None and capture.request.owner != owner
         timely = _is_time(capture.time) and _is_time(capture.end_time or 0.0)
-        if foreign or not timely or not _CAPTURE_ID.fullmatch(capture.id):
+        if foreign or not timely or not CAPTURE_ID.fullmatch(capture.id):
             self.refused["bad_capture"] += 1
             return
         diagnosis = capture.diagnosis or {}

@@ -19,8 +19,8 @@ from warpwatch_runtime.loading import mistakes
 from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry.alerts import Alert
 from warpwatch_telemetry.anomalies import KINDS
-from warpwatch_telemetry.capture_id import PATTERN
 from warpwatch_telemetry.captures import (
+    CAPTURE_ID,
     CAPTURE_KINDS,
     STEP_KINDS,
     AnomalySeen,
@@ -191,7 +191,7 @@ class CaptureBody(BaseModel):
     )
     reason: str = Field("", max_length=500)
     run: str = Field("", max_length=512, description="which start of the job; empty: the only one")
-    id: Annotated[str, Field(pattern=PATTERN)] | None = Field(
+    id: Annotated[str, Field(pattern=CAPTURE_ID.pattern)] | None = Field(
         None, description="of a fleet: what the capture is called on all nodes"
     )
     start_step: Annotated[int, Field(ge=2, lt=2**63)] | None = Field(

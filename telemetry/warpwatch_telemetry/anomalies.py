@@ -10,6 +10,8 @@ from typing import Literal
 from warpwatch_telemetry.jobs import JobId
 
 Severity = Literal["info", "warning", "critical"]
+# From the least to the most severe.
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 # The subject of an anomaly: a program, a device or the node, the agent itself.
 Scope = Literal["job", "hardware", "agent"]
 

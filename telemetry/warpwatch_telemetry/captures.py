@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -207,3 +211,38 @@ class Decision:
     outcome: str
     detail: str = ""
     capture_id: str | None = None
+
+
+# The second and third try of a multi-node capture have names of their own on each node.
+CAPTURE_ID = re.compile(r"^\d{8}T\d{6}-[0-9a-f]{6}(-[23])?$")
+_TRY = re.compile(r"-[23]$")
+
+
+def new_capture_id(now: float) -> str:
+    """Return the time of the request and random digits. ``now``: wall clock in seconds."""
+    return f"{_timestamp(now)}-{secrets.token_hex(3)}"
+
+
+def capture_id_of_anomaly(anomaly_id: str, number: int, now: float) -> str:
+    """Return the id of an anomaly's capture, the same for every requester.
+
+    number: the count of its earlier captures. The ids of a fleet's anomalies begin with their time.
+    """
+    at = int(anomaly_id[:8], 16) if re.match(r"[0-9a-f]{8}-", anomaly_id) else now
+    digest = hashlib.sha256(f"{anomaly_id}#{number}".encode()).hexdigest()[:6]
+    return f"{_timestamp(at)}-{digest}"
+
+
+def _timestamp(wall_s: float) -> str:
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(wall_s))
+
+
+def remote_place(capture_id: str) -> str:
+    """Return the path in a remote store, the same on all nodes of a capture."""
+    name = base_id(capture_id)
+    return f"{name[:4]}/{name[4:6]}/{name[6:8]}/{name}"
+
+
+def base_id(capture_id: str) -> str:
+    """Return the id of the multi-node capture that this id is a try of."""
+    return _TRY.sub("", capture_id)

@@ -8,7 +8,6 @@ from typing import Literal
 PREFIX = "warpwatch_"
 
 Kind = Literal["counter", "gauge", "histogram"]
-UNITS = frozenset(("bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts"))
 
 # The identity labels that come before a metric's own, by what it describes.
 IDENTITY_LABELS: dict[str, tuple[str, ...]] = {
@@ -34,7 +33,6 @@ class Metric:
     name: without the prefix ``warpwatch_``, with base unit and ``_total`` where it belongs.
     scope: key of IDENTITY_LABELS; those labels precede ``labels``.
     origin: where the value is read: an NVML call or field, /proc, the rendezvous.
-    precedence: the sources of a device's metric, the most trusted first.
     """
 
     name: str
@@ -44,7 +42,6 @@ class Metric:
     labels: tuple[str, ...] = ()
     unit: str = ""
     origin: str = ""
-    precedence: tuple[str, ...] = DEVICE_PRECEDENCE
 
     @property
     def full_name(self) -> str:
@@ -53,9 +50,3 @@ class Metric:
     @property
     def all_labels(self) -> tuple[str, ...]:
         return IDENTITY_LABELS[self.scope] + self.labels
-
-
-def unit_of(name: str) -> str:
-    """Return the metric's unit; empty for a count."""
-    unit = name.removesuffix("_total").rpartition("_")[2]
-    return unit if unit in UNITS else ""

@@ -7,7 +7,7 @@ Times are wall clock in seconds, durations in seconds, memory in bytes. ``owner`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -33,7 +33,22 @@ Role = Literal["rank", "scheduler", "frontend"]
 WorkClass = Literal["", "prefill", "decode", "mixed"]
 
 
-class RankSeen(msgspec.Struct, frozen=True, gc=False):
+class _OfJob:
+    """A record about one job."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        owner: str
+        job: str
+        run: str
+
+    @property
+    def job_id(self) -> JobId:
+        return _new(JobId, (self.owner, self.job, self.run))
+
+
+class RankSeen(_OfJob, msgspec.Struct, frozen=True, gc=False):
     """A rank reported for the first time, or its places in parallelism have become known.
 
     master: host and port where the ranks of a run without an id meet, which joins its nodes.
@@ -58,12 +73,8 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
     role: Role = "rank"
     replica: str = ""
 
-    @property
-    def job_id(self) -> JobId:
-        return _new(JobId, (self.owner, self.job, self.run))
 
-
-class Step(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="step"):
+class Step(_OfJob, msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="step"):
     """One finished optimizer step of one rank. Phases are disjoint; the remainder is ``other``.
 
     An iteration of an inference server is a step, too. Its work is ``work_class`` (``class`` in
@@ -91,12 +102,8 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="step"):
     decode_requests: Count = 0
     kv_tokens: Count = 0
 
-    @property
-    def job_id(self) -> JobId:
-        return _new(JobId, (self.owner, self.job, self.run))
 
-
-class Serve(msgspec.Struct, frozen=True, gc=False):
+class Serve(_OfJob, msgspec.Struct, frozen=True, gc=False):
     """About one second of one process of a serving job. Counts are those since the record before.
 
     Requests, KV cache and latencies come from the engine's scheduler; a worker reports iterations.
@@ -107,7 +114,7 @@ class Serve(msgspec.Struct, frozen=True, gc=False):
         prompt tokens, those that the prefix cache had.
     prompt_tokens, generated_tokens: computed and returned.
     iterations: by class of work, their number and their seconds. comm_s: of these, waiting.
-    first_token, inter_token, queue: observations by bucket of ``serving.LATENCY_BOUNDS_S``, one
+    first_token, inter_token, queue: observations by bucket of ``state.LATENCY_BOUNDS_S``, one
         more than the bounds; ``…_s`` are their sums in seconds.
     """
 
@@ -135,10 +142,6 @@ class Serve(msgspec.Struct, frozen=True, gc=False):
     owner: str = ""
     run: str = ""
 
-    @property
-    def job_id(self) -> JobId:
-        return _new(JobId, (self.owner, self.job, self.run))
-
 
 class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     """The values of one device at one time. ``index``: as the driver counts the GPUs.
@@ -161,7 +164,7 @@ class PortReading(DeviceReading, frozen=True, gc=False):
     """The values of a network port, ``<device>/<number>``, which no rule for GPUs applies to."""
 
 
-class RankEvent(msgspec.Struct, frozen=True, gc=False):
+class RankEvent(_OfJob, msgspec.Struct, frozen=True, gc=False):
     """Something that happened to a rank. ``event`` is one of EVENTS; ``detail`` is free of form."""
 
     time: float
@@ -172,10 +175,6 @@ class RankEvent(msgspec.Struct, frozen=True, gc=False):
     owner: str = ""
     run: str = ""
 
-    @property
-    def job_id(self) -> JobId:
-        return _new(JobId, (self.owner, self.job, self.run))
-
 
 class Clock(msgspec.Struct, frozen=True, gc=False):
     """Time passed and nothing arrived."""
@@ -183,7 +182,7 @@ class Clock(msgspec.Struct, frozen=True, gc=False):
     time: float
 
 
-class End(msgspec.Struct, frozen=True, gc=False):
+class End(_OfJob, msgspec.Struct, frozen=True, gc=False):
     """The rank (or, without a rank, the whole job) ended in order."""
 
     time: float
@@ -191,10 +190,6 @@ class End(msgspec.Struct, frozen=True, gc=False):
     rank: int | None = None
     owner: str = ""
     run: str = ""
-
-    @property
-    def job_id(self) -> JobId:
-        return _new(JobId, (self.owner, self.job, self.run))
 
 
 Record = RankSeen | Step | Serve | DeviceReading | RankEvent | Clock | End

@@ -14,9 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from warpwatch_telemetry.anomalies import KINDS
 
-_BYTES = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_BYTE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_BYTE_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SECOND_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -25,39 +25,30 @@ def nearest(name: object, names: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(str(name), list(names), n=1)), None)
 
 
-def _real(value: Any) -> Any:
+def _number(expected: str) -> BeforeValidator:
     """Refuse ``true``, which Python takes for 1."""
-    if isinstance(value, bool):
-        raise ValueError("expected a number")
-    return value
 
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("expected a whole number")
-    return value
-
-
-def _bytes(value: Any) -> Any:
-    """Return bytes: ``5GiB`` → 5368709120. Other values are left to pydantic."""
-    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
+    def check(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError(f"expected {expected}")
         return value
-    unit = _BYTES.get(match[2].upper())
-    if unit is None:
-        raise ValueError(f"unit {match[2]!r} is none of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB")
-    return int(float(match[1]) * unit)
+
+    return BeforeValidator(check)
 
 
-def _seconds(value: Any) -> Any:
-    """Return seconds: ``14d`` → 1209600. Other values are left to pydantic."""
-    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        return value
-    unit = _SECONDS.get(match[2])
-    if unit is None:
-        raise ValueError(f"unit {match[2]!r} is none of s, m, h, d, w")
-    return float(match[1]) * unit
+def _quantity(kind: type[float], units: dict[str, int], names: str) -> BeforeValidator:
+    """Read a text with a unit, as ``5GiB`` or ``14d``; other values are left to pydantic."""
+
+    def read(value: Any) -> Any:
+        match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            return value
+        unit = units.get(match[2], units.get(match[2].upper()))
+        if unit is None:
+            raise ValueError(f"unit {match[2]!r} is none of {names}")
+        return kind(float(match[1]) * unit)
+
+    return BeforeValidator(read)
 
 
 def _kind(value: Any) -> Any:
@@ -76,16 +67,16 @@ def _written(pattern: str) -> WithJsonSchema:
 
 
 # Last in the annotation, so that the bounds before it reach the schema.
-REAL = BeforeValidator(_real)
-WHOLE = BeforeValidator(_whole)
+REAL = _number("a number")
+WHOLE = _number("a whole number")
+_BYTES = _quantity(int, _BYTE_UNITS, "B, KiB, MiB, GiB, TiB, KB, MB, GB, TB")
+_SECONDS = _quantity(float, _SECOND_UNITS, "s, m, h, d, w")
 _SIZE = r"^\d+(\.\d+)? ?([KMGT]i?)?B?$"
 _DURATION = r"^\d+(\.\d+)? ?[smhdw]?$"
 
 Boolean = Annotated[bool, Field(strict=True)]
-Bytes = Annotated[int, Field(ge=0), WHOLE, BeforeValidator(_bytes), _written(_SIZE)]
-Age = Annotated[
-    float, Field(ge=0, allow_inf_nan=False), REAL, BeforeValidator(_seconds), _written(_DURATION)
-]
+Bytes = Annotated[int, Field(ge=0), WHOLE, _BYTES, _written(_SIZE)]
+Age = Annotated[float, Field(ge=0, allow_inf_nan=False), REAL, _SECONDS, _written(_DURATION)]
 Interval = Annotated[float, Field(ge=0.1, le=3600), REAL]
 Share = Annotated[float, Field(ge=0, le=1), REAL]
 PositiveShare = Annotated[float, Field(gt=0, le=1), REAL]

@@ -27,6 +27,17 @@ STEP_DURATION_BOUNDS_S = (
 )  # fmt: skip
 
 
+def _latency_bounds() -> tuple[float, ...]:
+    """Return bounds that show a change of 10 % between 1 and 100 ms, and of half above."""
+    bounds = [0.001]
+    while bounds[-1] < 100.0:
+        bounds.append(float(f"{bounds[-1] * (1.1 if bounds[-1] < 0.1 else 1.5):.3g}"))
+    return tuple(bounds)
+
+
+# Upper bounds in seconds of time to first token, inter-token time and queue time.
+LATENCY_BOUNDS_S = _latency_bounds()
+
 # A rank's job, name, owner and replica, as its series have them.
 RankKey = tuple[str, str, str, str]
 

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
+from warpwatch_telemetry.anomalies import Severity
+
 Blame = Literal["application", "driver", "hardware", "system", "thermal_power", "unknown"]
-Severity = Literal["info", "warning", "critical"]
 Need = Literal["", "reset", "reboot", "replacement"]
-SEVERITIES: tuple[str, ...] = get_args(Severity)
 TABLE = Path(__file__).with_name("xids.csv")
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.detection.gpus import Metrics, Node, key
 from tests.detection.streams import EPOCH_S, Job, detection, with_events
 from warpwatch_detection.engine import Detection
-from warpwatch_telemetry.label_values import ERRORS
+from warpwatch_telemetry.catalogue import ERRORS
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import PortReading, Record
 

@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.exporters.states import TIME, full_state, mig_state, odd_state, rank, simulated
 from warpwatch_exporters import prometheus
 from warpwatch_exporters.collector import StateCollector
-from warpwatch_exporters.exposition import header
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_telemetry.catalogue import Profile
 from warpwatch_telemetry.samples import Attribution, ProcessOwner, Workload
@@ -95,10 +94,10 @@ def test_both_formats_hold_the_same_samples_and_openmetrics_names_units() -> Non
 
 
 def test_help_is_escaped_as_each_format_wants_it() -> None:
-    assert header("a_total", "counter", 'say "\\"\n', "s", openmetrics=True) == (
+    assert prometheus._header("a_total", "counter", 'say "\\"\n', "s", openmetrics=True) == (
         '# TYPE a counter\n# HELP a say \\"\\\\\\"\\n\n'
     )
-    assert header("a_s", "gauge", '"\\"\n', "s", openmetrics=False) == (
+    assert prometheus._header("a_s", "gauge", '"\\"\n', "s", openmetrics=False) == (
         '# HELP a_s "\\\\"\\n\n# TYPE a_s gauge\n'
     )
 

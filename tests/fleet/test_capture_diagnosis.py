@@ -20,8 +20,7 @@ from warpwatch_fleet.captures import remote_agents
 from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.targets import Target
 from warpwatch_serving.page.captures import describe
-from warpwatch_telemetry import capture_id
-from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.captures import Capture, remote_place
 
 RANKS = range(4)
 
@@ -160,7 +159,7 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(tmp_pat
     about = (captures.is_settled, Hub(1.0).metrics, "fleet")
     own = Uploads(remote, fleet.store.path, fleet.register, *about)
     own.advance()
-    folder = tmp_path / "bucket" / "captures" / capture_id.place(capture.id)
+    folder = tmp_path / "bucket" / "captures" / remote_place(capture.id)
     # All of its own is there, and not yet what the nodes have.
     assert names_in(folder) == (own_files() | of_baseline) - {"capture.json"}
     for agent in fleet.agents:

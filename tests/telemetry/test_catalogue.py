@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tests.cases import cases
 from warpwatch_telemetry import xids
-from warpwatch_telemetry.catalogue import CATALOGUE, markdown
-from warpwatch_telemetry.dcgm_names import DCGM_NAMES
+from warpwatch_telemetry.catalogue import CATALOGUE, DCGM_NAMES, markdown
 from warpwatch_telemetry.metric import IDENTITY_LABELS
 from warpwatch_telemetry.xids import COUNTED_FROM_START, TABLE, XIDS, explain
 

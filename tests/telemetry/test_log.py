@@ -22,7 +22,7 @@ from warpwatch_telemetry.records import (
     Serve,
     Step,
 )
-from warpwatch_telemetry.serving import LATENCY_BOUNDS_S
+from warpwatch_telemetry.state import LATENCY_BOUNDS_S
 
 CASES = cases(__file__)
 

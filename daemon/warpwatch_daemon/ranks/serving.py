@@ -12,8 +12,7 @@ from warpwatch_daemon.ranks import claims
 from warpwatch_daemon.ranks.counts import SavedHistogram, SavedRank
 from warpwatch_telemetry.jobs import JobId, run_mark
 from warpwatch_telemetry.records import Serve, Step
-from warpwatch_telemetry.serving import LATENCY_BOUNDS_S
-from warpwatch_telemetry.state import Histogram, ServeState, StepDurations
+from warpwatch_telemetry.state import LATENCY_BOUNDS_S, Histogram, ServeState, StepDurations
 
 COUNTS = (
     "preemptions", "prefix_hit_tokens", "prefix_query_tokens", "prompt_tokens", "generated_tokens",

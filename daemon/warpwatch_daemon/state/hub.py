@@ -1,7 +1,7 @@
 """Holds the current state: sources and parts of the daemon publish to it, others read it.
 
-The samples of several sources of a device become one: the catalogue's order of sources decides for
-each metric (``Metric.precedence``).
+The samples of several sources of a device become one: the order of DEVICE_PRECEDENCE decides for
+each metric.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from warpwatch_daemon.state import job_figures
 from warpwatch_daemon.state.job_figures import JobEnergy, RankId
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.captures import Capture
-from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import DEVICE_PRECEDENCE, SeriesKey
 from warpwatch_telemetry.records import DeviceReading, PortReading, Record
@@ -80,6 +79,7 @@ class DeviceTable:
         return tuple(sorted(samples, key=_place))
 
     def _merge(self, by_source: Mapping[str, _Published], now: float) -> DeviceSample:
+        """Return the sources' samples, the most trusted first, as one."""
         samples = [self._fresh(published, now) for published in by_source.values()]
         first = samples[0]
         if len(samples) == 1 or (not first.up and first.reason in _NOT_READABLE):
@@ -111,16 +111,14 @@ def _read(sample: DeviceSample) -> DeviceSample:
     return replace(sample, values=finite)
 
 
-def _rank(source: str, precedence: tuple[str, ...] = DEVICE_PRECEDENCE) -> int:
-    return precedence.index(source) if source in precedence else len(precedence)
+def _rank(source: str) -> int:
+    known = DEVICE_PRECEDENCE
+    return known.index(source) if source in known else len(known)
 
 
 def _trusted(key: SeriesKey, samples: Sequence[DeviceSample]) -> DeviceSample:
-    """Return the sample that the catalogue puts first, of those with the series."""
-    row = CATALOGUE.get(key[0])
-    precedence = row.precedence if row else DEVICE_PRECEDENCE
-    having = (sample for sample in samples if key in sample.values)
-    return min(having, key=lambda sample: _rank(sample.source, precedence))
+    """Return the first of the samples that has the series."""
+    return next(sample for sample in samples if key in sample.values)
 
 
 def _place(sample: DeviceSample) -> tuple[int, int, str]:

@@ -23,9 +23,8 @@ from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.detector import NEVER, Cleared
 from warpwatch_detection.detector_runner import KindResults
 from warpwatch_detection.ranks import RankDevices, with_job
-from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Detected
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, SEVERITIES, Anomaly, Detected
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.xids import SEVERITIES
 
 # The most active anomalies about devices, and about jobs.
 MAX_ACTIVE = 1000

@@ -12,8 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from warpwatch_devices.source import Sink
-from warpwatch_telemetry.catalogue import CATALOGUE
-from warpwatch_telemetry.dcgm_names import DCGM_NAMES, DcgmName
+from warpwatch_telemetry.catalogue import CATALOGUE, DCGM_NAMES, DcgmName
 from warpwatch_telemetry.samples import Device, DeviceSample
 
 # A measured ratio may overshoot a little; a larger value is invalid.

@@ -17,7 +17,7 @@ import pynvml
 
 from warpwatch_devices.nvml.library import Meaning, function, meaning_of
 from warpwatch_devices.nvml.tiers import TimedReader
-from warpwatch_telemetry.label_values import ECC_LOCATIONS, PCIE_ERRORS, VIOLATION_POLICIES
+from warpwatch_telemetry.catalogue import ECC_LOCATIONS, PCIE_ERRORS, VIOLATION_POLICIES
 from warpwatch_telemetry.metric import SeriesKey, Values
 
 # As scopeId: the sum over all links.

@@ -15,7 +15,7 @@ import pynvml
 from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, FieldBatch, Parts, fast_fields
 from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of
 from warpwatch_devices.nvml.tiers import ONCE, RARE_S, SLOW_S, SLOWER_S, TimedReader
-from warpwatch_telemetry.label_values import REMAP_AVAILABILITIES, THROTTLE_REASONS
+from warpwatch_telemetry.catalogue import REMAP_AVAILABILITIES, THROTTLE_REASONS
 from warpwatch_telemetry.metric import SeriesKey, Values
 
 _MHZ = 1_000_000

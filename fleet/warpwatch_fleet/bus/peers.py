@@ -18,9 +18,8 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_fleet.agent_link import AgentError, read_answer
 from warpwatch_fleet.bus.worker import BusSource
 from warpwatch_runtime.bus import BusError
-from warpwatch_telemetry import capture_id as ids
 from warpwatch_telemetry.bus_messages import WORKERS, pack, unpack_bytes
-from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.captures import Capture, CaptureRequest, base_id
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.state import State
@@ -191,7 +190,7 @@ def _captures(views: Sequence[WorkerView]) -> tuple[Capture, ...]:
         one.id: one
         for view in views
         for one in view.state.captures
-        if one.id in view.captured or ids.base(one.id) not in ran
+        if one.id in view.captured or base_id(one.id) not in ran
     }
     return tuple(sorted(found.values(), key=lambda one: one.time))
 

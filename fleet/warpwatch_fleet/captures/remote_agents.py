@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +20,14 @@ from warpwatch_fleet.cluster import View
 from warpwatch_fleet.node import FILE, Node
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime import files
-from warpwatch_telemetry import capture_id as ids
-from warpwatch_telemetry.captures import STEP_KINDS, Capture, CaptureRequest, Prepared, RankCapture
+from warpwatch_telemetry.captures import (
+    CAPTURE_ID,
+    STEP_KINDS,
+    Capture,
+    CaptureRequest,
+    Prepared,
+    RankCapture,
+)
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent
@@ -51,7 +56,6 @@ MAX_FETCHES = 8
 MAX_RANKS = 16
 # Healthy ranks in addition to those that an anomaly names: enough to show what is usual.
 PEERS = 3
-_CAPTURE_ID = re.compile(ids.PATTERN)
 
 Start = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -285,7 +289,7 @@ class RemoteAgent(Participant):
             raise FetchError("its agent names no file of it")
         self._get(reported.id, name, folder / name)
         of_baseline = None
-        if reported.baseline_id is not None and _CAPTURE_ID.fullmatch(reported.baseline_id):
+        if reported.baseline_id is not None and CAPTURE_ID.fullmatch(reported.baseline_id):
             of_baseline = usable.BASELINE + name
             try:
                 self._get(reported.baseline_id, name, folder / of_baseline)

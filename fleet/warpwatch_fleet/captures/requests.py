@@ -38,8 +38,13 @@ from warpwatch_fleet.captures.remote_agents import RemoteAgent, RemoteAgents, sp
 from warpwatch_fleet.cluster import View
 from warpwatch_fleet.config import FleetFile, ScheduleConfig
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_telemetry import capture_id as ids
-from warpwatch_telemetry.captures import Capture, CaptureRequest, Decision
+from warpwatch_telemetry.captures import (
+    Capture,
+    CaptureRequest,
+    Decision,
+    base_id,
+    capture_id_of_anomaly,
+)
 from warpwatch_telemetry.errors import Refused, UsageError
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import RankState
@@ -164,7 +169,7 @@ class FleetCaptures:
         if not self.are_shared or request.anomaly_id is None:
             return ""
         before = [one for one in self.captures() if one.request.anomaly_id == request.anomaly_id]
-        return ids.of_anomaly(request.anomaly_id, len(before), self._wall())
+        return capture_id_of_anomaly(request.anomaly_id, len(before), self._wall())
 
     async def _pass_on(self, agent: RemoteAgent, request: CaptureRequest) -> Capture:
         """Leave ranks of one node to its agent."""
@@ -197,7 +202,7 @@ class FleetCaptures:
                 node.name
                 for node in self._cluster.nodes.values()
                 for one in node.captures.values()
-                if ids.base(one.id) == capture_id and one.remote is not None
+                if base_id(one.id) == capture_id and one.remote is not None
             }
         return nodes <= uploaded
 
@@ -213,7 +218,7 @@ class FleetCaptures:
                 (node, one.id)
                 for node in self._cluster.nodes.values()
                 for one in node.captures.values()
-                if ids.base(one.id) == capture_id
+                if base_id(one.id) == capture_id
                 and name in one.files
                 and owner in (None, one.request.owner)
                 and (on_nodes is None or node.name in on_nodes)
@@ -252,7 +257,7 @@ class FleetCaptures:
         others: dict[tuple[JobId, str], list[Capture]] = {}
         for node in self._cluster.nodes.values():
             for capture in node.shown_captures():
-                if ids.base(capture.id) not in own:
+                if base_id(capture.id) not in own:
                     others.setdefault((capture.request.job_id, capture.id), []).append(capture)
         yield from map(joined, others.values())
 

@@ -19,7 +19,7 @@ import msgspec
 from pydantic import ValidationError
 
 from warpwatch_capturing.finisher import DIAGNOSED_KINDS
-from warpwatch_exporters import links
+from warpwatch_exporters.events import capture_link
 from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.kubernetes.api import (
     MERGE,
@@ -211,7 +211,7 @@ def _news(capture: Capture, link: str, status: Object, now: float) -> Object:
         fields["verdict"] = str(diagnosis.get("verdict", ""))
         fields["summary"] = str(diagnosis.get("summary", ""))[:1024]
     if link:
-        fields["report"] = links.of_capture(link, capture)
+        fields["report"] = capture_link(link, capture)
     if capture.remote:
         fields["remote"] = capture.remote
     awaits = capture.request.kind in DIAGNOSED_KINDS and capture.outcome in ("complete", "partial")

@@ -9,7 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from warpwatch_exporters import links
+from warpwatch_exporters.events import anomaly_link
 from warpwatch_fleet.cluster import View
 from warpwatch_fleet.kubernetes.api import (
     MERGE,
@@ -130,7 +130,7 @@ class EventPublisher:
             about = self._about(anomaly)
             if about and not (anomaly.end_time and anomaly.end_time < self._since):
                 source = anomaly.owner if anomaly.judged_by == "fleet" else anomaly.node
-                yield source, _of(anomaly, about, now, links.of_anomaly(self._url, anomaly.id))
+                yield source, _of(anomaly, about, now, anomaly_link(self._url, anomaly.id))
 
     def _about(self, anomaly: Anomaly) -> dict[str, str] | None:
         """Return the pod or node of an anomaly, or None if neither is known."""

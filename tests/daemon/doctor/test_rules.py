@@ -11,7 +11,7 @@ from warpwatch_daemon.doctor.check import Check, CheckInputs, merged
 from warpwatch_daemon.doctor.gpus import RULES, evaluate
 from warpwatch_devices.config import NvmlConfig, SourcesConfig
 from warpwatch_devices.nvml.survey import Fabric, GpuPair, GpuReading, NvLinkPeer, Survey
-from warpwatch_telemetry.label_values import THROTTLE_REASONS
+from warpwatch_telemetry.catalogue import THROTTLE_REASONS
 
 TESLA = "NVIDIA A100-SXM4-80GB"
 DOWN, UP = None, NvLinkPeer(2, None)

@@ -9,7 +9,7 @@ from tests.daemon.ranks.sources import A, RankNode
 from warpwatch.protocol import ABSENT, LATENCY_BOUNDS_S, RECORD_SERVE
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_exporters.prometheus import Options, render
-from warpwatch_telemetry import serving
+from warpwatch_telemetry import state as serving
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Serve, Step
 from warpwatch_telemetry.samples import Pod
 from warpwatch_telemetry.state import State

@@ -12,8 +12,7 @@ from tests.devices.fakenvml.driver import FakeDriver
 from tests.loop.devices.node import device_node, wait_all_up
 from tests.loop.node import poll
 from tests.waiting import DEADLINE_S
-from warpwatch_telemetry.catalogue import CATALOGUE
-from warpwatch_telemetry.dcgm_names import DCGM_NAMES
+from warpwatch_telemetry.catalogue import CATALOGUE, DCGM_NAMES
 
 Golden = Callable[[str, bytes], None]
 

@@ -14,7 +14,7 @@ from warpwatch_detection.detectors.devices.watch import (
     is_loaded,
     series,
 )
-from warpwatch_telemetry.label_values import THROTTLE_REASONS, TIMED_THROTTLE_REASONS
+from warpwatch_telemetry.catalogue import THROTTLE_REASONS, TIMED_THROTTLE_REASONS
 from warpwatch_telemetry.records import DeviceReading
 
 CLOCK = series("clock_hertz", "sm")

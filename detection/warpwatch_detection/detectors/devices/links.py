@@ -17,7 +17,7 @@ from warpwatch_detection.detectors.devices.watch import (
     utilization,
 )
 from warpwatch_telemetry.anomalies import Severity
-from warpwatch_telemetry.label_values import ERRORS
+from warpwatch_telemetry.catalogue import ERRORS
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, PortReading
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from warpwatch_detection.config import XidConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, EventDevice, Metrics, series
-from warpwatch_telemetry.anomalies import Detected
+from warpwatch_telemetry.anomalies import SEVERITIES, Detected
 from warpwatch_telemetry.records import DeviceReading
-from warpwatch_telemetry.xids import SEVERITIES, explain
+from warpwatch_telemetry.xids import explain
 
 COUNTS = "device_xid_errors_total"
 # The limits of numbers per device, and in a sentence.
