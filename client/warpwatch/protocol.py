@@ -126,7 +126,7 @@ class Identity(NamedTuple):
     record_count: int
 
 
-class Totals(NamedTuple):
+class RingTotals(NamedTuple):
     sequence: int
     steps: int
     newest_step: int | None
@@ -146,7 +146,7 @@ class Header(NamedTuple):
     records: int
     ended: bool
     calls: int
-    totals: Totals
+    totals: RingTotals
     metadata_sequence: int
     metadata_text: bytes | None
 
@@ -213,14 +213,14 @@ def decode_header(data: bytes, size: int) -> Header:
     )
 
 
-def _newest_totals(data: bytes) -> Totals:
+def _newest_totals(data: bytes) -> RingTotals:
     best: tuple[int, ...] = (0,) * (6 + MAX_PHASES)
     for offset in TOTALS_OFFSETS:
         end = offset + TOTALS.size
         if zlib.crc32(data[offset:end]) == CRC.unpack_from(data, end)[0]:
             best = max(best, TOTALS.unpack_from(data, offset))
     newest = best[2] - 1 if best[2] else None
-    return Totals(best[0], best[1], newest, best[3], best[4], best[5], best[6:])
+    return RingTotals(best[0], best[1], newest, best[3], best[4], best[5], best[6:])
 
 
 def _newest_metadata(data: bytes) -> tuple[int, bytes | None]:

@@ -18,7 +18,7 @@ from warpwatch_telemetry.state import StepDurations
 
 logger = logging.getLogger(__name__)
 
-_NO_TOTALS = protocol.Totals(0, 0, None, 0, 0, 0, ())
+_NO_TOTALS = protocol.RingTotals(0, 0, None, 0, 0, 0, ())
 
 
 class Totals(msgspec.Struct, frozen=True):
