@@ -153,7 +153,7 @@ def _write_reductions(folder: Path, events: int) -> list[int]:
 
 def _merge(folder: Path) -> dict[str, Any]:
     """Diagnose in a sandboxed child as the fleet does; return that child's cost."""
-    from warpwatch_capturing.children import child
+    from warpwatch_capturing import child
 
     names = [f"rank{rank}.reduction.gz" for rank in range(RANKS)]
     nodes = {rank: f"gpu-{rank * NODES // RANKS}" for rank in range(RANKS)}

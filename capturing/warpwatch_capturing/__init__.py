@@ -3,14 +3,13 @@
 - service: the one path of all captures; session: the states of one capture; participant: a place
   that takes part in it, and the job that a request names
 - board: the interfaces to the process that captures run in
-- policy: the limits on captures; budget: their expected cost; cost: step time before, during and
-  after a capture
-- register: the captures in memory; store: their files and retention; usable: the files that a
-  diagnosis reads
-- finisher: the work that waits for a disk or a child process; children: child processes that read
-  untrusted files
+- policy: the limits on captures and their expected cost; cost: step time before, during and after
+- register: the captures in memory; store: their files, and retention
+- finisher: the work that waits for a disk or a child process
+- child: the diagnosis, verification: what a trace lacks, both in child processes that read
+  untrusted files; confinement: the limits and the sandbox of both
 - triggers: captures for anomalies; regular: captures of healthy jobs; alerts: captures for alerts
   of Alertmanager
-- uploads, remote_store: finished captures in an object store
+- remote_store: finished captures in an object store
 - config: the sections ``triggers``, ``store`` and ``remote_store``
 """

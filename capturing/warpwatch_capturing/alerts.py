@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from warpwatch_capturing.board import LiveRank
+from warpwatch_capturing.board import RunningRank
 from warpwatch_capturing.config import RecipeConfig
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.triggers import healthy_peer
@@ -66,7 +66,7 @@ class AlertRequests:
         request: Callable[[CaptureRequest], Capture],
         register: CaptureRegister,
         recipes: Recipes,
-        targets: Callable[[JobId], Mapping[int, LiveRank]],
+        targets: Callable[[JobId], Mapping[int, RunningRank]],
         node: str = "",
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -215,7 +215,7 @@ def request_for(
     targets: Sequence[AlertTarget],
     alerts: Sequence[Alert],
     recipes: Recipes,
-    local: Mapping[int, LiveRank],
+    local: Mapping[int, RunningRank],
     active: Iterable[Anomaly],
 ) -> CaptureRequest:
     """Return one request for targets of one job, kind and capture, with the union of their ranks.
@@ -250,7 +250,7 @@ def _recipe(target: AlertTarget, recipes: Recipes) -> RecipeConfig:
 def _ranks_of(
     targets: Sequence[AlertTarget],
     recipe: RecipeConfig,
-    local: Mapping[int, LiveRank],
+    local: Mapping[int, RunningRank],
     active: Iterable[Anomaly],
 ) -> tuple[int, ...] | None:
     """Return the ranks to capture, or None for all that are here."""

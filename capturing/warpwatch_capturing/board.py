@@ -25,7 +25,7 @@ class Board(Protocol):
         """Replace fields of the state, such as ``captures`` or ``decisions``."""
 
 
-class LiveRank(Protocol):
+class RunningRank(Protocol):
     """A rank that runs here.
 
     recent: the durations of its newest steps, in seconds. device: the UUID of its GPU.
@@ -43,10 +43,10 @@ class LiveRank(Protocol):
     def device(self) -> str | None: ...
 
 
-class LiveRanks(Protocol):
+class RunningRanks(Protocol):
     """The ranks that run here, by job."""
 
-    def targets(self, job: JobId) -> Mapping[int, LiveRank]:
+    def targets(self, job: JobId) -> Mapping[int, RunningRank]:
         """Return the job's live ranks by number."""
 
 

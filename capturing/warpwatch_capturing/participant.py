@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from warpwatch_capturing.children.verification import Expectation
+from warpwatch_capturing.verification import Expectation
 from warpwatch_telemetry.captures import RANK_ENDS, Capture, CaptureRequest, Prepared, RankCapture
 from warpwatch_telemetry.errors import Refused, WarpwatchError
 from warpwatch_telemetry.jobs import JobId

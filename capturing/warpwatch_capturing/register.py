@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch_capturing.board import Board
-from warpwatch_capturing.budget import Known
+from warpwatch_capturing.policy import Known
 from warpwatch_capturing.store import Store
 from warpwatch_telemetry.captures import INTERRUPTED, REGULAR_TRIGGERS, Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId

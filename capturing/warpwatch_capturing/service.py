@@ -10,14 +10,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from warpwatch_capturing import budget
 from warpwatch_capturing.board import Board
-from warpwatch_capturing.children.confinement import Run, run
 from warpwatch_capturing.config import TriggersConfig
+from warpwatch_capturing.confinement import Run, run
 from warpwatch_capturing.cost import CostWatch
 from warpwatch_capturing.finisher import Finisher
 from warpwatch_capturing.participant import LiveJob, Participant, find_job
-from warpwatch_capturing.policy import Refusals
+from warpwatch_capturing.policy import Known, Plan, Refusals, plan
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.session import CaptureSession
 from warpwatch_telemetry.captures import (
@@ -272,14 +271,14 @@ class CaptureService:
             count(request.kind, request.trigger, reason, request.owner)
             logger.info("no %s capture of %s: %s", request.kind, request.job, detail)
 
-    def _plan(self, job: LiveJob, request: CaptureRequest, step_s: float) -> budget.Plan:
+    def _plan(self, job: LiveJob, request: CaptureRequest, step_s: float) -> Plan:
         """Return what is recorded of a request. Agents plan for themselves."""
         if not self._participants.is_local:
-            return budget.Plan(request, request.steps)
+            return Plan(request, request.steps)
         known = self.register.known_events(request)
         if known is None and job.events_per_step:
-            known = budget.Known(job.events_per_step)
-        return budget.plan(request, known, step_s)
+            known = Known(job.events_per_step)
+        return plan(request, known, step_s)
 
     def _end_superseded(self, request: CaptureRequest, numbers: Collection[int]) -> None:
         """End captures that wait for steps, for a hang's stacks."""

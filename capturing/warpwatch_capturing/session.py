@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from warpwatch_capturing.budget import Plan
 from warpwatch_capturing.participant import Participant, fastest, steps_ahead
+from warpwatch_capturing.policy import Plan
 from warpwatch_telemetry.captures import STEP_KINDS, Capture, CaptureRequest, Prepared, RankCapture
 from warpwatch_telemetry.errors import Refused
 

@@ -1,4 +1,4 @@
-"""The capture store: ``<store>/<YYYY>/<MM>/<DD>/<capture-id>/`` with retention."""
+"""The capture store: ``<store>/<YYYY>/<MM>/<DD>/<capture-id>/``, its files, and retention."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote, urlparse
 
 import msgspec
+from msgspec import Meta
 
 from warpwatch.rendezvous import take_lock
-from warpwatch_capturing import usable
-from warpwatch_capturing.children.documents import read_diagnosis
 from warpwatch_capturing.config import StoreConfig
+from warpwatch_capturing.verification import UNREADABLE
+from warpwatch_diagnosis.trace.files import reduction_name
 from warpwatch_runtime import files
 from warpwatch_runtime.directory import PRIVATE, make_parents
-from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry import clean_text
+from warpwatch_telemetry.captures import Capture, RankCapture
 from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -140,20 +142,6 @@ def store_path(config: StoreConfig) -> Path:
     return Path(unquote(urlparse(config.url).path))
 
 
-# For a multi-node capture only the parts of a diagnosis are shown that do not grow with ranks.
-_SHOWN = ("schema", "verdict", "summary", "findings", "collectives")
-
-
-def diagnosis_of(capture: Capture) -> Mapping[str, Any] | None:
-    """Return the diagnosis to show. Only the fleet has that of a multi-node capture."""
-    if capture.of_fleet:
-        return None
-    found = read_diagnosis(Path(str(capture.folder)))
-    if found is None or not usable.nodes(capture.ranks):
-        return found
-    return {key: found[key] for key in _SHOWN if key in found}
-
-
 def parse(record: bytes) -> Capture:
     """Return the capture of a capture.json.
 
@@ -257,3 +245,108 @@ def _removed(stored: Stored) -> bool:
         return False
     logger.info("removed %s (%d bytes): retention", stored.path.name, stored.size)
     return True
+
+
+# --- the files of a capture that its diagnosis reads ---
+
+# The names of a baseline's reductions begin so, in a multi-node capture.
+BASELINE = "baseline."
+
+
+def is_usable(rank: RankCapture) -> bool:
+    """Return whether the rank brought a file that can be read."""
+    unreadable = any(problem.startswith(UNREADABLE) for problem in rank.problems)
+    return rank.state == "written" and not unreadable
+
+
+def unread(rank: RankCapture, why: str) -> RankCapture:
+    """Return a rank whose file is there, but cannot be read."""
+    problems = (*rank.problems, f"{UNREADABLE}: {why}")
+    return replace(rank, detail=why, problems=problems, verified=False)
+
+
+def usable_files(ranks: Sequence[RankCapture]) -> list[str]:
+    """Return the main files of ranks that can be read."""
+    return [rank.file for rank in ranks if rank.file and is_usable(rank)]
+
+
+def nodes_of(ranks: Sequence[RankCapture]) -> dict[int, str]:
+    """Return the node of each rank of a multi-node capture."""
+    return {rank.rank: rank.node for rank in ranks if rank.node}
+
+
+def reductions(capture: Capture) -> list[str]:
+    """Return the files that the diagnosis of a multi-node capture reads."""
+    wanted = map(reduction_name, usable_files(capture.ranks))
+    return [name for name in wanted if name in capture.files]
+
+
+def verified_files(ranks: Sequence[RankCapture]) -> list[str]:
+    """Return the traces that other captures are compared with."""
+    return [rank.file for rank in ranks if rank.file and rank.verified]
+
+
+def missing_ranks(ranks: Sequence[RankCapture]) -> dict[int, str]:
+    """Return why ranks have no file, by rank."""
+    return {rank.rank: rank.detail for rank in ranks if not is_usable(rank)}
+
+
+# --- diagnoses ---
+
+# For a multi-node capture only the parts of a diagnosis are shown that do not grow with ranks.
+_SHOWN = ("schema", "verdict", "summary", "findings", "collectives")
+
+
+def diagnosis_of(capture: Capture) -> Mapping[str, Any] | None:
+    """Return the diagnosis to show. Only the fleet has that of a multi-node capture."""
+    if capture.of_fleet:
+        return None
+    found = read_diagnosis(Path(str(capture.folder)))
+    if found is None or not nodes_of(capture.ranks):
+        return found
+    return {key: found[key] for key in _SHOWN if key in found}
+
+
+# A diagnosis of a thousand ranks has a few megabytes.
+MAX_DIAGNOSIS_BYTES = 32 * 2**20
+
+_Amount = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class _Roofline(msgspec.Struct):
+    mfu_ratio: _Amount | None = None
+
+
+class _Trace(msgspec.Struct):
+    window_s: _Amount | None = None
+    steps: Annotated[int, Meta(ge=0, le=2**40)] | None = None
+    roofline: _Roofline | None = None
+
+
+class _Finding(msgspec.Struct):
+    kind: str
+    share: _Amount | None = None
+    advice: str | None = None
+
+
+class _Diagnosis(msgspec.Struct):
+    """The fields of a diagnosis that others read; the rest is only shown as JSON."""
+
+    verdict: str
+    summary: str | None = None
+    findings: list[_Finding] = []
+    traces: list[_Trace] = []
+
+
+def read_diagnosis(folder: Path) -> Mapping[str, Any] | None:
+    """Return ``diagnosis.json`` of a capture's folder, or None if there is no valid one."""
+    try:
+        with (folder / "diagnosis.json").open("rb") as file:
+            content = file.read(MAX_DIAGNOSIS_BYTES + 1)
+        if len(content) > MAX_DIAGNOSIS_BYTES:
+            return None
+        document: Mapping[str, Any] = clean_text.load(content)
+        msgspec.convert(document, _Diagnosis)
+    except (OSError, ValueError):
+        return None
+    return document

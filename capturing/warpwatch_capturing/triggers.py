@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch_capturing.board import Board, Capturer, LiveRank, LiveRanks
+from warpwatch_capturing.board import Board, Capturer, RunningRank, RunningRanks
 from warpwatch_capturing.config import RecipeConfig
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, WHOLE_JOB_KINDS, Anomaly
@@ -73,7 +73,7 @@ class Triggers:
     all nodes and chooses peers itself.
     """
 
-    def __init__(self, capturer: Capturer, ranks: LiveRanks | None, board: Board) -> None:
+    def __init__(self, capturer: Capturer, ranks: RunningRanks | None, board: Board) -> None:
         self._capturer = capturer
         self._ranks = ranks
         self._board = board
@@ -137,7 +137,7 @@ class Triggers:
             self._open_job(trigger, recipe, self._ranks.targets(anomaly.job_id), now)
 
     def _open_job(
-        self, trigger: _Trigger, recipe: RecipeConfig, local: Mapping[int, LiveRank], now: float
+        self, trigger: _Trigger, recipe: RecipeConfig, local: Mapping[int, RunningRank], now: float
     ) -> None:
         """Leave kinds that all nodes of the job see to the node of rank 0."""
         anomaly = trigger.anomaly
@@ -204,7 +204,7 @@ class Triggers:
         trigger.refused = reason
         self._decide(trigger.anomaly.id, now, WAITING if busy else reason, detail)
 
-    def _can_try_again(self, anomaly: Anomaly, local: Mapping[int, LiveRank] | None) -> bool:
+    def _can_try_again(self, anomaly: Anomaly, local: Mapping[int, RunningRank] | None) -> bool:
         there = local is None or (bool(local) if anomaly.rank is None else anomaly.rank in local)
         job = anomaly.job_id
         return there and job is not None and not self._capturer.is_busy(job)
@@ -276,7 +276,7 @@ TIMED_KINDS = frozenset({"straggler", "step_regression", "comm_slow", "latency_r
 def request_for(
     anomaly: Anomaly,
     recipe: RecipeConfig,
-    local: Mapping[int, LiveRank] | None,
+    local: Mapping[int, RunningRank] | None,
     active: Iterable[Anomaly],
     captures: Iterable[Capture],
 ) -> CaptureRequest:
@@ -312,7 +312,7 @@ def _ratio(anomaly: Anomaly) -> float | None:
 def ranks_of(
     anomaly: Anomaly,
     recipe: RecipeConfig,
-    local: Mapping[int, LiveRank] | None,
+    local: Mapping[int, RunningRank] | None,
     active: Iterable[Anomaly],
 ) -> tuple[int, ...] | None:
     """Return the ranks to capture; None for all that are here, or those that a fleet chooses."""
@@ -326,7 +326,7 @@ def ranks_of(
 
 
 def healthy_peer(
-    anomaly: Anomaly, local: Mapping[int, LiveRank], active: Iterable[Anomaly]
+    anomaly: Anomaly, local: Mapping[int, RunningRank], active: Iterable[Anomaly]
 ) -> int | None:
     """Return the rank next to the culprit that runs here, without an anomaly of it or its GPU."""
     others = list(active)

@@ -269,8 +269,7 @@ class Fleet:
         """Return the work of the loop that uploads captures, if there is a remote store."""
         if url is None:
             return None
-        from warpwatch_capturing.remote_store import RemoteStore
-        from warpwatch_capturing.uploads import Uploads
+        from warpwatch_capturing.remote_store import RemoteStore, Uploads
 
         return Uploads(
             RemoteStore(url), self._register.store.path, self._register,

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from tests.exporters.states import rank as rank_state
-from warpwatch_capturing.budget import Known, plan
 from warpwatch_capturing.config import RemoteStoreConfig, StoreConfig, TriggersConfig
 from warpwatch_capturing.cost import CostWatch
 from warpwatch_capturing.participant import Reach, steps_ahead
-from warpwatch_capturing.policy import Disk, DiskSpace, Policy, Refusals
+from warpwatch_capturing.policy import Disk, DiskSpace, Known, Policy, Refusals, plan
 from warpwatch_capturing.regular import Baseline
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused

@@ -15,8 +15,8 @@ from typing import Any
 from tests.daemon.captures.capture_node import TRAIN, CaptureNode, read_here
 from tests.daemon.http.conftest import MemoryAgent, servers
 from tests.manual_clock import ManualClock
-from warpwatch_capturing.children.confinement import Run
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
+from warpwatch_capturing.confinement import Run
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
 from warpwatch_capturing.triggers import Triggers

@@ -10,9 +10,8 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL
 from tests.fleet.capturing import PlayedFleet
-from warpwatch_capturing.children import confinement
-from warpwatch_capturing.remote_store import RemoteStore
-from warpwatch_capturing.uploads import Uploads
+from warpwatch_capturing import confinement
+from warpwatch_capturing.remote_store import RemoteStore, Uploads
 from warpwatch_daemon.cli.diagnose import main as diagnose
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_fleet.agent_link import HttpLink

@@ -10,8 +10,8 @@ import pytest
 
 from tests.daemon.ranks.sources import RankNode
 from tests.manual_clock import ManualClock
-from warpwatch_capturing.budget import Known
 from warpwatch_capturing.config import StoreConfig
+from warpwatch_capturing.policy import Known
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.history.runs import RunFiles

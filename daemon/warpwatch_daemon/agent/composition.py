@@ -208,8 +208,7 @@ def uploads(
     url = config.remote_store.url
     if url is None:
         return None
-    from warpwatch_capturing.remote_store import RemoteStore
-    from warpwatch_capturing.uploads import Uploads
+    from warpwatch_capturing.remote_store import RemoteStore, Uploads
     from warpwatch_daemon.history.run_uploads import RunUploads
 
     remote = RemoteStore(url, environ)

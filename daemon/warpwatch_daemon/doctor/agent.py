@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from warpwatch import rendezvous
-from warpwatch_capturing.children import confinement
+from warpwatch_capturing import confinement
 from warpwatch_capturing.store import store_path
 from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs
 from warpwatch_daemon.participants import py_spy

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch.protocol import MAX_ARM_TIMEOUT_S
-from warpwatch_capturing.board import LiveRank
-from warpwatch_capturing.children.verification import Expectation
+from warpwatch_capturing.board import RunningRank
 from warpwatch_capturing.participant import (
     Collected,
     FetchError,
@@ -24,6 +23,7 @@ from warpwatch_capturing.participant import (
     is_over,
 )
 from warpwatch_capturing.policy import Policy
+from warpwatch_capturing.verification import Expectation
 from warpwatch_daemon.participants import outside
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.folder import RingFolder
@@ -216,7 +216,7 @@ class LocalRanks(Participant):
 
     def _step_s(self, choose: Callable[[list[float]], float]) -> float:
         """Return the median step seconds of the fastest (min) or slowest (max) rank, or 0."""
-        ranks: Iterable[LiveRank] = (target.rank for target in self.targets.values())
+        ranks: Iterable[RunningRank] = (target.rank for target in self.targets.values())
         recent = [list(rank.recent) for rank in ranks]
         return choose([statistics.median(steps_s) for steps_s in recent if steps_s] or [0.0])
 

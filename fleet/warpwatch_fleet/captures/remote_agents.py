@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from warpwatch_capturing import usable
+from warpwatch_capturing import store
 from warpwatch_capturing.participant import Collected, FetchError, LiveJob, Participant, Reach
 from warpwatch_diagnosis.trace.files import reduction_name
 from warpwatch_fleet.agent_link import AgentError, AgentLink
@@ -272,7 +272,7 @@ class RemoteAgent(Participant):
         elif self.reported is not None and self.reported.outcome not in (None, "complete"):
             yield f"{self.node}: {self.reported.detail[:MAX_DETAIL] or self.reported.outcome}"
         for rank in ranks:
-            if usable.is_usable(self.ranks[rank.rank]) and not usable.is_usable(rank):
+            if store.is_usable(self.ranks[rank.rank]) and not store.is_usable(rank):
                 yield f"{self.node}: rank {rank.rank}: {rank.detail}"
 
     # --- files ---
@@ -280,7 +280,7 @@ class RemoteAgent(Participant):
     def _fetched(self, rank: RankCapture, folder: Path) -> Collected:
         """Fetch a rank's reduction or stacks. Its trace stays on the node."""
         file = rank.file
-        if not usable.is_usable(rank) or file is None:
+        if not store.is_usable(rank) or file is None:
             return Collected(rank)
         name = reduction_name(file) if self._kind == "torch" else file
         reported = self.reported
@@ -290,7 +290,7 @@ class RemoteAgent(Participant):
         self._get(reported.id, name, folder / name)
         of_baseline = None
         if reported.baseline_id is not None and CAPTURE_ID.fullmatch(reported.baseline_id):
-            of_baseline = usable.BASELINE + name
+            of_baseline = store.BASELINE + name
             try:
                 self._get(reported.baseline_id, name, folder / of_baseline)
             except (FetchError, OSError) as error:
@@ -300,7 +300,7 @@ class RemoteAgent(Participant):
         return Collected(rank, brought, name, of_baseline)
 
     def _without_file(self, rank: RankCapture, why: str) -> RankCapture:
-        return usable.unread(rank, why)
+        return store.unread(rank, why)
 
     def _get(self, capture_id: str, name: str, path: Path) -> None:
         content, deadline = b"", self._monotonic() + FETCH_TIMEOUT_S

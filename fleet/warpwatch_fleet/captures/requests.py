@@ -26,8 +26,8 @@ from typing import Any
 import msgspec
 
 from warpwatch_capturing.board import Board
-from warpwatch_capturing.children.confinement import Run, run
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
+from warpwatch_capturing.confinement import Run, run
 from warpwatch_capturing.participant import find_job
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.regular import RegularJob

@@ -15,8 +15,8 @@ from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.ranks.sources import ranks_source
 from tests.manual_clock import ManualClock
 from warpwatch import protocol
-from warpwatch_capturing.children.confinement import Ended, Run
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
+from warpwatch_capturing.confinement import Ended, Run
 from warpwatch_capturing.policy import Disk, Policy
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.service import CaptureService

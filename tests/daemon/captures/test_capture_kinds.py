@@ -12,7 +12,7 @@ import pytest
 from tests.daemon.captures.capture_node import MANUAL, MORE, TRAIN, CaptureNode, trace
 from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
-from warpwatch_capturing import budget
+from warpwatch_capturing import policy
 from warpwatch_capturing.config import StoreConfig
 from warpwatch_capturing.cost import Baselines, StepCost, rank_sum_z
 from warpwatch_capturing.participant import Collected
@@ -316,7 +316,7 @@ def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path):
 
 
 def test_events_a_step_bound_the_steps_of_all_ranks(node, monkeypatch):
-    monkeypatch.setattr(budget, "MAX_EVENTS", 1000)
+    monkeypatch.setattr(policy, "MAX_EVENTS", 1000)
     third = RingFile(node.folder.ranks, rank=2, world_size=3, run=TRAIN.run, events_per_step=450)
     with third.held():
         third.step()
@@ -328,7 +328,7 @@ def test_events_a_step_bound_the_steps_of_all_ranks(node, monkeypatch):
 
 
 def test_what_a_capture_brought_bounds_the_steps_of_the_next_one(node, monkeypatch):
-    monkeypatch.setattr(budget, "MAX_EVENTS", 6)
+    monkeypatch.setattr(policy, "MAX_EVENTS", 6)
     larger = trace()
     larger["traceEvents"].append(larger["traceEvents"][-1])
     first = node.captured(MANUAL, larger)
@@ -337,7 +337,7 @@ def test_what_a_capture_brought_bounds_the_steps_of_the_next_one(node, monkeypat
     # Other options have events of their own; of these a step brings up to three, and one step is
     # always recorded.
     for options, most, steps in ((("stacks",), 6, 3), ((), 6, 2), ((), 2, 1)):
-        monkeypatch.setattr(budget, "MAX_EVENTS", most)
+        monkeypatch.setattr(policy, "MAX_EVENTS", most)
         other = node.service.request(replace(MANUAL, options=options))
         assert other.steps == steps
         node.answer_all("capture_failed", detail="no")

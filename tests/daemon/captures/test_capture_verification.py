@@ -16,9 +16,9 @@ from tests.cases import cases
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode, read_here, trace
 from tests.daemon.state.counted import counted
 from tests.diagnosis.traces import cpu_rank
-from warpwatch_capturing.children import child, confinement
-from warpwatch_capturing.children.confinement import Ended, run, shortcomings
-from warpwatch_capturing.children.verification import Expectation, TraceVerdict, verify
+from warpwatch_capturing import child, confinement
+from warpwatch_capturing.confinement import Ended, run, shortcomings
+from warpwatch_capturing.verification import Expectation, TraceVerdict, verify
 from warpwatch_daemon.doctor import agent
 
 ASKED = Expectation(rank=0, first_step=3, last_step=5)
@@ -222,7 +222,7 @@ def test_files_of_one_rank_are_no_capture(tmp_path):
 
 _BEGIN = """
 import os, signal, socket, sys
-from warpwatch_capturing.children.confinement import confine
+from warpwatch_capturing.confinement import confine
 uid = os.getuid()
 confine(1 << 30, 1)
 def attempt(*call):

@@ -17,9 +17,8 @@ from tests.daemon.state.counted import counted
 from tests.waiting import DEADLINE_S
 from warpwatch_capturing import remote_store
 from warpwatch_capturing.config import TriggersConfig
-from warpwatch_capturing.remote_store import RemoteStore, RemoteStoreError
+from warpwatch_capturing.remote_store import RemoteStore, RemoteStoreError, Uploads
 from warpwatch_capturing.store import Store
-from warpwatch_capturing.uploads import Uploads
 from warpwatch_daemon.cli.diagnose import main as diagnose
 from warpwatch_telemetry.captures import AnomalySeen, Capture, CaptureRequest
 from warpwatch_telemetry.errors import UsageError

@@ -1,6 +1,6 @@
 """Verifies that a trace holds what was requested, in a process of its own.
 
-Run as ``python -m warpwatch_capturing.children.verification FILE EXPECTATION``, where EXPECTATION
+Run as ``python -m warpwatch_capturing.verification FILE EXPECTATION``, where EXPECTATION
 is JSON: the last line of its output is JSON, ``[events, problems]``.
 """
 
@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from warpwatch_capturing.children import documents
-from warpwatch_capturing.children.confinement import (
+import msgspec
+from msgspec import Meta
+
+from warpwatch_capturing.confinement import (
     TIMEOUT_S,
     OpenedFile,
     Run,
@@ -24,6 +26,7 @@ from warpwatch_capturing.children.confinement import (
 )
 from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.inventory import TraceInventory, take_inventory
+from warpwatch_telemetry import clean_text
 
 # One value of a trace may be 16 MiB of text; everything else is forgotten at once.
 MEMORY_BYTES = 512 << 20
@@ -38,6 +41,10 @@ STEPS = "steps"
 RANK = "rank"
 TIMESTAMPS = "timestamps"
 PROBLEMS = (UNREADABLE, NO_OPERATORS, NO_KERNELS, STEPS, RANK, TIMESTAMPS)
+
+
+_Verified = tuple[Annotated[int, Meta(ge=0, le=2**40)] | None, tuple[str, ...]]
+_DECODER: msgspec.json.Decoder[_Verified] = msgspec.json.Decoder(_Verified)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ def verify(
 def _verify_file(path: Path, expectation: Expectation, timeout_s: float, run: Run) -> TraceVerdict:
     try:
         ended = run(__name__, [str(path), json.dumps(asdict(expectation))], timeout_s, ())
-        events, lacks = documents.verified(ended.lines[-1])
+        events, lacks = _verified(ended.lines[-1])
     except OSError as error:
         return TraceVerdict(None, (f"{UNREADABLE}: {error.strerror}",))
     except (ValueError, IndexError):
@@ -163,3 +170,8 @@ def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def _verified(line: str) -> tuple[int | None, tuple[str, ...]]:
+    """Return the events of a trace and what it lacks. Raises ValueError."""
+    return _DECODER.decode(clean_text.clean_line(line.encode()))

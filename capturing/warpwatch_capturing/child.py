@@ -1,6 +1,6 @@
 """The diagnosis in a process of its own, which limits its own memory and never takes the daemon.
 
-Run as ``python -m warpwatch_capturing.children.child LIMIT_BYTES KIND MISSING NODES ASKED BASELINE
+Run as ``python -m warpwatch_capturing.child LIMIT_BYTES KIND MISSING NODES ASKED BASELINE
 OUTPUTS FILE…``, where MISSING is JSON, the ranks without a file and why, NODES where ranks ran,
 ASKED the anomaly that asked, as the fields of ``Asked``, or null, BASELINE a JSON list of paths and
 OUTPUTS one of descriptors: of the diagnosis as JSON and, of traces, of the report as HTML and of
@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from warpwatch_capturing.children.confinement import (
+from warpwatch_capturing.confinement import (
     READING,
     TIMEOUT_S,
     Ended,
