@@ -16,9 +16,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from benchmarks.processes import (
     MAX_RSS_MIB,
     LocalDaemon,
+    Scraper,
     at_most,
+    burst,
     core_percents,
     is_quick,
+    latency,
     rss_mib,
     running_daemon,
     scrape_limits,
@@ -26,7 +29,6 @@ from benchmarks.processes import (
     stop,
     wait_until,
 )
-from benchmarks.scraping import Scraper, burst, latency
 from warpwatch_devices.simulated import PROFILES, SimulatedDevice
 from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.prometheus import render

@@ -22,20 +22,24 @@ from typing import Any
 from benchmarks.processes import (
     MAX_RSS_MIB,
     CannotMeasure,
+    Scraper,
     at_least,
     at_most,
+    burst,
     clean_environment,
     core_percents,
     daemon_arguments,
+    each_second,
     is_quick,
     last_line,
+    latency,
     rss_mib,
+    sample_count,
     scrape_limits,
     start,
     stop,
     wait_until,
 )
-from benchmarks.scraping import Scraper, burst, each_second, latency, sample_count
 from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
 from warpwatch_daemon.demo.processes import free_port
 

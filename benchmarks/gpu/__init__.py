@@ -2,8 +2,8 @@
 
 - run.sh: the one command; wheels.sh: fetches what it needs on a machine without network
 - __main__: runs the checks one after the other and writes their results
-- runner: runs one check in a process with a deadline; report: what a check writes
-- daemon (doctor, footprint), readers, calls, counters (with known loads), shim, capture: the checks
-- nvidia_smi, readers.csv: reads nvidia-smi, and the path there of each of our values
+- runner: runs one check in a process with a deadline, and what a check writes
+- readers (nvidia-smi, by readers.csv), counters (with known loads), daemon (doctor, footprint, NVML
+  calls), loop (shim, capture): the checks
 - training: networks, trained with the shim
 """

@@ -17,9 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import nvidia_smi
-from benchmarks.gpu.report import CannotCheck, RunSetting
-from benchmarks.gpu.runner import CHECKS, run_check
+from benchmarks.gpu.readers import read_smi
+from benchmarks.gpu.runner import CHECKS, CannotCheck, RunSetting, run_check
 from warpwatch._version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +79,7 @@ def describe_machine(fake: bool) -> dict[str, Any]:
     """Describe the machine without identifying it."""
     facts = {"product_name": "fake"} if fake else {}
     with contextlib.suppress(CannotCheck):
-        facts = facts or next(iter(nvidia_smi.read().values()), {})
+        facts = facts or next(iter(read_smi().values()), {})
     needed = [re.split(r"[^\w.-]", need)[0] for need in project()["dependencies"]]
     return {
         "gpu": facts.get("product_name", "no-gpu"),

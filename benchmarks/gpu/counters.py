@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu.report import Report, RunSetting
+from benchmarks.gpu.runner import Report, RunSetting
 from benchmarks.processes import LocalDaemon, running_daemon, wait_until
 
 IDLE = "idle"
@@ -56,16 +56,16 @@ def check_counters(report: Report) -> None:
     with running_daemon() as daemon:
         wait_until(lambda: daemon.devices())
         for kind in KINDS:
-            with report.part(kind) as figures, running(kind, report.setting) as progress:
+            with report.part(kind) as figures, running(kind, report.setting) as copied:
                 time.sleep(QUICK_SETTLE_S if quick else SETTLE_S)
-                figures |= follow(daemon, progress, QUICK_WINDOW_S if quick else WINDOW_S)
+                figures |= follow(daemon, copied, QUICK_WINDOW_S if quick else WINDOW_S)
                 judge(report, kind, figures)
 
 
-def follow(daemon: LocalDaemon, progress: Progress, window_s: float) -> dict[str, float]:
+def follow(daemon: LocalDaemon, copied: Copied, window_s: float) -> dict[str, float]:
     """Return for the first GPU the growth of counters per second, means of gauges, and ratios."""
     polls: list[dict[str, Any]] = []
-    bytes_before, counted_at = progress.copied_bytes, progress.counted_at
+    bytes_before, counted_at = copied.copied_bytes, copied.counted_at
     deadline = time.monotonic() + window_s
     while time.monotonic() < deadline:
         device = daemon.devices()[0]
@@ -80,9 +80,9 @@ def follow(daemon: LocalDaemon, progress: Progress, window_s: float) -> dict[str
             figures[series] = statistics.fmean(read)
         elif len(read) == len(polls):
             figures[series] = (read[-1] - read[0]) / span_s
-    if progress.copied_bytes > bytes_before:
-        taken_s = progress.counted_at - counted_at
-        figures["copied"] = (progress.copied_bytes - bytes_before) / taken_s
+    if copied.copied_bytes > bytes_before:
+        taken_s = copied.counted_at - counted_at
+        figures["copied"] = (copied.copied_bytes - bytes_before) / taken_s
     return {name: round(value, 6) for name, value in (figures | related(figures)).items()}
 
 
@@ -117,7 +117,7 @@ def judge(report: Report, kind: str, figures: Mapping[str, float]) -> None:
 
 
 @dataclass(slots=True)
-class Progress:
+class Copied:
     """The bytes that a load has copied, and the time of that count."""
 
     copied_bytes: int = 0
@@ -125,11 +125,11 @@ class Progress:
 
 
 @contextlib.contextmanager
-def running(kind: str, setting: RunSetting) -> Iterator[Progress]:
+def running(kind: str, setting: RunSetting) -> Iterator[Copied]:
     """Run a load during the block, warmed up before it. Raises CannotCheck."""
-    progress, stop = Progress(), threading.Event()
+    copied, stop = Copied(), threading.Event()
     if kind == IDLE:
-        yield progress
+        yield copied
         return
     setting.need_torch()
     work, bytes_a_round, synchronize = _work(kind, setting.device)
@@ -138,8 +138,8 @@ def running(kind: str, setting: RunSetting) -> Iterator[Progress]:
         for _ in range(_ROUNDS_AT_ONCE):
             work()
         synchronize()
-        progress.copied_bytes += _ROUNDS_AT_ONCE * bytes_a_round
-        progress.counted_at = time.monotonic()
+        copied.copied_bytes += _ROUNDS_AT_ONCE * bytes_a_round
+        copied.counted_at = time.monotonic()
 
     def work_on() -> None:
         while not stop.is_set():
@@ -149,7 +149,7 @@ def running(kind: str, setting: RunSetting) -> Iterator[Progress]:
     thread = threading.Thread(target=work_on, daemon=True)
     thread.start()
     try:
-        yield progress
+        yield copied
     finally:
         stop.set()
         thread.join(_STOP_TIMEOUT_S)

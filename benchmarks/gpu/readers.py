@@ -1,18 +1,46 @@
-"""Checks every value of the daemon against nvidia-smi, on an idle and on a busy GPU."""
+"""Checks every value of the daemon against `nvidia-smi -q -x`, on an idle and on a busy GPU.
+
+``readers.csv`` has a line for each of our series (without ``device_``) that nvidia-smi has: the
+path in its XML as drivers 550 to 580 write it, the factor from its unit to ours, and how far the
+value may change between two readings, in our unit. ``|`` separates alternative paths; the first one
+that exists counts. The XML has no totals of ECC errors: without SRAM errors those of device memory
+are the same. Reading a PCIe link wakes it up.
+"""
 
 from __future__ import annotations
 
+import csv
+import re
+import shutil
+import subprocess
 import time
+import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from benchmarks.gpu import nvidia_smi
 from benchmarks.gpu.counters import running
-from benchmarks.gpu.nvidia_smi import ABSENT, AGREE, BETWEEN, DIFFERS, THEIRS_ONLY, Leaves
-from benchmarks.gpu.report import Report
+from benchmarks.gpu.runner import CannotCheck, Report
 from benchmarks.processes import running_daemon, wait_until
 
+TABLE = Path(__file__).with_name("readers.csv")
+SMI_TIMEOUT_S = 20.0
+# Texts that stand for a missing value.
+ABSENT = ("", "N/A", "[N/A]", "Not Supported", "[Not Supported]", "Unknown Error", "Not Found")
+AGREE, BETWEEN, DIFFERS = "agree", "between", "differs"
+OURS_ONLY, THEIRS_ONLY, NOT_COMPARABLE = "ours_only", "theirs_only", "not_comparable"
+
+_WORDS = {
+    **{"Enabled": 1.0, "Disabled": 0.0, "Active": 1.0, "Not Active": 0.0, "Yes": 1.0, "No": 0.0},
+    # Compute mode, recovery action.
+    **{"Default": 0.0, "Prohibited": 2.0, "Exclusive_Process": 3.0},
+    **{"None": 0.0, "Reset": 1.0, "Reboot": 2.0, "Drain P2P": 3.0, "Drain and Reset": 4.0},
+}
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+# Texts by path in the XML.
+Leaves = dict[str, str]
 # After this time every reader has read once; GPM needs two rounds.
 ROUNDS_S, QUICK_ROUNDS_S = 3.0, 1.2
 # The texts that describe a device: our label, and nvidia-smi's path.
@@ -35,13 +63,13 @@ def check_readers(report: Report) -> None:
     for load in ("idle", "matmul"):
         with report.part(load) as figures:
             with running(load, report.setting):
-                before = nvidia_smi.read()
+                before = read_smi()
                 devices = read_daemon(rounds_s)
-                after = nvidia_smi.read()
+                after = read_smi()
             for device in devices:
                 found = compare(device, before[device["uuid"]], after[device["uuid"]])
                 figures[str(device["index"])] = found
-                state(report, f"GPU {device['index']} {load}", found)
+                report_values(report, f"GPU {device['index']} {load}", found)
 
 
 def read_daemon(rounds_s: float) -> list[dict[str, Any]]:
@@ -55,12 +83,12 @@ def read_daemon(rounds_s: float) -> list[dict[str, Any]]:
 def compare(device: Mapping[str, Any], before: Leaves, after: Leaves) -> dict[str, Any]:
     """Compare our reading with nvidia-smi's right before and after it."""
     ours, facts = device["values"], device["info"] | {"name": device["name"]}
-    table = nvidia_smi.readings()
+    table = readings()
     rows = []
     for reading in table:
         value, theirs = ours.get(reading.series), (reading.text(before), reading.text(after))
-        verdict = nvidia_smi.verdict(reading, value, *theirs)
-        rows.append({"series": reading.series, "ours": value, "theirs": theirs, "verdict": verdict})
+        found = verdict(reading, value, *theirs)
+        rows.append({"series": reading.series, "ours": value, "theirs": theirs, "verdict": found})
     known = {path for reading in table for path in reading.paths} | {*FACTS.values(), "uuid"}
     texts = {path: text for path, text in after.items() if text not in ABSENT}
     return {
@@ -76,7 +104,7 @@ def compare(device: Mapping[str, Any], before: Leaves, after: Leaves) -> dict[st
     }
 
 
-def state(report: Report, what: str, found: dict[str, Any]) -> None:
+def report_values(report: Report, what: str, found: dict[str, Any]) -> None:
     verdicts = Counter(row["verdict"] for row in found["rows"])
     report.fact(f"{what}: " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common()))
     for row in found["rows"]:
@@ -90,3 +118,82 @@ def state(report: Report, what: str, found: dict[str, Any]) -> None:
     for key in ("only_ours", "only_theirs"):
         names = dict.fromkeys(name.partition("{")[0] for name in found[key])
         report.fact(f"{what}: {key.replace('_', ' ')}: {', '.join(names) or 'none'}")
+
+
+# --- nvidia-smi ---
+
+
+class SmiReading(NamedTuple):
+    """A line of the table: our value is theirs times ``factor``, plus or minus ``moves``."""
+
+    series: str
+    paths: tuple[str, ...]
+    factor: float
+    moves: float
+
+    def text(self, leaves: Leaves) -> str:
+        return next((leaves[path] for path in self.paths if path in leaves), "")
+
+
+def readings() -> list[SmiReading]:
+    with TABLE.open(newline="") as file:
+        _, *lines = csv.reader(file)
+    return [
+        SmiReading(series, tuple(path.split("|")), float(factor or 1), float(moves or 0))
+        for series, path, factor, moves in lines
+    ]
+
+
+def read_smi() -> dict[str, Leaves]:
+    """Return the texts of each GPU by UUID. Raises CannotCheck."""
+    path = shutil.which("nvidia-smi")
+    if path is None:
+        raise CannotCheck("there is no nvidia-smi")
+    try:
+        text = subprocess.check_output([path, "-q", "-x"], text=True, timeout=SMI_TIMEOUT_S)
+    except subprocess.SubprocessError as error:
+        raise CannotCheck(f"nvidia-smi does not answer: {error}") from error
+    return parse_smi(text)
+
+
+def parse_smi(text: str) -> dict[str, Leaves]:
+    """Return the texts of each GPU by UUID; a repeated path keeps its first text."""
+    root = ElementTree.fromstring(text)
+    found = {}
+    for gpu in root.findall("gpu"):
+        leaves = {"driver_version": root.findtext("driver_version", "")}
+        _walk(gpu, "", leaves)
+        found[leaves["uuid"]] = leaves
+    return found
+
+
+def _walk(element: ElementTree.Element, folder: str, leaves: Leaves) -> None:
+    for child in element:
+        if len(child):
+            _walk(child, f"{folder}{child.tag}/", leaves)
+        else:
+            leaves.setdefault(f"{folder}{child.tag}", (child.text or "").strip())
+
+
+def number(text: str) -> float | None:
+    """Return the number in ``75.30 W``, ``16x``, ``P8``, ``1920 bank(s)``, or of ``Active``."""
+    match = _NUMBER.search(text)
+    return _WORDS.get(text, float(match[0]) if match else None)
+
+
+def verdict(reading: SmiReading, ours: float | None, before: str, after: str) -> str:
+    """Judge our value, which was read between the two of nvidia-smi."""
+    first, second = number(before), number(after)
+    theirs_known = before not in ABSENT or after not in ABSENT
+    if ours is None:
+        return THEIRS_ONLY if theirs_known else AGREE
+    if first is None or second is None:
+        return NOT_COMPARABLE if theirs_known else OURS_ONLY
+    low, high = sorted((first * reading.factor, second * reading.factor))
+    # The last written digit is rounded or cut off: 0.01 for 75.30 W.
+    fraction = after.partition(".")[2].partition(" ")[0]
+    step = 10.0 ** -len(fraction) * reading.factor * 1.001
+    if min(abs(ours - low), abs(ours - high)) <= step:
+        return AGREE
+    room = step + reading.moves
+    return BETWEEN if low - room <= ours <= high + room else DIFFERS

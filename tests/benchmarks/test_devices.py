@@ -6,8 +6,7 @@ import threading
 import pytest
 
 from benchmarks.devices import limits
-from benchmarks.processes import CannotMeasure
-from benchmarks.scraping import Scraper, latency, sample_count
+from benchmarks.processes import CannotMeasure, Scraper, latency, sample_count
 
 PAGE = b"""# HELP up Whether.
 # TYPE up gauge

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import counters, nvidia_smi, readers, shim
-from benchmarks.gpu.report import CannotCheck, Report, RunSetting
-from benchmarks.gpu.runner import CHECKS, result_of, run_check
+from benchmarks.gpu import counters, loop, readers
+from benchmarks.gpu.runner import CHECKS, CannotCheck, Report, RunSetting, result_of, run_check
 from tests.devices.fakenvml.driver import CannotBuild, header_folder
 from tests.loop.other_users import open_folder
 from tests.waiting import DEADLINE_S
@@ -122,7 +121,7 @@ def test_a_check_that_is_killed_names_the_part_and_keeps_what_was_measured():
 
 
 def verdicts(ours: dict[str, float], before: str = XML, after: str = XML) -> dict[str, str]:
-    first, second = (nvidia_smi.parse(text)["GPU-1"] for text in (before, after))
+    first, second = (readers.parse_smi(text)["GPU-1"] for text in (before, after))
     device = {"values": ours, "info": {}, "name": "NVIDIA H200"}
     found = readers.compare(device, first, second)
     return {row["series"]: row["verdict"] for row in found["rows"]}
@@ -164,7 +163,7 @@ def test_a_value_is_compared_with_two_readings_of_nvidia_smi(series, ours, texts
 
 
 def test_values_of_one_side_and_facts_that_differ_are_listed():
-    leaves = nvidia_smi.parse(XML)["GPU-1"]
+    leaves = readers.parse_smi(XML)["GPU-1"]
     info = {"driver_version": "570.1"}
     device = {"values": {"busy_seconds_total": 1.0}, "info": info, "name": "NVIDIA H200"}
     found = readers.compare(device, leaves, leaves)
@@ -194,4 +193,4 @@ def test_step_times_are_compared_within_each_turn(tmp_path):
         )
     )
     turns = [{"first_step": first, "steps": 3, "step_us": 10_000.0} for first in (0, 3)]
-    assert shim.true_times(turns, log) == {"duration_s": 1.2}
+    assert loop.true_times(turns, log) == {"duration_s": 1.2}
