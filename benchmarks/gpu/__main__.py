@@ -8,17 +8,17 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.readers import read_smi
-from benchmarks.gpu.runner import CHECKS, CannotCheck, RunSetting, run_check
+from benchmarks.gpu.runner import CHECKS, RunSetting, run_check
 from warpwatch._version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,20 +77,28 @@ def declare_commands(folder: Path) -> None:
 
 def describe_machine(fake: bool) -> dict[str, Any]:
     """Describe the machine without identifying it."""
-    facts = {"product_name": "fake"} if fake else {}
-    with contextlib.suppress(CannotCheck):
-        facts = facts or next(iter(read_smi().values()), {})
+    gpu, driver, vbios = ("fake", None, None) if fake else _first_gpu()
     needed = [re.split(r"[^\w.-]", need)[0] for need in project()["dependencies"]]
     return {
-        "gpu": facts.get("product_name", "no-gpu"),
-        "driver_version": facts.get("driver_version"),
-        "vbios_version": facts.get("vbios_version"),
+        "gpu": gpu,
+        "driver_version": driver,
+        "vbios_version": vbios,
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "root": os.geteuid() == 0,
         # A version is null if the package is not installed.
         "versions": {name: _version(name) for name in (*needed, "torch")},
     }
+
+
+def _first_gpu() -> Sequence[str | None]:
+    """Return name, driver and VBIOS; the checks have not imported what they need yet."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,vbios_version"]
+    try:
+        text = subprocess.check_output([*command, "--format=csv,noheader"], text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return "no-gpu", None, None
+    return text.splitlines()[0].split(", ")
 
 
 def _version(distribution: str) -> str | None:

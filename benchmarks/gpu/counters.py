@@ -65,7 +65,7 @@ def check_counters(report: Report) -> None:
 def follow(daemon: LocalDaemon, copied: Copied, window_s: float) -> dict[str, float]:
     """Return for the first GPU the growth of counters per second, means of gauges, and ratios."""
     polls: list[dict[str, Any]] = []
-    bytes_before, counted_at = copied.copied_bytes, copied.counted_at
+    bytes_before, counted_at = copied.total_bytes, copied.counted_at
     deadline = time.monotonic() + window_s
     while time.monotonic() < deadline:
         device = daemon.devices()[0]
@@ -80,9 +80,9 @@ def follow(daemon: LocalDaemon, copied: Copied, window_s: float) -> dict[str, fl
             figures[series] = statistics.fmean(read)
         elif len(read) == len(polls):
             figures[series] = (read[-1] - read[0]) / span_s
-    if copied.copied_bytes > bytes_before:
+    if copied.total_bytes > bytes_before:
         taken_s = copied.counted_at - counted_at
-        figures["copied"] = (copied.copied_bytes - bytes_before) / taken_s
+        figures["copied"] = (copied.total_bytes - bytes_before) / taken_s
     return {name: round(value, 6) for name, value in (figures | related(figures)).items()}
 
 
@@ -120,7 +120,7 @@ def judge(report: Report, kind: str, figures: Mapping[str, float]) -> None:
 class Copied:
     """The bytes that a load has copied, and the time of that count."""
 
-    copied_bytes: int = 0
+    total_bytes: int = 0
     counted_at: float = 0.0
 
 
@@ -138,7 +138,7 @@ def running(kind: str, setting: RunSetting) -> Iterator[Copied]:
         for _ in range(_ROUNDS_AT_ONCE):
             work()
         synchronize()
-        copied.copied_bytes += _ROUNDS_AT_ONCE * bytes_a_round
+        copied.total_bytes += _ROUNDS_AT_ONCE * bytes_a_round
         copied.counted_at = time.monotonic()
 
     def work_on() -> None:

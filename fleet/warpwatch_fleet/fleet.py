@@ -44,9 +44,8 @@ from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.listening import passed_by_systemd
 from warpwatch_serving.page.endpoint import PageEndpoint
-from warpwatch_serving.server import Server
+from warpwatch_serving.server import Server, passed_by_systemd
 from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, sentence
 from warpwatch_telemetry.captures import Capture, CaptureRequest

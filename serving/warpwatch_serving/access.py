@@ -1,102 +1,41 @@
-"""Identity and permissions of requests: peers, the token, sessions and passwords.
+"""Who may do what: the token, links and sessions, and the middleware around all routes.
 
-No identity is guessed from addresses or from headers that a proxy sets.
+No identity is guessed from addresses or headers of a proxy. A restart ends links and sessions.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
-import ipaddress
-import os
+import logging
+import secrets
 import socket
-import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from starlette.requests import HTTPConnection
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_serving.answers import HttpError
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.sessions import LINK_S, SESSION_S, Keys, cookie_name
+from warpwatch_serving.connection import ClientGone, Peer
+from warpwatch_serving.web_config import BasicAuth
 from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.newest import NewestMap
 
-_PROC = Path("/proc")
-# struct ucred
-_CREDENTIALS = struct.Struct("=iII")
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The client that limits count by its name.
-
-    uid: the user at the Unix socket, None if the kernel cannot name it, and over TCP. privileged:
-    whether the user is root or the daemon's own. on_socket: whether it uses the Unix socket.
-    """
-
-    name: str
-    uid: int | None = None
-    privileged: bool = False
-    on_socket: bool = False
-
-
-def peer_of(request: HTTPConnection) -> Peer:
-    """Return the peer that the connection has left in the request's state."""
-    found = request.scope.get("state", {}).get("peer")
-    if isinstance(found, Peer):
-        return found
-    return Peer(network(request.client.host) if request.client else "")
-
-
-def identify(accepted: socket.socket) -> Peer:
-    """Return the peer of an accepted socket. Raises OSError if it has closed it already."""
-    if accepted.family != socket.AF_UNIX:
-        return Peer(network(accepted.getpeername()[0]))
-    raw = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(raw)
-    # For a process of another user namespace the kernel reports the overflow UID. Root in a
-    # container, or a user with the daemon's UID in one, is not that user of this machine.
-    is_privileged = uid in (0, os.geteuid())
-    if uid == _overflow_uid() or (is_privileged and not _is_of_this_machine(pid)):
-        return Peer("unknown user", on_socket=True)
-    return Peer(f"uid {uid}", uid, is_privileged, on_socket=True)
-
-
-def _is_of_this_machine(pid: int, proc: Path = _PROC) -> bool:
-    """Return whether the process is visible, and in no pod or in the daemon's own."""
-    if pid <= 0:
-        return False
-    theirs, ours = read_owner(pid, "", proc), read_owner(os.getpid(), "", proc)
-    if theirs is None:
-        return False
-    return not theirs.pod_uid or (ours is not None and theirs.pod_uid == ours.pod_uid)
-
-
-def _overflow_uid() -> int:
-    try:
-        return int((_PROC / "sys/kernel/overflowuid").read_text())
-    except (OSError, ValueError):
-        return 65534
-
-
-def network(host: str) -> str:
-    """Return the name under which limits count an address.
-
-    One host owns a whole /64 of IPv6 addresses, and this machine all of 127.0.0.0/8.
-    """
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    address = getattr(address, "ipv4_mapped", None) or address
-    if address.is_loopback:
-        return "loopback"
-    return str(ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False))
-
+logger = logging.getLogger(__name__)
 
 LIVENESS, METRICS, LOGIN = "/healthz", "/metrics", "/login"
 OPEN = frozenset({LIVENESS, "/readyz", METRICS, LOGIN})
+LINK_S = 60.0
+SESSION_S = 12 * 3600.0
+# For one more, the oldest key of the user goes, or the oldest of all.
+MAX_OF_USER = 16
+MAX_KEYS = 1024
 # The owner of no job.
 NO_OWNER = "none"
 
@@ -113,42 +52,17 @@ _FOREIGN_ORIGIN = (
 )
 
 
-class TokenFile:
-    """The token in a file, which may be replaced at any time. Raises UsageError at first."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            is_empty = not self._read()
-        except OSError as error:
-            raise UsageError(f"http.token_file {path}: {error.strerror}") from error
-        if is_empty:
-            raise UsageError(f"http.token_file {path} is empty; write the token into it")
-
-    def matches(self, token: str) -> bool:
-        """Return whether this is the token; an unreadable or empty file matches nothing."""
-        try:
-            known = self._read()
-        except OSError:
-            return False
-        return bool(known) and hmac.compare_digest(token.encode("utf-8", "surrogateescape"), known)
-
-    def _read(self) -> bytes:
-        return self._path.read_bytes().strip()
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The rights of a request.
 
     uid: the user whose jobs are visible and may be captured. all_jobs: whether everybody's are.
-    files: whether the files of captures may be read. changes: whether captures may be requested.
+    captures: whether captures may be requested, and their files read.
     """
 
     uid: int | None = None
     all_jobs: bool = False
-    files: bool = False
-    changes: bool = False
+    captures: bool = False
 
     @property
     def owner(self) -> str | None:
@@ -158,7 +72,40 @@ class Caller:
         return NO_OWNER if self.uid is None else f"uid/{self.uid}"
 
 
-HOLDER_OF_TOKEN = Caller(all_jobs=True, files=True, changes=True)
+HOLDER_OF_TOKEN = Caller(all_jobs=True, captures=True)
+
+
+class Keys:
+    """Secrets that stand for a caller's rights for ``lasts_s``; only their digests are kept."""
+
+    def __init__(self, lasts_s: float, monotonic: Callable[[], float]) -> None:
+        self._lasts_s = lasts_s
+        self._monotonic = monotonic
+        self._known: NewestMap[bytes, tuple[Caller, float]] = NewestMap(MAX_KEYS)
+
+    def issue(self, caller: Caller) -> str:
+        """Return a new key with the rights of the caller."""
+        own = [key for key, (known, _) in self._known.items() if known == caller]
+        if len(own) >= MAX_OF_USER:
+            del self._known[own[0]]
+        key = secrets.token_urlsafe(32)
+        self._known[_digest(key)] = caller, self._monotonic() + self._lasts_s
+        return key
+
+    def find(self, key: str) -> Caller | None:
+        """Return the caller, None for a key that is unknown, used or expired."""
+        caller, until = self._known.get(_digest(key), (None, 0.0))
+        return caller if until > self._monotonic() else None
+
+    def end(self, key: str) -> Caller | None:
+        """Return the caller as ``find`` does, and forget the key."""
+        caller = self.find(key)
+        self._known.pop(_digest(key), None)
+        return caller
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 class Access:
@@ -167,16 +114,22 @@ class Access:
     def __init__(self, config: HttpConfig, monotonic: Callable[[], float]) -> None:
         if config.metrics_token and config.token_file is None:
             raise UsageError("metrics_token: token_file is needed, too")
-        self.token = TokenFile(config.token_file) if config.token_file else None
+        self.token_file = config.token_file
+        if self.token_file is not None:
+            _read_token(self.token_file)
         # Open to everybody: a probe has no password, and the login comes before the rights.
         self.open = OPEN - {METRICS} if config.metrics_token else OPEN
-        self.links: Keys[Caller] = Keys(LINK_S, monotonic)
-        self.sessions: Keys[Caller] = Keys(SESSION_S, monotonic)
-        self.cookie = cookie_name(f"{socket.gethostname()} {config.listen}")
+        self.links, self.sessions = Keys(LINK_S, monotonic), Keys(SESSION_S, monotonic)
+        # A browser sends it to every port of a host.
+        instance = _digest(f"{socket.gethostname()} {config.listen}")
+        self.cookie = f"warpwatch-{instance.hex()[:8]}"
 
     def is_token(self, token: str) -> bool:
-        """Return whether this is the configured token."""
-        return self.token is not None and self.token.matches(token.strip())
+        """Return whether this is the token in the file, which may be replaced at any time."""
+        with suppress(UsageError):
+            sent, path = token.strip().encode("utf-8", "surrogateescape"), self.token_file
+            return path is not None and hmac.compare_digest(sent, _read_token(path))
+        return False
 
     def has_token(self, request: HTTPConnection) -> bool:
         """Return whether the token comes with the request."""
@@ -187,11 +140,11 @@ class Access:
         """Return the rights, None if there are none. Raises HttpError if they do not suffice."""
         if self.has_token(request):
             return HOLDER_OF_TOKEN
-        peer = peer_of(request)
+        peer = _peer_of(request)
         if peer.on_socket:
             if peer.uid is None and request.url.path not in self.open:
                 raise HttpError(403, "unknown_user", _UNKNOWN_ON_SOCKET)
-            return Caller(peer.uid, peer.privileged, files=True, changes=True)
+            return Caller(peer.uid, peer.privileged, captures=True)
         session = self.sessions.find(request.cookies.get(self.cookie, ""))
         changes = request.scope["method"] not in ("GET", "HEAD")
         if session and changes and not has_own_origin(request):
@@ -200,28 +153,36 @@ class Access:
 
     def check_link(self, request: HTTPConnection) -> Caller:
         """Return the rights for a new session. Raises HttpError for a session: it lasts 12 h."""
-        if not (peer_of(request).on_socket or self.has_token(request)):
+        if not (_peer_of(request).on_socket or self.has_token(request)):
             raise HttpError(403, "not_on_socket", "links are made on the daemon's socket")
-        return self.check_change(request)
+        return self.check_captures(request)
 
-    def check_change(self, request: HTTPConnection) -> Caller:
-        """Return the rights. Raises HttpError unless the caller may change something."""
+    def check_captures(self, request: HTTPConnection) -> Caller:
+        """Return the rights. Raises HttpError unless captures may be requested and read."""
         caller = caller_of(request)
-        if not caller.changes:
+        if not caller.captures:
             raise unauthorized()
         return caller
 
     def check_all_jobs(self, request: HTTPConnection, what: str) -> None:
         """Raise HttpError unless the caller may act for all jobs; ``what`` needs it."""
-        if not self.check_change(request).all_jobs:
+        if not self.check_captures(request).all_jobs:
             raise HttpError(403, "not_yours", f"{what} need the token or root")
 
-    def check_files(self, request: HTTPConnection) -> Caller:
-        """Return the rights. Raises HttpError unless files of captures may be read."""
-        caller = caller_of(request)
-        if not caller.files:
-            raise unauthorized()
-        return caller
+
+def _read_token(path: Path) -> bytes:
+    try:
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"http.token_file {path}: {error.strerror}") from error
+    if not token:
+        raise UsageError(f"http.token_file {path} is empty; write the token into it")
+    return token
+
+
+def _peer_of(request: HTTPConnection) -> Peer:
+    peer: Peer = request.scope.get("state", {}).get("peer") or Peer("")
+    return peer
 
 
 def has_own_origin(request: HTTPConnection) -> bool:
@@ -232,8 +193,7 @@ def has_own_origin(request: HTTPConnection) -> bool:
 
 def caller_of(request: HTTPConnection) -> Caller:
     """Return the rights that the guard has left in the request's state."""
-    caller = request.scope["state"]["caller"]
-    assert isinstance(caller, Caller)
+    caller: Caller = request.scope["state"]["caller"]
     return caller
 
 
@@ -241,3 +201,72 @@ def unauthorized() -> HttpError:
     """Return the refusal of a request without any rights."""
     challenge = {"WWW-Authenticate": 'Bearer realm="warpwatch"'}
     return HttpError(401, "token_needed", _NEEDS_LOGIN, challenge)
+
+
+# An answer may bring its own of each.
+SECURITY_HEADERS = {
+    "x-content-type-options": "nosniff",
+    # With no-referrer, browsers would hide the origin of our own forms, too.
+    "referrer-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+}
+
+Prepare = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """The middleware; the routes decide what an admitted request may see and do.
+
+    count: receives the status of every answer. refuse: makes the answer to a request that was
+    refused. prepare: fetches from other processes what an admitted request may need.
+    """
+
+    app: ASGIApp = field(kw_only=False)
+    access: Access
+    basic_auth: BasicAuth | None
+    count: Callable[[int], None]
+    refuse: Callable[[HTTPConnection, HttpError], Response]
+    prepare: Prepare | None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = HTTPConnection(scope)
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+                self.count(message["status"])
+            await send(message)
+
+        try:
+            await self._admit(request)
+            if self.prepare is not None and request.url.path not in self.access.open:
+                await self.prepare()
+            await self.app(scope, receive, watched)
+        except HttpError as error:
+            await self.refuse(request, error)(scope, receive, watched)
+        except (ClientGone, ClientDisconnect):
+            raise ClientGone from None
+        except Exception:
+            logger.exception("a request for %.200r failed", scope["path"])
+            if not begun:
+                failure = HttpError(500, "internal", "the daemon failed; its log says how")
+                await failure.answer()(scope, receive, watched)
+
+    async def _admit(self, request: HTTPConnection) -> None:
+        """Leave the caller's rights in the request's state. Raises HttpError to refuse it."""
+        caller, path = self.access.caller(request), request.url.path
+        if caller is None and self.basic_auth is not None and path not in (LIVENESS, LOGIN):
+            await self.basic_auth.check(request.headers.get("authorization", ""))
+            caller = Caller(all_jobs=True)
+        if caller is None and path not in self.access.open:
+            raise unauthorized()
+        request.scope.setdefault("state", {})["caller"] = caller or Caller()

@@ -176,7 +176,7 @@ class JsonApi:
 
     async def request_capture(self, request: Request) -> Response:
         """Ask for a capture."""
-        owner = self._access.check_change(request).owner
+        owner = self._access.check_captures(request).owner
         body = await json_body(request, bodies.CaptureBody)
         if body.is_of_a_fleet:
             self._access.check_all_jobs(request, "id, start_step and anomaly_id")
@@ -247,7 +247,7 @@ class CaptureFiles:
 
     async def send(self, request: Request) -> Response:
         """A file of a capture."""
-        caller = self._access.check_files(request)
+        caller = self._access.check_captures(request)
         capture_id, name = request.path_params["id"], request.path_params["file"]
         found = None
         if _NAME.fullmatch(capture_id) and _NAME.fullmatch(name):
@@ -305,7 +305,7 @@ class AlertWebhook:
 
     async def receive(self, request: Request) -> Response:
         """Alerts that fire ask for captures."""
-        if not self._access.check_change(request).all_jobs:
+        if not self._access.check_captures(request).all_jobs:
             raise HttpError(403, "not_root", "alerts ask for everybody's jobs: only root may")
         if self._busy >= MAX_AT_ONCE:
             raise HttpError(503, "busy", "too many webhooks are being answered", _RETRY)

@@ -1,22 +1,28 @@
-"""HTTP/1.1 over one accepted socket: h11 parses requests, an ASGI application answers them."""
+"""HTTP/1.1 over accepted sockets, parsed by h11: peers, their limits, and their requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
+import os
 import socket
 import ssl
+import struct
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import h11
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
-from warpwatch_serving.access import Peer
+from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_telemetry.newest import NewestMap
 
 logger = logging.getLogger(__name__)
@@ -46,22 +52,73 @@ MAX_OF_PEER = 16
 
 _BAD_REQUEST = b'{"error":{"reason":"bad_request","detail":"this is not an HTTP/1.1 request"}}\n'
 
-T = TypeVar("T")
+_PROC = Path("/proc")
+# struct ucred
+_CREDENTIALS = struct.Struct("=iII")
 
 
 class ClientGone(OSError):
     """Raised if an answer cannot be sent: the client has left or does not read."""
 
 
-class Service(NamedTuple):
-    """An application and the TLS context under which it is served, None for plain HTTP."""
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The client that limits count by its name.
 
-    app: ASGIApp
-    tls: ssl.SSLContext | None = None
+    uid: the user at the Unix socket, None if the kernel cannot name it, and over TCP. privileged:
+    whether the user is root or the daemon's own. on_socket: whether it uses the Unix socket.
+    """
+
+    name: str
+    uid: int | None = None
+    privileged: bool = False
+    on_socket: bool = False
+
+
+def identify(accepted: socket.socket) -> Peer:
+    """Return the peer of an accepted socket. Raises OSError if it has closed it already."""
+    if accepted.family != socket.AF_UNIX:
+        return Peer(network(accepted.getpeername()[0]))
+    raw = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    # For a process of another user namespace the kernel reports the overflow UID. Root in a
+    # container, or a user with the daemon's UID in one, is not that user of this machine.
+    is_privileged = uid in (0, os.geteuid())
+    if uid == _overflow_uid() or (is_privileged and not _is_of_this_machine(pid)):
+        return Peer("unknown user", on_socket=True)
+    return Peer(f"uid {uid}", uid, is_privileged, on_socket=True)
+
+
+def _is_of_this_machine(pid: int, proc: Path = _PROC) -> bool:
+    """Return whether the process is visible, and in no pod or in the daemon's own."""
+    theirs = read_owner(pid, "", proc) if pid > 0 else None
+    ours = read_owner(os.getpid(), "", proc)
+    return theirs is not None and theirs.pod_uid in ("", ours.pod_uid if ours else "")
+
+
+def _overflow_uid() -> int:
+    with contextlib.suppress(OSError):
+        return int((_PROC / "sys/kernel/overflowuid").read_text())
+    return 65534
+
+
+def network(host: str) -> str:
+    """Return the name under which limits count an address.
+
+    One host owns a whole /64 of IPv6 addresses, and this machine all of 127.0.0.0/8.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_loopback:
+        return "loopback"
+    return str(ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False))
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class Slot:
     """A connection among others.
 
     waits_since: the time of the loop when the server began to wait for the client, None while the
@@ -72,7 +129,7 @@ class Place:
     waits_since: float | None = None
     answering: bool = False
 
-    async def wait(self, client: Awaitable[T], timeout_s: float | None = None) -> T:
+    async def wait(self, client: Awaitable[Any], timeout_s: float | None = None) -> Any:
         """Wait for the client. Raises TimeoutError."""
         self.waits_since = asyncio.get_running_loop().time()
         try:
@@ -86,16 +143,10 @@ class HttpStream:
     """The requests of one connection, each answered before the next one is read."""
 
     def __init__(
-        self,
-        place: Place,
-        service: Service,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        self, slot: Slot, app: ASGIApp, reader: StreamReader, writer: StreamWriter
     ) -> None:
-        self._place = place
-        self._service = service
-        self._reader = reader
-        self._writer = writer
+        self._slot, self._app = slot, app
+        self._reader, self._writer = reader, writer
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._unsent: list[bytes] = []
         self._is_head = False
@@ -109,56 +160,55 @@ class HttpStream:
         if self._http.their_state not in (h11.DONE, h11.CLOSED, h11.MUST_CLOSE):
             if self._writer.can_write_eof():
                 self._writer.write_eof()
-            with contextlib.suppress(TimeoutError):
-                await self._place.wait(self._discard(), LINGER_S)
+            with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError):
+                await self._slot.wait(self._reader.readexactly(LINGER_BYTES), LINGER_S)
         self._writer.close()
-        await self._place.wait(self._writer.wait_closed(), LINGER_S)
-
-    # --- one request ---
+        await self._slot.wait(self._writer.wait_closed(), LINGER_S)
 
     async def _serve_request(self, timeout_s: float, rates: PeerRates) -> bool:
         """Return whether the connection can carry another request."""
         try:
-            request = await self._place.wait(self._next_request(), timeout_s)
-            if request is None:
+            request = await self._slot.wait(self._next_event(), timeout_s)
+            if not isinstance(request, h11.Request):
                 return False
-            if not rates.admits(self._place.peer.name, asyncio.get_running_loop().time()):
+            if not rates.admits(self._slot.peer.name, asyncio.get_running_loop().time()):
                 # A new connection of the peer may end this wait.
-                await self._place.wait(asyncio.sleep(PAUSE_S))
-            self._place.answering = True
+                await self._slot.wait(asyncio.sleep(PAUSE_S))
+            self._slot.answering = True
             self._is_head = request.method == b"HEAD"
-            await self._service.app(self._scope(request), self._receive, self._send)
-            self._place.answering = False
+            await self._app(self._scope(request), self._receive, self._send)
+            self._slot.answering = False
         except h11.RemoteProtocolError as error:
-            await self._refuse(error.error_status_hint)
+            if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                status, headers = error.error_status_hint, {"connection": "close"}
+                refusal = Response(_BAD_REQUEST, status, headers, "application/json")
+                await refusal({"type": "http"}, self._receive, self._send)
             return False
         if {self._http.our_state, self._http.their_state} != {h11.DONE}:
             return False
         self._http.start_next_cycle()
         return True
 
-    async def _next_request(self) -> h11.Request | None:
+    async def _next_event(self) -> Any:
         while (event := self._http.next_event()) is h11.NEED_DATA:
             self._http.receive_data(await self._reader.read(PART_BYTES))
-        return event if isinstance(event, h11.Request) else None
+        return event
 
     def _scope(self, request: h11.Request) -> dict[str, Any]:
         path, _, query = request.target.partition(b"?")
         server = self._writer.get_extra_info("sockname")
+        is_tls = self._writer.get_extra_info("sslcontext") is not None
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": request.http_version.decode("ascii"),
             "method": request.method.decode("ascii"),
-            "scheme": "http" if self._service.tls is None else "https",
+            "scheme": "https" if is_tls else "http",
             "path": unquote(path.decode("ascii")),
-            "raw_path": path,
             "query_string": query,
-            "root_path": "",
             "headers": list(request.headers),
-            "client": (self._place.peer.name, 0),
             "server": server[:2] if isinstance(server, tuple) else None,
-            "state": {"peer": self._place.peer},
+            "state": {"peer": self._slot.peer},
         }
 
     async def _receive(self) -> Message:
@@ -166,16 +216,12 @@ class HttpStream:
         if self._http.they_are_waiting_for_100_continue:
             go_on = h11.InformationalResponse(status_code=100, headers=[])
             await self._write([self._http.send(go_on) or b""])
-        try:
-            while (event := self._http.next_event()) is h11.NEED_DATA:
-                reading = self._reader.read(PART_BYTES)
-                self._http.receive_data(await self._place.wait(reading, HEAD_TIMEOUT_S))
-        except (h11.RemoteProtocolError, OSError):
-            return {"type": "http.disconnect"}
-        if isinstance(event, h11.Data):
-            return {"type": "http.request", "body": bytes(event.data), "more_body": True}
-        if isinstance(event, h11.EndOfMessage):
-            return {"type": "http.request", "body": b"", "more_body": False}
+        with contextlib.suppress(h11.RemoteProtocolError, OSError):
+            event = await self._slot.wait(self._next_event(), HEAD_TIMEOUT_S)
+            if isinstance(event, h11.Data):
+                return {"type": "http.request", "body": bytes(event.data), "more_body": True}
+            if isinstance(event, h11.EndOfMessage):
+                return {"type": "http.request", "body": b"", "more_body": False}
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
@@ -202,43 +248,23 @@ class HttpStream:
                     return False
         return self._http.their_state is not h11.ERROR
 
-    async def _refuse(self, status: int) -> None:
-        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            return
-        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        headers.append((b"content-length", b"%d" % len(_BAD_REQUEST)))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": _BAD_REQUEST})
-
     async def _write(self, parts: Iterable[bytes]) -> None:
         self._writer.writelines([*self._unsent, *parts])
         self._unsent = []
         try:
-            await self._place.wait(self._writer.drain(), WRITE_TIMEOUT_S)
+            await self._slot.wait(self._writer.drain(), WRITE_TIMEOUT_S)
         except OSError as error:
             raise ClientGone from error
 
-    async def _discard(self) -> None:
-        left = LINGER_BYTES
-        while left > 0 and (data := await self._reader.read(PART_BYTES)):
-            left -= len(data)
 
-
-class PeerRates:
-    """A bucket of requests for each peer: BURST at once, refilled with RATE_PER_S.
-
-    Beyond MAX_PEERS, the peer that was silent for longest is forgotten.
-    """
-
-    def __init__(self) -> None:
-        # The requests that are left, and the time of the newest one.
-        self._buckets: NewestMap[str, tuple[float, float]] = NewestMap(MAX_PEERS)
+class PeerRates(NewestMap[str, tuple[float, float]]):
+    """By peer the requests that are left, BURST at first, and the time of the newest one."""
 
     def admits(self, peer: str, now: float) -> bool:
-        """Take a request from the peer's bucket; False if none was left."""
-        left, since = self._buckets.get(peer, (BURST, now))
+        """Take a request from what is left, which RATE_PER_S refills; False if it was none."""
+        left, since = self.get(peer, (BURST, now))
         left = min(BURST, left + (now - since) * RATE_PER_S)
-        self._buckets[peer] = (max(0.0, left - 1), now)
+        self[peer] = (max(0.0, left - 1), now)
         return left >= 1
 
 
@@ -249,34 +275,30 @@ class Connections:
     loses its connection to the new one. If the server waits for none, the new one is closed.
     """
 
-    def __init__(
-        self, most_of_others: int = MAX_OF_OTHERS, most_of_peer: int = MAX_OF_PEER
+    def __init__(self, of_others: int = MAX_OF_OTHERS, of_peer: int = MAX_OF_PEER) -> None:
+        self._most_of_others, self._most_of_peer = of_others, of_peer
+        self._rates = PeerRates(MAX_PEERS)
+        self.tasks: dict[Slot, asyncio.Task[None]] = {}
+
+    def serve(
+        self, accepted: socket.socket, peer: Peer, app: ASGIApp, tls: ssl.SSLContext | None = None
     ) -> None:
-        self._most_of_others = most_of_others
-        self._most_of_peer = most_of_peer
-        self._rates = PeerRates()
-        self._tasks: dict[Place, asyncio.Task[None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def serve(self, accepted: socket.socket, peer: Peer, service: Service) -> None:
-        """Serve an accepted socket in a task of its own, or close it if there is no place."""
-        if not self._has_place(peer):
+        """Serve an accepted socket in a task of its own, or close it if there is no slot."""
+        if not self._has_slot(peer):
             accepted.close()
             return
-        place = Place(peer)
-        self._tasks[place] = asyncio.create_task(self._serve(place, accepted, service))
-        self._tasks[place].add_done_callback(lambda _: self._tasks.pop(place, None))
+        slot = Slot(peer)
+        self.tasks[slot] = asyncio.create_task(self._serve(slot, accepted, app, tls))
+        self.tasks[slot].add_done_callback(lambda _: self.tasks.pop(slot, None))
 
-    async def _serve(self, place: Place, accepted: socket.socket, service: Service) -> None:
+    async def _serve(self, slot: Slot, accepted: socket.socket, app: ASGIApp, tls: Any) -> None:
         try:
-            reader, writer = await place.wait(_open(accepted, service.tls), 2 * HEAD_TIMEOUT_S)
+            reader, writer = await slot.wait(_open(accepted, tls), HEAD_TIMEOUT_S)
         except OSError:
             accepted.close()
             return
         try:
-            await HttpStream(place, service, reader, writer).serve(self._rates)
+            await HttpStream(slot, app, reader, writer).serve(self._rates)
         except OSError:
             # The client has left, or broke a time limit.
             pass
@@ -285,41 +307,37 @@ class Connections:
         finally:
             writer.transport.abort()
 
-    def _has_place(self, peer: Peer) -> bool:
-        of_peer = [one for one in self._tasks if one.peer.name == peer.name]
+    def _has_slot(self, peer: Peer) -> bool:
+        of_peer = [one for one in self.tasks if one.peer.name == peer.name]
         limit = MAX_CONNECTIONS if peer.privileged else self._most_of_others
-        if len(of_peer) < self._most_of_peer and len(self._tasks) < limit:
+        if len(of_peer) < self._most_of_peer and len(self.tasks) < limit:
             return True
-        crowd = of_peer if len(of_peer) >= self._most_of_peer else self._tasks
+        crowd = of_peer if len(of_peer) >= self._most_of_peer else self.tasks
         waiting = [(one.waits_since, one) for one in crowd if one.waits_since is not None]
         if not waiting:
             return False
-        self._tasks.pop(min(waiting, key=lambda one: one[0])[1]).cancel()
+        self.tasks.pop(min(waiting, key=lambda one: one[0])[1]).cancel()
         return True
 
     async def close(self, timeout_s: float) -> None:
         """End idle connections at once, and the others after their answer or ``timeout_s``."""
-        tasks = list(self._tasks.values())
-        for place, task in list(self._tasks.items()):
-            if not place.answering:
+        for slot, task in self.tasks.items():
+            if not slot.answering:
                 task.cancel()
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=timeout_s)
+        if self.tasks:
+            _, late = await asyncio.wait(self.tasks.values(), timeout=timeout_s)
             for task in late:
                 task.cancel()
 
 
 async def _open(
     accepted: socket.socket, tls: ssl.SSLContext | None
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+) -> tuple[StreamReader, StreamWriter]:
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(PART_BYTES, loop)
+    reader = StreamReader(PART_BYTES, loop)
     protocol = asyncio.StreamReaderProtocol(reader)
-    timeout_s = {} if tls is None else {"ssl_handshake_timeout": HEAD_TIMEOUT_S}
-    transport, _ = await loop.connect_accepted_socket(
-        lambda: protocol, accepted, ssl=tls, **timeout_s
-    )
+    transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=tls)
     # A write waits until all of it has left the process, so that its time limit counts. With 0,
     # asyncio's TLS would wait for an empty buffer to become smaller.
     transport.set_write_buffer_limits(high=1)
-    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+    return reader, StreamWriter(transport, protocol, reader, loop)

@@ -21,16 +21,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from warpwatch_serving import answers, bodies
-from warpwatch_serving.access import Access
+from warpwatch_serving.access import Access, Guard, Prepare
 from warpwatch_serving.answers import ErrorAnswer, HttpError
 from warpwatch_serving.api import AlertWebhook, CaptureFiles, JsonApi
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.bodies import Filters
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.guard import Guard, Prepare
 from warpwatch_serving.metrics import MetricsPages
-from warpwatch_serving.page.endpoint import PageEndpoint
-from warpwatch_serving.page.login import Login
+from warpwatch_serving.page.endpoint import Login, PageEndpoint
 from warpwatch_serving.web_config import BasicAuth
 from warpwatch_telemetry.captures import Capture
 

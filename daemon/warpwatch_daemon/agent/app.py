@@ -44,8 +44,7 @@ from warpwatch_exporters.push import PushExporters
 from warpwatch_runtime.call_guard import run_all
 from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
-from warpwatch_serving.listening import passed_by_systemd
-from warpwatch_serving.server import Server
+from warpwatch_serving.server import Server, passed_by_systemd
 from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared

@@ -14,7 +14,7 @@ from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
 from warpwatch_runtime.quantities import no_step, places, plural, uncounted
 from warpwatch_serving.answers import AnomalyReport
-from warpwatch_serving.page import captures, findings, jobs, servers
+from warpwatch_serving.page import captures, findings, jobs
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.state import RankState, State
@@ -110,7 +110,7 @@ def _jobs(state: State, all_ranks: bool) -> Iterator[str]:
         yield f"  {one.job.name}: {', '.join(filter(None, facts))}{sentence}"
         troubled = [rank for rank in one.ranks if _is_troubled(rank)]
         for rank in one.ranks if all_ranks else troubled[:MAX_TROUBLED]:
-            yield f"    {servers.name(rank)}: {', '.join(_rank(rank))}"
+            yield f"    {jobs.process_name(rank)}: {', '.join(_rank(rank))}"
         if not all_ranks and troubled[MAX_TROUBLED:]:
             yield f"    and {plural(len(troubled) - MAX_TROUBLED, 'more rank')} in trouble: --ranks"
     if found[len(shown) :]:
@@ -123,7 +123,7 @@ def _versions(ranks: Sequence[RankState], own: str) -> Iterator[str]:
     For a server, yield what its hooks cannot report instead of steps.
     """
     served = [rank for rank in ranks if rank.serve is not None]
-    yield from servers.notes(served)
+    yield from jobs.server_notes(served)
     if served:
         yield from _shims(ranks, own)
         return

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message
 from warpwatch_daemon.for_fleet.record_stream import MAX_BATCH_BYTES, Portion, RecordStream
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.bus import Bus, BusConfig, BusError
-from warpwatch_serving.access import Peer
+from warpwatch_serving.connection import Peer
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.bus_messages import PARTITIONS, BatchId, Publisher
 from warpwatch_telemetry.log import encode_line

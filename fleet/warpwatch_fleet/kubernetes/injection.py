@@ -21,9 +21,8 @@ from starlette.routing import Route
 
 from warpwatch_fleet.config import InjectionConfig
 from warpwatch_runtime.loading import read_yaml
-from warpwatch_serving.connection import Connections, Service
-from warpwatch_serving.listening import listen_on
-from warpwatch_serving.server import Listeners
+from warpwatch_serving.connection import Connections
+from warpwatch_serving.server import Listeners, listen_on
 from warpwatch_serving.web_config import Tls, TlsServerConfig
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.sections import Section
@@ -169,7 +168,7 @@ class InjectionServer:
         self._listeners = Listeners(tls.renew)
         app = Starlette(routes=[Route("/inject", self._inject, methods=["POST"])])
         connections = Connections(MAX_REQUESTS, MAX_REQUESTS)
-        self._listeners.add(self.listener, Service(app, tls.context), connections)
+        self._listeners.add(self.listener, connections, app, tls.context)
 
     async def run_beside(self) -> None:
         """Serve in a thread until cancelled."""

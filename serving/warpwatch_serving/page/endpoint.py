@@ -1,4 +1,7 @@
-"""``GET /`` and ``/run``, and the policy that lets a browser run only our own script."""
+"""``GET /`` and ``/run``, the login, and the policy that lets a browser run only our own script.
+
+A link that is valid once, or the token, starts a session of the browser.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,31 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from functools import cache, cached_property
+from html import escape
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlencode
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, Response
 
 from warpwatch_runtime import quantities
-from warpwatch_serving.access import Caller, caller_of
-from warpwatch_serving.answers import HttpError
+from warpwatch_serving.access import (
+    HOLDER_OF_TOKEN,
+    LINK_S,
+    LOGIN,
+    SESSION_S,
+    Access,
+    Caller,
+    caller_of,
+    has_own_origin,
+)
+from warpwatch_serving.answers import HttpError, SessionLink, json_answer
 from warpwatch_serving.backend import ApiBackend, visible
-from warpwatch_serving.bodies import PageFilters, RunFilters, filters
-from warpwatch_serving.page import captures, charts, devices, findings, jobs, runs, servers
+from warpwatch_serving.bodies import LoginFilters, PageFilters, RunFilters, filters, read_body
+from warpwatch_serving.page import captures, charts, devices, findings, jobs, runs
 from warpwatch_serving.page.findings import Headline, headline
 from warpwatch_serving.page.jobs import ranked
 from warpwatch_serving.page.selection import Selection
@@ -88,7 +103,7 @@ class PageEndpoint:
 
     def _answer(self, request: Request, name: str, **about: object) -> Response:
         page = self._environment.get_template(name).render(
-            files_open=caller_of(request).files, has_session="cookie" in request.headers, **about
+            files_open=caller_of(request).captures, has_session="cookie" in request.headers, **about
         )
         headers = {"Content-Security-Policy": policy()}
         return Response(page, headers=headers, media_type="text/html")
@@ -119,7 +134,6 @@ class PageEndpoint:
             "devices": devices,
             "findings": findings,
             "jobs": jobs,
-            "servers": servers,
             "max_sources": MAX_SOURCES,
             "runs": runs,
             **self.modules,
@@ -146,3 +160,92 @@ def _digest(path: Path) -> str:
     """Return the hash of an inline file, as a content security policy names it."""
     digest = hashlib.sha256(path.read_bytes()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+# --- the login ---
+
+_USED = "This link has been used or is older than a minute."
+_WRONG_TOKEN = "This is not the token."
+_TOKEN_FORM = """<form class="filters" method="post" action="/login">
+    <input type="password" name="token" aria-label="Token" autocomplete="current-password" required>
+    <button class="button">Sign in</button>
+  </form>"""
+_NO_TOKEN = '<p class="quiet">None is configured (<code>http.token_file</code>).</p>'
+
+
+class Login:
+    """Makes links, and turns them or the token into sessions."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def make_link(self, request: Request) -> Response:
+        """A link to the web page for the user who asks, valid once and for a minute."""
+        key = self._access.links.issue(self._access.check_link(request))
+        path = f"{LOGIN}?{urlencode({'key': key})}"
+        return json_answer(SessionLink(path, LINK_S, request.app.state.url), 201)
+
+    async def follow_link(self, request: Request) -> Response:
+        """The login page; with the key of a link, the start of a session."""
+        key = filters(request, LoginFilters).key
+        if key is None:
+            return self._page(request, 200)
+        caller = self._access.links.end(key)
+        return self._page(request, 401, _USED) if caller is None else self._start(request, caller)
+
+    async def log_in(self, request: Request) -> Response:
+        """The start of a session with the token that the form of the login page sends."""
+        form = parse_qs((await read_body(request)).decode("utf-8", "replace"))
+        token = form.get("token", [""])[0]
+        if not has_own_origin(request) or not self._access.is_token(token):
+            return self._page(request, 401, _WRONG_TOKEN)
+        return self._start(request, HOLDER_OF_TOKEN)
+
+    async def log_out(self, request: Request) -> Response:
+        """The end of the session."""
+        self._access.sessions.end(request.cookies.get(self._access.cookie, ""))
+        return self._redirect(request, LOGIN, "", 0)
+
+    def refuse(self, request: HTTPConnection, error: HttpError) -> Response:
+        """Return the login page to a browser without a session, and the error to all others."""
+        if error.status == 401 and "text/html" in request.headers.get("accept", ""):
+            return self._page(request, 401, headers=error.headers)
+        return error.answer()
+
+    def _start(self, request: Request, caller: Caller) -> Response:
+        return self._redirect(request, "/", self._access.sessions.issue(caller), SESSION_S)
+
+    def _redirect(self, request: Request, path: str, key: str, lasts_s: float) -> Response:
+        tls = request.url.scheme == "https"
+        header = cookie(self._access.cookie, key, lasts_s, tls=tls)
+        return RedirectResponse(path, 303, {"Set-Cookie": header})
+
+    def _page(
+        self,
+        request: HTTPConnection,
+        status: int,
+        message: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        base = f"{request.url.scheme}://{request.headers.get('host', 'localhost:9400')}"
+        page = self._template.substitute(
+            style=STYLE.read_text(),
+            message=f'<p class="lost" role="alert">{message}</p>' if message else "",
+            base=escape(base[:200]),
+            token=_TOKEN_FORM if self._access.token_file else _NO_TOKEN,
+        )
+        all_headers = {"Content-Security-Policy": policy(), **(headers or {})}
+        return Response(page, status, all_headers, "text/html")
+
+    @cached_property
+    def _template(self) -> Template:
+        return Template((FOLDER / "login.html").read_text())
+
+
+def cookie(name: str, key: str, lasts_s: float, *, tls: bool) -> str:
+    """Return the header Set-Cookie.
+
+    Lax, not Strict: a link in a message or a dashboard is to open the page, logged in.
+    """
+    secure = "; Secure" if tls else ""
+    return f"{name}={key}; Path=/; Max-Age={lasts_s:.0f}; HttpOnly; SameSite=Lax{secure}"

@@ -31,11 +31,12 @@ from tests.loop.other_users import OWNER, STRANGER
 from tests.manual_clock import ManualClock
 from warpwatch_daemon import api_client
 from warpwatch_daemon.cli import main, page
-from warpwatch_serving.access import NO_OWNER, Peer, _is_of_this_machine, identify
+from warpwatch_serving.access import NO_OWNER, SESSION_S, Access, Caller, Keys
 from warpwatch_serving.backend import visible
 from warpwatch_serving.config import HttpConfig
+from warpwatch_serving.connection import Peer, _is_of_this_machine, identify
+from warpwatch_serving.page.endpoint import cookie
 from warpwatch_serving.server import Server
-from warpwatch_serving.sessions import LINK_S, SESSION_S, Keys, cookie, cookie_name
 from warpwatch_telemetry.captures import Decision
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.state import Sensitivity
@@ -125,32 +126,29 @@ def test_a_link_is_valid_once(serve, golden):
 
 
 def test_a_link_lasts_a_minute_and_a_session_twelve_hours() -> None:
-    clock = ManualClock()
-    links: Keys[str] = Keys(LINK_S, clock.monotonic)
-    late, used = links.issue("uid/1000"), links.issue("uid/1000")
+    clock, user = ManualClock(), Caller(1000)
+    ports = (Access(HttpConfig(listen=f":{port}"), clock.monotonic) for port in (9400, 9401))
+    access, other = ports
+    late, used = access.links.issue(user), access.links.issue(user)
     clock.advance(59)
-    assert [links.end(used) for _ in range(2)] == ["uid/1000", None]
+    assert [access.links.end(used) for _ in range(2)] == [user, None]
     clock.advance(2)
-    assert links.end(late) is None
-    sessions: Keys[str] = Keys(SESSION_S, clock.monotonic)
-    key = sessions.issue("uid/1000")
+    assert access.links.end(late) is None
+    key = access.sessions.issue(user)
     clock.advance(12 * 3600 - 1)
-    assert sessions.find(key) == "uid/1000"
+    assert access.sessions.find(key) == user
     clock.advance(2)
-    assert sessions.find(key) is None
+    assert access.sessions.find(key) is None
     # Each server of a host has a cookie of its own.
-    assert cookie_name("gpu-17 :9400") != cookie_name("gpu-17 :9401")
+    assert access.cookie != other.cookie
     assert cookie("x", key, SESSION_S, tls=True).endswith("; Secure")
 
 
 def test_one_user_cannot_end_the_sessions_of_another() -> None:
-    clock = ManualClock()
-    keys: Keys[str] = Keys(60, clock.monotonic)
-    mine = keys.issue("uid/1")
-    theirs = [keys.issue("uid/2") for _ in range(17)]
-    assert (keys.find(mine), keys.find(theirs[0]), keys.find(theirs[16])) == (
-        "uid/1", None, "uid/2",
-    )  # fmt: skip
+    keys, me, they = Keys(60, ManualClock().monotonic), Caller(1), Caller(2)
+    mine = keys.issue(me)
+    theirs = [keys.issue(they) for _ in range(17)]
+    assert [keys.find(key) for key in (mine, theirs[0], theirs[16])] == [me, None, they]
 
 
 def test_after_a_session_its_cookie_opens_nothing(serve):

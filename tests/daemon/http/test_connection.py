@@ -17,9 +17,8 @@ from tests.daemon.http.conftest import TIMEOUT_S, http_client
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet.api import agent_routes
 from warpwatch_serving import connection
-from warpwatch_serving.access import Peer, network
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.connection import Connections, PeerRates, Service
+from warpwatch_serving.connection import Connections, Peer, PeerRates, network
 from warpwatch_serving.routes import create_app
 
 HEAD = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n"
@@ -66,7 +65,7 @@ class Site:
         self.clients.append(ours)
 
         async def serve() -> None:
-            self.connections.serve(theirs, peer, Service(self))
+            self.connections.serve(theirs, peer, self)
 
         self.loop.run_until_complete(serve())
         self.settle()
@@ -102,7 +101,7 @@ class Site:
 
     @property
     def open(self) -> int:
-        return len(self.connections)
+        return len(self.connections.tasks)
 
 
 @pytest.fixture
@@ -271,9 +270,8 @@ def ask_app(
 
 
 def test_a_peer_has_a_burst_and_then_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_PEERS", 2)
     monkeypatch.setattr(connection, "RATE_PER_S", 50.0)
-    rates = PeerRates()
+    rates = PeerRates(2)
     assert [rates.admits("10.0.0.1", 0.0) for _ in range(201)] == 200 * [True] + [False]
     assert [rates.admits("10.0.0.1", 0.02) for _ in range(2)] == [True, False]
     assert rates.admits("10.0.0.2", 0.02)

@@ -79,7 +79,7 @@ def test_a_socket_of_systemd_is_served_and_not_handed_on(serve):
     """sd_listen_fds(3): descriptors from 3 on, for the process whose pid is named."""
     program = """
 import os, socket, sys
-from warpwatch_serving.listening import passed_by_systemd
+from warpwatch_serving.server import passed_by_systemd
 os.dup2(int(sys.argv[1]), 3)
 environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "x"}
 passed = passed_by_systemd(environ)

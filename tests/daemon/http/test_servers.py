@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from warpwatch_daemon.cli.status import _lines
-from warpwatch_serving.page import servers
+from warpwatch_serving.page import jobs
 from warpwatch_telemetry.state import JobState, RankState, ServeState, State
 
 NAMED: dict[str, Any] = {"job": "chat", "owner": "ns/team", "run": "r", "pid": 1, "host": "gpu-1"}
@@ -44,7 +44,7 @@ def engine(**scheduler: Any) -> list[RankState]:
 )
 def test_a_server_shows_its_load_and_no_steps(scheduler, load):
     facts = ["ns/team", "replica a5fa77", "2 ranks", "2 more processes", *load, "vllm 0.32.0"]
-    assert servers.facts(JOB, engine(**scheduler)) == facts
+    assert jobs.facts(JOB, engine(**scheduler)) == facts
 
 
 def test_status_names_the_processes_of_a_server_and_what_is_not_seen():

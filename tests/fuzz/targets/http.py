@@ -15,7 +15,7 @@ from tests.daemon.http.conftest import CAPTURE, MemoryAgent
 from tests.fuzz.targets.web_config import HASH
 from tests.fuzz.watch import Target
 from warpwatch_daemon.for_fleet.api import agent_routes
-from warpwatch_serving import guard
+from warpwatch_serving import access
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.routes import create_app
 from warpwatch_serving.web_config import BasicAuth
@@ -53,8 +53,8 @@ class Routes:
         self._loop = asyncio.new_event_loop()
         # Only there does an answer of 500 say why.
         self._errors = _Errors()
-        guard.logger.addHandler(self._errors)
-        guard.logger.propagate = False
+        access.logger.addHandler(self._errors)
+        access.logger.propagate = False
         logging.disable(logging.NOTSET)
 
     def run(self, data: bytes) -> None:
