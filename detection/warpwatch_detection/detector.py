@@ -1,16 +1,21 @@
-"""The base of detectors: records in, results out, in the records' own time."""
+"""The base of detectors: records in, results out, in the records' own time.
+
+It also has the budget of false alarms that they share, and the runner of all detectors.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from statistics import NormalDist
 from types import GenericAlias
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY, rate_per_s
 from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent, Record, WorkClass
@@ -25,16 +30,17 @@ MAX_NUMBER = 1e30
 
 
 class JobStep(msgspec.Struct, frozen=True):
-    """One step of all ranks of a job that this process follows. Seconds; ``index`` counts from 0.
+    """One step of all ranks of a job that this process follows, in seconds.
 
     Steps that a capture touched are left out, declared pauses (checkpoint, eval) are subtracted.
-    compute_s: per rank, duration less comm, data_wait and pauses: the rank's own work.
-    data_wait_s, comm_s: per rank, waiting for input and for other ranks.
-    duration_s: median over the ranks.
-    common_s: median compute + smallest comm: the step as it would be without one rank's delay.
-    tokens, samples: per rank, the work of the step; a rank that does not count it is absent, and
-    a rank that counts tokens has no samples. work: the median rank's, 0 if unknown.
-    stages: where parallelism is known, per rank the number of the group that does the same work.
+
+    index: the number of joined steps before it. duration_s: the median over the ranks.
+    compute_s: by rank, duration less comm, data_wait and pauses: the rank's own work.
+    data_wait_s, comm_s: by rank, the wait for input and for other ranks.
+    common_s: median compute plus smallest comm: the step as it would be without one rank's delay.
+    tokens, samples: by rank, the work of the step. A rank that does not count it is absent, and
+    a rank that counts tokens has no samples. work: the median rank's work, 0 if unknown.
+    stages: by rank, the group that does the same work, if parallelism is known.
     alike: whether the ranks of a group do equal work; None if the program does not report it.
     """
 
@@ -54,16 +60,16 @@ class JobStep(msgspec.Struct, frozen=True):
     alike: bool | None = None
 
     def found(self, severity: Severity = "warning", **more: Any) -> Detected:
-        """Return a finding about the job at this step; ``more``: fields that the step lacks."""
+        """Return a finding about the job at this step; ``more``: the other fields."""
         fields = self.job_id.fields()
         return Detected(time=self.time, severity=severity, step=self.step, **fields, **more)
 
 
 class JobIteration(JobStep, frozen=True):
-    """One iteration of all ranks of a server, with its work as in ``Step``; else as a JobStep.
+    """One iteration of all ranks of a server, with its work as in ``Step``.
 
-    Trainings' detectors do not read it: an iteration lasts as long as its work takes.
-    count: above 1, it is the mean of so many: of a second of which only a summary is known.
+    Detectors of trainings do not read it: an iteration lasts as long as its work takes.
+    count: the iterations of which this is the mean; above 1 if only a second's summary is known.
     """
 
     work_class: WorkClass = ""
@@ -80,7 +86,7 @@ Observation = Record | JobStep
 class Cleared:
     """The end of a fault of a job or device.
 
-    for_good: the next finding is another anomaly, however soon it comes.
+    for_good: whether the next finding is another anomaly, however soon it comes.
     """
 
     time: float
@@ -98,12 +104,12 @@ Results = Iterable[DetectorResult]
 class DetectorStatus:
     """A detector's present result for one job, rank or device, and how near it is to its limit.
 
-    answer: learning (not enough data yet), fine or found.
-    value, baseline, limit: the quantity, what it is compared with, and where a fault starts.
-    nearest, nearest_step: the largest share of the limit that was reached (1: the limit), and when.
+    answer: "learning" means that there is not enough data yet.
+    text: one line with the quantity, its limit, how near it came, and the least effect.
+    value, baseline, limit: the quantity, its comparison value, and the value at which a fault
+    starts. nearest, nearest_step: the largest part of the limit that was reached, and its step.
     sees, effect: the least effect that would be found now, and the one that should be, as shares
-    of the usual; blind: the first is larger, or there is nothing to compare with.
-    text: one line: the quantity with its limit, how near it came, and the least effect.
+    of the usual. blind: whether ``sees`` is larger, or there is nothing to compare with.
     """
 
     answer: Literal["learning", "fine", "found"]
@@ -142,14 +148,32 @@ class DetectorStatus:
         return None if self.job is None else JobId(self.owner, self.job, self.run)
 
 
+def number(value: object) -> float | None:
+    """Return a finite number that a process reported, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= MAX_NUMBER else None
+
+
+def detail_number(event: RankEvent, name: str) -> float | None:
+    """Return a finite number of an event's detail, else None."""
+    return number(event.detail.get(name))
+
+
+def rank_names(ranks: Iterable[int]) -> str:
+    """Return ``rank 3``, or ``ranks 1, 2`` with the first eight of several ranks."""
+    first, *others = map(str, sorted(ranks)[:8])
+    return f"ranks {', '.join((first, *others))}" if others else f"rank {first}"
+
+
 class Detector(ABC):
     """A detector of one kind of anomaly.
 
     ``state`` is everything that it remembers: a dataclass of numbers, texts, None, lists, tuples,
     dicts, sets and such dataclasses, fully annotated, so that it outlives a restart of the daemon.
     ``state_version`` grows when the state's form or meaning changes, so that an older one is not
-    read. ``waits``: silence can be a fault, and the state has a ``deadline`` for ``expire``.
-    ``reads``: the only types of observations that it gets.
+    read. ``waits``: whether silence can be a fault; then the state has a ``deadline`` for
+    ``expire``. ``reads``: the only types of observations that it gets.
     """
 
     kind: str
@@ -182,17 +206,7 @@ class Detector(ABC):
         """Return a status for every job, rank or device that is evaluated."""
 
 
-class DetectorJobState(Protocol):
-    """A detector's memory of one job. index: of its newest step. on: truthy while a fault lasts."""
-
-    index: int
-
-    @property
-    def on(self) -> object: ...
-
-
 S = TypeVar("S")
-J = TypeVar("J", bound=DetectorJobState)
 
 
 @dataclass(slots=True)
@@ -202,26 +216,85 @@ class JobStates(Generic[S]):
     jobs: dict[JobId, S] = field(default_factory=dict)
 
 
-class JobDetector(Detector, Generic[J]):
-    """A detector that evaluates the steps of each job in ``judge``.
+class JobsDetector(Detector, Generic[S]):
+    """A detector that remembers each job in a ``job_type``."""
 
-    A healthy job varies too, so limits follow from ``false_alarms_per_job_day``.
-    job_type: the type of its state of one job.
-    """
+    job_type: type[S]
 
-    reads: tuple[type, ...] = (JobStep,)
-    job_type: type[J]
-
-    def __init__(self, false_alarms_per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> None:
-        self._rate_per_s = rate_per_s(self.kind, false_alarms_per_job_day)
-        self.state: JobStates[J] = JobStates()
+    def __init__(self) -> None:
+        self.state: JobStates[S] = JobStates()
 
     @property
     def state_form(self) -> Any:
-        return GenericAlias(JobStates, (self.job_type,))
+        return GenericAlias(type(self.state), (self.job_type,))
+
+    def forget(self, job: JobId) -> None:
+        self.state.jobs.pop(job, None)
+
+
+# --- the budget of false alarms ---
+#
+# Healthy jobs vary too, so every limit is exceeded by chance now and then. The operator configures
+# how often a job may have a false alarm. This and the number of checks per day determine how far a
+# limit is above the noise.
+
+DAY_S = 86400.0
+FALSE_ALARMS_PER_JOB_DAY = 0.5
+# Sums to 1. The kinds that find the most faults get the most.
+SHARES = {
+    "step_regression": 0.35,
+    "step_drift": 0.1,
+    "step_spikes": 0.15,
+    "comm_slow": 0.1,
+    "data_stall": 0.1,
+    "straggler": 0.1,
+    "gc_pause": 0.1,
+}
+# Servers have this kind instead of the kinds about steps that servers do not have.
+SHARES_OF_SERVERS = {"latency_regression": 0.3}
+# A check that fails more often by chance is useless, however large the budget is.
+MOST_PER_CHECK = 0.01
+
+
+def rate_per_s(kind: str, per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> float:
+    """Return the false alarms of this kind that a job may have per second."""
+    return per_job_day * (SHARES | SHARES_OF_SERVERS)[kind] / DAY_S
+
+
+@lru_cache(maxsize=4096)
+def deviations(rate_per_s: float, check_s: float, ways: int = 1) -> float:
+    """Return the standard deviations that normal noise exceeds at this rate.
+
+    check_s: seconds from one independent check to the next. ways: the number of ranks or windows
+    that share the rate (Bonferroni).
+    """
+    chance = min(max(rate_per_s * check_s / ways, 1e-15), MOST_PER_CHECK)
+    return -NormalDist().inv_cdf(chance)
+
+
+class StepsState(Protocol):
+    """The state of one job. index: of its newest step. on: true while a fault lasts."""
+
+    index: int
+
+    @property
+    def on(self) -> object: ...
+
+
+J = TypeVar("J", bound=StepsState)
+
+
+class StepsDetector(JobsDetector[J]):
+    """A detector that evaluates the steps of each job, at limits that follow from the budget."""
+
+    reads: tuple[type, ...] = (JobStep,)
+
+    def __init__(self, false_alarms_per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> None:
+        super().__init__()
+        self._rate_per_s = rate_per_s(self.kind, false_alarms_per_job_day)
 
     @abstractmethod
-    def judge(self, job: J, seen: JobStep) -> Results: ...
+    def evaluate(self, job: J, seen: JobStep) -> Results: ...
 
     def observe(self, seen: Any) -> Results:
         """Evaluate a JobStep; a detector that reads more types handles the others."""
@@ -229,22 +302,98 @@ class JobDetector(Detector, Generic[J]):
         job, index = jobs.get(seen.job_id), seen.index
         if job is not None and index > job.index:
             job.index = index
-            return self.judge(job, seen)
+            return self.evaluate(job, seen)
         # The job was restarted: maybe on other machines, with other work.
         restarted = jobs[seen.job_id] = self.job_type()
-        restarted.index = seen.index
-        results = self.judge(restarted, seen)
-        return (
-            (Cleared(seen.time, seen.job_id), *results) if job is not None and job.on else results
-        )
+        restarted.index = index
+        results = self.evaluate(restarted, seen)
+        was_on = job is not None and job.on
+        return (Cleared(seen.time, seen.job_id), *results) if was_on else results
+
+
+# --- all detectors ---
+
+# A kind, its detector's ``observe``, and its place in the deadlines (-1 without one).
+Reader = tuple[str, Callable[[Observation], Results], int]
+# The results of detectors in the order in which they were asked, each with its kind.
+KindResults = list[tuple[str, DetectorResult]]
+
+
+class DetectorRunner:
+    """Turns observations and the passing of time into the results of all detectors.
+
+    A detector that raises does not affect the others: the error is counted by kind in ``failures``,
+    and the detector is not asked for the same deadline again. deadline: the earliest of all.
+    """
+
+    def __init__(self, detectors: Sequence[Detector]) -> None:
+        self.detectors = detectors
+        self.failures: Counter[str] = Counter()
+        self.deadline = NEVER
+        self._timed = [one for one in detectors if one.waits]
+        self._states: list[Any] = []
+        # By place in ``_timed``; NEVER for a deadline at which the detector failed.
+        self._deadlines: list[float] = []
+        self._failed: dict[int, float] = {}
+        # By type of observation.
+        self._readers: dict[type, list[Reader]] = {}
+        for detector in detectors:
+            place = self._timed.index(detector) if detector.waits else -1
+            for seen in detector.reads:
+                reader = (detector.kind, detector.observe, place)
+                self._readers.setdefault(seen, []).append(reader)
+        self._failure: Exception | None = None
+        self.read_deadlines()
+
+    def observe(self, seen: Observation) -> KindResults:
+        """Return the results of all detectors that read the observation's type."""
+        found: KindResults = []
+        for kind, observe, place in self._readers.get(type(seen), ()):
+            try:
+                if results := observe(seen):
+                    found += [(kind, one) for one in results]
+            except Exception as error:
+                self._fail(kind, error)
+            if place >= 0 and self._states[place].deadline != self._deadlines[place]:
+                self.read_deadlines()
+        return found
+
+    def expire(self, now: float, put_off: Callable[[float], float]) -> KindResults:
+        """Return the results of detectors that are due. put_off: delays a deadline."""
+        found: KindResults = []
+        for place, detector in enumerate(self._timed):
+            if put_off(self._deadlines[place]) > now:
+                continue
+            due = detector.state.deadline
+            try:
+                found += [(detector.kind, one) for one in detector.expire(now)]
+            except Exception as error:
+                self._failed[place] = due
+                self._fail(detector.kind, error)
+        self.read_deadlines()
+        return found
 
     def forget(self, job: JobId) -> None:
-        self.state.jobs.pop(job, None)
+        for detector in self.detectors:
+            try:
+                detector.forget(job)
+            except Exception as error:
+                self._fail(detector.kind, error)
+        self.read_deadlines()
 
+    def read_deadlines(self) -> None:
+        """Read the deadlines again after states were changed or replaced."""
+        self._states = [detector.state for detector in self._timed]
+        deadlines = enumerate(state.deadline for state in self._states)
+        failed = self._failed
+        self._deadlines = [NEVER if failed.get(place) == due else due for place, due in deadlines]
+        self.deadline = min(self._deadlines, default=NEVER)
 
-def detail_number(event: RankEvent, name: str) -> float | None:
-    """Return a finite number of an event's detail, which a process wrote; else None."""
-    value = event.detail.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) <= MAX_NUMBER else None
+    def pop_failure(self) -> Exception | None:
+        """Return the first error that a detector raised since the last call."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def _fail(self, kind: str, error: Exception) -> None:
+        self.failures[kind] += 1
+        self._failure = self._failure or error

@@ -15,8 +15,7 @@ from warpwatch_detection.anomalies.register import AnomalyRegister, Change, Regi
 from warpwatch_detection.anomalies.snapshot import ENGINE, SnapshotPart
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.detector import NEVER, DetectorStatus
-from warpwatch_detection.detector_runner import DetectorRunner, KindResults
+from warpwatch_detection.detector import NEVER, DetectorRunner, DetectorStatus, KindResults
 from warpwatch_detection.detectors import build
 from warpwatch_detection.job_steps import JobSteps
 from warpwatch_detection.ranks import Exit, JobLimit, LiveRank, RankDevices, RankId, as_exit
@@ -26,13 +25,13 @@ from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Record, Serve, Step
 from warpwatch_telemetry.state import Sensitivity
 
-# Rings are read at once and live ranks have a heartbeat every second: all have reported by then.
+# Rings are read at once and live ranks have a heartbeat every second, so all have reported by then.
 CONFIRM_S = 10.0
 
 
 @dataclass(slots=True)
 class EngineState:
-    """The state of the engine without that of its detectors. ``time``: the newest record's."""
+    """The state of the engine without that of its detectors. time: the newest record's."""
 
     time: float = float("-inf")
     ranks: RankDevices = field(default_factory=RankDevices)
@@ -54,7 +53,7 @@ class Detection:
         self._time = -NEVER
         self._resumption: Resumption | None = None
 
-    # --- what is known ---
+    # --- the present state ---
 
     @property
     def active(self) -> tuple[Anomaly, ...]:
@@ -72,21 +71,19 @@ class Detection:
 
     @property
     def suppressed_counts(self) -> Counter[tuple[str, str]]:
-        """How often a kind was not opened because another (the second) explained it."""
+        """How often a kind (the first) was not opened because of another (the second)."""
         return self._register.suppressed_counts
 
     @property
     def failures(self) -> Counter[str]:
-        """Errors of detectors, by kind."""
         return self._runner.failures
 
     @property
     def refused(self) -> dict[str, int]:
-        """Anomalies not opened, and jobs refused or forgotten before their end: too many."""
+        """The number of anomalies not opened, and of jobs refused or forgotten before their end."""
         return {"anomalies": self._register.refused, "jobs": self._limit.dropped}
 
     def statuses(self) -> dict[str, list[DetectorStatus]]:
-        """Return each detector's view of what it evaluates, by kind."""
         return {detector.kind: list(detector.statuses()) for detector in self._runner.detectors}
 
     def sensitivities(self) -> tuple[Sensitivity, ...]:
@@ -109,7 +106,7 @@ class Detection:
     # --- the line ---
 
     def feed(self, record: Record) -> list[Change]:
-        """Return what the record, and the time until it, does to anomalies."""
+        """Return the changes that the record, and the time until it, cause."""
         time, resumption = record.time, self._resumption
         changes: list[Change] = []
         if resumption is not None:
@@ -126,7 +123,7 @@ class Detection:
         return changes
 
     def _expire(self, until: float) -> list[Change]:
-        """Let deadlines of detectors and events that are due pass, in their order."""
+        """Process the deadlines of detectors and events until then, in their order."""
         put_off = self._resumption.put_off if self._resumption else float
         changes: list[Change] = []
         while True:
@@ -146,7 +143,7 @@ class Detection:
             changes += self._forget(job, record.time)
             self._ranks.add(record)
         elif isinstance(record, Serve) and record.job_id not in self._ranks.jobs:
-            # Its job is one too many, or nobody has introduced it.
+            # Its job is one too many, or no rank of it was reported yet.
             return changes
         elif isinstance(record, DeviceReading):
             self._ranks.index(record)
@@ -163,7 +160,7 @@ class Detection:
         return changes
 
     def _end(self, exit: Exit, results: KindResults) -> list[Change]:
-        """Apply the results of an exit; end what is found of a job without ranks."""
+        """Apply the results of an exit, and end a job without ranks."""
         changes: list[Change] = []
         if self._ranks.ends_with(exit):
             # Otherwise a detector would clear what ends with the job.
@@ -175,7 +172,7 @@ class Detection:
         return changes
 
     def _forget(self, job: JobId, time: float) -> list[Change]:
-        """End what is found of a job without ranks, and forget it."""
+        """End the anomalies of a job without ranks, and forget it."""
         changes = self._register.end_job(job, time)
         self._ranks.jobs.pop(job, None)
         core_contention.forget(self._register.state.cores, job)
@@ -183,10 +180,10 @@ class Detection:
         self._runner.forget(job)
         return changes
 
-    # --- over a restart of the daemon ---
+    # --- restarts of the daemon ---
 
     def parts(self) -> dict[str, SnapshotPart]:
-        """Return all that has a state, the engine first; detectors by their kind."""
+        """Return all parts with a state, the engine first; detectors by their kind."""
         detectors = self._runner.detectors
         return {
             ENGINE: SnapshotPart(self),
@@ -202,14 +199,14 @@ class Detection:
     def state(self, state: EngineState) -> None:
         self._time = state.time
         self._ranks.restore(state.ranks)
-        self._register.state = state.register
+        self._register.restore(state.register)
 
     def resume(self, now: float, fresh: set[str]) -> list[Change]:
-        """Go on after ``state`` was set: the daemon was away until ``now``, wall clock in seconds.
+        """Go on after ``state`` was set: the daemon was away until ``now`` (wall clock, seconds).
 
-        fresh: kinds whose detector could not get its state back. They cannot know when what they
-        found is over, so it ends here, and so does what is not evaluated any more; found again
-        soon, it is the same anomaly.
+        fresh: the kinds whose detectors have lost their state. They do not know when their faults
+        are over, so these end here, as do those of kinds that are no longer evaluated. A fault that
+        is found again soon is the same anomaly.
         """
         self._resumption = Resumption(now, self._time, self._ranks.live())
         self._runner.read_deadlines()
@@ -218,7 +215,7 @@ class Detection:
         return self._register.end_unjudged(kinds, self._time, why)
 
     def skip_to(self, now: float) -> None:
-        """Let no time pass for a clock that leapt to ``now`` since the newest record."""
+        """Let no time pass although the clock leapt to ``now`` since the newest record."""
         if self._resumption is None:
             self._resumption = Resumption(now, self._time, {})
         else:
@@ -226,7 +223,7 @@ class Detection:
         self._runner.read_deadlines()
 
     def resolve(self, ident: str, now: float, who: str) -> list[Change]:
-        """End an anomaly that only service ends. ``who`` did it: for the summary.
+        """End an anomaly that only service ends; the summary names ``who`` did it.
 
         Raises Refused if there is no such anomaly, or if it ends by itself.
         """
@@ -240,7 +237,7 @@ class Detection:
         return self._register.apply([(anomaly.kind, cleared)], f", resolved by {who}")
 
     def _end_missing(self, time: float, resumption: Resumption) -> list[Change]:
-        """End ranks that have not reported since the restart: they ended before it."""
+        """End the ranks that have not reported since the restart: they ended before it."""
         changes: list[Change] = []
         for job, rank in sorted(resumption.pop_missing(time)):
             changes += self._process(End(time, rank=rank, **job.fields()))
@@ -260,10 +257,9 @@ def _is_plausible(record: Record) -> bool:
 class Resumption:
     """The first moments after a restart of the daemon, or a leap of the clock.
 
-    Records that were read before the restart are read again (the rendezvous rewinds), and deadlines
-    have passed unobserved. For them time stood still: what was left of it when the daemon stopped
-    starts to run when it is back. ``now``: time of the restart; ``before``: time of the newest
-    record that was read before it.
+    Records from before the restart are read again (the rendezvous rewinds). Deadlines may have
+    passed meanwhile: the time that was left when the daemon stopped starts to run at ``now``, the
+    time of the restart. before: the time of the newest record that was read before it.
     """
 
     def __init__(self, now: float, before: float, ranks: Mapping[RankId, LiveRank]) -> None:
@@ -274,27 +270,27 @@ class Resumption:
         self.skip(now, before)
 
     def skip(self, now: float, before: float) -> None:
-        """Let time stand still once more, between ``before`` and ``now``."""
+        """Let no time pass between ``before`` and ``now`` either."""
         self._now = now
         if math.isfinite(before):
             self._away_s += max(0.0, now - before)
         self.over_time = now + max(CONFIRM_S, self._away_s)
 
     def put_off(self, deadline: float) -> float:
-        """Return when a deadline is due: after all rings are read, and not by the time away."""
+        """Return when a deadline is due: the time away does not count, and all rings are read."""
         if deadline <= self._now:
             deadline += self._away_s
         return max(self._now + CONFIRM_S, deadline)
 
     def pop_missing(self, time: float) -> set[RankId]:
-        """Return the ranks that lived before and have not reported in time, once each."""
+        """Return the ranks that lived before and have not reported in time, each once."""
         if time < self._now + CONFIRM_S:
             return set()
         missing, self._missing = self._missing, set()
         return missing
 
     def knew(self, record: Record) -> bool:
-        """Return whether the record was read before the restart; its rank lives either way."""
+        """Return whether the record was read before the restart; its rank lives in any case."""
         if not isinstance(record, Step | RankSeen):
             return False
         name = (record.job_id, record.rank)

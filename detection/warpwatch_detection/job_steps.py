@@ -1,7 +1,7 @@
 """Joins the steps that single ranks report into steps of the job.
 
-A step is complete when every live rank has reported it. Records of ranks arrive in batches, so
-a few steps wait for the slower reader; the wait is bounded.
+A step is complete when every live rank has reported it. The records of ranks arrive in batches, so
+up to MAX_PENDING steps wait for the slower rank.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Serve, Step
 
-# Steps that may wait for a rank; after that they are evaluated without it.
+# The most steps that wait for a rank; then they are evaluated without it.
 MAX_PENDING = 64
-# Export and tracing that is not torn down at once still slow the steps that follow a capture.
+# The export and the end of tracing still slow the steps that follow a capture.
 STEPS_AFTER_CAPTURE = 20
 # A step number this far back is a restart, not a late or repeated record.
 RESTART_STEPS = MAX_PENDING
@@ -31,16 +31,16 @@ END_EVENTS = frozenset(
 
 @dataclass(slots=True)
 class CaptureWindows:
-    """The jobs that are being profiled: what happens meanwhile is caused by the capture.
+    """The running captures, which slow their jobs.
 
-    ``since``: by job, the ranks that capture and when each started. A capture whose end is never
-    reported ends after CAPTURE_TIMEOUT_S.
+    since: by job and rank, when the capture started. A capture whose end is not reported ends after
+    CAPTURE_TIMEOUT_S.
     """
 
     since: dict[JobId, dict[int, float]] = field(default_factory=dict)
 
     def observe(self, event: RankEvent) -> bool:
-        """Return whether this event ended a capture of its rank."""
+        """Return whether the event ended a capture of its rank."""
         ranks = self.since.get(event.job_id)
         if event.event in START_EVENTS:
             self.since.setdefault(event.job_id, {})[event.rank] = event.time
@@ -51,7 +51,7 @@ class CaptureWindows:
         return False
 
     def runs_until(self, job: JobId, now: float) -> float | None:
-        """Return when the job's running captures end at the latest; None if none runs."""
+        """Return the latest end of the job's running captures; None if none runs."""
         ranks = self.since.get(job)
         if not ranks:
             return None
@@ -67,10 +67,12 @@ class CaptureWindows:
 
 @dataclass(slots=True)
 class JoinedJob:
-    """newest: per live rank, its newest step; pending: steps that wait for a rank, by number.
+    """The steps of one job.
 
-    index: the next joined step's; emitted: the newest joined step; masked_until: after a capture.
-    left_at: the newest joined step when a rank left; its successor may count from 0.
+    newest: the newest step of each live rank. pending: the steps that wait for a rank, by number.
+    index: of the next joined step. emitted: the newest joined step. masked_until: the last step
+    that a capture slows. left_at: the newest joined step when a rank left; its successor may count
+    from 0.
     """
 
     newest: dict[int, int] = field(default_factory=dict)
@@ -86,11 +88,9 @@ class JoinedJob:
         return number <= newest and (number == 0 or number <= newest - RESTART_STEPS)
 
     def add(self, record: Step) -> dict[int, Step] | None:
-        """Add a rank's step. Return a step of all ranks that is complete or has waited too long."""
+        """Add a rank's step. Return the step that is complete or has waited too long, by rank."""
         number = record.step
-        ranks = self.pending.get(number)
-        if ranks is None:
-            ranks = self.pending[number] = {}
+        ranks = self.pending.setdefault(number, {})
         ranks[record.rank] = record
         if len(ranks) >= len(self.newest):
             del self.pending[number]
@@ -108,10 +108,11 @@ class JoinedJob:
 
 @dataclass(slots=True)
 class SummaryJoin:
-    """Joins a server's seconds: ``ranks`` has the newest one of each that computes.
+    """Joins the seconds of a server's processes into mean iterations.
 
-    index: the next mean iteration's; step: the iterations so far. running, kv: the engine's
-    requests, and its use of the KV cache in thousandths, as they were last reported.
+    ranks: the newest second of each rank that computes. index: of the next mean iteration. step:
+    the number of iterations so far. running, kv: the newest numbers of the engine's requests, and
+    of the thousandths of its KV cache in use.
     """
 
     ranks: dict[int, Serve] = field(default_factory=dict)
@@ -121,7 +122,7 @@ class SummaryJoin:
     kv: int = 0
 
     def add(self, seen: Serve) -> JobIteration | None:
-        """Add a second of a process; return the iteration when a rank reports its next second."""
+        """Add a second of a process; return the iteration once a rank reports its next second."""
         if seen.running or seen.kv_usage is not None:
             self.running, self.kv = seen.running, round(1000 * (seen.kv_usage or 0.0))
         count, _ = seen.iterations.get("decode", (0, 0.0))
@@ -164,9 +165,10 @@ class SummaryJoin:
 
 @dataclass(slots=True)
 class JobStepsState:
-    """places: by job and rank its position in each kind of parallelism, where that is known.
+    """The jobs.
 
-    summaries: the servers whose iterations are summed up, as a fleet gets them.
+    places: by job and rank, the position in each kind of parallelism, if it is known. summaries:
+    the servers of which only summaries of seconds are known, as in a fleet.
     """
 
     jobs: dict[JobId, JoinedJob] = field(default_factory=dict)
@@ -176,11 +178,11 @@ class JobStepsState:
 
 
 class JobSteps:
-    """Joins records into finished steps of whole jobs. Memory: MAX_PENDING steps per rank."""
+    """Joins records into steps of whole jobs. It keeps at most MAX_PENDING steps per rank."""
 
     def __init__(self) -> None:
         self.state = JobStepsState()
-        # By job, computed once after the last rank came.
+        # By job, computed once after the last rank was reported.
         self._stages: dict[JobId, tuple[dict[int, int], bool | None]] = {}
 
     def observe(self, record: Record) -> JobStep | None:
@@ -208,18 +210,14 @@ class JobSteps:
         self.state.captures.forget(job)
 
     def _summary(self, record: Serve) -> JobStep | None:
-        """Return the mean iteration of a second of all ranks, if single ones are not reported."""
+        """Return the mean iteration of a second, if single iterations are not reported."""
         name = record.job_id
         if name in self.state.jobs:
             self.state.summaries.pop(name, None)
             return None
-        known = self.state.summaries.get(name) or self.state.summaries.setdefault(
-            name, SummaryJoin()
-        )
-        joined = known.add(record)
-        if self.state.captures.runs_until(name, record.time) is not None:
-            return None
-        return joined
+        joined = self.state.summaries.setdefault(name, SummaryJoin()).add(record)
+        is_captured = self.state.captures.runs_until(name, record.time) is not None
+        return None if is_captured else joined
 
     def _event(self, record: RankEvent) -> None:
         job = self.state.jobs.get(record.job_id)
@@ -234,7 +232,7 @@ class JobSteps:
             job.left_at = job.emitted
 
     def _step(self, record: Step) -> JobStep | None:
-        """Add a step of finite duration."""
+        """Add a step, whose duration is finite. Return the joined step that it completes."""
         name, rank, number = record.job_id, record.rank, record.step
         job = self.state.jobs.get(name)
         if job is None or job.is_restart(record):
@@ -259,9 +257,10 @@ class JobSteps:
 
 
 def _place(record: RankSeen) -> dict[str, tuple[int, int]]:
-    """Return the rank's position; nothing if copies of the model are all that is known of it.
+    """Return the rank's position in each kind of parallelism.
 
-    Fewer copies than ranks: the program splits the model in a way that it does not report.
+    It is empty if the program reports only copies of the model, and fewer copies than ranks: then
+    it splits the model in a way that it does not report.
     """
     place = dict(record.parallel)
     _, copies = place.get("data", (0, 0))
@@ -271,9 +270,9 @@ def _place(record: RankSeen) -> dict[str, tuple[int, int]]:
 def join(
     ranks: dict[int, Step], index: int, stages: dict[int, int], alike: bool | None
 ) -> JobStep | None:
-    """Return one step of several ranks, or None if one of them was profiled.
+    """Return the joined step of several ranks, or None if one of them was profiled.
 
-    Every rank's phases are disjoint parts of its duration.
+    Phases must be disjoint parts of a rank's duration.
     """
     compute_s: dict[int, float] = {}
     data_wait_s: dict[int, float] = {}
@@ -328,7 +327,7 @@ def _work(step: Step) -> dict[str, Any]:
 
 
 def same_work(ranks: dict[int, Step]) -> dict[int, Step]:
-    """Return the ranks of an iteration with the work of most: engines that are copies do other."""
+    """Return the ranks with the most frequent work: engines that are copies have other work."""
     works = {rank: (s.prefill_tokens, s.decode_requests, s.kv_tokens) for rank, s in ranks.items()}
     usual, count = Counter(works.values()).most_common(1)[0]
     if count == len(ranks):

@@ -1,4 +1,4 @@
-"""Knows which ranks live, and on which device each of them runs."""
+"""Tracks which ranks live, and on which device each of them runs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TypeVar
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.newest import put_newest
-from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Record, Step
+from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 MAX_JOBS = 256
-# If there are too many jobs, one that was silent for this long is dropped for another.
+# If there are too many jobs, a job that was silent for this long is dropped for another.
 SILENT_S = 600.0
-# A death is evaluated seconds later; the rank's device must still be known then.
+# A death is evaluated seconds later, when the rank's device must still be known.
 DEPARTED_S = 600.0
 MAX_DEPARTED = 4096
-# GPUs that are divided anew have new UUIDs each time.
+# GPUs that are divided again have new UUIDs each time.
 MAX_INDICES = 1024
 
 RankId = tuple[JobId, int]
@@ -28,10 +28,7 @@ F = TypeVar("F", bound=Detected)
 
 @dataclass(slots=True)
 class LiveRank:
-    """seen_time, step_time: times of the newest RankSeen and Step; older ones were read before.
-
-    step: the newest step's number.
-    """
+    """A live rank: its newest step, and the times of its newest RankSeen and Step."""
 
     device: str | None = None
     world_size: int = 1
@@ -42,10 +39,10 @@ class LiveRank:
 
 @dataclass(slots=True)
 class RankDevices:
-    """Live ranks by job and number; jobs in the order in which they started.
+    """The live ranks by job and number; jobs in the order in which they started.
 
     departed: device and end time of ranks that ended, in the order of their end.
-    indices: indices of GPUs by their UUID, as last read.
+    indices: the newest indices of GPUs, by UUID.
     """
 
     jobs: dict[JobId, dict[int, LiveRank]] = field(default_factory=dict)
@@ -53,7 +50,7 @@ class RankDevices:
     indices: dict[str, int] = field(default_factory=dict)
 
     def add(self, record: Step | RankSeen) -> bool:
-        """Note a step or report of a rank; return False if its job is one too many."""
+        """Apply a step or report of a rank; return False if its job is one too many."""
         rank = self.find(record.job_id, record.rank)
         if rank is None:
             if record.job_id not in self.jobs and len(self.jobs) >= MAX_JOBS:
@@ -68,7 +65,6 @@ class RankDevices:
         return True
 
     def index(self, reading: DeviceReading) -> None:
-        """Note the index of a GPU."""
         if reading.index is not None and self.indices.get(reading.device) != reading.index:
             put_newest(self.indices, reading.device, reading.index, MAX_INDICES)
 
@@ -77,7 +73,7 @@ class RankDevices:
         return self.jobs.get(exit.job_id, {}).keys() == {exit.rank}
 
     def leave(self, exit: Exit) -> bool:
-        """Remove what ended or died; return whether no rank of the job is left."""
+        """Remove a rank that ended or died. Return whether the job has no rank left."""
         ranks = self.jobs.get(exit.job_id)
         if ranks is not None and exit.rank is not None:
             self._remove(exit.job_id, exit.rank, exit.time)
@@ -101,7 +97,7 @@ class RankDevices:
             return None
 
     def spans_nodes(self, job: JobId) -> bool:
-        """Return whether the job has more ranks than are followed here; a fleet follows all."""
+        """Return whether the job has ranks that are not followed here; a fleet follows all."""
         ranks = self.jobs.get(job, {})
         return len(ranks) < max((rank.world_size for rank in ranks.values()), default=0)
 
@@ -109,9 +105,9 @@ class RankDevices:
         return {(job, n): rank for job, ranks in self.jobs.items() for n, rank in ranks.items()}
 
     def longest_silent(self, owner: str | None = None) -> tuple[JobId, float]:
-        """Return the job (of the owner, if given) that is silent for longest, and its last time.
+        """Return the job that is silent for longest, and its last time. There must be a job.
 
-        There must be a job.
+        owner: considers only the jobs of this owner.
         """
         last = {
             job: max((max(rank.seen_time, rank.step_time) for rank in ranks.values()), default=0.0)
@@ -122,7 +118,7 @@ class RankDevices:
         return job, last[job]
 
     def device(self, job: JobId, rank: int) -> str | None:
-        """Return the device of a rank, which may have died a moment ago."""
+        """Return the device of a rank, even if the rank has just died."""
         live = self.find(job, rank)
         if live is not None:
             return live.device
@@ -130,7 +126,7 @@ class RankDevices:
         return device
 
     def newest_step(self, job: JobId | None) -> int:
-        """Return the newest step of any rank, -1 without one."""
+        """Return the newest step of any rank, or -1."""
         ranks = self.jobs.get(job, {}) if job is not None else {}
         return max((rank.step for rank in ranks.values()), default=-1)
 
@@ -142,7 +138,7 @@ class RankDevices:
         return {job for job, _ in self.on(device)}
 
     def located(self, found: Detected) -> Detected:
-        """Return the finding with job and rank on its device, or its rank's device, and its index.
+        """Return the finding with its device's job and rank, or its rank's device, and its index.
 
         A job or rank that is not the only one on the device is not named.
         """
@@ -157,19 +153,18 @@ class RankDevices:
         return with_job(replace(found, rank=rank, device=device, gpu=gpu), job)
 
     def on(self, device: str) -> Iterator[RankId]:
-        """Yield the ranks on a device."""
         for job, ranks in self.jobs.items():
             yield from ((job, n) for n, rank in ranks.items() if rank.device == device)
 
     def restore(self, saved: RankDevices) -> None:
-        """Take over saved ranks; all that hold this object see them."""
+        """Adopt saved ranks in this object, which others hold too."""
         self.jobs, self.departed, self.indices = saved.jobs, saved.departed, saved.indices
 
 
 class JobLimit:
     """Decides which job is dropped if there are too many.
 
-    dropped: jobs that were refused, or forgotten before their end.
+    dropped: the number of jobs that were refused, or forgotten before their end.
     """
 
     def __init__(self) -> None:
@@ -179,10 +174,10 @@ class JobLimit:
         self._full_until = float("-inf")
 
     def victim(self, ranks: RankDevices, record: Step | RankSeen) -> JobId | None:
-        """Return the job to forget so that the record's rank can be added.
+        """Return the job to forget so that the record's rank can be added; None to refuse it.
 
-        If another owner has more jobs, it is its longest silent one. Else only a silent job is
-        forgotten: a live job of the same owner would return and push out the next.
+        If another owner has more jobs, it is the owner's longest silent job. Else it is a silent
+        job: a live one would return and displace the next.
         """
         owners = Counter(job.owner for job in ranks.jobs)
         greediest, most = owners.most_common(1)[0]
@@ -202,7 +197,7 @@ class JobLimit:
         return None
 
 
-def as_exit(record: Record) -> Exit | None:
+def as_exit(record: object) -> Exit | None:
     """Return the record if a rank or job ends or dies with it."""
     if isinstance(record, RankEvent):
         return record if record.event == "died" else None

@@ -9,18 +9,19 @@ from warpwatch_detection.anomalies.tracked import EndedKey, Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
+from warpwatch_detection.ranks import as_exit
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import End, RankEvent, Record, Step
+from warpwatch_telemetry.records import Record, Step
 
-# A number below is a step, one from here on a wall clock (September 2001).
+# A number below this is a step, a higher one a time of the wall clock (from September 2001 on).
 FIRST_TIME_S = 1e9
 
 
 class LogReplay:
-    """One run of the engine: its anomalies and, to ``explain``, all that led to them.
+    """One run of the engine. With ``explain`` it keeps statuses and suppressed findings too.
 
-    anomalies: all of them by id, as they were last; with their end_time if they are over.
+    anomalies: the last form of each anomaly, by id; closed ones have their end_time.
     """
 
     def __init__(
@@ -39,8 +40,8 @@ class LogReplay:
     def run(self, records: Iterable[Record], until: float | None = None) -> Iterator[Anomaly]:
         """Yield every anomaly when it opens.
 
-        until: a step or a time (wall clock, seconds) before which to stop, as FIRST_TIME_S says.
-        Raises what a detector raised, at the end.
+        until: a step or a time (wall clock, seconds) before which to stop, as for FIRST_TIME_S.
+        At the end it raises the first error of a detector.
         """
         feed = self._engine.feed
         if until is not None:
@@ -56,20 +57,19 @@ class LogReplay:
             raise failure
 
     def statuses(self) -> list[tuple[str, DetectorStatus]]:
-        """Return kind and status of all that was evaluated; of ended jobs the last status."""
+        """Return kind and status of each job, rank and device; for ended jobs the last status."""
         self._keep_statuses()
         return [(key[0], status) for key, status in self._statuses.items()]
 
     def suppressed(self) -> list[Suppressed]:
-        """Return findings that were not opened, because an active anomaly was their cause."""
+        """Return the findings that were not opened because an active anomaly explained them."""
         self._keep_suppressed()
         return list(self._suppressed.values())
 
     def _explained(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Keep statuses and suppressed findings before the engine forgets them with a record."""
+        """Keep statuses and suppressed findings before a record makes the engine forget them."""
         for record in records:
-            died = isinstance(record, RankEvent) and record.event == "died"
-            if died or isinstance(record, End):
+            if as_exit(record):
                 self._keep_statuses()
             self._keep_suppressed()
             yield record

@@ -1,4 +1,4 @@
-"""Runs in figures: what a run's steps add up to, and how it compares with earlier ones."""
+"""The figures of runs: sums over a run's steps, and comparisons with earlier runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from warpwatch_detection.detectors.run_regression import MIN_STEPS
 from warpwatch_telemetry.jobs import JobId, RunSummary
 from warpwatch_telemetry.records import Step
 
-# Not what a step takes, but what stands between two.
+# Phases that are not part of a step's duration.
 PAUSES = ("checkpoint", "eval")
 OTHER = "other"
 
 
 class RunFigures:
-    """The figures of a run. before: an earlier daemon's summary of the steps until then."""
+    """The figures of a run. before: the summary that an earlier daemon left."""
 
     def __init__(self, before: RunSummary | None = None) -> None:
         self.anomalies: Counter[str] = Counter()
@@ -30,7 +30,7 @@ class RunFigures:
         self._seconds = 0.0
         self._tokens = self._samples = 0.0
         self._phases_s: dict[str, float] = {}
-        # Steps of each rank that were passed over.
+        # The ignored first steps of each rank.
         self._warmup: Counter[int] = Counter()
         self._known_until = 0.0
         self._is_known = before is not None
@@ -70,7 +70,7 @@ class RunFigures:
                 self._phases_s[name] = self._phases_s.get(name, 0.0) + seconds
 
     def fields(self, ranks: int) -> dict[str, Any]:
-        """Return the fields of RunSummary that come from steps; ``ranks``: their number."""
+        """Return the fields of RunSummary that come from steps; ``ranks``: the number of ranks."""
         count, seconds = self._histogram.count, self._seconds
         if not count:
             return {"anomalies": dict(self.anomalies)}
@@ -91,7 +91,7 @@ class RunFigures:
         return found
 
 
-# A bin's upper edge by its lower one: a percentile is right to 1 %.
+# The ratio of a bin's edges: a percentile is right to 1 %.
 GROWTH = 1.02
 LEAST_S = 1e-4
 # Up to a day.
@@ -100,10 +100,10 @@ _SCALE = 1 / math.log(GROWTH)
 
 
 class StepHistogram:
-    """How long steps take, in bins of equal ratio; 8 kB.
+    """The durations of steps in bins of equal ratio, as in DDSketch (Masson, Rim and Lee 2019).
 
-    As DDSketch (Masson, Rim and Lee 2019) has them: a percentile is right to a part of itself,
-    however the values are spread. ``counts``: as the property of the same name gives them.
+    A percentile has the same relative error for any distribution. It takes 8 kB. ``counts``: the
+    counts of an earlier histogram.
     """
 
     def __init__(self, counts: Mapping[int, int] | None = None) -> None:
@@ -121,7 +121,7 @@ class StepHistogram:
 
     @property
     def counts(self) -> dict[int, int]:
-        """By the number of the bin, which begins at LEAST_S · GROWTH ** number."""
+        """The number of steps by bin; a bin begins at LEAST_S · GROWTH ** bin."""
         return {number: count for number, count in enumerate(self._bins) if count}
 
     def percentile(self, share: float) -> float | None:
@@ -134,13 +134,13 @@ class StepHistogram:
         return None
 
 
-# Tokens a step that differ by less are the same.
+# Tokens per step that differ by less count as equal.
 SAME_WORK = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class RunPhaseChange:
-    """Mean seconds a step, 0 where a run has no such phase."""
+    """The mean seconds of a phase per step, 0 if a run lacks the phase."""
 
     phase: str
     before_s: float
@@ -153,11 +153,11 @@ class RunPhaseChange:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """The comparison of ``after`` with ``before``.
+    """The comparison of a run with one before it.
 
-    step_ratio: the ratio of the medians, None if one is unknown.
-    phases: the most changed first. grown: the phase that grew most, None where none did.
-    differs: why they are runs of different kinds, a sentence each.
+    step_ratio: the ratio of the medians, None if one is unknown. phases: the most changed first.
+    grown: the phase that grew most, None if none grew. differs: the differences of kind, a sentence
+    each.
     """
 
     before: RunSummary
@@ -172,22 +172,17 @@ def compare(before: RunSummary, after: RunSummary) -> RunComparison:
     ratio = None
     if before.step_p50_s and after.step_p50_s:
         ratio = after.step_p50_s / before.step_p50_s
-    phases = phase_changes(before.phases_s, after.phases_s)
+    one, other = before.phases_s, after.phases_s
+    names = sorted(one.keys() | other.keys())
+    changes = [RunPhaseChange(name, one.get(name, 0.0), other.get(name, 0.0)) for name in names]
+    phases = tuple(sorted(changes, key=lambda change: -abs(change.grown_s)))
     grown = max(phases, key=lambda change: change.grown_s, default=None)
     name = grown.phase if grown is not None and grown.grown_s > 0 else None
     return RunComparison(before, after, ratio, phases, name, tuple(differences(before, after)))
 
 
-def phase_changes(
-    before: Mapping[str, float], after: Mapping[str, float]
-) -> tuple[RunPhaseChange, ...]:
-    names = sorted(before.keys() | after.keys())
-    changes = [RunPhaseChange(name, before.get(name, 0.0), after.get(name, 0.0)) for name in names]
-    return tuple(sorted(changes, key=lambda change: -abs(change.grown_s)))
-
-
 def differences(before: RunSummary, after: RunSummary) -> Iterator[str]:
-    """Why their steps are not expected to take the same."""
+    """Yield the reasons why steps of these runs may differ, a sentence each."""
     for name in ("world_size", "gpu_model", "step_clock"):
         one, other = getattr(before, name), getattr(after, name)
         if one != other:
@@ -246,7 +241,7 @@ def _steps(run: RunSummary) -> int:
 
 
 def name_of(job: JobId) -> tuple[str, str]:
-    """Owner and name of the job that it is a run of: a second live one is ``name#<6 digits>``."""
+    """Return owner and name of a run's job: a second live run is called ``name#<6 digits>``."""
     return job.owner, job.name.partition("#")[0]
 
 

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from tests.detection.streams import EPOCH_S
-from warpwatch_detection.detector import Detector, DetectorResult, DetectorStatus
-from warpwatch_detection.detector_runner import DetectorRunner, KindResults
+from warpwatch_detection.detector import (
+    Detector,
+    DetectorResult,
+    DetectorRunner,
+    DetectorStatus,
+    KindResults,
+)
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock

@@ -5,8 +5,8 @@ import statistics
 
 import pytest
 
+from warpwatch_detection.signals.baselines import SlidingMedian
 from warpwatch_detection.signals.level_shift import LevelShift, Shift, level, quantile_of, student
-from warpwatch_detection.signals.medians import SlidingMedian
 
 
 def shifts(values: list[float]) -> list[tuple[int, Shift]]:
@@ -16,8 +16,7 @@ def shifts(values: list[float]) -> list[tuple[int, Shift]]:
 
 
 def look(sought: LevelShift, value: float, rate: float = 2e-6) -> Shift | None:
-    sought.samples.add(value)
-    return sought.judge(rate)
+    return sought.add(value, rate)
 
 
 def test_twenty_percent_need_few_samples_and_five_percent_more():

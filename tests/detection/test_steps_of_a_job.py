@@ -9,8 +9,7 @@ import pytest
 from tests.detection.jobs import Extra, Steps, begun
 from tests.golden_lines import line
 from warpwatch_detection.detector import Cleared, Detector
-from warpwatch_detection.detectors.level_shifts import CommSlow, StepRegression
-from warpwatch_detection.detectors.step_drift import StepDrift
+from warpwatch_detection.detectors.rises import CommSlow, StepDrift, StepRegression
 from warpwatch_detection.detectors.step_spikes import StepSpikes
 from warpwatch_telemetry.anomalies import Detected
 

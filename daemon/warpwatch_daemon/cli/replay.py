@@ -22,8 +22,7 @@ from typing import Any, cast
 from warpwatch_daemon.cli.progress import Progress
 from warpwatch_daemon.config import Config
 from warpwatch_detection.anomalies.tracked import Suppressed
-from warpwatch_detection.budget import SHARES
-from warpwatch_detection.detector import DetectorStatus
+from warpwatch_detection.detector import SHARES, DetectorStatus
 from warpwatch_detection.replay import LogReplay
 from warpwatch_runtime import command_line, loading
 from warpwatch_runtime.command_line import say

@@ -2,7 +2,7 @@
 
 Every 2 s the daemon reports how long each rank waited for a core (events ``process``). If a
 straggler waits longer than its peers, or the ranks of a slow job longer than usual, the anomaly
-mentions it. It is evidence, not a cause.
+has a sentence about it. This is evidence, not a cause.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ NONE = Evidence(0.0, "")
 
 @dataclass(slots=True)
 class RankCores:
-    """The waits of one rank for a core. looks: the shares of the newest of ``count`` polls.
+    """The waits of one rank for a core.
 
-    usual: the slow mean of each share, without high values.
-    users: a text of the processes on its cores at users_time; its core_wait_share was users_share.
+    looks: the shares in the newest of ``count`` polls. usual: the slow mean of each share, without
+    high values. limit: the CPU limit in cores. users: the text of the processes on its cores at
+    users_time, when its core_wait_share was users_share.
     """
 
     time: float = float("-inf")
@@ -85,7 +86,7 @@ class RankCores:
             self.users_share = shares.get("core_wait_share", 0.0)
 
     def users_at(self, time: float) -> str:
-        """Return the text of users; empty if it is old or from when the rank waited less."""
+        """Return the text of users; empty if it is old, or if the rank waited less then."""
         is_new = time - self.users_time <= MAX_USERS_AGE_S
         waits = self.looks[-1].get("core_wait_share", 0.0)
         return self.users if is_new and self.users_share >= waits - MIN_EXCESS else ""
@@ -110,7 +111,7 @@ def forget(cores: Cores, job: JobId, rank: int | None = None) -> None:
 
 
 def evidence(cores: Cores, kind: str, found: Detected) -> Evidence:
-    """Return the evidence for a finding; NONE if no share stands out, or for other kinds."""
+    """Return the evidence for a finding; NONE for other kinds, or if no share is high."""
     job = found.job_id
     if kind not in KINDS or job is None:
         return NONE
@@ -177,7 +178,7 @@ def _used(name: str, core: int | None, uses: list[tuple[int, float]]) -> str:
 
 
 def _name(user: Mapping[str, Any]) -> str:
-    """Return the name that a process gave itself, cleaned, or its rank."""
+    """Return the printable part of the name that a process gave itself, or its rank."""
     rank, name = user.get("rank"), user.get("name")
     if not isinstance(name, str):
         return f"rank {rank}" if isinstance(rank, int) else "another owner's process"

@@ -1,11 +1,11 @@
-"""Decides which active anomaly is the cause of what is found.
+"""Decides which active anomaly is the cause of a finding.
 
-A kind of a job is explained by another kind of the same job (``EXPLAINED_BY``), or by a fault of
-the device that its rank runs on (``DEVICE_CAUSES``). A finding about a job as a whole is caused by
-any of its devices if it stopped the job. If the job is slow, half of them must be at fault:
-one slow device is one slow rank. Only a critical fault explains that a job stops, and no XID that a
-program causes itself. A finding about a device is explained by what its job does
-(``JOB_CAUSES``), or by the same fault in another form (``SAME_FAULT``).
+A finding about a job is explained by another kind of the same job (``EXPLAINED_BY``), or by a fault
+of the device that its rank runs on (``DEVICE_CAUSES``). If the whole job has stopped, any of its
+devices can be the cause, but only a critical fault, and no XID that the program caused itself. If
+the whole job is slow, half of its devices must be at fault: one slow device is one slow rank. A
+finding about a device is explained by its job (``JOB_CAUSES``), or by the same fault in another
+form (``SAME_FAULT``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DELAYS = ("hang", "crash", "oom", "straggler", "data_stall")
 _SERVER = ("hang", "crash", "oom", "straggler", "step_regression")
 _SPIKES = (*_DELAYS, "gc_pause", "comm_slow", "step_spikes")
 
-# While one of these is active on the job, it is the cause and the other only its effect.
+# While one of these is active on the job, it is the cause and the kind is only its effect.
 EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "step_regression": (*_SPIKES, "step_drift"),
     "step_drift": (*_SPIKES, "step_regression"),
@@ -86,7 +86,7 @@ def cause_of(
     if job is None:
         jobs = ranks.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
         return _first(active, ((cause, job, None) for job in jobs for cause in JOB_CAUSES[kind]))
-    # A rank that perhaps only has more work explains nothing that comes later.
+    # A rank that may only have more work explains no other finding.
     sure = {key: known for key, known in active.items() if known.anomaly.severity != "info"}
     own = _first(sure, ((cause, job, device) for cause in EXPLAINED_BY.get(kind, ())))
     if own is None and ranks.spans_nodes(job):
@@ -97,7 +97,7 @@ def cause_of(
     devices = ranks.devices(job) if rank is None else {ranks.device(job, rank)}
     if kind not in _STOPPED:
         return _device_cause(DEVICE_CAUSES[kind], devices, len(devices) / 2, active)
-    # A stop of severity info is on purpose, as far as it is known: any fault explains it better.
+    # A stop of severity info seems to be on purpose, so any fault explains it better.
     able = {
         key: known
         for key, known in active.items()

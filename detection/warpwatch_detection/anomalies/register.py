@@ -20,8 +20,7 @@ from warpwatch_detection.anomalies.tracked import (
     worse,
 )
 from warpwatch_detection.config import AnomaliesConfig
-from warpwatch_detection.detector import NEVER, Cleared
-from warpwatch_detection.detector_runner import KindResults
+from warpwatch_detection.detector import NEVER, Cleared, KindResults
 from warpwatch_detection.ranks import RankDevices, with_job
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, SEVERITIES, Anomaly, Detected
 from warpwatch_telemetry.jobs import JobId
@@ -33,12 +32,13 @@ MAX_ENDED = 1000
 MAX_HISTORY = 1000
 MAX_EFFECTS = 4
 MAX_SUPPRESSED = 1000
-# Detectors work in blocks that end at different times, so an effect may be found once or twice
-# more after its cause is over. A third time it stands on its own.
+# Detectors work in blocks that end at different times, so an effect may be found once or twice more
+# after its cause is over. The third time it is an anomaly of its own.
 FOUND_AFTER_CAUSE = 3
-# Their evidence comes from hundreds of steps: what started before such a cause ended is its effect.
+# The evidence of these comes from hundreds of steps: if it started before a cause ended, it is an
+# effect of that.
 LONG_EVIDENCE = frozenset({"step_spikes"})
-# Found once, however long they last: not again when their cause is over.
+# Detectors find these only once, however long they last, so not again when their cause is over.
 FOUND_ONCE = frozenset({"hang", "crash", "oom", "memory_leak", "memory_pressure"})
 
 What = Literal["opened", "reopened", "updated", "closed"]
@@ -46,7 +46,7 @@ What = Literal["opened", "reopened", "updated", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change, with the anomaly after it. reopened: it came back soon after its end."""
+    """A change, with the anomaly after it; "reopened" means that it returned soon after its end."""
 
     what: What
     anomaly: Anomaly
@@ -57,7 +57,7 @@ class RegisterState:
     """The part of the register that survives a restart of the daemon.
 
     ended: anomalies that may be continued, in the order of their end. suppressed: findings that an
-    active anomaly explains. cores: why ranks had none.
+    active anomaly explains. cores: the ranks' waits for a core.
     """
 
     count: int = 0
@@ -68,16 +68,17 @@ class RegisterState:
 
 
 class AnomalyRegister:
-    """All anomalies of one engine. ``ranks`` is kept up to date by the engine.
+    """All anomalies of one engine, which keeps ``ranks`` up to date.
 
-    deadline: when the next event has been held long enough. refused: anomalies that were too many.
-    suppressed_counts: how often a kind was explained by another, the second.
+    deadline: when the next event has been held for long enough. refused: the number of anomalies
+    that were not opened, because there were too many. suppressed_counts: how often a kind (the
+    first) was explained by another (the second).
     """
 
     def __init__(self, config: AnomaliesConfig, ranks: RankDevices) -> None:
         self._config = config
         self.ranks = ranks
-        self._state = RegisterState()
+        self.state = RegisterState()
         self.deadline = NEVER
         self._changes: list[Change] = []
         self.history: deque[Anomaly] = deque(maxlen=MAX_HISTORY)
@@ -86,25 +87,20 @@ class AnomalyRegister:
 
     @property
     def active(self) -> tuple[Anomaly, ...]:
-        return tuple(tracked.anomaly for tracked in self._state.active.values())
+        return tuple(tracked.anomaly for tracked in self.state.active.values())
 
-    @property
-    def state(self) -> RegisterState:
-        return self._state
-
-    @state.setter
-    def state(self, state: RegisterState) -> None:
-        self._state = state
+    def restore(self, state: RegisterState) -> None:
+        self.state = state
         self._schedule()
 
     def _schedule(self) -> None:
-        held = (tracked.held_until for tracked in self._state.active.values())
+        held = (tracked.held_until for tracked in self.state.active.values())
         self.deadline = min(held, default=NEVER)
 
-    # --- what may change an anomaly ---
+    # --- changes ---
 
     def apply(self, results: KindResults, why: str = "") -> list[Change]:
-        """Apply results in their order. ``why`` something is cleared: for the summary."""
+        """Apply results in their order. The summary of a cleared anomaly ends with ``why``."""
         for kind, result in results:
             if isinstance(result, Cleared):
                 self._clear(kind, result, why)
@@ -113,29 +109,29 @@ class AnomalyRegister:
         return self._pop_changes()
 
     def expire(self, now: float) -> list[Change]:
-        """Close the events that were held long enough."""
-        for key, tracked in list(self._state.active.items()):
+        """Close the events that were held for long enough."""
+        for key, tracked in list(self.state.active.items()):
             if tracked.held_until <= now:
                 self._close(key, tracked.held_until)
         return self._pop_changes()
 
     def end_job(self, job: JobId, time: float) -> list[Change]:
-        """Close the states of a job that ended; its events keep their time."""
-        for key in [key for key in self._state.suppressed if key[1] == job]:
-            del self._state.suppressed[key]
-        for key in [key for key in self._state.active if key[1] == job]:
+        """Close the anomalies of a job that ended, but events are held for their time."""
+        for key in [key for key in self.state.suppressed if key[1] == job]:
+            del self.state.suppressed[key]
+        for key in [key for key in self.state.active if key[1] == job]:
             if key[0] not in EVENT_KINDS:
                 self._close(key, time, why=", until the job ended")
-        for ended in [key for key in self._state.ended if key[1] == job]:
+        for ended in [key for key in self.state.ended if key[1] == job]:
             if ended[0] not in EVENT_KINDS:
-                del self._state.ended[ended]
+                del self.state.ended[ended]
         return self._pop_changes()
 
     def end_unjudged(self, kinds: set[str], time: float, why: str) -> list[Change]:
-        """End what is of no kind of ``kinds``; events keep their time. why: for the summary."""
-        for key in [key for key in self._state.suppressed if key[0] not in kinds]:
-            del self._state.suppressed[key]
-        for key in list(self._state.active):
+        """Close the anomalies of all kinds but ``kinds``, except events; summaries get ``why``."""
+        for key in [key for key in self.state.suppressed if key[0] not in kinds]:
+            del self.state.suppressed[key]
+        for key in list(self.state.active):
             if key[0] not in kinds and key[0] not in EVENT_KINDS:
                 self._close(key, time, why=why)
         return self._pop_changes()
@@ -151,7 +147,7 @@ class AnomalyRegister:
         if cause := self._cause(key, found):
             self._explain(key, found, cause)
             return
-        tracked = self._state.active.get(key)
+        tracked = self.state.active.get(key)
         if tracked is not None and not tracked.is_of_another_rank(found):
             self._update("updated", key, tracked, found)
         elif tracked is None and (over := self._ended_cause(key, found)):
@@ -167,11 +163,11 @@ class AnomalyRegister:
 
     def _clear(self, kind: str, cleared: Cleared, why: str) -> None:
         key = (kind, cleared.job_id, cleared.device)
-        self._state.suppressed.pop(key, None)
+        self.state.suppressed.pop(key, None)
         self._close(key, cleared.time, why=why)
         if cleared.for_good:
             for ended in self._ended_like(key, rank=None):
-                del self._state.ended[ended]
+                del self.state.ended[ended]
 
     # --- opening and updating ---
 
@@ -179,8 +175,8 @@ class AnomalyRegister:
         if not self._has_room(key[1]):
             self.refused += 1
             return
-        self._state.count += 1
-        ident = f"{int(found.time):x}-{self._state.count:x}"
+        self.state.count += 1
+        ident = f"{int(found.time):x}-{self.state.count:x}"
         about = asdict(self.ranks.located(found))
         anomaly = Anomaly(**about, id=ident, kind=key[0], first_summary=found.summary)
         tracked = TrackedAnomaly(anomaly, found, worse(key[0], None, found))
@@ -188,10 +184,10 @@ class AnomalyRegister:
         self._explain_by_newest(key)
 
     def _has_room(self, job: JobId | None) -> bool:
-        """Return whether one more is kept: devices, jobs and each owner's jobs have limits."""
+        """Return whether there is room: devices, jobs and each owner's jobs have limits."""
         if job is None:
-            return sum(key[1] is None for key in self._state.active) < MAX_ACTIVE
-        owners = [key[1].owner for key in self._state.active if key[1] is not None]
+            return sum(key[1] is None for key in self.state.active) < MAX_ACTIVE
+        owners = [key[1].owner for key in self.state.active if key[1] is not None]
         has_part = not job.owner or owners.count(job.owner) < MAX_ACTIVE_OF_OWNER
         return len(owners) < MAX_ACTIVE and has_part
 
@@ -218,8 +214,8 @@ class AnomalyRegister:
         if found.rank is not None:
             tracked.named = found.rank
         before = NONE if what == "reopened" else tracked.evidence
-        tracked.evidence = max(before, evidence(self._state.cores, key[0], found))
-        self._state.active[key] = tracked
+        tracked.evidence = max(before, evidence(self.state.cores, key[0], found))
+        self.state.active[key] = tracked
         if key[0] in EVENT_KINDS:
             tracked.held_until = found.time + self._config.hold_s
             self._schedule()
@@ -229,8 +225,8 @@ class AnomalyRegister:
     # --- closing and continuing ---
 
     def _close(self, key: Key, time: float, explained_by: str | None = None, why: str = "") -> None:
-        """Close the anomaly, if there is one. ``why``: for the summary."""
-        tracked = self._state.active.pop(key, None)
+        """Close the anomaly, if there is one. Its summary ends with ``why``."""
+        tracked = self.state.active.pop(key, None)
         if tracked is None:
             return
         if key[0] in EVENT_KINDS:
@@ -241,7 +237,7 @@ class AnomalyRegister:
         closed = tracked.anomaly
         self.history.append(closed)
         self._changes.append(Change("closed", closed))
-        ended = self._state.ended
+        ended = self.state.ended
         # Pop first, so that it is last in the order.
         ended.pop((*key, tracked.named), None)
         ended[(*key, tracked.named)] = tracked
@@ -250,9 +246,9 @@ class AnomalyRegister:
         self._release_effects(closed, end_time)
 
     def _pop_ended(self, key: Key, found: Detected) -> TrackedAnomaly | None:
-        """Return the anomaly that ended a moment ago and now goes on, without its end."""
+        """Remove and return the anomaly that ended a moment ago and now continues."""
         for ended in self._ended_like(key, found.rank):
-            tracked = self._state.ended.pop(ended)
+            tracked = self.state.ended.pop(ended)
             before = tracked.anomaly
             if before.end_time is None or found.time - before.end_time > self._config.reopen_s:
                 continue
@@ -265,39 +261,39 @@ class AnomalyRegister:
         return None
 
     def _ended_like(self, key: Key, rank: int | None) -> list[EndedKey]:
-        """Return those that ended of the same rank, else of an unknown one; of any without one."""
+        """Return the ended anomalies of this rank, then of no rank; all if ``rank`` is None."""
         if rank is None:
-            return [ended for ended in self._state.ended if ended[:3] == key]
-        return [ended for ended in ((*key, rank), (*key, None)) if ended in self._state.ended]
+            return [ended for ended in self.state.ended if ended[:3] == key]
+        return [ended for ended in ((*key, rank), (*key, None)) if ended in self.state.ended]
 
     def _replace_culprit(
         self, key: Key, tracked: TrackedAnomaly, ended: TrackedAnomaly | None, found: Detected
     ) -> None:
-        """Close the anomaly of another rank; if ranks take turns, it becomes the job's."""
+        """Close the anomaly of another rank. If ranks take turns, it becomes the job's."""
         tracked.anomaly = replace(tracked.anomaly, rank=tracked.named)
         self._close(key, found.time, None if ended is None else ended.anomaly.id)
         if ended is not None:
             ended.shared = True
-            self._state.ended.pop((*key, tracked.named), None)
+            self.state.ended.pop((*key, tracked.named), None)
 
     # --- explaining ---
 
     def _cause(self, key: Key, found: Detected) -> TrackedAnomaly | None:
-        return cause_of(key, found.rank, found.severity, self._state.active, self.ranks)
+        return cause_of(key, found.rank, found.severity, self.state.active, self.ranks)
 
     def _ended_cause(self, key: Key, found: Detected) -> Anomaly | None:
-        """Return the cause that was over when this was first found, but not when it started."""
-        known = key in self._state.suppressed
+        """Return the cause that had ended when this was first found, but not when this started."""
+        known = key in self.state.suppressed
         if key[0] not in LONG_EVIDENCE or known or found.begin_step is None:
             return None
-        for (kind, job, _, _), tracked in reversed(self._state.ended.items()):
+        for (kind, job, _, _), tracked in reversed(self.state.ended.items()):
             explains = job == key[1] and kind in EXPLAINED_BY[key[0]]
             if explains and tracked.end_step >= found.begin_step:
                 return tracked.anomaly
         return None
 
     def _explain(self, key: Key, found: Detected, cause: TrackedAnomaly) -> None:
-        """Make what is found an effect of the active ``cause``, and no anomaly of its own."""
+        """Make the finding an effect of the active ``cause``, and close its own anomaly."""
         about = cause.anomaly
         self._close(key, found.time, about.id)
         self._suppress(key, found, about)
@@ -324,19 +320,19 @@ class AnomalyRegister:
         self._changes.append(Change("updated", cause.anomaly))
 
     def _explain_by_newest(self, opened: Key) -> None:
-        """End what was found before its cause, and make it an effect of the cause."""
-        for key, tracked in list(self._state.active.items()):
+        """Close the anomalies that were opened before their cause, and make them its effects."""
+        for key, tracked in list(self.state.active.items()):
             cause = self._cause(key, tracked.anomaly)
             if key == opened or cause is None:
                 continue
-            time = self._state.active[opened].anomaly.time
+            time = self.state.active[opened].anomaly.time
             effect = replace(tracked.found(), time=time, device=key[2])
             self._explain(key, effect, cause)
 
-    # --- what is found while its cause is active ---
+    # --- findings whose cause is active ---
 
     def _suppress(self, key: Key, found: Detected, cause: Anomaly) -> None:
-        known = self._state.suppressed
+        known = self.state.suppressed
         before = known.pop(key, None)
         if before is None or before.cause_id != cause.id:
             self.suppressed_counts[key[0], cause.kind] += 1
@@ -346,11 +342,11 @@ class AnomalyRegister:
             del known[next(iter(known))]
 
     def _outlives_cause(self, key: Key, found: Detected) -> bool:
-        """Return whether what is found, with no cause active, is an anomaly of its own.
+        """Return whether a finding without an active cause is an anomaly of its own.
 
         Long evidence that fades comes from the time of the cause and does not count.
         """
-        suppressed = self._state.suppressed.get(key)
+        suppressed = self.state.suppressed.get(key)
         if suppressed is None:
             return True
         if key[0] in LONG_EVIDENCE and recovers(key[0], found, suppressed.found):
@@ -358,15 +354,15 @@ class AnomalyRegister:
         suppressed.again += 1
         if suppressed.again < FOUND_AFTER_CAUSE:
             return False
-        del self._state.suppressed[key]
+        del self.state.suppressed[key]
         return True
 
     def _release_effects(self, cause: Anomaly, time: float) -> None:
-        """Open what goes on although its cause is over, and will not be found a second time.
+        """Open the effects that continue after their cause, and will not be found a second time.
 
         An event that another event explained was part of it, and is over.
         """
-        known = self._state.suppressed
+        known = self.state.suppressed
         released = {
             key: one
             for key, one in known.items()

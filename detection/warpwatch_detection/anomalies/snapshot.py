@@ -1,8 +1,8 @@
 """Saves the state of the engine and its detectors as bytes, so that a restart loses nothing.
 
-Every part is saved by its name with the version of its state. A part of another version is left
-out, and only its detector learns from the start. The versions are those of the states' forms and
-meanings, not of the program: an upgrade keeps what detectors have learned.
+Each part is saved with the version of its state's form and meaning. A part of another version is
+not restored, and only its detector learns from the start. So an upgrade keeps what detectors have
+learned.
 """
 
 from __future__ import annotations
@@ -21,17 +21,14 @@ ENGINE = "engine"
 
 
 class Stateful(Protocol):
-    """Keeps all it remembers in ``state``, a dataclass of plain values."""
+    """An object that keeps all it remembers in ``state``, a dataclass of plain values."""
 
     state: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """The owner of a state, and the version of the state's form and meaning.
-
-    form: the type that the state is decoded as, if it is not the state's own.
-    """
+    """The owner of a state. form: the type to decode the state as, if it is not the state's own."""
 
     owner: Stateful
     version: int = 1
@@ -39,7 +36,7 @@ class SnapshotPart:
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """A saved state. version: 1 for states of 0.2.0, which saved a digest in its place."""
+    """A saved state. Version 0.2.0 saved a digest instead of the version, which is 1 then."""
 
     state: msgspec.Raw
     version: int = 1
@@ -50,7 +47,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def save(parts: dict[str, SnapshotPart]) -> bytes:
-    """Return the snapshot of all parts; what cannot be saved is left out."""
+    """Return the snapshot of all parts but those that cannot be saved."""
     saved = {}
     for name, part in parts.items():
         try:
@@ -68,9 +65,9 @@ def _complain(name: str, why: str) -> None:
 
 
 def restore(snapshot: Snapshot, parts: dict[str, SnapshotPart]) -> set[str]:
-    """Set the state of every part that fits; return the names of those that start without one.
+    """Set the state of each part that fits; return the names of those that start without one.
 
-    Without the engine's, which knows what has been read already, the others mean nothing.
+    If the state of the engine does not fit, no state is set, because it knows what was read.
     """
     fresh: set[str] = set()
     for name, part in parts.items():

@@ -10,7 +10,7 @@ from warpwatch_detection.anomalies.core_contention import NONE, Evidence
 from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly, Detected, Worst
 from warpwatch_telemetry.jobs import JobId
 
-# The subject of an anomaly: kind, job, device. Several ranks of one cause are one anomaly.
+# The subject of an anomaly: kind, job, device. Several ranks with one cause are one anomaly.
 Key = tuple[str, JobId | None, str | None]
 # The same with the rank that it named when it ended.
 EndedKey = tuple[str, JobId | None, str | None, int | None]
@@ -18,14 +18,13 @@ EndedKey = tuple[str, JobId | None, str | None, int | None]
 
 @dataclass(slots=True)
 class TrackedAnomaly:
-    """An anomaly, and what the register knows of it besides.
+    """An anomaly with the register's own facts about it.
 
-    newest: in the detector's own words; worst: its worst moment; effects: what it explains, each
-    at its worst, by kind and job.
-    named: the rank that was named last; shared: several ranks were named in turn, so none is.
-    evidence: the weightiest so far.
-    held_until: when an event is over, if it does not happen again. end_step: its job's newest
-    step when it ended.
+    newest: the newest finding of the detector. worst: the worst moment. effects: the worst moments
+    of the findings that it explains, by kind and job. named: the rank that was named last. shared:
+    whether several ranks were named in turn, so that none is. evidence: the weightiest so far.
+    held_until: when an event is over if it does not happen again. end_step: the newest step of its
+    job when it ended.
     """
 
     anomaly: Anomaly
@@ -39,17 +38,16 @@ class TrackedAnomaly:
     end_step: int = -1
 
     def update(self, found: Detected) -> None:
-        """Note that the detector has found it again."""
         self.newest, self.worst = found, worse(self.anomaly.kind, self.worst, found)
 
     def summarize(self, is_new: bool = False) -> None:
-        """Bring the summary up to date. ``is_new``: it started now and does not recover."""
+        """Update the summary. is_new: whether it started now, so that it does not recover."""
         newest = self.newest
         text = newest.summary if is_new else sentence(self.anomaly.kind, newest, self.worst)
         self._describe(text, newest)
 
     def end(self, time: float, explained_by: str | None, why: str) -> None:
-        """Close it; ``why``: for the summary, if the reason is not plain."""
+        """Close it; the summary ends with ``why``."""
         self.anomaly = replace(self.anomaly, end_time=time, explained_by=explained_by)
         self._describe(self.worst.summary + why, self.worst)
 
@@ -67,7 +65,7 @@ class TrackedAnomaly:
         )
 
     def found(self) -> Detected:
-        """Return what the detector found last, with the anomaly's rank and device."""
+        """Return the newest finding, with the anomaly's rank and device."""
         about = {name: getattr(self.anomaly, name) for name in Detected.__dataclass_fields__}
         return Detected(**about | {"summary": self.newest.summary})
 
@@ -82,8 +80,8 @@ class TrackedAnomaly:
 class Suppressed:
     """A finding that another active anomaly, the cause, explains.
 
-    since: when it was first found; found: its newest form. again: how often it was found
-    after its cause was over.
+    found: its newest form. since: when it was first found. again: how often it was found after its
+    cause was over.
     """
 
     kind: str
@@ -96,10 +94,10 @@ class Suppressed:
 
 # --- which of two findings of a kind is worse ---
 
-# Below this part of its worst it recovers: far enough from noise.
+# An anomaly recovers below this part of its worst, which noise does not reach.
 RECOVERING_SHARE = 0.5
 
-# The quantity, the graver one higher, and how bad it is: more is worse.
+# The rank of the quantity, which is higher for a graver one, and its badness: more is worse.
 Badness = tuple[int, float]
 _Badness = Callable[[float, float | None], Badness]
 
@@ -112,7 +110,7 @@ def _longer(value: float, baseline: float | None) -> Badness:
     return 0, value / baseline - 1 if baseline else value
 
 
-# For all other kinds the value says how bad it is.
+# For all other kinds the value is the badness.
 _BADNESS: Mapping[str, _Badness] = {
     "step_regression": _longer,
     "step_drift": _longer,
@@ -130,7 +128,7 @@ _BADNESS: Mapping[str, _Badness] = {
 
 
 def _badness(kind: str, found: Detected | Worst) -> Badness:
-    """Return how bad a finding is. The newest event is the worst, as is one without a value."""
+    """Return the badness of a finding. The newest event is the worst, as is one without a value."""
     if kind in EVENT_KINDS or found.value is None:
         return 0, math.inf
     badness = _BADNESS.get(kind)
@@ -138,7 +136,10 @@ def _badness(kind: str, found: Detected | Worst) -> Badness:
 
 
 def worse(kind: str, before: Worst | None, found: Detected, summary: str = "") -> Worst:
-    """Return the worse of the two, of equals the newer. ``summary``: instead of the detector's."""
+    """Return the worse of two findings, the newer if they are equal.
+
+    summary: a text that replaces the detector's own.
+    """
     if before is not None and _badness(kind, found) < _badness(kind, before):
         return before
     text = summary or found.summary
@@ -146,13 +147,13 @@ def worse(kind: str, before: Worst | None, found: Detected, summary: str = "") -
 
 
 def recovers(kind: str, found: Detected, worst: Detected | Worst) -> bool:
-    """Return whether what is found is far below the worst."""
+    """Return whether a finding is far below the worst."""
     now, then = _badness(kind, found), _badness(kind, worst)
     return now < then and (now[0] != then[0] or now[1] <= RECOVERING_SHARE * then[1])
 
 
 def sentence(kind: str, found: Detected, worst: Worst) -> str:
-    """Return the summary of an active anomaly: what was found last, or that it recovers."""
+    """Return the summary of an active anomaly: the newest finding, or that it recovers."""
     if not recovers(kind, found, worst):
         return found.summary
     at = "" if worst.step is None else f" (step {worst.step})"

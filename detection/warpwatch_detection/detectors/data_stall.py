@@ -1,7 +1,7 @@
 """Detects steps that wait for input, by the share of ``data_wait`` in each rank's time.
 
-A wait counts as one step's time at most. So a single slow batch does not count: a stall takes many
-late steps, whether all of them wait a little or each third one waits long.
+A wait counts up to the time of one step, so a single slow batch does not count. A stall takes many
+late steps: all of them may wait a little, or each third one long.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from warpwatch_detection.budget import deviations
 from warpwatch_detection.detector import (
     WARMUP_STEPS,
     Cleared,
     DetectorStatus,
-    JobDetector,
     JobStep,
     Results,
+    StepsDetector,
+    deviations,
 )
-from warpwatch_detection.signals.frozen_baseline import PEER_FACTOR, FrozenBaseline
-from warpwatch_detection.signals.medians import median_of_others
+from warpwatch_detection.signals.baselines import PEER_FACTOR, FrozenBaseline, median_of_others
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 
@@ -53,9 +52,10 @@ RELEASE_EXCESS = 0.5
 
 @dataclass(slots=True)
 class RankWaits:
-    """One rank's seconds per block, newest last: ``counted`` with every wait cut, ``waits`` whole.
+    """One rank; ``counted`` and ``waits`` are the seconds per block with waits cut and whole.
 
-    counted_s, wait_s, seen_steps: the open block so far.
+    counted_s, wait_s, seen_steps: the open block so far. from_start: whether the stall began before
+    a baseline was known. begin_step: the first step of the stall. excess: the rise over its limit.
     """
 
     baseline: FrozenBaseline = field(default_factory=lambda: FrozenBaseline(MIN_SPREAD))
@@ -79,9 +79,11 @@ class RankWaits:
 
 @dataclass(slots=True)
 class JobWaits:
-    """The ranks, and seconds per block, newest last: ``works`` without waiting, ``spans`` in all.
+    """The ranks of one job.
 
-    steps, work_s, elapsed_s: the open block so far. spreads: of the ranks' baselines, sorted.
+    steps, work_s, elapsed_s: the open block so far. works, spans: the seconds per block without
+    waits and in all, newest last. first_steps: the first step of each block. spreads: the spreads
+    of the ranks' baselines, sorted.
     """
 
     ranks: dict[int, RankWaits] = field(default_factory=dict)
@@ -119,18 +121,18 @@ class JobWaits:
                 del self.ranks[number]
 
     def share(self, rank: RankWaits, blocks: int) -> float:
-        """Return the share of waiting in the last ``blocks``, or in fewer for a new rank."""
+        """Return the share of waits in the last ``blocks``, or in fewer for a new rank."""
         waits = rank.counted[-blocks:]
         waited_s = sum(waits)
         total_s = waited_s + sum(self.works[-len(waits) :])
         return waited_s / total_s if total_s > 0 else 0.0
 
 
-class DataStall(JobDetector[JobWaits]):
+class DataStall(StepsDetector[JobWaits]):
     kind = "data_stall"
     job_type = JobWaits
 
-    def judge(self, job: JobWaits, seen: JobStep) -> Results:
+    def evaluate(self, job: JobWaits, seen: JobStep) -> Results:
         if seen.index < WARMUP_STEPS:
             return ()
         job.add(seen)
@@ -138,13 +140,10 @@ class DataStall(JobDetector[JobWaits]):
         if not full and job.steps < MAX_BLOCK_STEPS:
             return ()
         job.end_block()
-        return self._judge_block(job, seen)
-
-    def _judge_block(self, job: JobWaits, seen: JobStep) -> Results:
         known = (rank.baseline for rank in job.ranks.values() if rank.baseline.blocks)
         job.spreads = sorted(baseline.spread for baseline in known)
         for rank in job.ranks.values():
-            self._judge_rank(job, rank, seen)
+            self._check(job, rank, seen)
         stalled = {number: rank for number, rank in job.ranks.items() if rank.on}
         was_on, job.on = job.on, bool(stalled)
         if not stalled:
@@ -152,7 +151,8 @@ class DataStall(JobDetector[JobWaits]):
         stalled.update((n, r) for n, r in job.ranks.items() if r.excess >= JOINT_EXCESS)
         return (self._found(job, stalled, seen),)
 
-    def _judge_rank(self, job: JobWaits, rank: RankWaits, seen: JobStep) -> None:
+    def _check(self, job: JobWaits, rank: RankWaits, seen: JobStep) -> None:
+        """Check a rank after a block: find or end its stall, or learn the block."""
         baseline, block = rank.baseline, job.share(rank, 1)
         count = len(baseline.blocks)
         noise = self._noise(job, rank) if count >= READY_BLOCKS else 0.0
@@ -187,7 +187,7 @@ class DataStall(JobDetector[JobWaits]):
 
     @staticmethod
     def _learn(rank: RankWaits, block: float, first_step: int) -> None:
-        """Learn a block before the baseline is ready. If it stalls by then, assume no waits."""
+        """Learn a block before the baseline is ready. If that is a stall, impose no waits."""
         baseline = rank.baseline
         baseline.begin_again(block, START_SHARE)
         baseline.learn(block, BASELINE_BLOCKS)
@@ -199,7 +199,7 @@ class DataStall(JobDetector[JobWaits]):
             rank.from_start = True
 
     def _noise(self, job: JobWaits, rank: RankWaits) -> float:
-        """Return the change of a share by chance; two checks per long window are independent."""
+        """Return the change of a share by chance; a long window has two independent checks."""
         check_s = sum(job.spans) / 2
         own = rank.baseline.spread
         most = PEER_FACTOR * median_of_others(job.spreads, own)

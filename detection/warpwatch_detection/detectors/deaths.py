@@ -22,18 +22,18 @@ from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 GRACE_S = 5.0
 MAX_DETAIL = 160
 MAX_JOBS = 256
-# Ended ranks that a job keeps: more than a node has, and as many as a replayed log may have.
+# The most ended ranks of a job: more than a node has, and as many as a replayed log may have.
 MAX_GONE = 4096
 # Fields of an exception event.
 EXCEPTION_FIELDS = ("exception", "type", "message", "detail")
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|MemoryError|out of memory", re.IGNORECASE)
-# Messages of torch.distributed, gloo, NCCL and sockets when a peer is gone.
+# Messages of torch.distributed, gloo, NCCL and sockets after the loss of a peer.
 _PEER_LOST = re.compile(
     r"\bDist\w*Error|gloo|nccl|peer|Connection|Broken ?Pipe|socket|EOFError|timed? ?out",
     re.IGNORECASE,
 )
 
-# Messages of a program that a user ended, and of a launcher that was asked to stop it.
+# Messages of a program that a user ended, and of a launcher that had to stop it.
 _INTERRUPTED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|SignalException.*\b(?:15|2)\b")
 
 
@@ -50,9 +50,12 @@ class Cause:
 
 @dataclass(slots=True)
 class JobDeaths:
-    """died: deaths without a verdict yet; lost_peer: ranks that raised because a peer was gone.
+    """The ranks of one job.
 
-    left: ranks of the run before a restart; their end is ignored. gone: end times, oldest first.
+    gone: the end times of ended ranks, oldest first. left: ranks of the run before a restart, whose
+    end is ignored. died: the times of deaths without a verdict yet. lost_peer: when ranks raised
+    because a peer was lost; said: their errors. oom_killed: ranks that the kernel killed.
+    followers: ranks that failed because of the cause.
     """
 
     alive: set[int] = field(default_factory=set)
@@ -79,6 +82,10 @@ class JobDeaths:
     def undecided(self) -> bool:
         return bool(self.died or self.lost_peer)
 
+    def found_cause(self, kind: str) -> Cause | None:
+        """Return the cause of death if it is of this kind."""
+        return self.cause if self.cause is not None and self.cause.kind == kind else None
+
 
 @dataclass(slots=True)
 class DeathsState:
@@ -87,7 +94,7 @@ class DeathsState:
 
 
 class DeathDetector(Detector):
-    """Reports causes of its ``kind``. Both kinds evaluate all deaths, so they never overlap."""
+    """Reports causes of its ``kind``; both kinds evaluate all deaths, so they agree."""
 
     kind: str
     waits = True
@@ -111,7 +118,7 @@ class DeathDetector(Detector):
         found: list[Detected] = []
         for name, job in list(self.state.jobs.items()):
             if self._due(job) <= now:
-                found += self._judge(name, job, now)
+                found += self._conclude(name, job, now)
                 if not job.alive:
                     del self.state.jobs[name]
         self._schedule()
@@ -124,18 +131,17 @@ class DeathDetector(Detector):
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
-            found = job.cause is not None and job.cause.kind == self.kind
+            cause = job.found_cause(self.kind)
             text = f"{len(job.alive)} ranks live, {len(job.gone)} are gone"
-            if found and job.cause is not None:
-                text += f": {job.cause.text}"
+            text += f": {cause.text}" if cause else ""
             yield DetectorStatus(
-                "found" if found else "fine", text, **name.fields(), value=len(job.gone)
+                "found" if cause else "fine", text, **name.fields(), value=len(job.gone)
             )
 
     # --- what happens ---
 
     def _job(self, name: JobId) -> JobDeaths:
-        """Return the job's state, also of a job with deaths only; MAX_JOBS are kept."""
+        """Return the state of a job. If there are more than MAX_JOBS, the oldest is removed."""
         jobs: dict[JobId, JobDeaths] = self.state.jobs
         job = jobs.get(name)
         if job is None:
@@ -145,7 +151,7 @@ class DeathDetector(Detector):
         return job
 
     def _step(self, seen: Step) -> None:
-        job = self.state.jobs.get(seen.job_id) or self._job(seen.job_id)
+        job = self._job(seen.job_id)
         job.step = seen.step
         if seen.rank in job.gone:
             return
@@ -166,7 +172,7 @@ class DeathDetector(Detector):
             left: set[int] = set()
             if job is not None:
                 # The rank replaces one that is gone, so the job has been restarted.
-                found = self._judge(seen.job_id, job, seen.time) if job.undecided else ()
+                found = self._conclude(seen.job_id, job, seen.time) if job.undecided else ()
                 left = job.alive | job.left
             job = self.state.jobs[seen.job_id] = JobDeaths(left=left)
             self._schedule()
@@ -180,7 +186,7 @@ class DeathDetector(Detector):
             job.leave(seen.rank, seen.time)
 
     def _event(self, seen: RankEvent, job: JobDeaths) -> Iterable[Detected]:
-        rank, text = seen.rank, what(seen.detail)
+        rank, text = seen.rank, error_line(seen.detail)
         if seen.event == "died":
             if rank in job.left:
                 job.left.discard(rank)
@@ -213,8 +219,8 @@ class DeathDetector(Detector):
 
     # --- what it means ---
 
-    def _judge(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Detected]:
-        """Name the cause after the grace; a silent death has priority over a lost peer."""
+    def _conclude(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Detected]:
+        """Name the cause after the grace; a death without an error has priority."""
         silent = {rank: time for rank, time in job.died.items() if rank not in job.lost_peer}
         after = "" if job.step is None else f" after step {job.step}"
         first = min(silent or job.lost_peer, key=lambda r: ({**job.lost_peer, **silent}[r], r))
@@ -236,7 +242,7 @@ class DeathDetector(Detector):
         return self._keep(name, job, now, Cause("crash", rank, text, job.step, "info"))
 
     def _decide(self, name: JobId, job: JobDeaths, now: float, cause: Cause) -> Iterable[Detected]:
-        """Keep one rank's cause; the other deaths are its consequence."""
+        """Keep the cause of one rank; the other deaths are its effects."""
         job.followers |= (job.died.keys() | job.lost_peer.keys()) - {cause.rank}
         cause.text = f"rank {cause.rank} {cause.text}"
         return self._keep(name, job, now, cause)
@@ -251,15 +257,12 @@ class DeathDetector(Detector):
         return self._found(name, job, now)
 
     def _found(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Detected]:
-        cause = job.cause
-        if cause is None or cause.kind != self.kind:
+        cause = job.found_cause(self.kind)
+        if cause is None:
             return ()
-        more = f"; {len(job.followers)} more followed" if job.followers else ""
-        text = cause.text + more
-        found = Detected(
-            now, cause.severity, text, **name.fields(), rank=cause.rank, step=cause.step
-        )
-        return (found,)
+        text = cause.text + (f"; {len(job.followers)} more followed" if job.followers else "")
+        about = name.fields()
+        return (Detected(now, cause.severity, text, **about, rank=cause.rank, step=cause.step),)
 
     @staticmethod
     def _due(job: JobDeaths) -> float:
@@ -278,7 +281,7 @@ class Oom(DeathDetector):
     kind = "oom"
 
 
-def what(detail: Mapping[str, Any]) -> str:
+def error_line(detail: Mapping[str, Any]) -> str:
     """Return the client's error on one line, bounded and without control characters."""
     said = ": ".join(str(detail[key]) for key in EXCEPTION_FIELDS if detail.get(key))
     line = " ".join(said.split())

@@ -6,7 +6,8 @@ rank is slow at equal gaps while its peers wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,24 +16,244 @@ from warpwatch_detection.detector import (
     WARMUP_STEPS,
     Cleared,
     DetectorStatus,
-    JobDetector,
     JobStep,
     Results,
+    StepsDetector,
     detail_number,
 )
 from warpwatch_detection.signals import peers
-from warpwatch_detection.signals.pauses import (
-    MIN_PAUSES,
-    MIN_SHARE,
-    WINDOW_S,
-    WINDOW_STEPS,
-    RegularPauses,
-    ReportedPauses,
-)
 from warpwatch_detection.signals.peers import WorkScaling
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent
+
+# Pauses decay within this time, or within this many steps if they take longer.
+WINDOW_S = 60.0
+WINDOW_STEPS = 150
+# The decayed count must reach this: a single full collection is normal.
+MIN_COUNT = 3
+# From this share of the time on a diagnosis reports them as costly.
+MIN_SHARE = 0.01
+# Below this count the pauses are past.
+LEAST_COUNT = 0.3
+
+
+@dataclass(slots=True)
+class ReportedPauses:
+    """The pauses of one rank that the shim reports.
+
+    lost_s, count: duration and number of the pauses, decayed to ``time``. share: their part of the
+    time. excess: the share over its limit (1 at the limit), reduced while there are few pauses.
+    """
+
+    time: float = 0.0
+    lost_s: float = 0.0
+    count: float = 0.0
+    share: float = 0.0
+    on: bool = False
+    begin_step: int = 0
+    excess: float = 0.0
+    nearest: float = 0.0
+
+    @property
+    def recent(self) -> bool:
+        return self.count > 0
+
+    def add(self, time: float, duration_s: float, step: int, window_s: float) -> None:
+        """Add a pause in ``step``; -1 if the step is unknown."""
+        self._decay(time, window_s)
+        if not self.on and self.count < 1:
+            self.begin_step = max(step, 0)
+        self.lost_s += duration_s
+        self.count += 1
+
+    def evaluate(self, now: float, elapsed_s: float, window_s: float) -> None:
+        """Evaluate the share of pauses. ``elapsed_s``: the time since pauses are counted."""
+        self._decay(now, window_s)
+        # Time decays like the pauses: this much of it still counts.
+        window_s *= -math.expm1(-max(elapsed_s, 1e-3) / window_s)
+        self.share = min(self.lost_s / max(window_s, WINDOW_S / 4), 1.0)
+        self.excess = self.share / MIN_SHARE * min(1, self.count / MIN_COUNT)
+        self.nearest = max(self.nearest, self.excess)
+        if self.count >= MIN_COUNT and self.share >= MIN_SHARE:
+            self.on = True
+        elif self.share < MIN_SHARE / 2 or self.count < LEAST_COUNT:
+            self.on = False
+
+    def _decay(self, now: float, window_s: float) -> None:
+        passed_s = max(0.0, now - self.time)
+        self.time = max(now, self.time)
+        kept = math.exp(-passed_s / window_s)
+        self.lost_s *= kept
+        self.count *= kept
+        if self.count < LEAST_COUNT:
+            self.lost_s = self.count = 0.0
+
+
+# The least noise of the log ratio of a single step.
+MIN_SCALE = 0.005
+# The first steps set the usual ratio and its noise.
+FIRST_STEPS = 3
+# Weight of a new step in the usual ratio and its noise; early steps are learned faster.
+WEIGHT = 0.02
+FAST_STEPS = 50
+# A larger difference is learned as this many times the noise.
+WINSOR = 3.0
+# A mean of cut absolute values, normally distributed, times this is their standard deviation.
+SIGMA_PER_MEAN = 1.2533
+# A slow step is 8 % and six deviations above the rank's usual ratio.
+MIN_RISE = math.log(1.08)
+NOISE_FACTOR = 6.0
+# This many slow steps in a row are a new level of the rank, not a pause.
+LEVEL_STEPS = 4
+# The usual ratio is known after this many steps.
+READY_STEPS = 50
+# A full collection of about ten million objects takes this long.
+MAX_PAUSE_S = 5.0
+# The newest pauses are kept. A chain has at least MIN_PAUSES: fewer may be equally far apart by
+# chance.
+MAX_PAUSES = 24
+MIN_PAUSES = 4
+# A shorter period is a slow rank; a longer one is that of checkpoints and evaluations.
+MIN_PERIOD_STEPS, MAX_PERIOD_STEPS = 5, 80
+# The pauses that a chain may lack: one in a checkpoint is not detected.
+MAX_MISSING = 1
+# Gaps count as equal if they differ by at most one step, or by this part of the period.
+GAP_TOLERANCE = 0.03
+# Pauses of one collector are alike: the longest is at most this many times the shortest.
+MAX_SIZE_RATIO = 3.0
+# After this many periods without a pause the chain is over.
+SILENT_PERIODS = 3
+# A script that logs or writes regularly does so at multiples of this.
+ROUND_STEPS = 10
+
+
+@dataclass(slots=True)
+class RegularPauses:
+    """One rank's chain of pauses at equal gaps, from its slow steps.
+
+    known: the number of steps. center, scale: the usual log ratio to its peers, and its noise.
+    run: the slow steps in a row. pending_step, pending_s: the newest of these, which may be a
+    pause. steps, pauses_s: the newest pauses, oldest first. period, begin_step, pause_s: the gap in
+    steps (0 without a chain), the start and the mean pause of the chain that was found.
+    """
+
+    known: int = 0
+    center: float = 0.0
+    scale: float = 0.0
+    run: int = 0
+    pending_step: int = 0
+    pending_s: float = 0.0
+    steps: list[int] = field(default_factory=list)
+    pauses_s: list[float] = field(default_factory=list)
+    period: int = 0
+    begin_step: int = 0
+    pause_s: float = 0.0
+    longest_chain: int = 0
+    longest_chain_step: int | None = None
+
+    def add(self, step: int, ratio: float, compute_s: float, rate: float) -> bool:
+        """Add a step. Return whether it ended a pause that continues a chain.
+
+        rate: the chains per step that random pauses may form.
+        """
+        self.known += 1
+        rise = ratio - self.center
+        scale = self.scale if self.scale > MIN_SCALE else MIN_SCALE
+        if self.known <= FIRST_STEPS:
+            self.center += rise / self.known
+            self.scale = max(self.scale, abs(rise) if self.known > 1 else 0.0, MIN_SCALE)
+            return False
+        weight = WEIGHT if self.known >= FAST_STEPS else 1 / self.known
+        size = min(abs(rise), WINSOR * scale)
+        self.center += weight * (size if rise > 0 else -size)
+        self.scale += weight * (SIGMA_PER_MEAN * size - self.scale)
+        if rise > MIN_RISE and rise > NOISE_FACTOR * scale and self.known > READY_STEPS:
+            self._add_slow_step(step, ratio, rise, compute_s)
+            return False
+        if self.period and step - self.steps[-1] > SILENT_PERIODS * self.period:
+            self.period = 0
+        if not self.run:
+            return False
+        is_single, self.run = self.run == 1, 0
+        return is_single and self.pending_s <= MAX_PAUSE_S and self._add_pause(rate)
+
+    def _add_slow_step(self, step: int, ratio: float, rise: float, compute_s: float) -> None:
+        """Add a slow step, which may be a pause; LEVEL_STEPS in a row are a new level."""
+        self.run += 1
+        self.pending_step, self.pending_s = step, -math.expm1(-rise) * compute_s
+        if self.run >= LEVEL_STEPS:
+            self.center, self.run = ratio, 0
+
+    def _add_pause(self, rate: float) -> bool:
+        """Add the pending step as a pause. Return whether it continues a chain."""
+        self.steps = [*self.steps[1 - MAX_PAUSES :], self.pending_step]
+        self.pauses_s = [*self.pauses_s[1 - MAX_PAUSES :], self.pending_s]
+        for before in range(len(self.steps) - 2, -1, -1):
+            period = self.steps[-1] - self.steps[before]
+            if period > MAX_PERIOD_STEPS:
+                break
+            if period >= MIN_PERIOD_STEPS and self._is_chain(period, rate):
+                return True
+        return False
+
+    def _is_chain(self, period: int, rate: float) -> bool:
+        chain = self._chain(period)
+        if len(chain) > self.longest_chain:
+            self.longest_chain, self.longest_chain_step = len(chain), self.steps[-1]
+        if len(chain) < MIN_PAUSES:
+            return False
+        sizes = [self.pauses_s[place] for place in chain]
+        steps = [self.steps[place] for place in chain]
+        if max(sizes) > MAX_SIZE_RATIO * min(sizes) or self._chance(steps, period) > rate:
+            return False
+        if self.period == 0:
+            self.begin_step = steps[-1]
+        self.period, self.pause_s = period, sum(sizes) / len(sizes)
+        return True
+
+    def _chance(self, chain: Sequence[int], period: int) -> float:
+        """Return how many such chains per step the same number of random pauses would form.
+
+        The rate of random pauses is that of the pauses outside the chain. The first gap is
+        arbitrary and sets the period; all further pauses but one must hit it.
+        """
+        full = len(self.steps) >= MAX_PAUSES
+        observed = self.steps[-1] - self.steps[0] if full else self.known
+        rate = (len(self.steps) - len(chain) + 1) / max(observed, 1)
+        hit = min(1.0, rate * (2 * _tolerance(period) + 1))
+        slots = round((chain[0] - chain[-1]) / period) - 1
+        return float(rate * rate * period * max(slots, 1) * hit ** (len(chain) - 2))
+
+    def _chain(self, period: int) -> list[int]:
+        """Return the indices of the pauses that are one period apart, newest first."""
+        tolerance = _tolerance(period)
+        chain, missing = [len(self.steps) - 1], 0
+        expected = self.steps[-1] - period
+        for place in range(len(self.steps) - 2, -1, -1):
+            step = self.steps[place]
+            while step < expected - tolerance and missing < MAX_MISSING:
+                missing += 1
+                expected -= period
+            if step < expected - tolerance:
+                break
+            if step <= expected + tolerance:
+                chain.append(place)
+                expected = step - period
+        return chain
+
+    def is_planned(self) -> bool:
+        """Return whether the pauses are at round steps, as those of a script that logs."""
+        chain = [self.steps[place] for place in self._chain(self.period)]
+        return self.period % ROUND_STEPS == 0 and (
+            all(step % self.period == 0 for step in chain)
+            or all((step + 1) % self.period == 0 for step in chain)
+        )
+
+
+def _tolerance(period: int) -> int:
+    return max(1, int(GAP_TOLERANCE * period))
+
 
 # Weight of a new step in the job's usual step time.
 STEP_WEIGHT = 0.02
@@ -56,10 +277,10 @@ class RankPauses:
     def on(self) -> bool:
         return self.regular_on or self.reported.on
 
-    def judge_regular(self, number: int, found: bool) -> bool:
-        """Decide about regular pauses. Return whether this pause counts.
+    def decide_regular(self, number: int, found: bool) -> bool:
+        """Decide whether rank ``number`` has regular pauses. Return whether this pause counts.
 
-        found: the pause continues a chain of regular ones.
+        found: whether the pause continues a chain.
         """
         if self.reported.recent:
             # The shim's reports are more certain.
@@ -100,7 +321,7 @@ class JobPauses:
         return rank.regular.pause_s / between_s if between_s > 0 else 0.0
 
 
-class GcPause(JobDetector[JobPauses]):
+class GcPause(StepsDetector[JobPauses]):
     kind = "gc_pause"
     reads = (JobStep, RankEvent)
     job_type = JobPauses
@@ -110,11 +331,11 @@ class GcPause(JobDetector[JobPauses]):
             return self._event(seen) if seen.event == "gc_pause" else ()
         return super().observe(seen)
 
-    def judge(self, job: JobPauses, seen: JobStep) -> Results:
+    def evaluate(self, job: JobPauses, seen: JobStep) -> Results:
         if seen.index < WARMUP_STEPS:
             return ()
         job.learn_step(seen)
-        touched, news = self._judge_regular(job, seen)
+        touched, news = self._add_step(job, seen)
         if job.index % AGE_STEPS == 0:
             touched |= self._age(job, seen)
         if not (touched or job.on):
@@ -129,21 +350,21 @@ class GcPause(JobDetector[JobPauses]):
         rank = job.ranks.setdefault(seen.rank, RankPauses(job.index))
         began = -1 if step is None else int(step)
         rank.reported.add(seen.time, duration_s, began, job.window_s)
-        rank.reported.judge(seen.time, seen.time - job.begin_time, job.window_s)
+        rank.reported.evaluate(seen.time, seen.time - job.begin_time, job.window_s)
         return self._results(job, seen.job_id, seen.time, max(began, 0), news=rank.reported.on)
 
-    def _judge_regular(self, job: JobPauses, seen: JobStep) -> tuple[bool, bool]:
-        """Return whether a rank may have changed, and whether a pause of the found kind came."""
+    def _add_step(self, job: JobPauses, seen: JobStep) -> tuple[bool, bool]:
+        """Return whether a rank may have changed, and whether a regular pause counts."""
         touched = news = False
-        rate = self._rate_per_s * job.step_s / max(len(seen.compute_s), 1)
         if len(seen.compute_s) < 2:
             return touched, news
+        rate = self._rate_per_s * job.step_s / len(seen.compute_s)
         for number, ratio in peers.compare(seen, job.scaling, {}).ratios.items():
             rank = job.ranks.get(number) or job.ranks.setdefault(number, RankPauses(job.index))
             found = rank.regular.add(seen.step, ratio, seen.compute_s[number], rate)
             if found or rank.regular_on:
                 touched = True
-                news |= rank.judge_regular(number, found)
+                news |= rank.decide_regular(number, found)
         return touched, news
 
     def _age(self, job: JobPauses, seen: JobStep) -> bool:
@@ -152,14 +373,14 @@ class GcPause(JobDetector[JobPauses]):
             job.ranks[number].index = job.index
         reported = [rank for rank in job.ranks.values() if rank.reported.recent]
         for rank in reported:
-            rank.reported.judge(seen.time, seen.time - job.begin_time, job.window_s)
+            rank.reported.evaluate(seen.time, seen.time - job.begin_time, job.window_s)
         gone = [n for n, rank in job.ranks.items() if job.index - rank.index > FORGET_STEPS]
         for number in gone:
             del job.ranks[number]
         return bool(reported or gone)
 
     def _results(self, job: JobPauses, name: JobId, time: float, step: int, news: bool) -> Results:
-        """Return the results after a pause or step. news: a pause of the found kind came."""
+        """Return the results after a pause or step. news: whether a pause counts."""
         joint = any(rank.reported.on for rank in job.ranks.values())
         least = JOINT_EXCESS if joint else NEVER
         on = tuple(n for n, rank in job.ranks.items() if rank.on or rank.reported.excess >= least)
@@ -177,7 +398,7 @@ class GcPause(JobDetector[JobPauses]):
         cost = job.cost(rank)
         who = f"rank {worst}" if alone else f"each of {len(job.on)} ranks"
         if rank.reported.on:
-            begin, pause_s = rank.reported.begin_step, rank.reported.mean_s
+            begin, pause_s = rank.reported.begin_step, rank.reported.lost_s / rank.reported.count
             what = f"garbage collection stops {who} for {1000 * pause_s:.0f} ms at a time"
         else:
             begin, pause_s = rank.regular.begin_step, rank.regular.pause_s
@@ -185,16 +406,17 @@ class GcPause(JobDetector[JobPauses]):
                 f"{who} pauses {1000 * pause_s:.0f} ms every {rank.regular.period} steps, as "
                 f"garbage collection does"
             )
+        summary = f"{what}, {100 * cost:.1f} % of the time, since step {begin}"
         return Detected(
-            time=time,
-            severity="warning",
+            time,
+            "warning",
+            summary,
             **name.fields(),
             rank=worst if alone else None,
             step=step,
             begin_step=begin,
             value=cost,
             baseline=0.0,
-            summary=f"{what}, {100 * cost:.1f} % of the time, since step {begin}",
         )
 
     def statuses(self) -> Iterable[DetectorStatus]:
@@ -203,22 +425,19 @@ class GcPause(JobDetector[JobPauses]):
                 text = "one rank has no peers, and no pause was reported"
                 yield DetectorStatus("learning", text, **name.fields())
             for number, rank in job.ranks.items():
-                yield self._status(name, number, rank)
-
-    def _status(self, name: JobId, number: int, rank: RankPauses) -> DetectorStatus:
-        regular, reported = rank.regular, rank.reported
-        chain = regular.longest_chain / MIN_PAUSES
-        known = regular.known or reported.recent
-        return DetectorStatus(
-            "found" if rank.on else "fine" if known else "learning",
-            f"reported pauses of rank {number} take {100 * reported.share:.2f} % of the time, "
-            f"limit {100 * MIN_SHARE:.0f} %; {regular.longest_chain} slow steps at equal gaps, "
-            f"limit {MIN_PAUSES}",
-            **name.fields(),
-            rank=number,
-            value=reported.share,
-            baseline=0.0,
-            limit=MIN_SHARE,
-            nearest=max(reported.nearest, chain, reported.share / MIN_SHARE),
-            nearest_step=regular.longest_chain_step,
-        )
+                regular, reported = rank.regular, rank.reported
+                chain = regular.longest_chain / MIN_PAUSES
+                known = regular.known or reported.recent
+                yield DetectorStatus(
+                    "found" if rank.on else "fine" if known else "learning",
+                    f"reported pauses of rank {number} take {100 * reported.share:.2f} % of the "
+                    f"time, limit {100 * MIN_SHARE:.0f} %; {regular.longest_chain} slow steps at "
+                    f"equal gaps, limit {MIN_PAUSES}",
+                    **name.fields(),
+                    rank=number,
+                    value=reported.share,
+                    baseline=0.0,
+                    limit=MIN_SHARE,
+                    nearest=max(reported.nearest, chain, reported.share / MIN_SHARE),
+                    nearest_step=regular.longest_chain_step,
+                )

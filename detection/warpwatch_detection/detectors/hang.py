@@ -1,13 +1,13 @@
 """Detects a job without a step for longer than its usual pauses, or with a sign of a hang.
 
-Signs are a process that does not respond, and processes and devices that are all idle. If backwards
-continue, the job does not hang: its steps may end where no hook sees it.
+Signs are a process that does not respond, and processes and devices that are all idle. If backward
+passes continue, the job does not hang: its steps may end where there is no hook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from warpwatch_detection.config import HangConfig
@@ -38,14 +38,16 @@ GAP_FACTOR = 1.15
 # Processes and devices must be idle for this time; as they are read every 2 s, a hang is found
 # within 30 s.
 IDLE_S = 20.0
-# For this time survivors that wait for a dead rank are not a hang: the crash is their cause.
+# For this time, survivors that wait for a dead rank are not a hang: the crash is their cause.
 CRASH_QUIET_S = 600.0
-# This reason of silence may also be a long call in C, such as a checkpoint.
+# A process with this reason of silence may be in a long call in C, such as a checkpoint.
 HOLDS_GIL = "holds the GIL"
 
 
 @dataclass(slots=True)
 class HangState:
+    """The jobs and servers, and the devices that ranks use."""
+
     jobs: dict[JobId, JobProgress] = field(default_factory=dict)
     devices: dict[str, DeviceActivity] = field(default_factory=dict)
     captures: CaptureWindows = field(default_factory=CaptureWindows)
@@ -54,7 +56,7 @@ class HangState:
 
 
 class Hang(Detector):
-    """Opens one anomaly per job, with the rank only if the culprit is known."""
+    """Finds one fault per job, and names the rank if the culprit is known."""
 
     kind = "hang"
     waits = True
@@ -70,7 +72,7 @@ class Hang(Detector):
 
     @state.setter
     def state(self, state: HangState) -> None:
-        """Set a saved state; compute again how much time was left."""
+        """Set a saved state, and compute its deadlines again."""
         self._state, self._jobs = state, state.jobs
         for name, job in state.jobs.items():
             if job.check_time < NEVER and job.ranks:
@@ -146,17 +148,9 @@ class Hang(Detector):
                 server.excuse(captured)
                 continue
             server.hung = True
-            found.append(
-                Detected(
-                    time=now,
-                    severity="warning",
-                    **name.fields(),
-                    rank=server.culprit,
-                    value=now - server.progress_time,
-                    baseline=server.longest_gap_s,
-                    summary=server.sentence(now),
-                )
-            )
+            about = Detected(now, "warning", server.sentence(now), **name.fields())
+            silent_s, usual_s = now - server.progress_time, server.longest_gap_s
+            found.append(replace(about, rank=server.culprit, value=silent_s, baseline=usual_s))
         return found
 
     def statuses(self) -> Iterable[DetectorStatus]:
@@ -182,10 +176,9 @@ class Hang(Detector):
                 nearest=job.longest_gap_s / limit_s,
             )
 
-    # --- what is seen ---
+    # --- records ---
 
     def _used(self) -> set[str]:
-        """Return the devices that ranks use."""
         return {uuid for job in self._jobs.values() for uuid in job.activity.devices.values()}
 
     def _rank_seen(self, seen: RankSeen) -> None:
@@ -275,14 +268,14 @@ class Hang(Detector):
         self._recheck(name, job, now)
         return (Cleared(now, name),)
 
-    # --- when it is due ---
+    # --- deadlines ---
 
     def _recheck(self, name: JobId, job: JobProgress, now: float) -> None:
         job.check_time = self._check_time(name, job, now)
         self._schedule()
 
     def _check_time(self, name: JobId, job: JobProgress, now: float) -> float:
-        """Return when to check the job next: it cannot be due earlier, since steps only defer that.
+        """Return when to check the job next: steps only defer its deadline.
 
         Once a job has been silent for longer than the least limit, its limit may fall as well.
         """
@@ -299,19 +292,19 @@ class Hang(Detector):
         self.state.deadline = min(min(jobs, default=NEVER), min(servers, default=NEVER))
 
     def _least_limit_s(self, job: JobProgress) -> float:
-        """Return the least limit of a job that goes on as it is; it never falls."""
+        """Return the least limit of a job without its slow steps; it never falls."""
         return max(self._config.timeout_s, GAP_FACTOR * job.longest_gap_s)
 
     def _limit_s(self, job: JobProgress) -> float:
         limit_s = self._least_limit_s(job)
         recent_s = job.times.recent_s
-        # The typical step is shorter than the longest; most often that is enough.
+        # The median is needed only if the longest step would raise the limit.
         if TIMEOUT_STEPS * max(recent_s, default=0.0) > limit_s:
             limit_s = max(limit_s, TIMEOUT_STEPS * median(recent_s))
         return max(limit_s, self._config.warmup_timeout_s) if job.warms_up else limit_s
 
     def _due(self, name: JobId, job: JobProgress, now: float) -> float:
-        """Return when the job counts as hung if nothing more comes."""
+        """Return when the job counts as hung if no more records arrive."""
         if job.hung or not job.ranks:
             return NEVER
         due = job.quiet_since + self._limit_s(job)
@@ -337,14 +330,14 @@ class Hang(Detector):
         return (found,)
 
     def _idle_since(self, job: JobProgress, now: float) -> float | None:
-        """Return when the job, or a rank that delays its own heartbeat, became idle."""
+        """Return when the job, or a rank that holds the GIL, became idle."""
         devices = self.state.devices
         holding = [number for number, rank in job.ranks.items() if rank.holds_gil]
         idle = [job.activity.rank_idle_since(number, devices, now) for number in holding]
         known = [since for since in idle if since is not None]
         return min(known) if known else job.activity.idle_since(job.ranks.keys(), devices, now)
 
-    # --- what is said ---
+    # --- results ---
 
     def _hang(self, name: JobId, job: JobProgress, now: float) -> Detected:
         culprit = job.culprit()
@@ -355,17 +348,17 @@ class Hang(Detector):
         step, who = max(rank.step for rank in job.ranks.values()), "no rank has finished a step"
         if culprit is not None:
             who = f"rank {culprit} has finished no step"
+        why = self._why(job, culprit, now)
         return Detected(
-            time=now,
-            severity="warning",
+            now,
+            "warning",
+            f"{who} for {idle_s:.0f} s (a step takes {step_s:.3g} s){why}",
             **name.fields(),
             rank=culprit,
             step=step,
             begin_step=step if culprit is None else job.ranks[culprit].step,
             value=idle_s,
             baseline=step_s,
-            summary=f"{who} for {idle_s:.0f} s (a step takes {step_s:.3g} s)"
-            f"{self._why(job, culprit, now)}",
         )
 
     def _why(self, job: JobProgress, culprit: int | None, now: float) -> str:

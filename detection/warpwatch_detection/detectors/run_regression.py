@@ -1,8 +1,8 @@
 """Detects a run whose steps take longer than those of the job's earlier runs.
 
-The daemon compares the run now and then (event ``compared``). It compares the median of the steps
-after warm-up with those of earlier runs with the same world size, GPU model and work per step.
-Detectors that learn from the run miss it: a run slow from its first step looks normal to them.
+The daemon compares runs periodically (event ``compared``): the median of the steps after warm-up
+with that of earlier runs with the same world size, GPU model and work per step. Detectors that
+learn from the run itself miss a run that is slow from its first step.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from statistics import median
 from typing import Any
 
 from warpwatch_detection.detector import (
-    MAX_NUMBER,
     Cleared,
-    Detector,
     DetectorStatus,
-    JobStates,
+    JobsDetector,
     Results,
     detail_number,
+    number,
 )
-from warpwatch_detection.signals.medians import SIGMA_PER_MAD
+from warpwatch_detection.signals.baselines import SIGMA_PER_MAD
 from warpwatch_telemetry.anomalies import Detected
-from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent
 
 EVENT = "compared"
@@ -31,8 +29,8 @@ EVENT = "compared"
 MIN_STEPS = 100
 # The least difference that counts. It is more than the histogram's error of 1 %.
 MIN_EFFECT = 0.05
-# With fewer runs their spread is unknown. GPUs of one model differ by 8 % on average (Sinha et
-# al., "Not All GPUs Are Created Equal", SC 2022), and the next run may be on other GPUs.
+# The spread of fewer runs is unknown. GPUs of one model differ by 8 % on average (Sinha et al., SC
+# 2022), and the next run may be on other GPUs.
 KNOWN_RUNS = 3
 UNKNOWN_SPREAD = 0.10
 # In a normal distribution 1 in 740 is above three deviations.
@@ -45,7 +43,7 @@ MAX_PHASES = 128
 
 @dataclass(slots=True)
 class RunLevel:
-    """The newest comparison of a run, in seconds. nearest: the largest part of the limit so far."""
+    """The newest comparison of a run. nearest: the largest part of the limit so far."""
 
     step_s: float
     earlier_s: float
@@ -61,16 +59,10 @@ class RunLevel:
         return (self.step_s - self.earlier_s) / (self.limit_s - self.earlier_s)
 
 
-class RunRegression(Detector):
+class RunRegression(JobsDetector[RunLevel]):
     kind = "run_regression"
     reads = (RankEvent,)
-
-    def __init__(self) -> None:
-        self.state: JobStates[RunLevel] = JobStates()
-
-    @property
-    def state_form(self) -> Any:
-        return JobStates[RunLevel]
+    job_type = RunLevel
 
     def observe(self, seen: Any) -> Results:
         if seen.event != EVENT:
@@ -113,9 +105,6 @@ class RunRegression(Detector):
             f"{which} before: {level.step_s:.3g} s instead of {level.earlier_s:.3g} s{grown_most}",
         )
 
-    def forget(self, job: JobId) -> None:
-        self.state.jobs.pop(job, None)
-
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, level in self.state.jobs.items():
             yield DetectorStatus(
@@ -131,7 +120,7 @@ class RunRegression(Detector):
 
 
 def spread(earlier: list[float]) -> tuple[float, float]:
-    """Return the level of these runs, and the share by which another run may exceed it."""
+    """Return the level of these runs, and the share by which a healthy run may exceed it."""
     level = median(earlier)
     if len(earlier) < KNOWN_RUNS:
         return level, UNKNOWN_SPREAD
@@ -146,9 +135,9 @@ def grown(now: object, earlier: object) -> str:
     if max(len(now), len(earlier)) > MAX_PHASES:
         return ""
     growth = {
-        str(name): seconds - (_number(earlier.get(name)) or 0.0)
+        str(name): seconds - (number(earlier.get(name)) or 0.0)
         for name, value in now.items()
-        if (seconds := _number(value)) is not None
+        if (seconds := number(value)) is not None
     }
     most = max(growth, key=lambda name: growth[name], default="")
     return most if most and growth[most] > 0 else ""
@@ -156,10 +145,4 @@ def grown(now: object, earlier: object) -> str:
 
 def _numbers(value: object) -> list[float]:
     values = value[:MAX_RUNS] if isinstance(value, list | tuple) else []
-    return [number for number in map(_number, values) if number is not None and number > 0]
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value <= MAX_NUMBER else None
+    return [known for value in values if (known := number(value)) is not None and known > 0]

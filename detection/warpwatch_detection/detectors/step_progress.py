@@ -33,7 +33,10 @@ _POWER = ("device_power_watts", ())
 
 @dataclass(slots=True)
 class ProcessActivity:
-    """idle_since: the start of no processor time and transfers; io_idle_since: of no transfers."""
+    """The newest reading of a process.
+
+    io_idle_since: when transfers stopped. idle_since: when processor time and transfers stopped.
+    """
 
     time: float
     cpu_s: float
@@ -44,7 +47,10 @@ class ProcessActivity:
 
 @dataclass(slots=True)
 class DeviceActivity:
-    """idle_since, spin_since: when it became idle, or began to spin only. power_w: in steps."""
+    """The newest reading of a device.
+
+    idle_since, spin_since: when it became idle, or began to spin only. power_w: its power in steps.
+    """
 
     time: float
     idle_since: float | None = None
@@ -54,14 +60,14 @@ class DeviceActivity:
 
 @dataclass(slots=True)
 class JobActivity:
-    """The activity of a job's processes and devices. devices: the UUID of each rank's device."""
+    """The activity of a job's processes and devices, by rank. devices: the UUIDs."""
 
     world_size: int = 1
     processes: dict[int, ProcessActivity] = field(default_factory=dict)
     devices: dict[int, str] = field(default_factory=dict)
 
     def process(self, seen: RankEvent) -> None:
-        """Apply an event ``process``; without processor time it only drops what was known."""
+        """Apply an event ``process``; without processor time it removes the process."""
         cpu_s, io = detail_number(seen, "cpu_s"), detail_number(seen, "io_bytes")
         if cpu_s is None:
             self.processes.pop(seen.rank, None)
@@ -85,7 +91,7 @@ class JobActivity:
     def idle_since(
         self, ranks: Collection[int], devices: Mapping[str, DeviceActivity], now: float
     ) -> float | None:
-        """Return when all activity of the job ended; None if there is some, or it is unknown."""
+        """Return when all activity of the job ended; None if it goes on or is unknown."""
         known = [self._rank(rank, devices, now) for rank in ranks]
         seen = [pair for pair in known if pair is not None]
         if len(ranks) < self.world_size or len(seen) < len(known):
@@ -95,7 +101,7 @@ class JobActivity:
     def rank_idle_since(
         self, rank: int, devices: Mapping[str, DeviceActivity], now: float
     ) -> float | None:
-        """Return when the rank became idle, without a wait in a collective; None if unknown."""
+        """Return when the rank became idle, apart from waits in collectives; None if unknown."""
         known = self._rank(rank, devices, now)
         return None if known is None else known[0]
 
@@ -114,7 +120,7 @@ class JobActivity:
     def _rank(
         self, rank: int, devices: Mapping[str, DeviceActivity], now: float
     ) -> tuple[float, float] | None:
-        """Return when process and device became idle, and when the device began to spin only."""
+        """Return since when process and device are idle, and since when the device only spins."""
         process, name = self.processes.get(rank), self.devices.get(rank)
         if process is None or now - process.time > STALE_S:
             return None
@@ -136,7 +142,7 @@ def _transfers(before: float | None, now: float | None, elapsed_s: float) -> boo
 
 
 def read_device(known: DeviceActivity | None, seen: DeviceReading) -> DeviceActivity:
-    """Return the device's state after a reading; without utilization it counts as working."""
+    """Return the device's state after a reading; without a utilization it counts as busy."""
     device = known if known is not None else DeviceActivity(seen.time)
     used, power_w = seen.metrics.get(_UTILIZATION), seen.metrics.get(_POWER)
     traffic = seen.metrics.get(_DRAM_ACTIVE, seen.metrics.get(_MEMORY_UTILIZATION))
@@ -170,7 +176,7 @@ RECENT_STEPS = 64
 
 @dataclass(slots=True)
 class StepTimes:
-    """The number of steps; ``durations_s`` has at least the newest RECENT_STEPS."""
+    """The number of steps, and at least RECENT_STEPS of the newest durations."""
 
     steps: int = 0
     durations_s: list[float] = field(default_factory=list)
@@ -183,15 +189,15 @@ class StepTimes:
 
     @property
     def recent_s(self) -> list[float]:
-        """The durations of the newest steps."""
         return self.durations_s[-RECENT_STEPS:]
 
 
 @dataclass(slots=True)
 class RankProgress:
-    """step: the newest step. time: of this step, or of a later sign that the rank trains.
+    """The progress of a rank.
 
-    silent_since: when its heartbeat stopped. holds_gil: it is silent because of a call in C, which
+    step: the newest step. time: the time of this step, or of a later sign that the rank trains.
+    silent_since: when its heartbeat stopped. holds_gil: whether a call in C is the reason, which
     may be a long checkpoint.
     """
 
@@ -211,11 +217,11 @@ class HangEpisode:
     """A hang, and how the ranks continued after it.
 
     waits_for: the stuck ranks that have not continued; without any the hang is over.
-    paused: all ranks without a step since, with the time of their last step before; longest_s: the
-    longest pause of the others.
-    is_broken: the pause is not normal for the job, because a process did not respond or exited, or
-    steps are missing.
-    is_idle: it was found because the whole job was idle.
+    paused: the ranks without a step since the hang, with the time of their last step before it.
+    longest_s: the longest pause of the other ranks.
+    is_broken: whether the pause is not normal for the job, because a process did not respond or
+    exited, or steps are missing.
+    is_idle: whether the hang was found because the whole job was idle.
     """
 
     waits_for: set[int]
@@ -232,12 +238,13 @@ class HangEpisode:
 
 @dataclass(slots=True)
 class JobProgress:
-    """``episode``: the newest hang, until all ranks have continued after it.
+    """The progress of a job.
 
-    longest_gap_s: the longest healthy pause without a step; longest_idle_s: the longest idle time
-    after which the job continued by itself; longest_hang_s: of hangs that ended by themselves.
-    quiet_until: silence before this time is excused.
-    check_time: when to check the job again; limit_may_fall: the next step may make that earlier.
+    episode: the newest hang, until all ranks have continued after it.
+    longest_gap_s: the longest healthy pause without a step. longest_idle_s: the longest idle time
+    after which the job continued by itself. longest_hang_s: the longest hang that ended by itself.
+    quiet_until: the time before which silence is excused.
+    check_time: when to check the job again. limit_may_fall: whether the next step may advance that.
     """
 
     ranks: dict[int, RankProgress] = field(default_factory=dict)
@@ -261,17 +268,16 @@ class JobProgress:
 
     @property
     def last_time(self) -> float:
-        """The newest step's time of the rank that has waited for longest."""
+        """The time of the newest step of the rank that has waited for longest."""
         return min(rank.time for rank in self.ranks.values())
 
     @property
     def newest_time(self) -> float:
-        """The time of the newest step of any rank."""
         return max(rank.time for rank in self.ranks.values())
 
     @property
     def quiet_since(self) -> float:
-        """When the unexcused wait for a step started."""
+        """The start of the wait for a step that is not excused."""
         return max(self.last_time, self.quiet_until)
 
     @property
@@ -299,7 +305,7 @@ class JobProgress:
                 self.longest_idle_s = max(self.longest_idle_s, gap_s)
 
     def _go_on(self, episode: HangEpisode, seen: Step, in_order: bool) -> None:
-        """Add a pause after a hang: if all ranks continue twice, the pause is normal."""
+        """Learn the pause of a hang after which all ranks continued: the second one is normal."""
         begin = episode.paused.pop(seen.rank, None)
         if begin is None:
             return
@@ -311,7 +317,7 @@ class JobProgress:
             self.longest_hang_s = max(self.longest_hang_s, episode.longest_s)
 
     def resume(self, number: int) -> bool:
-        """Note a step or heartbeat of a rank. Return whether that ends the hang."""
+        """Apply a step or heartbeat of a rank. Return whether that ends the hang."""
         rank, episode = self.ranks[number], self.episode
         rank.silent_since, rank.holds_gil = None, False
         if episode is None:

@@ -14,11 +14,11 @@ from warpwatch_detection.detector import (
     WARMUP_STEPS,
     Cleared,
     DetectorStatus,
-    JobDetector,
     JobStep,
     Results,
+    StepsDetector,
 )
-from warpwatch_detection.signals.step_signal import StepWork
+from warpwatch_detection.signals.samples import StepWork
 from warpwatch_telemetry.anomalies import Detected
 
 # A slow step is 15 % and 20 ms longer than normal, which scheduling by the operating system does
@@ -63,10 +63,13 @@ UPDATE_STEPS = 40
 
 @dataclass(slots=True)
 class SpikesJob:
-    """evidence: the CUSUM; rate: healthy share of slow steps; recent, burst: present shares.
+    """One job; values are logs of seconds.
 
-    count: evaluated steps; last, spikes: this count at the newest slow step, and at spikes;
-    since, slow, began: count at the start, slow steps, and first step of the present evidence.
+    values: the newest steps. level, deviation, limit: of normal steps; a step above it is slow.
+    evidence: the CUSUM. rate: the healthy share of slow steps. recent, burst: their present shares.
+    excess: the mean log of a slow step over the level. count: the evaluated steps. last, spikes:
+    this count at the newest slow step, and at the newest spikes. since, slow, began: the count at
+    the start of the present evidence, its slow steps, and its first step.
     """
 
     index: int = -1
@@ -91,11 +94,11 @@ class SpikesJob:
     nearest_step: int | None = None
 
 
-class StepSpikes(JobDetector[SpikesJob]):
+class StepSpikes(StepsDetector[SpikesJob]):
     kind = "step_spikes"
     job_type = SpikesJob
 
-    def judge(self, job: SpikesJob, seen: JobStep) -> Results:
+    def evaluate(self, job: SpikesJob, seen: JobStep) -> Results:
         if seen.index < WARMUP_STEPS or seen.common_s <= 0:
             return ()
         value = math.log(seen.common_s) - job.work.explained(seen, seen.common_s)
@@ -127,7 +130,7 @@ class StepSpikes(JobDetector[SpikesJob]):
             )
 
     def _learn(self, job: SpikesJob, value: float) -> bool:
-        """Level and limit from the steps before this one; False while they are too few."""
+        """Update level and limit from the steps before this one. Return False for too few."""
         values = job.values
         full = len(values) >= WINDOW
         if full and (job.count % UPDATE_NORMAL_STEPS == 0 or job.deviation < 0):
@@ -156,7 +159,7 @@ class StepSpikes(JobDetector[SpikesJob]):
             job.rate += RATE_WEIGHT * (is_slow - job.rate)
 
     def _is_spike(self, job: SpikesJob, value: float) -> bool:
-        """Return whether a slow step counts: a run is one spike, periodic ones are ignored."""
+        """Return whether a slow step counts. A run counts once, periodic steps do not count."""
         job.slow += 1
         job.excess += 0.1 * (value - job.level - job.excess)
         follows = job.count - job.last == 1
@@ -175,11 +178,12 @@ class StepSpikes(JobDetector[SpikesJob]):
         job.evidence = min(max(job.evidence, 0.0), 2 * self._needed(job))
 
     def _needed(self, job: SpikesJob) -> float:
-        """Log of the likelihood ratio that chance reaches as often as the budget allows.
+        """Return the evidence that chance reaches as often as the budget allows.
 
-        The evidence begins at a spike, which comes at the usual rate. It reaches h from there with
-        the probability e^-h times the ratio that the first spike brings (Wald). This is divided by
-        the ratio of the overshoot, on average half a spike (Siegmund, Sequential Analysis, 1985).
+        It is the log of a likelihood ratio. The evidence begins at a spike, which comes at the
+        usual rate. It reaches h from there with the probability e^-h times the ratio of the first
+        spike (Wald). This is divided by the ratio of the overshoot, which is half a spike on
+        average (Siegmund, Sequential Analysis, 1985).
         """
         step_s, usual = math.exp(job.level), max(MIN_RATE, job.rate)
         alarming = max(ALARM_SHARE, MIN_RATIO * usual)

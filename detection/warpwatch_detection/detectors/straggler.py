@@ -13,16 +13,18 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Literal
 
-from warpwatch_detection.budget import DAY_S, deviations
 from warpwatch_detection.detector import (
+    DAY_S,
     NEVER,
     WARMUP_STEPS,
     Cleared,
     DetectorStatus,
-    JobDetector,
     JobIteration,
     JobStep,
     Results,
+    StepsDetector,
+    deviations,
+    rank_names,
 )
 from warpwatch_detection.signals import peers
 from warpwatch_detection.signals.rank_levels import (
@@ -53,7 +55,7 @@ EFFECT = 0.20
 # make busy cores slow for seconds.
 HOLD_TICKS = 5
 HOLD_S = 4.0
-# A level at a multiple of the limit is held for HOLD_S over this multiple, which counts up to 4.
+# A level at a multiple of the limit must last for HOLD_S over this multiple, which counts up to 4.
 MAX_HASTE = 4.0
 # The limits from the start: GPUs of one model differ by 8 % (Sinha et al., SC 2022), and rank 0
 # logs.
@@ -69,13 +71,13 @@ START_JUMP = math.log(1.25)
 FORGET_BLOCKS = 5
 
 
-class Straggler(JobDetector[JobLevels]):
+class Straggler(StepsDetector[JobLevels]):
     kind = "straggler"
     state_version = 2
     job_type = JobLevels
     reads = (JobStep, JobIteration)
 
-    def judge(self, job: JobLevels, seen: JobStep) -> Results:
+    def evaluate(self, job: JobLevels, seen: JobStep) -> Results:
         if seen.index < START_STEPS or len(seen.compute_s) < 2:
             return ()
         if not (job.stages or job.groups or len(set(seen.stages.values())) > 1):
@@ -89,15 +91,15 @@ class Straggler(JobDetector[JobLevels]):
             job.begin_baseline()
         tick_s = job.add(peers.compare(seen, job.scaling, job.groups), seen.duration_s)
         # If each rank has its own stage, none is compared.
-        return self._judge_tick(job, seen, tick_s) if tick_s > 0 and job.ranks else ()
+        return self._end_tick(job, seen, tick_s) if tick_s > 0 and job.ranks else ()
 
-    def _judge_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> Results:
+    def _end_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> Results:
         if seen.duration_s > 0:
             middle = sorted(seen.compute_s.values())[len(seen.compute_s) // 2]
             share = min(middle / seen.duration_s, 1)
             job.compute_share += SHARE_WEIGHT * (share - job.compute_share)
-        found = self._judge_ranks(job, seen, tick_s)
-        found = self._judge_newcomers(job, seen, tick_s) or found
+        found = self._check_ranks(job, seen, tick_s)
+        found = self._check_newcomers(job, seen, tick_s) or found
         is_block = job.block_ticks >= WINDOW_TICKS
         if is_block:
             self._end_block(job, seen)
@@ -107,8 +109,8 @@ class Straggler(JobDetector[JobLevels]):
 
     # --- every tick ---
 
-    def _judge_ranks(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
-        """Evaluate ranks with a baseline. Return whether one is found."""
+    def _check_ranks(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
+        """Check the ranks with a baseline. Return whether one is found."""
         found, error = False, -1.0
         for rank in job.ranks.values():
             if rank.missed_blocks or rank.limit == NEVER or not rank.window.full:
@@ -122,12 +124,12 @@ class Straggler(JobDetector[JobLevels]):
             error = error_of(job.full.values()) if error < 0 else error
             limit = max(rank.limit, self._factor(job) * error)
             rank.excess = self._excess(job, rank, level, limit)
-            self._judge_rank(job, rank, seen, tick_s)
+            self._hold(job, rank, seen, tick_s)
             found = found or rank.on
         return found
 
-    def _judge_newcomers(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
-        """Evaluate ranks without a baseline by their peers. Return whether one is found."""
+    def _check_newcomers(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
+        """Check the ranks without a baseline by their peers. Return whether one is found."""
         full = {number: rank for number, rank in job.full.items() if not rank.missed_blocks}
         newcomers = {number: rank for number, rank in full.items() if not rank.is_ready}
         if not newcomers:
@@ -143,13 +145,14 @@ class Straggler(JobDetector[JobLevels]):
                 rank.above_ticks, rank.above_s = 1, job.window_s * min(rank.excess, MAX_HASTE)
                 rank.begin_step = _since(job, seen, 1)
             rank.lowest = min(rank.lowest, rank.level)
-            self._judge_rank(job, rank, seen, tick_s)
+            self._hold(job, rank, seen, tick_s)
         return any(rank.on for rank in newcomers.values())
 
     def _peer_limit(self, job: JobLevels, seen: JobStep, levels: Mapping[int, float]) -> float:
-        """Return the least of ``levels`` that is above its peers by more than chance.
+        """Return the limit of levels before baselines are ready.
 
-        The rate assumes one start of a job per day, and READY_BLOCKS windows before baselines.
+        The rate assumes that a job starts once per day and that READY_BLOCKS windows pass before
+        the baselines.
         """
         if seen.alike is False or not levels:
             return NEVER
@@ -157,7 +160,9 @@ class Straggler(JobDetector[JobLevels]):
         groups, error = job.groups or job.stages, error_of(job.full.values())
         return peer_limit(levels, groups, factor, error, are_alike=bool(seen.alike))
 
-    def _judge_rank(self, job: JobLevels, rank: RankLevel, seen: JobStep, tick_s: float) -> None:
+    @staticmethod
+    def _hold(job: JobLevels, rank: RankLevel, seen: JobStep, tick_s: float) -> None:
+        """Find the rank once its excess has lasted for long enough."""
         if rank.excess > rank.nearest:
             rank.nearest, rank.nearest_step = rank.excess, seen.step
         if rank.excess < 1:
@@ -172,7 +177,7 @@ class Straggler(JobDetector[JobLevels]):
             rank.on = True
 
     def _factor(self, job: JobLevels) -> float:
-        """Return the deviations of a rank's level by chance; levels are new every window."""
+        """Return the deviations that a rank's level has by chance; it is new every window."""
         return deviations(self._rate_per_s, job.window_s, len(job.ranks))
 
     def _limit(self, job: JobLevels, rank: RankLevel, error: float, least: float) -> float:
@@ -183,7 +188,7 @@ class Straggler(JobDetector[JobLevels]):
     def _excess(job: JobLevels, rank: RankLevel, level: float, limit: float) -> float:
         """Return the rise divided by its limit."""
         rise = level - rank.usual
-        # If all ranks hardly compute, a rank that takes much longer does not delay the job.
+        # If all ranks hardly compute, even a rank that takes much longer does not delay the job.
         cost = math.expm1(min(rise, 10.0)) * job.compute_share / MIN_COST
         return min(rise / limit, cost)
 
@@ -195,18 +200,21 @@ class Straggler(JobDetector[JobLevels]):
         healthy = not any(rank.on and rank.is_ready for rank in job.ranks.values())
         error = error_of(job.full.values())
         job.drop_missing(FORGET_BLOCKS)
-        judged = [rank for rank in job.full.values() if rank.missed_blocks == 1]
-        for rank in judged:
+        current = [rank for rank in job.full.values() if rank.missed_blocks == 1]
+        for rank in current:
             rank.end_block()
             rank.blocks = [*rank.blocks[1 - DRIFT_BLOCKS :], rank.level]
         job.bound_noise()
-        for rank in judged:
+        for rank in current:
             if rank.is_ready:
-                self._judge_block(job, rank, seen, healthy, error)
+                self._check_block(job, rank, seen, healthy, error)
+            elif rank.on:
+                rank.release(rank.excess)
             else:
-                self._learn_newcomer(rank)
-        if job.groups and judged:
-            self._judge_quartiles(job, judged, seen, healthy, error)
+                rank.baseline.begin_again(rank.level, START_JUMP)
+                rank.baseline.learn(rank.level, BASELINE_BLOCKS)
+        if job.groups and current:
+            self._check_quartiles(job, current, seen, healthy, error)
         spreads = sorted(rank.baseline.spread for rank in job.ranks.values())
         job.noise = spreads[(len(spreads) - 1) // 2] if spreads else 0.0
         if not job.groups and all(rank.is_ready or rank.on for rank in job.ranks.values()):
@@ -214,18 +222,10 @@ class Straggler(JobDetector[JobLevels]):
         for rank in job.ranks.values():
             rank.limit = self._limit(job, rank, 0.0, MIN_RISE) if rank.is_ready else NEVER
 
-    @staticmethod
-    def _learn_newcomer(rank: RankLevel) -> None:
-        """Learn the baseline of a rank, unless the rank is found to be slow."""
-        if rank.on:
-            rank.release(rank.excess)
-        else:
-            rank.baseline.begin_again(rank.level, START_JUMP)
-            rank.baseline.learn(rank.level, BASELINE_BLOCKS)
-
-    def _judge_block(
+    def _check_block(
         self, job: JobLevels, rank: RankLevel, seen: JobStep, healthy: bool, error: float
     ) -> None:
+        """Find a slow drift of a rank, end what is over, or learn the block."""
         baseline, level = rank.baseline, rank.level
         limit = self._limit(job, rank, error, DRIFT_RISE)
         if rank.on:
@@ -240,17 +240,17 @@ class Straggler(JobDetector[JobLevels]):
         elif healthy:
             baseline.learn(level, BASELINE_BLOCKS)
 
-    def _judge_quartiles(
-        self, job: JobLevels, judged: list[RankLevel], seen: JobStep, healthy: bool, error: float
+    def _check_quartiles(
+        self, job: JobLevels, current: list[RankLevel], seen: JobStep, healthy: bool, error: float
     ) -> None:
         """Find ranks that are slow in a quarter of the steps, while their peers are not."""
-        for rank in judged:
+        for rank in current:
             rank.upper.add(rank.window.upper_quartile())
         # Sequence lengths that became more uneven raise the quartile of all ranks.
-        rises = sorted([rank.upper.rise for rank in judged])
+        rises = sorted([rank.upper.rise for rank in current])
         common = max(0.0, rises[(len(rises) - 1) // 2])
-        noise = median([rank.upper.baseline.spread for rank in judged])
-        for rank in judged:
+        noise = median([rank.upper.baseline.spread for rank in current])
+        for rank in current:
             upper, rise = rank.upper, rank.upper.rise - common
             if len(upper.baseline.blocks) < READY_BLOCKS:
                 upper.baseline.learn(upper.blocks[-1], BASELINE_BLOCKS)
@@ -273,16 +273,43 @@ class Straggler(JobDetector[JobLevels]):
             return (Cleared(seen.time, seen.job_id),) if was_on else ()
         if was_on and not repeat:
             return ()
-        # Name also ranks that are about to be found, if they are not just above the limit.
+        # Name also the ranks that are about to be found, unless they are just above the limit.
         least = max(max(rank.excess, 1.0) for rank in slow.values()) / 2
         slow.update((n, r) for n, r in job.ranks.items() if r.above_ticks and r.excess >= least)
-        return (finding(job, slow, seen),)
+        return (self._found(job, slow, seen),)
+
+    @staticmethod
+    def _found(job: JobLevels, slow: Mapping[int, RankLevel], seen: JobStep) -> Detected:
+        """Return the finding about the ranks ``slow``, one or more.
+
+        The severity is info if the ranks' places in the job are unknown and the rank was slower
+        from the start: it may have another stage of a pipeline.
+        """
+        worst = max(slow, key=lambda number: slow[number].level - slow[number].usual)
+        rank = slow[worst]
+        # The rank's usual difference from its peers belongs to the baseline.
+        usual_s = math.exp(job.references[worst] + rank.usual)
+        longer = math.expm1(rank.rise)
+        who = f"{rank_names(slow)} {'computes' if len(slow) == 1 else 'compute up to'}"
+        was_slower = not rank.is_ready and rank.rise < rank.lowest + MIN_RISE
+        is_info = seen.alike is None and was_slower
+        return seen.found(
+            "info" if is_info else "warning",
+            rank=worst if len(slow) == 1 else None,
+            begin_step=rank.begin_step,
+            value=usual_s * (1 + longer),
+            baseline=usual_s,
+            summary=f"{who} {100 * longer:.0f} % longer than "
+            f"{_whom(job, slow, worst)}{', in a quarter of its steps,' * rank.now_and_then} "
+            f"{f'since step {rank.begin_step}' if rank.begin_step else 'from the start'}"
+            f"{'; it may have more work: its place in the job is unknown' * is_info}",
+        )
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             alone = [rank for rank, stage in job.stages.items() if stage == peers.ALONE]
             if alone:
-                text = f"{some(alone)} of a job in stages: no other rank does the same work"
+                text = f"{rank_names(alone)} of a job in stages: no other rank does the same work"
                 yield DetectorStatus("learning", text, **name.fields(), blind=True)
             elif len(job.ranks) < 2:
                 text = "one rank has no peers to be compared with"
@@ -319,44 +346,9 @@ class Straggler(JobDetector[JobLevels]):
 
 
 def _since(job: JobLevels, seen: JobStep, windows: float) -> int:
-    """Return the step at which this many windows began; 0 if the job was warming up then."""
+    """Return the first step of the newest ``windows``; 0 if the job was warming up then."""
     begin = seen.step - int(windows * WINDOW_TICKS * job.steps_a_tick())
     return begin if begin > WARMUP_STEPS else 0
-
-
-def finding(job: JobLevels, slow: Mapping[int, RankLevel], seen: JobStep) -> Detected:
-    """Return the finding about the ranks ``slow``, one or more.
-
-    The severity is info if the ranks' places in the job are unknown and the rank was slower from
-    the start: it may have another stage of a pipeline.
-    """
-    worst = max(slow, key=lambda number: slow[number].level - slow[number].usual)
-    rank = slow[worst]
-    # The rank's usual difference from its peers belongs to the baseline.
-    usual_s = math.exp(job.references[worst] + rank.usual)
-    longer = math.expm1(rank.rise)
-    was_slower = not rank.is_ready and rank.rise < rank.lowest + MIN_RISE
-    is_info = seen.alike is None and was_slower
-    return seen.found(
-        "info" if is_info else "warning",
-        rank=worst if len(slow) == 1 else None,
-        begin_step=rank.begin_step,
-        value=usual_s * (1 + longer),
-        baseline=usual_s,
-        summary=f"{_who(slow, worst)} {100 * longer:.0f} % longer than "
-        f"{_whom(job, slow, worst)}{', in a quarter of its steps,' * rank.now_and_then} "
-        f"{f'since step {rank.begin_step}' if rank.begin_step else 'from the start'}"
-        f"{'; it may have more work: its place in the job is unknown' * is_info}",
-    )
-
-
-def some(ranks: Iterable[int]) -> str:
-    """Return the names of the first eight ranks."""
-    return f"ranks {', '.join(map(str, sorted(ranks)[:8]))}"
-
-
-def _who(slow: Mapping[int, RankLevel], worst: int) -> str:
-    return f"rank {worst} computes" if len(slow) == 1 else f"{some(slow)} compute up to"
 
 
 def _whom(job: JobLevels, slow: Mapping[int, RankLevel], worst: int) -> str:

@@ -1,9 +1,8 @@
-"""Works out levels, noise and changes of noisy series, for the detectors.
+"""Computes levels, noise and changes of noisy series, for the detectors.
 
-- medians: the median of a few values, and of a window that slides
-- step_signal: a job's step times as samples, corrected for each step's work
-- level_shift: whether the level of such a signal has shifted, and until when
-- peers, rank_levels, frozen_baseline: each rank's time against its peers', and against its own past
-- pauses: pauses of one rank, seen in its steps or reported by the shim
-- memory_growth: memory that grows and never settles
+- baselines: medians of few values and of sliding windows; the healthy level of a value
+- samples: step and iteration times, corrected for their work
+- level_shift: shifts of the level of such a signal
+- peers, rank_levels: each rank's time against its peers' time, and against its own past
+- memory_growth: memory that grows without end
 """

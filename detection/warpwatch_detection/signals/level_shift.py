@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
-from warpwatch_detection.budget import deviations
+from warpwatch_detection.detector import deviations
 
 # Samples of each window: about 1.5 times the one before; 140 still ends within 150 steps.
 WINDOWS = (12, 16, 24, 40, 60, 100, 140)
@@ -62,10 +62,10 @@ def level(values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class ReferenceLevels:
-    """Levels of the samples that windows are compared with.
+    """The levels of the samples that windows are compared with.
 
     The same samples lie before a short window now and before a long one later. ordered: the samples
-    before the shortest window; levels: their level at each sample, the newest last.
+    before the shortest window. levels: their level at each sample, the newest last.
     """
 
     ordered: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ class ReferenceLevels:
             del self.levels[:-LONGEST]
 
     def before(self, window: int) -> float:
-        """Return the level before the newest ``window`` samples; MIN_REFERENCE precede them."""
+        """Return the level before the newest ``window`` samples, if MIN_REFERENCE precede them."""
         return self.levels[SHORTEST - window - 1]
 
 
@@ -128,7 +128,7 @@ class SignalHistory:
         return newest[window // 4] > before[len(before) * 3 // 4]
 
     def since(self, samples: int) -> SignalHistory:
-        """Return the history of the newest ``samples`` alone."""
+        """Return the history of only the newest ``samples``."""
         left = SignalHistory(self.count, change=self.change)
         for value in self.values[-samples:]:
             left.values.append(value)
@@ -187,7 +187,7 @@ TRIM_LOSS = 1.27
 
 @dataclass(slots=True)
 class Noise:
-    """Noise of ``count`` differences in health: their variance about zero, and its root."""
+    """The noise of ``count`` differences in health: their variance about zero, and its root."""
 
     count: int = 0
     variance: float = 0.0
@@ -214,7 +214,7 @@ class WindowNoise:
     """The noise of a window's difference in health: ever, and since the job has settled.
 
     waiting: the newest differences, which are learned later if no shift follows, so that a rise
-    does not raise its own limit. peak: the largest learned difference, fading.
+    does not raise its own limit. peak: the largest learned difference, which fades.
     """
 
     window: int
@@ -281,11 +281,12 @@ def _noises() -> list[WindowNoise]:
 
 @dataclass(slots=True)
 class LevelShift:
-    """The search for a signal's shifts. least_window: the shortest evaluated; 0: unknown yet.
+    """The search for a signal's shifts.
 
-    least_window: shorter windows are not checked; 0: not known yet. difference: of the newest check
-    of a window with known noise; looked: the index of this window in WINDOWS, -1 before the first;
-    scale: the factor of the noise for its reference. nearest: the largest difference/limit so far.
+    least_window: the shortest window that is checked; 0: not known yet. difference: the result of
+    the newest check of a window with known noise. looked: the index of this window in WINDOWS, -1
+    before the first. scale: the factor of the noise for its reference. nearest: the largest part of
+    a limit so far.
     """
 
     samples: SignalHistory = field(default_factory=SignalHistory)
@@ -296,11 +297,13 @@ class LevelShift:
     scale: float = 1.0
     nearest: float = 0.0
 
-    def judge(self, rate: float) -> Shift | None:
-        """Check the windows that are due after a sample. Return a shift, up or down, once.
+    def add(self, sample: float, rate: float, least_window: int = 0) -> Shift | None:
+        """Add a sample and check the windows that are due. Return a shift, up or down, once.
 
-        rate: false alarms per sample.
+        rate: false alarms per sample. The first ``least_window`` above 0 is kept.
         """
+        self.samples.add(sample)
+        self.least_window = self.least_window or least_window
         for window, difference in self.samples.differences(self.least_window):
             shift = self._check(window, difference, rate)
             if shift is not None:
@@ -312,7 +315,6 @@ class LevelShift:
         return None
 
     def recent(self, samples: int) -> float:
-        """Return the level of the newest ``samples``."""
         return level(self.samples.values[-samples:])
 
     @property

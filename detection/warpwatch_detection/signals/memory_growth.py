@@ -1,6 +1,6 @@
 """Detects a level that grows without end: medians of blocks, a robust slope, growth in every part.
 
-Two scales share the code: short blocks for a leak that fills the device within hours, and blocks of
+There are two scales: short blocks for a leak that fills the device within hours, and blocks of
 sixteen short ones for a leak in each evaluation or epoch. A leak that would fill the memory sooner
 is found by the share of free memory that it took (``Exhaustion``).
 """
@@ -13,7 +13,7 @@ from statistics import median
 from typing import ClassVar
 
 from warpwatch_detection.detector import WARMUP_STEPS
-from warpwatch_detection.signals.medians import SIGMA_PER_MAD
+from warpwatch_detection.signals.baselines import SIGMA_PER_MAD
 
 # Growth counts above MIN_GROWTH_RATIO of the level and NOISE_FACTOR times the scatter.
 # Two segments of 20 MB of PyTorch's allocator and some, within a window.
@@ -29,7 +29,7 @@ MIN_LATE = 0.7
 
 @dataclass(slots=True)
 class GrowthPoint:
-    """The level of a block. step, time: the block's start; left: free memory then, -1: unknown."""
+    """The level of a block. step, time: its start. left: the free memory then, -1 if unknown."""
 
     step: int
     time: float
@@ -41,8 +41,8 @@ class GrowthPoint:
 class Trend:
     """The growth per step over a window, in the value's unit; ``limit`` is the least that counts.
 
-    steps_per_s: the job's speed in the window. excess: growth over its limit, which counts only if
-    every part of the window grew.
+    excess: the growth over its limit, which counts only if every part of the window grew.
+    steps_per_s: the job's speed in the window.
     """
 
     slope: float = 0.0
@@ -52,7 +52,7 @@ class Trend:
 
 
 def trend(points: list[GrowthPoint]) -> Trend:
-    """Return how the level moved over a full window."""
+    """Return the growth of the level over a full window."""
     first, last = points[0], points[-1]
     steps, seconds = max(1, last.step - first.step), last.time - first.time
     slope = theil_sen(points)
@@ -98,9 +98,10 @@ def every_part_grows(points: list[GrowthPoint]) -> bool:
 
 @dataclass(slots=True)
 class Growth:
-    """Points of a level, oldest first. least: this many show a trend.
+    """The points of a level, oldest first; ``least`` of them show a trend.
 
-    begin_step: the start of growth that is found. nearest, nearest_step: the largest excess so far.
+    begin_step: the start of the growth, None unless growth is found. nearest, nearest_step: the
+    largest excess so far.
     """
 
     least: ClassVar[int]
@@ -114,7 +115,7 @@ class Growth:
         return self.begin_step is not None
 
     def trend(self) -> Trend:
-        """Return the trend of enough points, else an empty one."""
+        """Return the trend, which is empty for too few points."""
         return trend(self.points) if len(self.points) >= self.least else Trend()
 
     def reach(self, excess: float, step: int) -> None:
@@ -122,21 +123,21 @@ class Growth:
             self.nearest, self.nearest_step = excess, step
 
 
-# Found if growth has used this share of the memory that was left at its start. It is well below a
-# half, and more than a process loads, caches and warms up with on a host of its size.
+# Growth counts if it has used this share of the memory that was left at its start. It is well below
+# a half, and more than a process loads and caches at first on a host of its size.
 MIN_SHARE = 0.25
-# Growth has two points in each sixth at least. At MAX_POINTS every second point is dropped.
+# Growth has at least two points in each sixth. At MAX_POINTS every second point is dropped.
 MIN_POINTS = 12
 MAX_POINTS = 24
 # A level that does not grow keeps this many points.
 FLAT_POINTS = 4
-# If the last third grew by less than this part of an even share, it is a level.
+# If the last third grew by less than this part of an even share, there is no growth.
 MIN_LAST = 0.25
 # Points are at least this far apart, and one step.
 MIN_APART_S = 1.0
 # Growth that becomes this many times as fast counts as new growth.
 FASTER = 3.0
-# The ranks of one host that leak alike.
+# The most ranks of one host that leak alike.
 MAX_RANKS = 16
 
 
@@ -144,8 +145,8 @@ MAX_RANKS = 16
 class Exhaustion(Growth):
     """The growth of a rank that takes the host's free memory, or the newest points of a level.
 
-    apart_s: seconds from one point to the next. share: the part of the free memory at the first
-    point that was taken since. excess: share over its limit, 0 unless every part grew.
+    apart_s: the seconds from one point to the next. share: the part of the free memory at the first
+    point that was taken since. excess: the share over its limit, 0 unless every part grew.
     """
 
     least: ClassVar[int] = MIN_POINTS
@@ -154,11 +155,11 @@ class Exhaustion(Growth):
     excess: float = 0.0
 
     def add(self, point: GrowthPoint, ranks: int) -> bool:
-        """Add a sample; return whether that changed the finding. ``ranks``: the job's number."""
+        """Add a sample of one of ``ranks``. Return whether growth is found or was found before."""
         if point.left < 0 or (self.points and not self._is_due(point)):
             return False
         self.points.append(point)
-        self._judge(min(ranks, MAX_RANKS))
+        self._evaluate(min(ranks, MAX_RANKS))
         if len(self.points) < MIN_POINTS:
             return False
         if self._is_level():
@@ -171,7 +172,7 @@ class Exhaustion(Growth):
         return self.grows
 
     def _is_due(self, point: GrowthPoint) -> bool:
-        """Return whether to keep the point. If growth is much faster than before, restart."""
+        """Return whether to keep the point. Restart if growth is much faster than before."""
         points = self.points
         last = points[-1]
         passed_s = point.time - last.time
@@ -193,10 +194,10 @@ class Exhaustion(Growth):
         grown, third = values[-1] - values[0], len(values) // 3
         return grown <= 0 or values[-1] - values[-1 - third] < MIN_LAST * grown / 3
 
-    def _judge(self, ranks: int) -> None:
+    def _evaluate(self, ranks: int) -> None:
         first, last = self.points[0], self.points[-1]
         grown = last.value - first.value
-        # Memory that other processes took meanwhile does not count.
+        # Memory that other processes took does not count.
         gone = max(grown, min(first.left - last.left, ranks * grown))
         self.share = gone / (last.left + gone) if gone > 0 else 0.0
         clear = len(self.points) >= MIN_POINTS and every_part_grows(self.points)
@@ -229,10 +230,11 @@ MAX_SAMPLES = 64
 
 @dataclass(slots=True)
 class GrowthWindow(Growth):
-    """The newest blocks of a level. highest: the highest block that has left the window.
+    """The newest blocks of a level.
 
-    held, missed: blocks in a row with and without growth. held_step: the step at which the growth
-    would begin; from_start: it began with the run.
+    highest: the highest block that has left the window. held, missed: the blocks in a row with and
+    without growth. held_step: the start of the growth of the held blocks. from_start: whether that
+    is the start of the run.
     """
 
     least: ClassVar[int] = WINDOW_BLOCKS
@@ -274,9 +276,10 @@ class GrowthWindow(Growth):
 
 @dataclass(slots=True)
 class MemoryGrowth:
-    """One level of one rank, in blocks of two lengths and three windows.
+    """One level of one rank, in three windows.
 
-    patient: growth from the start of the run may be healthy.
+    patient: whether growth from the start of the run may be healthy. samples, block_step,
+    block_time: the open block. pending: the short blocks of the open long block.
     """
 
     first_step: int
@@ -312,31 +315,28 @@ class MemoryGrowth:
         return known and self.exhaustion.share < MIN_START_SHARE
 
     def add(self, step: int, time: float, value: float, left: float | None, ranks: int) -> bool:
-        """Return True if the growth has been judged.
+        """Add a sample. Return whether the growth was evaluated.
 
-        ``left``: free memory now, if known. ``ranks``: the job's number of ranks.
+        ``left``: the free memory, if it is known. ``ranks``: the number of ranks of the job.
         """
         if self.block_step is None:
             if step - self.first_step < WARMUP_STEPS:
                 return False
             self.block_step, self.block_time = step, time
         now = GrowthPoint(step, time, value, -1.0 if left is None else left)
-        is_judged = self.exhaustion.add(now, ranks)
+        is_evaluated = self.exhaustion.add(now, ranks)
         if len(self.samples) < MAX_SAMPLES:
             self.samples.append(value)
         if step - self.block_step < BLOCK_STEPS - 1:
-            return is_judged
+            return is_evaluated
         point = GrowthPoint(self.block_step, self.block_time, median(self.samples))
         self.samples.clear()
         # The next block starts here, so if samples are rare, each of them is a block.
         self.block_step, self.block_time = step + 1, time
-        self._add_block(point)
-        return True
-
-    def _add_block(self, point: GrowthPoint) -> None:
         self.short.add(point)
         self.pending.append(point)
         if len(self.pending) >= LONG_BLOCK:
             first, values = self.pending[0], [block.value for block in self.pending]
             self.pending.clear()
             self.long.add(GrowthPoint(first.step, first.time, median(values)))
+        return True

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from warpwatch_detection.detector import JobStep
-from warpwatch_detection.signals.medians import medians_without_one
+from warpwatch_detection.signals.baselines import medians_without_one
 
 # Time is assumed proportional to work (exponent 1) with this weight: as if work had already changed
 # by this much, in squared changes of its log.
@@ -28,10 +28,10 @@ MAX_CHANGE = 0.5
 
 @dataclass(slots=True)
 class WorkScaling:
-    """Learns the exponent: a rank's time is proportional to its work to this power.
+    """Learns the exponent of work: a rank's time is proportional to its work to this power.
 
-    It is a regression of the changes of log time on those of log work, both relative to the mean
-    of the ranks. before: these two values by rank, at the last step.
+    It is a regression of the changes of log time on those of log work, both relative to the mean of
+    the ranks. before: by rank, log work and log time at the last step, relative to these means.
     """
 
     products: float = PRIOR_WEIGHT
@@ -47,7 +47,7 @@ class WorkScaling:
     ) -> dict[int, float]:
         """Return the part of each rank's log time that its work explains, and learn from the step.
 
-        Empty if the work of a rank is unknown, or the work of all ranks is equal.
+        The result is empty if the work of a rank is unknown, or the work of all ranks is equal.
         """
         amounts = work.values()
         if len(work) < len(log_times) or len(set(amounts)) < 2 or min(amounts) <= 0:
@@ -83,9 +83,10 @@ ALONE = -1
 
 
 class PeerRatios(msgspec.Struct):
-    """One step, by rank. references: the log of its peers' time; ratios: of its time over theirs.
+    """One step, by rank.
 
-    explained: the part of the log of its time that its work explains; it is subtracted in both.
+    ratios: the log of the rank's time over its peers' time. references: the log of its peers' time.
+    explained: the part of the log of its time that its work explains; both others are without it.
     """
 
     ratios: dict[int, float]
@@ -98,10 +99,10 @@ def stages(
 ) -> tuple[dict[int, int], bool | None]:
     """Return each rank's group by its place, and whether the ranks of a group do equal work.
 
-    A group is a stage of a pipeline. If every rank then has a peer, the stage is divided by
-    experts. A rank without a peer gets ALONE. There are no groups (empty) if all ranks would be in
-    one, unless they do equal work. The second value is None if a rank's place is unknown, and False
-    if ranks of a group hold different experts, which never get the same number of tokens.
+    A group is a stage of a pipeline, divided by experts if every rank then still has a peer. A rank
+    without a peer gets ALONE. The groups are empty if all ranks would be in one and do not do equal
+    work. The second value is None if a rank's place is unknown, and False if ranks of a group hold
+    different experts, which never get the same number of tokens.
     """
     for kinds in (("pipeline", "expert"), ("pipeline",)):
         keys = {
@@ -154,7 +155,8 @@ def _split(
 ) -> Iterator[tuple[Mapping[int, float], Sequence[float]]]:
     """Yield the ranks of each group, and the sorted times that they are compared with.
 
-    A rank alone is compared with ``ordered``, the times of all ranks, or ignored if it is empty.
+    A rank that is alone is compared with ``ordered``, the times of all ranks; if that is empty, the
+    rank is ignored.
     """
     by_group: dict[int, dict[int, float]] = {}
     for rank, value in times.items():

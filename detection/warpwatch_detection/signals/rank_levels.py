@@ -1,4 +1,4 @@
-"""The log ratio of each rank to its peers, as the straggler detector remembers it.
+"""Keeps the log ratio of each rank to its peers, for the straggler detector.
 
 Steps are grouped into ticks (a step, or as many short ones as fill TICK_S), ticks into a sliding
 window whose median is the level. Every whole window is a block of the baseline.
@@ -12,9 +12,14 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from warpwatch_detection.detector import NEVER
-from warpwatch_detection.signals.frozen_baseline import PEER_FACTOR, FrozenBaseline
+from warpwatch_detection.signals.baselines import (
+    PEER_FACTOR,
+    SIGMA_PER_MAD,
+    FrozenBaseline,
+    SlidingMedian,
+    median_of_others,
+)
 from warpwatch_detection.signals.level_shift import student
-from warpwatch_detection.signals.medians import SIGMA_PER_MAD, SlidingMedian, median_of_others
 from warpwatch_detection.signals.peers import ALONE, PeerRatios, WorkScaling, group_by_level
 
 # The scheduler's slices of some milliseconds disturb short steps, so these share a tick.
@@ -28,7 +33,7 @@ BASELINE_BLOCKS = 20
 READY_BLOCKS = 5
 # A slow drift or a quartile is evaluated over five windows, which are a hundred ticks.
 DRIFT_BLOCKS = 5
-# Greyhound calls this slow.
+# Greyhound counts this as slow.
 MIN_RISE = math.log(1.10)
 # The least noise of a rank's log ratio.
 MIN_SPREAD = 0.004
@@ -36,10 +41,10 @@ MIN_SPREAD = 0.004
 STEP_WEIGHT = 0.05
 # Groups must lie this many times the noise apart to count as different.
 GROUP_NOISE_FACTOR = 4.0
-# Ranks of another stage of a pipeline do a tenth more or less work.
+# The ranks of another stage of a pipeline do a tenth more or less work.
 STAGE_GAP = math.log(1.10)
 # Work that explains more of a rank's time than this, in the mean over WORK_TICKS, is not equal.
-# The exponent is known to a half before work has changed, and no time follows a power exactly.
+# Before work has changed, the exponent is uncertain by a half, and no time follows it exactly.
 EQUAL_WORK = 0.1
 WORK_TICKS = 20
 # A rank's steadiness is known from MIN_CHANGES changes of its own time from block to block on.
@@ -67,18 +72,20 @@ class QuartileLevel:
 
 @dataclass(slots=True)
 class RankLevel:
-    """One rank. Levels are logs of ratios to its peers, so 0 is its level before a baseline.
+    """One rank; levels are logs of ratios to its peers.
 
-    blocks: the newest levels. missed_blocks: blocks since the rank last reported a step.
-    above_ticks, above_s: the time that the level has been above the limit without a break.
-    low_blocks: while found, the blocks in a row far below the limit.
-    lowest: the least level of a full window before a baseline; NEVER before the first.
+    tick: the ratios in the open tick. blocks: the newest levels, one per block.
+    missed_blocks: the blocks since the rank last reported a step.
+    above_ticks, above_s: how long the level has been above the limit without a break.
+    low_blocks: while the rank is found, the blocks in a row far below the limit.
+    limit: the least rise of the level that counts, until the block ends; NEVER: not known yet.
+    lowest: the least level of a full window before the baseline is ready; NEVER before the first.
     work: the part of its log time that work explains, minus that of the median rank.
-    now_and_then: it is slow in some steps, not in most.
-    limit: of the level's rise, until the block ends; NEVER: not known yet.
+    now_and_then: whether it is slow in some steps only.
     excess: the rise over its limit, at the newest evaluation.
-    own: the logs of its own compute time in the block's ticks; own_level: of the block before;
-    own_changes: between neighbouring blocks. most_noise: the bound of its noise, by its peers.
+    own: the logs of its own compute time in the block's ticks. own_level: their median in the block
+    before. own_changes: the changes of this median. most_noise: the bound of its noise, by its
+    peers' noise.
     """
 
     window: SlidingMedian = field(default_factory=lambda: SlidingMedian(WINDOW_TICKS))
@@ -110,12 +117,11 @@ class RankLevel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the rank has a baseline."""
         return len(self.baseline.blocks) >= READY_BLOCKS
 
     @property
     def usual(self) -> float:
-        """The level that the rank's level is compared with."""
+        """The level that the rank's level is compared with; 0, its peers' level, at first."""
         return self.baseline.center if self.is_ready else 0.0
 
     @property
@@ -125,7 +131,7 @@ class RankLevel:
 
     @property
     def steadiness(self) -> float:
-        """Standard deviation of its own level, without peers; infinite while it is not known."""
+        """The standard deviation of its own compute time; infinite while it is not known."""
         changes = self.own_changes
         if len(changes.recent) < MIN_CHANGES:
             return NEVER
@@ -140,7 +146,7 @@ class RankLevel:
         self.own.clear()
 
     def release(self, excess: float) -> None:
-        """Clear the rank at the end of a block if it has been below half of the limit for long."""
+        """Clear the rank after RELEASE_BLOCKS below half of the limit; call this once per block."""
         self.now_and_then = self.now_and_then and self.excess < 1
         highest = max(excess, self.excess, self.upper.excess)
         self.low_blocks = self.low_blocks + 1 if highest < 0.5 else 0
@@ -151,12 +157,13 @@ class RankLevel:
 
 @dataclass(slots=True)
 class JobLevels:
-    """The ranks of one job; ``groups`` once the baseline is ready; ``step_s``: the usual step.
+    """The ranks of one job.
 
-    stages: the groups by the job's parallelism, if it is known, else empty. noise: the median of
-    the ranks' spreads; one rank's spread is uncertain after few blocks, and ranks with the same
-    work on the same machines are about equally noisy. references: by rank, the log of its peers'
-    seconds in the newest tick.
+    groups: by rank, once the baseline is ready. stages: the groups by the job's parallelism; empty
+    if it is unknown. references: by rank, the log of its peers' seconds in the newest tick.
+    step_s: the usual step. compute_share: the usual share of compute in a step.
+    noise: the median of the ranks' spreads; one rank's spread is uncertain after few blocks, and
+    ranks with the same work on the same machines are about equally noisy.
     """
 
     ranks: dict[int, RankLevel] = field(default_factory=dict)
@@ -175,7 +182,7 @@ class JobLevels:
 
     @property
     def full(self) -> dict[int, RankLevel]:
-        """The ranks whose windows are full."""
+        """The ranks whose windows are full, by number."""
         return {number: rank for number, rank in self.ranks.items() if rank.window.full}
 
     def add(self, step: PeerRatios, duration_s: float) -> float:
@@ -201,7 +208,7 @@ class JobLevels:
         return self._end_tick(step)
 
     def begin_baseline(self) -> None:
-        """Keep the steps so far out of the ranks' baselines."""
+        """Leave the steps so far out of the ranks' baselines."""
         self.step_s, self.tick_s, self.tick_steps, self.block_ticks = 0.0, 0.0, 0, 0
         for rank in self.ranks.values():
             rank.own.clear()
@@ -212,7 +219,7 @@ class JobLevels:
         return WINDOW_TICKS * self.steps_a_tick() * self.step_s
 
     def bound_noise(self) -> None:
-        """Bound each rank's noise by its peers': more is a fault of its own."""
+        """Bound each rank's noise by that of its peers: more is a fault of its own."""
         steadiness = {number: rank.steadiness for number, rank in self.ranks.items()}
         ordered = sorted(steadiness.values())
         for number, rank in self.ranks.items():
@@ -222,8 +229,7 @@ class JobLevels:
         """Return the steps per TICK_S, by the usual step, so that no pause is a tick of its own."""
         if self.step_s >= TICK_S:
             return 1
-        most = TICK_S / max(self.step_s, 1e-6)
-        return min(max(1, math.ceil(most)), MAX_TICK_STEPS)
+        return min(math.ceil(TICK_S / max(self.step_s, 1e-6)), MAX_TICK_STEPS)
 
     def _learn_step(self, duration_s: float) -> None:
         if self.step_s == 0.0:
@@ -231,7 +237,7 @@ class JobLevels:
         self.step_s += STEP_WEIGHT * (min(duration_s, 2.0 * self.step_s) - self.step_s)
 
     def _end_tick(self, step: PeerRatios) -> float:
-        """Return the seconds of the tick, and start the next. step: the last one of the tick."""
+        """Return the seconds of the tick, and start the next. step: the tick's last one."""
         tick_s, self.tick_s, self.tick_steps = self.tick_s, 0.0, 0
         explained = step.explained
         usual = median(explained.values()) if explained else 0.0
@@ -269,13 +275,13 @@ class JobLevels:
 
 
 def error_of(ranks: Iterable[RankLevel]) -> float:
-    """Return the standard error of full windows' medians; it reacts at once to uneven steps."""
+    """Return the standard error of full windows' medians, which reacts at once to uneven steps."""
     errors = [rank.window.error() for rank in ranks]
     return median(errors) if errors else 0.0
 
 
 # Healthy GPUs of one job differ by 2 % (standard deviation; 9 % from the fastest to the slowest of
-# thousands in PRISM, arXiv 2510.15596). This counts like four measured ranks.
+# thousands in PRISM, arXiv 2510.15596). This counts as much as four measured ranks.
 PRIOR_SPREAD = 0.02
 PRIOR_WEIGHT = 4
 # At most this many ranks can be slow, eight GPUs of two nodes, and this share of all.
@@ -294,9 +300,10 @@ def peer_limit(
 ) -> float:
     """Return the limit of ``levels``, logs of the ratio of each rank to its peers.
 
-    deviations: how much normal noise one healthy rank may show; error: the standard error of a
-    level. are_alike: ranks of a group are known to do the same work; else one rank at most is slow,
-    and two ranks are not compared: they may be two stages. Infinite if there are too few ranks.
+    It is infinite if there are too few ranks. deviations: the normal noise that one healthy rank
+    may show. error: the standard error of a level. are_alike: whether ranks of a group are known to
+    do the same work. If not, only one rank can be slow, and two ranks are not compared: they may be
+    two stages.
     """
     least = 2 if are_alike else 3
     if len(levels) < least:
@@ -314,7 +321,7 @@ def peer_limit(
 
 
 class _Scatter:
-    """The variance within groups of ranks, from which the slowest are taken one by one."""
+    """The variance within groups of ranks, from which the slowest are removed one by one."""
 
     def __init__(self, levels: Mapping[int, float], groups: Mapping[int, int]) -> None:
         self._levels, self._groups = levels, groups
@@ -325,7 +332,7 @@ class _Scatter:
             self._change(rank, 1)
 
     def without(self, rank: int) -> int:
-        """Take a rank out. Return how many are left in its group."""
+        """Remove a rank. Return how many are left in its group."""
         self._change(rank, -1)
         return self._sums[self._groups.get(rank, 0)][0]
 

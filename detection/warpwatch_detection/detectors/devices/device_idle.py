@@ -18,7 +18,7 @@ from warpwatch_telemetry.records import DeviceReading
 
 MEMORY_USED, MEMORY_TOTAL = series("memory_used_bytes"), series("memory_total_bytes")
 BUSY_SECONDS = series("busy_seconds_total")
-# A desktop or a monitor causes this much.
+# A desktop or a monitor causes this utilization.
 MAX_UTILIZATION = 0.02
 # The contexts of processes that do nothing take less.
 MIN_MEMORY_SHARE = 0.05
@@ -26,7 +26,7 @@ MIN_MEMORY_SHARE = 0.05
 
 @dataclass(slots=True)
 class IdleDevice(Watched):
-    """idle_since: the first idle reading; who: a rank that uses it; memory_share: in use."""
+    """A device. idle_since: its first idle reading. who: a rank on it. memory_share: in use."""
 
     idle_since: float = 0.0
     busy_s: float | None = None
@@ -65,7 +65,7 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         return Symptom(1.0, now - device.idle_since, None, self.hold_s)
 
     def _counted(self, device: IdleDevice, seen: DeviceReading) -> float:
-        """Return the share of the time since the last reading in which the driver saw it busy."""
+        """Return the busy share of the time since the last reading, by the driver's counter."""
         total_s = seen.metrics.get(BUSY_SECONDS)
         before_s, device.busy_s = device.busy_s, total_s
         passed_s = seen.time - device.seen
@@ -74,7 +74,7 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         return (total_s - before_s) / passed_s
 
     def severity(self, device: IdleDevice) -> Severity:
-        """Warn only of a job that stands still; a model may wait for requests on purpose."""
+        """Return "warning" only for a job: a model may wait for requests on purpose."""
         return "warning" if device.who else "info"
 
     def describe(self, device: IdleDevice) -> str:

@@ -1,4 +1,4 @@
-"""Finds devices that are gone, silent while others go on, or stuck in a call of the driver."""
+"""Finds devices that are lost, silent while others are read, or stuck in a call of the driver."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from warpwatch_detection.detectors.devices.watch import DeviceWatch, Symptom, Wa
 from warpwatch_telemetry.records import DeviceReading
 
 SILENT = "silent"
-# The driver's reasons, as the sources publish them.
+# The reasons that the sources publish for a lost device.
 LOST = {
     "lost": "does not answer any more: it has fallen off the bus or the driver does not list it",
     "reset_required": "does not work until it is reset",
 }
-# With these reasons the device is present: another kind reports it, or it is not a fault.
+# With these reasons the device is present. Another kind reports it, or it is not a fault.
 PRESENT = ("stuck", "no_permission")
 # The UUIDs of MIG devices, which may be removed, and of indices whose UUID was never read.
 MAY_GO = ("MIG-", "unknown-")
-# Longer than a driver takes to initialise a GPU (up to 32 s were seen).
+# Longer than a driver takes to initialise a GPU (up to 32 s were measured).
 SILENT_S = 45.0
 # A GPU without readings may have been removed on purpose, so after a day it is no longer expected.
 FORGET_S = 86400.0
@@ -32,9 +32,10 @@ CHECK_INTERVAL_S = 1.0
 
 @dataclass(slots=True)
 class LostDevice(Watched):
-    """began: the first reading; since: the first after the newest pause; well: the last good one.
+    """A device with the times of its readings.
 
-    missed: when it was first found to be silent.
+    began: the first reading. since: the first one after the newest pause. well: the last good one.
+    missed: when the device was first found to be silent.
     """
 
     began: float = NEVER
@@ -51,10 +52,10 @@ class LostDevice(Watched):
 
 
 class DeviceLost(DeviceWatch[LostDevice]):
-    """Remembers devices over restarts, so that a missing one is detected.
+    """Detects lost and silent devices; it remembers devices over restarts of the daemon.
 
-    A device may be missing on purpose, as a card was taken out or the process may see fewer. Since
-    nothing reports this, a silent device is expected for FORGET_S only.
+    A device may be missing on purpose: a card was removed, or the process may use fewer. Nothing
+    reports this, so a silent device is expected for FORGET_S only.
     """
 
     kind = "device_lost"
@@ -147,13 +148,13 @@ class DeviceLost(DeviceWatch[LostDevice]):
         return f"the GPU cannot be read{since} ({device.reason or 'no reason'}), others can"
 
 
-# The reason of the source's watchdog. It has already waited, so the device is found at once.
+# The reason of the source's watchdog, which has already waited: the device is found at once.
 STUCK = "stuck"
 
 
 @dataclass(slots=True)
 class StuckDevice(Watched):
-    """well: when a call last returned."""
+    """A device. well: when a call last returned."""
 
     well: float | None = None
 
@@ -165,7 +166,7 @@ class DeviceStuck(DeviceWatch[StuckDevice]):
     usual_severity = "critical"
 
     def examine(self, device: StuckDevice, seen: DeviceReading) -> Symptom:
-        """Return the symptom of a call that has not returned; other states prove that it has."""
+        """Return the symptom of a call that has not returned, which other states disprove."""
         if seen.up or seen.reason != STUCK:
             device.well = seen.time
             return Symptom(0.0, 0.0)

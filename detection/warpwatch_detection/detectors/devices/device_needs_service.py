@@ -1,7 +1,7 @@
-"""A GPU that needs a reset, a reboot or a replacement: until it is seen healthy after one.
+"""Finds GPUs that need a reset, a reboot or a replacement, until they are healthy after it.
 
-The driver asks for it, or an XID does. The GPU was served if the driver stops asking, node or
-driver were restarted, or errors are no longer counted; only then can it be healthy again.
+The driver asks for it, or an XID requires it. The GPU was serviced if the driver no longer asks,
+node or driver were restarted, or the count of errors fell. Only then can it be healthy again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.xids import XIDS, explain
 
 RECOVERY_ACTION = series("recovery_action")
-# Since the driver was loaded, or the GPU was reset.
+# Counted since the driver was loaded, or the GPU was reset.
 ERRORS = series("ecc_errors_total", "uncorrected")
 COUNTS = {n: series("xid_errors_total", str(n)) for n, xid in XIDS.items() if xid.needs}
 TIMES = {number: series("xid_last_timestamp_seconds", str(number)) for number in COUNTS}
@@ -31,22 +31,22 @@ ACTIONS = {
 }
 RESET_REQUIRED = "reset_required"
 REFUSES = "a reset, without which it does not use the GPU"
-# From the least to the most.
+# From the least need to the most.
 NEEDS = ("", "reset", "reboot", "replacement")
-# An XID that is reported this late is from before the daemon was started.
+# An XID that is this old was reported before the daemon started.
 OLD_S = 60.0
-# Parts of GPUs, and what never said which GPU it is.
+# Parts of GPUs, and devices whose UUID was never read.
 NO_GPUS = ("MIG-", "unknown-")
 
 
 @dataclass(slots=True)
 class ServedDevice(Watched):
-    """A device, and why it needs service (``hysteresis.found``).
+    """A device, and the reason why it needs service (if ``hysteresis.found``).
 
-    xid: after which it does. ask: for what the driver asks, as it last said; waived: an ask that a
-    person has resolved. counts: of XIDs; settled: until when they are dealt with.
-    served: whether it was reset or rebooted since. driver_load, slot: as in a reading. errors: the
-    newest count.
+    xid: the gravest XID that requires service. ask: the service that the driver asks for. waived:
+    an ask that an operator has resolved. counts: by XID. settled: the time until which XIDs are
+    handled. served: whether it was reset or rebooted since. driver_load, slot: as in a reading.
+    errors: the newest count of errors.
     """
 
     xid: int | None = None
@@ -98,7 +98,7 @@ class DeviceNeedsService(DeviceDetector[ServedDevice]):
         return results
 
     def resolve(self, device: str, now: float) -> Cleared:
-        """Forget why the device needs service; what is asked for again later is another fault."""
+        """Forget the present needs; the same need later is another fault."""
         known = self.device(device)
         known.xid, known.waived, known.served = None, known.ask, False
         known.settled = max(now, known.settled)
@@ -106,7 +106,7 @@ class DeviceNeedsService(DeviceDetector[ServedDevice]):
         return Cleared(now, device=device, for_good=True)
 
     def _end_replaced(self, seen: DeviceReading) -> Iterator[DetectorResult]:
-        """Resolve what another device in the same slot needed."""
+        """Resolve the needs of another device that was in the same slot."""
         devices: dict[str, ServedDevice] = self.state.devices
         for uuid, other in devices.items():
             if other.slot == seen.slot and uuid != seen.device and other.hysteresis.found:
@@ -130,7 +130,7 @@ class DeviceNeedsService(DeviceDetector[ServedDevice]):
             device.ask = ""
         if device.ask != device.waived:
             device.waived = ""
-        # It asks until it has been done.
+        # The driver asks until the service is done.
         device.served |= bool(before) and not device.ask
 
     def statuses(self) -> Iterable[DetectorStatus]:
@@ -166,6 +166,6 @@ def _need(xid: int) -> int:
 
 
 def _is_other(before: str, now: str) -> bool:
-    """Return whether node or driver were started again; a part that is unknown says nothing."""
+    """Return whether node or driver were started again; an unknown part is ignored."""
     parts = zip(before.split("/"), now.split("/"), strict=False)
     return bool(before and now) and any(old != new for old, new in parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from warpwatch_detection.detector import NEVER
@@ -26,24 +27,38 @@ WIDTH, WIDTH_MAX = series("pcie_link_width_lanes"), series("pcie_link_width_max_
 REPLAYS = series("pcie_replay_total")
 # DCGM's health check accepts up to this rate.
 REPLAYS_PER_MINUTE = 8.0
+# The window of all rates.
 MINUTE_S = 60.0
-# An idle link lowers its generation to save power, so the link is evaluated under load only. As it
-# is read every 30 s, HOLD_S spans three readings.
+# An idle link lowers its generation to save power, so the link is evaluated under load only. It is
+# read every 30 s, so HOLD_S spans three readings.
 MIN_UTILIZATION = 0.2
 HOLD_S = 90.0
 
 
 @dataclass(slots=True)
 class PcieDevice(Watched):
-    """link: the symptom of the link's speed; link_words: its text, with value and maximum to fill.
+    """A device with its PCIe link.
 
-    replays_count: the newest symptom is that of the replays, not of the link.
+    link: the symptom of the link's speed. link_words: its text, with places for value and maximum.
+    replays_count: whether the newest symptom is that of the replays, not of the link.
     """
 
     link: Hysteresis = field(default_factory=Hysteresis)
     replays: CounterGrowth = field(default_factory=CounterGrowth)
     link_words: str = ""
     replays_count: bool = False
+
+
+def rates_of(
+    counts: dict[str, CounterGrowth], totals: Mapping[str, float | None], now: float
+) -> dict[str, float]:
+    """Return the growth per second of each known counter, by type."""
+    rates = {}
+    for kind, total in totals.items():
+        if total is not None:
+            growth = counts.get(kind) or counts.setdefault(kind, CounterGrowth())
+            rates[kind] = growth.add(now, total, MINUTE_S) / MINUTE_S
+    return rates
 
 
 class PcieDegraded(DeviceWatch[PcieDevice]):
@@ -75,7 +90,7 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
             slow = Symptom(float(share < 1), value, maximum, maximum)
             link.follow(now, slow, HOLD_S, 0.0)
         if not 0 <= now - link.judged <= STALE_S:
-            # Without load for so long its speed is no longer known.
+            # After so long without load its speed is no longer known.
             link.end()
         if not link.known:
             return None
@@ -105,26 +120,26 @@ def _worst(metrics: Metrics) -> tuple[float, float, float, str] | None:
     return found
 
 
-# Any of these errors is found; the others are normal in small numbers (DCGM's health check).
+# One of these errors is a fault; the others are normal in small numbers (DCGM's health check).
 GRAVE = {kind: series("nvlink_errors_total", kind) for kind in ("replay", "recovery")}
 CRC = {kind: series("nvlink_errors_total", kind) for kind in ("crc_flit", "crc_data", "receive")}
 # NVML supports at most 18 links (NVML_NVLINK_MAX_LINKS).
 LINKS = tuple(series("nvlink_link_up", str(link)) for link in range(18))
 # DCGM's health check warns at this rate.
 CRC_PER_SECOND = 100.0
-CRC_WINDOW_S = 60.0
 # The anomaly is over after this time without a grave error.
 QUIET_S = 600.0
-# A link that was up is found after this time down.
+# A link that was up is found after it was down for this time.
 DOWN_S = 10.0
 
 
 @dataclass(slots=True)
 class NvlinkDevice(Watched):
-    """up: links that have been up; down: those of them that are down; outage: the symptom of these.
+    """A device with its NVLinks.
 
-    grave: counters by type; fresh: new errors by type since it was last quiet; erred: the time of
-    the newest.
+    up: the links that have been up. down: the links of these that are down. outage: their symptom.
+    grave, crc: counters by type. fresh: new grave errors by type since the links were last quiet.
+    erred: the time of the newest grave error.
     """
 
     up: list[int] = field(default_factory=list)
@@ -138,7 +153,7 @@ class NvlinkDevice(Watched):
 
 
 class NvlinkError(DeviceWatch[NvlinkDevice]):
-    """Ignores links that have never been up: they are not connected."""
+    """Detects NVLinks that are down or have errors; a link that was never up is not connected."""
 
     kind = "nvlink_error"
     device_type = NvlinkDevice
@@ -149,8 +164,10 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
         metrics, now = seen.metrics, seen.time
         known = self._watch_links(device, metrics, now)
         known |= _count_grave(device, metrics, now)
-        known |= _count_crc(device, metrics, now)
-        if not known:
+        rates = rates_of(device.crc, {kind: metrics.get(key) for kind, key in CRC.items()}, now)
+        if rates:
+            device.crc_per_second = max(rates.values())
+        if not (known or rates):
             return None
         if device.outage.found:
             return Symptom(1.0, float(len(device.down)), float(len(device.up)))
@@ -160,9 +177,9 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
         return Symptom(rate / CRC_PER_SECOND, rate, None, CRC_PER_SECOND)
 
     def _watch_links(self, device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
-        if LINKS[0] not in metrics and not any(key in metrics for key in LINKS):
-            return False
         states = {link: metrics[key] for link, key in enumerate(LINKS) if key in metrics}
+        if not states:
+            return False
         device.up = sorted({*device.up, *(link for link, up in states.items() if up)})
         device.down = [link for link in device.up if states.get(link, 1.0) == 0]
         down = Symptom(float(bool(device.down)))
@@ -185,6 +202,7 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
 
 
 def _count_grave(device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
+    """Add the grave errors. Return whether the device reports any of their counters."""
     known = False
     for kind, key in GRAVE.items():
         total = metrics.get(key)
@@ -200,28 +218,18 @@ def _count_grave(device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
     return known
 
 
-def _count_crc(device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
-    rates = []
-    for kind, key in CRC.items():
-        total = metrics.get(key)
-        if total is not None:
-            growth = device.crc.get(kind) or device.crc.setdefault(kind, CounterGrowth())
-            rates.append(growth.add(now, total, CRC_WINDOW_S) / CRC_WINDOW_S)
-    if rates:
-        device.crc_per_second = max(rates)
-    return bool(rates)
-
-
 CLEAR_S = 30.0
-# The window of the rate of errors. A single grave error is remembered for QUIET_S.
-WINDOW_S = 60.0
-
+# The most errors per second by type; 0 for grave errors, which are remembered for QUIET_S.
 LIMITS = {file.rpartition("/")[2]: limit for file, limit in ERRORS.items()}
 
 
 @dataclass(slots=True)
 class PortDevice(Watched):
-    """was_up: whether the link was ever seen up; counts: by type; worst: type and a text of it."""
+    """A network port.
+
+    was_up: whether the link was ever up. counts: errors by type. worst: the text of the worst.
+    grave, grave_time: the type and time of the newest grave error.
+    """
 
     was_up: bool = False
     counts: dict[str, CounterGrowth] = field(default_factory=dict)
@@ -235,7 +243,7 @@ def _key(name: str, port: str, *labels: str) -> SeriesKey:
 
 
 class NetworkLinkDown(DeviceWatch[PortDevice]):
-    """Ignores ports that have never been up: they are not connected."""
+    """Detects ports that are down; a port that was never up is not connected."""
 
     kind = "network_link_down"
     device_type = PortDevice
@@ -261,7 +269,7 @@ class NetworkLinkDown(DeviceWatch[PortDevice]):
 
 
 class NetworkErrors(DeviceWatch[PortDevice]):
-    """Ignores the counts of the first reading, which are old."""
+    """Detects errors of a port since the first reading, whose counts are old."""
 
     kind = "network_errors"
     device_type = PortDevice
@@ -270,14 +278,11 @@ class NetworkErrors(DeviceWatch[PortDevice]):
     clear_s = CLEAR_S
 
     def examine(self, device: PortDevice, seen: DeviceReading) -> Symptom | None:
-        worst, known = 0.0, False
-        for kind, limit in LIMITS.items():
-            total = seen.metrics.get(_key("errors_total", seen.device, kind))
-            if total is None:
-                continue
-            known = True
-            growth = device.counts.get(kind) or device.counts.setdefault(kind, CounterGrowth())
-            per_second = growth.add(seen.time, total, WINDOW_S) / WINDOW_S
+        keys = {kind: _key("errors_total", seen.device, kind) for kind in LIMITS}
+        totals = {kind: seen.metrics.get(key) for kind, key in keys.items()}
+        rates, worst = rates_of(device.counts, totals, seen.time), 0.0
+        for kind, per_second in rates.items():
+            limit = LIMITS[kind]
             if limit == 0 and per_second > 0:
                 device.grave, device.grave_time = kind, seen.time
             elif limit and per_second / limit > worst:
@@ -286,7 +291,7 @@ class NetworkErrors(DeviceWatch[PortDevice]):
                     f"{per_second:.3g} {kind} a second at the network port {seen.device} "
                     f"(limit {limit:.3g})"
                 )
-        if not known:
+        if not rates:
             return None
         if 0 <= seen.time - device.grave_time < QUIET_S:
             device.worst = f"{device.grave} was counted at the network port {seen.device}"

@@ -34,7 +34,7 @@ _UTILIZATION, _GRAPHICS = series("utilization_ratio"), series("graphics_active_r
 def utilization(metrics: Metrics) -> float | None:
     """Return the share of time in which something ran, 0 to 1; None if it is unknown.
 
-    GPUs in MIG mode and MIG devices have no utilization, but may have GPM's counters.
+    GPUs in MIG mode and MIG devices have no utilization, but may have the counters of GPM.
     """
     busy = metrics.get(_UTILIZATION)
     return metrics.get(_GRAPHICS) if busy is None else busy
@@ -45,15 +45,15 @@ MIN_UTILIZATION = 0.5
 
 
 def is_loaded(metrics: Metrics) -> bool | None:
-    """Return whether the device has enough to do for its full clock; None if that is unknown."""
+    """Return whether the load is enough for the full clock; None if the load is unknown."""
     busy = utilization(metrics)
     return None if busy is None else busy >= MIN_UTILIZATION
 
 
-# A symptom is not assumed to last over a pause between readings that is longer than this, and than
-# three times the pause before.
+# A symptom is not assumed to last over a pause between readings that is longer than this and longer
+# than three times the pause before.
 GAP_S = 60.0
-# Below this part of its limit a symptom is gone; between it and the limit nothing changes.
+# Below this part of its limit a symptom is over; between this part and the limit nothing changes.
 RELEASE = 0.5
 # A window is stored as this many parts.
 WINDOW_PARTS = 10
@@ -63,7 +63,7 @@ MOST_WINDOWS = 10
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One evaluation. ``excess``: part of the limit, 1 at the limit; the rest as in Detected."""
+    """One evaluation. excess: the part of the limit, 1 at the limit. The rest is as in Detected."""
 
     excess: float
     value: float | None = None
@@ -73,11 +73,12 @@ class Symptom:
 
 @dataclass(slots=True)
 class Hysteresis:
-    """A symptom: found after ``hold_s`` at its limit, and over after ``clear_s`` below RELEASE.
+    """A symptom over time; times are those of records.
 
-    Times are of records. since: the first of the bad evaluations in a row, or, once found, of the
-    good ones. judged: the newest. nearest: the largest excess so far; an excess at the limit counts
-    by the part of ``hold_s`` that it lasted.
+    since: the first of the bad evaluations in a row or, once it is found, of the good ones.
+    judged: the newest evaluation. pause_s: the pause before it. nearest: the largest excess so far;
+    an excess at the limit counts by the part of ``hold_s`` that it lasted. value, baseline, limit:
+    the newest symptom's.
     """
 
     found: bool = False
@@ -92,7 +93,7 @@ class Hysteresis:
     def follow(self, now: float, symptom: Symptom, hold_s: float, clear_s: float) -> bool:
         """Apply a symptom. Return whether the fault is found now.
 
-        It is found after ``hold_s`` above the limit, and cleared after ``clear_s`` well below it.
+        It is found after ``hold_s`` at the limit, and over after ``clear_s`` below RELEASE of it.
         """
         pause_s = now - self.judged
         if pause_s < 0 or (self.known and pause_s > max(GAP_S, 3 * self.pause_s)):
@@ -121,11 +122,10 @@ class Hysteresis:
 
     @property
     def known(self) -> bool:
-        """Whether the symptom was ever evaluated."""
         return self.judged > -NEVER
 
     def interrupt(self) -> None:
-        """Ignore bad evaluations so far, unless the symptom is found."""
+        """Ignore the bad evaluations so far, unless the symptom is found."""
         if not self.found:
             self.since = None
 
@@ -138,7 +138,7 @@ class CounterGrowth:
     """The recent growth of a counter. The first count is ignored.
 
     A counter that fell started again at 0 (the driver was reloaded): all of its count is new.
-    points: time and growth up to it, the oldest first; grown: since the first count.
+    grown: the growth since the first count. points: times with this growth, the oldest first.
     """
 
     last: float | None = None
@@ -153,7 +153,7 @@ class CounterGrowth:
         return grown
 
     def add(self, now: float, total: float, window_s: float) -> float:
-        """Return the growth in the last ``window_s``; a mean if readings are rarer than that."""
+        """Return the growth in the last ``window_s``, by the mean rate if readings are rarer."""
         self.grow_to(total)
         points = self.points
         if not points or not 0 <= now - points[-1][0] <= MOST_WINDOWS * window_s:
@@ -167,7 +167,7 @@ class CounterGrowth:
         return (self.grown - grown) * window_s / max(window_s, now - time)
 
 
-# The limit is needed because MIG devices get a new UUID whenever they are made.
+# MIG devices get a new UUID whenever they are made.
 MAX_DEVICES = 256
 # A lasting symptom is reported again at this interval, with its newest numbers.
 REPEAT_S = 10.0
@@ -177,7 +177,7 @@ STALE_S = 600.0
 
 @dataclass(slots=True)
 class Watched:
-    """The base of a device's state. seen, found_time: of its newest reading and result."""
+    """The base of a device's state. seen, found_time: the times of newest reading and result."""
 
     seen: float = -NEVER
     found_time: float = -NEVER
@@ -190,20 +190,20 @@ D = TypeVar("D", bound=Watched)
 
 @dataclass(slots=True)
 class DeviceStates(Generic[S]):
-    """The state of a device detector: the state of each device, by UUID."""
+    """The state of a device detector: the states of its devices, by UUID."""
 
     devices: dict[str, S] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class WatchedStates(DeviceStates[S]):
-    """The states of devices. deadline: when the next one may become stale."""
+    """The states of devices. deadline: when the next found symptom may become stale."""
 
     deadline: float = NEVER
 
 
 class DeviceDetector(Detector, Generic[D]):
-    """A detector with one state per device. device_type: the class of this state."""
+    """A detector that remembers each device in a ``device_type``."""
 
     reads: tuple[type, ...] = (DeviceReading,)
     # The status text of a device that was never evaluated.
@@ -218,19 +218,21 @@ class DeviceDetector(Detector, Generic[D]):
         return GenericAlias(type(self.state), (self.device_type,))
 
     def device(self, uuid: str) -> D:
-        """Return the state of a device; if it is new and there are too many, evict the oldest."""
+        """Return the state of a device; if there are too many, evict the one silent for longest."""
         devices: dict[str, D] = self.state.devices
-        device = devices.get(uuid)
-        if device is None:
+        if uuid not in devices:
             if len(devices) >= MAX_DEVICES:
                 old = min(devices, key=lambda u: (devices[u].hysteresis.found, devices[u].seen))
                 del devices[old]
-            device = devices[uuid] = self.device_type()
-        return device
+            devices[uuid] = self.device_type()
+        return devices[uuid]
 
 
 class DeviceWatch(DeviceDetector[D]):
-    """A detector of symptoms that last: found after ``hold_s``, over after ``clear_s`` without."""
+    """A detector of symptoms: found after they last ``hold_s``, over after ``clear_s`` without.
+
+    A symptom that could not be evaluated for ``stale_s`` is over.
+    """
 
     hold_s: float = 0.0
     clear_s: float = 0.0
@@ -271,27 +273,29 @@ class DeviceWatch(DeviceDetector[D]):
             return ()
         device.found_time = now
         self.state.deadline = min(self.state.deadline, now + self.stale_s)
-        return (self._found(uuid, device, now),)
-
-    def _found(self, uuid: str, device: D, now: float) -> Detected:
-        return Detected(
-            time=now,
-            severity=self.severity(device),
-            summary=self.describe(device),
+        found = Detected(
+            now,
+            self.severity(device),
+            self.describe(device),
             device=uuid,
-            value=device.hysteresis.value,
-            baseline=device.hysteresis.baseline,
+            value=hysteresis.value,
+            baseline=hysteresis.baseline,
         )
+        return (found,)
 
     def expire(self, now: float) -> Results:
-        known = {uuid: device.hysteresis for uuid, device in self.state.devices.items()}
-        found = {uuid: one for uuid, one in known.items() if one.found}
-        stale = [uuid for uuid, one in found.items() if one.judged + self.stale_s <= now]
-        for uuid in stale:
-            found.pop(uuid).end()
-        dues = (one.judged + self.stale_s for one in found.values())
-        self.state.deadline = min(dues, default=NEVER)
-        return [Cleared(now, device=uuid) for uuid in stale]
+        results = []
+        self.state.deadline = NEVER
+        for uuid, device in self.state.devices.items():
+            due = device.hysteresis.judged + self.stale_s
+            if not device.hysteresis.found:
+                continue
+            if due <= now:
+                device.hysteresis.end()
+                results.append(Cleared(now, device=uuid))
+            else:
+                self.state.deadline = min(self.state.deadline, due)
+        return results
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for uuid, device in self.state.devices.items():
@@ -312,7 +316,7 @@ class DeviceWatch(DeviceDetector[D]):
 
 @dataclass(slots=True)
 class EventDevice(Watched):
-    """A device with its newest event. known: it reports the needed values."""
+    """A device with its newest event. known: whether it reports the needed values."""
 
     summary: str = ""
     value: float | None = None
@@ -323,7 +327,7 @@ E = TypeVar("E", bound=EventDevice)
 
 
 class DeviceEvents(DeviceDetector[E]):
-    """A detector of events; the engine keeps an anomaly open for ``hold_s`` after the last one."""
+    """A detector of events; the register holds an anomaly for ``hold_s`` after the last one."""
 
     # The status text of a device without a recent event.
     fine: str

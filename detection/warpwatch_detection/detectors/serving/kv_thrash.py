@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import Cleared, Detector, DetectorStatus, JobStates, Results
+from warpwatch_detection.detector import Cleared, DetectorStatus, JobsDetector, Results
 from warpwatch_telemetry.anomalies import Detected
-from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Serve
 
 # Seconds with requests that are evaluated together: a burst is shorter.
@@ -47,16 +46,10 @@ class Preemptions:
         return max(float(MIN_PREEMPTIONS), self.running)
 
 
-class KvThrash(Detector):
+class KvThrash(JobsDetector[Preemptions]):
     kind = "kv_thrash"
     reads = (Serve,)
-
-    def __init__(self) -> None:
-        self.state: JobStates[Preemptions] = JobStates()
-
-    @property
-    def state_form(self) -> type:
-        return JobStates[Preemptions]
+    job_type = Preemptions
 
     def observe(self, seen: Serve) -> Results:
         job = self.state.jobs.get(seen.job_id)
@@ -77,9 +70,6 @@ class KvThrash(Detector):
             return ()
         job.on = True
         return (self._found(job, seen),)
-
-    def forget(self, job: JobId) -> None:
-        self.state.jobs.pop(job, None)
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():

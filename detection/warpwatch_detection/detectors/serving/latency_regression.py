@@ -1,7 +1,7 @@
 """Finds latencies that rise although the load is the same, and the part of the server that did it.
 
 Latencies follow from the load: the requests in flight and waiting, the KV cache in use, the tokens
-of prompts. So each second is compared with earlier ones of the same load (signals/equal_work.py).
+of prompts. So each second is compared with earlier ones of the same load (signals/samples.py).
 """
 
 from __future__ import annotations
@@ -11,11 +11,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY, rate_per_s
-from warpwatch_detection.detector import Cleared, Detector, DetectorStatus, JobStates, Results
+from warpwatch_detection.detector import (
+    FALSE_ALARMS_PER_JOB_DAY,
+    Cleared,
+    Detector,
+    DetectorStatus,
+    JobStates,
+    Results,
+    rate_per_s,
+)
 from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE, CaptureWindows
-from warpwatch_detection.signals.equal_work import EqualWork, size
 from warpwatch_detection.signals.level_shift import CLOSING_SAMPLES, LevelShift, Rise, Shift
+from warpwatch_detection.signals.samples import EqualWork, size
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Serve
@@ -72,9 +79,7 @@ class LatencySeries:
         if residual is None:
             return False, None
         self.usual_s = seconds * math.exp(-residual)
-        self.shifts.samples.add(residual)
-        self.shifts.least_window = LEAST_WINDOW
-        shift = self.shifts.judge(rate)
+        shift = self.shifts.add(residual, rate, LEAST_WINDOW)
         if shift is not None:
             self.work.level += shift.difference
         return True, shift

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import Cleared, Detector, DetectorStatus, JobStates, Results
+from warpwatch_detection.detector import Cleared, DetectorStatus, JobsDetector, Results
 from warpwatch_telemetry.anomalies import Detected
-from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Serve
 
 # A queue's mean per block must grow in this many blocks in a row. A burst ends sooner.
@@ -41,16 +40,10 @@ class Queue:
         return len(grown) == GROWING_BLOCKS and all(grown) and self.means[-1] > long
 
 
-class QueueGrowth(Detector):
+class QueueGrowth(JobsDetector[Queue]):
     kind = "queue_growth"
     reads = (Serve,)
-
-    def __init__(self) -> None:
-        self.state: JobStates[Queue] = JobStates()
-
-    @property
-    def state_form(self) -> type:
-        return JobStates[Queue]
+    job_type = Queue
 
     def observe(self, seen: Serve) -> Results:
         """Evaluate a second of the process that has the queue."""
@@ -77,9 +70,6 @@ class QueueGrowth(Detector):
             return ()
         job.on = mean
         return (self._found(job, seen),)
-
-    def forget(self, job: JobId) -> None:
-        self.state.jobs.pop(job, None)
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():

@@ -1,8 +1,9 @@
-"""Detects clocks held down by heat or by power, by any one of three signs.
+"""Detects clocks that heat or power hold down, clocks that fall without a reason, and heat itself.
 
-The driver counts the time of a reason, it reports the present reasons (the state), and the clock
-itself falls. A counter may stand still although its reason holds, so the others are read too. The
-software power cap is ignored: with it a healthy, busy GPU keeps its power limit.
+Throttling has three signs: the driver counts the time of a reason, it reports the present reasons
+(the state), and the clock itself falls. A counter may stand still although its reason holds, so
+one sign is enough. The software power cap is ignored: with it a healthy, busy GPU keeps its power
+limit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.watch import (
     CounterGrowth,
     DeviceWatch,
@@ -21,7 +23,7 @@ from warpwatch_detection.detectors.devices.watch import (
     series,
 )
 from warpwatch_telemetry.anomalies import Severity
-from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.catalogue import THROTTLE_REASONS, TIMED_THROTTLE_REASONS
 from warpwatch_telemetry.records import DeviceReading
 
 # Temperature and the threshold for it.
@@ -35,7 +37,7 @@ SENSORS = {
         series("temperature_threshold_celsius", "memory_max"),
     ),
 }
-# From Ada on: how much warmer it may get (T.Limit), and the margin at which it slows down.
+# From Ada on: the degrees left (T.Limit), and the degrees left at which the GPU slows down.
 MARGIN = series("temperature_margin_celsius")
 MARGIN_SLOWDOWN = series("temperature_margin_threshold_celsius", "slowdown")
 
@@ -61,15 +63,10 @@ def is_too_hot(metrics: Metrics) -> bool:
 TEMPERATURE = series("temperature_celsius", "gpu")
 CLOCK, CLOCK_MAX = series("clock_hertz", "sm"), series("clock_max_hertz", "sm")
 HW_SLOWDOWN = "hw_slowdown"
-_ACTIVE = {
-    reason: series("throttle_active", reason)
-    for reason in ("sw_thermal", "hw_thermal", "hw_power_brake", HW_SLOWDOWN)
-}
+ACTIVE = {reason: series("throttle_active", reason) for reason in THROTTLE_REASONS}
+TIMED = {reason: series("throttle_seconds_total", reason) for reason in TIMED_THROTTLE_REASONS}
 # Other reasons for a low clock of a hot GPU: set limits, and idling.
-_EXPLAINING = tuple(
-    series("throttle_active", reason)
-    for reason in ("idle", "application_clocks", "sw_power_cap", "sync_boost", "display_clocks")
-)
+OTHER_REASONS = ("idle", "application_clocks", "sw_power_cap", "sync_boost", "display_clocks")
 # A tenth of half a minute costs a job some per cent, and no single short peak counts.
 MIN_SHARE = 0.10
 # A state that the counter contradicts, or a low clock alone, must last for most of the window.
@@ -87,8 +84,8 @@ CLOCK_ALONE = "clock"
 class ThrottleReason:
     """The time that one reason has held clocks down, by the driver's counter and by its states.
 
-    strict: a state must last, because the driver also counts the time, or does not report this
-    reason. active_s: the time under load, by the states.
+    strict: whether a state must last, because the driver also counts the time, or does not report
+    this reason. active_s: the time under load, by the states.
     """
 
     strict: bool = False
@@ -132,9 +129,10 @@ def _share(growth: CounterGrowth, now: float, total_s: float) -> float:
 
 @dataclass(slots=True)
 class ThrottledDevice(Watched):
-    """``worst``: the reason that is furthest above its limit; other values are the newest.
+    """A device with its newest values.
 
-    cool_hz: the clock under load before the GPU was too hot; 0: not known.
+    worst: the reason that is furthest above its limit. cool_hz: the clock under load before the GPU
+    was too hot, 0 if it is unknown.
     """
 
     reasons: dict[str, ThrottleReason] = field(default_factory=dict)
@@ -146,10 +144,10 @@ class ThrottledDevice(Watched):
 
 
 class Throttle(DeviceWatch[ThrottledDevice]):
-    """Reports the worst of several reasons, as their times overlap."""
+    """Reports the worst of several reasons, because their times overlap."""
 
-    # The series of each reason's time, and its words.
-    timed: ClassVar[dict[str, SeriesKey]]
+    # The reasons whose time the driver counts, and the words of all reasons.
+    timed: tuple[str, ...]
     words: ClassVar[dict[str, str]]
     unknown = "the GPU does not report why its clocks are held down"
     device_type = ThrottledDevice
@@ -180,9 +178,10 @@ class Throttle(DeviceWatch[ThrottledDevice]):
     ) -> Iterator[tuple[str, float | None, bool | None]]:
         """Yield each reason, the seconds that the driver counts, and its state under load."""
         loaded = is_loaded(metrics) is not False
-        for name, key in self.timed.items():
-            active = metrics.get(_ACTIVE[name])
-            yield name, metrics.get(key), None if active is None else loaded and bool(active)
+        for name in self.timed:
+            active = metrics.get(ACTIVE[name])
+            state = None if active is None else loaded and bool(active)
+            yield name, metrics.get(TIMED[name]), state
 
     def describe(self, device: ThrottledDevice) -> str:
         share = device.hysteresis.value or 0.0
@@ -202,9 +201,7 @@ class Throttle(DeviceWatch[ThrottledDevice]):
 class ThermalThrottle(Throttle):
     kind = "thermal_throttle"
     state_version = 2
-    timed: ClassVar = {
-        reason: series("throttle_seconds_total", reason) for reason in ("hw_thermal", "sw_thermal")
-    }
+    timed = ("hw_thermal", "sw_thermal")
     words: ClassVar = {
         "hw_thermal": "heat made the hardware cut clocks (hw_thermal) during",
         "sw_thermal": "heat held clocks down (sw_thermal) during",
@@ -233,7 +230,7 @@ class PowerBrake(Throttle):
 
     kind = "power_brake"
     state_version = 2
-    timed: ClassVar = {"hw_power_brake": series("throttle_seconds_total", "hw_power_brake")}
+    timed = ("hw_power_brake",)
     words: ClassVar = {
         "hw_power_brake": "the power brake held clocks down (hw_power_brake) during",
         HW_SLOWDOWN: "power made the hardware cut clocks (hw_slowdown) during",
@@ -243,7 +240,7 @@ class PowerBrake(Throttle):
         self, device: ThrottledDevice, metrics: Metrics
     ) -> Iterator[tuple[str, float | None, bool | None]]:
         yield from super()._signs(device, metrics)
-        slowed, hot = metrics.get(_ACTIVE[HW_SLOWDOWN]), metrics.get(_ACTIVE["hw_thermal"])
+        slowed, hot = metrics.get(ACTIVE[HW_SLOWDOWN]), metrics.get(ACTIVE["hw_thermal"])
         if slowed is not None and hot is not None:
             cool = not hot and not is_too_hot(metrics)
             yield HW_SLOWDOWN, None, bool(slowed) and cool and is_loaded(metrics) is not False
@@ -251,10 +248,11 @@ class PowerBrake(Throttle):
 
 def _is_slow_by_heat(device: ThrottledDevice, metrics: Metrics) -> bool | None:
     """Return whether only heat explains a low clock; None if clock or load is unknown."""
-    clock_hz, reasons = metrics.get(CLOCK), [metrics.get(key) for key in _EXPLAINING]
-    if clock_hz is None or is_loaded(metrics) is None or None in reasons:
+    clock_hz, loaded = metrics.get(CLOCK), is_loaded(metrics)
+    reasons = [metrics.get(ACTIVE[name]) for name in OTHER_REASONS]
+    if clock_hz is None or loaded is None or None in reasons:
         return None
-    if not is_loaded(metrics) or any(reasons):
+    if not loaded or any(reasons):
         return False
     if not is_too_hot(metrics):
         device.cool_hz = clock_hz
@@ -278,7 +276,7 @@ class HotDevice(Watched):
 
 
 class Overheating(DeviceWatch[HotDevice]):
-    """Explained by `thermal_throttle` while that is active."""
+    """Detects a sensor near its threshold; while `thermal_throttle` is active, that explains it."""
 
     kind = "overheating"
     device_type = HotDevice
@@ -301,3 +299,116 @@ class Overheating(DeviceWatch[HotDevice]):
             f"the {device.sensor} is at {value:.0f} °C, {abs(limit - value):.0f} °C {side} the "
             f"{limit:.0f} °C at which the device slows down"
         )
+
+
+# A clock is a mean over a block; the device's usual clock is known after READY_BLOCKS.
+BLOCK_S = 20.0
+READY_BLOCKS = 4
+# A block needs this many readings under load, and at least this share of them without a reason.
+BLOCK_READINGS = 3
+CLEAN_SHARE = 0.8
+# A healthy GPU reaches its power limit now and then. A reason explains the clock only if it is
+# active for more than this share of the time.
+EXPLAINED_SHARE = 0.1
+# If a block lacks readings under load after this many times BLOCK_S, it starts again.
+MOST_BLOCKS = 3
+# How fast the level follows a block above it and below it: it stays near the highest recent clock.
+RISE, FALL = 0.5, 0.05
+
+
+@dataclass(slots=True)
+class ClockDevice(Watched):
+    """A device with its usual clock under load (``level_hz``, from ``blocks`` blocks).
+
+    begun: the start of the open block. clean, explained: its readings under load without and with
+    a reason. sum_hz: the sum of the clocks without a reason. held_s: the total time that reasons
+    have held clocks down, read at ``held_time``.
+    """
+
+    level_hz: float = 0.0
+    blocks: int = 0
+    begun: float | None = None
+    clean: int = 0
+    explained: int = 0
+    sum_hz: float = 0.0
+    held_s: float = 0.0
+    held_time: float = -NEVER
+
+
+class ClockDrop(DeviceWatch[ClockDevice]):
+    """Detects a clock under load that is lower than usual without a reason.
+
+    Reasons are the driver's (power, heat, clocks that were set) and heat itself.
+    """
+
+    kind = "clock_drop"
+    device_type = ClockDevice
+    unknown = "not enough load yet without a reason for lower clocks"
+    hold_s, clear_s = 40.0, BLOCK_S
+
+    def examine(self, device: ClockDevice, seen: DeviceReading) -> Symptom | None:
+        metrics, now = seen.metrics, seen.time
+        clock_hz, loaded, reasons = metrics.get(CLOCK), is_loaded(metrics), _reasons(metrics)
+        if clock_hz is None or loaded is None or reasons is None:
+            return None
+        explained = _held_share(device, metrics, now) > EXPLAINED_SHARE or reasons
+        if device.begun is None or not 0 <= now - device.begun <= MOST_BLOCKS * BLOCK_S:
+            _begin(device, now)
+        if not loaded:
+            return None
+        if explained:
+            device.explained += 1
+        else:
+            device.clean += 1
+            device.sum_hz += clock_hz
+        assert device.begun is not None
+        full = now - device.begun >= BLOCK_S and device.clean + device.explained >= BLOCK_READINGS
+        return self._end_block(device, now) if full else None
+
+    def _end_block(self, device: ClockDevice, now: float) -> Symptom | None:
+        """Compare the full block with the level, and start the next block."""
+        clean = device.clean / (device.clean + device.explained)
+        block_hz = device.sum_hz / device.clean if device.clean else 0.0
+        _begin(device, now)
+        if clean < CLEAN_SHARE:
+            device.hysteresis.interrupt()
+            return None
+        if device.blocks < READY_BLOCKS:
+            device.blocks += 1
+            device.level_hz = max(device.level_hz, block_hz)
+            return None
+        level_hz = device.level_hz
+        excess = max(0.0, 1 - block_hz / level_hz) / MIN_DROP if level_hz else 0.0
+        if excess < 1:
+            pull = RISE if block_hz > level_hz else FALL
+            # The level does not follow a drop of half the limit or more.
+            device.level_hz += pull * (block_hz - level_hz) if excess < 0.5 else 0.0
+        return Symptom(excess, block_hz, level_hz, (1 - MIN_DROP) * level_hz)
+
+    def describe(self, device: ClockDevice) -> str:
+        value, level = device.hysteresis.value or 0.0, device.hysteresis.baseline or 0.0
+        if not device.hysteresis.found:
+            return f"the SM clock under load is {value / 1e6:.0f} MHz, usually {level / 1e6:.0f}"
+        drop = 100 * (1 - value / level)
+        return (
+            f"the SM clock under load is {value / 1e6:.0f} MHz, {drop:.0f} % below this GPU's "
+            f"usual {level / 1e6:.0f} MHz, and the driver gives no reason"
+        )
+
+
+def _begin(device: ClockDevice, now: float) -> None:
+    device.begun, device.clean, device.explained, device.sum_hz = now, 0, 0, 0.0
+
+
+def _held_share(device: ClockDevice, metrics: Metrics, now: float) -> float:
+    """Return the share of the time since the last reading in which a reason was active."""
+    total_s = sum(metrics.get(key, 0.0) for key in TIMED.values())
+    grown_s, passed_s = total_s - device.held_s, now - device.held_time
+    device.held_s, device.held_time = total_s, now
+    return grown_s / passed_s if passed_s > 0 else 0.0
+
+
+def _reasons(metrics: Metrics) -> bool | None:
+    """Return whether a reason or heat holds clocks down now; None if reasons are unknown."""
+    active = [value for key in ACTIVE.values() if (value := metrics.get(key)) is not None]
+    return any(active) or is_too_hot(metrics) if active else None

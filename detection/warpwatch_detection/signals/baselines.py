@@ -1,14 +1,89 @@
-"""Learns the healthy level and noise of one rank's value from its first blocks, then freezes them.
-
-A rolling baseline would absorb a slow drift, so later blocks change only the noise.
-"""
+"""Medians of a few values and of sliding windows, and baselines that are learned and frozen."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from warpwatch_detection.signals.medians import SIGMA_PER_MAD, SlidingMedian
+# A normal distribution's standard deviation over its median absolute deviation.
+SIGMA_PER_MAD = 1.4826
+# The median of n normal values varies by √(π/2) deviations over √n; the quartiles of a normal
+# distribution are 1.349 deviations apart.
+ERROR_PER_QUARTILES = 1.2533 / 1.349
+
+
+def medians_without_one(ordered: Sequence[float]) -> tuple[float, float, float, float]:
+    """Return the middle value, and the medians without a value below, at and above it.
+
+    There must be two values. All values below the middle leave the same median, and so do all above
+    it.
+    """
+    half, is_even = divmod(len(ordered) - 1, 2)
+    middle, above = ordered[half], ordered[half + 1]
+    if is_even:
+        return middle, above, above, middle
+    below = ordered[half - 1]
+    return middle, (middle + above) / 2, (below + above) / 2, (below + middle) / 2
+
+
+def median_of_others(ordered: Sequence[float], own: float) -> float:
+    """Return the median without one value, ``own``; infinite if there is no other value."""
+    if len(ordered) < 2:
+        return math.inf
+    middle, of_lower, of_middle, of_upper = medians_without_one(ordered)
+    return of_lower if own < middle else of_upper if own > middle else of_middle
+
+
+@dataclass(slots=True)
+class SlidingMedian:
+    """The last ``size`` values, as a ring and in order; adding one takes two binary searches."""
+
+    size: int
+    recent: list[float] = field(default_factory=list)
+    ordered: list[float] = field(default_factory=list)
+    oldest: int = 0
+
+    def add(self, value: float) -> None:
+        recent, ordered = self.recent, self.ordered
+        if len(recent) < self.size:
+            recent.append(value)
+        else:
+            oldest = self.oldest
+            del ordered[bisect_left(ordered, recent[oldest])]
+            recent[oldest] = value
+            self.oldest = (oldest + 1) % self.size
+        insort(ordered, value)
+
+    def clear(self) -> None:
+        self.recent.clear()
+        self.ordered.clear()
+        self.oldest = 0
+
+    @property
+    def newest(self) -> float:
+        return self.recent[self.oldest - 1]
+
+    @property
+    def full(self) -> bool:
+        return len(self.recent) == self.size
+
+    def median(self) -> float:
+        ordered = self.ordered
+        half = len(ordered) // 2
+        return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+    def upper_quartile(self) -> float:
+        return self.ordered[len(self.ordered) * 3 // 4]
+
+    def error(self) -> float:
+        """Return the median's standard error, for independent and about normal values."""
+        count = len(self.ordered)
+        lower_quartile = self.ordered[count // 4]
+        return ERROR_PER_QUARTILES * (self.upper_quartile() - lower_quartile) / math.sqrt(count)
+
 
 # A normal distribution's standard deviation over the 90th percentile of its absolute values.
 SIGMA_PER_P90 = 1 / 1.645
@@ -28,15 +103,17 @@ MAX_RESTARTS = 3
 # A rank's noise counts up to this many times its peers': more is a fault of its own, which must not
 # become its normal.
 PEER_FACTOR = 3.0
-SQRT_2 = 2**0.5
 
 
 @dataclass(slots=True)
 class FrozenBaseline:
     """The center and spread (one standard deviation) of a value's healthy blocks.
 
-    blocks_spread, wander_spread: spreads of ``blocks`` and ``wander``. imposed: the center was set
-    by ``impose``, not learned.
+    The center is learned from the first blocks and then frozen, because a rolling baseline would
+    absorb a slow drift. Later blocks change only the spread.
+
+    blocks_spread, wander_spread: spreads of ``blocks`` and ``wander``. imposed: whether the center
+    was set by ``impose``.
     """
 
     min_spread: float
@@ -88,14 +165,13 @@ class FrozenBaseline:
         self.spread = spread * (1 + DOUBT / len(self.blocks))
 
     def learn_lower(self, block: float, size: int) -> None:
-        """Learn a block clearly below the center."""
+        """Add a block clearly below the center; LOWER_BLOCKS in a row are the new blocks."""
         self.lower.append(block)
         if len(self.lower) >= LOWER_BLOCKS:
             blocks, self.lower = self.lower, []
             self.blocks.clear()
             self.wander.clear()
-            self.imposed = False
-            self.last = None
+            self.imposed, self.last = False, None
             for lower in blocks:
                 self.learn(lower, size)
 
@@ -107,7 +183,7 @@ class FrozenBaseline:
         self.last = None
 
     def impose(self, center: float) -> None:
-        """Set the center, as the learned blocks were not healthy."""
+        """Set the center, because the learned blocks were not healthy."""
         self.center = center
         self.imposed = True
 
@@ -119,7 +195,7 @@ class FrozenBaseline:
             return 0.0
         usual = SIGMA_PER_MAD * self.differences.median()
         rare = SIGMA_PER_P90 * ordered[count * 9 // 10] if count >= 10 else 0.0
-        return max(usual, rare) / SQRT_2
+        return max(usual, rare) / math.sqrt(2)
 
 
 def spread_of(blocks: list[float]) -> float:
