@@ -11,7 +11,7 @@ import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
 from warpwatch_daemon.demo.processes import free_port
-from warpwatch_daemon.participants import py_spy
+from warpwatch_daemon.participants.stacks import find_py_spy
 
 # Hangs at its 30th step until it is killed; a second thread sits in a place of its own.
 HANGING = """
@@ -64,9 +64,9 @@ sys.exit(main(["daemon", "--config", sys.argv[1]]))
 """
 # As where it is not installed: then nothing reads the stacks of a process that is stopped.
 WITHOUT_PY_SPY = f"""
-from warpwatch_daemon.participants import py_spy
+from warpwatch_daemon.participants import stacks
 
-py_spy.find = lambda: None
+stacks.find_py_spy = lambda: None
 {DAEMON}
 """
 HANG = {"timeout_s": 8, "warmup_timeout_s": 0, "stopped_after_s": 3}
@@ -121,13 +121,13 @@ def test_a_lock_that_no_one_releases(node: LoopNode) -> None:
 
 @pytest.mark.parametrize("held", ["1", "0"])
 def test_a_c_call_that_holds_the_gil(node: LoopNode, held: str) -> None:
-    if held == "0" and py_spy.find() is None:
+    if held == "0" and find_py_spy() is None:
         pytest.skip("py-spy is not installed")
     opted_in = {"WARPWATCH_HELD_STACKS": held, "WARPWATCH_HELD_STACKS_S": "2"}
     process = node.start_rank(0, HANGING, "gil", world_size=1, **opted_in)
     capture, stacks = answer(node)
     assert capture["outcome"] == "complete"
-    assert stacks[0]["via"] == ("faulthandler" if py_spy.find() is None else "py-spy")
+    assert stacks[0]["via"] == ("faulthandler" if find_py_spy() is None else "py-spy")
     assert capture["ranks"][0]["detail"] == f"taken by {stacks[0]['via']}"
     assert {"MainThread", "resting"} <= names(stacks[0])
     said = "rank 0 is inside a C call in hold (<string>:12) that holds the GIL"

@@ -2,5 +2,4 @@
 
 - app: builds the daemon from its configuration and runs it; composition: builds its parts
 - pipeline: the one stream of records, to telemetry log, detectors and captures
-- reloading: a changed configuration
 """

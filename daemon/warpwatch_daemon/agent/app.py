@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,26 +15,23 @@ from warpwatch._version import __version__
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.agent.composition import (
     Capturing,
+    RankLoad,
     bus_agent,
     enabled_sources,
     hub_of,
     uploads,
 )
 from warpwatch_daemon.agent.pipeline import WRITE_INTERVAL_S, Pipeline, telemetry_log
-from warpwatch_daemon.agent.reloading import Reloading
 from warpwatch_daemon.api_client import socket_path
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config import Config, Reloading
 from warpwatch_daemon.for_fleet.api import agent_routes
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.runs import RunFiles, RunTable
 from warpwatch_daemon.ranks.counts import Positions
 from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
-from warpwatch_daemon.ranks.inboxes import GonePods
-from warpwatch_daemon.ranks.load import RankLoad
+from warpwatch_daemon.ranks.inbox import GonePods
 from warpwatch_daemon.ranks.source import RanksSource
-from warpwatch_detection.anomalies.tracked import Suppressed
-from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_devices.attribution.pod_folders import folder_of
 from warpwatch_devices.simulated import simulated_uuid
@@ -45,11 +42,8 @@ from warpwatch_runtime.call_guard import run_all
 from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
 from warpwatch_serving.server import Server, passed_by_systemd
-from warpwatch_telemetry.alerts import Alert, AlertAnswer
-from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
+from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import WarpwatchError
-from warpwatch_telemetry.jobs import JobId, RunSummary
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
@@ -72,7 +66,7 @@ BUS_PAUSE_S = 5.0
 
 
 class Daemon:
-    """The agent, which implements ``serving.watcher.Watcher`` for HTTP."""
+    """The agent, which implements ``for_fleet.api.Agent`` for HTTP."""
 
     def __init__(
         self,
@@ -87,14 +81,11 @@ class Daemon:
         node = config.node or environ.get("NODE_NAME") or socket.gethostname()
         self.hub = hub_of(config, node)
         self.metrics = metrics = self.hub.metrics
-        metrics.read("loop_failures_total", self.supervisor.failures)
-        metrics.read("loop_duration_seconds", self.supervisor.durations_s)
         self._fatal = ""
         # Loops that are woken, or that hurry.
         self._loops: dict[str, Loop] = {}
-        self.server = Server(
-            self, config.http, routes=agent_routes, passed=passed_by_systemd(environ)
-        )
+        passed = passed_by_systemd(environ)
+        self.server = Server(self, config.http, routes=agent_routes, passed=passed)
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
         self._known_pods = self.hub.pods if folder_of(config.attribution.pod_logs) else None
@@ -108,22 +99,25 @@ class Daemon:
         self.runs = RunTable(RunFiles(store.path), self.hub, node)
         self._upload = uploads(config, store, service, self.runs, metrics, node, environ)
         detection = Detection(config.detection, config.anomalies)
-        lost = metrics.counter("anomaly_store_errors_total")
-        self.archive = Archive(
-            store.path, detection, lambda what: lost.labels(what).inc(), self._waking("archive")
-        )
+        self.archive = self._make_archive(store.path, detection)
         self._log = telemetry_log(config, metrics)
         self._stream = RecordStream()
         self.pipeline = Pipeline(
             self.hub, self.ranks, detection, service, self.captures.triggers,
             self.captures.baselines, self.archive, self._stream, self._log, self.runs,
         )  # fmt: skip
-        self._push_exporters = PushExporters(
-            config.exporters, node, "warpwatch", config.http.public_url_of(node), metrics,
-            self.exported, self._own_state,
-        )  # fmt: skip
+        self._push_exporters = self._exporters(node)
         self.sources = enabled_sources(config, self._context())
         self._bus = bus_agent(config, node, self._stream, self.server.app, metrics)
+        # What HTTP asks.
+        self.state = self.exported = self.hub.state
+        self.lease = self.pipeline.leases.acquire
+        self.request_capture, self.prepare_capture = service.request, service.prepare
+        self.receive_alerts = self.captures.alerts.receive
+        self.capture_file = service.register.file
+        self.anomaly, self.resolve_anomaly = self.archive.find, self.pipeline.resolve
+        self.detector_statuses = self.pipeline.detector_statuses
+        self.run_summaries = self.runs.all
 
     def _rank_source(self, state_folder: Path) -> tuple[Positions, RanksSource]:
         rejected = self.hub.metrics.counter("rendezvous_rejected_total")
@@ -137,6 +131,19 @@ class Daemon:
             lambda reason: rejected.labels(reason).inc(),
             known_pods=self._known_pods,
         )
+
+    def _make_archive(self, folder: Path, detection: Detection) -> Archive:
+        lost = self.metrics.counter("anomaly_store_errors_total")
+        return Archive(
+            folder, detection, lambda what: lost.labels(what).inc(), self._waking("archive")
+        )
+
+    def _exporters(self, node: str) -> PushExporters:
+        public_url = self._config.http.public_url_of(node)
+        return PushExporters(
+            self._config.exporters, node, "warpwatch", public_url, self.metrics, self.hub.state,
+            self._own_state,
+        )  # fmt: skip
 
     def _context(self) -> SourceContext:
         return SourceContext(
@@ -183,6 +190,8 @@ class Daemon:
 
     def _start(self) -> None:
         every = self.supervisor.every
+        self.metrics.read("loop_failures_total", self.supervisor.failures)
+        self.metrics.read("loop_duration_seconds", self.supervisor.durations_s)
         self._loops = {
             "pipeline": every("pipeline", POLL_INTERVAL_S, self.pipeline.step),
             "archive": every("archive", ARCHIVE_INTERVAL_S, self.archive.write),
@@ -236,12 +245,6 @@ class Daemon:
 
     # --- what HTTP asks ---
 
-    def state(self) -> State:
-        return self.hub.state()
-
-    def exported(self) -> State:
-        return self.hub.state()
-
     def _own_state(self) -> State:
         """Return the state without anomalies and captures that a fleet reports."""
         state, is_of_fleet = self.hub.state(), self.pipeline.leases.is_of_fleet
@@ -253,9 +256,6 @@ class Daemon:
 
     def records(self) -> RecordStream:
         return self._stream
-
-    def lease(self, job: JobId, holder: str, seconds: float, raised: Mapping[str, str]) -> None:
-        self.pipeline.leases.acquire(job, holder, seconds, raised)
 
     def exposition(self) -> Options:
         configured = self._config.exporters.prometheus
@@ -273,33 +273,5 @@ class Daemon:
         unread = (f"{health.name}: {health.reason}" for health in down)
         return (*unread, *self.archive.problems())
 
-    def request_capture(
-        self, request: CaptureRequest, name: str = "", start_step: int | None = None
-    ) -> Capture:
-        return self.captures.service.request(request, name, start_step)
-
-    def prepare_capture(self, request: CaptureRequest) -> Prepared:
-        return self.captures.service.prepare(request)
-
     def cancel_capture(self, name: str) -> Capture | None:
         return self.captures.service.cancel(name, "cancelled by the fleet")
-
-    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[AlertAnswer]:
-        return self.captures.alerts.receive(alerts, own_name)
-
-    def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
-        return self.captures.service.register.file(capture_id, name, owner)
-
-    def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
-        return self.archive.find(anomaly_id)
-
-    def resolve_anomaly(self, anomaly_id: str, who: str) -> Anomaly:
-        return self.pipeline.resolve(anomaly_id, who)
-
-    def run_summaries(self) -> Sequence[RunSummary]:
-        return self.runs.all()
-
-    def detector_statuses(
-        self,
-    ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
-        return self.pipeline.detector_statuses()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
@@ -18,11 +18,11 @@ from warpwatch_capturing.store import Store
 from warpwatch_capturing.triggers import Triggers
 from warpwatch_daemon.config import Config
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
-from warpwatch_daemon.history.runs import RunTable
-from warpwatch_daemon.participants import gil_stacks
+from warpwatch_daemon.history.runs import RunTable, RunUploads
+from warpwatch_daemon.participants import stacks
 from warpwatch_daemon.participants.local_ranks import LocalParticipants
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.inboxes import Inboxes
+from warpwatch_daemon.ranks.inbox import Inboxes
 from warpwatch_daemon.ranks.quotas import Quotas
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
@@ -33,6 +33,7 @@ from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.bus import check
 from warpwatch_runtime.supervisor import Loop, Supervisor
 from warpwatch_telemetry.captures import COUNTER_KINDS
+from warpwatch_telemetry.state import RankKey, RankState
 
 if TYPE_CHECKING:
     from warpwatch_daemon.for_fleet.bus import BusAgent
@@ -172,7 +173,7 @@ class Capturing:
     def _tend_inboxes(self) -> None:
         self._inboxes.tend(time.monotonic())
         for ring, folder in self._ranks.take_ended():
-            gil_stacks.remove(folder.inbox, gil_stacks.file_name(ring.name), ring.owner_uid)
+            stacks.remove_pipe(folder.inbox, ring.name, ring.owner_uid)
 
     def close(self) -> None:
         """Close the captures, after the loops have stopped."""
@@ -209,7 +210,6 @@ def uploads(
     if url is None:
         return None
     from warpwatch_capturing.remote_store import RemoteStore, Uploads
-    from warpwatch_daemon.history.run_uploads import RunUploads
 
     remote = RemoteStore(url, environ)
     register, is_settled = service.register, service.is_settled
@@ -221,3 +221,41 @@ def uploads(
         of_runs.advance()
 
     return advance
+
+
+# A rank that finished no step for this long does not load its device.
+IDLE_AFTER_S = 3.0
+
+
+class RankLoad:
+    """The load by device. ``ranks``: all current ranks; ``uuid_of``: the UUID of an index."""
+
+    def __init__(
+        self,
+        ranks: Callable[[], Iterable[RankState]],
+        uuid_of: Callable[[int], str],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._ranks = ranks
+        self._uuid_of = uuid_of
+        self._wall = wall
+        self._seen: dict[RankKey, tuple[float, float]] = {}
+
+    def __call__(self, index: int) -> float | None:
+        """Return the share of time that the device computes; None if it has no rank."""
+        uuid = self._uuid_of(index)
+        ranks = [rank for rank in self._ranks() if rank.device == uuid]
+        return max((self._share(rank) for rank in ranks), default=None)
+
+    def _share(self, rank: RankState) -> float:
+        """Return one minus the share of waiting in the newest steps."""
+        if rank.last_step_time is None or self._wall() - rank.last_step_time > IDLE_AFTER_S:
+            return 0.0
+        waited_s = sum(rank.phases_s.get(name, 0.0) for name in ("data_wait", "comm"))
+        key = rank.key
+        before_s, before_time = self._seen.get(key, (waited_s, 0.0))
+        if rank.last_step_time <= before_time:
+            return 0.9
+        self._seen[key] = (waited_s, rank.last_step_time)
+        elapsed_s = rank.last_step_time - before_time
+        return min(0.97, max(0.05, 0.97 * (1 - (waited_s - before_s) / elapsed_s)))

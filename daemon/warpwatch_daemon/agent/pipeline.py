@@ -14,7 +14,7 @@ from warpwatch_capturing.regular import RegularCaptures
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.triggers import Triggers
 from warpwatch_daemon.config import Config
-from warpwatch_daemon.for_fleet.leases import Leases
+from warpwatch_daemon.for_fleet.leases import JobLeases
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.runs import RunTable
@@ -49,10 +49,7 @@ class TelemetryLog:
     """
 
     def __init__(
-        self,
-        writer: JsonlWriter,
-        metrics: AgentMetrics,
-        wall: Callable[[], float] = time.time,
+        self, writer: JsonlWriter, metrics: AgentMetrics, wall: Callable[[], float] = time.time
     ) -> None:
         self._writer = writer
         self._records = metrics.counter("jsonl_records_total")
@@ -135,7 +132,7 @@ class Pipeline:
         self._baselines = baselines
         self._archive = archive
         self._stream = stream
-        self.leases = Leases(monotonic, wall)
+        self.leases = JobLeases(monotonic, wall)
         self._monotonic = monotonic
         self._wall = wall
         self._log = log
@@ -166,11 +163,7 @@ class Pipeline:
     def step(self) -> None:
         """Run one round. A failure affects no other part; the first one is raised last."""
         now, at = self._wall(), self._monotonic()
-        records = [
-            *self._hub.take_records(),
-            *self._poll_ranks(now, at),
-            *self._runs.take_events(),
-        ]
+        records = [*self._hub.take_records(), *self._poll_ranks(now, at), *self._runs.take_events()]
         records.sort(key=_order)
         if self._log is not None:
             self._try(self._log.put, records, now)

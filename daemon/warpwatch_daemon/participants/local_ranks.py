@@ -24,7 +24,7 @@ from warpwatch_capturing.participant import (
 )
 from warpwatch_capturing.policy import Policy
 from warpwatch_capturing.verification import Expectation
-from warpwatch_daemon.participants import outside
+from warpwatch_daemon.participants import stacks
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.folder import RingFolder
 from warpwatch_daemon.ranks.rank import Rank
@@ -265,7 +265,7 @@ class LocalRanks(Participant):
             silent = target.status == "stopped" or silence_s >= SILENT_S
             if silent:
                 self._silent.add(rank.rank)
-            limit_s = outside.ANSWER_S if silent else STACKS_TIMEOUT_S
+            limit_s = stacks.ANSWER_S if silent else STACKS_TIMEOUT_S
             return f"no answer within {waited_s:.0f} s" if waited_s >= limit_s else ""
         if at >= self._deadline:
             return f"not done within {MAX_CAPTURE_S:.0f} s"
@@ -305,19 +305,19 @@ class LocalRanks(Participant):
     def _take_from_outside(self, number: int, folder: Path) -> Collected:
         """Take the stacks of a rank that cannot answer; all ranks together have WAIT_S."""
         if self._outside_deadline is None:
-            self._outside_deadline = self._monotonic() + outside.WAIT_S
+            self._outside_deadline = self._monotonic() + stacks.WAIT_S
         rank, target = self.ranks[number], self.targets[number]
         name = f"rank{number}{inbox.SUFFIX['stacks']}"
         try:
-            silent = outside.inspect(target.rank, target.ring_name)
-            via = outside.write_stacks(
+            silent = stacks.inspect(target.rank, target.ring_name)
+            via = stacks.write_stacks(
                 silent,
                 target.folder.inbox,
                 folder / name,
                 self._outside_deadline,
                 monotonic=self._monotonic,
             )
-        except outside.NoStacks as error:
+        except stacks.NoStacks as error:
             return Collected(replace(rank, detail=str(error)))
         rank = replace(rank, state="written", file=name, detail=f"taken by {via}")
         return Collected(rank, (name,), name)

@@ -70,23 +70,17 @@ class RendezvousFolder:
         self.version = version
         self.ranks = path / rendezvous.RANKS
         self.commands = path / rendezvous.COMMANDS
-        self._create()
-        self._lock_fd = self._lock()
-
-    def _create(self) -> None:
-        private = str(self.path) == rendezvous.private_dir(os.getuid())
-        _make(self.path, 0o700 if private else OWNED)
+        private = str(path) == rendezvous.private_dir(os.getuid())
+        _make(path, 0o700 if private else OWNED)
         _make(self.commands, OWNED)
-        for folder in (self.ranks, self.inbox):
+        for folder in (self.ranks, inbox):
             _make(folder, STICKY)
-
-    def _lock(self) -> int:
         try:
-            with Directory(self.path).opened() as fd:
-                return hold(fd, about(self.version, self.inbox))
+            with Directory(path).opened() as fd:
+                self._lock_fd = hold(fd, about(version, inbox))
         except AlreadyHeld as holder:
             raise UsageError(
-                f"{self.path} is already served by {holder}; stop it or set rendezvous.dir"
+                f"{path} is already served by {holder}; stop it or set rendezvous.dir"
             ) from holder
 
     def close(self) -> None:
@@ -198,12 +192,6 @@ class RingFolder:
             seen = itertools.islice(entries, self.table.max_files)
             stems = {e.name.removesuffix(RING) for e in seen if e.name.endswith(RING)}
         self.commands.sweep(stems, self.table.max_files)
-
-
-def shared_folder(folder: Path, inbox: Path, table: RingTable) -> RingFolder:
-    """Return the node's own folder, which all pods that mount it share."""
-    remedy = f"start the training with WARPWATCH_INBOX={inbox}"
-    return RingFolder(Directory(folder), Directory(inbox), table, remedy)
 
 
 class PodFolder(RingFolder):

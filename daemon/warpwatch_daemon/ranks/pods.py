@@ -159,7 +159,10 @@ class Pods:
         is_round = at >= self._round_due
         try:
             if is_round:
-                self._make_folder()
+                with Directory(self._folder.path).opened() as fd:
+                    # Only the kubelet makes folders in there; a pod that mounts one needs no access
+                    # to the parent.
+                    make(fd, PODS, PRIVATE)
             with self._pods.opened() as fd:
                 mtime_ns = os.fstat(fd).st_mtime_ns
                 if mtime_ns == self._seen_mtime_ns and not is_round:
@@ -171,7 +174,10 @@ class Pods:
                 if is_round:
                     self._round_due = at + ROUND_S
                     self._keep_young(fd, found, now)
-                    self._drop_broken()
+                    # Damaged folders are made again.
+                    for folder in self._folders.values():
+                        if folder.held and not folder.is_intact():
+                            folder.release()
                 self._serve(found)
         except OSError as error:
             self._round_due = at + ROUND_S
@@ -180,12 +186,6 @@ class Pods:
         # After a day without a daemon a folder in use is old, too.
         if is_round and self.settled:
             self.idle = self._idle(found, now)
-
-    def _make_folder(self) -> None:
-        with Directory(self._folder.path).opened() as fd:
-            # Only the kubelet makes folders in there; a pod that mounts one needs no access to
-            # the parent.
-            make(fd, PODS, PRIVATE)
 
     def _drop_gone(self, found: Mapping[str, os.stat_result]) -> None:
         """Drop removed folders; an open ring is read to its end all the same."""
@@ -197,12 +197,6 @@ class Pods:
                 del self._folders[uid]
         self._met = {uid: met for uid, met in self._met.items() if uid in self._folders}
         self._complaints.keep(found)
-
-    def _drop_broken(self) -> None:
-        """Release damaged pod folders for recreation."""
-        for folder in self._folders.values():
-            if folder.held and not folder.is_intact():
-                folder.release()
 
     def _serve(self, found: Mapping[str, os.stat_result]) -> None:
         has_room = True
@@ -217,15 +211,13 @@ class Pods:
                     why = f"{self._limits.pods} pods are served already"
                     self._complaints.make("too_many_pods", uid, why)
                     continue
-                folder = self._new(uid)
+                ranks = self._pods / uid / rendezvous.RANKS
+                table = RingTable(ranks, self._reject, 0.0, self._count, uid)
+                inboxes = Directory(self._folder.inbox) / PODS
+                folder = PodFolder(uid, self._pods, inboxes, table)
             with self._apart(uid):
                 folder.hold(self._folder.version)
                 self._folders[uid] = folder
-
-    def _new(self, uid: str) -> PodFolder:
-        ranks = self._pods / uid / rendezvous.RANKS
-        table = RingTable(ranks, self._reject, 0.0, self._count, uid)
-        return PodFolder(uid, self._pods, Directory(self._folder.inbox) / PODS, table)
 
     def _has_room(self, found: Mapping[str, os.stat_result], uid: str) -> bool:
         """Return whether one more can be served, if need be in place of an older, empty one.

@@ -1,4 +1,8 @@
-"""Enforces each owner's quota of files and bytes in the rendezvous folder and the inbox."""
+"""Limits each owner: files and bytes in the rendezvous folder and the inbox, and records per round.
+
+The records of a round are shared among owners, then among the rings of each: small requests are met
+in full, and the others share the rest equally.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,17 @@ import random
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from warpwatch import rendezvous
 from warpwatch.protocol import MAX_RING_BYTES, RING_SIZE
 from warpwatch_daemon.config import RendezvousConfig
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.inboxes import pods_name
-from warpwatch_daemon.ranks.pods import PODS, listed
-from warpwatch_daemon.ranks.table import MAX_FILES, MAX_RINGS_PER_OWNER
+from warpwatch_daemon.ranks.pods import PODS
+from warpwatch_daemon.ranks.table import MAX_FILES, MAX_RINGS_PER_OWNER, OpenRing
 from warpwatch_runtime.directory import FOLDER_FLAGS, Directory
 from warpwatch_telemetry.jobs import Owner
 
@@ -137,7 +141,7 @@ class Quotas:
         excess: dict[Owner, str] = {}
         for owner, usage in self._of_users().items():
             self._enforce(excess, owner, usage, self._inbox)
-        pods = self._pods()
+        pods = list(inbox.pods_in(self._run / PODS, self._inbox / PODS))
         until = self._monotonic() + MEASURE_LIMIT_S
         # The order is random, so that the time limit does not always skip the same pods.
         # A skipped pod keeps its last result.
@@ -165,7 +169,7 @@ class Quotas:
     def _of_users(self) -> Mapping[Owner, Usage]:
         count = Count(None)
         count.add(self._run / rendezvous.RANKS, MAX_FILES)
-        count.add(self._inbox, MAX_FILES, is_inbox=True, without=pods_name(self._inbox))
+        count.add(self._inbox, MAX_FILES, is_inbox=True, without=inbox.pods_name(self._inbox))
         return count.by_owner
 
     def _of_pod(self, pod: str) -> Usage:
@@ -173,13 +177,6 @@ class Quotas:
         count.add(self._run / PODS / pod, OWNER_FILES + 1)
         count.add(self._inbox / PODS / pod, MAX_FILES, is_inbox=True)
         return count.by_owner[pod]
-
-    def _pods(self) -> list[str]:
-        found: set[str] = set()
-        for base in (self._run, self._inbox):
-            with contextlib.suppress(OSError), (base / PODS).opened() as fd:
-                found.update(listed(fd))
-        return list(found)
 
     def _enforce(
         self, excess: dict[Owner, str], owner: Owner, usage: Usage, inbox_folder: Directory
@@ -189,13 +186,17 @@ class Quotas:
         if what is None:
             return
         excess[owner] = what
-        too_large = usage.inbox_bytes - self._config.owner_bytes
-        too_many = usage.files - OWNER_FILES
         uid = owner if isinstance(owner, int) else None
-        keep = pods_name(inbox_folder) if uid is not None else ""
         with contextlib.suppress(OSError):
-            limits = (too_large, too_many, keep, EVICT_LIMIT_S, self._monotonic)
-            inbox.evict(inbox_folder, uid, *limits)
+            inbox.evict(
+                inbox_folder,
+                uid,
+                usage.inbox_bytes - self._config.owner_bytes,
+                usage.files - OWNER_FILES,
+                keep="" if uid is None else inbox.pods_name(inbox_folder),
+                limit_s=EVICT_LIMIT_S,
+                monotonic=self._monotonic,
+            )
 
     def _excess_of(self, usage: Usage) -> str | None:
         size = self._config.owner_bytes
@@ -213,3 +214,72 @@ class Quotas:
 
 def _mib(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
+
+
+# All rings together, on average. 1,024 rings at two steps per second write 2,048.
+RECORDS_PER_S = 4_000
+# At most this many at once after a quiet time: a restarted daemon reads 200 of each rank again.
+MAX_SAVED = 12_000
+# A new ring gets these even if a flood has spent the budget.
+NEW_RING_RECORDS = 16
+
+K = TypeVar("K", bound=Hashable)
+
+
+class RecordBudget:
+    """The records that may be read; ``reject`` gets a reason for each ring with skipped records.
+
+    Times are of the monotonic clock.
+    """
+
+    def __init__(self, reject: Callable[[str], None]) -> None:
+        self._reject = reject
+        self._left = float(MAX_SAVED)
+        self._filled_at: float | None = None
+        # The rings that the log has named.
+        self._named: set[OpenRing] = set()
+
+    def share(self, rings: Collection[OpenRing], at: float) -> Mapping[OpenRing, int]:
+        """Return for each ring how many of its newest records may be read in this round."""
+        self._fill(at)
+        self._named.intersection_update(rings)
+        owners: dict[Hashable, dict[OpenRing, int]] = defaultdict(dict)
+        for ring in rings:
+            owners[ring.budget][ring] = ring.reader.peek()
+        asked = {owner: sum(unread.values()) for owner, unread in owners.items()}
+        granted = fair_shares(asked, int(self._left))
+        shares: dict[OpenRing, int] = {}
+        for owner, unread in owners.items():
+            for ring, share in fair_shares(unread, granted[owner]).items():
+                shares[ring] = self._take(ring, unread[ring], share)
+        return shares
+
+    def share_of_new(self, ring: OpenRing) -> int:
+        """Return the share of a ring that was just opened."""
+        unread = ring.reader.peek()
+        return self._take(ring, unread, min(unread, max(NEW_RING_RECORDS, int(self._left))))
+
+    def _take(self, ring: OpenRing, unread: int, share: int) -> int:
+        self._left = max(0.0, self._left - share)
+        if share < unread:
+            self._reject("too_many_records")
+            if ring not in self._named:
+                self._named.add(ring)
+                text = "%s of uid %d: more records than are read; its totals are counted"
+                logger.warning(text, ring.name, ring.owner_uid)
+        return share
+
+    def _fill(self, at: float) -> None:
+        if self._filled_at is not None:
+            earned = max(0.0, at - self._filled_at) * RECORDS_PER_S
+            self._left = min(MAX_SAVED, self._left + earned)
+        self._filled_at = at
+
+
+def fair_shares(asked: Mapping[K, int], total: int) -> dict[K, int]:
+    """Return parts of ``total``: each request, or an equal part of the rest."""
+    shares = {}
+    for waiting, key in enumerate(sorted(asked, key=lambda key: asked[key])):
+        shares[key] = min(asked[key], total // (len(asked) - waiting))
+        total -= shares[key]
+    return shares

@@ -11,13 +11,12 @@ import msgspec
 from warpwatch import protocol
 from warpwatch.protocol import ProtocolError
 from warpwatch_daemon.ranks import claims
-from warpwatch_daemon.ranks.counts import PhaseNames, RankCounts, SavedRank
+from warpwatch_daemon.ranks.counts import PhaseNames, RankCounts, SavedRank, ServingProcess
 from warpwatch_daemon.ranks.process import OomKills, Silence
-from warpwatch_daemon.ranks.serving import ServingProcess
 from warpwatch_daemon.ranks.table import OpenRing, RingNews
 from warpwatch_telemetry.jobs import JobId, run_mark
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
-from warpwatch_telemetry.state import RankState, RecentSteps, ServeState
+from warpwatch_telemetry.state import RankState, RecentSteps
 
 # Where locks cannot be seen (another kernel), a heartbeat this old is a death.
 FOREIGN_DEAD_AFTER_S = 30.0
@@ -332,7 +331,9 @@ class Rank:
             recent_s=tuple(self.recent),
             **(self.recent.pace() if self.status == "running" else {}),
             **{f"memory_{name}_bytes": size for name, size in memory.items()},
-            serve=self._serve_state(),
+            serve=self.serving.state(self.claims, self.replica, self.status == "running")
+            if self.serves
+            else None,
         )
 
     @property
@@ -348,11 +349,6 @@ class Rank:
     def is_idle(self) -> bool:
         """Whether it is a server's process that had no request in flight for a second."""
         return self.serves and self.serving.is_idle
-
-    def _serve_state(self) -> ServeState | None:
-        if not self.serves:
-            return None
-        return self.serving.state(self.claims, self.replica, self.status == "running")
 
     # --- what survives a restart ---
 

@@ -162,7 +162,4 @@ class RankProcessor:
         self._counts["throttled_ns"] = max(0, now.throttled_ns - before.throttled_ns)
         periods = now.periods - before.periods
         throttled = max(0, now.throttled_periods - before.throttled_periods)
-        return {
-            "throttled_share": throttled / periods if periods else 0.0,
-            "core_limit": now.limit,
-        }
+        return {"throttled_share": throttled / periods if periods else 0.0, "core_limit": now.limit}

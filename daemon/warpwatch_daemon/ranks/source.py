@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 
 from warpwatch.protocol import ProtocolError
 from warpwatch_daemon.ranks import process
-from warpwatch_daemon.ranks.counts import Positions, SavedRank
-from warpwatch_daemon.ranks.folder import RendezvousFolder, RingFolder, shared_folder
+from warpwatch_daemon.ranks.counts import Positions, SavedRank, replica_name
+from warpwatch_daemon.ranks.folder import RendezvousFolder, RingFolder
 from warpwatch_daemon.ranks.pods import KnownPods, Pods
+from warpwatch_daemon.ranks.quotas import RecordBudget
 from warpwatch_daemon.ranks.rank import Rank, find_rank
 from warpwatch_daemon.ranks.rank_processes import RankProcesses
-from warpwatch_daemon.ranks.record_budget import RecordBudget
-from warpwatch_daemon.ranks.serving import replica_name
 from warpwatch_daemon.ranks.table import (
     LIMITS,
     MAX_RINGS_PER_OWNER,
@@ -57,22 +56,13 @@ class EndedRanks:
         self._count = count
         self._positions = positions
         self._forget = forget
-        # Rings of dead processes whose rank continued in another, and since when.
-        self._left: list[tuple[OpenRing, float]] = []
-        # Left rings to remove once this number of positions is on disk.
-        self._replaced: list[tuple[OpenRing, int]] = []
+        # Rings of dead processes whose rank continued in another: since when, and the number of the
+        # save with which its counts are on disk, if it is to be removed then.
+        self.left: dict[OpenRing, tuple[float, int | None]] = {}
 
-    @property
-    def left(self) -> list[OpenRing]:
-        return [ring for ring, _ in self._left]
-
-    def leave(self, ring: OpenRing, at: float) -> None:
+    def leave(self, ring: OpenRing, at: float, save: int | None = None) -> None:
         """Note that the ring's rank continues in another."""
-        self._left.append((ring, at))
-
-    def replaced(self, ring: OpenRing, save: int) -> None:
-        """Remove a left ring once its counts are on disk with the new ring."""
-        self._replaced.append((ring, save))
+        self.left[ring] = at, save
 
     def drop_earlier(self, job: JobId, at: float) -> None:
         """Drop ended ranks of an earlier run whose series now belong to this one."""
@@ -95,16 +85,12 @@ class EndedRanks:
                     self._forget(rank.ring)
                 self._ranks.remove(rank)
         self._drop_ringless()
-        unsaved = {ring for ring, _ in self._replaced}
-        for ring, since in list(self._left):
-            is_short = self._count.is_short(ring.budget) and ring not in unsaved
-            if is_short or at - since >= RING_AFTER_END_S:
-                self._left.remove((ring, since))
+        for ring, (since, save) in list(self.left.items()):
+            is_short = save is None and self._count.is_short(ring.budget)
+            is_saved = save is not None and save <= self._positions.written
+            if is_short or is_saved or at - since >= RING_AFTER_END_S:
+                del self.left[ring]
                 self._forget(ring)
-        while self._replaced and self._replaced[0][1] <= self._positions.written:
-            ring, _ = self._replaced.pop(0)
-            self._left = [entry for entry in self._left if entry[0] is not ring]
-            self._forget(ring)
 
     def _drop_ringless(self) -> None:
         """Keep only each owner's newest ended ranks without a ring."""
@@ -152,7 +138,8 @@ class RanksSource:
         self.reject = reject
         self._count = RingCount(limits.rings)
         table = RingTable(Directory(folder.ranks), reject, scan_interval_s, self._count)
-        self._shared = shared_folder(folder.path, folder.inbox, table)
+        remedy = f"start the training with WARPWATCH_INBOX={folder.inbox}"
+        self._shared = RingFolder(Directory(folder.path), Directory(folder.inbox), table, remedy)
         self._known_pods = known_pods
         self._pods = Pods(
             folder, self._count, reject, scan_interval_s, limits, known_pods, monotonic
@@ -354,7 +341,7 @@ class RanksSource:
             self._dead.leave(before, at)
             # Files of another pod stay as if the rank was not continued.
             if before.pod_uid == ring.pod_uid:
-                self._dead.replaced(before, self._save())
+                self._dead.leave(before, at, self._save())
         return rank
 
     def _update(self, rank: Rank, now: float, at: float, limit: int) -> Iterator[Record]:

@@ -94,8 +94,11 @@ class RingReader:
         for data in self._chunks(oldest, header):
             for offset in range(0, len(data) - protocol.RECORD_SIZE + 1, protocol.RECORD_SIZE):
                 expected += 1
-                record = _decode(data[offset : offset + protocol.RECORD_SIZE])
-                if record is not None and record.sequence == expected:
+                try:
+                    record = protocol.decode_record(data[offset : offset + protocol.RECORD_SIZE])
+                except protocol.ProtocolError:
+                    continue
+                if record.sequence == expected:
                     records.append(record)
         lost += header.records - oldest - len(records)
         self.position = header.records
@@ -115,13 +118,6 @@ class RingReader:
             os.pread(self._fd, n * protocol.RECORD_SIZE, protocol.record_offset(sequence, count))
             for sequence, n in pieces
         ]
-
-
-def _decode(data: bytes) -> protocol.RecordHead | None:
-    try:
-        return protocol.decode_record(data)
-    except protocol.ProtocolError:
-        return None
 
 
 MAX_RINGS_PER_OWNER = 64

@@ -7,7 +7,7 @@ import pytest
 
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet import leases as module
-from warpwatch_daemon.for_fleet.leases import Leases
+from warpwatch_daemon.for_fleet.leases import JobLeases
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.errors import Refused
@@ -27,7 +27,7 @@ def clock():
 
 @pytest.fixture
 def leases(clock):
-    return Leases(clock.monotonic, clock.wall)
+    return JobLeases(clock.monotonic, clock.wall)
 
 
 def opened(anomaly: Anomaly) -> list[Change]:
@@ -114,7 +114,7 @@ def test_another_daemon_keeps_back_what_this_one_did_until_the_lease_ends(leases
     saved = msgspec.msgpack.encode(leases.state)
     # The machine has started anew: monotonic time counts from another moment.
     later = ManualClock(monotonic=5.0, wall=clock.wall())
-    after = Leases(later.monotonic, later.wall)
+    after = JobLeases(later.monotonic, later.wall)
     after.state = msgspec.msgpack.decode(saved, type=type(leases.state))
     assert after.shown([HANG]) == ()
     later.advance(55.0)

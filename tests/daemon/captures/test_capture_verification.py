@@ -19,7 +19,7 @@ from tests.diagnosis.traces import cpu_rank
 from warpwatch_capturing import child, confinement
 from warpwatch_capturing.confinement import Ended, run, shortcomings
 from warpwatch_capturing.verification import Expectation, TraceVerdict, verify
-from warpwatch_daemon.doctor import agent
+from warpwatch_daemon.doctor import host
 
 ASKED = Expectation(rank=0, first_step=3, last_step=5)
 KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 3100, "dur": 90}
@@ -289,10 +289,10 @@ def test_what_the_kernel_refuses_is_logged_once(attack, caplog):
 
 def test_the_doctor_names_what_this_machine_does_not_grant(attack):
     assert shortcomings() == ()
-    assert agent.trace_reader().ok
+    assert host.trace_reader().ok
     other = "import platform\nplatform.machine = lambda: 'riscv64'\n"
     (attack.parent / "sitecustomize.py").write_text(other)
     (missing,) = shortcomings()
     assert missing == "deny_system_calls: no filter for riscv64"
-    check = agent.trace_reader()
+    check = host.trace_reader()
     assert (check.ok, check.detail) == (None, f"less protected: {missing}")

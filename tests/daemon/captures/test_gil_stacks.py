@@ -15,8 +15,8 @@ import pytest
 from tests.daemon.ranks.ring_files import RingFile
 from tests.waiting import DEADLINE_S
 from warpwatch import protocol
-from warpwatch_daemon.participants import gil_stacks, outside, py_spy
-from warpwatch_daemon.participants.outside import NoStacks, Silent
+from warpwatch_daemon.participants import stacks
+from warpwatch_daemon.participants.stacks import NoStacks, Silent
 from warpwatch_daemon.ranks.process import HOLDS_GIL, STOPPED, UNKNOWN
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.table import RingTable
@@ -42,7 +42,7 @@ def silent(**changes: Any) -> Silent:
 
 
 def without_py_spy(pid: int, timeout_s: float) -> list[dict[str, Any]]:
-    raise py_spy.PySpyError(py_spy.MISSING)
+    raise stacks.PySpyError(stacks.MISSING)
 
 
 @pytest.fixture
@@ -63,25 +63,25 @@ def written(pipe: Path, stack: ExitStack) -> Callable[[bytes], int]:
 def read(folder: Path, name: str = NAME, uid: int | None = None) -> list[dict[str, Any]]:
     """With a second between two looks at the clock."""
     owner, seconds = os.getuid() if uid is None else uid, itertools.count().__next__
-    return gil_stacks.read(Directory(folder), name, owner, 60, seconds)
+    return stacks.read_pipe(Directory(folder), name, owner, 60, seconds)
 
 
 def take(silent: Silent, folder: Path, left_s: float = 0.0, **options: Any) -> str:
     """Into the file ``out``; the clock stands still."""
     options = {"read": without_py_spy, **options}
     target = folder / "out"
-    return outside.write_stacks(
+    return stacks.write_stacks(
         silent, Directory(folder), target, left_s, monotonic=lambda: 0.0, **options
     )
 
 
 def test_faulthandlers_text_becomes_threads_innermost_last(golden):
-    found = gil_stacks.parse(DUMP.decode(), {16: "MainThread"}, 16)
+    found = stacks.parse_dump(DUMP.decode(), {16: "MainThread"}, 16)
     golden("captures/threads.json", json.dumps(found, indent=1).encode())
     for text in ("", "Thread 0x1 (most recent call first):\n", "  File \n" * 9):
-        assert gil_stacks.parse(text, {}, None) == []
+        assert stacks.parse_dump(text, {}, None) == []
     thread = "Thread 0x1 (most recent call first):\n" + '  File "f", line 1 in g\n' * 200
-    found = gil_stacks.parse(thread * 300, {}, None)
+    found = stacks.parse_dump(thread * 300, {}, None)
     assert (len(found), len(found[0]["frames"])) == (256, 128)
 
 
@@ -103,15 +103,15 @@ def test_nothing_is_waited_for_beyond_the_deadline_or_the_end_of_the_process(pip
     directory, uid = Directory(pipe.parent), os.getuid()
     with pipe.open("r+b", buffering=0) as file:
         file.write(HEAD)
-        assert gil_stacks.read(directory, NAME, uid, 7, lambda: 7) == []
-    assert gil_stacks.read(directory, NAME, uid, 7 + DEADLINE_S, lambda: 7) == []
+        assert stacks.read_pipe(directory, NAME, uid, 7, lambda: 7) == []
+    assert stacks.read_pipe(directory, NAME, uid, 7 + DEADLINE_S, lambda: 7) == []
 
 
 @pytest.mark.parametrize("step_s", [0.25, 0.0])
 def test_a_pipe_that_never_ends_is_left_at_the_deadline_or_when_it_is_too_much(
     pipe, written, monkeypatch, step_s
 ):
-    monkeypatch.setattr(gil_stacks, "MAX_BYTES", 50_000)
+    monkeypatch.setattr(stacks, "MAX_PIPE_BYTES", 50_000)
     times: list[float] = []
 
     def monotonic() -> float:
@@ -119,7 +119,7 @@ def test_a_pipe_that_never_ends_is_left_at_the_deadline_or_when_it_is_too_much(
         times.append(len(times) * step_s)
         return times[-1]
 
-    assert gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), 1.5, monotonic) == []
+    assert stacks.read_pipe(Directory(pipe.parent), NAME, os.getuid(), 1.5, monotonic) == []
     # Half a second more is for a dump that has begun.
     assert times[-1] == (2.0 if step_s else 0.0)
     assert len(times) < 130
@@ -153,10 +153,10 @@ def test_py_spys_answer_becomes_threads():
     outer = {"name": "<module>", "filename": "/home/me/train.py", "line": 20}
     thread = {"thread_id": 16, "thread_name": "MainThread", "os_thread_id": 7, "owns_gil": True}
     data = json.dumps([{**thread, "frames": [frame, outer]}, 5, {"frames": "x"}]).encode()
-    (found,) = py_spy.parse(data, 7)
+    (found,) = stacks.parse_py_spy(data, 7)
     assert (found["name"], found["main"], found["gil"]) == ("MainThread", True, True)
     assert [frame["function"] for frame in found["frames"]] == ["<module>", "hold"]
-    assert py_spy.parse(b"[[", 7) == []
+    assert stacks.parse_py_spy(b"[[", 7) == []
 
 
 def test_where_there_are_none_the_reason_is_said(tmp_path):
@@ -204,14 +204,14 @@ def test_the_pipe_of_threads_that_may_run_again_is_left_full(pipe, written):
 def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path):
     file = RingFile(tmp_path, job="steps")
     (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan(0.0, 0.0)
-    expected = gil_stacks.file_name(ring.name)
+    expected = stacks.pipe_name(ring.name)
     rank = Rank(JobId("uid/0", "steps", "1"), ring, 0.0, 0.0, set())
     rank.claims = msgspec.structs.replace(rank.claims, held_stacks=expected)
     files = []
     for begun_after_s in (0.4, 5.0):
         file.word(protocol.WORD_HEARTBEAT, 10**9)
         file.word(protocol.WORD_STEP_BEGUN_AT, 10**9 + round(begun_after_s * 1e9))
-        files.append(outside.inspect(rank, ring.name).held_file)
+        files.append(stacks.inspect(rank, ring.name).held_file)
     assert files == [expected, None]
     ring.reader.close()
 
@@ -228,7 +228,7 @@ def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path):
             identity = ring.reader.header().identity
             claim = identity._replace(pid=pid, process_start=int(stat[19]))
             file.put(0, protocol.encode_identity(claim))
-            found = outside.inspect(rank, ring.name)
+            found = stacks.inspect(rank, ring.name)
             reasons.append(found.reason)
         assert reasons == ["holds the GIL", "unknown"]
         with pytest.raises(NoStacks, match="not visible here"):

@@ -15,10 +15,9 @@ import yaml
 from tests.cases import cases
 from warpwatch_capturing.config import RecipeConfig, TriggersConfig
 from warpwatch_capturing.policy import Disk, Policy
-from warpwatch_daemon.agent.reloading import ConfigWatch, Reloading
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.config import Config
-from warpwatch_daemon.demo.faults import FAULTS
+from warpwatch_daemon.config import Config, ConfigWatch, Reloading
+from warpwatch_daemon.demo.story import FAULTS
 from warpwatch_fleet.config import FleetFile
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics

@@ -13,7 +13,7 @@ from tests.daemon.ranks.ring_files import RingFile
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.ranks.counts import Positions
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.inboxes import GonePods, Inboxes
+from warpwatch_daemon.ranks.inbox import GonePods, Inboxes
 from warpwatch_daemon.ranks.pods import KnownPods
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.ranks.table import LIMITS, Limits

@@ -7,8 +7,8 @@ import pytest
 
 from tests.daemon.ranks.sources import A, B, RankNode
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.ranks import inboxes
-from warpwatch_daemon.ranks.inboxes import GonePods
+from warpwatch_daemon.ranks import inbox
+from warpwatch_daemon.ranks.inbox import GonePods
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.records import RankSeen
 from warpwatch_telemetry.samples import Attribution, Pod
@@ -143,12 +143,12 @@ def test_an_inbox_whose_folder_did_not_survive_a_reboot_goes_too(node, left):
 
 
 def test_what_there_was_no_time_for_goes_in_the_next_round(node, left, known_pods, monkeypatch):
-    monkeypatch.setattr(inboxes, "REMOVE_S", -1.0)
+    monkeypatch.setattr(inbox, "REMOVE_S", -1.0)
     left(60.0, ONE)
     leaving = left(660.0, ONE) - {B}
     assert A not in leaving
     assert len(leaving) == 2
-    monkeypatch.setattr(inboxes, "REMOVE_S", 2.0)
+    monkeypatch.setattr(inbox, "REMOVE_S", 2.0)
     # Also of a daemon that was started since.
     successor = GonePods(node.folder, known_pods, frozenset, node.clock.monotonic)
     assert left(0.0, ONE, successor) == {B}

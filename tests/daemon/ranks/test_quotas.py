@@ -10,6 +10,7 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode
 from tests.daemon.ranks.sources import A, B, RankNode, made_later
+from tests.waiting import DEADLINE_S
 from warpwatch_capturing.participant import FetchError
 from warpwatch_daemon.config import RendezvousConfig
 from warpwatch_daemon.ranks import inbox, quotas
@@ -255,10 +256,8 @@ def test_what_is_old_is_swept_however_deep_it_lies(tmp_path, abyss):
     (abyss / "link").symlink_to(secret)
     (abyss / "zzz.json").touch()
     made = abyss.stat().st_ctime
-    assert inbox.sweep(Directory(abyss), 3600.0, made + 3500) == 0
-    # As often as it takes on a busy machine: a sweep ends early.
-    while inbox.sweep(Directory(abyss), 3600.0, made + 3700):
-        pass
+    assert inbox.sweep(Directory(abyss), 3600.0, made + 3500, DEADLINE_S) == 0
+    inbox.sweep(Directory(abyss), 3600.0, made + 3700, DEADLINE_S)
     assert os.listdir(abyss) == []
     assert os.listdir(secret) == ["kept"]
 
@@ -266,26 +265,19 @@ def test_what_is_old_is_swept_however_deep_it_lies(tmp_path, abyss):
 def test_a_file_that_a_clock_ahead_has_dated_is_swept_too(tmp_path):
     (tmp_path / "a.json").touch()
     made = (tmp_path / "a.json").stat().st_ctime
-    assert inbox.sweep(Directory(tmp_path), 3600.0, made - 3500) == 0
-    assert inbox.sweep(Directory(tmp_path), 3600.0, made - 3700) == 1
+    assert inbox.sweep(Directory(tmp_path), 3600.0, made - 3500, DEADLINE_S) == 0
+    assert inbox.sweep(Directory(tmp_path), 3600.0, made - 3700, DEADLINE_S) == 1
 
 
-def test_a_sweep_ends_in_time_where_nothing_is_old(tmp_path):
+def test_a_sweep_ends_in_time_and_folders_come_last(tmp_path):
+    (tmp_path / "folder").mkdir()
     for number in range(100):
         (tmp_path / f"{number}.json").touch()
     now = tmp_path.stat().st_ctime
-    # A second passes at each look at the clock.
-    seconds = itertools.count()
-    swept = inbox.sweep(
-        Directory(tmp_path), 3600.0, now, limit_s=10.0, monotonic=lambda: next(seconds)
-    )
-    assert swept == 0
-    assert next(seconds) == 11
-
-
-def test_folders_get_little_time_and_files_go_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(inbox, "SWEEP_FOLDERS_S", 0.0)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "zzz.json").touch()
-    assert inbox.sweep(Directory(tmp_path), -1.0, tmp_path.stat().st_ctime) == 1
+    # A second passes at each check of the clock.
+    for older_than_s, limit_s, swept, checks in ((3600.0, 10.0, 0, 11), (-1.0, 102.0, 100, 103)):
+        seconds = itertools.count()
+        clock = seconds.__next__
+        assert inbox.sweep(Directory(tmp_path), older_than_s, now, limit_s, "", clock) == swept
+        assert next(seconds) == checks
     assert os.listdir(tmp_path) == ["folder"]

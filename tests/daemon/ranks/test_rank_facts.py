@@ -11,7 +11,7 @@ from tests.daemon.ranks.sources import TRAINS, RankNode
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch import protocol
-from warpwatch_daemon.ranks.load import RankLoad
+from warpwatch_daemon.agent.composition import RankLoad
 from warpwatch_daemon.ranks.process import OomKills, reading, silent_reason
 from warpwatch_daemon.ranks.rank_processes import RankProcessor
 from warpwatch_devices.process_tree import Process, read_process

@@ -179,8 +179,8 @@ def test_a_fleet_gets_a_servers_seconds_and_no_iterations(node):
     ring.iteration(0.008, 0, 4, 900)
     ring.second(S, 0, 4, 0, ABSENT)
     stream = RecordStream()
-    stream.read(None)
+    stream.portion(None)
     stream.put(record for record in node.poll() if not isinstance(record, RankEvent))
-    lines = stream.read(None).lines.decode()
+    lines = stream.portion(None).text().decode()
     assert '"type":"serve"' in lines
     assert '"type":"step"' not in lines

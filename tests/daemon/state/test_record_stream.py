@@ -8,7 +8,7 @@ import pytest
 
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet import record_stream
-from warpwatch_daemon.for_fleet.record_stream import WHOLE, RecordStream, Shard
+from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankSeen, Step
@@ -31,10 +31,10 @@ class Node:
         for number in numbers:
             self.stream.put([Step(1000.0 + number, job, 0, number, 1.0)])
 
-    def read(self, shard: Shard = WHOLE) -> list[Any]:
-        batch = self.stream.read(self.at, shard)
-        self.at, self.more = batch.cursor, batch.more
-        return [json.loads(line) for line in batch.lines.splitlines()]
+    def read(self, index: int = 0, of: int = 1) -> list[Any]:
+        portion = self.stream.portion(self.at)
+        self.at, self.more = portion.cursor, portion.more
+        return [json.loads(line) for line in portion.text(index, of).splitlines()]
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_each_shard_gets_its_jobs_and_no_other(node):
     told = []
     for index in range(3):
         node.at = first
-        told.append({line["job"] for line in node.read(Shard(index, 3))})
+        told.append({line["job"] for line in node.read(index, 3)})
     assert set().union(*told) == set(jobs)
     assert sum(map(len, told)) == len(jobs)
     assert all(told)

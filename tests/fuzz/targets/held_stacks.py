@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.watch import Target
-from warpwatch_daemon.participants import gil_stacks, outside, py_spy
-from warpwatch_daemon.participants.outside import NoStacks, Silent
+from warpwatch_daemon.participants import stacks
+from warpwatch_daemon.participants.stacks import NoStacks, Silent
 from warpwatch_daemon.ranks.process import HOLDS_GIL
 from warpwatch_diagnosis.stacks import read_stack
 from warpwatch_diagnosis.trace.files import TraceError
@@ -52,22 +52,22 @@ class HeldStacks:
     def run(self, data: bytes) -> None:
         def read(pid: int, timeout_s: float) -> list[dict[str, Any]]:
             if data[:1] == PY_SPY:
-                return py_spy.parse(data[1:], PID)
-            raise py_spy.PySpyError(py_spy.MISSING)
+                return stacks.parse_py_spy(data[1:], PID)
+            raise stacks.PySpyError(stacks.MISSING)
 
         # The pipe is looked at once: nothing follows.
-        seconds = itertools.count(0, gil_stacks.QUIET_S / 1.9).__next__
+        seconds = itertools.count(0, stacks.QUIET_S / 1.9).__next__
         if data[:1] != PY_SPY:
             os.write(self._fd, data[1:])
         try:
-            outside.write_stacks(
+            stacks.write_stacks(
                 self._silent, self._inbox, self._file, 0.0, read=read, monotonic=seconds
             )
         except NoStacks as error:
             assert "\n" not in str(error)
             return
         written = json.loads(self._file.read_text())
-        assert len(written["threads"]) <= gil_stacks.MAX_THREADS
+        assert len(written["threads"]) <= stacks.MAX_THREADS
         try:
             read_stack(self._file)
         except TraceError as error:
