@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch_daemon.history.store import FILE as HISTORY
-from warpwatch_daemon.history.store import HistoryStore
+from warpwatch_daemon.history.archive import FILE as HISTORY
+from warpwatch_daemon.history.archive import HistoryStore
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_runtime import files
 

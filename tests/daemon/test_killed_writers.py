@@ -12,7 +12,7 @@ import pytest
 from tests.daemon.http.conftest import CAPTURE, STRAGGLER
 from warpwatch_capturing.config import StoreConfig
 from warpwatch_capturing.store import Store
-from warpwatch_daemon.history.store import HistoryStore
+from warpwatch_daemon.history.archive import HistoryStore
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_runtime.files import StateFile
 from warpwatch_telemetry.log import Decoder

@@ -108,10 +108,10 @@ class PlayedAgent(MemoryAgent):
 
     def lines(self, after: str | None) -> list[bytes]:
         self.stream.put_captures(self.node.hub.state().captures)
-        batch = self.stream.read(after)
+        batch = self.stream.portion(after)
         clock = encode_line(Clock(self.node.clock.wall())) or b""
         end = encode_stream_line(CursorLine(batch.cursor, self.name, "0.1.0"))
-        return (batch.lines + clock + end).splitlines()
+        return (batch.text() + clock + end).splitlines()
 
 
 class PlayedFleet:
@@ -141,7 +141,7 @@ class PlayedFleet:
                 agent.address = "{}:{}".format(*server.address)
         self.cluster.set_targets({one.address: Target(one.address) for one in self.agents})
         for agent in self.agents:
-            agent.stream.read(None)
+            agent.stream.portion(None)
             agent.stream.put(
                 RankSeen(time=self.clock.wall(), rank=rank, world_size=WORLD, **job.fields())
                 for rank in agent.numbers

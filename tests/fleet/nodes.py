@@ -29,17 +29,17 @@ class TestNode:
         self.address = f"{name}:9400"
         self.ahead_s = ahead_s
         self.stream = RecordStream()
-        self.cursor: str | None = self.stream.read(None).cursor
+        self.cursor: str | None = self.stream.portion(None).cursor
 
     def say(self, *records: Record) -> None:
         self.stream.put(records)
 
     def lines(self, now: float) -> list[bytes]:
-        batch = self.stream.read(self.cursor)
+        batch = self.stream.portion(self.cursor)
         self.cursor = batch.cursor
         clock = encode_line(Clock(now + self.ahead_s)) or b""
         end = encode_stream_line(CursorLine(batch.cursor, self.name, "0.1.0"))
-        return (batch.lines + clock + end).splitlines()
+        return (batch.text() + clock + end).splitlines()
 
 
 class TestCluster:

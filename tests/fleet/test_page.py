@@ -13,10 +13,8 @@ from tests.daemon.http.conftest import local_client, socket_of
 from tests.fleet.nodes import NOW, TestCluster, TestNode, run
 from tests.fleet.shown import crowded_state, fleet, fleet_state, node, server, with_nodes
 from warpwatch_daemon.api_client import ApiClient
-from warpwatch_daemon.cli import status
-from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.rows import TopClient
-from warpwatch_daemon.cli.top.screen import Top
+from warpwatch_daemon.cli import status, top_screen
+from warpwatch_daemon.cli.top_screen import Top, TopClient
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_serving.bodies import PageFilters
 from warpwatch_serving.page.findings import headline
@@ -175,14 +173,16 @@ def test_top_begins_with_ranks_and_gpus_in_trouble_and_is_searched(server, fleet
     fleet.now = crowded_state()
     api = ApiClient(socket_path=socket_of(server))
     reading = TopClient(lambda: api).read()
-    assert rows.headline(reading.state).startswith("3 of 250 agents cannot be reached, 2000 GPUs, ")
-    troubled = [key[1::2] for key, _ in rows.rank_rows(reading, wide=True)][:3]
+    assert top_screen.headline(reading.state).startswith(
+        "3 of 250 agents cannot be reached, 2000 GPUs, "
+    )
+    troubled = [key[1::2] for key, _ in top_screen.rank_rows(reading, wide=True)][:3]
     assert troubled == [("llama-0", "128"), ("llama-4", "16"), ("llama-0", "0")]
-    assert [key for key, _ in rows.device_rows(reading.state, wide=True)][:2] == [
+    assert [key for key, _ in top_screen.device_rows(reading.state, wide=True)][:2] == [
         "GPU-077-5",
         "GPU-155-2",
     ]
-    assert "! xid, " in rows.finding_lines(reading.state, 4)[0].plain
+    assert "! xid, " in top_screen.finding_lines(reading.state, 4)[0].plain
     found = reading.narrowed("GPU-155").state
     assert [len(part) for part in (found.ranks, found.devices, found.anomalies)] == [12, 8, 3]
     asyncio.run(fits_80_columns(Top(TopClient(lambda: api), interval_s=3600.0)))

@@ -14,8 +14,8 @@ from warpwatch_capturing.config import StoreConfig
 from warpwatch_capturing.policy import Known
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
+from warpwatch_daemon.history.archive import FILE, HistoryStore
 from warpwatch_daemon.history.runs import RunFiles
-from warpwatch_daemon.history.store import FILE, HistoryStore
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_fleet.memory import JobStateStore
 from warpwatch_telemetry.jobs import JobId

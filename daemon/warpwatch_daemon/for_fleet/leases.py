@@ -15,6 +15,7 @@ from warpwatch_detection.anomalies.register import Change
 from warpwatch_telemetry.anomalies import FLEET_KINDS, Anomaly
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.newest import put_newest
 
 MAX_LEASES = 1024
 # The longest lease.
@@ -46,13 +47,11 @@ class LeasesState:
     names: dict[str, str] = field(default_factory=dict)
 
 
-class Leases:
+class JobLeases:
     """The leases of this node. Only ``acquire`` may be called from any thread."""
 
     def __init__(
-        self,
-        monotonic: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
     ) -> None:
         self._monotonic = monotonic
         self._wall = wall
@@ -104,17 +103,12 @@ class Leases:
     def _raised(self, change: Change) -> Change | None:
         anomaly = change.anomaly
         if change.what == "opened" and self._is_judged(anomaly):
-            self._keep_back(anomaly)
+            put_newest(self._kept_back, anomaly.id, None, MAX_KEPT_BACK)
         if anomaly.id in self._kept_back:
             return None
         if change.what == "opened":
             return self._goes_on(anomaly)
         return Change(change.what, self._named(anomaly))
-
-    def _keep_back(self, anomaly: Anomaly) -> None:
-        self._kept_back[anomaly.id] = None
-        if len(self._kept_back) > MAX_KEPT_BACK:
-            del self._kept_back[next(iter(self._kept_back))]
 
     def _lease(self, anomaly: Anomaly) -> Lease | None:
         """Return the lease of the anomaly's job, current or just expired."""
@@ -153,16 +147,14 @@ class Leases:
         name = None if lease is None else lease.raised.get(anomaly.kind)
         if name is None:
             return Change("opened", anomaly)
-        self._names[anomaly.id] = name
-        if len(self._names) > MAX_KEPT_BACK:
-            del self._names[next(iter(self._names))]
+        put_newest(self._names, anomaly.id, name, MAX_KEPT_BACK)
         return Change("reopened", self._named(anomaly))
 
     def _handed_back(self, anomaly: Anomaly) -> Change:
         said = f"{anomaly.summary}; a fleet judges the job again"
         ended = replace(self._named(anomaly), summary=said, end_time=self._wall())
         del self._names[anomaly.id]
-        self._keep_back(anomaly)
+        put_newest(self._kept_back, anomaly.id, None, MAX_KEPT_BACK)
         return Change("closed", ended)
 
     def is_of_fleet(self, anomaly: Anomaly) -> bool:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
@@ -19,15 +18,7 @@ from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import JobId, RunSummary, shard_key
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.newest import put_newest
-from warpwatch_telemetry.records import (
-    Clock,
-    DeviceReading,
-    End,
-    RankEvent,
-    RankSeen,
-    Record,
-    Step,
-)
+from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
 from warpwatch_telemetry.stream import (
     AnomalyLine,
     CaptureLine,
@@ -52,35 +43,19 @@ MAX_DEVICES = 128
 _CURSOR = re.compile(r"(?P<epoch>[0-9a-f]{8})-(?P<number>\d{1,18})")
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The reader at ``index`` of the ``of`` readers that share the jobs of all nodes."""
-
-    index: int
-    of: int
-
-    def has(self, key: int | None) -> bool:
-        """Return whether a line is for this reader; a key of None is for all readers."""
-        return key is None or key % self.of == self.index
-
-
-WHOLE = Shard(0, 1)
-
-
-class Batch(NamedTuple):
-    """Lines and the cursor after them; ``more``: whether there are newer lines already."""
-
-    lines: bytes
-    cursor: str
-    more: bool
-
-
 class Portion(NamedTuple):
-    """A batch of lines with their keys: of a job, None for the node's own."""
+    """Lines with their keys (of a job, None for the node's own), and the cursor after them.
+
+    more: whether there are newer lines already.
+    """
 
     lines: list[tuple[int | None, bytes]]
     cursor: str
     more: bool
+
+    def text(self, index: int = 0, of: int = 1) -> bytes:
+        """Return the lines for the reader at ``index`` of ``of`` readers that share the jobs."""
+        return b"".join(line for key, line in self.lines if key is None or key % of == index)
 
 
 class _Line(NamedTuple):
@@ -91,7 +66,7 @@ class _Line(NamedTuple):
 
 
 class RecordStream:
-    """The stream. Only the pipeline calls ``put…``; ``read`` may be called from any thread."""
+    """The stream. Only the pipeline calls ``put…``; others may be called from any thread."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -155,27 +130,17 @@ class RecordStream:
         """Stream the runs that have changed."""
         with self._lock:
             for summary in summaries:
-                job = summary.job_id
-                # It moves to the end of the order.
-                self._runs.pop(job, None)
-                self._runs[job] = summary
-                if len(self._runs) > MAX_RUNS:
-                    del self._runs[next(iter(self._runs))]
+                put_newest(self._runs, summary.job_id, summary, MAX_RUNS)
                 if self._is_read():
-                    self._add(shard_key(job), encode_stream_line(RunLine(summary)))
+                    self._add(shard_key(summary.job_id), encode_stream_line(RunLine(summary)))
 
     # --- reading ---
 
-    def read(self, after: str | None, shard: Shard = WHOLE) -> Batch:
+    def portion(self, after: str | None) -> Portion:
         """Return lines after the cursor, oldest first; without one, the live state and all lines.
 
-        A batch may have no line. Raises ValueError if ``after`` is not a cursor.
+        There may be none. Raises ValueError if ``after`` is not a cursor.
         """
-        lines, cursor, more = self.portion(after)
-        return Batch(b"".join(text for key, text in lines if shard.has(key)), cursor, more)
-
-    def portion(self, after: str | None) -> Portion:
-        """Return what ``read`` does, line by line."""
         epoch, number = _parse(after)
         with self._lock:
             self._forget_old()
@@ -254,9 +219,7 @@ class RecordStream:
     def _follow_ranks(self, records: Iterable[Record]) -> None:
         for record in records:
             if isinstance(record, RankSeen):
-                self._ranks[record.job_id, record.rank] = record
-                if len(self._ranks) > MAX_RANKS:
-                    del self._ranks[next(iter(self._ranks))]
+                put_newest(self._ranks, (record.job_id, record.rank), record, MAX_RANKS)
             elif isinstance(record, End) and record.rank is None:
                 for key in [key for key in self._ranks if key[0] == record.job_id]:
                     del self._ranks[key]

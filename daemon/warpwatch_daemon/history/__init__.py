@@ -1,6 +1,6 @@
 """Keeps data over a restart of the daemon.
 
-- archive: hands anomalies, their context and the detectors' state to a writing loop
-- store: anomalies, in SQLite; context: the metrics of the minutes around an anomaly
-- runs: a summary of each run; run_uploads: copies them into the remote store
+- archive: stores anomalies, their context and the detectors' state, in a writing loop
+- context: the metrics of the minutes around an anomaly
+- runs: a summary of each run, also copied into the remote store
 """

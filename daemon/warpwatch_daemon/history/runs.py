@@ -1,28 +1,41 @@
-"""Keeps a summary of each run, on disk as ``<store>/runs/<owner>/<job>/<run>.json``."""
+"""Keeps a summary of each run, on disk as ``<store>/runs/<owner>/<job>/<run>.json``.
+
+It is copied under the same name into the remote store at its end, and every ten minutes before. The
+daemon with rank 0 of a multi-node job copies it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
+import msgspec
+
 from warpwatch._version import __version__
+from warpwatch_capturing.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.detectors.run_regression import EVENT
 from warpwatch_detection.runs import RunFigures, compared, earlier, has_enough, name_of
 from warpwatch_runtime import files
+from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.files import StateFile
+from warpwatch_runtime.supervisor import Pause
+from warpwatch_telemetry.captures import UPLOAD_OUTCOMES
 from warpwatch_telemetry.jobs import SCHEMA, JobId, RunSummary
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 from warpwatch_telemetry.state import RankState
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "runs"
 # Bytes of one name in a path.
@@ -100,11 +113,7 @@ class RunTable:
     """
 
     def __init__(
-        self,
-        files: RunFiles,
-        hub: Hub,
-        node: str,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, files: RunFiles, hub: Hub, node: str, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._files = files
         self._hub = hub
@@ -305,11 +314,8 @@ class RunTable:
             self._dirty.clear()
         for job in dropped:
             self._files.remove(job)
-        self._save(dirty)
-
-    def _save(self, summaries: Iterable[RunSummary]) -> None:
         failure: OSError | None = None
-        for summary in summaries:
+        for summary in dirty:
             try:
                 self._files.save(summary)
             except OSError as error:
@@ -323,3 +329,72 @@ class RunTable:
 def _model(ranks: Sequence[RankState], models: Mapping[str, str]) -> str | None:
     found = {models.get(rank.device or "") for rank in ranks}
     return ", ".join(sorted(filter(None, found))) or None
+
+
+UPLOAD_INTERVAL_S = 600.0
+
+
+class RunUploads:
+    """The uploads of runs. ``advance`` waits for the network, in a loop of its own."""
+
+    def __init__(
+        self,
+        remote: RemoteStore,
+        runs: RunTable,
+        metrics: AgentMetrics,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._remote = remote
+        self._runs = runs
+        self._wall = wall
+        outcomes = metrics.counter("uploads_total")
+        self._outcomes = {outcome: outcomes.labels("run", outcome) for outcome in UPLOAD_OUTCOMES}
+        self._bytes = metrics.counter("upload_bytes_total")
+        self._pending = metrics.gauge("uploads_pending").labels("run")
+        self._pause = Pause(monotonic)
+        self._waiting: set[JobId] = set()
+        # When a running run was copied, wall clock.
+        self._copied: dict[JobId, float] = {}
+
+    def advance(self) -> None:
+        waiting = self._look()
+        if self._pause.lasts:
+            return
+        for summary in waiting:
+            try:
+                self._upload(summary)
+            except RemoteStoreError as error:
+                self._outcomes["failed"].inc()
+                if self._pause.begin():
+                    logger.error("cannot upload a summary, trying again: %s", error)
+                break
+            self._pause.reset()
+        self._look()
+
+    def _look(self) -> list[RunSummary]:
+        now = self._wall()
+        known = {summary.job_id: summary for summary in self._runs.all()}
+        self._outcomes["given_up"].inc(len(self._waiting - known.keys()))
+        waiting = [summary for summary in known.values() if self._is_due(summary, now)]
+        self._waiting = {summary.job_id for summary in waiting}
+        self._copied = {job: at for job, at in self._copied.items() if job in known}
+        self._pending.set(len(waiting))
+        return waiting
+
+    def _is_due(self, summary: RunSummary, now: float) -> bool:
+        if 0 not in summary.ranks:
+            return False
+        if summary.end_time is not None:
+            return summary.remote is None
+        return now - self._copied.get(summary.job_id, summary.first_time) >= UPLOAD_INTERVAL_S
+
+    def _upload(self, summary: RunSummary) -> None:
+        """Copy a summary. Raises RemoteStoreError."""
+        key = f"{FOLDER}/{key_of(summary.job_id)}"
+        content = msgspec.json.encode(replace(summary, remote=None))
+        self._remote.put(key, content)
+        self._bytes.inc(len(content))
+        self._outcomes["uploaded"].inc()
+        self._copied[summary.job_id] = self._wall()
+        self._runs.copied(summary, f"{self._remote.url}/{key}")

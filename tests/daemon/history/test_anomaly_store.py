@@ -12,9 +12,8 @@ import pytest
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.config import Config
 from warpwatch_daemon.history import archive
-from warpwatch_daemon.history.archive import Archive
+from warpwatch_daemon.history.archive import ASIDE, FILE, Archive, HistoryStore
 from warpwatch_daemon.history.context import Context
-from warpwatch_daemon.history.store import ASIDE, FILE, HistoryStore
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.snapshot import SnapshotPart
@@ -57,7 +56,7 @@ def test_the_next_daemon_finds_the_last_word_and_the_first_context(tmp_path):
 
 
 def test_rows_and_age_are_bounded_and_the_newest_come_oldest_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("warpwatch_daemon.history.store.MAX_ROWS", 5)
+    monkeypatch.setattr("warpwatch_daemon.history.archive.MAX_ROWS", 5)
     history, _ = store(tmp_path, age_s=100)
     for number in (*range(18), 19, 18):
         history.write([(replace(OVER, id=str(number), time=NOW + number), CONTEXT)], NOW)
@@ -361,7 +360,7 @@ def test_a_memory_that_is_too_large_is_not_written(tmp_path, monkeypatch):
 def test_what_could_not_be_written_is_written_when_the_database_is_free_again(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("warpwatch_daemon.history.store.BUSY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("warpwatch_daemon.history.archive.BUSY_TIMEOUT_S", 0.01)
     node = Node(tmp_path)
     HistoryStore(tmp_path, 1e9, node.failures.append).write([(OVER, None)], NOW)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:

@@ -14,8 +14,7 @@ import pytest
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.remote_store import RemoteStore
-from warpwatch_daemon.history.run_uploads import RunUploads
-from warpwatch_daemon.history.runs import RunFiles, RunTable, key_of
+from warpwatch_daemon.history.runs import RunFiles, RunTable, RunUploads, key_of
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.runs import RunFigures, StepHistogram, compare

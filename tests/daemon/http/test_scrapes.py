@@ -11,7 +11,7 @@ import pytest
 from tests.daemon.http.conftest import NOW, TIMEOUT_S
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
-from warpwatch_daemon.for_fleet import record_stream, records
+from warpwatch_daemon.for_fleet import api, record_stream
 from warpwatch_serving.metrics import Format, MetricsPages
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.stream import CursorLine, decode_stream_line
@@ -92,7 +92,7 @@ PATH = "/api/v1/records"
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """A follower waits for no more than it has to."""
-    monkeypatch.setattr(records, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(api, "INTERVAL_S", 0.01)
 
 
 def lines_of(answer: httpx.Response) -> list[Any]:
@@ -139,7 +139,7 @@ def test_a_follower_gets_each_step_as_it_comes_also_compressed(client, agent):
 
 
 def test_so_many_may_follow_and_one_that_leaves_makes_room(client, monkeypatch):
-    monkeypatch.setattr(records, "MAX_FOLLOWERS", 1)
+    monkeypatch.setattr(api, "MAX_FOLLOWERS", 1)
     cursor = lines_of(client.get(PATH))[-1]["cursor"]
 
     def is_followed() -> bool:
