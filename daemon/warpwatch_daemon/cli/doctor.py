@@ -7,19 +7,36 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
 
 from warpwatch._version import __version__
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.config import Config
-from warpwatch_daemon.doctor import report
-from warpwatch_daemon.doctor.check import CheckInputs, Machine
+from warpwatch_daemon.doctor import driver, gpus, host, interconnect
+from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, Group, Machine
 from warpwatch_daemon.ranks.folder import resolve
 from warpwatch_devices.nvml import survey
 from warpwatch_runtime import command_line, loading
 from warpwatch_runtime.command_line import say
+from warpwatch_runtime.quantities import plural
 
+# The groups in the order of the report; a new group is one line here.
+GROUPS: dict[str, Group] = {
+    "daemon": host.daemon_checks,
+    "agent": host.agent_checks,
+    "driver": driver.checks,
+    "devices": gpus.checks,
+    "kernel log": gpus.xid_checks,
+    "topology": interconnect.topology_checks,
+    "host": host.host_checks,
+    "NCCL": interconnect.nccl_checks,
+    "schedulers": host.scheduler_checks,
+}
+_MARKS = {OK: "ok  ", BAD: "BAD ", NOTE: "note"}
+_NAME_WIDTH = 16
 _NARROWEST, _WIDEST = 60, 120
 
 
@@ -50,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     answers = survey.Survey(asked=False)
     if here and config.sources.nvml.enabled:
         answers = survey.survey(arguments.patience)
-    checks = report.examine(CheckInputs(config, api, Machine(), answers, here))
+    checks = examine(CheckInputs(config, api, Machine(), answers, here))
     if arguments.json:
         say(json.dumps([asdict(check) for check in checks], indent=1))
     else:
@@ -59,5 +76,50 @@ def main(argv: Sequence[str]) -> int:
             sys.stdout.reconfigure(errors="replace")
         width = min(max(shutil.get_terminal_size((80, 24)).columns, _NARROWEST), _WIDEST)
         say(f"warpwatch {__version__}\n")
-        say("\n".join(report.lines(checks, width)))
+        say("\n".join(lines(checks, width)))
     return 1 if any(check.ok is False for check in checks) else 0
+
+
+def examine(inputs: CheckInputs) -> list[Check]:
+    """Return the findings of all groups; for a daemon elsewhere only its own report."""
+    groups = GROUPS if inputs.here else {"daemon": host.daemon_checks}
+    return [
+        replace(check, group=name) for name, checks in groups.items() for check in checks(inputs)
+    ]
+
+
+def lines(checks: Iterable[Check], width: int = 80) -> Iterator[str]:
+    """Yield one block per group, the names of the faults, and a last line that counts."""
+    checks = list(checks)
+    for group, members in groupby(checks, key=lambda check: check.group):
+        yield group
+        for check in members:
+            yield from _check(check, width)
+        yield ""
+    bad = dict.fromkeys(check.name for check in checks if check.ok is BAD)
+    if bad:
+        yield from _wrapped(", ".join(bad), "to fix: ", "        ", width)
+    verdicts = [check.ok for check in checks]
+    problems, notes = verdicts.count(BAD), verdicts.count(NOTE)
+    yield f"{plural(problems, 'problem')}, {plural(notes, 'note')}"
+
+
+def _check(check: Check, width: int) -> Iterator[str]:
+    head = f"  {_MARKS[check.ok]} {check.name:<{_NAME_WIDTH}} "
+    indent = " " * (8 + _NAME_WIDTH)
+    # A long name shifts only its own line.
+    yield from _wrapped(check.detail, head, indent, width)
+    if check.advice:
+        yield from _wrapped(check.advice, f"{indent}→ ", f"{indent}  ", width)
+
+
+def _wrapped(text: str, head: str, indent: str, width: int) -> list[str]:
+    wrapped = textwrap.wrap(
+        " ".join(text.split()),
+        width,
+        initial_indent=head,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapped or [head.rstrip()]

@@ -1,4 +1,4 @@
-"""Checks the GPUs: their number, each GPU, its errors, heat, links, settings, features and XIDs.
+"""Checks the GPUs: their number, each GPU, its errors, heat, links, settings and XIDs.
 
 A rule is a line of RULES and a function of one GPU's reading.
 """
@@ -45,15 +45,6 @@ with Path(__file__).with_name("faults.csv").open(newline="") as _file:
 _NEAR_LIMIT_C = 5
 _BUSY_RATIO = 0.2
 _DESKTOP_NAMES = ("GeForce", "RTX", "Quadro", "TITAN", "NVS", "T400", "T600", "T1000")
-_FEATURES = {
-    "temperature_margin_celsius": "temperature margin",
-    "power_watts": "power",
-    "utilization_ratio": "utilization",
-    "ecc_mode": "ECC",
-    "row_remap_failure": "row remapping",
-    "recovery_action": "recovery advice",
-    "mig_mode": "MIG",
-}
 
 
 def checks(inputs: CheckInputs) -> Iterator[Check]:
@@ -304,15 +295,6 @@ def _mig(gpu: GpuReading, mode: float) -> Verdict:
     return OK, "on, " + ", ".join(f"{count} x {name}" for name, count in kinds.items()), ""
 
 
-def _not_offered(gpu: GpuReading, celsius: float) -> Verdict:
-    missing = [text for name, text in _FEATURES.items() if gpu.value(name) is None]
-    missing += [] if gpu.links else ["NVLink"]
-    missing += [] if gpu.fabric else ["NVLink fabric"]
-    missing += [] if gpu.gpm is not None else ["GPM (SM, tensor and memory activity)"]
-    in_mig = " (MIG mode is on)" if gpu.value("mig_mode") else ""
-    return (NOTE, ", ".join(missing) + in_mig, "") if missing else None
-
-
 # By the name of the check: the value that the rule needs, and the rule.
 RULES: dict[str, tuple[tuple[str, ...], Callable[[GpuReading, float], Verdict]]] = {
     "recovery": (("recovery_action",), _recovery),
@@ -327,7 +309,6 @@ RULES: dict[str, tuple[tuple[str, ...], Callable[[GpuReading, float], Verdict]]]
     "compute mode": (("compute_mode",), _compute),
     "power limit": (("power_limit_watts",), _power_limit),
     "MIG": (("mig_mode",), _mig),
-    "not offered": (("temperature_celsius", "gpu"), _not_offered),
 }
 
 

@@ -13,7 +13,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,13 +56,6 @@ class Fabric(NamedTuple):
     health: int = 0
 
 
-class NvLinkPeer(NamedTuple):
-    """The other end of a link. ``kind``: NVML_NVLINK_DEVICE_TYPE_*."""
-
-    kind: int | None
-    bus_id: str | None
-
-
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     """The values of one GPU; unanswered ones are absent.
 
@@ -80,7 +73,6 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     pending: dict[str, int] = {}
     mig_devices: tuple[str, ...] = ()
     processes: tuple[int, ...] = ()
-    nvlinks: dict[int, NvLinkPeer] = {}
     fabric: Fabric | None = None
     gpm: int | None = None
 
@@ -107,21 +99,11 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
         keys = (key.partition(" ") for key in self.values if key.startswith("nvlink_link_up "))
         return {int(link): bool(self.value(name, link)) for name, _, link in keys}
 
-    def joined(self, other: GpuReading) -> str:
-        """Return how NVLink joins this GPU with another one; empty if it does not."""
-        switch = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
-        peers = [*self.nvlinks.values(), *other.nvlinks.values()]
-        if self.nvlinks and other.nvlinks and any(peer.kind == switch for peer in peers):
-            return "NVLink and NVSwitch"
-        buses = {peer.bus_id for peer in self.nvlinks.values()}
-        return "NVLink" if other.info.get("pci_bus_id") in buses else ""
-
 
 class GpuPair(msgspec.Struct, frozen=True):
-    """Two GPUs, the lower index first. NVML_TOPOLOGY_* and NVML_P2P_STATUS_*, if answered."""
+    """Two GPUs, the lower index first. peer_access: NVML_P2P_STATUS_*, if answered."""
 
     gpus: tuple[int, int]
-    ancestor: int | None = None
     peer_access: int | None = None
 
 
@@ -263,10 +245,8 @@ class _Interview:
         named = {" ".join((metric.removeprefix("device_"), *own)): value
                  for (metric, own), value in values.items()}  # fmt: skip
         _report(index=self._index, values=named)
-        links = [int(key.split()[1]) for key, up in named.items() if "nvlink_link_up" in key and up]
         for subject, call in _MORE.items():
             self._report_answer(subject, call, handle)
-        self._report_answer("nvlinks", lambda handle: dict(_nvlink_peers(handle, links)), handle)
 
     def _read_values(self, handle: Any, driver_version: str) -> Values:
         """Return what the agent's own readers give."""
@@ -290,9 +270,8 @@ class _Interview:
             self._answered[self._index] = handle
         for peer, other in earlier:
             pair = partial(self._ask, "a pair of GPUs")
-            ancestor = _or_none(pair, pynvml.nvmlDeviceGetTopologyCommonAncestor, handle, other)
             access = _or_none(pair, pynvml.nvmlDeviceGetP2PStatus, handle, other, _P2P_READ)
-            _report(gpus=sorted((self._index, peer)), ancestor=ancestor, peer_access=access)
+            _report(gpus=sorted((self._index, peer)), peer_access=access)
 
 
 def _return_code(error: Exception) -> int:
@@ -327,13 +306,6 @@ def _mig_devices(handle: Any) -> list[str]:
 
 def _processes(handle: Any) -> list[int]:
     return [process.pid for process in ProcessList(COMPUTE).read(handle)]
-
-
-def _nvlink_peers(handle: Any, links: list[int]) -> Iterator[tuple[int, NvLinkPeer]]:
-    for link in links:
-        kind = _or_none(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-        remote = _or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
-        yield link, NvLinkPeer(kind, remote.busId if remote else None)
 
 
 def _fabric(handle: Any) -> Fabric:

@@ -5,16 +5,17 @@ import os
 import pytest
 
 from tests.daemon.doctor.conftest import reading, surveyed
+from warpwatch_daemon.cli import doctor
 from warpwatch_daemon.config import Config
-from warpwatch_daemon.doctor import driver, gpus, report, topology
+from warpwatch_daemon.doctor import driver, gpus, interconnect
 from warpwatch_daemon.doctor.check import Check, CheckInputs, merged
 from warpwatch_daemon.doctor.gpus import RULES, evaluate
 from warpwatch_devices.config import NvmlConfig, SourcesConfig
-from warpwatch_devices.nvml.survey import Fabric, GpuPair, GpuReading, NvLinkPeer, Survey
+from warpwatch_devices.nvml.survey import Fabric, GpuPair, GpuReading, Survey
 from warpwatch_telemetry.catalogue import THROTTLE_REASONS
 
 TESLA = "NVIDIA A100-SXM4-80GB"
-DOWN, UP = None, NvLinkPeer(2, None)
+DOWN, UP = False, True
 
 
 def test_equal_findings_become_one_that_names_gpus_in_runs_and_faults_come_first():
@@ -76,10 +77,6 @@ FACTS = {
         for limit, default in ((400, 400), (399, 400), (0, 400), (400, 0))
     ],
     "MIG": ["A100: mig_mode 0", "A100: mig_mode 1", "A100: mig_mode 1; MIG 0"],
-    "not offered": [
-        "T4: temperature_celsius gpu 41",
-        "A100: temperature_celsius gpu 41, mig_mode 1, power_watts 9, recovery_action 0",
-    ],
 }  # fmt: skip
 
 
@@ -110,18 +107,13 @@ def test_what_is_said_of_a_gpu_is_golden(golden_case):
     golden_case("".join(lines))
 
 
-def linked(index: int, *links: NvLinkPeer | None) -> GpuReading:
-    return reading(
-        index,
-        TESLA,
-        f"00000000:{index + 16:02X}:00.0",
-        values={f"nvlink_link_up {number}": peer is not None for number, peer in enumerate(links)},
-        nvlinks={number: peer for number, peer in enumerate(links) if peer},
-    )
+def linked(index: int, *links: bool) -> GpuReading:
+    values = {f"nvlink_link_up {number}": float(is_up) for number, is_up in enumerate(links)}
+    return reading(index, TESLA, f"00000000:{index + 16:02X}:00.0", values=values)
 
 
 def found(given: CheckInputs, name: str) -> list[tuple[bool | None, str]]:
-    return [(c.ok, c.detail) for c in topology.checks(given) if c.name == name]
+    return [(c.ok, c.detail) for c in interconnect.topology_checks(given) if c.name == name]
 
 
 def test_inactive_links_count_where_peers_have_them(inputs):
@@ -134,31 +126,19 @@ def test_inactive_links_count_where_peers_have_them(inputs):
     assert found(inputs(unused), "NVLink") == [(None, "GPU 0-1: none of 2 links is active")]
 
 
-def test_pairs_are_grouped_by_their_path(inputs):
-    there, back = NvLinkPeer(0, "00000000:11:00.0"), NvLinkPeer(0, "00000000:10:00.0")
-    pairs_read = (GpuPair((0, 1), 50, 0), GpuPair((0, 2), 30, 1), GpuPair((1, 2), 50, 1))
-    survey = surveyed(linked(0, there), linked(1, back), linked(2), pairs=pairs_read)
-    ((_, pairs),) = found(inputs(survey), "GPU pairs")
-    assert pairs == (
-        "NVLink: 0-1; the PCIe host bridge (PHB): 0-2; the link between NUMA nodes (SYS): 1-2"
-    )
-    ((_, access),) = found(inputs(survey), "peer access")
-    assert access == ("2 of 3 pairs copy through host memory (the chipset does not support it)")
+def test_pairs_that_copy_through_host_memory_are_counted(inputs):
+    pairs = (GpuPair((0, 1), 0), GpuPair((0, 2), 1), GpuPair((1, 2), 1))
+    ((_, access),) = found(inputs(surveyed(linked(0), linked(1), pairs=pairs)), "peer access")
+    assert access == "2 of 3 pairs copy through host memory (the chipset does not support it)"
 
 
-def test_gpus_of_several_numa_nodes_say_how_to_bind(inputs):
+def test_gpus_behind_a_translating_iommu_are_named(inputs):
     files = {
-        "/sys/bus/pci/devices/0000:10:00.0/numa_node": "0\n",
-        "/sys/bus/pci/devices/0000:11:00.0/numa_node": "1\n",
-        "/sys/devices/system/node/node0/cpulist": "0-47\n",
-        "/sys/devices/system/node/node1/cpulist": "48-95\n",
         "/sys/bus/pci/devices/0000:10:00.0/iommu_group/type": "DMA-FQ\n",
         "/sys/bus/pci/devices/0000:11:00.0/iommu_group/type": "identity\n",
     }
-    checks = {c.name: c for c in topology.checks(inputs(surveyed(linked(0), linked(1)), files))}
-    assert checks["NUMA"].detail == "GPU 0 on node 0 (CPUs 0-47); GPU 1 on node 1 (CPUs 48-95)"
-    assert "numactl" in checks["NUMA"].advice
-    assert checks["IOMMU"].detail.startswith("GPU 0 behind a translating IOMMU")
+    ((_, detail),) = found(inputs(surveyed(linked(0), linked(1)), files), "IOMMU")
+    assert detail.startswith("GPU 0 behind a translating IOMMU")
 
 
 VERSION, DOCKER = "/proc/driver/nvidia/version", {"/.dockerenv": ""}
@@ -238,8 +218,8 @@ def test_what_is_found_and_what_to_do_is_said(inputs, case, golden_case):
     survey, files, *given = case
     names = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
     node = inputs(survey, files, environ=dict(zip(names, given, strict=False)))
-    found = [*driver.checks(node), *gpus.checks(node), *topology.checks(node)]
-    golden_case("\n".join(report.lines(found)))
+    found = [*driver.checks(node), *gpus.checks(node), *interconnect.topology_checks(node)]
+    golden_case("\n".join(doctor.lines(found)))
 
 
 def test_nvml_that_is_switched_off_is_a_note(inputs):

@@ -1,20 +1,134 @@
-"""Checks NCCL's variables in this shell, in /etc/nccl.conf and in the processes on the GPUs.
+"""Checks how GPUs reach each other: NVLink, fabric, peer access, IOMMU, and NCCL's variables.
 
-Only variables of nccl.csv are read, and only suspicious ones are shown. Their meanings are those of
+The variables are those of this shell, of /etc/nccl.conf and of the processes on the GPUs. Only
+variables of nccl.csv are read, and only suspicious ones are shown. Their meanings are those of
 NVIDIA's NCCL user guide and of PyTorch's ProcessGroupNCCL environment variables.
 """
 
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, Machine, listed
+import pynvml
+
+from warpwatch_daemon.doctor.check import (
+    BAD,
+    NOTE,
+    OK,
+    Check,
+    CheckInputs,
+    Machine,
+    gpu_set,
+    listed,
+    merged,
+)
 from warpwatch_devices.attribution.control_groups import MAX_PROCESSES
-from warpwatch_devices.nvml.survey import Survey
+from warpwatch_devices.nvml.facts import PCI_DEVICES
+from warpwatch_devices.nvml.survey import GpuReading, Survey
 from warpwatch_devices.process_tree import list_pids, sees_host_processes
+
+_PEER_ACCESS = {
+    1: "the chipset does not support it",
+    2: "the GPUs do not support it",
+    3: "the path between them does not support it",
+    4: "it is disabled by a driver setting",
+    5: "it is not supported",
+}
+_FABRIC_STATES = {1: "not started", 2: "in progress"}
+# Shifts in the health mask; the two bits are 1 if it is so.
+_FABRIC_TROUBLES = {
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW: "bandwidth is degraded",
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY: "routes are being recovered",
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY: "a route is unhealthy",
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY: "accesses timed out",
+}
+_MANAGER = (
+    "`systemctl status nvidia-fabricmanager`: it must run, in the driver's very version; then "
+    "restart it and the GPU's users (`nvidia-smi -q | grep -A4 Fabric`)"
+)
+
+
+def topology_checks(inputs: CheckInputs) -> Iterator[Check]:
+    machine, survey = inputs.machine, inputs.survey
+    # The largest number of active links by model.
+    best: Counter[str] = Counter()
+    for gpu in survey.up:
+        best[gpu.name] = max(best[gpu.name], sum(gpu.links.values()))
+    yield from merged((gpu.index, _nvlink(gpu, best[gpu.name])) for gpu in survey.up)
+    yield from merged((gpu.index, _fabric(gpu)) for gpu in survey.up)
+    yield from _peer_access(survey)
+    yield from _iommu(machine, survey)
+
+
+def _nvlink(gpu: GpuReading, expected: int) -> Check | None:
+    links = gpu.links
+    if not links:
+        return None
+    if not expected:
+        detail = f"none of {len(links)} links is active"
+        advice = "bridges are fitted? On an NVSwitch system: nvidia-fabricmanager runs?"
+        return Check("NVLink", NOTE, detail, advice)
+    down = [str(link) for link, is_up in links.items() if not is_up]
+    detail = f"{len(links) - len(down)} of {len(links)} links active"
+    if len(links) - len(down) == expected:
+        return Check("NVLink", OK, detail)
+    advice = (
+        "`nvidia-smi nvlink -s -i {gpus}`, `dmesg -T | grep -i -e nvlink -e Xid` (XID 74); reset "
+        "all GPUs and nvidia-fabricmanager; if it stays: reseat or replace the GPU"
+    )
+    return Check("NVLink", BAD, f"{detail}, peers have {expected}; inactive: {', '.join(down)}",
+                 advice)  # fmt: skip
+
+
+def _fabric(gpu: GpuReading) -> Check | None:
+    fabric = gpu.fabric
+    if fabric is None or fabric.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+        return None
+    advice = _MANAGER
+    troubles = [text for shift, text in _FABRIC_TROUBLES.items() if fabric.health >> shift & 3 == 1]
+    if fabric.state != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
+        state = _FABRIC_STATES.get(fabric.state, f"in state {fabric.state}")
+        detail = f"registration {state}: CUDA programs fail (error 802)"
+    elif fabric.status != pynvml.NVML_SUCCESS:
+        detail = f"registration failed: {pynvml.NVMLError(fabric.status)}"
+    elif troubles:
+        detail = f"registered, but {', '.join(troubles)}"
+        advice = "`nvidia-smi nvlink -s`, nvidia-fabricmanager's log, XIDs and SXids in dmesg"
+    else:
+        return Check("NVLink fabric", OK, "registered")
+    return Check("NVLink fabric", BAD, detail, advice)
+
+
+def _peer_access(survey: Survey) -> Iterator[Check]:
+    answers = [pair.peer_access for pair in survey.pairs if pair.peer_access is not None]
+    refused = Counter(filter(None, answers))
+    if not refused:
+        return
+    status, pairs = refused.most_common(1)[0]
+    why = _PEER_ACCESS.get(status, f"status {status}")
+    some = f"{pairs} of them: " if len(refused) > 1 else ""
+    detail = f"{sum(refused.values())} of {len(answers)} pairs copy through host memory "
+    advice = "expect slower all-reduce between them; `nvidia-smi topo -p2p r` shows which"
+    yield Check("peer access", NOTE, f"{detail}({some}{why})", advice)
+
+
+def _iommu(machine: Machine, survey: Survey) -> Iterator[Check]:
+    """Yield GPUs behind a translating IOMMU, which slows peer traffic over PCIe, not NVLink."""
+    types = {
+        gpu.index: machine.text(f"{PCI_DEVICES}/{gpu.address}/iommu_group/type") or ""
+        for gpu in survey.up
+        if gpu.address
+    }
+    translated = [index for index, kind in types.items() if kind.startswith("DMA")]
+    if translated and len(survey.up) > 1:
+        detail = f"{gpu_set(translated)} behind a translating IOMMU: slower peer copies and RDMA"
+        advice = "kernel command line `iommu=pt` (and ACS off in the BIOS), on bare metal"
+        yield Check("IOMMU", NOTE, detail, advice)
+
 
 _CONFIGURATION = "/etc/nccl.conf"
 _MAX_VALUE = 60
@@ -76,12 +190,12 @@ _TESTS: dict[str, Callable[[str, Network], bool]] = {
     "no_adapter": lambda value, network: _names_nothing(value, network.adapters or None),
     "loopback": lambda value, _: value.lstrip("=") == "lo",
 }
-with Path(__file__).with_suffix(".csv").open(newline="") as _file:
+with Path(__file__).with_name("nccl.csv").open(newline="") as _file:
     VARIABLES = tuple(Variable(*row) for row in list(csv.reader(_file))[1:])
 NAMES = frozenset(name for variable in VARIABLES for name in variable.names.split())
 
 
-def checks(inputs: CheckInputs) -> Iterator[Check]:
+def nccl_checks(inputs: CheckInputs) -> Iterator[Check]:
     environments, unreadable = _environments(inputs.machine, inputs.survey)
     owners: dict[tuple[Variable, str, str], list[str]] = {}
     for owner, values, network in environments:
