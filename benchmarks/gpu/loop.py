@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.gpu.runner import CannotCheck, Report
 from benchmarks.processes import LocalDaemon, output_of, running_daemon
-from warpwatch_daemon.demo.faults import NONE, Switch
+from warpwatch_daemon.demo.processes import NONE, Switch
 from warpwatch_telemetry.errors import WarpwatchError
 
 # The steps of a turn by network and mode.

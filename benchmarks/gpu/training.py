@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import warpwatch
-from warpwatch_daemon.demo.faults import Switch
+from warpwatch_daemon.demo.processes import Switch
 
 VOCABULARY = 4096
 WARM_UP_STEPS = 10

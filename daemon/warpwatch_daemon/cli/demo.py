@@ -10,9 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from warpwatch_daemon.demo.faults import FAULTS, Fault
 from warpwatch_daemon.demo.processes import MAX_NODES, DemoNodes, DemoProcesses
-from warpwatch_daemon.demo.story import Ending, Say, Story
+from warpwatch_daemon.demo.story import FAULTS, DemoFault, Ending, Story
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
 from warpwatch_telemetry.errors import WarpwatchError
@@ -60,13 +59,14 @@ def main(argv: Sequence[str]) -> int:
     ) as processes:
         endings = _run(processes, faults)
         if arguments.json:
-            say(json.dumps(_json(endings)))
+            runs = [ending.to_json() for ending in endings]
+            say(json.dumps(runs[0] if len(runs) == 1 else {"runs": runs}))
         if not arguments.once:
             _stay(processes)
     return 0 if all(ending.closed for ending in endings) else 1
 
 
-def _run(processes: DemoProcesses, faults: list[Fault]) -> list[Ending]:
+def _run(processes: DemoProcesses, faults: list[DemoFault]) -> list[Ending]:
     begun = time.monotonic()
 
     def progress(text: str) -> None:
@@ -77,25 +77,16 @@ def _run(processes: DemoProcesses, faults: list[Fault]) -> list[Ending]:
     endings = []
     for fault in faults:
         processes.start_training()
-        endings.append(_one(Story(processes, progress), fault, progress))
+        try:
+            endings.append(Story(processes, progress).run(fault))
+        except WarpwatchError as error:
+            progress(str(error))
+            endings.append(Ending(fault.name))
         if fault is not faults[-1]:
             processes.stop_training()
     if processes.has_captured:
         progress(f"the captures stay in {processes.store}")
     return endings
-
-
-def _one(story: Story, fault: Fault, progress: Say) -> Ending:
-    try:
-        return story.run(fault)
-    except WarpwatchError as error:
-        progress(str(error))
-        return Ending(fault.name)
-
-
-def _json(endings: list[Ending]) -> object:
-    runs = [ending.to_json() for ending in endings]
-    return runs[0] if len(runs) == 1 else {"runs": runs}
 
 
 def _stay(processes: DemoProcesses) -> None:

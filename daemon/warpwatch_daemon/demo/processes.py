@@ -18,11 +18,13 @@ from typing import Any
 import yaml
 
 from warpwatch_daemon.api_client import FLEET, ApiClient, socket_path
-from warpwatch_daemon.demo.faults import NONE, Switch
 from warpwatch_devices.simulated import simulated_uuid
 from warpwatch_runtime import files
 from warpwatch_telemetry.errors import UsageError, WarpwatchError
 
+# The fault of a training in which nothing is wrong, and the rank that is slow or that hangs.
+NONE = "none"
+CULPRIT = 0
 DEVICES = 8
 RANKS = 2
 JOB = "demo"
@@ -30,6 +32,22 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 # Long enough for a noisy machine, short enough to watch.
 HANG_TIMEOUT_S = 8.0
+
+
+class Switch:
+    """A file that contains the present fault; every rank reads it once per step."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def set(self, fault: str) -> None:
+        files.write(self._path, fault.encode(), durable=False)
+
+    def get(self) -> str:
+        try:
+            return self._path.read_text()
+        except OSError:
+            return NONE
 
 
 class DemoProcesses:
@@ -127,11 +145,7 @@ class DemoProcesses:
             },
             # The same fault again is reported again.
             "anomalies": {"reopen_s": 0},
-            "triggers": {
-                "cooldown_s": 0,
-                "captures_per_hour": 1000,
-                "captures_per_day": 1000,
-            },
+            "triggers": {"cooldown_s": 0, "captures_per_hour": 1000, "captures_per_day": 1000},
         }
 
     # --- the training ---

@@ -1,4 +1,4 @@
-"""Tells the story of one fault, from the first step to the verdict."""
+"""The faults of the demo, and the story of each, from the first step to the verdict."""
 
 from __future__ import annotations
 
@@ -7,9 +7,60 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from warpwatch_daemon.demo.faults import NONE, Fault
-from warpwatch_daemon.demo.processes import JOB, DemoProcesses
+from warpwatch_daemon.demo.processes import CULPRIT, JOB, NONE, DemoProcesses
 from warpwatch_telemetry.errors import WarpwatchError
+
+
+@dataclass(frozen=True, slots=True)
+class DemoFault:
+    """A fault. ``anomaly`` None: nothing may be found. ``rank`` None: any rank may be named.
+
+    rise: its size, in the unit of the detector's status.
+    """
+
+    name: str
+    story: str
+    anomaly: str | None = None
+    rank: int | None = None
+    capture: str = "torch"
+    verdicts: tuple[str, ...] = ()
+    rise: float = 1.0
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        DemoFault(
+            "data_stall",
+            "every sample now takes 5 ms or more to read, as from a slow disk",
+            "data_stall",
+            verdicts=("data_loading",),
+            rise=0.3,
+        ),
+        DemoFault(
+            "slow_rank",
+            f"rank {CULPRIT} now does 40 ms of Python work in its forward pass for each rank",
+            "straggler",
+            CULPRIT,
+            verdicts=("host_bound", "straggler"),
+        ),
+        DemoFault(
+            "regression",
+            "all ranks now check every gradient in Python after the backward pass",
+            "step_regression",
+            verdicts=("host_bound",),
+        ),
+        DemoFault(
+            "hang",
+            f"rank {CULPRIT} now waits for a lock that is never released",
+            "hang",
+            capture="stacks",
+            verdicts=("late_rank",),
+        ),
+        DemoFault(NONE, "nothing is wrong; nothing may be found"),
+    )
+}
+
 
 # Every rank trains this before the fault: warm-up, and a baseline of ten seconds.
 BASELINE_STEPS = 100
@@ -51,7 +102,7 @@ class Story:
         self._say = say
         self._begun_at = time.time()
 
-    def run(self, fault: Fault) -> Ending:
+    def run(self, fault: DemoFault) -> Ending:
         ranks = self._processes.ranks
         self._say(f"training: {ranks} ranks, {BASELINE_S:.0f} s of healthy steps first")
         self.wait_for_steps()
@@ -65,7 +116,7 @@ class Story:
         finally:
             self._processes.switch.set(NONE)
 
-    def _quiet(self, fault: Fault) -> Ending:
+    def _quiet(self, fault: DemoFault) -> Ending:
         deadline = time.monotonic() + QUIET_S
         told: set[str] = set()
         while time.monotonic() < deadline:
@@ -82,8 +133,11 @@ class Story:
         self._say(f"nothing was found in {QUIET_S:.0f} s, as it should be")
         return Ending(fault.name, closed=True)
 
-    def _loop(self, fault: Fault) -> Ending:
-        anomaly = self._poll(lambda: self._found(fault), FOUND_TIMEOUT_S)
+    def _loop(self, fault: DemoFault) -> Ending:
+        anomaly = self._poll(
+            lambda: next((a for a in self._anomalies() if a["kind"] == fault.anomaly), None),
+            FOUND_TIMEOUT_S,
+        )
         if anomaly is None:
             self._say(f"not found within {FOUND_TIMEOUT_S:.0f} s: {self._seen(fault)}")
             return Ending(fault.name)
@@ -142,7 +196,7 @@ class Story:
         if self._poll(ready, START_TIMEOUT_S) is None:
             raise WarpwatchError(f"the ranks did not train: {self._processes.log_tail('rank0')}")
 
-    def _is_ready(self, fault: Fault) -> Any:
+    def _is_ready(self, fault: DemoFault) -> Any:
         """Return True if the fault's detector would find it in all ranks, and nothing is open."""
         readings = self._report(fault)["readings"]
         answers = [one["answer"] for one in readings]
@@ -151,7 +205,7 @@ class Story:
         sees = all((one["sees"] or 0.0) <= fault.rise for one in readings)
         return (is_known and sees and not self._open()) or None
 
-    def _seen(self, fault: Fault) -> str:
+    def _seen(self, fault: DemoFault) -> str:
         """Return what the fault's detector says, and what else is open or held back."""
         report = self._report(fault)
         read = [one["text"] for one in report["readings"]]
@@ -159,7 +213,7 @@ class Story:
         is_open = [f"{one['kind']} is open: {one['summary']}" for one in self._open()]
         return "; ".join(read + held + is_open) or f"{fault.anomaly} judges nothing of {JOB}"
 
-    def _report(self, fault: Fault) -> Any:
+    def _report(self, fault: DemoFault) -> Any:
         """Return how the fault's detector sees the job, with what it holds back."""
         report = self._api.get(f"/api/v1/detectors?kind={fault.anomaly}&job={JOB}")
         of = report["detectors"]
@@ -177,9 +231,6 @@ class Story:
     def _anomalies(self) -> list[Any]:
         anomalies = self._api.get("/api/v1/anomalies")["anomalies"]
         return [a for a in anomalies if a["time"] >= self._begun_at and not _of_the_machine(a)]
-
-    def _found(self, fault: Fault) -> Any:
-        return next((a for a in self._anomalies() if a["kind"] == fault.anomaly), None)
 
     def _captured(self, anomaly: Any, failed: bool = False) -> Any:
         """Return the anomaly's capture; after a failed one there may be another."""

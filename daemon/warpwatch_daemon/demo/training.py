@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import warpwatch
-from warpwatch_daemon.demo.faults import CULPRIT, NONE, Switch, python_work
+from warpwatch_daemon.demo.processes import CULPRIT, NONE, Switch
 
 BATCH = 16
 FEATURES = 512
@@ -126,6 +126,15 @@ def check_gradients(model: torch.nn.Module) -> None:
             if parameter.grad is not None:
                 float(parameter.grad[0].sum())
                 python_work(CHECK_PARAMETER_S)
+
+
+def python_work(seconds: float) -> int:
+    """Use a core for ``seconds`` of its time, as per-sample Python code in a model does."""
+    deadline = time.thread_time() + seconds
+    rounds = 0
+    while time.thread_time() < deadline:
+        rounds += 1
+    return rounds
 
 
 def wait_while_hanging() -> None:
