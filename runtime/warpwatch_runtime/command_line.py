@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -45,3 +47,25 @@ def say(text: str, file: TextIO | None = None) -> None:
     encoding = file.encoding or "utf-8"
     file.write(safe.encode(encoding, "replace").decode(encoding) + "\n")
     file.flush()
+
+
+# A shorter command prints no progress.
+PROGRESS_INTERVAL_S = 5.0
+
+
+class ProgressLines:
+    """Prints the progress of a long command on standard error; call ``show`` at any progress."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._shown_at = monotonic()
+        self._shown = ""
+
+    def show(self, name: str, done: float, total: float, note: str = "") -> None:
+        """Show the progress of ``name``; ``note``: the current work."""
+        now = self._monotonic()
+        share = f"{min(1.0, done / total):.0%}" if total > 0 else ""
+        line = " ".join(filter(None, (f"{name}:", share, note)))
+        if now - self._shown_at >= PROGRESS_INTERVAL_S and line != self._shown:
+            say(line, sys.stderr)
+            self._shown_at, self._shown = now, line

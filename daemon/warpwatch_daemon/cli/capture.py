@@ -12,9 +12,8 @@ import msgspec
 
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.cli.progress import Progress
 from warpwatch_runtime import command_line
-from warpwatch_runtime.command_line import say
+from warpwatch_runtime.command_line import ProgressLines, say
 from warpwatch_serving.page import captures as page
 from warpwatch_telemetry.captures import CAPTURE_KINDS, CAPTURE_OPTIONS, RANK_STATES, Capture
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
@@ -101,7 +100,7 @@ def wait(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Any:
     """Return the capture once it has an outcome. Raises WarpwatchError at the time-out."""
-    deadline, shown = monotonic() + timeout_s, Progress()
+    deadline, shown = monotonic() + timeout_s, ProgressLines()
     while monotonic() < deadline:
         capture = api.get(f"/api/v1/captures/{capture_id}")
         if capture["outcome"] is not None:

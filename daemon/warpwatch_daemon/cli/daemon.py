@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config import WATCH_INTERVAL_S, Config, ConfigWatch
 from warpwatch_runtime import command_line, loading, log_output
 from warpwatch_telemetry.errors import UsageError
 
@@ -45,7 +45,6 @@ def run(
     path: Path | None, watched: bool, log: log_output.LimitedHandler, needs_http: bool = False
 ) -> None:
     from warpwatch_daemon.agent.app import Daemon
-    from warpwatch_daemon.agent.reloading import WATCH_INTERVAL_S, ConfigWatch
 
     # The daemon sets the modes of files that other users may read or write.
     os.umask(0o077)

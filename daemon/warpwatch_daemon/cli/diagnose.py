@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warpwatch_daemon.cli.progress import Progress
 from warpwatch_diagnosis import __main__ as diagnosis
+from warpwatch_runtime.command_line import ProgressLines
 
 if TYPE_CHECKING:
     from warpwatch_capturing.remote_store import Fetched
@@ -24,7 +24,7 @@ _BASELINE = "--baseline"
 def main(argv: Sequence[str]) -> int:
     """Diagnose traces; an address stands for a capture's traces, baseline and anomaly."""
     addresses = [argument for argument in argv if _ADDRESS.fullmatch(argument)]
-    progress = Progress()
+    progress = ProgressLines()
     reading = partial(progress.show, "reading traces")
     if not addresses:
         return diagnosis.main(list(argv), prog=PROGRAM, reading=reading)

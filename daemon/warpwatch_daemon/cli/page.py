@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from warpwatch_daemon.api_client import FLEET, find_socket
+from warpwatch_daemon.api_client import FLEET, ApiClient, find_socket
 from warpwatch_daemon.cli import parsing
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
@@ -34,7 +34,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     )
     command_line.add_json(command)
     arguments = command.parse_args(argv)
-    link = _link(arguments, environ)
+    link = _client(arguments, environ).post("/api/v1/sessions", {})
     base = arguments.base or arguments.url or link["url"]
     if not base:
         raise WarpwatchError("http.listen is not served, see the log; or name --base URL")
@@ -46,14 +46,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     return 0
 
 
-def _link(arguments: Any, environ: Mapping[str, str]) -> dict[str, Any]:
+def _client(arguments: Any, environ: Mapping[str, str]) -> ApiClient:
     if not arguments.fleet:
-        answer: dict[str, Any] = parsing.api(arguments, environ).post("/api/v1/sessions", {})
-        return answer
-    from warpwatch_daemon.api_client import ApiClient
-
+        return parsing.api(arguments, environ)
     found = find_socket(environ, os.getuid(), FLEET)
     if found is None:
         raise UsageError("no fleet serves a socket on this machine; run this where it runs")
-    answer = ApiClient(socket_path=found).post("/api/v1/sessions", {})
-    return answer
+    return ApiClient(socket_path=found)

@@ -1,7 +1,4 @@
-"""Provides options of commands that use a daemon.
-
-The client is imported where it is used: the daemon itself needs none.
-"""
+"""Provides the options of commands that use a daemon, and a client of it."""
 
 from __future__ import annotations
 
@@ -9,12 +6,8 @@ import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from warpwatch_daemon.api_client import DEFAULT_URL, find_socket
-
-if TYPE_CHECKING:
-    from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.api_client import DEFAULT_URL, ApiClient, find_socket, is_url_of
 
 
 def add_daemon(command: argparse.ArgumentParser) -> None:
@@ -53,8 +46,6 @@ def api(
     default_url: str = DEFAULT_URL,
 ) -> ApiClient:
     """Return a client of this machine's daemon by its socket, or of the one of --url."""
-    from warpwatch_daemon.api_client import ApiClient, is_url_of
-
     found = find_socket(environ, os.getuid())
     if found is not None and arguments.url and not is_url_of(found, arguments.url):
         found = None

@@ -13,19 +13,18 @@ import os
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from warpwatch_daemon.cli.progress import Progress
 from warpwatch_daemon.config import Config
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import SHARES, DetectorStatus
 from warpwatch_detection.replay import LogReplay
 from warpwatch_runtime import command_line, loading
-from warpwatch_runtime.command_line import say
+from warpwatch_runtime.command_line import ProgressLines, say
 from warpwatch_runtime.loading import parse_value
 from warpwatch_telemetry.anomalies import KINDS, Anomaly, Detected, scope_of
 from warpwatch_telemetry.errors import UsageError
@@ -174,60 +173,6 @@ _ANOMALY_FIELDS = (
     "time", "kind", "severity", "job", "rank", "device", "step", "begin_step", "value", "baseline",
     "summary",
 )  # fmt: skip
-
-
-def anomaly_to_json(anomaly: Anomaly) -> dict[str, Any]:
-    """Return the form of ``replay --json``; unknown values are null."""
-    known = {name: getattr(anomaly, name) for name in _ANOMALY_FIELDS}
-    return {**known, "scope": scope_of(anomaly.kind), **_whose(anomaly)}
-
-
-def _whose(found: Detected) -> dict[str, Any]:
-    return {"owner": found.owner or None, "run": found.run or None}
-
-
-def status_to_json(kind: str, status: DetectorStatus) -> dict[str, Any]:
-    """Return the form of ``replay --explain --json``; unknown values are null."""
-    known = {name: _finite(value) for name, value in asdict(status).items()}
-    return {"type": "reading", "kind": kind, **known}
-
-
-def suppressed_to_json(one: Suppressed) -> dict[str, Any]:
-    """Return a suppressed finding, and since when (wall clock, seconds)."""
-    return {
-        "type": "suppressed", "kind": one.kind, "job": one.found.job, "rank": one.found.rank,
-        "cause": one.cause, "since": one.since, "summary": one.found.summary, **_whose(one.found),
-    }  # fmt: skip
-
-
-def budget_to_json(kind: str, a_day: float) -> dict[str, Any]:
-    """Return the budget of a kind. ``a_day``: the false alarms that a job may have."""
-    return {"type": "budget", "kind": kind, "false_alarms_per_job_day": a_day}
-
-
-def lines(
-    suppressed: Sequence[Suppressed], statuses: Sequence[tuple[str, DetectorStatus]]
-) -> Iterator[str]:
-    """Yield a line for each suppressed finding and each status."""
-    for one in suppressed:
-        where = _where(one.found.job, one.found.device, one.found.rank)
-        yield (
-            f"{one.kind} of {where}: suppressed since {one.since:.3f} by {one.cause}: "
-            f"{one.found.summary}"
-        )
-    for kind, status in statuses:
-        where = _where(status.job, status.device, status.rank)
-        yield f"{kind} of {where}: {status.answer}: {status.text}"
-
-
-def _where(job: str | None, device: str | None, rank: int | None) -> str:
-    return f"{job or device}{'' if rank is None else f' rank {rank}'}"
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 # Whether a kind and a job are shown.
 Shown = Callable[[str, str | None], bool]
 
@@ -242,17 +187,17 @@ def main(argv: Sequence[str]) -> int:
     replay = LogReplay(config.detection, config.anomalies, explain=arguments.explain)
     reader = LogReader()
     found = 0
-    lines = read_lines(arguments.log, partial(Progress().show, arguments.log.name))
+    lines = read_lines(arguments.log, partial(ProgressLines().show, arguments.log.name))
     for anomaly in replay.run(reader.records(lines), arguments.at):
         if shown(anomaly.kind, anomaly.job):
             found += 1
-            say(_line(anomaly, arguments.json))
+            say(line(anomaly, arguments.json))
     if complaint := reader.complaint():
         say(f"warpwatch: {complaint}", sys.stderr)
     if arguments.explain:
         per_job_day = config.detection.false_alarms_per_job_day
-        for line in _explanation(replay, shown, arguments.json, per_job_day):
-            say(line)
+        for text in explanation(replay, shown, arguments.json, per_job_day):
+            say(text)
     return 1 if found else 0
 
 
@@ -292,38 +237,69 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def _filter(job: str | None, kind: str | None) -> Shown:
     """Return the filter; entries without a job are shown only without ``job``."""
-
-    def shown(its_kind: str, its_job: str | None) -> bool:
-        return kind in (None, its_kind) and job in (None, its_job)
-
-    return shown
+    return lambda its_kind, its_job: kind in (None, its_kind) and job in (None, its_job)
 
 
-def _explanation(
+def line(anomaly: Anomaly, as_json: bool) -> str:
+    """Return an anomaly as text or as a document, whose unknown values are null."""
+    if as_json:
+        known = {name: getattr(anomaly, name) for name in _ANOMALY_FIELDS}
+        return json.dumps({**known, "scope": scope_of(anomaly.kind), **_whose(anomaly)})
+    where = f"{anomaly.job or anomaly.device} step {anomaly.step}"
+    return f"{anomaly.time:.3f} {anomaly.severity} {anomaly.kind} {where}: {anomaly.summary}"
+
+
+def _whose(found: Detected) -> dict[str, Any]:
+    return {"owner": found.owner or None, "run": found.run or None}
+
+
+def explanation(
     replay: LogReplay, shown: Shown, as_json: bool, per_job_day: float
 ) -> Iterator[str]:
+    """Yield a line for each suppressed finding, each status and each budget of false alarms."""
     suppressed = [one for one in replay.suppressed() if shown(one.kind, one.found.job)]
     statuses = [one for one in replay.statuses() if shown(one[0], one[1].job)]
     judged = {kind for kind, _ in statuses}
     given = {kind: share * per_job_day for kind, share in SHARES.items() if kind in judged}
     if as_json:
-        for one in suppressed:
-            yield json.dumps(suppressed_to_json(one))
-        for kind, status in statuses:
-            yield json.dumps(status_to_json(kind, status))
-        for kind, a_day in given.items():
-            yield json.dumps(budget_to_json(kind, a_day))
+        yield from map(json.dumps, _documents(suppressed, statuses, given))
         return
-    yield from lines(suppressed, statuses)
+    for one in suppressed:
+        where = _where(one.found.job, one.found.device, one.found.rank)
+        since = f"suppressed since {one.since:.3f} by {one.cause}"
+        yield f"{one.kind} of {where}: {since}: {one.found.summary}"
+    for kind, status in statuses:
+        where = _where(status.job, status.device, status.rank)
+        yield f"{kind} of {where}: {status.answer}: {status.text}"
     for kind, a_day in given.items():
         yield f"{kind}: its limits allow a job {a_day:.3g} false alarms per day"
 
 
-def _line(anomaly: Anomaly, as_json: bool) -> str:
-    if as_json:
-        return json.dumps(anomaly_to_json(anomaly))
-    where = f"{anomaly.job or anomaly.device} step {anomaly.step}"
-    return f"{anomaly.time:.3f} {anomaly.severity} {anomaly.kind} {where}: {anomaly.summary}"
+def _documents(
+    suppressed: Iterable[Suppressed],
+    statuses: Iterable[tuple[str, DetectorStatus]],
+    given: Mapping[str, float],
+) -> Iterator[dict[str, Any]]:
+    """Yield the forms of ``replay --explain --json``; unknown values are null."""
+    for one in suppressed:
+        found = one.found
+        yield {
+            "type": "suppressed", "kind": one.kind, "job": found.job, "rank": found.rank,
+            "cause": one.cause, "since": one.since, "summary": found.summary, **_whose(found),
+        }  # fmt: skip
+    for kind, status in statuses:
+        known = {name: _finite(value) for name, value in asdict(status).items()}
+        yield {"type": "reading", "kind": kind, **known}
+    for kind, a_day in given.items():
+        yield {"type": "budget", "kind": kind, "false_alarms_per_job_day": a_day}
+
+
+def _where(job: str | None, device: str | None, rank: int | None) -> str:
+    return f"{job or device}{'' if rank is None else f' rank {rank}'}"
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _configured(path: Path | None, settings: list[str]) -> Config:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from warpwatch import launch
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
 from warpwatch_telemetry.errors import UsageError
-
-PACKAGE = "warpwatch"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,21 +20,15 @@ def main(argv: Sequence[str]) -> int:
         "warpwatch shim /opt/warpwatch-shim",
     )
     command.add_argument("folder", type=Path, metavar="FOLDER")
-    target = command.parse_args(argv).folder / Path(*PACKAGE.split("."))
+    target = command.parse_args(argv).folder / "warpwatch"
     try:
         # Compiled files are of one version of Python; the training's is its own.
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(_source(), target, ignore=ignored, dirs_exist_ok=True)
+        shutil.copytree(Path(launch.__file__).parent, target, ignore=ignored, dirs_exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot copy the shim to {target}: {_reason(error)}") from error
     say(str(target / "bootstrap"))
     return 0
-
-
-def _source() -> Path:
-    spec = importlib.util.find_spec(PACKAGE)
-    assert spec is not None and spec.origin is not None, "the daemon imports it itself"
-    return Path(spec.origin).parent
 
 
 def _reason(error: OSError) -> str:

@@ -4,23 +4,60 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
+
+from warpwatch._version import __version__
+from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.cli.api_state import read_lists, to_state
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
 from warpwatch_runtime.quantities import no_step, places, plural, uncounted
-from warpwatch_serving.answers import AnomalyReport
+from warpwatch_serving.answers import AnomalyReport, DeviceReport
 from warpwatch_serving.page import captures, findings, jobs
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
-from warpwatch_telemetry.state import RankState, State
+from warpwatch_telemetry.errors import WarpwatchError
+from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.state import JobState, RankState, State
 
-if TYPE_CHECKING:
-    from warpwatch_daemon.api_client import ApiClient
+_OF_JOBS = ("jobs", "ranks", "anomalies", "captures")
+# A daemon of the version before does not send these of an anomaly.
+_SINCE_0_3: Mapping[str, Any] = {"decision": None, "scope": "job"}
+
+
+def read_lists(api: ApiClient, query: str = "") -> dict[str, Any]:
+    """Return the lists of the API by name, those of jobs filtered. Raises WarpwatchError."""
+    lists: dict[str, Any] = {"devices": api.get("/api/v1/devices")["devices"]}
+    lists |= {name: api.get(f"/api/v1/{name}{query}")[name] for name in _OF_JOBS}
+    return lists | {"sources": api.get("/readyz", accepted=503)["sources"]}
+
+
+def to_state(lists: Mapping[str, Any], now: float) -> State:
+    """Return the state that the lists describe; its anomalies are AnomalyReports.
+
+    now: wall clock, seconds. Raises WarpwatchError.
+    """
+    anomalies = [{"sentence": one["summary"], **_SINCE_0_3, **one} for one in lists["anomalies"]]
+    try:
+        devices = msgspec.convert(lists["devices"], list[DeviceReport])
+        return State(
+            now,
+            __version__,
+            "",
+            devices=tuple(device.sample() for device in devices),
+            sources=msgspec.convert(lists["sources"], tuple[SourceHealth, ...]),
+            ranks=msgspec.convert(lists["ranks"], tuple[RankState, ...]),
+            jobs=msgspec.convert(lists["jobs"], tuple[JobState, ...]),
+            anomalies=msgspec.convert(anomalies, tuple[AnomalyReport, ...]),
+            captures=msgspec.convert(lists["captures"], tuple[Capture, ...]),
+        )
+    except msgspec.ValidationError as error:
+        raise WarpwatchError(f"the answer has another form: {error}") from error
+
 
 # The limits without --ranks.
 MAX_JOBS = 20
@@ -46,27 +83,27 @@ def main(argv: Sequence[str], wall: Callable[[], float] = time.time) -> int:
     )
     command_line.add_json(command)
     arguments = command.parse_args(argv)
-    status = _read(parsing.api(arguments), arguments.job, arguments.owner)
-    state = to_state(status, wall())
+    lists = _read(parsing.api(arguments), arguments.job, arguments.owner)
+    state = to_state(lists, wall())
     if arguments.json:
-        say(json.dumps(status, indent=1))
+        say(json.dumps(lists, indent=1))
     else:
         all_ranks = arguments.ranks or arguments.job is not None
-        say("\n".join(_lines(state, status["blind"], all_ranks)))
+        say("\n".join(_lines(state, lists["blind"], all_ranks)))
     return int(any(one.severity != "info" for one in findings.worst_first(state)))
 
 
 def _read(api: ApiClient, job: str | None, owner: str | None) -> dict[str, Any]:
     given = {name: value for name, value in (("job", job), ("owner", owner)) if value is not None}
     query = f"?{urlencode(given)}" if given else ""
-    status = read_lists(api, query)
-    status["blind"] = [
+    lists = read_lists(api, query)
+    lists["blind"] = [
         {"kind": detector["kind"], **one}
         for detector in api.get(f"/api/v1/detectors{query}")["detectors"]
         for one in detector["readings"]
         if one["blind"]
     ]
-    return status
+    return lists
 
 
 def _lines(state: State, blind: Sequence[dict[str, Any]], all_ranks: bool) -> Iterator[str]:
@@ -124,17 +161,11 @@ def _versions(ranks: Sequence[RankState], own: str) -> Iterator[str]:
     """
     served = [rank for rank in ranks if rank.serve is not None]
     yield from jobs.server_notes(served)
-    if served:
-        yield from _shims(ranks, own)
-        return
-    steps = [rank.step for rank in ranks if rank.step is not None]
-    yield f"step {max(steps)}" if steps else "no step yet"
-    if clocks := sorted({rank.step_clock for rank in ranks} - {""}):
-        yield f"step clock {'/'.join(clocks)}"
-    yield from _shims(ranks, own)
-
-
-def _shims(ranks: Sequence[RankState], own: str) -> Iterator[str]:
+    if not served:
+        steps = [rank.step for rank in ranks if rank.step is not None]
+        yield f"step {max(steps)}" if steps else "no step yet"
+        if clocks := sorted({rank.step_clock for rank in ranks} - {""}):
+            yield f"step clock {'/'.join(clocks)}"
     if shims := sorted({rank.client for rank in ranks} - {"", own}):
         yield f"shim {'/'.join(shims)}"
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.cli.progress import Progress
+from warpwatch_runtime.command_line import ProgressLines
 from warpwatch_runtime.log_output import LimitedHandler
 
 LOG = "".join(
@@ -23,7 +23,7 @@ LOG = "".join(
 
 def test_a_line_of_progress_is_printed_each_five_seconds_if_there_is_news(capsys):
     clock = ManualClock()
-    shown = Progress(monotonic=clock.monotonic)
+    shown = ProgressLines(monotonic=clock.monotonic)
     for later_s in (4.5, 0.5, 5.0):
         clock.advance(later_s)
         shown.show("rank 0 on gpu-1", 2, 4, "recording")

@@ -7,6 +7,8 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -82,14 +84,25 @@ def test_only_the_asked_kind_and_job_are_shown(slow_log, capsys):
 
 def test_an_explanation_is_a_line_for_each_suppressed_finding_and_reading():
     found = Detected(EPOCH_S, "warning", "slower", job="llama", rank=3)
-    suppressed = [Suppressed("step_regression", found, "straggler", "1", EPOCH_S)]
-    few = DetectorStatus("learning", "3 of 5 steps seen", "llama")
+    few = DetectorStatus("learning", "3 of 5 steps seen", "llama", limit=float("inf"))
     warm = DetectorStatus("fine", "70 of 90 °C", device="GPU-1")
-    assert list(replay.lines(suppressed, [("hang", few), ("overheating", warm)])) == [
+    replayed: Any = SimpleNamespace(
+        suppressed=lambda: [Suppressed("step_regression", found, "straggler", "1", EPOCH_S)],
+        statuses=lambda: [("hang", few), ("overheating", warm)],
+    )
+    said, documents = (
+        list(replay.explanation(replayed, lambda kind, job: True, as_json, 0.5))
+        for as_json in (False, True)
+    )
+    assert said[:3] == [
         "step_regression of llama rank 3: suppressed since 1700000000.000 by straggler: slower",
         "hang of llama: learning: 3 of 5 steps seen",
         "overheating of GPU-1: fine: 70 of 90 °C",
     ]
+    suppressed, reading, *_ = map(json.loads, documents)
+    assert (suppressed["kind"], suppressed["cause"]) == ("step_regression", "straggler")
+    # There is no bound yet.
+    assert (reading["kind"], reading["limit"]) == ("hang", None)
 
 
 def test_a_job_name_that_no_terminal_can_show_is_written_escaped(
@@ -103,19 +116,16 @@ def test_a_job_name_that_no_terminal_can_show_is_written_escaped(
     assert b"straggler \\ud800 step" in capfdbinary.readouterr().out
 
 
-def test_the_json_form_has_the_keys_of_the_design_and_null_for_what_has_no_bound():
+def test_the_json_form_has_the_keys_of_the_design():
     anomaly = Anomaly(
         id="1-1", kind="hang", time=1.0, severity="warning", summary="silent", job="llama",
         owner="ns/team",
     )  # fmt: skip
-    assert replay.anomaly_to_json(anomaly) == {
+    assert json.loads(replay.line(anomaly, as_json=True)) == {
         "time": 1.0, "kind": "hang", "severity": "warning", "job": "llama", "rank": None,
         "device": None, "step": None, "begin_step": None, "value": None, "baseline": None,
         "summary": "silent", "scope": "job", "owner": "ns/team", "run": None,
     }  # fmt: skip
-    reading = DetectorStatus("learning", "no limit yet", "llama", limit=float("inf"))
-    status = json.loads(json.dumps(replay.status_to_json("hang", reading)))
-    assert (status["kind"], status["limit"]) == ("hang", None)
 
 
 def test_bad_lines_are_left_out_and_reported_in_one_line(tmp_path, capsys):

@@ -18,10 +18,9 @@ from tests.loop.node import LoopNode, loop_node
 from tests.loop.programs import STEPPING
 from tests.waiting import DEADLINE_S
 from warpwatch_daemon.api_client import ApiClient, socket_path
-from warpwatch_daemon.cli.api_state import to_state
-from warpwatch_daemon.cli.top import rows
-from warpwatch_daemon.cli.top.rows import Reading, TopClient, rank_key
-from warpwatch_daemon.cli.top.screen import Top
+from warpwatch_daemon.cli import top_screen
+from warpwatch_daemon.cli.status import to_state
+from warpwatch_daemon.cli.top_screen import Reading, Top, TopClient, rank_key
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Device, DeviceSample
 from warpwatch_telemetry.state import Histogram, RankState, State
@@ -135,7 +134,7 @@ def test_trouble_is_marked_and_comes_first_and_a_fleets_device_names_its_node():
     rank = RankState("llama", 3, "3", 1, "node", device="GPU-1", status="stopped")
     ranks = (rank, replace(rank, rank=4, name="4"))
     state = State(0.0, "", "", devices=(device, hot, lost), ranks=ranks)
-    (first, shown), (second, _), (third, well) = rows.device_rows(state, wide=False)
+    (first, shown), (second, _), (third, well) = top_screen.device_rows(state, wide=False)
     assert (first, second, third) == ("GPU-2", "GPU-3", "GPU-1")
     assert (str(shown[0]), str(shown[-1])) == ("gpu-7 2", "! lost")
     assert (str(well[0]), str(well[-1])) == ("1", "llama rank 3, llama rank 4")
@@ -148,11 +147,14 @@ def test_rows_of_all_that_the_api_answers_are_golden(golden_case):
     state = to_state({**lists, "sources": []}, 1.79e9)
     phases = {rank_key(state.ranks[0]): {"forward": 0.25, "backward": 0.5, "comm": 0.125}}
     reading = Reading(state, "http://gpu-17:9400", phases)
-    lines = [rows.headline(state), *map(str, rows.finding_lines(state, 3))]
-    lines += [str(rows.capture_text(capture)) for capture in state.captures]
+    lines = [top_screen.headline(state), *map(str, top_screen.finding_lines(state, 3))]
+    lines += [str(top_screen.capture_text(capture)) for capture in state.captures]
     for wide in (False, True):
-        lines += [str(rows.device_columns(wide)), str(rows.rank_columns(wide))]
-        for key, row in (*rows.device_rows(state, wide), *rows.rank_rows(reading, wide)):
+        lines += [str(top_screen.device_columns(wide)), str(top_screen.rank_columns(wide))]
+        for key, row in (
+            *top_screen.device_rows(state, wide),
+            *top_screen.rank_rows(reading, wide),
+        ):
             cells = (cell if isinstance(cell, str) else f"{cell}|{cell.style}" for cell in row)
             lines.append(f"{key}: {'  '.join(cells)}")
     golden_case("".join(f"{line}\n" for line in lines))

@@ -1,7 +1,4 @@
-"""`warpwatch top`: GPUs, ranks and anomalies of an agent or a fleet, live in a terminal.
-
-- rows: reads the API and makes the text of the tables; screen: shows them in the terminal
-"""
+"""`warpwatch top`: GPUs, ranks and anomalies of an agent or a fleet, live in a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import sys
 from collections.abc import Sequence
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.cli.top.rows import TopClient
 from warpwatch_runtime import command_line
 from warpwatch_telemetry.errors import UsageError
 
@@ -29,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("warpwatch top needs a terminal; `warpwatch status` prints what is known")
     try:
-        from warpwatch_daemon.cli.top.screen import Top
+        from warpwatch_daemon.cli.top_screen import Top, TopClient
     except ModuleNotFoundError as error:
         if error.name not in ("textual", "rich"):
             raise
