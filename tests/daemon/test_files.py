@@ -22,7 +22,7 @@ EXCEPTIONS = {
     "warpwatch_daemon/doctor/driver.py": "a device, not a file",
     "warpwatch_daemon/cli/__init__.py": "/dev/null",
     "warpwatch_daemon/demo/processes.py": "logs in the demo's own folder, appended to",
-    "warpwatch_daemon/history/store.py": "SQLite, after files.touch",
+    "warpwatch_daemon/history/archive.py": "SQLite, after files.touch",
     "warpwatch_capturing/remote_store.py": "`warpwatch diagnose`, in its own folder: O_EXCL",
     "warpwatch_exporters/jsonl.py": "the telemetry log: O_NOFOLLOW",
 }
