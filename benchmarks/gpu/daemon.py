@@ -37,11 +37,11 @@ from benchmarks.processes import (
     scrape_limits,
     wait_until,
 )
+from warpwatch_devices.nvml.counters import Integral, busy_samples, energy_samples
+from warpwatch_devices.nvml.fields import TimedReader
 from warpwatch_devices.nvml.gpm import GpmRequest
 from warpwatch_devices.nvml.library import code_of, initialise, name_of, shut_down
 from warpwatch_devices.nvml.readers import readers_of
-from warpwatch_devices.nvml.sample_buffers import Integral, busy_samples, energy_samples
-from warpwatch_devices.nvml.tiers import TimedReader
 
 DOCTOR = (sys.executable, "-m", "warpwatch_daemon", "doctor", "--json")
 DOCTOR_TIMEOUT_S = 25.0

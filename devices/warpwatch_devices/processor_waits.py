@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_devices.memory_groups import CGROUP, PROC, control_groups, field, read_text
-from warpwatch_devices.process_tree import Process, list_pids, read_process
+from warpwatch_devices.processes import Process, list_pids, read_process
 
 # More threads of one process are not looked at.
 MAX_THREADS = 1024

@@ -18,7 +18,7 @@ from tests.detection.gpus import Node, key
 from tests.detection.streams import EPOCH_S, detection, fed
 from tests.devices.ports import BRIDGE, INFINIBAND, ROCE, make
 from tests.waiting import eventually
-from warpwatch_devices.network import read_ports
+from warpwatch_devices.host import read_ports
 from warpwatch_exporters.prometheus import render
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.records import Clock, PortReading, RankEvent, RankSeen

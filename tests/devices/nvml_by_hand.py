@@ -14,10 +14,10 @@ from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch_devices.nvml.device import DeviceContext, NvmlDevice
-from warpwatch_devices.nvml.events import EventWatcher
-from warpwatch_devices.nvml.gpm import GpmWorker
+from warpwatch_devices.nvml.events import EventPoller
+from warpwatch_devices.nvml.gpm import GpmTurns
 from warpwatch_devices.nvml.library import initialise
-from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_devices.xids import XidLedger
 from warpwatch_telemetry.catalogue import series_text
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
@@ -156,15 +156,15 @@ class Stepper:
     def begin(self, profile: str, **settings: Value) -> FakeDriver:
         """Load the driver again with these settings, for another device."""
         nvml = self.nvml
+        while nvml.closing:
+            nvml.closing.pop()()
         fake = nvml.begin(profile=profile, gpus=1, **settings)
         initialise()
-        monotonic, sink = nvml.clock.monotonic, nvml.sink
-        gpm = GpmWorker(nvml.loops, INTERVAL_S, 5.0, monotonic)
-        events = EventWatcher(nvml.loops, sink, nvml.ledger, monotonic)
-        nvml.closing += [gpm.close, events.close]
-        clocks = (monotonic, nvml.clock.wall)
-        context = DeviceContext(sink, nvml.ledger, events, gpm, *clocks)
+        clocks = (nvml.clock.monotonic, nvml.clock.wall)
+        events = EventPoller(nvml.loops, INTERVAL_S, 5.0, nvml.clock.monotonic)
+        context = DeviceContext(nvml.sink, nvml.ledger, events, {}, GpmTurns(), *clocks)
         self.device = NvmlDevice(0, context, INTERVAL_S)
+        nvml.closing += [self.device.close, events.close]
         return fake
 
     def step(self, rounds: int = 1) -> dict[str, float]:

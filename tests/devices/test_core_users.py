@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from warpwatch_devices.process_tree import Process
+from warpwatch_devices.processes import Process
 from warpwatch_devices.processor_waits import CoreUser, ProcessorUse, Use, core_users, uses
 
 TICKS = os.sysconf("SC_CLK_TCK")

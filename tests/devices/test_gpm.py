@@ -1,4 +1,4 @@
-"""GPM on a fake driver: right numbers, few calls, and no device that costs the others theirs."""
+"""GPM on a fake driver: right numbers, few calls, and devices that have none are left alone."""
 
 import math
 
@@ -7,42 +7,38 @@ import pytest
 
 from tests.devices.conftest import Golden
 from tests.devices.nvml_by_hand import HandNvml, texts, uuid
-from warpwatch_devices.nvml import gpm as worker
-from warpwatch_devices.nvml.gpm import GpmRequest, refused, shares_of, traffic_of
-from warpwatch_devices.nvml.library import Meaning, initialise
+from warpwatch_devices.nvml.gpm import Gpm, GpmRequest, GpmTurns, refused, shares_of, traffic_of
+from warpwatch_devices.nvml.library import CallCosts, DeviceGone, Meaning, initialise
 from warpwatch_telemetry.catalogue import CATALOGUE
 
-STUCK_AFTER_S = 5.0
 GIB = 2**30
 SAMPLE, METRICS = "nvmlGpmSampleGet", "nvmlGpmMetricsGet"
 RECEIVED = "pcie_receive_bytes_total"
 
 
-class Gpm:
+class Counters:
+    """The counters of some GPUs, and what they gave in the last round."""
+
     def __init__(self, nvml: HandNvml) -> None:
         self.nvml = nvml
-        self.worker = worker.GpmWorker(nvml.loops, 1.0, STUCK_AFTER_S, nvml.clock.monotonic)
-        nvml.closing.append(self.worker.close)
+        self.turns = GpmTurns()
+        self.all: list[Gpm] = []
+        self.values: list[dict[str, float]] = []
 
     def begin(self, gpus: int) -> None:
         self.nvml.driver.set(gpus=gpus)
         initialise()
         for gpu in range(gpus):
-            self.add(gpu)
+            self.add(uuid(gpu), pynvml.nvmlDeviceGetHandleByUUID(uuid(gpu)))
 
-    def add(self, gpu: int) -> None:
-        self.worker.add(uuid(gpu), pynvml.nvmlDeviceGetHandleByUUID(uuid(gpu)))
+    def add(self, name: str, handle: object, instance: int | None = None) -> None:
+        clock = self.nvml.clock.monotonic
+        self.all.append(Gpm(self.turns, CallCosts(), 1.0, clock, name, handle, instance))
+        self.nvml.closing.append(self.all[-1].close)
 
     def round(self, after_s: float = 1.0) -> None:
         self.nvml.advance(after_s)
-        self.worker.watch()
-        self.nvml.loops.run("gpm")
-
-    def values(self, gpu: int) -> dict[str, float]:
-        return texts(self.worker.values(uuid(gpu)))
-
-    def reported(self, gpus: int) -> list[bool]:
-        return [bool(self.values(gpu)) for gpu in range(gpus)]
+        self.values = [texts(one.read()) for one in self.all]
 
     def samples(self, gpu: int) -> int:
         return self.nvml.calls(SAMPLE, gpu)
@@ -51,143 +47,72 @@ class Gpm:
     def unfreed(self) -> int:
         return self.nvml.calls("nvmlGpmSampleAlloc") - self.nvml.calls("nvmlGpmSampleFree")
 
-    def give_up(self, gpu: int, function: str) -> None:
-        self.nvml.hang("gpm", function, gpu)
-        self.nvml.advance(STUCK_AFTER_S - 0.01)
-        self.worker.watch()
-        assert uuid(gpu) not in self.worker.given_up
-        self.nvml.advance(0.02)
-        self.worker.watch()
-        assert uuid(gpu) in self.worker.given_up
-
 
 @pytest.fixture
-def gpm(nvml: HandNvml) -> Gpm:
-    return Gpm(nvml)
+def gpm(nvml: HandNvml) -> Counters:
+    return Counters(nvml)
 
 
-def test_shares_are_a_devices_and_its_instances(gpm: Gpm, golden: Golden) -> None:
+def test_shares_are_a_devices_and_its_instances(gpm: Counters, golden: Golden) -> None:
     gpm.begin(1)
     gpm.round()
-    assert gpm.values(0) == {}
+    assert gpm.values == [{}]
     gpm.round()
-    of_gpu = gpm.values(0)
-    assert {name for name, _ in gpm.worker.values(uuid(0))} <= set(CATALOGUE)
+    of_gpu = gpm.values[0]
+    assert {name for name, _ in gpm.all[0].read()} <= set(CATALOGUE)
     gpm.nvml.driver.set(load=80)
     gpm.round()
-    assert gpm.values(0)["sm_active_ratio"] == 0.72
-    assert gpm.values(0)[RECEIVED] == 4_000_000_000 + 6_400_000_000
+    assert gpm.values[0]["sm_active_ratio"] == 0.72
+    assert gpm.values[0][RECEIVED] == 4_000_000_000 + 6_400_000_000
     gpm.nvml.driver.set(load=50)
     gpm.nvml.driver.mig(0, "0=3g.40gb/1/0", "2=1g.10gb/9/0")
     parent = pynvml.nvmlDeviceGetHandleByIndex(0)
-    for slot, instance in ((0, 1), (2, 9)):
-        handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot)
-        gpm.worker.add(f"MIG-{instance}", handle, instance, parent)
+    for instance in (1, 9):
+        gpm.add(uuid(0), parent, instance)
     gpm.round()
     gpm.round()
-    of_instances = [texts(gpm.worker.values(f"MIG-{instance}")) for instance in (1, 9)]
     assert gpm.nvml.calls("nvmlGpmMigSampleGet", 0) == 4
-    lines = [f"{name} {of[name]}" for of in (of_gpu, *of_instances) for name in sorted(of)]
+    lines = [f"{name} {of[name]}" for of in (of_gpu, *gpm.values[1:]) for name in sorted(of)]
     golden("nvml_gpm.txt", "".join(f"{line}\n" for line in lines).encode())
 
 
-def test_traffic_is_integrated_over_the_real_time_with_two_calls_a_round(gpm: Gpm) -> None:
+def test_traffic_is_integrated_over_the_real_time_with_two_calls_a_round(gpm: Counters) -> None:
     gpm.begin(1)
     for after_s in (1.0, 0.5, 2.5, 0.09):
         gpm.round(after_s)
     # The last window would be too short.
-    assert gpm.values(0)[RECEIVED] == 12_000_000_000
+    assert gpm.values[0][RECEIVED] == 12_000_000_000
     assert gpm.samples(0) == 3
     gpm.round(0.1)
-    assert gpm.values(0)[RECEIVED] == pytest.approx(12_760_000_000)
-    # Values expire soon, and over a long window counters may wrap.
-    gpm.nvml.advance(3)
-    assert gpm.values(0) != {}
-    gpm.nvml.advance(0.01)
-    assert gpm.values(0) == {}
+    assert gpm.values[0][RECEIVED] == pytest.approx(12_760_000_000)
+    # Over a long window counters may wrap.
+    gpm.round(601)
+    assert gpm.values == [{}]
     gpm.round(600)
-    assert gpm.values(0) == {}
-    gpm.round(600)
-    assert gpm.values(0)[RECEIVED] == pytest.approx(12_760_000_000 + 600 * 4e9)
-    gpm.worker.close()
+    assert gpm.values[0][RECEIVED] == pytest.approx(12_760_000_000 + 600 * 4e9)
+    gpm.all[0].close()
     assert (gpm.samples(0), gpm.nvml.calls(METRICS, 0)) == (6, 4)
     assert gpm.nvml.calls("nvmlGpmQueryDeviceSupport", 0) == 1
     assert gpm.nvml.calls("nvmlGpmSampleAlloc") == 2
     assert gpm.unfreed == 0
 
 
-def test_a_hanging_call_costs_that_device_only(gpm: Gpm, caplog: pytest.LogCaptureFixture) -> None:
-    gpm.begin(4)
-    gpm.round()
-    gpm.nvml.hang("gpm", METRICS, 2)
-    # One that is removed while it is stuck.
-    gpm.worker.remove(uuid(2))
-    gpm.nvml.advance(STUCK_AFTER_S)
-    gpm.worker.watch()
-    assert gpm.worker.given_up == {uuid(2)}
-    gpm.round()
-    assert gpm.reported(4) == [True, True, False, True]
-    gpm.give_up(1, SAMPLE)
-    assert gpm.worker.in_flight
-    begun = [gpm.samples(gpu) for gpu in range(4)]
-    # It is begun again only when it may be.
-    gpm.add(1)
-    for _ in range(3):
-        gpm.round()
-    assert gpm.reported(4) == [True, False, False, True]
-    assert [gpm.samples(gpu) - begun[gpu] for gpu in range(4)] == [3, 0, 0, 3]
-    gpm.worker.close()
-    assert [record.message for record in caplog.records] == [
-        f"GPM of device {uuid(gpu)} does not return: given up until it does" for gpu in (2, 1)
-    ]
-    # The buffers of devices that were given up are no one's to free.
-    assert gpm.unfreed == 4
-
-
-def test_a_gpu_is_taken_back_three_times(gpm: Gpm, caplog: pytest.LogCaptureFixture) -> None:
+def test_values_stand_for_three_rounds_without_an_answer(gpm: Counters) -> None:
     gpm.begin(1)
-    gpm.round()
-    gpm.round()
-    for times in range(3):
-        received = gpm.values(0)[RECEIVED]
-        gpm.give_up(0, SAMPLE)
-        gpm.worker.watch()
-        gpm.nvml.release(SAMPLE, 0)
-        assert not gpm.worker.in_flight
-        gpm.worker.watch()
-        gpm.nvml.advance(10 * 2**times - 0.01)
-        gpm.worker.watch()
-        assert gpm.worker.given_up == {uuid(0)}
-        gpm.round(0.02)
-        assert gpm.worker.given_up == frozenset()
+    for _ in range(2):
         gpm.round()
-        # Its counters continue, without the time in which it was not read.
-        assert gpm.values(0)[RECEIVED] == received + 4_000_000_000
-    gpm.give_up(0, SAMPLE)
-    gpm.nvml.release(SAMPLE, 0)
-    for _ in range(3):
-        gpm.nvml.advance(1000.0)
-        gpm.worker.watch()
-    assert gpm.worker.given_up == {uuid(0)}
-    errors = [record.message for record in caplog.records]
-    until = ["until it does"] * 3 + ["until NVML is restarted"]
-    assert errors == [f"GPM of device {uuid(0)} does not return: given up {text}" for text in until]
-    gpm.worker.close()
-    # A GPU that is read again has freed its buffers; the last device was given up for good.
-    assert gpm.unfreed == 2
-
-
-def test_closing_frees_nothing_under_a_call(gpm: Gpm) -> None:
-    gpm.begin(1)
+    gpm.nvml.driver.fail(SAMPLE, 999)
+    seen = []
+    for _ in range(4):
+        gpm.round()
+        seen.append(bool(gpm.values[0]))
+    assert seen == [True, True, True, False]
+    gpm.nvml.driver.fail(SAMPLE, 0)
     gpm.round()
-    gpm.nvml.hang("gpm", SAMPLE, 0)
-    gpm.worker.close()
-    assert gpm.unfreed == 2 and gpm.worker.in_flight
-    gpm.add(0)
-    assert gpm.nvml.loops.names == []
+    assert gpm.values[0]
 
 
-def test_devices_that_cannot_tell_are_left(gpm: Gpm, caplog: pytest.LogCaptureFixture) -> None:
+def test_devices_that_cannot_tell_are_left(gpm: Counters, caplog: pytest.LogCaptureFixture) -> None:
     gpm.nvml.driver.set(1, profile="a100")
     gpm.nvml.driver.fail(SAMPLE, 4, gpu=2)
     gpm.nvml.driver.fail(SAMPLE, 4, gpu=3)
@@ -195,35 +120,16 @@ def test_devices_that_cannot_tell_are_left(gpm: Gpm, caplog: pytest.LogCaptureFi
     gpm.begin(5)
     for _ in range(5):
         gpm.round()
-    assert gpm.reported(5) == [True, False, False, False, False]
+    assert [bool(values) for values in gpm.values] == [True, False, False, False, False]
+    assert [one.supported for one in gpm.all] == [True, False, False, False, True]
     assert gpm.nvml.calls("nvmlGpmQueryDeviceSupport", 1) == 1
     assert [gpm.samples(gpu) for gpu in range(5)] == [5, 0, 1, 1, 5]
     (warning,) = [record.message for record in caplog.records]
     assert warning.startswith(f"GPM of device {uuid(2)} may not be read")
     assert "RmProfilingAdminOnly" in warning
-
-
-def test_a_device_that_is_lost_or_removed_has_no_values_and_is_left_alone(gpm: Gpm) -> None:
-    gpm.begin(2)
-    gpm.round()
-    gpm.nvml.driver.set(1, lost=1)
-    before = gpm.samples(1)
-    for _ in range(10):
+    gpm.nvml.driver.set(0, lost=1)
+    with pytest.raises(DeviceGone, match="lost"):
         gpm.round()
-    assert gpm.reported(2) == [True, False]
-    assert gpm.samples(1) == before + 1
-    gpm.nvml.driver.set(1, lost=None)
-    for _ in range(2):
-        gpm.round()
-    assert gpm.reported(2) == [True, True]
-    gpm.add(1)
-    gpm.worker.remove(uuid(0))
-    assert gpm.reported(2) == [False, False]
-    assert gpm.unfreed == 4
-    gpm.round()
-    gpm.round()
-    assert gpm.reported(2) == [False, True]
-    assert gpm.unfreed == 2
 
 
 def test_what_a_device_does_not_measure_is_not_asked_again() -> None:

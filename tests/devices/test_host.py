@@ -14,7 +14,7 @@ from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from warpwatch_devices import host
 from warpwatch_devices.config import HostConfig
-from warpwatch_devices.network import NetworkSource, read_ports
+from warpwatch_devices.host import NetworkSource, read_ports
 from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.samples import Device, DeviceSample

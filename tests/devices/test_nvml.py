@@ -9,6 +9,7 @@ import pytest
 from tests.devices.fakenvml.driver import LIBRARY
 from tests.devices.nvml_by_hand import HandNvml, uuid
 from warpwatch_devices.config import NvmlConfig
+from warpwatch_devices.nvml import gpm
 from warpwatch_devices.nvml.library import library_replaced, meaning_of, name_of
 from warpwatch_devices.nvml.source import NvmlSource
 from warpwatch_devices.source import SourceContext
@@ -16,11 +17,13 @@ from warpwatch_telemetry.samples import SourceHealth
 
 ALL = set(range(8))
 STUCK_AFTER_S, GRACE_S = 5.0, 60.0
-UTILIZATION, UUID, INIT = (
+UTILIZATION, INIT, COUNT, SAMPLE = (
     "nvmlDeviceGetUtilizationRates",
-    "nvmlDeviceGetUUID",
     "nvmlInitWithFlags",
+    "nvmlDeviceGetCount_v2",
+    "nvmlGpmSampleGet",
 )
+COUNTER = ("device_sm_active_ratio", ())
 UPGRADED = (
     "the NVIDIA driver was upgraded under this process: kernel module and library differ; "
     "restarting picks the new library up"
@@ -152,20 +155,26 @@ def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source)
     nvml = source.begin(7)
     # One is plugged in.
     nvml.driver.set(gpus=8)
-    nvml.rounds(5)
+    source.wait_while(lambda: nvml.up() != ALL, 11)
     nvml.driver.set(2, absent=1)
-    nvml.rounds(3)
+    source.wait_while(lambda: nvml.newest(7).device.index == 7, 13)
     assert nvml.reasons(2) == ["lost"]
-    assert nvml.newest(7).device.index == 6
     assert nvml.up() == ALL - {2}
     busy_s = nvml.values(7)["busy_seconds_total"]
     nvml.driver.set(order="7 0 1 2 3 4 5 6")
     nvml.driver.set(2, absent=0)
-    nvml.rounds(3)
-    assert nvml.up() == ALL
+    source.wait_while(lambda: nvml.up() != ALL, 13)
     assert [nvml.newest(gpu).device.index for gpu in (7, 0, 2)] == [0, 1, 3]
     # It moved, and counts on, but not what was before its first reading there.
-    assert nvml.values(7)["busy_seconds_total"] == pytest.approx(busy_s + 1.0)
+    assert busy_s < nvml.values(7)["busy_seconds_total"] < busy_s + 13
+    # Another one takes the place of one: their number is the same.
+    nvml.driver.set(gpus=9, order="7 0 1 2 3 4 5 6 8")
+    nvml.driver.set(3, absent=1)
+    source.wait_while(lambda: nvml.up() != {*ALL, 8} - {3})
+    assert nvml.reasons(3) == ["lost"]
+    # None of the others was ever down.
+    assert all(sample.up for gpu in (0, 1, 7) for sample in nvml.samples(uuid(gpu)))
+    assert nvml.calls("nvmlShutdown") == nvml.calls(INIT) - 1
 
 
 def test_without_a_driver_the_source_waits(source, tmp_path, monkeypatch):
@@ -303,7 +312,7 @@ def test_devices_that_may_not_be_read_or_never_could_end_nothing(source):
     assert source.failures == []
 
 
-def test_a_device_that_comes_or_goes_beside_a_stuck_one_is_noticed(source):
+def test_a_device_that_comes_beside_a_stuck_one_is_read_once_its_call_returns(source):
     nvml = source.begin(4)
     source.stick("nvml-1", UTILIZATION, 1)
     assert nvml.reasons(1) == ["stuck"]
@@ -312,35 +321,50 @@ def test_a_device_that_comes_or_goes_beside_a_stuck_one_is_noticed(source):
     assert nvml.reasons(3) == ["lost"]
     nvml.driver.set(3, absent=0)
     source.wait_while(lambda: nvml.up() != {0, 2, 3})
-    assert nvml.reasons(1) == ["stuck"]
-    # Another one goes from before the stuck one, which has its index then.
-    nvml.driver.set(0, absent=1)
-    source.wait_while(lambda: nvml.up() != {2, 3} or nvml.newest(3).device.index != 2)
-    nvml.release(UTILIZATION, 1)
-    source.wait_while(lambda: nvml.up() != {1, 2, 3})
-    nvml.rounds(2)
-    assert [nvml.newest(gpu).device.index for gpu in (1, 2, 3)] == [0, 1, 2]
-
-
-def test_a_search_that_hangs_is_reported_and_is_replaced(source):
-    nvml = source.begin(2)
-    nvml.driver.set(gpus=4)
-    nvml.hang("nvml-scan", UUID, 2)
-    nvml.advance(STUCK_AFTER_S)
-    nvml.loops.run("nvml-watchdog", "nvml")
-    assert (source.health.up, source.health.reason) == (
-        True,
-        "the search for devices that come and go does not return",
+    nvml.driver.set(gpus=5)
+    source.wait(11)
+    assert (nvml.up(), nvml.reasons(1)) == ({0, 2, 3}, ["stuck"])
+    assert source.health.reason == (
+        "devices have come or gone; they are searched once no call is stuck any more"
     )
-    # Another one leaves that index out.
-    nvml.loops.run("nvml-scan")
-    nvml.hang("nvml-2", UUID, 2)
+    nvml.release(UTILIZATION, 1)
     nvml.rounds(2)
-    assert nvml.up() == {0, 1, 3}
-    nvml.release(UUID, 2)
-    nvml.rounds(2)
-    assert nvml.up() == {0, 1, 2, 3}
-    assert source.health.reason == ""
+    assert (nvml.up(), source.health.reason) == ({0, 1, 2, 3, 4}, "")
+
+
+def test_a_count_of_the_devices_that_hangs_delays_no_sample(source):
+    nvml = source.begin(2)
+    nvml.advance(8)
+    nvml.hang("nvml", COUNT)
+    nvml.advance(STUCK_AFTER_S + 1)
+    nvml.loops.run("nvml-watchdog")
+    assert (source.health.up, source.health.reason) == (False, "NVML does not answer")
+    before = len(nvml.samples(uuid(1)))
+    nvml.rounds(3)
+    assert (nvml.up(), len(nvml.samples(uuid(1)))) == ({0, 1}, before + 3)
+    nvml.release(COUNT)
+    nvml.rounds()
+    assert source.health.up
+
+
+def test_a_hanging_read_of_the_counters_costs_that_gpu_alone(source, monkeypatch):
+    monkeypatch.setattr(gpm, "MAX_WAIT_S", 0.0)
+    nvml = source.begin(3)
+    nvml.rounds()
+    nvml.hang("nvml-1", SAMPLE, 1)
+    with_counters = []
+    for _ in range(8):
+        nvml.rounds()
+        with_counters.append([COUNTER in nvml.newest(gpu).values for gpu in (0, 2)])
+    # The others stop to wait for it when it is known to be stuck, and have values two rounds later.
+    assert (nvml.up(), nvml.reasons(1)) == ({0, 2}, ["stuck"])
+    assert with_counters[-1] == [True, True] and [False, False] in with_counters
+    nvml.release(SAMPLE, 1)
+    nvml.rounds(3)
+    assert nvml.up() == {0, 1, 2}
+    assert COUNTER in nvml.newest(1).values
+    source.source.close()
+    assert nvml.calls("nvmlGpmSampleAlloc") == nvml.calls("nvmlGpmSampleFree") == 6
 
 
 def test_a_device_that_never_reported_its_name_is_forgotten_when_it_goes(source):

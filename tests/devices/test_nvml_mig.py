@@ -112,7 +112,6 @@ def test_counters_are_those_of_the_gpu_or_of_its_instances(process: Stepper) -> 
     def rounds(number: int = 2 * SLOW) -> dict[str, float]:
         for _ in range(number):
             process.step()
-            process.nvml.loops.run("gpm")
         return process.step()
 
     fake = process.begin("h100")

@@ -11,19 +11,16 @@ from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
-from warpwatch_devices import process_tree
-from warpwatch_devices.process_tree import (
-    Process,
-    ProcessTree,
-    parse_stat,
-    read_process,
-    sees_host_processes,
-)
 from warpwatch_devices.processes import (
+    Process,
     ProcessesSource,
+    ProcessTree,
     ProcessUsage,
     gpu_processes,
     io_wait_is_accounted,
+    parse_stat,
+    read_process,
+    sees_host_processes,
 )
 from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.catalogue import CATALOGUE
@@ -224,7 +221,7 @@ def test_few_reads_find_a_family(parent, monkeypatch):
         read.append(pid)
         return read_process(pid)
 
-    monkeypatch.setattr(process_tree, "read_process", noted)
+    monkeypatch.setattr("warpwatch_devices.processes.read_process", noted)
     clock = ManualClock()
     family = {parent.pid, *map(int, reported(parent).split())}
     tree = ProcessTree(clock.monotonic)

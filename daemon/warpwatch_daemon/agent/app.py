@@ -33,7 +33,7 @@ from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
 from warpwatch_daemon.ranks.inbox import GonePods
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_detection.engine import Detection
-from warpwatch_devices.attribution.pod_folders import folder_of
+from warpwatch_devices.attribution.folders import folder_of
 from warpwatch_devices.simulated import simulated_uuid
 from warpwatch_devices.source import SourceContext
 from warpwatch_exporters.prometheus import Options

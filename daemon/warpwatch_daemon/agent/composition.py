@@ -26,8 +26,7 @@ from warpwatch_daemon.ranks.inbox import Inboxes
 from warpwatch_daemon.ranks.quotas import Quotas
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_devices.network import INTERVAL_S as NETWORK_INTERVAL_S
-from warpwatch_devices.network import NetworkSource
+from warpwatch_devices.host import NETWORK_INTERVAL_S, NetworkSource
 from warpwatch_devices.source import Source, SourceContext
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.bus import check
@@ -63,9 +62,8 @@ def enabled_sources(config: Config, context: SourceContext) -> list[Source]:
 def _devices(config: Config, context: SourceContext) -> Iterator[Source]:
     sources = config.sources
     if sources.nvml.enabled:
-        from warpwatch_devices.kernel_log import KernelLogSource
         from warpwatch_devices.nvml.source import NvmlSource
-        from warpwatch_devices.xid_ledger import XidLedger
+        from warpwatch_devices.xids import KernelLogSource, XidLedger
 
         ledger = XidLedger()
         yield NvmlSource(sources.nvml, context, ledger)

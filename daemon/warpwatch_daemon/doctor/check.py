@@ -11,8 +11,7 @@ from pathlib import Path
 
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.config import Config
-from warpwatch_devices.nvml.facts import PciGpu, pci_gpus
-from warpwatch_devices.nvml.survey import Survey
+from warpwatch_devices.nvml.survey import PciGpu, Survey, pci_gpus
 
 _FILE_LIMIT_BYTES = 1 << 20
 _CONTAINER_FILES = (".dockerenv", "run/.containerenv")

@@ -24,9 +24,9 @@ from warpwatch_daemon.doctor.check import (
     gpu_set,
     merged,
 )
-from warpwatch_devices.kernel_log import PATH, parse_record, read_all, time_of
 from warpwatch_devices.nvml.library import name_of
 from warpwatch_devices.nvml.survey import GpuReading, Survey
+from warpwatch_devices.xids import PATH, parse_record, read_all, time_of
 from warpwatch_telemetry.xids import explain
 
 # ok, detail, advice; None: nothing to say.

@@ -27,9 +27,8 @@ from warpwatch_daemon.doctor.check import (
     merged,
 )
 from warpwatch_devices.attribution.control_groups import MAX_PROCESSES
-from warpwatch_devices.nvml.facts import PCI_DEVICES
-from warpwatch_devices.nvml.survey import GpuReading, Survey
-from warpwatch_devices.process_tree import list_pids, sees_host_processes
+from warpwatch_devices.nvml.survey import PCI_DEVICES, GpuReading, Survey
+from warpwatch_devices.processes import list_pids, sees_host_processes
 
 _PEER_ACCESS = {
     1: "the chipset does not support it",

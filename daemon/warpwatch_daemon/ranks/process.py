@@ -21,7 +21,7 @@ from warpwatch_devices.memory_groups import (
     oom_kills,
     read_text,
 )
-from warpwatch_devices.process_tree import Process, descendants, read_process
+from warpwatch_devices.processes import Process, descendants, read_process
 
 # The hang detector needs 20 s of idle readings, and must report a hang within 30 s.
 INTERVAL_S = 2.0

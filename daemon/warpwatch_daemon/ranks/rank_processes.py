@@ -10,7 +10,7 @@ from typing import Any
 from warpwatch_daemon.ranks import process
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_devices.memory_groups import CGROUP, PROC, memory_groups, read_text
-from warpwatch_devices.process_tree import Process, ProcessTree, descendants
+from warpwatch_devices.processes import Process, ProcessTree, descendants
 from warpwatch_devices.processor_waits import (
     CoreTicks,
     ProcessorUse,

@@ -1,10 +1,9 @@
 """Finds whose work runs on which device; never during a scrape.
 
 - source: the loops that query each origin and publish its reply; origin: the interface of an origin
-- kubelet: the containers that hold devices; podresources_client queries the kubelet over gRPC
-  (podresources_pb2 is generated from podresources.proto)
+- kubelet: the containers that hold devices, over gRPC (podresources_pb2 is generated from
+  podresources.proto)
 - device_ids: the devices that the kubelet's ids mean
 - control_groups: pod, container and Slurm job of a process
-- pod_folders: the node's pods, by the folders of their logs
-- slurm_folder: job ids that a prolog writes to files
+- folders: the node's pods by the folders of their logs, and job ids that a prolog writes to files
 """

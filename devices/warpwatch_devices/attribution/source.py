@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from warpwatch_devices.attribution.control_groups import DeviceProcessesOrigin
+from warpwatch_devices.attribution.folders import PodFoldersOrigin, SlurmFolderOrigin, folder_of
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
 from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer, OriginError
-from warpwatch_devices.attribution.pod_folders import PodFoldersOrigin, folder_of
-from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.source import Sink, SourceContext
 from warpwatch_runtime.supervisor import LoopRunner

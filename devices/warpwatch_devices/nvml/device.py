@@ -4,126 +4,43 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pynvml
 
-from warpwatch_devices.nvml.events import EventWatcher
-from warpwatch_devices.nvml.facts import count_fans, identify, read_facts
-from warpwatch_devices.nvml.fields import Parts
-from warpwatch_devices.nvml.gpm import GpmWorker
-from warpwatch_devices.nvml.library import CallCosts, DeviceGone, LibraryGone, classify, reason_of
-from warpwatch_devices.nvml.mig import MigDevices
-from warpwatch_devices.nvml.processes import GpuProcessReader
-from warpwatch_devices.nvml.readers import MIG_MODE, UTILIZATION, readers_of
-from warpwatch_devices.nvml.sample_buffers import (
+from warpwatch_devices.nvml.counters import (
     BUSY_SECONDS,
+    PCIE_BYTES,
     Integral,
+    PcieBytes,
     busy_samples,
     energy_samples,
 )
-from warpwatch_devices.nvml.tiers import Schedule
+from warpwatch_devices.nvml.events import EventPoller, GpuEvents
+from warpwatch_devices.nvml.fields import Parts
+from warpwatch_devices.nvml.gpm import Gpm, GpmTurns
+from warpwatch_devices.nvml.library import (
+    CallCosts,
+    DeviceGone,
+    LibraryGone,
+    classify,
+    count_fans,
+    identify,
+    read_facts,
+    reason_of,
+)
+from warpwatch_devices.nvml.mig import MigDevices
+from warpwatch_devices.nvml.processes import GpuProcessReader
+from warpwatch_devices.nvml.readers import MIG_MODE, UTILIZATION, Schedule, readers_of
 from warpwatch_devices.source import DeviceSink
-from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_devices.xids import XidLedger
 from warpwatch_telemetry.metric import SeriesKey, Values
 from warpwatch_telemetry.samples import Device, DeviceSample
 
 logger = logging.getLogger(__name__)
-
-PCIE_BYTES: tuple[SeriesKey, ...] = (
-    ("device_pcie_receive_bytes_total", ()),
-    ("device_pcie_transmit_bytes_total", ()),
-)
-_GENERATION: SeriesKey = ("device_pcie_link_generation_max", ())
-_WIDTH: SeriesKey = ("device_pcie_link_width_max_lanes", ())
-_WRAP = 2**32
-# 2.5 GT/s with 8 bits of 10 (PCI Express Base Specification 1.1). No generation more than doubles
-# the one before.
-_FIRST_LANE_BYTES_PER_S = 250_000_000
-# After this many rounds without GPM the fields are counted, if possible.
-PATIENCE_ROUNDS = 10
-
-
-class ContinuedCounter:
-    """A total of what several counters count, one at a time."""
-
-    def __init__(self) -> None:
-        self._total: float | None = None
-        self._newest: tuple[str, float] = ("", 0.0)
-
-    def total(self, source: str, raw: float, wrap: int = 0) -> float:
-        """Add the growth of ``source`` since its last reading.
-
-        The growth is unknown after a change of source. wrap: where the counter starts over. A
-        counter without it that falls has started again.
-        """
-        last_source, before = self._newest
-        self._newest = (source, raw)
-        if self._total is None:
-            self._total = raw
-        elif last_source == source:
-            self._total += _growth(before, raw, wrap)
-        return self._total
-
-    def interrupt(self) -> None:
-        """Ignore the growth up to the next reading."""
-        self._newest = ("", 0.0)
-
-
-def _growth(before: float, now: float, wrap: int) -> float:
-    if now >= before:
-        return now - before
-    return now - before + wrap if wrap else now
-
-
-class PcieBytes:
-    """The PCIe byte counters of a GPU: from GPM's rates if it has them, else from two fields.
-
-    The fields may have 32 bits only, which a fast link fills several times per second. So such a
-    field counts only if the link cannot carry that much between two readings. Totals outlive
-    handles, and continue when their source changes.
-    """
-
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self._counters = {key: ContinuedCounter() for key in PCIE_BYTES}
-        self._wide = False
-        self._rounds_without = PATIENCE_ROUNDS
-
-    def begin(self) -> None:
-        """Start again after a new handle or MIG mode, since GPM may be gone or back."""
-        self._rounds_without = PATIENCE_ROUNDS
-        if not self._wide:
-            for counter in self._counters.values():
-                counter.interrupt()
-
-    def count(self, values: Values, gpm: Mapping[SeriesKey, float]) -> None:
-        """Replace the values of the fields by totals, or remove them if these are unknown."""
-        fields = {key: values.pop(key) for key in PCIE_BYTES if key in values}
-        self._wide = self._wide or any(raw >= _WRAP for raw in fields.values())
-        if any(key in gpm for key in PCIE_BYTES):
-            self._rounds_without = 0
-            rates = {key: gpm[key] for key in PCIE_BYTES if key in gpm}
-            values.update({k: self._counters[k].total("gpm", v) for k, v in rates.items()})
-            return
-        self._rounds_without += 1
-        if self._rounds_without <= PATIENCE_ROUNDS or not self._countable(values):
-            return
-        wrap = 0 if self._wide else _WRAP
-        values.update({k: self._counters[k].total("fields", v, wrap) for k, v in fields.items()})
-
-    def _countable(self, values: Values) -> bool:
-        """Return whether the fields cannot start over more than once between two readings."""
-        if self._wide:
-            return True
-        generation, lanes = values.get(_GENERATION), values.get(_WIDTH)
-        if generation is None or lanes is None:
-            return False
-        bytes_per_s = _FIRST_LANE_BYTES_PER_S * 2 ** (generation - 1) * lanes
-        return bytes_per_s * self._interval_s < _WRAP
-
 
 # A removed device is not called for this time.
 PROBE_INTERVAL_S = 10.0
@@ -135,25 +52,62 @@ _NVLINK_OF_GPM: dict[SeriesKey, int] = {
 }
 
 
+@dataclass(slots=True)
+class DeviceMemory:
+    """What outlives the handles and sessions of one GPU.
+
+    ``denied``: the readers already reported as not permitted. ``parts``: as for FieldBatch.
+    """
+
+    busy: Integral = field(default_factory=Integral)
+    energy: Integral = field(default_factory=Integral)
+    pcie_bytes: PcieBytes = field(default_factory=PcieBytes)
+    parts: Parts = field(default_factory=dict)
+    denied: set[str] = field(default_factory=set)
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceContext:
-    """The objects that the devices of one NVML session share."""
+    """The objects that the devices of one NVML session share. ``memories``: by UUID."""
 
     sink: DeviceSink
     ledger: XidLedger
-    events: EventWatcher
-    gpm: GpmWorker
+    events: EventPoller
+    memories: dict[str, DeviceMemory]
+    gpm: GpmTurns = field(default_factory=GpmTurns)
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
 
 
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """What reads a device through one handle, in one MIG mode.
+
+    ``supports`` returns whether the device supports a field, or None if that is unknown.
+    """
+
+    handle: Any
+    schedule: Schedule
+    supports: Callable[[int], bool | None]
+    processes: GpuProcessReader
+    gpm: Gpm
+    events: GpuEvents
+
+
 class NvmlDevice:
-    """The device at ``index``. Only its own loop calls ``step``; the watchdog reads ``devices``."""
+    """The device at ``index``. Only its own loop calls ``step``; the watchdog reads the rest.
+
+    ``settled``: it is read, so that all its MIG devices are known. ``stuck``: the watchdog has
+    reported that ``step`` does not return. ``replaced``: another device is at its index.
+    """
 
     def __init__(self, index: int, context: DeviceContext, interval_s: float) -> None:
         # The key of a device whose UUID has not been read yet.
         self.device = Device(uuid=f"unknown-{index}", index=index, name="")
         self.library_gone = False
+        self.replaced = False
+        self.settled = False
+        self.stuck = False
         self.reason = ""
         self.costs = CallCosts()
         self._context = context
@@ -161,18 +115,13 @@ class NvmlDevice:
         self._index = index
         self._interval_s = interval_s
         self._probe_at = 0.0
-        self._handle: Any = None
-        self._handle_valid = True
-        self._denied: set[str] = set()
-        self._busy, self._energy = Integral(), Integral()
-        self._pcie_bytes = PcieBytes(interval_s)
-        self._parts: Parts = {}
+        self._memory = DeviceMemory()
+        self._events: GpuEvents | None = None
+        self._access: _Access | None = None
         self._read_at: float | None = None
-        self._mig = MigDevices(context.sink, context.gpm, self.costs, interval_s)
+        self._make_gpm = partial(Gpm, context.gpm, self.costs, interval_s, self._monotonic)
+        self._mig = MigDevices(context.sink, self._make_gpm, self.costs, interval_s)
         self._mig_mode = 0.0
-        self._settled = False
-        self._watched = False
-        self._reported_stuck = False
 
     @property
     def known(self) -> bool:
@@ -180,34 +129,22 @@ class NvmlDevice:
         return bool(self.device.name)
 
     @property
-    def settled(self) -> bool:
-        """Whether it is read, so that all its MIG devices are known."""
-        return self._settled
-
-    @property
     def devices(self) -> tuple[Device, ...]:
         """The GPU and its MIG devices."""
         return (self.device, *self._mig.devices)
 
-    def move(self, index: int) -> None:
-        """Set a new index after devices came or went; handles may have died."""
-        self._index = index
-        self._handle_valid = False
-
     def step(self) -> None:
         """Read the device once and publish the result."""
-        self._reported_stuck = False
+        self.stuck = False
         if self.library_gone:
             return
         if self.reason and self._monotonic() < self._probe_at:
             self._publish_down()
             return
         try:
-            if self._handle is None or not self._handle_valid:
-                self._open()
-            self._read()
+            self._read(self._access or self._open())
             self.reason = ""
-            self._settled = True
+            self.settled = True
         except LibraryGone:
             self.library_gone = True
             self.reason = "driver"
@@ -217,8 +154,16 @@ class NvmlDevice:
 
     def publish_stuck(self) -> None:
         """Report the device as stuck; for the watchdog, while ``step`` does not return."""
-        self._reported_stuck = True
+        self.stuck = True
+        self._context.gpm.end(self.device.uuid)
         self._publish_down("stuck")
+
+    def close(self) -> None:
+        """Free what NVML has allocated; only while ``step`` does not run."""
+        self._mig.close()
+        access, self._access = self._access, None
+        if access is not None:
+            access.gpm.close()
 
     def _publish_down(self, reason: str = "") -> None:
         now = self._wall()
@@ -231,101 +176,107 @@ class NvmlDevice:
         if reason != self.reason:
             logger.warning("device %s (%s): %s", self._index, self.device.uuid, reason)
         self.reason = reason
-        self._settled = False
+        self.settled = False
         self._probe_at = self._monotonic() + PROBE_INTERVAL_S
-        self._handle = None
+        self.close()
         self._publish_down()
 
-    def _open(self) -> None:
+    def _open(self) -> _Access:
         """Get the handle and read the facts. Raises DeviceGone, LibraryGone."""
-        self._handle_valid = True
         try:
             handle = self.costs.measure("facts", pynvml.nvmlDeviceGetHandleByIndex, self._index)
             uuid, name = identify(handle, self.costs)
         except pynvml.NVMLError as error:
             raise DeviceGone(reason_of(classify(error))) from error
         if self.known and uuid != self.device.uuid:
-            # Another device is at this index; the session will assign it.
+            self.replaced = True
             raise DeviceGone("lost")
         facts = read_facts(handle, self.costs)
-        self._fans = count_fans(handle, self.costs)
         if not self.known:
             self._context.sink.forget_device(self.device.uuid)
         self.device = Device(uuid=uuid, index=self._index, name=name, info=facts)
-        self._handle = handle
+        self._memory = self._context.memories.setdefault(uuid, DeviceMemory())
         self._mig.find_again()
-        self._prepare()
-        self._watched = False
+        return self._prepare(handle, self._renewed_events())
 
-    def _prepare(self) -> None:
+    def _renewed_events(self) -> GpuEvents:
+        if self._events is None:
+            # If the address cannot be read, the UUID identifies the GPU.
+            address = self.device.info.get("pci_bus_id", self.device.uuid)
+            context = self._context
+            self._events = GpuEvents(self.device.uuid, address, context.ledger, self.costs)
+            context.events.add(self._events)
+        self._events.renew()
+        return self._events
+
+    def _prepare(self, handle: Any, events: GpuEvents) -> _Access:
         """Create all readers again: support differs by driver and by MIG mode."""
-        clocks = (self._wall, self._monotonic)
-        readers, self._supports = readers_of(
+        memory, clocks = self._memory, (self._wall, self._monotonic)
+        readers, supports = readers_of(
             self.device.info.get("driver_version", ""),
-            self._fans,
-            busy_samples(self._busy, *clocks).read,
-            energy_samples(self._energy, *clocks).read,
-            self._parts,
+            count_fans(handle, self.costs),
+            busy_samples(memory.busy, self._wall).read,
+            energy_samples(memory.energy, self._wall).read,
+            memory.parts,
         )
-        self._schedule = Schedule(
-            *(readers, self._index, self.costs, self._supports, self._denied, self._interval_s),
-            monotonic=self._monotonic,
-        )
-        self._processes = GpuProcessReader(self.costs, self._index, self._interval_s, *clocks)
+        shared = (self.costs, supports, memory.denied, self._interval_s, self._monotonic)
         self._read_at = None
-        self._pcie_bytes.begin()
-        # A GPU has no GPM of its own while it is in MIG mode.
-        self._context.gpm.add(self.device.uuid, self._handle)
+        self._access = _Access(
+            handle,
+            Schedule(readers, self._index, *shared),
+            supports,
+            GpuProcessReader(self.costs, self._index, self._interval_s, *clocks),
+            self._make_gpm(self.device.uuid, handle),
+            events,
+        )
+        return self._access
 
-    def _read(self) -> None:
+    def _read(self, access: _Access) -> None:
         now = self._wall()
-        values = self._schedule.read(self._handle)
-        if not self._watched:
-            self._watch()
-        self._integrate(values)
-        self._processes.read(self._handle)
+        values = access.schedule.read(access.handle)
+        # After a good reading, since a registration takes calls of its own.
+        access.events.register(access.handle, self._monotonic())
+        self._integrate(values, access.schedule)
         # A missing value means no change.
         mig_mode = values.get(MIG_MODE, self._mig_mode)
         if mig_mode != self._mig_mode:
-            self._change_mig_mode(mig_mode)
+            access = self._change_mig_mode(mig_mode, access)
+        processes = access.processes
+        processes.read(access.handle)
         # Before the GPU is published, as the instances' processes may have to be queried.
         instances: tuple[DeviceSample, ...] = ()
         if self._mig_mode:
-            instances = tuple(self._mig.read(self.device, self._handle, now, self._processes))
-        self._processes.keep_instances(self._mig.instance_ids)
-        self._add_gpm(values)
+            instances = tuple(self._mig.read(self.device, access.handle, now, processes))
+        processes.keep_instances(self._mig.instance_ids)
+        self._add_gpm(values, access)
         values.update(self._context.ledger.values(self.device.uuid))
-        processes = self._processes.of_gpu(self._mig.instance_ids)
-        if self._reported_stuck:
+        if self.stuck:
             # A call has returned late: these values, and their time, are from before it.
             return
         publish = self._context.sink.publish_device
-        publish(DeviceSample(self.device, now, values, processes=processes))
+        on_gpu = processes.of_gpu(self._mig.instance_ids)
+        publish(DeviceSample(self.device, now, values, processes=on_gpu))
         for sample in instances:
             publish(sample)
 
-    def _watch(self) -> None:
-        """Register events after the first good reading, since that takes calls of its own."""
-        self._watched = True
-        # If the address cannot be read, the UUID identifies the GPU.
-        address = self.device.info.get("pci_bus_id", self.device.uuid)
-        self._context.events.register(self.device.uuid, address, self._handle)
-
-    def _change_mig_mode(self, mode: float) -> None:
+    def _change_mig_mode(self, mode: float, access: _Access) -> _Access:
         self._mig_mode = mode
         if not mode:
             self._mig.clear()
-        self._prepare()
+        access.gpm.close()
+        return self._prepare(access.handle, access.events)
 
-    def _add_gpm(self, values: Values) -> None:
-        gpm = self._context.gpm.values(self.device.uuid)
-        self._pcie_bytes.count(values, gpm)
+    def _add_gpm(self, values: Values, access: _Access) -> None:
+        # A GPU has no GPM of its own while it is in MIG mode.
+        gpm = {} if self._mig_mode else access.gpm.read()
+        has_gpm = access.gpm.supported and not self._mig_mode
+        self._memory.pcie_bytes.count(values, gpm if has_gpm else None)
         for key, value in gpm.items():
             number = _NVLINK_OF_GPM.get(key)
-            if key not in PCIE_BYTES and (number is None or self._supports(number) is False):
+            if key not in PCIE_BYTES and (number is None or access.supports(number) is False):
                 values[key] = value
 
-    def _integrate(self, values: Values) -> None:
+    def _integrate(self, values: Values, schedule: Schedule) -> None:
         """Integrate the utilization of devices without sample buffers into busy time.
 
         A gap of more than three intervals adds nothing.
@@ -333,8 +284,9 @@ class NvmlDevice:
         now = self._monotonic()
         before, self._read_at = self._read_at, now
         busy_ratio = values.get(UTILIZATION)
-        if busy_ratio is None or self._schedule.has("utilization_samples"):
+        if busy_ratio is None or schedule.has("utilization_samples"):
             return
+        busy = self._memory.busy
         if before is not None and now - before <= 3 * self._interval_s:
-            self._busy.total += busy_ratio * (now - before)
-        values[BUSY_SECONDS] = round(self._busy.total, 6)
+            busy.total += busy_ratio * (now - before)
+        values[BUSY_SECONDS] = round(busy.total, 6)

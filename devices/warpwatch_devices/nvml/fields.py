@@ -16,9 +16,26 @@ from typing import Any
 import pynvml
 
 from warpwatch_devices.nvml.library import Meaning, function, meaning_of
-from warpwatch_devices.nvml.tiers import TimedReader
 from warpwatch_telemetry.catalogue import ECC_LOCATIONS, PCIE_ERRORS, VIOLATION_POLICIES
 from warpwatch_telemetry.metric import SeriesKey, Values
+
+
+@dataclass(slots=True, eq=False)
+class TimedReader:
+    """A reader that runs every ``period_s`` seconds; 0 means every round.
+
+    ``name`` is its label in nvml_calls_total; readers of the same kind share one. With
+    ``instead_of`` it runs only on devices that lack this field. ``calls`` and ``refusals`` (return
+    codes of single values) are those of the last reading.
+    """
+
+    name: str
+    read: Callable[[Any], Values]
+    period_s: float = 0.0
+    instead_of: int = 0
+    calls: int = 1
+    refusals: Sequence[int] = ()
+
 
 # As scopeId: the sum over all links.
 ALL_LINKS = 0xFFFFFFFF
@@ -188,8 +205,6 @@ RARE_FIELDS: tuple[Field, ...] = (
 
 # nvmlFieldValue_t: fieldId, scopeId, timestamp (µs), latencyUsec, valueType, nvmlReturn, value.
 _ANSWER = struct.Struct("=IIqqIIQ")
-# Links without a value, while other links have one, are read again after this many readings.
-_RETRY_READINGS = 6
 # Codes of a single field that concern the whole device.
 _OF_THE_DEVICE = (Meaning.LIBRARY, Meaning.LOST, Meaning.RESET_REQUIRED)
 _FINAL = (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION)
@@ -253,8 +268,8 @@ class GrowthRate:
 class FieldBatch:
     """Some fields of one device, which ``reader`` reads in one call.
 
-    Unsupported fields are left out: their numbers are in ``unsupported``. ``parts`` keeps the last
-    value of each link while the link does not reply.
+    Fields whose number is unsupported, on all links, are left out: ``unsupported`` has these
+    numbers. ``parts`` keeps the last value of each link while the link does not reply.
     """
 
     def __init__(
@@ -268,8 +283,6 @@ class FieldBatch:
         self.answered: set[int] = set()
         self.unsupported: set[int] = set()
         self._parts: Parts = {} if parts is None else parts
-        self._resting: list[Field] = []
-        self._readings = 0
         self._rates = {f.number: GrowthRate() for f in fields if f.rate}
         self._keep(fields)
 
@@ -287,15 +300,13 @@ class FieldBatch:
         """Read all fields. Raises NVMLError if no field has a value or the device is gone."""
         if not self._fields:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        self._readings += 1
-        if self._resting and self._readings % _RETRY_READINGS == 0:
-            fields, self._resting = [*self._fields, *self._resting], []
-            self._keep(fields)
         self.reader.calls = 1
         self._answers[:] = self._template
-        code = function("nvmlDeviceGetFieldValues")(handle, len(self._fields), self._pointer)
-        if code != pynvml.NVML_SUCCESS:
-            self._refused(handle, code)
+        code = self._call(handle, 0, len(self._fields))
+        if meaning_of(code) is Meaning.UNSUPPORTED:
+            self._read_one_by_one(handle)
+        elif code != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(code)
         values: Values = {}
         failures: dict[Field, int] = {}
         for field, (_, _, time_us, _, kind, code, raw) in zip(
@@ -316,14 +327,21 @@ class FieldBatch:
         self._sum(values)
         return values
 
-    def _sum(self, values: Values) -> None:
-        """Add up the series of several fields, each with its last value."""
-        sums: Values = {}
-        for field in (*self._fields, *self._resting):
-            if field.adds and field in self._parts:
-                for key in field.series:
-                    sums[key] = sums.get(key, 0) + self._parts[field]
-        values.update(sums)
+    def _call(self, handle: Any, first: int, number: int) -> int:
+        """Read ``number`` fields from the one in place ``first``; return the code of the call."""
+        pointer = ctypes.byref(self._pointer, first * _ANSWER.size)
+        return function("nvmlDeviceGetFieldValues")(handle, number, pointer)
+
+    def _read_one_by_one(self, handle: Any) -> None:
+        """Read each field by itself, as an old driver refuses a whole batch for one field."""
+        self.reader.calls += len(self._fields)
+        for place, one in enumerate(self._fields):
+            code = self._call(handle, place, 1)
+            if meaning_of(code) is Meaning.UNSUPPORTED:
+                refused = (one.number, one.scope, 0, 0, 0, code, 0)
+                _ANSWER.pack_into(self._answers, place * _ANSWER.size, *refused)
+            elif code != pynvml.NVML_SUCCESS:
+                raise pynvml.NVMLError(code)
 
     def _add(self, field: Field, value: float, time_us: int, values: Values) -> None:
         if field.instead_of and field.instead_of not in self.unsupported:
@@ -341,29 +359,14 @@ class FieldBatch:
             if per_second is not None:
                 values[field.rate] = per_second
 
-    def _refused(self, handle: Any, code: int) -> None:
-        """Find by halves the fields that an old driver refuses, and read the others."""
-        if meaning_of(code) is not Meaning.UNSUPPORTED:
-            raise pynvml.NVMLError(code)
-        self._ask(handle, 0, len(self._fields), code)
-
-    def _ask(self, handle: Any, begin: int, end: int, code: int) -> None:
-        """Read the fields from ``begin`` to ``end``, which were refused together with ``code``."""
-        size = _ANSWER.size
-        if end - begin == 1:
-            field = self._fields[begin]
-            refused = (field.number, field.scope, 0, 0, 0, code, 0)
-            _ANSWER.pack_into(self._answers, begin * size, *refused)
-            return
-        middle = (begin + end) // 2
-        for first, last in ((begin, middle), (middle, end)):
-            pointer = ctypes.byref(self._pointer, first * size)
-            answer = function("nvmlDeviceGetFieldValues")(handle, last - first, pointer)
-            self.reader.calls += 1
-            if meaning_of(answer) is Meaning.UNSUPPORTED and answer != pynvml.NVML_SUCCESS:
-                self._ask(handle, first, last, answer)
-            elif answer != pynvml.NVML_SUCCESS:
-                raise pynvml.NVMLError(answer)
+    def _sum(self, values: Values) -> None:
+        """Add up the series of several fields, each with its last value."""
+        sums: Values = {}
+        for field in self._fields:
+            if field.adds and field in self._parts:
+                for key in field.series:
+                    sums[key] = sums.get(key, 0) + self._parts[field]
+        values.update(sums)
 
     def _settle(self, failures: dict[Field, int]) -> None:
         """Drop unsupported fields; raise if no field has a value or the device is gone."""
@@ -378,12 +381,11 @@ class FieldBatch:
         if failures or not self.answered:
             self._learn(failures, {f for f, meaning in meanings.items() if meaning in _FINAL})
 
-    def _learn(self, failures: dict[Field, int], dropped: set[Field]) -> None:
-        answered = {field.number for field in self._fields if field not in failures}
-        self.answered |= answered
-        self.unsupported |= {field.number for field in dropped} - self.answered
-        replaced = {field for field in self._fields if field.instead_of in self.answered}
-        self._resting += [f for f in dropped - replaced if f.number in self.answered]
-        dropped |= replaced
-        if dropped:
-            self._keep([field for field in self._fields if field not in dropped])
+    def _learn(self, failures: dict[Field, int], refused: set[Field]) -> None:
+        """Leave out what is unsupported, and what is replaced by a supported field."""
+        self.answered |= {f.number for f in self._fields if f not in failures}
+        self.unsupported |= {f.number for f in refused} - self.answered
+        replaced = {f.number for f in self._fields if f.instead_of in self.answered}
+        dropped = self.unsupported | replaced
+        if any(f.number in dropped for f in self._fields):
+            self._keep([f for f in self._fields if f.number not in dropped])

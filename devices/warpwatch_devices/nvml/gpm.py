@@ -1,8 +1,7 @@
 """Reads GPM through NVML: the hardware counters of Hopper and newer devices.
 
-One thread reads all devices in turn, because parallel calls have crashed drivers. A GPU whose call
-does not return blocks that thread; another one then reads the other GPUs, and takes the GPU back
-some time after its call has returned. A round costs one sample and one evaluation per device.
+Each GPU's loop reads its counters and those of its GPU instances, one GPU at a time, because
+parallel calls have crashed drivers. A reading costs one sample and one evaluation.
 
 Identifiers and units are those of nvml.h: shares in per cent, traffic in MiB/s. NVML evaluates the
 time between two samples, with a return code per metric.
@@ -15,18 +14,13 @@ import ctypes
 import logging
 import math
 import struct
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pynvml
 
-from warpwatch_devices.nvml.library import CallCosts, Meaning, address_of, code_of, meaning_of
-from warpwatch_runtime.call_guard import CallGuard, GuardedLoop
-from warpwatch_runtime.supervisor import LoopRunner
+from warpwatch_devices.nvml.library import CallCosts, Meaning, classify, meaning_of
 from warpwatch_telemetry.metric import SeriesKey, Values
 
 logger = logging.getLogger(__name__)
@@ -128,73 +122,14 @@ def traffic_of(answers: Iterable[Answer]) -> dict[str, float]:
     }
 
 
-@dataclass(slots=True, eq=False)
-class GpmDevice:
-    """A GPU or GPU instance; ``physical`` is the GPU that its calls reach.
-
-    ``earlier`` holds the sample of the time ``sampled_at``; ``spare`` takes the next one.
-    """
-
-    uuid: str
-    handle: Any
-    gpu_instance: int | None
-    physical: int
-    request: GpmRequest | None = None
-    earlier: Any = None
-    spare: Any = None
-    sampled_at: float | None = None
-    polled: bool = True
-    retry_at: float = 0.0
-    traffic_bytes: dict[str, float] = field(default_factory=dict)
-    values: Values = field(default_factory=dict)
-    read_at: float = 0.0
-
-    @property
-    def buffers(self) -> tuple[Any, ...]:
-        return tuple(buffer for buffer in (self.earlier, self.spare) if buffer is not None)
-
-
-@dataclass(slots=True, eq=False)
-class GivenUp:
-    """A GPU whose call did not return.
-
-    ``names``: it and its instances; ``devices``: those to be read again; ``times``: how often this
-    happened; ``back_at``: the time to read again.
-    """
-
-    times: int = 0
-    guard: CallGuard | None = None
-    names: set[str] = field(default_factory=set)
-    devices: dict[str, GpmDevice] = field(default_factory=dict)
-    back_at: float | None = None
-
-    def due(self, now: float, at_most: int, after_s: float) -> bool:
-        """Return whether the call has returned long enough ago to read the GPU again.
-
-        The pause doubles each time; after ``at_most`` times the GPU is never read again.
-        """
-        if self.guard is None or self.guard.in_flight or self.times > at_most:
-            return False
-        if self.back_at is None:
-            self.back_at = now + after_s * 2 ** (self.times - 1)
-        return now >= self.back_at
-
-
 READER = "gpm"
 # The driver refreshes the counters every 100 ms (nvml.h); over long windows they may wrap.
 MIN_WINDOW_S = 0.1
 MAX_WINDOW_S = 600.0
-# With a shorter interval the window would be too short in every other round.
-MIN_INTERVAL_S = 0.12
 # Values expire after this many intervals.
 FRESH_INTERVALS = 3
-# A lost device is not called for this time.
-LOST_RETRY_S = 10.0
-# A GPU whose call has returned is read again after this pause, which doubles each time.
-TAKE_BACK_AFTER_S = 10.0
-MAX_TAKEN_BACK = 3
-# The longest wait of ``close`` for a call to return.
-CLOSE_TIMEOUT_S = 0.5
+# A GPU waits this long for the others; eight need some 10 ms.
+MAX_WAIT_S = 0.2
 
 _NO_PERMISSION = (
     "GPM of device %s may not be read: the driver restricts profiling to administrators; load the "
@@ -203,227 +138,164 @@ _NO_PERMISSION = (
 )
 
 
-class GpmWorker:
-    """The GPM of all devices of one NVML session. Only the worker's thread calls NVML."""
+class _Turn:
+    """A lock, and the GPU that holds it. ``ended``: the others do not wait for it any more."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.gpu = ""
+        self.ended = False
+
+
+class GpmTurns:
+    """Lets the GPUs of one NVML session read their counters one at a time."""
+
+    def __init__(self) -> None:
+        self._turn = _Turn()
+        self._warned = False
+
+    @contextlib.contextmanager
+    def turn(self, gpu: str) -> Iterator[_Turn | None]:
+        """Yield the turn, or None if another GPU has it for too long."""
+        turn = self._turn
+        if not turn.lock.acquire(timeout=MAX_WAIT_S):
+            yield None
+            return
+        turn.gpu = gpu
+        try:
+            yield turn
+        finally:
+            turn.gpu = ""
+            turn.lock.release()
+
+    def end(self, gpu: str) -> None:
+        """Let the others read without this GPU, whose call does not return."""
+        if self._turn.gpu == gpu:
+            self._turn.ended = True
+            self._turn = _Turn()
+
+    def warn(self, gpu: str) -> None:
+        """Log once that profiling is not permitted."""
+        if not self._warned:
+            self._warned = True
+            logger.warning(_NO_PERMISSION, gpu)
+
+
+class Gpm:
+    """The counters of one GPU or GPU instance, for the loop of that GPU.
+
+    ``handle`` is the GPU's; with ``gpu_instance`` this instance is read through it.
+    """
 
     def __init__(
         self,
-        supervisor: LoopRunner,
+        turns: GpmTurns,
+        costs: CallCosts,
         interval_s: float,
-        stuck_after_s: float,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float],
+        gpu: str,
+        handle: Any,
+        gpu_instance: int | None = None,
     ) -> None:
+        self.handle = handle
+        # Whether it may have values.
+        self.supported = True
+        self._turns = turns
+        self._costs = costs
+        self._max_age_s = FRESH_INTERVALS * interval_s
         self._monotonic = monotonic
-        self.costs = CallCosts()
-        self._interval_s = max(interval_s, MIN_INTERVAL_S)
-        # The limit is per GPU instead: one that was given up too often is not read again.
-        loop = (supervisor, "gpm", self._interval_s, self._round, sys.maxsize)
-        self._loop = GuardedLoop(*loop, monotonic)
-        self._stuck_after_s = stuck_after_s
-        self._lock = threading.Lock()
-        self._devices: dict[str, GpmDevice] = {}
-        self._removed: list[GpmDevice] = []
-        # By GPU. One that is read again stays here, without a guard.
-        self._given_up: dict[int, GivenUp] = {}
-        self._closed = False
-        self._warned = False
+        self._gpu = gpu
+        self._gpu_instance = gpu_instance
+        self._request: GpmRequest | None = None
+        # The sample of the time ``_sampled_at``, and the buffer of the next one.
+        self._earlier: Any = None
+        self._spare: Any = None
+        self._sampled_at: float | None = None
+        self._traffic_bytes: dict[str, float] = {}
+        self._values: Values = {}
+        self._read_at = 0.0
 
-    def add(
-        self, uuid: str, handle: Any, gpu_instance: int | None = None, parent_handle: Any = None
-    ) -> None:
-        """Read this device from now on; a known one starts again.
-
-        A GPU instance is read through ``parent_handle``. Devices of a stuck GPU wait until it is
-        read again.
-        """
-        asked = handle if parent_handle is None else parent_handle
-        device = GpmDevice(uuid, asked, gpu_instance, address_of(asked))
-        with self._lock:
-            if self._closed:
-                return
-            given_up = self._given_up.get(device.physical)
-            if given_up is not None and given_up.guard is not None:
-                given_up.names.add(uuid)
-                given_up.devices[uuid] = device
-                return
-            self._drop(uuid)
-            self._devices[uuid] = device
-            self._loop.begin()
-
-    def remove(self, uuid: str) -> None:
-        with self._lock:
-            self._drop(uuid)
-            for given_up in self._given_up.values():
-                given_up.devices.pop(uuid, None)
-
-    def values(self, uuid: str) -> Values:
-        """Return the last values, or none if they are too old."""
-        with self._lock:
-            device = self._devices.get(uuid)
-            if device is None:
-                return {}
-            age_s = self._monotonic() - device.read_at
-            return dict(device.values) if age_s <= FRESH_INTERVALS * self._interval_s else {}
-
-    @property
-    def given_up(self) -> frozenset[str]:
-        """Devices whose call did not return, and which are not read again."""
-        with self._lock:
-            every = (given_up for given_up in self._given_up.values() if given_up.guard is not None)
-            return frozenset(uuid for given_up in every for uuid in given_up.names)
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether a call is inside NVML."""
-        return self._loop.in_flight
-
-    def watch(self) -> None:
-        """Replace the worker if its call does not return. Never calls NVML."""
-        guard = self._loop.guard
-        stuck = self._loop.give_up_if_stuck(self._stuck_after_s)
-        if isinstance(stuck, GpmDevice):
-            self._give_up(guard, stuck)
-        self._take_back()
-
-    def _give_up(self, guard: CallGuard, stuck: GpmDevice) -> None:
-        with self._lock:
-            given_up = self._given_up.setdefault(stuck.physical, GivenUp())
-            given_up.times += 1
-            given_up.guard, given_up.back_at = guard, None
-            given_up.names = {stuck.uuid}
-            for device in list(self._devices.values()):
-                if device.physical == stuck.physical:
-                    given_up.names.add(device.uuid)
-                    given_up.devices[device.uuid] = self._devices.pop(device.uuid)
-            # The call may still write into the buffers of a device that was removed meanwhile.
-            self._removed = [old for old in self._removed if old.physical != stuck.physical]
-            self._loop.begin()
-        for_good = given_up.times > MAX_TAKEN_BACK
-        until = "until NVML is restarted" if for_good else "until it does"
-        logger.error("GPM of device %s does not return: given up %s", stuck.uuid, until)
-
-    def _take_back(self) -> None:
-        """Read GPUs again whose call returned some time ago; their counters continue."""
-        now = self._monotonic()
-        with self._lock:
-            for given_up in self._given_up.values():
-                if self._closed or not given_up.due(now, MAX_TAKEN_BACK, TAKE_BACK_AFTER_S):
-                    continue
-                for old in given_up.devices.values():
-                    new = GpmDevice(old.uuid, old.handle, old.gpu_instance, old.physical)
-                    new.traffic_bytes = old.traffic_bytes
-                    self._devices[old.uuid] = new
-                    self._removed.append(old)
-                    logger.info("GPM of device %s is read again", old.uuid)
-                given_up.guard, given_up.devices = None, {}
+    def read(self) -> Values:
+        """Return the newest values, or none if they are too old. Raises LibraryGone, DeviceGone."""
+        before = self._sampled_at
+        if self.supported and (before is None or self._monotonic() - before >= MIN_WINDOW_S):
+            with self._turns.turn(self._gpu) as turn:
+                if turn is not None:
+                    self._poll(turn)
+        fresh = self._monotonic() - self._read_at <= self._max_age_s
+        return self._values if fresh else {}
 
     def close(self) -> None:
-        """Free the buffers, unless a call may still use them."""
-        with self._lock:
-            self._closed = True
-        if not self._loop.close(CLOSE_TIMEOUT_S):
-            return
-        with self._lock:
-            devices = [*self._devices.values(), *self._removed]
-            self._devices, self._removed = {}, []
-        for device in devices:
-            for buffer in device.buffers:
-                with contextlib.suppress(pynvml.NVMLError):
-                    pynvml.nvmlGpmSampleFree(buffer)
-
-    def _drop(self, uuid: str) -> None:
-        device = self._devices.pop(uuid, None)
-        if device is not None:
-            self._removed.append(device)
-
-    def _round(self, guard: CallGuard) -> None:
-        with self._lock:
-            devices = list(self._devices.values())
-            removed, self._removed = self._removed, []
-        for device in removed:
-            self._free(guard, device)
-        now = self._monotonic()
-        for device in devices:
-            if device.polled and now >= device.retry_at and self._known(device):
-                self._poll(guard, device)
-
-    def _known(self, device: GpmDevice) -> bool:
-        """Return whether the device was not removed while others were read."""
-        return self._devices.get(device.uuid) is device
-
-    def _free(self, guard: CallGuard, device: GpmDevice) -> None:
-        for buffer in device.buffers:
+        """Free the buffers."""
+        buffers = [buffer for buffer in (self._earlier, self._spare) if buffer is not None]
+        self._earlier = self._spare = self._request = None
+        for buffer in buffers:
             with contextlib.suppress(pynvml.NVMLError):
-                self._call(guard, device, pynvml.nvmlGpmSampleFree, buffer)
+                pynvml.nvmlGpmSampleFree(buffer)
 
-    def _call(self, guard: CallGuard, device: GpmDevice, *call: Any) -> Any:
-        """Call NVML once for the device. Raises NVMLError and CallAbandoned."""
-        return guard.call(device, self.costs.measure, READER, *call)
-
-    def _poll(self, guard: CallGuard, device: GpmDevice) -> None:
+    def _poll(self, turn: _Turn) -> None:
         try:
-            if device.request is None and not self._prepare(guard, device):
-                device.polled = False
-                return
-            self._read(guard, device)
+            if self._request is None:
+                self._request = self._prepare(turn)
+            if self._request is None:
+                self.supported = False
+            else:
+                self._sample(turn, self._request)
         except pynvml.NVMLError as error:
-            self._judge(device, meaning_of(code_of(error)))
+            self._refused(classify(error))
 
-    def _prepare(self, guard: CallGuard, device: GpmDevice) -> bool:
-        """Return whether the device has GPM; then its buffers exist."""
-        support = self._call(guard, device, pynvml.nvmlGpmQueryDeviceSupport, device.handle)
+    def _prepare(self, turn: _Turn) -> GpmRequest | None:
+        """Return the request, or None without GPM."""
+        support = self._call(turn, pynvml.nvmlGpmQueryDeviceSupport, self.handle)
         if not support.isSupportedDevice:
-            return False
-        device.earlier = device.earlier or self._call(guard, device, pynvml.nvmlGpmSampleAlloc)
-        device.spare = device.spare or self._call(guard, device, pynvml.nvmlGpmSampleAlloc)
-        device.request = GpmRequest()
-        return True
+            return None
+        self._earlier = self._earlier or self._call(turn, pynvml.nvmlGpmSampleAlloc)
+        self._spare = self._spare or self._call(turn, pynvml.nvmlGpmSampleAlloc)
+        return GpmRequest()
 
-    def _read(self, guard: CallGuard, device: GpmDevice) -> None:
+    def _call(self, turn: _Turn, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call NVML. Raises NVMLError, also after a call that has returned too late."""
+        if turn.ended:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        return self._costs.measure(READER, call, *arguments)
+
+    def _sample(self, turn: _Turn, request: GpmRequest) -> None:
         """Take a sample, and evaluate the time since the last one."""
-        before = device.sampled_at
-        if before is not None and self._monotonic() - before < MIN_WINDOW_S:
-            return
-        if device.gpu_instance is None:
-            self._call(guard, device, pynvml.nvmlGpmSampleGet, device.handle, device.spare)
+        if self._gpu_instance is None:
+            self._call(turn, pynvml.nvmlGpmSampleGet, self.handle, self._spare)
         else:
-            instance = (device.handle, device.gpu_instance, device.spare)
-            self._call(guard, device, pynvml.nvmlGpmMigSampleGet, *instance)
-        device.sampled_at = now = self._monotonic()
-        device.earlier, device.spare = device.spare, device.earlier
-        if before is not None and now - before <= MAX_WINDOW_S:
-            self._evaluate(guard, device, now - before)
-
-    def _evaluate(self, guard: CallGuard, device: GpmDevice, window_s: float) -> None:
-        request = device.request
-        assert request is not None
+            instance = (self.handle, self._gpu_instance, self._spare)
+            self._call(turn, pynvml.nvmlGpmMigSampleGet, *instance)
+        before, now = self._sampled_at, self._monotonic()
+        self._sampled_at = now
+        self._earlier, self._spare = self._spare, self._earlier
+        if before is None or now - before > MAX_WINDOW_S:
+            return
         # Since the exchange of the buffers the spare one holds the older sample.
-        argument = request.between(device.spare, device.earlier)
-        self._call(guard, device, pynvml.nvmlGpmMetricsGet, argument)
+        argument = request.between(self._spare, self._earlier)
+        self._call(turn, pynvml.nvmlGpmMetricsGet, argument)
         answers = request.answers()
         denied = refused(answers)
         request.drop(denied)
         if not request.metrics:
             forbidden = Meaning.NO_PERMISSION in denied.values()
-            self._judge(device, Meaning.NO_PERMISSION if forbidden else Meaning.UNSUPPORTED)
+            self._refused(Meaning.NO_PERMISSION if forbidden else Meaning.UNSUPPORTED)
             return
-        values = shares_of(answers)
-        for name, rate in traffic_of(answers).items():
-            total = device.traffic_bytes.get(name, 0.0) + rate * window_s
-            device.traffic_bytes[name] = total
-            values[f"{name}_bytes_per_second", ()] = round(rate)
-        for name, total in device.traffic_bytes.items():
-            values[f"{name}_bytes_total", ()] = round(total)
-        with self._lock:
-            device.values, device.read_at = values, self._monotonic()
+        self._values, self._read_at = self._series(answers, now - before), now
 
-    def _judge(self, device: GpmDevice, meaning: Meaning) -> None:
-        """Decide by an error whether to read the device again at once, later, or never."""
-        if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION, Meaning.LIBRARY):
-            device.polled = False
-        elif meaning in (Meaning.LOST, Meaning.RESET_REQUIRED):
-            device.retry_at = self._monotonic() + LOST_RETRY_S
-            device.sampled_at = None
-        if meaning is Meaning.NO_PERMISSION and not self._warned:
-            self._warned = True
-            logger.warning(_NO_PERMISSION, device.uuid)
+    def _series(self, answers: list[Answer], window_s: float) -> Values:
+        values: Values = dict(shares_of(answers))
+        for name, rate in traffic_of(answers).items():
+            total = self._traffic_bytes.get(name, 0.0) + rate * window_s
+            self._traffic_bytes[name] = total
+            values[f"{name}_bytes_per_second", ()] = round(rate)
+        for name, total in self._traffic_bytes.items():
+            values[f"{name}_bytes_total", ()] = round(total)
+        return values
+
+    def _refused(self, meaning: Meaning) -> None:
+        """Stop reading a device that will never answer; any other error is repeated."""
+        if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
+            self.supported = False
+        if meaning is Meaning.NO_PERMISSION:
+            self._turns.warn(self._gpu)

@@ -1,4 +1,4 @@
-"""Loads NVML, gives each return code its meaning, and counts the cost of calls.
+"""Loads NVML, gives each return code its meaning, counts the cost of calls, describes devices.
 
 The policy follows nvml.h's description of its return codes. A value that is not supported stays so
 until the device or the driver changes. A lost device is left alone. An unknown code concerns one
@@ -14,9 +14,12 @@ import struct
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pynvml
+
+from warpwatch_devices.memory_groups import read_text
 
 LIBRARY = "libnvidia-ml.so.1"
 LIBRARY_ENV = "WARPWATCH_NVML_LIBRARY"
@@ -288,3 +291,75 @@ class Buffer:
         if code != pynvml.NVML_SUCCESS:
             raise pynvml.NVMLError(code)
         return self._layout.iter_unpack(self._bytes[: count.value * self._layout.size])
+
+
+_ARCHITECTURES = {
+    pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",
+    pynvml.NVML_DEVICE_ARCH_MAXWELL: "Maxwell",
+    pynvml.NVML_DEVICE_ARCH_PASCAL: "Pascal",
+    pynvml.NVML_DEVICE_ARCH_VOLTA: "Volta",
+    pynvml.NVML_DEVICE_ARCH_TURING: "Turing",
+    pynvml.NVML_DEVICE_ARCH_AMPERE: "Ampere",
+    pynvml.NVML_DEVICE_ARCH_ADA: "Ada",
+    pynvml.NVML_DEVICE_ARCH_HOPPER: "Hopper",
+    pynvml.NVML_DEVICE_ARCH_BLACKWELL: "Blackwell",
+}
+# By its label in warpwatch_device_info; container runtimes name devices by the minor number.
+_FACTS: dict[str, Callable[[Any], str]] = {
+    "driver_version": lambda handle: pynvml.nvmlSystemGetDriverVersion(),
+    "pci_bus_id": lambda handle: pynvml.nvmlDeviceGetPciInfo_v3(handle).busId,
+    "vbios_version": lambda handle: pynvml.nvmlDeviceGetVbiosVersion(handle),
+    "serial": lambda handle: pynvml.nvmlDeviceGetSerial(handle),
+    "minor_number": lambda handle: str(pynvml.nvmlDeviceGetMinorNumber(handle)),
+    "architecture": lambda handle: _ARCHITECTURES.get(pynvml.nvmlDeviceGetArchitecture(handle), ""),
+}
+_ACCOUNT = "facts"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MODULE = Path("/sys/module/nvidia")
+
+
+def identify(handle: Any, costs: CallCosts) -> tuple[str, str]:
+    """Return UUID and name. Raises NVMLError."""
+    uuid: str = costs.measure(_ACCOUNT, pynvml.nvmlDeviceGetUUID, handle)
+    name: str = costs.measure(_ACCOUNT, pynvml.nvmlDeviceGetName, handle)
+    return uuid, name
+
+
+def driver_load(boot_id: Path = _BOOT_ID, module: Path = _MODULE) -> str:
+    """Return what differs after a reboot and after the driver was loaded again, "" if unknown.
+
+    The kernel gives the folder of a module a new inode number whenever the module is loaded.
+    """
+    boot = read_text(boot_id).strip()
+    try:
+        return f"{boot}/{module.stat().st_ino}" if boot else ""
+    except OSError:
+        return boot
+
+
+def read_facts(handle: Any, costs: CallCosts) -> dict[str, str]:
+    """Return the labels that describe the device; unreadable ones are missing.
+
+    Raises LibraryGone, DeviceGone.
+    """
+    facts = {"driver_load": load} if (load := driver_load()) else {}
+    for name, read in _FACTS.items():
+        try:
+            text = str(costs.measure(_ACCOUNT, read, handle))
+        except pynvml.NVMLError as error:
+            classify(error)
+            continue
+        except UnicodeDecodeError:
+            continue
+        if text:
+            facts[name] = text
+    return facts
+
+
+def count_fans(handle: Any, costs: CallCosts) -> int:
+    """Return the number of fans. Raises LibraryGone, DeviceGone."""
+    try:
+        return int(costs.measure(_ACCOUNT, pynvml.nvmlDeviceGetNumFans, handle))
+    except pynvml.NVMLError as error:
+        classify(error)
+        return 0

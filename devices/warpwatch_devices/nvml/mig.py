@@ -8,17 +8,16 @@ once when a call fails. The instances take turns with their slow queries (``_rou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
-from warpwatch_devices.nvml.gpm import GpmWorker
+from warpwatch_devices.nvml.gpm import Gpm
 from warpwatch_devices.nvml.library import CallCosts, classify, code_of
 from warpwatch_devices.nvml.processes import GpuProcessReader, InstanceIds
-from warpwatch_devices.nvml.readers import read_memory
-from warpwatch_devices.nvml.tiers import SLOW_S, rounds_of
+from warpwatch_devices.nvml.readers import SLOW_S, read_memory, rounds_of
 from warpwatch_devices.source import DeviceSink
 from warpwatch_telemetry.metric import Values
 from warpwatch_telemetry.samples import Device, DeviceSample
@@ -40,7 +39,7 @@ class _NoAnswer(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Instance:
-    """A compute instance; ``leads``: it is the lowest one of its GPU instance.
+    """A compute instance; the lowest one of a GPU instance leads: it has ``gpm`` and memory.
 
     ``memory`` is None until it is read; ``unreadable``: the driver never returns it.
     """
@@ -49,20 +48,28 @@ class _Instance:
     handle: Any
     slot: int
     ids: InstanceIds
-    leads: bool = False
+    gpm: Gpm | None = None
     unreadable: bool = False
     memory: Values | None = None
 
+    def close(self) -> None:
+        gpm, self.gpm = self.gpm, None
+        if gpm is not None:
+            gpm.close()
+
 
 class MigDevices:
-    """The MIG devices of one GPU. Only its loop calls; the watchdog reads ``devices``."""
+    """The MIG devices of one GPU. Only its loop calls; the watchdog reads ``devices``.
+
+    ``make_gpm`` gets the UUID and handle of the GPU, and the id of the GPU instance.
+    """
 
     def __init__(
-        self, sink: DeviceSink, gpm: GpmWorker, costs: CallCosts, interval_s: float
+        self, sink: DeviceSink, make_gpm: Callable[..., Gpm], costs: CallCosts, interval_s: float
     ) -> None:
         self.devices: tuple[Device, ...] = ()
         self._sink = sink
-        self._gpm = gpm
+        self._make_gpm = make_gpm
         self._costs = costs
         self._instances: dict[str, _Instance] = {}
         self._round = 0
@@ -104,18 +111,23 @@ class MigDevices:
         self._stale = True
         self._round = 0
 
+    def close(self) -> None:
+        """Free what NVML has allocated."""
+        for instance in self._instances.values():
+            instance.close()
+
     def _sample(
         self, instance: _Instance, time_s: float, occupancy: GpuProcessReader
     ) -> DeviceSample:
         values = dict(instance.memory or {})
-        if instance.leads:
-            values.update(self._gpm.values(instance.device.uuid))
+        if instance.gpm is not None:
+            values.update(instance.gpm.read())
         processes = occupancy.of_instance(instance.ids)
         return DeviceSample(instance.device, time_s, values, processes=processes)
 
     def _read_memory(self, instance: _Instance) -> None:
         instance.memory = {}
-        if not instance.leads or instance.unreadable:
+        if instance.gpm is None or instance.unreadable:
             return
         try:
             instance.memory = self._costs.measure("mig_memory", read_memory, instance.handle)
@@ -142,7 +154,7 @@ class MigDevices:
             self._forget(uuid)
         self._instances = found
         self.devices = tuple(instance.device for instance in found.values())
-        self._choose_leaders(handle)
+        self._choose_leaders(parent.uuid, handle)
 
     def _instance_in(self, slot: int, parent: Device, parent_handle: Any) -> _Instance | None:
         """Return the instance in a slot, None for an empty slot, the last one if unknown."""
@@ -209,29 +221,23 @@ class MigDevices:
         whole = f"{slices}g.{math.ceil(sizes.memorySizeMB / 1024)}gb"
         return whole if part == slices else f"{part}c.{whole}"
 
-    def _choose_leaders(self, parent_handle: Any) -> None:
+    def _choose_leaders(self, parent_uuid: str, parent_handle: Any) -> None:
+        """Let the lowest compute instance report memory and hardware counters, and no other."""
         lowest: dict[int, _Instance] = {}
-        for instance in self._instances.values():
-            gpu_instance = instance.ids[0]
-            leader = lowest.setdefault(gpu_instance, instance)
-            if instance.ids < leader.ids:
-                lowest[gpu_instance] = instance
+        for instance in sorted(self._instances.values(), key=lambda one: one.ids, reverse=True):
+            lowest[instance.ids[0]] = instance
         for instance in self._instances.values():
             leads = instance is lowest[instance.ids[0]]
-            if leads != instance.leads:
-                instance.leads = leads
+            if leads and instance.gpm is None:
                 instance.memory = None
-                self._move_counters(instance, parent_handle)
-
-    def _move_counters(self, instance: _Instance, parent_handle: Any) -> None:
-        """Read the hardware counters if the instance leads, else stop reading them."""
-        if instance.leads:
-            uuid, gpu_instance = instance.device.uuid, instance.ids[0]
-            self._gpm.add(uuid, instance.handle, gpu_instance, parent_handle)
-        else:
-            self._gpm.remove(instance.device.uuid)
+                instance.gpm = self._make_gpm(parent_uuid, parent_handle, instance.ids[0])
+            elif not leads and instance.gpm is not None:
+                instance.memory = None
+                instance.close()
+            if instance.gpm is not None:
+                # The GPU may have been opened again.
+                instance.gpm.handle = parent_handle
 
     def _forget(self, uuid: str) -> None:
-        del self._instances[uuid]
-        self._gpm.remove(uuid)
+        self._instances.pop(uuid).close()
         self._sink.forget_device(uuid)

@@ -17,10 +17,10 @@ from typing import Any
 import pynvml
 
 from warpwatch_devices.memory_groups import read_text
+from warpwatch_devices.nvml.counters import NewestSample
 from warpwatch_devices.nvml.library import Buffer, CallCosts, Meaning, classify, function
-from warpwatch_devices.nvml.sample_buffers import NewestSample
-from warpwatch_devices.nvml.tiers import SLOW_S, rounds_of
-from warpwatch_devices.process_tree import sees_host_processes
+from warpwatch_devices.nvml.readers import SLOW_S, rounds_of
+from warpwatch_devices.processes import sees_host_processes
 from warpwatch_telemetry.samples import DeviceProcess
 
 # nvmlProcessInfo_v2_t: pid, usedGpuMemory, gpuInstanceId, computeInstanceId.

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pynvml
 
+from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.nvml import library
-from warpwatch_devices.nvml.facts import identify, read_facts
-from warpwatch_devices.nvml.library import CallCosts
+from warpwatch_devices.nvml.fields import TimedReader
+from warpwatch_devices.nvml.library import CallCosts, identify, read_facts
 from warpwatch_devices.nvml.processes import COMPUTE, ProcessList
-from warpwatch_devices.nvml.readers import readers_of
-from warpwatch_devices.nvml.tiers import Schedule, TimedReader
+from warpwatch_devices.nvml.readers import Schedule, readers_of
 from warpwatch_runtime.call_guard import MAX_THREADS, run_all
 from warpwatch_telemetry.errors import WarpwatchError
 from warpwatch_telemetry.metric import Values
@@ -43,6 +43,48 @@ _GPM_TIMEOUT_S = 2.0
 _P2P_READ = 0
 _OUTPUT = threading.Lock()
 _ANSWERED = threading.Lock()
+
+
+PCI_DEVICES = "/sys/bus/pci/devices"
+_NVIDIA = "0x10de"
+# PCI class codes: VGA controller and 3D controller.
+_GPU_CLASSES = ("0x0300", "0x0302")
+_CONFIG_BYTES = 4
+
+
+class PciGpu(NamedTuple):
+    """A GPU on the bus. ``driver``: its kernel driver, if any. ``lost``: fallen off the bus."""
+
+    bus_id: str
+    driver: str | None
+    lost: bool
+
+
+def pci_gpus(root: Path = Path("/")) -> tuple[PciGpu, ...]:
+    """Return NVIDIA's GPUs on the PCI bus, with any driver."""
+    folders = sorted((root / PCI_DEVICES.lstrip("/")).glob("*"))
+    return tuple(
+        PciGpu(folder.name, _link(folder / "driver"), _is_lost(folder / "config"))
+        for folder in folders
+        if read_text(folder / "vendor").strip() == _NVIDIA
+        and read_text(folder / "class").startswith(_GPU_CLASSES)
+    )
+
+
+def _link(path: Path) -> str | None:
+    try:
+        return path.readlink().name
+    except OSError:
+        return None
+
+
+def _is_lost(config: Path) -> bool:
+    """Return whether a device reads as all ones, as it does once it is gone from the bus."""
+    try:
+        with config.open("rb") as file:
+            return file.read(_CONFIG_BYTES) == b"\xff" * _CONFIG_BYTES
+    except OSError:
+        return False
 
 
 class Fabric(NamedTuple):

@@ -14,7 +14,7 @@ from warpwatch import protocol
 from warpwatch_daemon.agent.composition import RankLoad
 from warpwatch_daemon.ranks.process import OomKills, reading, silent_reason
 from warpwatch_daemon.ranks.rank_processes import RankProcessor
-from warpwatch_devices.process_tree import Process, read_process
+from warpwatch_devices.processes import Process, read_process
 from warpwatch_telemetry.records import RankEvent, RankSeen
 from warpwatch_telemetry.state import RankState
 

@@ -13,7 +13,7 @@ from tests.devices.attribution.fake_kubelet import FakeKubelet, add_pod, pods
 from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_3, MIG_7, node
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
-from warpwatch_devices.attribution import kubelet, podresources_client
+from warpwatch_devices.attribution import kubelet
 from warpwatch_devices.attribution import podresources_pb2 as pb
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
@@ -47,7 +47,7 @@ class Node:
 
 @pytest.fixture
 def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(podresources_client, "DEADLINE_S", DEADLINE_S)
+    monkeypatch.setattr(kubelet, "DEADLINE_S", DEADLINE_S)
     away = Node(tmp_path)
     yield away
     away.origin.close()
@@ -205,7 +205,7 @@ def test_what_is_long_or_late_fails_or_is_cut(there: Node, monkeypatch: pytest.M
         there.read(pods(("a", WHOLE, "x" * 17 * 2**20)))
     monkeypatch.setattr(kubelet, "MAX_HOLDERS", 5)
     monkeypatch.setattr(kubelet, "MAX_REFUSED", 7)
-    monkeypatch.setattr(podresources_client, "MAX_LISTED", 27)
+    monkeypatch.setattr(kubelet, "MAX_LISTED", 27)
     ids = [name for n in range(9) for name in (f"{GPU_0}::{n}", GPU_1, f"unknown-{n}")]
     many = [(f"pod-{n}", WHOLE, name) for n, name in enumerate(ids)]
     held = there.held(*many)
@@ -213,7 +213,7 @@ def test_what_is_long_or_late_fails_or_is_cut(there: Node, monkeypatch: pytest.M
     assert len(there.read().refused) == 7
     with pytest.raises(OriginError, match="more than 27 devices"):
         there.held(*many, ("one-more", WHOLE, GPU_0))
-    monkeypatch.setattr(podresources_client, "DEADLINE_S", 0.05)
+    monkeypatch.setattr(kubelet, "DEADLINE_S", 0.05)
     there.kubelet.answering.clear()
     with pytest.raises(OriginError, match="DEADLINE_EXCEEDED"):
         there.read()
@@ -234,7 +234,7 @@ def test_grpc_is_not_imported_without_a_kubelet(tmp_path: Path) -> None:
 
 def test_the_generated_file_is_that_of_the_proto_file(tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc")
-    package = Path(podresources_client.__file__).parent
+    package = Path(kubelet.__file__).parent
     proto = package / "podresources.proto"
     arguments = ["protoc", "-I", str(package.parents[1]), f"--python_out={tmp_path}", str(proto)]
     assert protoc.main(arguments) == 0

@@ -7,10 +7,9 @@ import pytest
 
 from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_7, node
 from tests.devices.recording import RecordingSink
-from warpwatch_devices.attribution import pod_folders
+from warpwatch_devices.attribution import folders
+from warpwatch_devices.attribution.folders import PodFoldersOrigin, SlurmFolderOrigin, folder_of
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
-from warpwatch_devices.attribution.pod_folders import PodFoldersOrigin, folder_of
-from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
 from warpwatch_devices.attribution.source import OriginPoller
 from warpwatch_telemetry.samples import Pod, SlurmJob
 
@@ -61,7 +60,7 @@ def test_a_folder_too_large_is_a_failure(tmp_path: Path, monkeypatch: pytest.Mon
         read(tmp_path / "none")
     with pytest.raises(OriginError, match="no pod has a folder there"):
         read(tmp_path)
-    monkeypatch.setattr(pod_folders, "MAX_PODS", 1)
+    monkeypatch.setattr(folders, "MAX_PODS", 1)
     (tmp_path / f"team_train_{TRAINING}").mkdir()
     assert set(read(tmp_path)) == {TRAINING}
     (tmp_path / f"kube-system_etcd-node_{STATIC}").mkdir()
@@ -77,7 +76,7 @@ def test_it_is_asked_where_there_is_no_device(tmp_path: Path) -> None:
 
 
 def test_which_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_folders, "DEFAULT_FOLDER", tmp_path / "pods")
+    monkeypatch.setattr(folders, "DEFAULT_FOLDER", tmp_path / "pods")
     assert folder_of("auto") is None
     (tmp_path / "pods").mkdir()
     assert folder_of("auto") is None

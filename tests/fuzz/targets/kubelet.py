@@ -10,9 +10,13 @@ from tests.devices.attribution import fake_kubelet
 from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_3, node
 from tests.fuzz.watch import Target
 from warpwatch_devices.attribution import podresources_pb2 as messages
-from warpwatch_devices.attribution.kubelet import MAX_HOLDERS, MAX_REFUSED, KubeletOrigin
+from warpwatch_devices.attribution.kubelet import (
+    MAX_HOLDERS,
+    MAX_REFUSED,
+    KubeletOrigin,
+    PodResourcesClient,
+)
 from warpwatch_devices.attribution.origin import OriginError
-from warpwatch_devices.attribution.podresources_client import PodResourcesClient
 
 
 class AnsweredClient(PodResourcesClient):

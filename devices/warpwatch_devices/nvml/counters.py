@@ -1,7 +1,7 @@
-"""The driver's own sample buffers: several readings a second for the price of one call.
+"""Counters of our own: integrals of the driver's samples, and PCIe bytes from two sources.
 
-nvmlDeviceGetSamples gives what the driver sampled since a time; integrated, it loses nothing
-between two rounds of ours.
+nvmlDeviceGetSamples returns what the driver has sampled since a time: several readings per second
+in one call, and nothing is lost between two rounds of ours.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ _AHEAD_US = 2_000_000
 
 BUSY_SECONDS: SeriesKey = ("device_busy_seconds_total", ())
 ENERGY_JOULES: SeriesKey = ("device_energy_joules_total", ())
+PCIE_BYTES: tuple[SeriesKey, ...] = (
+    ("device_pcie_receive_bytes_total", ()),
+    ("device_pcie_transmit_bytes_total", ()),
+)
 
 
 class Integral:
-    """A counter of our own: a rate over time. It outlives its device's handle."""
+    """A rate over time. It outlives its device's handle."""
 
     def __init__(self) -> None:
         self.total = 0.0
 
 
 class NewestSample:
-    """The time of the newest sample taken from a buffer of the driver; 0 means none.
+    """The time of the newest sample read from a buffer of the driver; 0 means none.
 
     Samples have the CPU's clock. If that is set back, the old time would hide all new samples: then
     the buffer is read from its start, without the samples of the future.
@@ -71,40 +75,30 @@ class SampledIntegral:
         per_unit: float,
         integral: Integral,
         wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kind = ctypes.c_uint(kind)
         self._series = series
         self._per_us = per_unit / 1e6
         self._integral = integral
         self._newest = NewestSample(wall)
-        self._monotonic = monotonic
-        self._silent_since: float | None = None
         self._longest_gap_us = _LEAST_GAP_US
         self._buffer = Buffer(_SAMPLE, _CAPACITY)
 
     def read(self, handle: Any) -> Values:
         """Return the integral up to the newest sample. Raises NVMLError."""
         ask = function("nvmlDeviceGetSamples")
-        self.check()
+        self._newest.check()
         since = ctypes.c_ulonglong(self._newest.time_us)
         value_type = ctypes.byref(ctypes.c_uint())
-        samples: Iterable[tuple[int, ...]] = ()
         with contextlib.suppress(pynvml.NVMLError_NotFound):
-            samples = self._buffer.fill(
-                lambda structs, count: ask(handle, self._kind, since, value_type, count, structs)
+            self.add(
+                self._buffer.fill(
+                    lambda structs, count: ask(
+                        handle, self._kind, since, value_type, count, structs
+                    )
+                )
             )
-        self.add(samples)
         return {self._series: round(self._integral.total, 6)}
-
-    def check(self) -> None:
-        """Start again after the clock was set back or after a silence longer than the buffer."""
-        self._newest.check()
-        silent_since = self._silent_since
-        if silent_since is None or (self._monotonic() - silent_since) * 1e6 <= self._longest_gap_us:
-            return
-        self._newest.time_us = 0
-        self._silent_since = None
 
     def add(self, samples: Iterable[tuple[int, ...]]) -> None:
         """Integrate samples, (time in µs, value) each.
@@ -113,12 +107,9 @@ class SampledIntegral:
         counted.
         """
         newest = self._newest
+        newest.check()
         new = sorted(s for s in samples if s[0] > newest.time_us and not newest.in_future(s[0]))
-        if not new:
-            self._silent_since = self._silent_since or self._monotonic()
-            return
-        self._silent_since = None
-        if newest.time_us == 0:
+        if new and newest.time_us == 0:
             self._longest_gap_us = max(_LEAST_GAP_US, new[-1][0] - new[0][0])
             newest.time_us = new[-1][0]
             return
@@ -130,13 +121,61 @@ class SampledIntegral:
             newest.time_us = time_us
 
 
-def busy_samples(integral: Integral, *clocks: Callable[[], float]) -> SampledIntegral:
+def busy_samples(integral: Integral, wall: Callable[[], float] = time.time) -> SampledIntegral:
     """Return the integral of utilization: the seconds in which at least one kernel ran."""
     kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
-    return SampledIntegral(kind, BUSY_SECONDS, 0.01, integral, *clocks)
+    return SampledIntegral(kind, BUSY_SECONDS, 0.01, integral, wall)
 
 
-def energy_samples(integral: Integral, *clocks: Callable[[], float]) -> SampledIntegral:
+def energy_samples(integral: Integral, wall: Callable[[], float] = time.time) -> SampledIntegral:
     """Return the integral of power in milliwatts: energy in joules."""
     kind = pynvml.NVML_TOTAL_POWER_SAMPLES
-    return SampledIntegral(kind, ENERGY_JOULES, 1e-3, integral, *clocks)
+    return SampledIntegral(kind, ENERGY_JOULES, 1e-3, integral, wall)
+
+
+class ContinuedCounter:
+    """A total of what several counters count, one at a time."""
+
+    def __init__(self) -> None:
+        self._total: float | None = None
+        self._newest: tuple[str, float] = ("", 0.0)
+
+    def total(self, source: str, raw: float) -> float:
+        """Add the growth of ``source`` since its last reading.
+
+        The growth is unknown after a change of source. A counter that falls has started again.
+        """
+        last_source, before = self._newest
+        self._newest = (source, raw)
+        if self._total is None:
+            self._total = raw
+        elif last_source == source:
+            self._total += raw - before if raw >= before else raw
+        return self._total
+
+
+class PcieBytes:
+    """The PCIe byte counters of a GPU: from GPM's rates if it has them, else from two fields.
+
+    The fields have 32 or 64 bits, and a fast link fills 32 bits several times per second. So they
+    count only once one of them is seen to have more. Totals outlive handles, and continue when
+    their source changes.
+    """
+
+    def __init__(self) -> None:
+        self._counters = {key: ContinuedCounter() for key in PCIE_BYTES}
+        self._wide = False
+
+    def count(self, values: Values, gpm: Values | None) -> None:
+        """Replace the values of the fields by totals, or remove them if these are unknown.
+
+        ``gpm`` is None for a GPU without GPM.
+        """
+        fields = {key: values.pop(key) for key in PCIE_BYTES if key in values}
+        self._wide = self._wide or any(raw > _UINT32 for raw in fields.values())
+        source = "fields" if gpm is None else "gpm"
+        if gpm is None:
+            counted = fields if self._wide else {}
+        else:
+            counted = {key: gpm[key] for key in PCIE_BYTES if key in gpm}
+        values.update({key: self._counters[key].total(source, raw) for key, raw in counted.items()})

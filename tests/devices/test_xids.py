@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
-from warpwatch_devices import kernel_log, xid_ledger
-from warpwatch_devices.kernel_log import KernelLogSource, parse_record
+from warpwatch_devices import xids
+from warpwatch_devices.xids import KernelLogSource, parse_record
 
 GPU = "GPU-1a"
 ADDRESS = "00000000:1A:00.0"
@@ -22,7 +22,7 @@ LOG_ADDRESS = "0000:1a:00"
 NVML, LOG = (ADDRESS, "nvml"), (LOG_ADDRESS, "kernel_log")
 
 
-class Ledger(xid_ledger.XidLedger):
+class Ledger(xids.XidLedger):
     def __init__(self, known: bool = True) -> None:
         self.clock = ManualClock()
         super().__init__(self.clock.wall)
@@ -47,7 +47,7 @@ class Ledger(xid_ledger.XidLedger):
     ],
 )
 def test_every_spelling_of_a_pci_address_is_the_same_gpu(spelling, address):
-    assert xid_ledger.normalised_address(spelling) == address
+    assert xids.normalised_address(spelling) == address
 
 
 @pytest.mark.parametrize(("first", "second"), [(NVML, LOG), (LOG, NVML)])
@@ -191,7 +191,7 @@ class Node:
     def __init__(self, path: Path) -> None:
         self.path, self.clock, self.sink = path, ManualClock(), RecordingSink()
         self.loops = HandLoops(self.clock)
-        self.ledger = xid_ledger.XidLedger(self.clock.wall)
+        self.ledger = xids.XidLedger(self.clock.wall)
         self.ledger.register(GPU, "00000000:1A:00.0")
         self.source = KernelLogSource(self.ledger, path, self.clock.monotonic, self.clock.wall)
         self.source.start(self.loops, self.sink)
@@ -268,7 +268,7 @@ def test_a_pipe_is_read_and_a_record_in_two_pieces_is_one(tmp_path, begin):
 
 
 def test_a_flood_is_read_in_bounded_rounds(tmp_path, begin, monkeypatch):
-    monkeypatch.setattr(kernel_log, "MAX_RECORDS_PER_ROUND", 10)
+    monkeypatch.setattr(xids, "MAX_RECORDS_PER_ROUND", 10)
     (tmp_path / "kmsg").touch()
     node = begin(tmp_path / "kmsg")
     node.round()
@@ -279,7 +279,7 @@ def test_a_flood_is_read_in_bounded_rounds(tmp_path, begin, monkeypatch):
         node.round()
     assert totals == [10, 20, 30, 35]
     # A record without end is dropped, and counted.
-    monkeypatch.setattr(kernel_log, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(xids, "MAX_RECORD_BYTES", 100)
     node.read("x" * 101)
     assert node.sink.healths[-1].errors == 1
     node.read("\n" + FALLEN + "\n")
