@@ -44,6 +44,8 @@ class Exporter:
         self.code = 200
         self.headers: dict[str, str] = {}
         self.asked: list[dict[str, str]] = []
+        self.clock = ManualClock()
+        self.takes_s = 0.0
 
     def serve(self, text: str) -> None:
         self.body = text.encode()
@@ -54,6 +56,7 @@ def serve(exporter: Exporter, port: int = 0) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             exporter.asked.append({key.lower(): text for key, text in self.headers.items()})
             headers = {"Content-Length": str(len(exporter.body))} | exporter.headers
+            exporter.clock.advance(exporter.takes_s)
             self.send_response(exporter.code)
             for name, text in headers.items():
                 self.send_header(name, text)
@@ -76,7 +79,7 @@ class Node:
         self.server = serve(self.exporter)
         self.address = f"127.0.0.1:{self.server.server_port}"
         self.known: tuple[DeviceSample, ...] = ()
-        self.clock, self.sink = ManualClock(), RecordingSink()
+        self.clock, self.sink = self.exporter.clock, RecordingSink()
         self.ask_at(f"http://{self.address}/metrics")
 
     def ask_at(self, url: str) -> None:
@@ -116,11 +119,12 @@ def of_nvml(uuid: str, index: int, gpu_instance: str = "", parent: str = "") -> 
 
 
 def test_its_values_become_ours(node, golden):
+    node.exporter.takes_s = 0.5
     health = node.read()
-    assert (health.up, health.errors) == (True, 0)
+    assert (health.up, health.errors, health.duration_s) == (True, 0, 0.5)
     sample = node.newest(A100)
     assert (sample.source, sample.up) == ("dcgm_exporter", True)
-    assert sample.time == node.clock.wall()
+    assert sample.time == node.clock.wall() - 0.5
     assert all(name in CATALOGUE for name, _ in sample.values)
     lines = [str(sample.device), *(f"{key} {sample.values[key]}" for key in sorted(sample.values))]
     golden("dcgm_exporter.txt", "".join(f"{line}\n" for line in lines).encode())

@@ -204,6 +204,7 @@ def test_a_reader_that_fails_costs_its_own_values_alone(
     fake = process.begin("h100", temperature_c=55, throttle_reasons=4)
     # This one may not be read, and these are the code of a function that the library lacks.
     fake.fail("nvmlDeviceGetBAR1MemoryInfo", 4)
+    fake.field(186, error=4)
     fake.fail("nvmlDeviceGetTemperatureV", 13)
     fake.fail("nvmlDeviceGetCurrentClocksEventReasons", 13)
     values = process.step()
@@ -217,7 +218,7 @@ def test_a_reader_that_fails_costs_its_own_values_alone(
     assert {"decoder_utilization_ratio", "memory_used_bytes"} <= values.keys()
     assert process.counts["nvml_errors_total encoder unknown"] == 4
     assert process.calls("nvmlDeviceGetBAR1MemoryInfo") == 1
-    assert caplog.messages == ["not permitted, so not read: bar1"]
+    assert caplog.messages == ["not permitted, so not read: bar1, some of fields"]
     assert process.calls("nvmlDeviceGetTemperatureV") == 1
     assert process.gpu.up
     fake.fail("nvmlDeviceGetEncoderUtilization", 0)
@@ -301,6 +302,17 @@ def test_processes_are_listed_once_with_what_is_known_of_them(process: Stepper) 
         DeviceProcess(4000001, "", None, 0.15),
         DeviceProcess(4000002, "", 50 * 2**20, 0.15),
     ]
+    # A process with the number of one that has left has its own name.
+    fake.processes(0)
+    process.step(SLOW)
+    comm = Path("/proc/self/comm")
+    before = comm.read_text()
+    comm.write_text("successor")
+    fake.processes(0, "self/1000/C")
+    process.step(2)
+    comm.write_text(before)
+    names = [one.name for one in process.gpu.processes]
+    assert names == (["successor"] if sees_host_processes() else [""])
     # A list longer than its room is read again.
     fake.processes(0, *(f"{5_000_000 + i}/1/C" for i in range(32)))
     process.step(2)

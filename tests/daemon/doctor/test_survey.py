@@ -65,6 +65,7 @@ def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(
     fake.hang(gpu=5)
     fake.set(6, no_permission=1)
     said: list[bytes] = []
+    timeouts: set[float | None] = set()
 
     def read_until_stuck(fd: int, timeout_s: float | None) -> bytes | None:
         """Six GPUs are done, and the one that answers up to a question has been asked that."""
@@ -73,11 +74,13 @@ def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(
             asked = fake.calls().get(4, {})
             return b"".join(said).count(b'"waiting_for":null') == 6 and STUCK_AT in asked
 
+        timeouts.add(timeout_s)
         eventually(lambda: select.select([fd], [], [], 0.0)[0] or stuck())
         said.append(survey_module.read(fd, 0.0) or b"")
         return said[-1] or None
 
     survey = survey_module.survey(read=read_until_stuck)
+    assert timeouts == {None, 10.0}
     assert [gpu.index for gpu in survey.up] == [0, 7]
     assert survey.gpus[4].waiting_for == "persistence_mode"
     assert survey.gpus[4].name == "NVIDIA H100 80GB HBM3"

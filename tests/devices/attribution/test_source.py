@@ -75,9 +75,9 @@ def test_a_failed_origins_last_word_stays(tmp_path: Path, monkeypatch: pytest.Mo
     source.start(loops, sink)
     names = ["attribution-cgroup", "attribution-kubelet", "attribution-slurm"]
     assert loops.names == names
-    for _ in range(2):
+    for pause_s in (9.9, 0.1, 10):
         loops.run(*names)
-        clock.advance(10)
+        clock.advance(pause_s)
     of_slurm = [one for one in sink.attributions if one.origin == "slurm"]
     assert [one.slurm_jobs for one in of_slurm] == [{GPU_0: (SlurmJob("42"),)}] * 2
     assert of_slurm[1].time - of_slurm[0].time == 10
