@@ -1,8 +1,7 @@
 """Captures, from the request to a stored diagnosis.
 
-- service: the one path of all captures; session: the states of one capture; participant: a place
-  that takes part in it, and the job that a request names
-- board: the interfaces to the process that captures run in
+- service: the one path of all captures; session: the states of one capture
+- participant: a place that takes part in it, the job that a request names, and the process around
 - policy: the limits on captures and their expected cost; cost: step time before, during and after
 - register: the captures in memory; store: their files, and retention
 - finisher: the work that waits for a disk or a child process

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from warpwatch_capturing.board import RunningRank
 from warpwatch_capturing.config import RecipeConfig
+from warpwatch_capturing.participant import RunningRank
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.triggers import healthy_peer
 from warpwatch_telemetry.alerts import (

@@ -1,10 +1,9 @@
 """The diagnosis in a process of its own, which limits its own memory and never takes the daemon.
 
-Run as ``python -m warpwatch_capturing.child LIMIT_BYTES KIND MISSING NODES ASKED BASELINE
-OUTPUTS FILE…``, where MISSING is JSON, the ranks without a file and why, NODES where ranks ran,
-ASKED the anomaly that asked, as the fields of ``Asked``, or null, BASELINE a JSON list of paths and
-OUTPUTS one of descriptors: of the diagnosis as JSON and, of traces, of the report as HTML and of
-each trace's reduction. The last line of the output is the error, if any.
+Run as ``python -m warpwatch_capturing.child LIMIT_BYTES KIND ABOUT FILE…``, where ABOUT is JSON:
+``missing``, ``nodes``, ``asked`` and ``baseline`` as ``diagnose`` has them, and ``outputs``, the
+descriptors of the diagnosis as JSON and, of traces, of the report as HTML and of each trace's
+reduction. The last line of the output is the error, if any.
 """
 
 from __future__ import annotations
@@ -91,10 +90,9 @@ def diagnose(
                 stack.enter_context(files.replacing(folder / name)) for name in made_of(kind, names)
             ]
             fds = [output.fileno() for output in outputs]
-            arguments = [str(limit), kind, json.dumps(missing), json.dumps(nodes or {})]
-            arguments += [json.dumps(asked)]
-            arguments += [json.dumps([str(path) for path in baseline]), json.dumps(fds)]
-            arguments += map(str, paths)
+            about = {"missing": missing, "nodes": nodes or {}, "asked": asked, "outputs": fds}
+            about["baseline"] = [str(path) for path in baseline]
+            arguments = [str(limit), kind, json.dumps(about), *map(str, paths)]
             outcome = _outcome(run(__name__, arguments, TIMEOUT_S, fds))
             if outcome != "ok":
                 raise _Failed(outcome)
@@ -139,11 +137,14 @@ def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine
     from warpwatch_diagnosis.stacks import diagnose_stacks
     from warpwatch_diagnosis.verdict.findings import Asked
 
-    limit, kind, lost, where, anomaly, well, outputs, *names = arguments
-    missing, nodes = _by_rank(lost), _by_rank(where)
-    paths, healthy = list(map(Path, names)), list(map(Path, json.loads(well)))
+    limit, kind, text, *names = arguments
+    about = json.loads(text)
+    missing, nodes = (
+        {int(rank): of[rank] for rank in of} for of in (about["missing"], about["nodes"])
+    )
+    paths, healthy = list(map(Path, names)), list(map(Path, about["baseline"]))
     opened, baseline = list(map(OpenedFile, paths)), list(map(OpenedFile, healthy))
-    document, *others = [os.fdopen(fd, "wb", closefd=False) for fd in json.loads(outputs)]
+    document, *others = [os.fdopen(fd, "wb", closefd=False) for fd in about["outputs"]]
     confine(int(limit), cpu_limit_s(paths + healthy))
     try:
         if kind == "stacks":
@@ -151,8 +152,7 @@ def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine
         elif kind == "memory":
             found = diagnose_memory(opened, nodes)
         else:
-            known = json.loads(anomaly)
-            asked = Asked(**known) if known else None
+            asked = Asked(**about["asked"]) if about["asked"] else None
             diagnosis = diagnose_traces(opened, baseline, missing, nodes, asked)
             found = diagnosis.to_json()
             report, *reductions = others
@@ -171,10 +171,6 @@ def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine
     except MemoryError:
         return EXIT_NO_MEMORY
     return 0
-
-
-def _by_rank(text: str) -> dict[int, str]:
-    return {int(number): str(value) for number, value in json.loads(text).items()}
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from warpwatch_capturing import child, verification
-from warpwatch_capturing.board import Board
 from warpwatch_capturing.confinement import Run, run
 from warpwatch_capturing.cost import StepCost
-from warpwatch_capturing.participant import Collected, Participant
+from warpwatch_capturing.participant import Board, Collected, Participant
 from warpwatch_capturing.register import RUN_REGRESSION, CaptureRegister
 from warpwatch_capturing.session import CaptureSession
 from warpwatch_capturing.store import (

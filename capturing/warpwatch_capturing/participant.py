@@ -1,19 +1,25 @@
-"""A place that takes part in a capture: the local ranks, or the agent of another node."""
+"""The interfaces of captures: places that take part, the jobs they know, and the process around.
+
+A place is the local ranks, or the agent of another node.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from warpwatch_capturing.config import TriggersConfig
 from warpwatch_capturing.verification import Expectation
+from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.captures import RANK_ENDS, Capture, CaptureRequest, Prepared, RankCapture
 from warpwatch_telemetry.errors import Refused, WarpwatchError
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent
+from warpwatch_telemetry.state import RankState
 
 
 class FetchError(WarpwatchError):
@@ -216,3 +222,59 @@ def find_job(jobs: Iterable[LiveJob], request: CaptureRequest) -> LiveJob:
 def _is_named(job: JobId, request: CaptureRequest) -> bool:
     """Return whether the request matches the job; an empty field matches any."""
     return all(said in ("", known) for said, known in zip(request.job_id, job, strict=True))
+
+
+# --- the process in which captures run ---
+
+
+class Board(Protocol):
+    """The state of the process. Every method may be called from any thread."""
+
+    @property
+    def metrics(self) -> AgentMetrics: ...
+
+    def ranks(self) -> tuple[RankState, ...]:
+        """Return the ranks that are available now."""
+
+    def publish(self, **parts: Any) -> None:
+        """Replace fields of the state, such as ``captures`` or ``decisions``."""
+
+
+class RunningRank(Protocol):
+    """A rank that runs here.
+
+    recent: the durations of its newest steps, in seconds. device: the UUID of its GPU.
+    """
+
+    status: str
+
+    @property
+    def recent(self) -> Iterable[float]: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def device(self) -> str | None: ...
+
+
+class Capturer(Protocol):
+    """The service of a node or the captures of a fleet, for those that request captures.
+
+    config: a reload replaces it.
+    """
+
+    @property
+    def config(self) -> TriggersConfig: ...
+
+    def request(self, request: CaptureRequest) -> Capture:
+        """Start a capture. Raises Refused."""
+
+    def captures(self) -> Sequence[Capture]:
+        """Return all captures, oldest first."""
+
+    def capture(self, capture_id: str) -> Capture | None:
+        """Return a capture by its id."""
+
+    def is_busy(self, job: JobId) -> bool:
+        """Return whether a capture of the job runs."""

@@ -34,13 +34,29 @@ class _Start(NamedTuple):
     owner: str
 
 
-class Policy:
+class NoLimits:
+    """A policy that allows all captures. ``at`` is monotonic; a reload replaces ``config``."""
+
+    def __init__(self, config: TriggersConfig) -> None:
+        self.config = config
+
+    def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
+        """Raise Refused if none may start now. busy: the job's ranks that are being captured."""
+
+    def add_start(self, request: CaptureRequest, at: float) -> None:
+        """Count a started capture against budgets and cooldown."""
+
+    def remove_start(self, request: CaptureRequest, at: float) -> None:
+        """Uncount a capture that was started ``at`` and recorded nothing."""
+
+
+class Policy(NoLimits):
     """The limits on captures of this node.
 
     Every request needs idle ranks and free disk space. Automatic requests must also be within the
     limits of ``triggers``; baselines and a fleet's schedules have a budget of their own instead,
     and no cooldown. ``check`` touches no file, because detection waits for it.
-    disk: the disk of the store. at: monotonic time. wall: the wall clock.
+    disk: the disk of the store. wall: the wall clock.
     excess: returns the quota that an owner exceeds, or None.
     """
 
@@ -51,7 +67,7 @@ class Policy:
         wall: Callable[[], float] = time.time,
         excess: Callable[[Owner], str | None] = lambda owner: None,
     ) -> None:
-        self.config = config
+        super().__init__(config)
         self._disk = disk
         self._wall = wall
         self._excess = excess
@@ -62,7 +78,6 @@ class Policy:
         self._last: dict[tuple[JobId, str], tuple[float, str | None]] = {}
 
     def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
-        """Raise Refused if none may start now. busy: the job's ranks that are being captured."""
         automatic = request.trigger != "manual"
         if automatic:
             self._check_quiet_hours()
@@ -92,7 +107,6 @@ class Policy:
                 raise Refused("refused_quota", f"the owner of the job has {excess}")
 
     def add_start(self, request: CaptureRequest, at: float) -> None:
-        """Count a started capture against budgets and cooldown."""
         if request.trigger in REGULAR_TRIGGERS:
             self._baselines.append(_Start(at, request.owner))
         elif request.trigger != "manual":
@@ -101,7 +115,6 @@ class Policy:
         self._forget(at)
 
     def remove_start(self, request: CaptureRequest, at: float) -> None:
-        """Uncount a capture that was started ``at`` and recorded nothing."""
         starts = self._baselines if request.trigger in REGULAR_TRIGGERS else self._automatic
         start = _Start(at, request.owner)
         if request.trigger != "manual" and start in starts:

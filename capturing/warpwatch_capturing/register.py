@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from warpwatch_capturing.board import Board
+from warpwatch_capturing.participant import Board
 from warpwatch_capturing.policy import Known
 from warpwatch_capturing.store import Store
 from warpwatch_telemetry.captures import INTERRUPTED, REGULAR_TRIGGERS, Capture, CaptureRequest
@@ -134,38 +134,23 @@ class CaptureRegister:
                 return Known(-(-max(events) // capture.steps), event_s or None)
         return None
 
-    def baselines(self, job: JobId, now: float) -> list[Capture]:
-        """Return the regular captures of this run of the job, oldest first."""
-        return [
-            capture
-            for capture in self.all()
-            if capture.request.trigger in REGULAR_TRIGGERS
-            and capture.request.kind == "torch"
-            and capture.request.job_id == job
-            and capture.outcome != "refused_disk"
-            and capture.time < now
-        ]
-
     def baseline(self, job: JobId, now: float) -> Capture | None:
-        """Return the newest complete one."""
-        complete = [c for c in self.baselines(job, now) if c.outcome == "complete"]
-        return complete[-1] if complete else None
+        """Return the newest complete regular capture of this run of the job."""
+        return next((c for c in self._regular(now) if c.request.job_id == job), None)
 
     def earlier_baseline(self, job: JobId, now: float) -> Capture | None:
         """Return the newest of an earlier run of the job that was not slow itself."""
-        captures = self.all()
-        slow = {c.request.job_id for c in captures if c.request.anomaly_kind == RUN_REGRESSION}
-        found = [
-            capture
-            for capture in captures
-            if capture.request.trigger in REGULAR_TRIGGERS
-            and capture.request.kind == "torch"
-            and capture.outcome == "complete"
-            and capture.time <= now
-            and _is_of(job, capture.request.job_id)
-            and capture.request.job_id not in {job, *slow}
-        ]
-        return found[-1] if found else None
+        slow = {c.request.job_id for c in self.all() if c.request.anomaly_kind == RUN_REGRESSION}
+        others = (c for c in self._regular(now) if c.request.job_id not in {job, *slow})
+        return next((c for c in others if _is_of(job, c.request.job_id)), None)
+
+    def _regular(self, now: float) -> Iterator[Capture]:
+        """Yield the complete regular captures of before ``now``, newest first."""
+        for capture in reversed(self.all()):
+            asked = capture.request
+            is_regular = asked.trigger in REGULAR_TRIGGERS and asked.kind == "torch"
+            if is_regular and capture.outcome == "complete" and capture.time < now:
+                yield capture
 
     def retain(self, now: float) -> None:
         """Apply the retention of the store."""

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from warpwatch_capturing.board import Board, Capturer
+from warpwatch_capturing.participant import Board, Capturer
+from warpwatch_capturing.triggers import is_refused
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.captures import REGULAR_TRIGGERS, Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
@@ -130,7 +131,7 @@ class Baseline:
         )
 
     def due(self, job: RegularJob, taken: Sequence[Capture], now: float) -> CaptureRequest | None:
-        tried = [one for one in taken if one.request.kind == "torch" and not _is_refused(one)]
+        tried = [one for one in taken if one.request.kind == "torch" and not is_refused(one)]
         is_taken = any(one.outcome in (None, "complete") for one in tried)
         if is_taken or len(tried) >= MAX_TRIES or self._capturer.is_busy(job.id):
             return None
@@ -159,7 +160,3 @@ class Baseline:
                 detail = f"capture {capture.id} left its job slower"
                 logger.info("no baseline of %s: %s", job.name, detail)
                 raise Refused("refused_disabled", detail)
-
-
-def _is_refused(capture: Capture) -> bool:
-    return (capture.outcome or "").startswith("refused_")

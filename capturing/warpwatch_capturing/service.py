@@ -10,13 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from warpwatch_capturing.board import Board
 from warpwatch_capturing.config import TriggersConfig
 from warpwatch_capturing.confinement import Run, run
 from warpwatch_capturing.cost import CostWatch
 from warpwatch_capturing.finisher import Finisher
-from warpwatch_capturing.participant import LiveJob, Participant, find_job
-from warpwatch_capturing.policy import Known, Plan, Refusals, plan
+from warpwatch_capturing.participant import Board, LiveJob, Participant, find_job
+from warpwatch_capturing.policy import Known, NoLimits, Plan, Refusals, plan
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.session import CaptureSession
 from warpwatch_telemetry.captures import (
@@ -53,21 +52,6 @@ class Participants(Protocol):
         """Return the participants of these ranks. Raises Refused."""
 
 
-class CapturePolicy(Protocol):
-    """The limits on captures. ``at`` is monotonic; a reload replaces ``config``."""
-
-    config: TriggersConfig
-
-    def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
-        """Raise Refused. ``busy``: ranks of the job that are being captured."""
-
-    def add_start(self, request: CaptureRequest, at: float) -> None:
-        """Count a capture that was started."""
-
-    def remove_start(self, request: CaptureRequest, at: float) -> None:
-        """Uncount a capture that was started ``at`` and recorded nothing."""
-
-
 class CaptureService:
     """All captures. ``request``, ``prepare``, ``cancel`` may be called from any thread.
 
@@ -78,7 +62,7 @@ class CaptureService:
 
     def __init__(
         self,
-        policy: CapturePolicy,
+        policy: NoLimits,
         register: CaptureRegister,
         participants: Participants,
         board: Board,

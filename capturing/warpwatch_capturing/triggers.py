@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch_capturing.board import Board, Capturer, RunningRank, RunningRanks
 from warpwatch_capturing.config import RecipeConfig
+from warpwatch_capturing.participant import Board, Capturer, RunningRank
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, WHOLE_JOB_KINDS, Anomaly
 from warpwatch_telemetry.captures import (
@@ -21,6 +21,7 @@ from warpwatch_telemetry.captures import (
     Decision,
 )
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.newest import put_newest
 
 logger = logging.getLogger(__name__)
@@ -69,13 +70,18 @@ class Triggers:
     """Follows anomalies and requests captures for them, for one thread at a time.
 
     Captures are found in the store, so that a restart requests nothing twice. Decisions are
-    published through the board. ``ranks``: the ranks of this node; None for a fleet, which sees
-    all nodes and chooses peers itself.
+    published through the board. ``targets`` returns the live ranks of a job on this node; None for
+    a fleet, which sees all nodes and chooses peers itself.
     """
 
-    def __init__(self, capturer: Capturer, ranks: RunningRanks | None, board: Board) -> None:
+    def __init__(
+        self,
+        capturer: Capturer,
+        targets: Callable[[JobId], Mapping[int, RunningRank]] | None,
+        board: Board,
+    ) -> None:
         self._capturer = capturer
-        self._ranks = ranks
+        self._targets = targets
         self._board = board
         self._triggers: dict[str, _Trigger] = {}
         self._decisions: dict[str, Decision] = {}
@@ -116,7 +122,7 @@ class Triggers:
         taken = [
             capture
             for capture in self._capturer.captures()
-            if capture.request.anomaly_id == anomaly.id and not _is_refused(capture)
+            if capture.request.anomaly_id == anomaly.id and not is_refused(capture)
         ]
         known = self._decisions.get(anomaly.id)
         if taken:
@@ -131,10 +137,10 @@ class Triggers:
             self._decide_without_recipe(anomaly, now)
         elif anomaly.job_id is None:
             self._refuse(anomaly, recipe, now, "refused_no_rank", "no job is known to be there")
-        elif self._ranks is None:
+        elif self._targets is None:
             trigger.ask_at = now
         else:
-            self._open_job(trigger, recipe, self._ranks.targets(anomaly.job_id), now)
+            self._open_job(trigger, recipe, self._targets(anomaly.job_id), now)
 
     def _open_job(
         self, trigger: _Trigger, recipe: RecipeConfig, local: Mapping[int, RunningRank], now: float
@@ -161,7 +167,7 @@ class Triggers:
         if capture is not None and capture.outcome is None:
             return
         trigger.capture_id = None
-        if capture is not None and _is_refused(capture):
+        if capture is not None and is_refused(capture):
             # Other nodes or a full disk have refused what had been started.
             trigger.tries -= 1
             self._refused(trigger, str(capture.outcome), capture.detail, now)
@@ -180,7 +186,7 @@ class Triggers:
             trigger.ask_at = None
             self._decide_without_recipe(anomaly, now)
             return
-        local = None if self._ranks is None else self._ranks.targets(anomaly.job_id)
+        local = None if self._targets is None else self._targets(anomaly.job_id)
         again = trigger.tries or trigger.refused is not None
         if again and not self._can_try_again(anomaly, local):
             return
@@ -240,7 +246,7 @@ class Triggers:
         self._board.publish(decisions=tuple(self._decisions.values()))
 
 
-def _is_refused(capture: Capture) -> bool:
+def is_refused(capture: Capture) -> bool:
     return (capture.outcome or "").startswith("refused_")
 
 

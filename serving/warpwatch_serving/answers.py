@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 import msgspec
 from starlette.responses import Response
@@ -134,9 +134,10 @@ class AnomalyReport(Anomaly):
     decision: Decision | None
 
     @classmethod
-    def of(cls, anomaly: Anomaly, node: str, decision: Decision | None) -> AnomalyReport:
-        """Return the report of an anomaly that ``node`` has found."""
-        return cls(**_about(anomaly, node), decision=decision)
+    def of(cls, anomaly: Anomaly, node: str, decision: Decision | None, **more: Any) -> Self:
+        """Return the report of an anomaly that ``node`` has found; ``more``: other fields."""
+        about = {"sentence": sentence(anomaly, node), "scope": scope_of(anomaly.kind)}
+        return cls(**_fields(anomaly), **about, decision=decision, **more)
 
 
 class AnomalyList(TypedDict):
@@ -148,18 +149,6 @@ class AnomalyInContext(AnomalyReport):
     """``context``: the metrics of the minutes around it, null where nothing is known."""
 
     context: AnomalyContext | None
-
-    @classmethod
-    def around(
-        cls, anomaly: Anomaly, node: str, decision: Decision | None, context: AnomalyContext | None
-    ) -> AnomalyInContext:
-        """Return the report of an anomaly that ``node`` has found, and the minutes around it."""
-        return cls(**_about(anomaly, node), decision=decision, context=context)
-
-
-def _about(anomaly: Anomaly, node: str) -> dict[str, Any]:
-    said = {"sentence": sentence(anomaly, node), "scope": scope_of(anomaly.kind)}
-    return _fields(anomaly) | said
 
 
 def _fields(found: Detected) -> dict[str, Any]:
@@ -187,14 +176,8 @@ class SuppressedReport(Detected):
     @classmethod
     def of(cls, one: Suppressed) -> SuppressedReport:
         """Return the report of a finding that another anomaly explains."""
-        return cls(
-            **_fields(one.found),
-            kind=one.kind,
-            cause=one.cause,
-            cause_id=one.cause_id,
-            since=one.since,
-            again=one.again,
-        )
+        names = ("kind", "cause", "cause_id", "since", "again")
+        return cls(**_fields(one.found), **{name: getattr(one, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

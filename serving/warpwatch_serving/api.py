@@ -31,6 +31,32 @@ from warpwatch_telemetry.state import State
 _REFUSED_STATUS = {"not_found": 404, "refused_no_rank": 404, "refused_disk": 503, "no_memory": 503}
 _CONFLICT = 409
 
+TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._#-]{0,199}")
+# By the end of the name; the first match counts.
+_TYPES = (
+    (".gz", "application/gzip"),
+    (".json", "application/json"),
+    (".html", "text/html; charset=utf-8"),
+    (".txt", "text/plain; charset=utf-8"),
+    ("", "application/octet-stream"),
+)
+# The browser shows these files and downloads all others.
+_SHOWN = (".html", ".txt", ".json")
+_REPORT_POLICY = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# Webhooks that are being answered: each may hold a body in memory.
+MAX_AT_ONCE = 16
+# The reply lists this many answers and counts the others.
+MAX_ANSWERS = 1000
+# The backend answers one webhook at a time anyway.
+WORKERS = 2
+# Alertmanager sends a refused notification again only after a status of 500 and above.
+_RETRY = {"Retry-After": "1"}
+
 
 class JsonApi:
     """The endpoints, a method each; their docstrings are summaries in `/openapi.json`."""
@@ -38,6 +64,9 @@ class JsonApi:
     def __init__(self, backend: ApiBackend, access: Access) -> None:
         self._backend = backend
         self._access = access
+        # The webhooks that are being answered; the limiter needs a running loop.
+        self._webhooks = 0
+        self._alert_workers: CapacityLimiter | None = None
 
     async def healthz(self, request: Request) -> Response:
         """Whether the process lives."""
@@ -101,7 +130,7 @@ class JsonApi:
         if found is None:
             raise HttpError(404, "not_found", "there is no such anomaly")
         decision = next((one for one in state.decisions if one.anomaly_id == ident), None)
-        report = answers.AnomalyInContext.around(found, state.hostname, decision, context)
+        report = answers.AnomalyInContext.of(found, state.hostname, decision, context=context)
         return json_answer(report)
 
     async def detectors(self, request: Request) -> Response:
@@ -189,6 +218,55 @@ class JsonApi:
         location = {"Location": f"/api/v1/captures/{capture.id}"}
         return json_answer(capture, 202, location)
 
+    async def capture_file(self, request: Request) -> Response:
+        """A file of a capture."""
+        caller = self._access.check_captures(request)
+        capture_id, name = request.path_params["id"], request.path_params["file"]
+        found = None
+        if _NAME.fullmatch(capture_id) and _NAME.fullmatch(name):
+            # Not in the event loop: the disk of the store or another node may be slow.
+            try:
+                found = await run_in_threadpool(self._find_file, capture_id, name, caller.owner)
+            except Refused as error:
+                raise HttpError(503, error.reason, str(error)) from error
+        if found is None:
+            raise HttpError(404, "not_found", "there is no such capture or file")
+        headers = _headers(name)
+        if isinstance(found, Path):
+            return FileResponse(found, headers=headers)
+        # The file comes from another node, so a browser must neither show it nor run its scripts.
+        headers["Content-Disposition"] = f'attachment; filename="{name}"'
+        return StreamingResponse(found, headers=headers | {"Content-Security-Policy": "sandbox"})
+
+    async def alertmanager(self, request: Request) -> Response:
+        """Alerts that fire ask for captures."""
+        # 503 only if a retry can help; it captures nothing twice, as alerts are remembered.
+        if not self._access.check_captures(request).all_jobs:
+            raise HttpError(403, "not_root", "alerts ask for everybody's jobs: only root may")
+        if self._webhooks >= MAX_AT_ONCE:
+            raise HttpError(503, "busy", "too many webhooks are being answered", _RETRY)
+        self._webhooks += 1
+        try:
+            return await self._answer_alerts(request)
+        except NotReadyError as error:
+            raise HttpError(503, "starting", str(error), _RETRY) from error
+        finally:
+            self._webhooks -= 1
+
+    async def _answer_alerts(self, request: Request) -> Response:
+        alerts = (await json_body(request, AlertmanagerPayload)).alerts
+        own = plain(str((request.scope.get("server") or ("",))[0]))
+        if self._alert_workers is None:
+            self._alert_workers = CapacityLimiter(WORKERS)
+        # Not in the event loop: it waits for captures to start.
+        work = partial(self._backend.receive_alerts, alerts, own)
+        answers = await anyio.to_thread.run_sync(work, limiter=self._alert_workers)
+        received = self._backend.metrics.counter("alerts_received_total")
+        for outcome, count in Counter(answer.outcome for answer in answers).items():
+            received.labels(outcome).inc(count)
+        listed, unlisted = answers[:MAX_ANSWERS], max(0, len(answers) - MAX_ANSWERS)
+        return json_answer(AlertAnswers(alerts=list(listed), unlisted=unlisted))
+
     def _begin(self, body: bodies.CaptureBody, owner: str | None) -> Capture:
         if body.is_of_a_fleet:
             raise Refused("refused_disabled", "a fleet chooses id, start_step and anomaly itself")
@@ -208,6 +286,13 @@ class JsonApi:
             )
         )
 
+    def _find_file(
+        self, capture: str, name: str, owner: str | None
+    ) -> Path | Iterator[bytes] | None:
+        found = self._backend.capture_file(capture, name, owner)
+        is_plain = not isinstance(found, Path) or (found.is_file() and not found.is_symlink())
+        return found if is_plain else None
+
 
 @contextmanager
 def refusals() -> Iterator[None]:
@@ -219,58 +304,6 @@ def refusals() -> Iterator[None]:
         raise HttpError(status, error.reason, str(error)) from error
 
 
-TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._#-]{0,199}")
-# By the end of the name; the first match counts.
-_TYPES = (
-    (".gz", "application/gzip"),
-    (".json", "application/json"),
-    (".html", "text/html; charset=utf-8"),
-    (".txt", "text/plain; charset=utf-8"),
-    ("", "application/octet-stream"),
-)
-# The browser shows these files and downloads all others.
-_SHOWN = (".html", ".txt", ".json")
-_REPORT_POLICY = (
-    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
-
-class CaptureFiles:
-    """The endpoint for the files of captures."""
-
-    def __init__(self, backend: ApiBackend, access: Access) -> None:
-        self._backend = backend
-        self._access = access
-
-    async def send(self, request: Request) -> Response:
-        """A file of a capture."""
-        caller = self._access.check_captures(request)
-        capture_id, name = request.path_params["id"], request.path_params["file"]
-        found = None
-        if _NAME.fullmatch(capture_id) and _NAME.fullmatch(name):
-            # Not in the event loop: the disk of the store or another node may be slow.
-            try:
-                found = await run_in_threadpool(self._find, capture_id, name, caller.owner)
-            except Refused as error:
-                raise HttpError(503, error.reason, str(error)) from error
-        if found is None:
-            raise HttpError(404, "not_found", "there is no such capture or file")
-        headers = _headers(name)
-        if isinstance(found, Path):
-            return FileResponse(found, headers=headers)
-        # The file comes from another node, so a browser must neither show it nor run its scripts.
-        headers["Content-Disposition"] = f'attachment; filename="{name}"'
-        return StreamingResponse(found, headers=headers | {"Content-Security-Policy": "sandbox"})
-
-    def _find(self, capture: str, name: str, owner: str | None) -> Path | Iterator[bytes] | None:
-        found = self._backend.capture_file(capture, name, owner)
-        is_plain = not isinstance(found, Path) or (found.is_file() and not found.is_symlink())
-        return found if is_plain else None
-
-
 def _headers(name: str) -> dict[str, str]:
     trace = name.endswith(TRACE_SUFFIXES)
     headers = {"Content-Type": next(kind for end, kind in _TYPES if name.endswith(end))}
@@ -279,54 +312,3 @@ def _headers(name: str) -> dict[str, str]:
     if name.endswith(".html"):
         headers["Content-Security-Policy"] = _REPORT_POLICY
     return headers
-
-
-# Webhooks that are being answered: each may hold a body in memory.
-MAX_AT_ONCE = 16
-# The reply lists this many answers and counts the others.
-MAX_ANSWERS = 1000
-# The backend answers one webhook at a time anyway.
-WORKERS = 2
-# Alertmanager sends a refused notification again only after a status of 500 and above.
-_RETRY = {"Retry-After": "1"}
-
-
-class AlertWebhook:
-    """The endpoint for Alertmanager's webhook.
-
-    It answers 503 only if a retry can help. A retry captures nothing twice: alerts are remembered.
-    """
-
-    def __init__(self, backend: ApiBackend, access: Access) -> None:
-        self._backend = backend
-        self._access = access
-        self._workers: CapacityLimiter | None = None
-        self._busy = 0
-
-    async def receive(self, request: Request) -> Response:
-        """Alerts that fire ask for captures."""
-        if not self._access.check_captures(request).all_jobs:
-            raise HttpError(403, "not_root", "alerts ask for everybody's jobs: only root may")
-        if self._busy >= MAX_AT_ONCE:
-            raise HttpError(503, "busy", "too many webhooks are being answered", _RETRY)
-        self._busy += 1
-        try:
-            return await self._answer(request)
-        except NotReadyError as error:
-            raise HttpError(503, "starting", str(error), _RETRY) from error
-        finally:
-            self._busy -= 1
-
-    async def _answer(self, request: Request) -> Response:
-        alerts = (await json_body(request, AlertmanagerPayload)).alerts
-        own = plain(str((request.scope.get("server") or ("",))[0]))
-        if self._workers is None:
-            self._workers = CapacityLimiter(WORKERS)
-        # Not in the event loop: it waits for captures to start.
-        work = partial(self._backend.receive_alerts, alerts, own)
-        answers = await anyio.to_thread.run_sync(work, limiter=self._workers)
-        received = self._backend.metrics.counter("alerts_received_total")
-        for outcome, count in Counter(answer.outcome for answer in answers).items():
-            received.labels(outcome).inc(count)
-        listed, unlisted = answers[:MAX_ANSWERS], max(0, len(answers) - MAX_ANSWERS)
-        return json_answer(AlertAnswers(alerts=list(listed), unlisted=unlisted))

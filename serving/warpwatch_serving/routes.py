@@ -23,7 +23,7 @@ from starlette.routing import Route
 from warpwatch_serving import answers, bodies
 from warpwatch_serving.access import Access, Guard, Prepare
 from warpwatch_serving.answers import ErrorAnswer, HttpError
-from warpwatch_serving.api import AlertWebhook, CaptureFiles, JsonApi
+from warpwatch_serving.api import JsonApi
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.bodies import Filters
 from warpwatch_serving.config import HttpConfig
@@ -199,12 +199,7 @@ async def describe(request: Request) -> Response:
 
 
 def operations(
-    api: JsonApi,
-    files: CaptureFiles,
-    metrics: MetricsPages,
-    page: PageEndpoint,
-    webhook: AlertWebhook,
-    login: Login,
+    api: JsonApi, metrics: MetricsPages, page: PageEndpoint, login: Login
 ) -> list[Operation]:
     """Return the operations that agents and fleets have."""
     v1, of = "/api/v1", Operation
@@ -235,8 +230,8 @@ def operations(
         of(f"{v1}/captures", api.request_capture, Capture, method="POST",
            body=bodies.CaptureBody, status=202, errors=refused),
         of(f"{v1}/captures/{{id}}", api.capture, Capture, errors=missing),
-        of(f"{v1}/captures/{{id}}/{{file}}", files.send, octets, errors=(404, 503)),
-        of(f"{v1}/alertmanager", webhook.receive, answers.AlertAnswers, method="POST",
+        of(f"{v1}/captures/{{id}}/{{file}}", api.capture_file, octets, errors=(404, 503)),
+        of(f"{v1}/alertmanager", api.alertmanager, answers.AlertAnswers, method="POST",
            body=bodies.AlertmanagerPayload, errors=(503,)),
         of(f"{v1}/runs", api.runs, answers.RunList, bodies.RunFilters),
         of(f"{v1}/diagnoses", api.diagnoses, answers.DiagnosisList, bodies.DiagnosisFilters),
@@ -274,10 +269,8 @@ def create_app(
         refuse=login.refuse,
         prepare=prepare,
     )
-    webhook = AlertWebhook(backend, access)
-    files, page = CaptureFiles(backend, access), page or PageEndpoint(backend)
     api, more = routes(backend, access)
-    table = [*operations(api, files, pages, page, webhook, login), *more]
+    table = [*operations(api, pages, page or PageEndpoint(backend), login), *more]
     app = Starlette(
         routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in table],
         middleware=[guard],

@@ -15,6 +15,7 @@ from warpwatch_capturing.participant import (
     Reach,
     is_over,
 )
+from warpwatch_capturing.policy import NoLimits
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store
@@ -107,16 +108,12 @@ class Played(Participant):
             self.ranks[number] = replace(rank, state=state, detail=detail)
 
 
-class Limits:
-    """A policy that allows everything, and remembers what was started."""
-
-    config = TriggersConfig()
+class Limits(NoLimits):
+    """Remembers what was started."""
 
     def __init__(self) -> None:
+        super().__init__(TriggersConfig())
         self.started: list[CaptureRequest] = []
-
-    def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
-        """All is allowed."""
 
     def add_start(self, request: CaptureRequest, at: float) -> None:
         self.started.append(request)

@@ -136,7 +136,7 @@ class Capturing:
             self.policy, CaptureRegister(store, hub), LocalParticipants(self.policy, ranks), hub,
             hurry, self._wake,
         )  # fmt: skip
-        self.triggers = Triggers(self.service, ranks, hub)
+        self.triggers = Triggers(self.service, ranks.targets, hub)
         self.baselines = RegularCaptures(Baseline(self.service, hub), self.service)
         self.alerts = AlertRequests(
             lambda: hub.state() if hub.ranks_known() else None,

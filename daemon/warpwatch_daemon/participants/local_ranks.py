@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch.protocol import MAX_ARM_TIMEOUT_S
-from warpwatch_capturing.board import RunningRank
 from warpwatch_capturing.participant import (
     Collected,
     FetchError,
     LiveJob,
     Participant,
     Reach,
+    RunningRank,
     fastest,
     is_over,
 )

@@ -2,5 +2,5 @@
 
 - remote_agents: the agents as participants, and the ranks of a large job that are captured
 - requests: all captures of a fleet, as users, anomalies and schedules request them, with the store,
-  policy, metrics and board that the capture service needs
+  metrics and board that the capture service needs
 """

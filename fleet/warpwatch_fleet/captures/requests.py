@@ -12,7 +12,6 @@ import time
 from collections.abc import (
     Awaitable,
     Callable,
-    Collection,
     Coroutine,
     Iterable,
     Iterator,
@@ -25,10 +24,10 @@ from typing import Any
 
 import msgspec
 
-from warpwatch_capturing.board import Board
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
 from warpwatch_capturing.confinement import Run, run
-from warpwatch_capturing.participant import find_job
+from warpwatch_capturing.participant import Board, find_job
+from warpwatch_capturing.policy import NoLimits
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.regular import RegularJob
 from warpwatch_capturing.service import CaptureService
@@ -58,22 +57,6 @@ SETTLED_S = 600.0
 # How long another thread waits for the agent of a job on one node.
 ASK_TIMEOUT_S = 30.0
 ADVANCE_S = 0.1
-
-
-class AgentsDecide:
-    """A policy without limits: each agent applies its own to the capture's part on its node."""
-
-    def __init__(self, config: TriggersConfig) -> None:
-        self.config = config
-
-    def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
-        """Allow the capture."""
-
-    def add_start(self, request: CaptureRequest, at: float) -> None:
-        """Count nothing."""
-
-    def remove_start(self, request: CaptureRequest, at: float) -> None:
-        """Count nothing."""
 
 
 class FleetCaptures:
@@ -109,7 +92,8 @@ class FleetCaptures:
         self._sleep = sleep
         self._remote = RemoteAgents(cluster, agents.link, self._ask, monotonic)
         self.service = CaptureService(
-            AgentsDecide(config), register, self._remote, board, lambda busy: None, wake_finisher,
+            # Each agent applies its own limits to the capture's part on its node.
+            NoLimits(config), register, self._remote, board, lambda busy: None, wake_finisher,
             monotonic, wall, run,
         )  # fmt: skip
         # Requests to agents that have not been answered, and the task while a capture runs.
@@ -352,7 +336,7 @@ class FleetMetrics(AgentMetrics):
 
 
 class FleetBoard:
-    """A ``warpwatch_capturing.board.Board`` without ranks: none runs in the fleet's process."""
+    """A ``participant.Board`` without ranks: none runs in the fleet's process."""
 
     def __init__(self, metrics: AgentMetrics) -> None:
         self.metrics = metrics

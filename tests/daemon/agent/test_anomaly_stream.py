@@ -48,7 +48,7 @@ def pipeline(
     config = Config()
     detection = Detection(config.detection, config.anomalies)
     archive = Archive(node.store.path, detection, lambda what: None, lambda: None)
-    triggers = Triggers(node.service, node.source, hub)
+    triggers = Triggers(node.service, node.source.targets, hub)
     baselines = RegularCaptures(Baseline(node.service, hub), node.service)
     stream, runs = RecordStream(), RunTable(RunFiles(node.store.path), hub, "node")
     return Pipeline(

@@ -30,12 +30,12 @@ class Node(CaptureNode):
     def __init__(self, path: Path, stack: ExitStack, **options: Any) -> None:
         super().__init__(path, stack, **options)
         self.now = self.clock.wall()
-        self.triggers = Triggers(self.service, self.source, self.hub)
+        self.triggers = Triggers(self.service, self.source.targets, self.hub)
         self.active: dict[str, Anomaly] = {}
 
     def restart(self, config: TriggersConfig | None = None) -> None:
         super().restart(config)
-        self.triggers = Triggers(self.service, self.source, self.hub)
+        self.triggers = Triggers(self.service, self.source.targets, self.hub)
 
     def reload(self, config: TriggersConfig) -> None:
         self.service.policy.config = config
