@@ -7,26 +7,26 @@ measures the detectors, is a command of its own.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import sys
 
-from benchmarks import agent, capture, detectors, devices, diagnosis, fleet, programs, serve
 from benchmarks.processes import CannotMeasure
 from warpwatch_telemetry.errors import WarpwatchError
 
 BENCHMARKS = {
-    "programs": programs.measure,
-    "agent": agent.measure,
-    "devices": devices.measure,
-    "capture": capture.measure,
-    "pause": capture.measure_pause,
-    "detectors": detectors.measure,
-    "diagnosis": diagnosis.measure,
-    "fleet": fleet.measure,
-    "merge": diagnosis.measure_merge,
-    "serve": serve.measure,
+    "programs": "programs.measure",
+    "agent": "agent.measure",
+    "devices": "devices.measure",
+    "capture": "capture.measure",
+    "pause": "capture.measure_pause",
+    "detectors": "detectors.measure",
+    "diagnosis": "diagnosis.measure",
+    "fleet": "fleet.measure",
+    "merge": "diagnosis.measure_merge",
+    "serve": "serve.measure",
 }
 
 
@@ -44,8 +44,9 @@ def main() -> int:
     for name in names:
         print(f"measuring {name} …", file=sys.stderr, flush=True)
         try:
-            results[name] = BENCHMARKS[name]()
-        except (CannotMeasure, TimeoutError, WarpwatchError) as error:
+            module, function = BENCHMARKS[name].split(".")
+            results[name] = getattr(importlib.import_module(f"benchmarks.{module}"), function)()
+        except (CannotMeasure, ImportError, TimeoutError, WarpwatchError) as error:
             print(f"{name}: {error}", file=sys.stderr)
     print(json.dumps(results, indent=1, ensure_ascii=False))
     return int(len(results) < len(names))

@@ -101,13 +101,13 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def wait_until(ready: Callable[[], object], timeout_s: float = 30.0) -> None:
-    """Poll until ``ready`` returns true; its errors mean not yet. Raises TimeoutError."""
+def wait_until(ready: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    """Return the first true result of ``ready``; its errors mean not yet. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(WarpwatchError, OSError):
-            if ready():
-                return
+            if result := ready():
+                return result
         time.sleep(0.1)
     raise TimeoutError(f"not ready within {timeout_s} s")
 

@@ -5,7 +5,6 @@ The loop is fault, anomaly, capture, verdict; its traces are kept.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import statistics
@@ -18,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.runner import CannotCheck, Report
-from benchmarks.processes import LocalDaemon, output_of, running_daemon
+from benchmarks.processes import LocalDaemon, output_of, running_daemon, wait_until
 from warpwatch_daemon.demo.processes import NONE, Switch
-from warpwatch_telemetry.errors import WarpwatchError
 
 # The steps of a turn by network and mode.
 TRAINED = {
@@ -121,7 +119,7 @@ def check_capture(report: Report) -> None:
                 [sys.executable, *command, report.setting.device], env=daemon.training_environment
             ) as process:
                 try:
-                    poll(lambda: has_baseline(daemon), "baseline of healthy steps", process)
+                    poll(lambda: has_baseline(daemon), process)
                     figures["healthy_step_s"] = daemon.ranks(JOB)[0]["recent_s"][-1]
                     for fault in VERDICTS:
                         capture(report, daemon, process, fault)
@@ -139,10 +137,8 @@ def capture(
             time.sleep(SETTLE_S)
             body = {"job": JOB, "kind": "torch", "steps": STEPS, "reason": f"fault {fault}"}
             # The request is refused while another capture runs.
-            poll(lambda: daemon.api.post("/api/v1/captures", body), "leave to capture", process)
-        figures["capture"] = poll(
-            lambda: ended(daemon, fault, figures["begun_at"]), f"capture of {fault}", process
-        )
+            poll(lambda: daemon.api.post("/api/v1/captures", body), process)
+        figures["capture"] = poll(lambda: ended(daemon, fault, figures["begun_at"]), process)
         conclude(report, daemon, fault, figures)
 
 
@@ -155,17 +151,15 @@ def ended(daemon: LocalDaemon, fault: str, since: float) -> Any:
     return None
 
 
-def poll(ask: Callable[[], Any], what: str, process: subprocess.Popen[bytes]) -> Any:
+def poll(ask: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
     """Return the first true result of ``ask``. Raises TimeoutError, RuntimeError."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
+
+    def asked() -> Any:
         if process.poll() is not None:
             raise RuntimeError("the training has ended; checks.log holds what it wrote")
-        with contextlib.suppress(WarpwatchError):
-            if result := ask():
-                return result
-        time.sleep(0.1)
-    raise TimeoutError(f"no {what} within {TIMEOUT_S:.0f} s")
+        return ask()
+
+    return wait_until(asked, TIMEOUT_S)
 
 
 def has_baseline(daemon: LocalDaemon) -> bool:
