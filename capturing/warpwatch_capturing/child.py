@@ -90,8 +90,8 @@ def diagnose(
                 stack.enter_context(files.replacing(folder / name)) for name in made_of(kind, names)
             ]
             fds = [output.fileno() for output in outputs]
-            about = {"missing": missing, "nodes": nodes or {}, "asked": asked, "outputs": fds}
-            about["baseline"] = [str(path) for path in baseline]
+            about: dict[str, Any] = {"missing": missing, "nodes": nodes or {}, "asked": asked}
+            about |= {"baseline": [str(path) for path in baseline], "outputs": fds}
             arguments = [str(limit), kind, json.dumps(about), *map(str, paths)]
             outcome = _outcome(run(__name__, arguments, TIMEOUT_S, fds))
             if outcome != "ok":

@@ -78,21 +78,19 @@ class TraceVerdict:
 
 
 def verify(
-    folder: Path, expected: Mapping[str, Expectation], timeout_s: float = TIMEOUT_S, run: Run = run
+    folder: Path, expected: Mapping[str, Expectation], run: Run = run
 ) -> dict[str, TraceVerdict]:
-    """Return the verdict on each file of a stored capture; blocks until they are read.
-
-    ``timeout_s``: the limit for each file, so that one does not delay the others.
-    """
+    """Return the verdict on each file of a stored capture; blocks until they are read."""
     return {
-        name: _verify_file(folder / name, expectation, timeout_s, run)
+        name: _verify_file(folder / name, expectation, run)
         for name, expectation in expected.items()
     }
 
 
-def _verify_file(path: Path, expectation: Expectation, timeout_s: float, run: Run) -> TraceVerdict:
+def _verify_file(path: Path, expectation: Expectation, run: Run) -> TraceVerdict:
     try:
-        ended = run(__name__, [str(path), json.dumps(asdict(expectation))], timeout_s, ())
+        # Each file has the time limit for itself, so that one does not delay the others.
+        ended = run(__name__, [str(path), json.dumps(asdict(expectation))], TIMEOUT_S, ())
         events, lacks = _verified(ended.lines[-1])
     except OSError as error:
         return TraceVerdict(None, (f"{UNREADABLE}: {error.strerror}",))

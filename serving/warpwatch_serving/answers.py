@@ -136,8 +136,8 @@ class AnomalyReport(Anomaly):
     @classmethod
     def of(cls, anomaly: Anomaly, node: str, decision: Decision | None, **more: Any) -> Self:
         """Return the report of an anomaly that ``node`` has found; ``more``: other fields."""
-        about = {"sentence": sentence(anomaly, node), "scope": scope_of(anomaly.kind)}
-        return cls(**_fields(anomaly), **about, decision=decision, **more)
+        more |= {"sentence": sentence(anomaly, node), "scope": scope_of(anomaly.kind)}
+        return cls(**_fields(anomaly), decision=decision, **more)
 
 
 class AnomalyList(TypedDict):

@@ -108,6 +108,11 @@ def test_refusals_are_counted_when_they_are_new(golden_case):
         refusals.forget(request)
         text += f"{request.trigger}: {new}, {refusals.is_new(request, 'disk', 124)} after one\n"
     golden_case(text)
+    # The thousand newest are remembered.
+    for number in range(1001):
+        refusals.is_new(replace(AUTOMATIC, anomaly_id=f"a{number}"), "busy", 0.0)
+    known = (replace(AUTOMATIC, anomaly_id=f"a{number}") for number in (1, 0))
+    assert [refusals.is_new(request, "busy", 0.0) for request in known] == [False, True]
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.03, 1.055, 1.2])

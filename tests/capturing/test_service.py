@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.capturing.played import JOB, REQUEST, Played, PlayedService
-from warpwatch_capturing.participant import LiveJob, Reach, find_job, steps_ahead
+from warpwatch_capturing.participant import LiveJob, find_job
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_telemetry.captures import Capture, Prepared
 from warpwatch_telemetry.errors import Refused
@@ -56,14 +56,6 @@ def test_the_slowest_answer_and_the_fastest_rank_choose_the_start_of_all(played)
     assert played.step() is False
     capture = played.finished(asked)
     assert (states(capture), capture.end_time is None) == (["written"] * 4, False)
-
-
-@pytest.mark.parametrize(
-    ("step_s", "attempt", "ahead"),
-    [(0.1, 1, 20), (0.1, 2, 40), (0.001, 1, 1000), (10.0, 1, 4), (0.0, 1, 4)],
-)
-def test_the_start_is_two_seconds_ahead_and_some_steps_but_not_too_many(step_s, attempt, ahead):
-    assert steps_ahead(Reach(2.0, 4), attempt, 0.0, step_s) == ahead
 
 
 @pytest.mark.parametrize("reason", ["late", "passed"])
@@ -234,3 +226,6 @@ def test_a_name_of_jobs_of_two_owners_needs_the_owner():
     with pytest.raises(Refused, match="train is a job of each of a, b; name the owner"):
         find_job(jobs, REQUEST)
     assert find_job(jobs, replace(REQUEST, owner="b")) == jobs[1]
+    many = [LiveJob(JobId("a", f"job{number:02}", "r1"), (0,), 1) for number in range(21)]
+    with pytest.raises(Refused, match=r"running jobs: job00, .*, job19$"):
+        find_job(many, REQUEST)

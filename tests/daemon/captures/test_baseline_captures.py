@@ -137,16 +137,17 @@ def test_a_refusal_is_counted_and_asked_again_after_ten_minutes(node):
 @pytest.mark.parametrize(
     ("busy", "options", "refused"), [(True, {}, 0), (False, {"dry_run": True}, 1)]
 )
-def test_a_busy_job_is_left_alone_and_a_dry_run_counted_once(
+def test_a_busy_job_is_left_alone_and_a_dry_run_counted_once_a_day(
     tmp_path, stack, busy, options, refused
 ):
     node = Node(tmp_path, stack, **options)
     if busy:
         node.service.request(MANUAL)
-    for after_s in (90, HOUR_S, 2 * HOUR_S):
+    # A dry run is asked again after a day.
+    for after_s, times in ((90, 1), (HOUR_S, 1), (24 * HOUR_S + 89, 1), (24 * HOUR_S + 91, 2)):
         assert node.look(after_s) == []
-    counts = [node.counted(f"refused_{why}", "baseline") for why in ("busy", "dry_run")]
-    assert counts == [0, refused]
+        counts = [node.counted(f"refused_{why}", "baseline") for why in ("busy", "dry_run")]
+        assert counts == [0, refused * times]
 
 
 @pytest.mark.parametrize(("trigger", "taken"), [("baseline", 0), ("manual", 1)])

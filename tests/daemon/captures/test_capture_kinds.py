@@ -14,7 +14,7 @@ from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
 from warpwatch_capturing import policy
 from warpwatch_capturing.config import StoreConfig
-from warpwatch_capturing.cost import Baselines, StepCost, rank_sum_z
+from warpwatch_capturing.cost import StepCost, rank_sum_z
 from warpwatch_capturing.participant import Collected
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
@@ -22,7 +22,6 @@ from warpwatch_daemon.participants.local_ranks import LocalParticipants, LocalRa
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture, Residual
 from warpwatch_telemetry.errors import Refused
-from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.state import RankState
 
@@ -235,15 +234,6 @@ def test_the_rank_sum_test_gives_the_textbook_value():
     assert rank_sum_z([1, 2, 3], [1, 2, 3]) == 0
 
 
-def test_baselines_know_only_steps_that_no_capture_disturbed():
-    baselines = Baselines()
-    for number, profiled in enumerate([False, True, False]):
-        baselines.add(step(number, 0.1 * (1 + number), profiled))
-    assert baselines.of_rank(JobId("", "train", ""), 0) == pytest.approx((0.1, 0.3))
-    baselines.forget(JobId("", "train", ""), 0)
-    assert baselines.of_rank(JobId("", "train", ""), 0) == ()
-
-
 @pytest.mark.parametrize(
     ("compressed_steps", "after_s", "ratio", "slower"), [(0, 0.2, 2.0, True), (25, 0.1, 1.0, False)]
 )
@@ -280,12 +270,13 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     assert Store.load(node.store, 10)[0].cost_s == capture.cost_s
 
 
-def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node):
+@pytest.mark.parametrize(("step_s", "timeout_s"), [(0.1, 60), (10.0, 400), (50.0, 1800)])
+def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node, step_s, timeout_s):
     for _ in range(3):
-        node.rings[0].step(10.0)
+        node.rings[0].step(step_s)
     node.poll()
     capture = node.captured()
-    for after_s, settled in ((399, False), (2, True)):
+    for after_s, settled in ((timeout_s - 1, False), (2, True)):
         node.poll(after_s=after_s)
         node.service.finish()
         assert node.service.is_settled(capture.id) is settled

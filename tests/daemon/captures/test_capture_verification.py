@@ -102,10 +102,10 @@ def test_a_file_that_is_gone_costs_the_others_nothing(tmp_path):
 
 def test_a_trace_that_takes_too_long_costs_the_others_nothing(tmp_path):
     def run(module: str, arguments: Sequence[str], timeout_s: float, fds: object) -> Ended:
-        assert timeout_s == 0.5
+        assert timeout_s == 180
         return Ended(None, ()) if "rank0" in arguments[0] else Ended(0, ("[6, []]",))
 
-    verdicts = verify(tmp_path, {"rank0": ASKED, "rank1": ASKED}, timeout_s=0.5, run=run)
+    verdicts = verify(tmp_path, {"rank0": ASKED, "rank1": ASKED}, run=run)
     assert verdicts["rank0"] == TraceVerdict(None, ("unreadable: not read in time",))
     assert verdicts["rank1"] == TraceVerdict(6, ())
 

@@ -122,9 +122,12 @@ def test_a_kind_has_its_recipe(node, anomaly, kind, ranks):
     assert node.outcome() == "captured"
 
 
-@pytest.mark.parametrize("brought", [True, False])
+@pytest.mark.parametrize(
+    ("brought", "after_s", "options"),
+    [(True, 700, ("stacks",)), (False, 700, ()), (True, 86_400, ("stacks",)), (True, 86_401, ())],
+)
 def test_python_stacks_are_recorded_when_the_same_comes_back_and_was_not_captured_in_vain(
-    node, brought
+    node, brought, after_s, options
 ):
     node.see(STRAGGLER)
     assert node.captures[0].request.options == ()
@@ -134,8 +137,7 @@ def test_python_stacks_are_recorded_when_the_same_comes_back_and_was_not_capture
         node.poll(after_s=61)
         assert node.finished(node.captures[0]).outcome == "failed"
     node.clock.advance(601)
-    node.see(replace(STRAGGLER, id="a2", time=700.0), after_s=700)
-    options = ("stacks",) if brought else ()
+    node.see(replace(STRAGGLER, id="a2", time=float(after_s)), after_s=after_s)
     assert node.captures[1].request.options == options
     assert node.command(1)["options"] == list(options)
 
@@ -165,6 +167,12 @@ def test_what_is_not_captured_is_shown_with_its_reason_and_counted(
     assert re.fullmatch(decided, f"{found.outcome}: {found.detail}")
     assert node.captures == ()
     assert node.counted(found.outcome, "anomaly") == (found.outcome != "no_recipe")
+
+
+def test_the_newest_thousand_decisions_are_kept(node):
+    node.see(*(replace(STRAGGLER, kind="crash", id=f"c{number}") for number in range(1001)))
+    decided = [decision.anomaly_id for decision in node.hub.state().decisions]
+    assert decided == [f"c{number}" for number in range(1, 1001)]
 
 
 def test_a_refusal_is_counted_once_though_it_ends_and_is_opened_again(node):

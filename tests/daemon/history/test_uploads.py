@@ -260,15 +260,19 @@ def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node, s3, capsys):
     assert diagnosis(f"{capture.remote}rank0.pt.trace.json.gz") != local
 
 
-def test_an_address_without_a_capture_is_named_in_one_line(s3, monkeypatch):
+def test_an_address_without_a_capture_is_named_in_one_line(s3):
     with pytest.raises(UsageError, match=r"^s3://ours/gpus/no is not a capture, or is incomplete"):
         diagnose(["s3://ours/gpus/no"])
     RemoteStore(URL).put("c/capture.json", b"[]")
     with pytest.raises(UsageError, match=r"^s3://ours/gpus/c/capture.json is not a readable rec"):
         diagnose(["s3://ours/gpus/c/"])
-    monkeypatch.setattr(remote_store, "MAX_DOCUMENT_BYTES", 1)
-    with pytest.raises(RemoteStoreError, match=r"/c/capture.json: more than 1 bytes"):
-        RemoteStore(URL).read("c/capture.json")
+    record = s3.folder / "gpus/c/capture.json"
+    record.write_bytes(bytes(2**24))
+    with pytest.raises(UsageError, match="is not a readable record"):
+        diagnose(["s3://ours/gpus/c/"])
+    record.write_bytes(bytes(2**24 + 1))
+    with pytest.raises(RemoteStoreError, match=r"/c/capture.json: more than 16777216 bytes"):
+        diagnose(["s3://ours/gpus/c/"])
 
 
 def test_a_record_names_no_file_outside_of_its_folder(node, s3):

@@ -72,13 +72,14 @@ def test_a_refusal_keeps_its_reason(client, agent, reason, status):
     assert answer.json() == {"error": {"reason": reason, "detail": "not now"}}
 
 
-def test_a_fault_of_the_daemon_is_reported_without_its_insides(client, agent):
+def test_a_fault_of_the_daemon_is_logged_and_reported_without_its_insides(client, agent, caplog):
     agent.state = lambda: int("secret path /etc/x")
     answer = client.get("/api/v1/devices")
     assert answer.status_code == 500
     assert answer.json()["error"]["reason"] == "internal"
     assert "secret" not in answer.text
     assert agent.codes[500] == 1
+    assert "a request for '/api/v1/devices' failed" in caplog.messages
 
 
 def test_metrics_come_as_text_and_compressed_when_asked_for(client):
