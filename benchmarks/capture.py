@@ -113,7 +113,6 @@ def _cost(ended_s: list[float], requested: float, until: float, events: int) -> 
 
 
 def _captured(api: ApiClient, job: str) -> tuple[float, dict[str, Any]]:
-    """Capture the job. Return the time of the request and the finished capture."""
     requested = time.time()
     body = {"job": job, "kind": "torch", "steps": STEPS}
     capture: dict[str, Any] = wait(api, api.post("/api/v1/captures", body)["id"], TIMEOUT_S)

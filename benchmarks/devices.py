@@ -65,8 +65,6 @@ MAX_CPU_S_PER_MIN = {"0_us": 0.8, "100_us": 1.2}
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """A running exporter and its driver."""
-
     name: str
     process: subprocess.Popen[bytes]
     port: int
@@ -107,7 +105,6 @@ def measure() -> dict[str, Any]:
 
 
 def compare(exporters: Exporters, window_s: int, bursts: int) -> dict[str, dict[str, Any]]:
-    """Return all figures at one latency, by exporter."""
     figures = _spent(exporters, window_s)
     times: dict[str, list[float]] = {exporter.name: [] for exporter in exporters}
     with _scrapers(exporters, gzip=True) as by_name:
@@ -129,7 +126,6 @@ def _scrapers(exporters: Exporters, *, gzip: bool) -> Iterator[dict[str, Scraper
 
 
 def _spent(exporters: Exporters, window_s: int) -> dict[str, dict[str, Any]]:
-    """Measure processor time and calls with a scrape per second, and memory at the end."""
     times: dict[str, list[float]] = {exporter.name: [] for exporter in exporters}
     calls_before = {exporter.name: exporter.calls() for exporter in exporters}
     pids = {exporter.name: exporter.pid for exporter in exporters}

@@ -136,7 +136,6 @@ def measure_merge() -> dict[str, object]:
 
 
 def _write_reductions(folder: Path, events: int) -> list[int]:
-    """Write a reduction per rank; return their sizes."""
     from warpwatch_diagnosis.measures.measures import measure as measured
     from warpwatch_diagnosis.measures.reduction import pack
     from warpwatch_diagnosis.trace.reader import read_trace

@@ -138,7 +138,6 @@ def core_percents(pids: Mapping[str, int], during: Callable[[], object]) -> dict
 
 
 def rss_mib(pid: int) -> float:
-    """Return the resident memory of a process and its children."""
     process = psutil.Process(pid)
     rss_bytes = 0
     for member in (process, *process.children(recursive=True)):

@@ -299,7 +299,6 @@ def _wait_for_ring(step: Step, batches: Iterator[Any]) -> None:
 
 
 def _named(step: Step, batches: Iterator[Any]) -> float:
-    """Return the share of the steps' time that is in a phase."""
     import warpwatch
     from warpwatch.ring import DURATION, FIRST_PHASE
 

@@ -133,7 +133,6 @@ def summary(name: str, result: dict[str, Any]) -> Iterator[str]:
 
 
 def run(given: argparse.Namespace, out: Path, machine: dict[str, Any], work: Path) -> bool:
-    """Run the checks; return whether none failed."""
     setting = RunSetting(str(out), given.fake, given.quick, given.device)
     deadline = time.monotonic() + BUDGET_S
     checks: dict[str, Any] = {}

@@ -170,7 +170,6 @@ def has_baseline(daemon: LocalDaemon) -> bool:
 
 
 def conclude(report: Report, daemon: LocalDaemon, fault: str, figures: dict[str, Any]) -> None:
-    """Keep the trace; report the anomaly, the outcome and the verdict."""
     for anomaly in daemon.api.get("/api/v1/anomalies")["anomalies"]:
         if anomaly["kind"] == fault:
             after_s = round(anomaly["time"] - figures["begun_at"], 1)

@@ -71,7 +71,6 @@ class Report:
         self._write(part=name, figures=figures)
 
     def fact(self, text: str) -> None:
-        """Write a line without a judgement."""
         self._write(ok=None, text=text)
 
     def expect(self, ok: bool, text: str, *, timed: bool = False) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from warpwatch_capturing.config import RecipeConfig
 from warpwatch_capturing.participant import RunningRank
 from warpwatch_capturing.register import CaptureRegister
-from warpwatch_capturing.triggers import healthy_peer
+from warpwatch_capturing.triggers import with_peers
 from warpwatch_telemetry.alerts import (
     ALREADY_CAPTURED,
     BAD_LABELS,
@@ -182,7 +182,6 @@ class AlertRequests:
 
 
 def _capture_of_anomaly(target: AlertTarget, state: State) -> str | None:
-    """Return the capture that the trigger of the alert's anomaly has started, if any."""
     captured = {decision.anomaly_id: decision.capture_id for decision in state.decisions}
     found = [
         captured[anomaly.id]
@@ -253,23 +252,10 @@ def _ranks_of(
     local: Mapping[int, RunningRank],
     active: Iterable[Anomaly],
 ) -> tuple[int, ...] | None:
-    """Return the ranks to capture, or None for all that are here."""
     named = [target.ranks for target in targets if target.ranks is not None]
     if recipe.ranks == "all" or len(named) < len(targets):
         return None
-    culprits = frozenset[int]().union(*named)
-    peers: set[int] = set()
-    if recipe.ranks == "culprit_and_peer":
-        sick = [_anomaly(targets[0], rank) for rank in culprits]
-        found = [healthy_peer(one, local, [*active, *sick]) for one in sick]
-        peers = {peer for peer in found if peer is not None}
-    return tuple(sorted(culprits | peers))
-
-
-def _anomaly(target: AlertTarget, rank: int) -> Anomaly:
-    """Return the anomaly that the alert is about, as far as its labels tell."""
-    kind = str(target.kind)
-    return Anomaly(0.0, "warning", "", rank=rank, id="", kind=kind, **target.job.fields())
+    return with_peers(targets[0].job, frozenset[int]().union(*named), recipe, local, active)
 
 
 # The values of the label ``capture``. Nsight Systems has to run around the program beforehand.

@@ -204,7 +204,6 @@ def _become(uid: int) -> None:
 
 
 def _capabilities() -> int:
-    """Return the effective capabilities as bits."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff")), 0)
 
@@ -256,8 +255,6 @@ _MODE_FILTER = 2
 
 
 class _Program(ctypes.Structure):
-    """``struct sock_fprog``."""
-
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from warpwatch_capturing.session import CaptureSession
@@ -25,33 +25,13 @@ MIN_COST_TIMEOUT_S = 60.0
 MAX_COST_TIMEOUT_S = 1800.0
 
 
-class Baselines:
-    """The newest steps of every rank that no capture disturbed, in seconds."""
-
-    def __init__(self) -> None:
-        self._steps_s: dict[tuple[JobId, int], deque[float]] = {}
-
-    def add(self, step: Step) -> None:
-        if not step.profiled:
-            new: deque[float] = deque(maxlen=BASELINE_STEPS)
-            self._steps_s.setdefault((step.job_id, step.rank), new).append(step.duration_s)
-
-    def forget(self, job: JobId, rank: int | None) -> None:
-        """Forget the steps of a rank; None: of all ranks of the job."""
-        for key in [key for key in self._steps_s if key[0] == job and rank in (None, key[1])]:
-            del self._steps_s[key]
-
-    def of_rank(self, job: JobId, rank: int) -> tuple[float, ...]:
-        return tuple(self._steps_s.get((job, rank), ()))
-
-
 class StepCost:
     """Fed with the steps of one rank of the job, in order; ``before_s``: its steps until now.
 
     disturbs: the trace is recorded, exported or compressed, which takes the job's processors.
     """
 
-    def __init__(self, before_s: Sequence[float] = ()) -> None:
+    def __init__(self, before_s: Iterable[float] = ()) -> None:
         self._before_s = list(before_s)
         self._during_s: list[float] = []
         self._paid_s: list[float] = []
@@ -127,7 +107,8 @@ class CostWatch:
     """Follows the steps of all ranks, and prices the captures among them."""
 
     def __init__(self) -> None:
-        self._baselines = Baselines()
+        # By job and rank: the newest steps that no capture disturbed, in seconds.
+        self._undisturbed_s: dict[tuple[JobId, int], deque[float]] = {}
         self._watched: dict[str, _Watched] = {}
 
     def begin(self, session: CaptureSession, rank: int) -> None:
@@ -135,18 +116,21 @@ class CostWatch:
         capture = session.capture
         if capture.request.kind not in STEP_KINDS:
             return
-        before_s = self._baselines.of_rank(capture.request.job_id, rank)
+        before_s = self._undisturbed_s.get((capture.request.job_id, rank), ())
         # Twice what the steps after it should take.
         wait_s = 2 * AFTER_STEPS * max(before_s, default=0.0)
         timeout_s = min(max(MIN_COST_TIMEOUT_S, wait_s), MAX_COST_TIMEOUT_S)
         self._watched[capture.id] = _Watched(session, rank, StepCost(before_s), timeout_s)
 
     def observe(self, step: Step) -> None:
-        if not any(
+        is_disturbed = step.profiled or any(
             watched.cost.disturbs and watched.session.capture.request.job_id == step.job_id
             for watched in self._watched.values()
-        ):
-            self._baselines.add(step)
+        )
+        if not is_disturbed:
+            new: deque[float] = deque(maxlen=BASELINE_STEPS)
+            steps_s = self._undisturbed_s.setdefault((step.job_id, step.rank), new)
+            steps_s.append(step.duration_s)
         for watched in self._watched.values():
             capture = watched.session.capture
             if (step.job_id, step.rank) == (capture.request.job_id, watched.rank):
@@ -155,7 +139,9 @@ class CostWatch:
 
     def forget_rank(self, job: JobId, rank: int | None) -> None:
         """Forget a rank that has ended; None for all of the job."""
-        self._baselines.forget(job, rank)
+        kept = self._undisturbed_s
+        for key in [key for key in kept if key[0] == job and rank in (None, key[1])]:
+            del kept[key]
 
     def end(self, capture_id: str, at: float) -> None:
         """Count the steps from now on, monotonic, as after the capture."""

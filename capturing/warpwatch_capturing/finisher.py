@@ -155,7 +155,6 @@ class Finisher:
     # --- one capture ---
 
     def _conclude(self, session: CaptureSession) -> str:
-        """Return the outcome."""
         capture = session.capture
         if capture.folder is None:
             try:
@@ -205,7 +204,6 @@ class Finisher:
         self._register.update(session.capture.id, ranks=tuple(brought.ranks.values()), **shown)
 
     def _verify(self, session: CaptureSession, brought: _Brought, folder: Path) -> None:
-        """Note what the traces lack; every problem is counted."""
         expected = {
             name: expectation
             for one in session.participants
@@ -324,7 +322,6 @@ class Finisher:
 
 
 def _collect(session: CaptureSession, capture: Capture, folder: Path) -> _Brought:
-    """Fetch the files of all ranks, of several at once."""
     work = [(one, number) for one in session.participants for number in one.ranks]
     fetches = max(one.fetches for one in session.participants)
     with ThreadPoolExecutor(fetches, "ww-collect") as pool:

@@ -41,7 +41,6 @@ class CaptureRegister:
         self._publish()
 
     def _end_interrupted(self) -> None:
-        """End and count the captures that ran when the process ended."""
         for capture in self.all():
             if capture.outcome is None:
                 detail = f"{INTERRUPTED}the daemon ended meanwhile"
@@ -186,7 +185,6 @@ class CaptureRegister:
             self._with_residual = ratios.keys()
 
     def _began(self) -> dict[JobId, float]:
-        """Return when the ranks of running jobs started."""
         began: dict[JobId, float] = {}
         for rank in self._board.ranks():
             if rank.status == "running":

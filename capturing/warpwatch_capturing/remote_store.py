@@ -384,7 +384,6 @@ def node_folder(node: str) -> str:
 
 
 def _is_pending(capture: Capture) -> bool:
-    """Return whether a capture with files has ended and is not uploaded yet."""
     outcome = capture.outcome
     ended = outcome is not None and not outcome.startswith("refused")
     brought = bool(capture.files) or not capture.of_fleet

@@ -218,7 +218,6 @@ class CaptureService:
         return session
 
     def _started(self, session: CaptureSession, at: float) -> Capture:
-        """Count and show a capture whose participants have been asked."""
         capture = session.shown()
         self.policy.add_start(capture.request, at)
         self._sessions[capture.id] = session
@@ -239,7 +238,6 @@ class CaptureService:
             self._refuse(session, Refused("refused_disk", detail))
 
     def _refuse(self, session: CaptureSession, refused: Refused) -> None:
-        """End a capture that was refused after it had started."""
         capture, now = session.shown(), self._wall()
         self.register.refuse(
             replace(capture, outcome=refused.reason, detail=str(refused), end_time=now)

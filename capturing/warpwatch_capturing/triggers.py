@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from warpwatch_capturing.config import RecipeConfig
@@ -327,25 +327,32 @@ def ranks_of(
         return None
     if local is None:
         return (culprit,) if recipe.ranks == "culprit" else None
-    peer = healthy_peer(anomaly, local, active) if recipe.ranks == "culprit_and_peer" else None
-    return (culprit,) if peer is None else tuple(sorted((culprit, peer)))
+    return with_peers(anomaly.job_id, {culprit}, recipe, local, active)
 
 
-def healthy_peer(
-    anomaly: Anomaly, local: Mapping[int, RunningRank], active: Iterable[Anomaly]
-) -> int | None:
-    """Return the rank next to the culprit that runs here, without an anomaly of it or its GPU."""
+def with_peers(
+    job: JobId | None,
+    culprits: Set[int],
+    recipe: RecipeConfig,
+    local: Mapping[int, RunningRank],
+    active: Iterable[Anomaly],
+) -> tuple[int, ...]:
+    """Return the culprits, and beside each, if the recipe has peers, the nearest healthy rank.
+
+    It runs here, without an anomaly of it or its GPU.
+    """
     others = list(active)
-    sick = {other.rank for other in others if other.job_id == anomaly.job_id}
+    sick = {other.rank for other in others if other.job_id == job} | culprits
     broken = {other.device for other in others if other.kind in DEVICE_KINDS}
     well = [
         number
         for number, rank in local.items()
-        if number not in sick | {anomaly.rank}
-        and rank.status == "running"
-        and rank.device not in broken
+        if number not in sick and rank.status == "running" and rank.device not in broken
     ]
-    return min(well, key=lambda number: (abs(number - (anomaly.rank or 0)), number), default=None)
+    peers = set[int]()
+    if well and recipe.ranks == "culprit_and_peer":
+        peers = {min(well, key=lambda number: (abs(number - one), number)) for one in culprits}
+    return tuple(sorted(culprits | peers))
 
 
 def _is_repeated(anomaly: Anomaly, captures: Iterable[Capture]) -> bool:

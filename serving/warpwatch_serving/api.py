@@ -273,11 +273,9 @@ class JsonApi:
         return self._backend.request_capture(body.request(owner))
 
     def _state(self, request: Request) -> State:
-        """Return the part of the state that the caller may see."""
         return visible(self._backend.state(), caller_of(request).owner)
 
     def _captures(self, request: Request, wanted: bodies.DiagnosisFilters) -> Iterable[Capture]:
-        """Return the captures of the wanted job and kind."""
         return (
             capture
             for capture in self._state(request).captures

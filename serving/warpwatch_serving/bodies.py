@@ -218,15 +218,11 @@ class CaptureBody(BaseModel):
         return self.scheduled or bool(self.alerts) or any(one is not None for one in about)
 
     @model_validator(mode="after")
-    def _a_start_is_of_steps(self) -> CaptureBody:
+    def _fields_fit(self) -> CaptureBody:
         if self.start_step is not None and self.kind not in STEP_KINDS:
             raise ValueError(f"start_step: {self.kind} has no steps")
         if not self.alerts and (self.anomaly_id is None) != (self.anomaly_kind is None):
             raise ValueError("anomaly_id and anomaly_kind are needed together")
-        return self
-
-    @model_validator(mode="after")
-    def _options_are_of_traces(self) -> CaptureBody:
         if self.options and self.kind != "torch":
             raise ValueError(f"options: kind torch has them, {self.kind} has none")
         return self

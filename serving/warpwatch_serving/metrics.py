@@ -30,14 +30,6 @@ MAX_AGE_S = 1.1
 AHEAD_INTERVAL_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How a page is written; each has a page of its own."""
-
-    openmetrics: bool
-    gzip: bool
-
-
 @dataclass(slots=True)
 class MetricsPage:
     """One format's newest page.
@@ -59,21 +51,23 @@ class MetricsPages:
     ) -> None:
         self._backend = backend
         self._monotonic = monotonic
-        self._pages: dict[Format, MetricsPage] = {}
+        # By format: whether it is OpenMetrics, and compressed.
+        self._pages: dict[tuple[bool, bool], MetricsPage] = {}
 
     async def scrape(self, request: Request) -> Response:
         """Prometheus text format or OpenMetrics, by Accept."""
         media_type = _media_type(request.headers.get("accept", ""))
         compressed = gzip_accepted(request.headers.get("accept-encoding", ""))
-        page = self.page(Format("openmetrics" in media_type, compressed))
+        page = self.page("openmetrics" in media_type, compressed)
         headers = {"content-type": media_type, "vary": "Accept, Accept-Encoding"}
         if compressed:
             headers["content-encoding"] = "gzip"
         return Response(page.content, headers=headers)
 
-    def page(self, form: Format) -> MetricsPage:
+    def page(self, is_openmetrics: bool, compressed: bool) -> MetricsPage:
         """Return a page that is at most MAX_AGE_S old. Raises what the agent raises."""
         now = self._monotonic()
+        form = is_openmetrics, compressed
         page = self._pages.setdefault(form, MetricsPage())
         page.interval_s, page.asked_at = now - page.asked_at, now
         if now - page.rendered_at > MAX_AGE_S:
@@ -89,12 +83,13 @@ class MetricsPages:
                 with contextlib.suppress(Exception):
                     self._render(form, page, now)
 
-    def _render(self, form: Format, page: MetricsPage, now: float) -> None:
-        encode = openmetrics.generate_latest if form.openmetrics else generate_latest
+    def _render(self, form: tuple[bool, bool], page: MetricsPage, now: float) -> None:
+        is_openmetrics, compressed = form
+        encode = openmetrics.generate_latest if is_openmetrics else generate_latest
         options = self._backend.exposition()
-        state = render(self._backend.exported(), options, openmetrics=form.openmetrics)
+        state = render(self._backend.exported(), options, openmetrics=is_openmetrics)
         content = state + encode(self._backend.metrics.registry)
-        page.content = gzip.compress(content, GZIP_LEVEL) if form.gzip else content
+        page.content = gzip.compress(content, GZIP_LEVEL) if compressed else content
         page.rendered_at = now
 
 

@@ -158,7 +158,6 @@ def _responses(operation: Operation, schemas: Schemas) -> Schema:
 
 
 def _errors(operation: Operation) -> Iterator[int]:
-    """Yield the statuses with an ErrorAnswer."""
     yield from operation.errors
     if operation.filters is not None or operation.body is not None:
         yield 400
@@ -290,7 +289,6 @@ def _count(backend: ApiBackend, status: int) -> None:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answer what the router itself refuses."""
     assert isinstance(error, HTTPException)
     reason = _REASONS.get(error.status_code, "refused")
     return HttpError(error.status_code, reason, str(error.detail), error.headers).answer()

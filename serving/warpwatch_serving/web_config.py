@@ -15,10 +15,9 @@ import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from warpwatch_runtime.loading import mistakes, read_yaml
 from warpwatch_serving.answers import HttpError
@@ -28,6 +27,7 @@ from warpwatch_telemetry.sections import Section
 logger = logging.getLogger(__name__)
 
 _CLIENT_AUTH = {
+    "": ssl.CERT_NONE,
     "NoClientCert": ssl.CERT_NONE,
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
@@ -37,15 +37,8 @@ _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 TlsVersion = Literal["TLS12", "TLS13"]
 
 
-def _none_if_empty(client_auth_type: Any) -> Any:
-    # As the toolkit does.
-    return client_auth_type or "NoClientCert"
-
-
-ClientAuth = Annotated[
-    Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"],
-    BeforeValidator(_none_if_empty),
-]
+# The empty one as in the toolkit.
+ClientAuth = Literal["", "NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"]
 
 
 class TlsServerConfig(Section):
@@ -72,10 +65,12 @@ def load(path: Path) -> WebConfig:
         config = WebConfig.model_validate({} if tree is None else tree)
     except ValidationError as error:
         raise UsageError(f"http.web_config {path}: {_explain(error)}") from error
-    if config.tls_server_config is None:
+    tls = config.tls_server_config
+    if tls is None:
         return config
-    tls = _absolute(config.tls_server_config, path.parent)
-    return config.model_copy(update={"tls_server_config": tls})
+    names = ("cert_file", "key_file", "client_ca_file")
+    absolute = {name: path.parent / file for name in names if (file := getattr(tls, name))}
+    return config.model_copy(update={"tls_server_config": tls.model_copy(update=absolute)})
 
 
 class Tls:
@@ -121,19 +116,12 @@ class Tls:
 
 
 def _check_client_auth(config: TlsServerConfig) -> None:
-    asked = config.client_auth_type != "NoClientCert"
+    asked = _CLIENT_AUTH[config.client_auth_type] != ssl.CERT_NONE
     if asked != (config.client_ca_file is not None):
         raise UsageError(
             "http.web_config: client_ca_file and a client_auth_type that verifies "
             "(VerifyClientCertIfGiven, RequireAndVerifyClientCert) go together"
         )
-
-
-def _absolute(config: TlsServerConfig, folder: Path) -> TlsServerConfig:
-    names = ("cert_file", "key_file", "client_ca_file")
-    paths = {name: getattr(config, name) for name in names}
-    absolute = {name: folder / path for name, path in paths.items() if path is not None}
-    return config.model_copy(update=absolute)
 
 
 def _explain(error: ValidationError) -> str:
@@ -157,7 +145,12 @@ class BasicAuth:
     """Users and their bcrypt hashes. Raises UsageError for a bad hash or if bcrypt is missing."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
-        self._bcrypt = _import_bcrypt()
+        try:
+            self._bcrypt = importlib.import_module("bcrypt")
+        except ImportError as error:
+            raise UsageError(
+                "http.web_config: basic_auth_users needs bcrypt: install the extra warpwatch[auth]"
+            ) from error
         self._users = dict(users)
         # A hash takes 50 ms and more; what was right once is remembered, salted by the hash.
         self._right: set[bytes] = set()
@@ -212,15 +205,6 @@ class BasicAuth:
                 f"http.web_config: the password of user {name!r} is not a bcrypt hash; "
                 "make one with `htpasswd -nBC 10 ''`"
             ) from error
-
-
-def _import_bcrypt() -> ModuleType:
-    try:
-        return importlib.import_module("bcrypt")
-    except ImportError as error:
-        raise UsageError(
-            "http.web_config: basic_auth_users needs bcrypt: install the extra warpwatch[auth]"
-        ) from error
 
 
 def _credentials(header: str) -> tuple[str, bytes] | None:

@@ -95,7 +95,6 @@ class PageEndpoint:
         return self._answer(request, "run.html", state=state, known=known, run=run)
 
     def _known(self, caller: Caller) -> tuple[State, list[RunSummary]]:
-        """Return the part of the state and of the runs that the caller may see."""
         state, known = self._backend.state(), self._backend.run_summaries()
         return visible(state, caller.owner), [
             one for one in known if caller.owner in (None, one.owner)

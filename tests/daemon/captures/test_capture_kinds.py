@@ -283,7 +283,7 @@ def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node, step_s,
     # Steps of the next process are not compared with those before.
     node.kill(0)
     node.poll()
-    assert node.service._costs._baselines.of_rank(TRAIN, 0) == ()
+    assert (TRAIN, 0) not in node.service._costs._undisturbed_s
 
 
 def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode, anomaly
 from warpwatch_capturing.config import RecipeConfig, TriggersConfig
-from warpwatch_capturing.triggers import Triggers, healthy_peer, is_interrupted
+from warpwatch_capturing.triggers import Triggers, is_interrupted, with_peers
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Decision, RankCapture
@@ -93,11 +93,14 @@ def test_a_peer_is_well_itself_and_so_is_its_device(four):
     slow = replace(STRAGGLER, rank=2, device="GPU-2")
     stall = replace(STRAGGLER, id="a2", kind="data_stall", rank=1, device=None)
     hot = replace(HOT, id="a3")
-    assert healthy_peer(slow, local, [slow]) == 1
-    assert healthy_peer(slow, local, [slow, stall]) == 3
-    assert healthy_peer(slow, local, [slow, stall, hot]) == 0
+    recipe = RecipeConfig(ranks="culprit_and_peer")
+
+    def asked(*active: Anomaly) -> tuple[int, ...]:
+        return with_peers(slow.job_id, {2}, recipe, local, active)
+
+    assert (asked(slow), asked(slow, stall), asked(slow, stall, hot)) == ((1, 2), (2, 3), (0, 2))
     local[0].status = "stopped"
-    assert healthy_peer(slow, local, [slow, stall, hot]) is None
+    assert asked(slow, stall, hot) == (2,)
     # Then the slow rank is captured alone, and stacks do not wait for what runs.
     four.see(slow, stall, hot)
     four.see(slow, stall, hot, replace(slow, kind="hang", id="a4"))

@@ -266,11 +266,10 @@ def test_an_address_without_a_capture_is_named_in_one_line(s3):
     RemoteStore(URL).put("c/capture.json", b"[]")
     with pytest.raises(UsageError, match=r"^s3://ours/gpus/c/capture.json is not a readable rec"):
         diagnose(["s3://ours/gpus/c/"])
-    record = s3.folder / "gpus/c/capture.json"
-    record.write_bytes(bytes(2**24))
+    RemoteStore(URL).put("c/capture.json", bytes(2**24))
     with pytest.raises(UsageError, match="is not a readable record"):
         diagnose(["s3://ours/gpus/c/"])
-    record.write_bytes(bytes(2**24 + 1))
+    RemoteStore(URL).put("c/capture.json", bytes(2**24 + 1))
     with pytest.raises(RemoteStoreError, match=r"/c/capture.json: more than 16777216 bytes"):
         diagnose(["s3://ours/gpus/c/"])
 

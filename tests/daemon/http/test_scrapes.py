@@ -12,11 +12,11 @@ from tests.daemon.http.conftest import NOW, TIMEOUT_S
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch_daemon.for_fleet import api, record_stream
-from warpwatch_serving.metrics import Format, MetricsPages
+from warpwatch_serving.metrics import MetricsPages
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.stream import CursorLine, decode_stream_line
 
-PLAIN = Format(openmetrics=False, gzip=False)
+PLAIN = False, False
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_page_is_as_old_as_its_scraper_allows(agent, actions, rendered_at):
     pages = MetricsPages(agent, lambda: now[0])
     for action in actions.split():
         now[0] = float(action[1:])
-        pages.refresh() if action[0] == "r" else pages.page(PLAIN)
+        pages.refresh() if action[0] == "r" else pages.page(*PLAIN)
     assert rendered == rendered_at
 
 
@@ -78,12 +78,12 @@ def test_a_fault_while_rendering_ahead_is_left_to_the_next_scrape(agent):
     clock = ManualClock()
     pages = MetricsPages(agent, clock.monotonic)
     for _ in range(2):
-        pages.page(PLAIN)
+        pages.page(*PLAIN)
         clock.advance(1.2)
     agent.exported = lambda: 1 / 0
     pages.refresh()
     with pytest.raises(ZeroDivisionError):
-        pages.page(PLAIN)
+        pages.page(*PLAIN)
 
 
 PATH = "/api/v1/records"
