@@ -85,9 +85,9 @@ class Report:
 # The checks in their order: the module, and the seconds that each may take; ten minutes in all.
 CHECKS: dict[str, tuple[str, float]] = {
     "doctor": ("daemon", 30.0),
-    "readers": ("readers", 60.0),
+    "readers": ("values", 60.0),
     "calls": ("daemon", 60.0),
-    "counters": ("counters", 90.0),
+    "counters": ("values", 90.0),
     "footprint": ("daemon", 80.0),
     "shim": ("loop", 160.0),
     "capture": ("loop", 120.0),

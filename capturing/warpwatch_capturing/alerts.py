@@ -138,30 +138,25 @@ class AlertRequests:
         return targets
 
     def _ask(self, wanted: list[_Wanted], state: State, answers: dict[int, AlertAnswer]) -> None:
+        alerts, targets = [one.alert for one in wanted], [one.target for one in wanted]
+        active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
         try:
-            capture_id = self._request(wanted, state)
+            local = self._local(targets[0].job)
+            request = request_for(targets, alerts, self._recipes, local, active)
+            capture = self._request_capture(request)
         except Settled as settled:
             outcome, detail, found = settled.outcome, str(settled), settled.capture_id
         except Refused as refused:
             reason = NO_RANK if refused.reason == "refused_no_rank" else refused.reason
             outcome, detail, found = reason, str(refused), None
         else:
-            outcome, detail, found = CAPTURED, "", capture_id
+            outcome, detail, found = CAPTURED, "", capture.id
+            for key in request.alerts:
+                self._remember(key, capture.id)
         for number, alert, _ in wanted:
             # A device may have several jobs: the capture of any of them is the answer.
             if number not in answers or answers[number].capture_id is None:
                 answers[number] = _answer(alert, outcome, detail, found)
-
-    def _request(self, wanted: list[_Wanted], state: State) -> str:
-        """Return the capture's id. Raises Settled and Refused."""
-        alerts, targets = [one.alert for one in wanted], [one.target for one in wanted]
-        job = targets[0].job
-        active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
-        request = request_for(targets, alerts, self._recipes, self._local(job), active)
-        capture = self._request_capture(request)
-        for key in request.alerts:
-            self._remember(key, capture.id)
-        return capture.id
 
     def _capture_of_alert(self, alert: Alert) -> str | None:
         """Return the capture for this firing, unless the store had no space for it."""

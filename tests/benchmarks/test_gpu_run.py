@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import counters, loop, readers
+from benchmarks.gpu import loop, values
 from benchmarks.gpu.runner import CHECKS, CannotCheck, Report, RunSetting, result_of, run_check
 from tests.devices.fakenvml.driver import CannotBuild, header_folder
 from tests.loop.other_users import open_folder
@@ -68,8 +68,8 @@ def test_every_check_runs_and_none_fails(tmp_path):
     by_series = {row["series"]: row["verdict"] for row in found}
     assert by_series["memory_total_bytes"] == "agree"
     assert by_series["power_watts"] == "ours_only"
-    (values,) = checks["readers"]["parts"]["values"]["devices"]
-    assert values["power_watts"] > 0
+    (of_gpu,) = checks["readers"]["parts"]["values"]["devices"]
+    assert of_gpu["power_watts"] > 0
     figures = checks["calls"]["parts"]["readers"]
     by_name = {reader["reader"]: reader for reader in figures["readers"]}
     assert by_name["utilization"]["code"] == "success"
@@ -121,9 +121,9 @@ def test_a_check_that_is_killed_names_the_part_and_keeps_what_was_measured():
 
 
 def verdicts(ours: dict[str, float], before: str = XML, after: str = XML) -> dict[str, str]:
-    first, second = (readers.parse_smi(text)["GPU-1"] for text in (before, after))
+    first, second = (values.parse_smi(text)["GPU-1"] for text in (before, after))
     device = {"values": ours, "info": {}, "name": "NVIDIA H200"}
-    found = readers.compare(device, first, second)
+    found = values.compare(device, first, second)
     return {row["series"]: row["verdict"] for row in found["rows"]}
 
 
@@ -163,10 +163,10 @@ def test_a_value_is_compared_with_two_readings_of_nvidia_smi(series, ours, texts
 
 
 def test_values_of_one_side_and_facts_that_differ_are_listed():
-    leaves = readers.parse_smi(XML)["GPU-1"]
+    leaves = values.parse_smi(XML)["GPU-1"]
     info = {"driver_version": "570.1"}
     device = {"values": {"busy_seconds_total": 1.0}, "info": info, "name": "NVIDIA H200"}
-    found = readers.compare(device, leaves, leaves)
+    found = values.compare(device, leaves, leaves)
     assert found["only_ours"] == ["busy_seconds_total"]
     assert found["only_theirs"] == ["pci/tx_util"]
     assert found["facts_that_differ"] == ["driver_version"]
@@ -177,9 +177,9 @@ def test_values_of_one_side_and_facts_that_differ_are_listed():
 
 def test_counters_are_compared_with_the_values_that_they_must_equal(report):
     figures = {"pcie_receive_bytes_total": 6e9, "copied": 5e9, "tensor_active_ratio": 0.5}
-    figures |= counters.related(figures)
+    figures |= values.related(figures)
     assert figures["pcie_receive_bytes_total/copied"] == 1.2
-    counters.judge(report, "host_to_device", figures)
+    values.judge(report, "host_to_device", figures)
     assert [line["ok"] for line in written(report)["lines"]] == [True, False]
 
 
