@@ -1,8 +1,8 @@
-"""Defines the interfaces of sources and of the sinks that they publish to."""
+"""Defines the interfaces of sources, of their sinks, and of the origins of attributions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,12 +18,12 @@ class DeviceSink(Protocol):
     def forget_device(self, uuid: str, source: str = "nvml") -> None:
         """End the series of a device that was removed cleanly, such as a MIG device."""
 
-    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
-        """Add to a counter of the agent's own (catalogue scope ``agent``)."""
-
 
 class Sink(DeviceSink, Protocol):
     """Where sources put what they read."""
+
+    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
+        """Add to a counter of the agent's own (catalogue scope ``agent``)."""
 
     def publish_host(self, sample: HostSample) -> None: ...
 
@@ -60,3 +60,33 @@ class SourceContext:
     devices: Callable[[], tuple[DeviceSample, ...]]
     counters_wanted: Callable[[], bool]
     fail: Callable[[str], None]
+
+
+class OriginError(Exception):
+    """Raised with one line if an origin cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginAnswer:
+    """The reply of an origin; ``refused`` has the invalid parts, in a few words each."""
+
+    attributions: tuple[Attribution, ...] = ()
+    refused: frozenset[str] = frozenset()
+
+
+class AttributionOrigin(Protocol):
+    """A source of attributions; ``name`` is the label ``origin`` of its failures.
+
+    With ``needs_devices`` it is queried only once a device is known. The others are queried every
+    second: rings of pods wait for their reply.
+    """
+
+    name: str
+    needs_devices: bool
+
+    def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
+        """Read the origin at ``now`` (wall clock). Raises OriginError without a reply."""
+
+    def close(self) -> None:
+        """Release resources; most origins hold none."""
+        return None

@@ -8,15 +8,12 @@ from tests.waiting import DEADLINE_S
 
 
 class HandLoop:
-    """``woken``: how often the next round was asked for at once."""
-
     def __init__(
         self, name: str, interval_s: float, step: Callable[[], None], clock: ManualClock
     ) -> None:
         self.name, self.interval_s = name, interval_s
         self.last_duration_s = 0.0
         self.stopped = False
-        self.woken = 0
         self._step, self._clock = step, clock
         self._begun: float | None = None
         self._thread: threading.Thread | None = None
@@ -52,7 +49,7 @@ class HandLoop:
         return self._begun is not None
 
     def wake(self) -> None:
-        self.woken += 1
+        pass
 
     def stop(self, timeout_s: float = 0.0) -> None:
         self.stopped = True

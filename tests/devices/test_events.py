@@ -22,7 +22,7 @@ class Events:
 
     def __init__(self, nvml: HandNvml) -> None:
         self.nvml = nvml
-        self.poller = EventPoller(nvml.loops, 1.0, 5.0, nvml.clock.monotonic)
+        self.poller = EventPoller(nvml.loops, 30.0, 5.0, nvml.clock.monotonic)
         self.gpus: list[GpuEvents] = []
         self.costs = CallCosts()
         nvml.closing.append(self.poller.close)
@@ -31,6 +31,8 @@ class Events:
         self.nvml.driver.set(gpus=gpus)
         initialise()
         self.poller.start()
+        # However seldom values are read.
+        assert self.nvml.loops["nvml-events"].interval_s == 1.0
         for gpu in range(gpus):
             address = pynvml.nvmlDeviceGetPciInfo(self.handle(gpu)).busId
             self.gpus.append(GpuEvents(uuid(gpu), address, self.nvml.ledger, self.costs))

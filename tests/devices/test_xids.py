@@ -2,7 +2,6 @@
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -150,24 +149,6 @@ def test_a_storm_is_logged_once_and_counted_in_full(caplog):
     ledger.told(NVML, 79)
     assert len(caplog.records) == 2
     assert ledger.total(79) == 52
-
-
-def test_no_count_is_lost_between_threads():
-    ledger = Ledger()
-
-    def tell() -> None:
-        for _ in range(500):
-            ledger.told(NVML, 13)
-            ledger.observe_health(GPU, "single_bit_ecc")
-            ledger.values(GPU)
-
-    threads = [threading.Thread(target=tell) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert ledger.total(13) == 2000
-    assert ledger.values(GPU)["device_health_events_total", ("single_bit_ecc",)] == 2000
 
 
 FALLEN = "4,1201,5140900123,-;NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."  # noqa: E501

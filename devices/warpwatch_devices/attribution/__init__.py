@@ -1,6 +1,6 @@
 """Finds whose work runs on which device; never during a scrape.
 
-- source: the loops that query each origin and publish its reply; origin: the interface of an origin
+- source: the loops that query each origin and publish its reply
 - kubelet: the containers that hold devices, over gRPC (podresources_pb2 is generated from
   podresources.proto)
 - device_ids: the devices that the kubelet's ids mean

@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from warpwatch_devices.attribution.folders import SLURM_WORD
-from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer
 from warpwatch_devices.processes import gpu_processes, sees_host_processes
+from warpwatch_devices.source import AttributionOrigin, OriginAnswer
 from warpwatch_telemetry.samples import Attribution, DeviceSample, ProcessOwner, SlurmJob
 
 _PROC = Path("/proc")

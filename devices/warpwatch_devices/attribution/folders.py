@@ -21,7 +21,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer, OriginError
+from warpwatch_devices.source import AttributionOrigin, OriginAnswer, OriginError
 from warpwatch_telemetry.samples import Attribution, Device, DeviceSample, Pod, SlurmJob
 
 DEFAULT_FOLDER = Path("/var/log/pods")

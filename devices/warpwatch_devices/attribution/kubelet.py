@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch_devices.attribution.device_ids import KnownDevices, ListedDevice, allocations_of
-from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
+from warpwatch_devices.source import OriginAnswer, OriginError
 from warpwatch_telemetry.samples import Attribution, DeviceSample, Workload
 
 DEADLINE_S = 10.0

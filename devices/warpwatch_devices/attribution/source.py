@@ -11,9 +11,14 @@ from pathlib import Path
 from warpwatch_devices.attribution.control_groups import DeviceProcessesOrigin
 from warpwatch_devices.attribution.folders import PodFoldersOrigin, SlurmFolderOrigin, folder_of
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
-from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer, OriginError
 from warpwatch_devices.config import AttributionConfig
-from warpwatch_devices.source import Sink, SourceContext
+from warpwatch_devices.source import (
+    AttributionOrigin,
+    OriginAnswer,
+    OriginError,
+    Sink,
+    SourceContext,
+)
 from warpwatch_runtime.supervisor import LoopRunner
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +33,7 @@ from warpwatch_devices.nvml.library import (
 )
 from warpwatch_devices.nvml.mig import MigDevices
 from warpwatch_devices.nvml.processes import GpuProcessReader
-from warpwatch_devices.nvml.readers import MIG_MODE, UTILIZATION, Schedule, readers_of
+from warpwatch_devices.nvml.readers import MIG_MODE, UTILIZATION, ReaderSchedule, readers_of
 from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xids import XidLedger
 from warpwatch_telemetry.metric import SeriesKey, Values
@@ -74,9 +73,9 @@ class DeviceContext:
     ledger: XidLedger
     events: EventPoller
     memories: dict[str, DeviceMemory]
-    gpm: GpmTurns = field(default_factory=GpmTurns)
-    monotonic: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = time.time
+    gpm: GpmTurns
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class _Access:
     """
 
     handle: Any
-    schedule: Schedule
+    schedule: ReaderSchedule
     supports: Callable[[int], bool | None]
     processes: GpuProcessReader
     gpm: Gpm
@@ -223,7 +222,7 @@ class NvmlDevice:
         self._read_at = None
         self._access = _Access(
             handle,
-            Schedule(readers, self._index, *shared),
+            ReaderSchedule(readers, self._index, *shared),
             supports,
             GpuProcessReader(self.costs, self._index, self._interval_s, *clocks),
             self._make_gpm(self.device.uuid, handle),
@@ -276,7 +275,7 @@ class NvmlDevice:
             if key not in PCIE_BYTES and (number is None or access.supports(number) is False):
                 values[key] = value
 
-    def _integrate(self, values: Values, schedule: Schedule) -> None:
+    def _integrate(self, values: Values, schedule: ReaderSchedule) -> None:
         """Integrate the utilization of devices without sample buffers into busy time.
 
         A gap of more than three intervals adds nothing.

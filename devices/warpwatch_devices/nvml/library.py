@@ -168,38 +168,7 @@ def count_devices() -> int:
 def _unavailable(what: str, error: pynvml.NVMLError) -> NvmlUnavailable:
     if code_of(error) != pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return NvmlUnavailable(f"{what}: {error}")
-    text = f"{what}: kernel module and library are of different driver versions"
-    replaced = "; the library's file was replaced since" if library_replaced() else ""
-    return VersionMismatch(text + replaced)
-
-
-def library_replaced() -> bool:
-    """Return whether the mapped library was replaced on disk.
-
-    The loader keeps a loaded file, so only a new process gets the new one.
-    """
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            mappings = [line.split(maxsplit=5) for line in maps if "libnvidia-ml" in line]
-    except OSError:
-        return False
-    return any(_replaced(*mapping[3:]) for mapping in mappings if len(mapping) == 6)
-
-
-def _replaced(device: str, inode: str, path: str) -> bool:
-    """Return whether a mapped file was replaced, by the columns of /proc/self/maps.
-
-    Layered file systems have another device there than the file: then nothing is known.
-    """
-    path = path.strip()
-    if path.endswith(" (deleted)"):
-        return True
-    try:
-        file = os.stat(path)
-    except OSError:
-        return False
-    same_device = device == f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"
-    return same_device and file.st_ino != int(inode)
+    return VersionMismatch(f"{what}: kernel module and library are of different driver versions")
 
 
 def shut_down() -> None:

@@ -82,7 +82,7 @@ class MigDevices:
         return tuple(instance.ids for instance in self._instances.values())
 
     def read(
-        self, parent: Device, handle: Any, time_s: float, occupancy: GpuProcessReader
+        self, parent: Device, handle: Any, time_s: float, processes: GpuProcessReader
     ) -> Iterator[DeviceSample]:
         """Yield a sample of each device. Raises LibraryGone, DeviceGone."""
         searched = self._stale or self._round % self._slow_rounds == 0
@@ -91,13 +91,13 @@ class MigDevices:
         for number, instance in enumerate(self._instances.values()):
             if (self._round + number) % self._memory_rounds == 0 or instance.memory is None:
                 self._read_memory(instance)
-            if occupancy.by_instance and (self._round + number) % self._slow_rounds == 0:
-                occupancy.read_instance(instance.handle, instance.ids)
+            if processes.by_instance and (self._round + number) % self._slow_rounds == 0:
+                processes.read_instance(instance.handle, instance.ids)
         if self._stale and not searched:
             self._find(parent, handle)
         self._round += 1
         for instance in self._instances.values():
-            yield self._sample(instance, time_s, occupancy)
+            yield self._sample(instance, time_s, processes)
 
     def find_again(self) -> None:
         """Search again in the next round, as handles may have died."""
@@ -117,13 +117,13 @@ class MigDevices:
             instance.close()
 
     def _sample(
-        self, instance: _Instance, time_s: float, occupancy: GpuProcessReader
+        self, instance: _Instance, time_s: float, processes: GpuProcessReader
     ) -> DeviceSample:
         values = dict(instance.memory or {})
         if instance.gpm is not None:
             values.update(instance.gpm.read())
-        processes = occupancy.of_instance(instance.ids)
-        return DeviceSample(instance.device, time_s, values, processes=processes)
+        on_instance = processes.of_instance(instance.ids)
+        return DeviceSample(instance.device, time_s, values, processes=on_instance)
 
     def _read_memory(self, instance: _Instance) -> None:
         instance.memory = {}

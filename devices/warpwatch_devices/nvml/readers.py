@@ -383,7 +383,7 @@ class _Turn:
         return self.rounds > 0 and (round_number + self.phase) % self.rounds == 0
 
 
-class Schedule:
+class ReaderSchedule:
     """The readers of one device, with rounds of ``interval_s``, while its handle is valid.
 
     ``supports`` returns whether the device supports a field, or None if that is unknown. ``denied``
@@ -442,7 +442,7 @@ class Schedule:
             return True
         supported = self._supports(number)
         if supported:
-            self._drop(turn)
+            self._turns.remove(turn)
         return supported is False
 
     def _run(self, turn: _Turn, handle: Any, fast: Values) -> Meaning | None:
@@ -479,13 +479,10 @@ class Schedule:
         if meaning is Meaning.NO_PERMISSION:
             self._refused.add(turn.reader.name)
         if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
-            self._drop(turn)
+            self._turns.remove(turn)
         elif turn.rounds == 0:
             turn.rounds = self._rounds(RARE_S)
         return meaning
-
-    def _drop(self, turn: _Turn) -> None:
-        self._turns.remove(turn)
 
     def _report_denied(self) -> None:
         """Log a denied reader once, but not if the whole device is denied."""

@@ -17,6 +17,7 @@ import pynvml
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.nvml.device import DeviceContext, DeviceMemory, NvmlDevice
 from warpwatch_devices.nvml.events import EventPoller
+from warpwatch_devices.nvml.gpm import GpmTurns
 from warpwatch_devices.nvml.library import (
     CallCosts,
     Meaning,
@@ -59,11 +60,6 @@ class SessionSink:
             if not self._closed:
                 self._sink.forget_device(uuid, source)
 
-    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
-        with self._lock:
-            if not self._closed:
-                self._sink.count(name, *labels, by=by)
-
 
 # How often devices are counted, and the label of that call.
 SCAN_INTERVAL_S = 10.0
@@ -97,9 +93,8 @@ class NvmlSession:
         self._scan_at = monotonic() + SCAN_INTERVAL_S
         interval_s = config.interval_s
         self._events = EventPoller(supervisor, interval_s, config.stuck_after_s, monotonic)
-        shared = DeviceContext(
-            self._sink, ledger, self._events, memories, monotonic=monotonic, wall=wall
-        )
+        clocks = (monotonic, wall)
+        shared = DeviceContext(self._sink, ledger, self._events, memories, GpmTurns(), *clocks)
         self.devices = tuple(NvmlDevice(index, shared, interval_s) for index in range(count))
         self._loops = tuple(
             supervisor.every(f"nvml-{index}", interval_s, device.step)
@@ -165,7 +160,7 @@ class NvmlSession:
         """After ``end``: whether a call is inside NVML still."""
         return self._events.in_flight or any(loop.alive for loop in self._loops)
 
-    def drain(self, sink: DeviceSink) -> None:
+    def drain(self, sink: Sink) -> None:
         for costs in self._all_costs():
             costs.drain(sink.count)
 
@@ -205,18 +200,18 @@ class LastResort:
         self._fail = fail
         self._monotonic = monotonic
         self._grace_s = grace_s
-        self._ailment = ""
+        self._fault = ""
         self._since = 0.0
         self._failed = False
 
-    def consider(self, ailment: str) -> None:
+    def consider(self, fault: str) -> None:
         """Note the current fault in one line; empty means none."""
         now = self._monotonic()
-        if ailment != self._ailment:
-            self._ailment, self._since = ailment, now
-        if ailment and now - self._since >= self._grace_s and not self._failed:
+        if fault != self._fault:
+            self._fault, self._since = fault, now
+        if fault and now - self._since >= self._grace_s and not self._failed:
             self._failed = True
-            self._fail(ailment)
+            self._fail(fault)
 
 
 # The pause before NVML is initialised again.
@@ -304,7 +299,7 @@ class NvmlSource:
             self._try(supervisor, sink)
         if self._session is not None:
             self._session.drain(sink)
-        self._last_resort.consider(self._ailment())
+        self._last_resort.consider(self._lasting_fault())
         sink.publish_health(self._health())
 
     def _leave(self, session: NvmlSession, sink: Sink) -> None:
@@ -353,7 +348,7 @@ class NvmlSource:
         of_source = (self._config, self._ledger, self._memories, self._monotonic, self._wall)
         return NvmlSession(supervisor, sink, count, *of_source)
 
-    def _ailment(self) -> str:
+    def _lasting_fault(self) -> str:
         """Return the fault that only a restart fixes, or nothing."""
         if self._mismatched:
             return _UPGRADED
@@ -389,7 +384,7 @@ class NvmlSource:
         session = self._session
         if session is not None:
             session.watch()
-        self._speak_for_missing(session, sink)
+        self._report_missing(session, sink)
 
     def _remember(self, gpus: tuple[NvmlDevice, ...]) -> set[str]:
         """Note the current devices; return their UUIDs."""
@@ -402,7 +397,7 @@ class NvmlSource:
         self._known.update(there)
         return set(there)
 
-    def _speak_for_missing(self, session: NvmlSession | None, sink: Sink) -> None:
+    def _report_missing(self, session: NvmlSession | None, sink: Sink) -> None:
         """Report devices that have disappeared as down; removed MIG devices end cleanly."""
         gpus = session.devices if session else ()
         present = self._remember(gpus)

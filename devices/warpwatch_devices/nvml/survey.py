@@ -26,7 +26,7 @@ from warpwatch_devices.nvml import library
 from warpwatch_devices.nvml.fields import TimedReader
 from warpwatch_devices.nvml.library import CallCosts, identify, read_facts
 from warpwatch_devices.nvml.processes import COMPUTE, ProcessList
-from warpwatch_devices.nvml.readers import Schedule, readers_of
+from warpwatch_devices.nvml.readers import ReaderSchedule, readers_of
 from warpwatch_runtime.call_guard import MAX_THREADS, run_all
 from warpwatch_telemetry.errors import WarpwatchError
 from warpwatch_telemetry.metric import Values
@@ -294,7 +294,9 @@ class _Interview:
         """Return what the agent's own readers give."""
         readers, supports = readers_of(driver_version, fans=0)
         reported = (self._reported(reader) for reader in readers)
-        return Schedule(reported, 0, self._costs, supports, set(), interval_s=1.0).read(handle)
+        return ReaderSchedule(reported, 0, self._costs, supports, set(), interval_s=1.0).read(
+            handle
+        )
 
     def _reported(self, reader: TimedReader) -> TimedReader:
         reader.read = partial(self._ask, reader.name, reader.read)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.devices.attribution.gpus import GPU_0, GPU_1, sample
 from warpwatch_devices.attribution.control_groups import DeviceProcessesOrigin, owner_of, read_owner
-from warpwatch_devices.attribution.origin import OriginAnswer
+from warpwatch_devices.source import OriginAnswer
 from warpwatch_telemetry.samples import ProcessOwner, SlurmJob
 
 UID = "099b88fb-2a99-45ad-af94-d91eb81a87e9"

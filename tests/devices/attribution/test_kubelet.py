@@ -16,7 +16,7 @@ from tests.waiting import DEADLINE_S
 from warpwatch_devices.attribution import kubelet
 from warpwatch_devices.attribution import podresources_pb2 as pb
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
-from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
+from warpwatch_devices.source import OriginAnswer, OriginError
 from warpwatch_telemetry.samples import Workload
 
 WHOLE = "nvidia.com/gpu"

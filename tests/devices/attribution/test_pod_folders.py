@@ -9,8 +9,8 @@ from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_7, node
 from tests.devices.recording import RecordingSink
 from warpwatch_devices.attribution import folders
 from warpwatch_devices.attribution.folders import PodFoldersOrigin, SlurmFolderOrigin, folder_of
-from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_devices.attribution.source import OriginPoller
+from warpwatch_devices.source import OriginAnswer, OriginError
 from warpwatch_telemetry.samples import Pod, SlurmJob
 
 TRAINING = "0b9f7a52-6f0c-4c35-9e0a-1d2c3b4a5f60"

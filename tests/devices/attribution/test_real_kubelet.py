@@ -22,7 +22,7 @@ from tests.devices.attribution.kubernetes_node import KUBELET_FOLDER, DevicePlug
 from tests.waiting import eventually
 from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
-from warpwatch_devices.attribution.origin import OriginError
+from warpwatch_devices.source import OriginError
 from warpwatch_telemetry.samples import ProcessOwner
 
 # Read here: every test runs without the variables of the project.

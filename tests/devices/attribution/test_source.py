@@ -10,10 +10,9 @@ from tests.devices.attribution.gpus import GPU_0, node
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
-from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_devices.attribution.source import AttributionSource, OriginPoller, origins_of
 from warpwatch_devices.config import AttributionConfig
-from warpwatch_devices.source import SourceContext
+from warpwatch_devices.source import OriginAnswer, OriginError, SourceContext
 from warpwatch_telemetry.samples import Attribution, DeviceSample, SlurmJob
 
 

@@ -140,10 +140,6 @@ class FakeDriver:
         else:
             self._set_function("hang", function, on, gpu)
 
-    def slow(self, function: str, latency_us: float, gpu: int | None = None) -> None:
-        """Set the time of a function: on the processor up to 1,000 µs, asleep above."""
-        self._set_function("latency_us", function, latency_us, gpu)
-
     def field(
         self,
         number: int,

@@ -16,7 +16,7 @@ from warpwatch_devices.attribution.kubelet import (
     KubeletOrigin,
     PodResourcesClient,
 )
-from warpwatch_devices.attribution.origin import OriginError
+from warpwatch_devices.source import OriginError
 
 
 class AnsweredClient(PodResourcesClient):
