@@ -131,11 +131,11 @@ def memory_left() -> int:
 def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine) -> int:
     # Imported before the process is confined; the daemon itself does not need them.
     from warpwatch_diagnosis.diagnosis import diagnose as diagnose_traces
+    from warpwatch_diagnosis.findings import Asked
     from warpwatch_diagnosis.measures.reduction import pack
     from warpwatch_diagnosis.memory_growth import diagnose_memory
     from warpwatch_diagnosis.report.html import render_html
     from warpwatch_diagnosis.stacks import diagnose_stacks
-    from warpwatch_diagnosis.verdict.findings import Asked
 
     limit, kind, text, *names = arguments
     about = json.loads(text)

@@ -29,7 +29,7 @@ import msgspec
 
 from warpwatch_capturing import child, store
 from warpwatch_capturing.register import CaptureRegister
-from warpwatch_diagnosis.verdict.findings import Asked
+from warpwatch_diagnosis.findings import Asked
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.supervisor import Pause
 from warpwatch_telemetry.captures import UPLOAD_OUTCOMES, Capture, remote_place

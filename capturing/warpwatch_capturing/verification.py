@@ -25,7 +25,7 @@ from warpwatch_capturing.confinement import (
     run,
 )
 from warpwatch_diagnosis.trace.files import TraceError
-from warpwatch_diagnosis.trace.inventory import TraceInventory, take_inventory
+from warpwatch_diagnosis.trace.reader import TraceInventory, take_inventory
 from warpwatch_telemetry import clean_text
 
 # One value of a trace may be 16 MiB of text; everything else is forgotten at once.

@@ -2,12 +2,12 @@
 
 From the top floor down, each importing only what is below it:
 
-- __main__: the command; diagnosis: from files to a diagnosis
+- __main__: the command
 - report: the diagnosis as text and as a page
 - stacks: the late ranks of a hanging job; memory_growth: the lines that keep memory
-- verdict: one finding per fault, the doubts, the verdict
-- rules: the faults; advice: their advice
-- comparison: ranks with each other, and a capture with its baseline
-- measures: the numbers of one trace
+- diagnosis: from files to a verdict; findings: one per fault, and the doubts without one
+- rules: the faults and their advice
+- alignment: the ranks of a capture on one clock; before_after: changes since a baseline
+- measures: the numbers of one trace; intervals: unions of time; words: titles and numbers
 - trace: reads a Kineto/Chrome trace file into compact events
 """

@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.diagnosis import NO_PROBLEM, Diagnosis, diagnose
+from warpwatch_diagnosis.findings import Asked
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.trace.files import TraceError
-from warpwatch_diagnosis.verdict.conclusion import NO_PROBLEM, Diagnosis
-from warpwatch_diagnosis.verdict.findings import Asked
 
 EXIT_HEALTHY, EXIT_PROBLEM, EXIT_UNUSABLE = 0, 1, 2
 PROGRAM = "python -m warpwatch_diagnosis"
@@ -62,10 +61,7 @@ def main(
 
 def _print(diagnosis: Diagnosis, as_json: bool) -> None:
     output = json.dumps(diagnosis.to_json(), indent=1) + "\n" if as_json else render_text(diagnosis)
-    # Names in traces are untrusted text, and could control a terminal.
-    output = "".join(
-        c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in output
-    )
+
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     sys.stdout.write(output.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from warpwatch_diagnosis.advice import advice
+from warpwatch_diagnosis.diagnosis import untimed_json
+from warpwatch_diagnosis.rules.base import Confidence, advice, finding_json
+from warpwatch_diagnosis.trace.events import grouped
 from warpwatch_diagnosis.trace.files import (
     TraceError,
     TraceSource,
@@ -21,7 +23,7 @@ from warpwatch_diagnosis.trace.files import (
     rank_in_name,
     text_of,
 )
-from warpwatch_diagnosis.verdict.conclusion import SCHEMA
+from warpwatch_diagnosis.words import listed
 
 MAX_LINE = 2**31
 STOPPED = "stopped"
@@ -181,8 +183,6 @@ def _recorded(collectives: Any) -> tuple[RecordedCollective, ...]:
     return tuple(found)
 
 
-# If no rank waits, at most this many are named one by one.
-MAX_NAMED = 8
 # Ranks of a running training seldom wait this long.
 WAITS_S = 2.0
 _UNREAD = "could not be read"
@@ -233,30 +233,11 @@ def diagnose_stacks(
     )
     placed = {f"rank {rank}": f" on {node}" for rank, node in (nodes or {}).items() if node}
     sentence = _RANK.sub(lambda rank: rank[0] + placed.get(rank[0], ""), found.sentence)
-    found = found._replace(sentence=sentence)
-    return {
-        "schema": SCHEMA,
-        "traces": [],
-        "findings": [_finding(found, nodes or {})],
-        "verdict": found.kind,
-        "summary": found.sentence,
-    }
-
-
-def _finding(found: _Found, nodes: Mapping[int, str]) -> dict[str, Any]:
-    """Return the finding in the form of a trace's; a stack shows no times."""
     rank = found.ranks[0] if len(found.ranks) == 1 else None
-    node = None if rank is None else nodes.get(rank)
-    return {
-        "kind": found.kind,
-        "rank": rank,
-        **({"node": node} if node else {}),
-        "share": None,
-        "recoverable_s": None,
-        "confidence": "high" if found.sure else "medium",
-        "evidence": [found.sentence],
-        "advice": advice(found.kind),
-    }
+    node = None if rank is None else (nodes or {}).get(rank)
+    confidence: Confidence = "high" if found.sure else "medium"
+    text = advice(found.kind)
+    return untimed_json([finding_json(found.kind, rank, node, confidence, [sentence], text)])
 
 
 def _find(stacks: list[RankStack], lost: dict[int, str]) -> _Found:
@@ -279,7 +260,8 @@ def _find(stacks: list[RankStack], lost: dict[int, str]) -> _Found:
         )
     blocked = [s.rank for s in stacks if s.waits_for or s.silent]
     lead = "" if blocked else "no rank waits in a collective: "
-    unread = "".join(f"; {_ranks(of)} {_is(of, fate)}" for fate, of in _by_fate(lost).items())
+    fates = grouped(lost, lost.__getitem__)
+    unread = "".join(f"; {_ranks(of)} {_is(of, fate)}" for fate, of in fates.items())
     sentence = f"{lead}{_whereabouts(stacks)}{unread}{behind[1]}"
     stopped = _stopped(stacks, lost)
     if stopped or not behind[0]:
@@ -327,7 +309,7 @@ def _culprits(busy: list[RankStack], lost: dict[int, str]) -> str:
     for stack in busy:
         does = _predicate(stack)
         clauses.setdefault(f", which {does}" if does else "", []).append(stack.rank)
-    fates = _by_fate(lost)
+    fates = grouped(lost, lost.__getitem__)
     unread = fates.pop(_UNREAD, [])
     for fate, ranks in fates.items():
         clauses.setdefault(f", which {_is(ranks, fate)}", []).extend(ranks)
@@ -354,9 +336,7 @@ def _predicate(stack: RankStack) -> str:
 
 
 def _whereabouts(stacks: list[RankStack]) -> str:
-    named = [f"rank {s.rank} {_predicate(s) or 'is in ' + s.where}" for s in stacks[:MAX_NAMED]]
-    more = f" and {len(stacks) - MAX_NAMED} more" if len(stacks) > MAX_NAMED else ""
-    return ", ".join(named) + more
+    return listed([f"rank {s.rank} {_predicate(s) or 'is in ' + s.where}" for s in stacks])
 
 
 def _behind(stacks: list[RankStack]) -> tuple[list[int], str]:
@@ -393,13 +373,6 @@ def _has_waited(
         and (seen is None or entry.time is None or entry.time <= seen - WAITS_S)
         for entry in peer.recorded
     )
-
-
-def _by_fate(lost: dict[int, str]) -> dict[str, list[int]]:
-    fates: dict[str, list[int]] = {}
-    for rank, fate in lost.items():
-        fates.setdefault(fate, []).append(rank)
-    return fates
 
 
 def _is(ranks: list[int], fate: str) -> str:

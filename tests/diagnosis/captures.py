@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.diagnosis.traces import TraceFile
-from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.verdict.conclusion import Diagnosis
+from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 
 # Adds an event to the step that starts at the given µs.
 Part = Callable[[TraceFile, float], None]

@@ -7,9 +7,8 @@ import pytest
 
 from tests.diagnosis.faults import job
 from tests.diagnosis.workloads import simulate
-from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 from warpwatch_diagnosis.report.text import render_text
-from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 
 class Simulations:

@@ -22,8 +22,8 @@ from tests.diagnosis.captures import (
 from tests.diagnosis.traces import LATEST_US, RANKS, STEP_US, TraceFile, cpu_rank, rank_trace
 from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.findings import Asked
 from warpwatch_diagnosis.trace.files import TraceError
-from warpwatch_diagnosis.verdict.findings import Asked
 
 WORLD = 8
 SYNCHRONIZE = "cudaStreamSynchronize"

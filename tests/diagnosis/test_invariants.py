@@ -9,10 +9,9 @@ import pytest
 
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.trace.odd_traces import ratios
+from warpwatch_diagnosis.intervals import total, union
 from warpwatch_diagnosis.measures.host_events import CAUSES
-from warpwatch_diagnosis.measures.intervals import total, union
-from warpwatch_diagnosis.measures.measures import Measures, measure
-from warpwatch_diagnosis.measures.measures_json import trace_json
+from warpwatch_diagnosis.measures.measures import Measures, measure, trace_json
 from warpwatch_diagnosis.trace.events import TraceEvent
 from warpwatch_diagnosis.trace.reader import Trace, read_trace
 

@@ -15,13 +15,12 @@ from statistics import mean
 import pytest
 
 from tests.cases import cases
-from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.measures.intervals import total
+from warpwatch_diagnosis.diagnosis import Diagnosis, conclude, diagnose
+from warpwatch_diagnosis.findings import Asked
+from warpwatch_diagnosis.intervals import total
 from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.trace.reader import Trace, read_trace, without_collection
-from warpwatch_diagnosis.verdict.conclusion import Diagnosis, conclude
-from warpwatch_diagnosis.verdict.findings import Asked
 
 CASES = cases(__file__)
 

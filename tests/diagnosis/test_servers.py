@@ -8,10 +8,9 @@ import pytest
 from tests.diagnosis.captures import diagnosed
 from tests.diagnosis.traces import TraceFile
 from warpwatch_diagnosis.__main__ import main
-from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch_diagnosis.findings import Asked
 from warpwatch_diagnosis.measures.iterations import parse
-from warpwatch_diagnosis.verdict.conclusion import Diagnosis
-from warpwatch_diagnosis.verdict.findings import Asked
 
 FOLDER = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
 VLLM = "execute_context_{0}({1})_generation_{2}({2})"

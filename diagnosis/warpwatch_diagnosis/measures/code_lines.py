@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from warpwatch_diagnosis.measures.intervals import Intervals, total
+from warpwatch_diagnosis.intervals import Intervals, total
 from warpwatch_diagnosis.trace.events import TraceEvent
 
 # A thread and a time in µs.
@@ -33,7 +33,7 @@ _MAX_CHARS = 200
 _COMPONENTS = 3
 # As with a sampling profiler, a line that takes a tenth of the time has about 20 of the samples.
 SAMPLES = 200
-TOP = 3
+MAX_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def longest_lines(
     parts: Mapping[str, Intervals],
     named: Callable[[str], str | None] = own_line,
 ) -> dict[str, tuple[CodeLine, ...]]:
-    """Return for each named part of the window the TOP lines that take most of it.
+    """Return for each named part of the window the MAX_LINES lines that take most of it.
 
     The innermost own frame (or event with a name by ``named``) is sampled at even distances.
     """
@@ -131,7 +131,7 @@ def longest_lines(
     found = {}
     for name, instants in samples.items():
         counts = Counter(lines[at] for at in instants if at in lines)
-        longest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:TOP]
+        longest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_LINES]
         us = total(parts[name])
         found[name] = tuple(CodeLine(line, us * count / SAMPLES) for line, count in longest)
     return found

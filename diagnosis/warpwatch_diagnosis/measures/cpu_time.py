@@ -17,18 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from warpwatch_diagnosis.measures.collectives import MAX_COLLECTIVES
+from warpwatch_diagnosis.intervals import Interval, Intervals, clip, difference, intersection, union
+from warpwatch_diagnosis.measures.gpu_time import MAX_COLLECTIVES
 from warpwatch_diagnosis.measures.host_events import BACKGROUND_COLLECTIVE, COLLECTIVE, HostTime
-from warpwatch_diagnosis.measures.intervals import (
-    Interval,
-    Intervals,
-    clip,
-    difference,
-    intersection,
-    union,
-)
 from warpwatch_diagnosis.measures.runtime_calls import reads
-from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
+from warpwatch_diagnosis.trace.events import TraceEvent, inside, outermost, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
 # Under the profiler one pass of a loop that reads a value takes at most this long. A step that logs
@@ -190,15 +183,10 @@ class CpuTime:
 
 
 def cpu_time(
-    trace: Trace,
-    window: Interval,
-    loading: Intervals,
-    threads: set[str],
-    host: HostTime,
-    steps: Sequence[Interval],
+    trace: Trace, window: Interval, threads: set[str], host: HostTime, steps: Sequence[Interval]
 ) -> CpuTime:
-    """Split the window; ``loading`` is the DataLoader's time, ``threads`` are those that train."""
-    annotations = trace.events["annotation"]
+    """Split the window; ``threads`` are those that train."""
+    annotations, loading = trace.events["annotation"], host.loading.intervals
     top = _top_level(trace.events["operator"], threads, window)
     short = [e for e in top if e.end_us - e.begin_us < DISPATCH_US]
     collectives = [
@@ -244,13 +232,7 @@ def _top_level(events: list[TraceEvent], threads: set[str], window: Interval) ->
     mine = [
         e for e in inside(events, window) if e.thread in threads and not COLLECTIVE.match(e.name)
     ]
-    top: list[TraceEvent] = []
-    reached: dict[str, float] = {}
-    for event in real_operators(sorted(mine, key=lambda e: (e.begin_us, -e.end_us, e.name))):
-        if event.end_us > reached.get(event.thread, event.begin_us - 1):
-            top.append(event)
-            reached[event.thread] = event.end_us
-    return top
+    return outermost(real_operators(sorted(mine, key=lambda e: (e.begin_us, -e.end_us, e.name))))
 
 
 def _calls(

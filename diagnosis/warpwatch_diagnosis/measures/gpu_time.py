@@ -1,4 +1,4 @@
-"""Measures the GPU's time as unions of its events over the step window.
+"""Measures the GPU's time as unions of its events over the step window, and lists its collectives.
 
 Definitions: W the window, B any GPU event, C kernels other than collectives, N collective kernels,
 M copies and memsets. busy = |B|/W, idle = 1 - busy, compute = |C|/W, communication = |N|/W, exposed
@@ -10,17 +10,14 @@ so the numbers are those of one device: of those in use the one that idles most.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
 
-from warpwatch_diagnosis.measures.collectives import Collective, collectives
-from warpwatch_diagnosis.measures.copies import CopyTime, copy_kind, copy_times
-from warpwatch_diagnosis.measures.gpu_events import GpuEvents, device_of
-from warpwatch_diagnosis.measures.host_events import HostTime
-from warpwatch_diagnosis.measures.idle import IdleTime, idle_time
-from warpwatch_diagnosis.measures.intervals import (
+from warpwatch_diagnosis.intervals import (
     Interval,
     Intervals,
     clip,
@@ -30,18 +27,118 @@ from warpwatch_diagnosis.measures.intervals import (
     total,
     union,
 )
-from warpwatch_diagnosis.measures.kernels import (
+from warpwatch_diagnosis.measures.gpu_work import (
     SHORT_KERNEL_US,
     ClassTime,
+    CopyTime,
+    GpuEvents,
     KernelTime,
     Size,
     SizeTime,
     classify,
+    copy_kind,
+    copy_times,
+    device_of,
     kernel_times,
     size_times,
 )
+from warpwatch_diagnosis.measures.host_events import HostTime
+from warpwatch_diagnosis.measures.idle import IdleTime, idle_time
+from warpwatch_diagnosis.measures.operators import item_bytes
 from warpwatch_diagnosis.measures.runtime_calls import BlockingCall, Launches, launches
-from warpwatch_diagnosis.trace.events import RuntimeCalls, TraceEvent, inside, spans
+from warpwatch_diagnosis.trace.events import (
+    THREAD,
+    RuntimeCalls,
+    TraceEvent,
+    grouped,
+    inside,
+    spans,
+)
+
+# A capture of a few steps has fewer; the limit bounds what a hostile trace can store.
+MAX_COLLECTIVES = 50_000
+_MAX_NAME = 200
+# An all-to-all of NCCL is a kernel of sends and receives, too.
+_SEND_RECEIVE = re.compile("SendRecv", re.IGNORECASE)
+# At most this many host events of all-to-alls lie around one launch or in other threads.
+MAX_NESTED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective kernel that began or was launched in the window; µs of this rank's clock.
+
+    name: the collective (``allreduce``), else the kernel. is_named: the trace or the kernel's own
+    name has the collective. launched_us: begin of the launch call. bytes: the larger of input and
+    output of this rank. Fields are None if the trace does not have them.
+    """
+
+    name: str
+    begin_us: float
+    end_us: float
+    launched_us: float | None
+    process_group: str | None
+    sequence: int | None
+    bytes: int | None
+    group_size: int | None
+    is_named: bool = True
+
+
+def collectives(work: GpuEvents, names: set[str]) -> tuple[Collective, ...]:
+    """Return the kernels of these names that begin or are launched in the window, in order.
+
+    A host that is ahead launches in the window what its device begins later; a peer that is less
+    late may begin it in time.
+    """
+    low, high = work.window
+    found = [(k, work.calls.get(k.correlation)) for k in work.kernels if k.name in names]
+    mine = [
+        (kernel, call)
+        for kernel, call in found
+        if low <= kernel.begin_us < high or (call is not None and low <= call.begin_us < high)
+    ]
+    mine.sort(key=lambda pair: (pair[0].begin_us, pair[0].end_us, pair[0].thread))
+    return tuple(_collective(*pair, work.exchanges) for pair in mine[:MAX_COLLECTIVES])
+
+
+def _collective(
+    kernel: TraceEvent, call: TraceEvent | None, exchanges: Sequence[TraceEvent]
+) -> Collective:
+    given = kernel.arguments or {}
+    name, group = given.get("Collective name"), given.get("Process Group Name")
+    if not isinstance(name, str) or not name:
+        sends = _SEND_RECEIVE.search(kernel.name) is not None
+        name = "all_to_all" if sends and _is_within(call, exchanges) else ""
+    is_named = bool(name) or _SEND_RECEIVE.search(kernel.name) is None
+    return Collective(
+        is_named=is_named,
+        name=(name or kernel.name)[:_MAX_NAME],
+        begin_us=kernel.begin_us,
+        end_us=kernel.end_us,
+        launched_us=call.begin_us if call is not None else None,
+        process_group=str(group)[:_MAX_NAME] if isinstance(group, str | int) else None,
+        sequence=kernel.whole("Seq"),
+        bytes=_bytes(kernel),
+        group_size=kernel.whole("Group size"),
+    )
+
+
+def _is_within(call: TraceEvent | None, exchanges: Sequence[TraceEvent]) -> bool:
+    """Return whether one of the host's all-to-alls launches it, in the same thread."""
+    if call is None:
+        return False
+    last = bisect_right(exchanges, call.begin_us, key=attrgetter("begin_us"))
+    return any(
+        event.thread == call.thread and call.begin_us < event.end_us
+        for event in exchanges[max(0, last - MAX_NESTED) : last]
+    )
+
+
+def _bytes(kernel: TraceEvent) -> int | None:
+    elements = [n for key in ("In msg nelems", "Out msg nelems") if (n := kernel.whole(key))]
+    item = item_bytes((kernel.arguments or {}).get("dtype"))
+    return max(elements) * item if elements and item else None
+
 
 # Copies over the bus, not those inside the device.
 TRANSFERS = ("HtoD", "DtoH")
@@ -174,10 +271,7 @@ def gpu_time(
 
 
 def _devices(events: list[TraceEvent], window: Interval) -> tuple[DeviceUse, ...]:
-    """Return the devices, busiest first."""
-    found: dict[str, list[TraceEvent]] = defaultdict(list)
-    for event in events:
-        found[device_of(event)].append(event)
+    found = grouped(events, device_of)
     busy_us = {name: total(_union(mine, window)) for name, mine in found.items()}
     window_us = window[1] - window[0]
     least_us = MIN_BUSY_SHARE * max(busy_us.values(), default=0.0)
@@ -193,10 +287,8 @@ def _devices(events: list[TraceEvent], window: Interval) -> tuple[DeviceUse, ...
 
 
 def _streams(events: list[TraceEvent], window: Interval) -> tuple[StreamUse, ...]:
-    found: dict[str, list[TraceEvent]] = defaultdict(list)
-    for event in events:
-        found[event.thread].append(event)
-    streams = [StreamUse(name, len(on), total(_union(on, window))) for name, on in found.items()]
+    found = grouped(events, THREAD).items()
+    streams = [StreamUse(name, len(on), total(_union(on, window))) for name, on in found]
     return tuple(sorted(streams, key=lambda s: (-s.busy_us, s.name)))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from warpwatch_diagnosis.measures.intervals import (
+from warpwatch_diagnosis.intervals import (
     Interval,
     Intervals,
     clip,
@@ -24,7 +24,7 @@ from warpwatch_diagnosis.measures.intervals import (
     union,
 )
 from warpwatch_diagnosis.measures.iterations import ServerTime
-from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
+from warpwatch_diagnosis.trace.events import TraceEvent, inside, outermost, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
 Cause = Literal[
@@ -233,19 +233,14 @@ def _activity(
 ) -> HostActivity:
     """Sum events; ``intervals`` is the part of them that counts, by default all."""
     taken: Counter[str] = Counter()
-    outermost: dict[str, float] = {}
-    count = 0
-    for event in sorted(events, key=lambda e: (e.begin_us, -e.end_us, e.name, e.thread)):
-        if event.begin_us < outermost.get(event.thread, window[0] - 1):
-            continue
-        outermost[event.thread] = event.end_us
-        count += 1
+    whole = outermost(events)
+    for event in whole:
         taken[event.name] += round(1000 * (event.end_us - event.begin_us))
     names = sorted(taken, key=lambda name: (-taken[name], name))
     if intervals is None:
         intervals = union(clip(spans(events), window))
     times = total(intervals), longest_us(intervals)
-    return HostActivity(count, *times, tuple(names[:_NAMES]), intervals)
+    return HostActivity(len(whole), *times, tuple(names[:_NAMES]), intervals)
 
 
 def compiled_spans(regions: Sequence[TraceEvent], window: Interval) -> Intervals:

@@ -28,12 +28,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import NamedTuple
 
-from warpwatch_diagnosis.measures.copies import copy_kind
-from warpwatch_diagnosis.measures.gpu_events import GpuEvents
+from warpwatch_diagnosis.intervals import Interval, Intervals, merge, total
+from warpwatch_diagnosis.measures.gpu_work import GpuEvents, copy_kind
 from warpwatch_diagnosis.measures.host_events import CAUSES, SERVER_CAUSES, Cause, HostTime
-from warpwatch_diagnosis.measures.intervals import Interval, Intervals, merge, total
 from warpwatch_diagnosis.measures.iterations import MAX_LAUNCH_US
 from warpwatch_diagnosis.measures.runtime_calls import BlockingCall
 from warpwatch_diagnosis.trace.events import RuntimeCalls, TraceEvent, by_begin
@@ -48,7 +46,7 @@ _END_AND_THREAD = attrgetter("end_us", "thread")
 _WORST = 3
 _MAX_NAME = 200
 
-# Begin, end and cause of a part of a gap.
+# Begin, end and cause of a part of a gap, or of a wait in which the host lost its lead.
 GapPart = tuple[float, float, Cause]
 
 
@@ -80,14 +78,6 @@ class IdleTime:
 
     def total_us(self, cause: Cause) -> float:
         return total(self.of(cause))
-
-
-class HostWait(NamedTuple):
-    """A wait in which the host lost its lead; in µs."""
-
-    end_us: float
-    begin_us: float
-    cause: Cause
 
 
 @dataclass(slots=True)
@@ -128,7 +118,7 @@ class GapSplitter:
 
     named: OrderedParts
     operators: OrderedParts
-    waits: Sequence[HostWait]
+    waits: Sequence[GapPart]
     previous_ends: Mapping[int | None, float]
     owed_us: float = 0.0
     owed_cause: Cause = "synchronization"
@@ -157,8 +147,8 @@ class GapSplitter:
         self._take_waits(until)
         if until == high:
             # The end of the window may cut a wait for nothing.
-            for wait in self.waits[self._next_wait : self._next_wait + 1]:
-                self.owed_us = max(self.owed_us, high - max(low, wait.begin_us))
+            for begin, _, _ in self.waits[self._next_wait : self._next_wait + 1]:
+                self.owed_us = max(self.owed_us, high - max(low, begin))
         owed_us = max(0.0, self.owed_us - sum(end - begin for begin, end, _ in parts))
         self.owed_us = max(0.0, self.owed_us - (high - low))
         for begin, end in rest:
@@ -177,14 +167,13 @@ class GapSplitter:
     def _take_waits(self, until_us: float) -> None:
         """Apply the waits that returned before ``until_us``: they delay the host from then on."""
         while self._next_wait < len(self.waits):
-            wait = self.waits[self._next_wait]
-            if wait.end_us > until_us:
+            begin, end, cause = self.waits[self._next_wait]
+            if end > until_us:
                 return
             self._next_wait += 1
-            self.waited_until_us = wait.end_us
-            if wait.end_us - wait.begin_us >= self.owed_us:
-                self.owed_us = wait.end_us - wait.begin_us
-                self.owed_cause = wait.cause
+            self.waited_until_us = end
+            if end - begin >= self.owed_us:
+                self.owed_us, self.owed_cause = end - begin, cause
 
     def _own_time(self, low: float, high: float, launch: TraceEvent | None) -> list[GapPart]:
         """Split the host's time up to a launch call that has no other cause; low < high."""
@@ -254,14 +243,13 @@ def _gaps(
         yield reached, high, None
 
 
-def _host_waits(waits: Sequence[BlockingCall], host: HostTime) -> list[HostWait]:
+def _host_waits(waits: Sequence[BlockingCall], host: HostTime) -> list[GapPart]:
     """Return the waits by end. The allocator's calls wait, too: freeing synchronizes the device."""
-    found = [
-        HostWait(w.end_us, w.begin_us, "copy" if w.purpose == "copy" else "synchronization")
-        for w in waits
+    found: list[GapPart] = [
+        (w.begin_us, w.end_us, "copy" if w.purpose == "copy" else "synchronization") for w in waits
     ]
-    calls = [HostWait(end, begin, "allocator") for begin, end in host.allocator.intervals]
-    return sorted(found + calls)
+    found += [(begin, end, "allocator") for begin, end in host.allocator.intervals]
+    return sorted(found, key=lambda wait: (wait[1], *wait))
 
 
 def _previous_ends(work: Sequence[TraceEvent], calls: RuntimeCalls) -> dict[int | None, float]:

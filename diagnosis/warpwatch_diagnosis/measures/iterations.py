@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from warpwatch_diagnosis.measures.intervals import Interval, Intervals
-from warpwatch_diagnosis.trace.events import TraceEvent
+from warpwatch_diagnosis.intervals import Interval, Intervals
+from warpwatch_diagnosis.trace.events import THREAD, TraceEvent, grouped, outermost
 from warpwatch_diagnosis.trace.reader import Trace
 
 _N = r"(\d{1,15})"
@@ -66,6 +65,9 @@ class ServerTime:
     spans: tuple[Interval, ...]
     scheduling: Intervals
     waiting: Intervals
+
+
+NO_SERVER = ServerTime((), (), [], [])
 
 
 def server_time(trace: Trace) -> tuple[ServerTime | None, list[TraceEvent]]:
@@ -141,18 +143,11 @@ def _outermost(trace: Trace) -> list[tuple[TraceEvent, Iteration]]:
     """Return the marks of the thread with most of them by begin, without marks inside of others."""
     names = {event.name for event in trace.events["annotation"]}
     known = {name: work for name in names if (work := parse(name)) is not None}
-    threads: dict[str, list[TraceEvent]] = defaultdict(list)
-    for event in trace.events["annotation"]:
-        if event.name in known:
-            threads[event.thread].append(event)
+    threads = grouped((e for e in trace.events["annotation"] if e.name in known), THREAD)
     if not threads:
         return []
     marks = max(sorted(threads.items()), key=lambda item: len(item[1]))[1]
-    kept: list[tuple[TraceEvent, Iteration]] = []
-    for event in sorted(marks, key=lambda e: (e.begin_us, -e.end_us, e.name)):
-        if not kept or event.begin_us >= kept[-1][0].end_us:
-            kept.append((event, Iteration(event.begin_us, event.end_us, *known[event.name])))
-    return kept
+    return [(e, Iteration(e.begin_us, e.end_us, *known[e.name])) for e in outermost(marks)]
 
 
 def _in_flight(found: Sequence[Iteration], number: int) -> bool:

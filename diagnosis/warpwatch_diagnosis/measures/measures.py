@@ -1,18 +1,25 @@
-"""Measures one trace; the rules conclude from the numbers, and the reports show them."""
+"""Measures one trace, for the rules, the reports and the JSON of docs/diagnosis.md."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain
+from typing import Any
 
+from warpwatch_diagnosis.intervals import Interval, Intervals, total, union
 from warpwatch_diagnosis.measures.code_lines import CodeLine, event_name, longest_lines
 from warpwatch_diagnosis.measures.cpu_time import CpuTime, cpu_time
-from warpwatch_diagnosis.measures.gpu_events import GpuEvents, by_correlation
 from warpwatch_diagnosis.measures.gpu_time import GpuTime, gpu_time
-from warpwatch_diagnosis.measures.host_events import LOADING, HostTime, host_time
-from warpwatch_diagnosis.measures.intervals import Interval, Intervals, total, union
+from warpwatch_diagnosis.measures.gpu_work import GpuEvents, by_correlation
+from warpwatch_diagnosis.measures.host_events import (
+    ACTIVITIES,
+    CAUSES,
+    LOADING,
+    HostTime,
+    host_time,
+)
 from warpwatch_diagnosis.measures.iterations import ServerTime, server_time
 from warpwatch_diagnosis.measures.operators import Operators, operators
 from warpwatch_diagnosis.measures.replay import savings
@@ -31,14 +38,14 @@ from warpwatch_diagnosis.measures.steps import (
     step_events,
     step_times,
 )
-from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
+from warpwatch_diagnosis.trace.events import TraceEvent, grouped, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
 MIN_STEPS = 2
 # A trace without step annotations must hold this many events to be as sure as one with them.
 MIN_EVENTS_WITHOUT_STEPS = 100
 # If more of the window than this is unexplained or the host's own, the host's events name it.
-MIN_NAMED_SHARE = 0.10
+MIN_UNNAMED_SHARE = 0.10
 # The c10::DeviceType without memory of its own.
 _CPU_TYPE = 0
 
@@ -170,10 +177,10 @@ def measure(trace: Trace) -> Measures:
     host = host_time(trace, window, threads, server)
     loading = host.loading.intervals
     waited = _waits(trace, work, threads)
-    found = _operators(trace, work, waited)
+    found = operators(trace, work, {(wait.thread, wait.begin_us) for wait in waited})
     running = union(span for thread in threads for span in found.running.get(thread, []))
     gpu = gpu_time(work, host, waited, running)
-    cpu = None if gpu else cpu_time(trace, window, loading, training, host, steps)
+    cpu = None if gpu else cpu_time(trace, window, training, host, steps)
     per_step = step_times(stepping, loading, gpu)
     parts = _parts(gpu, cpu)
     named = {
@@ -219,7 +226,7 @@ def _parts(gpu: GpuTime | None, cpu: CpuTime | None) -> dict[str, Intervals]:
 def _doing(
     trace: Trace, threads: set[str], window: Interval, parts: Mapping[str, Intervals]
 ) -> dict[str, tuple[CodeLine, ...]]:
-    least_us = MIN_NAMED_SHARE * (window[1] - window[0])
+    least_us = MIN_UNNAMED_SHARE * (window[1] - window[0])
     large = {part: spent for part, spent in parts.items() if total(spent) > least_us}
     if not large:
         return {}
@@ -241,19 +248,6 @@ def _waits(trace: Trace, work: GpuEvents, threads: set[str]) -> list[BlockingCal
     return waits(trace.events["runtime"], by_correlation(work.copies), work.window, threads)
 
 
-def _operators(trace: Trace, work: GpuEvents, waited: list[BlockingCall]) -> Operators:
-    launched: dict[str, dict[float, float]] = defaultdict(dict)
-    calls = work.calls
-    for _, begin_us, end_us, _, correlation, _ in work.events:
-        call = calls.get(correlation)
-        if call is not None:
-            mine, at_us = launched[call.thread], call.begin_us
-            mine[at_us] = mine.get(at_us, 0.0) + end_us - begin_us
-    instants = {(wait.thread, wait.begin_us) for wait in waited}
-    events = trace.events
-    return operators(events["operator"], events["python"], work.window, launched, instants)
-
-
 def _window(trace: Trace, steps: list[TraceEvent]) -> Interval:
     """Return the span of all steps, else of the GPU's events, else of all events."""
     gpu = trace.events["kernel"] + trace.events["copy"]
@@ -264,14 +258,15 @@ def _window(trace: Trace, steps: list[TraceEvent]) -> Interval:
 def _memory(events: Sequence[TraceEvent], window: Interval) -> tuple[AllocatorUse, ...]:
     """Measure each device with [memory] events of profile_memory=True, GPUs first."""
     low, high = window
-    devices: dict[str, list[TraceEvent]] = defaultdict(list)
-    for event in events:
-        if low <= event.begin_us <= high and event.arguments is not None:
-            on_cpu = event.arguments.get("Device Type", _CPU_TYPE) == _CPU_TYPE
-            device = "cpu" if on_cpu else str(event.arguments.get("Device Id"))[:20]
-            devices[device].append(event)
+    devices = grouped((e for e in events if low <= e.begin_us <= high and e.arguments), _allocator)
     order = sorted(devices, key=lambda device: (device == "cpu", len(device), device))
     return tuple(_allocator_use(device, devices[device]) for device in order)
+
+
+def _allocator(event: TraceEvent) -> str:
+    given = event.arguments or {}
+    on_cpu = given.get("Device Type", _CPU_TYPE) == _CPU_TYPE
+    return "cpu" if on_cpu else str(given.get("Device Id"))[:20]
 
 
 def _allocator_use(device: str, events: list[TraceEvent]) -> AllocatorUse:
@@ -286,3 +281,127 @@ def _allocator_use(device: str, events: list[TraceEvent]) -> AllocatorUse:
         reserved_peak_bytes=max(reserved, default=0) or None,
         growth_bytes=allocated[-1] - allocated[0] if allocated else None,
     )
+
+
+# Times are in µs with ns; ratios are exact to a hundredth of a percent.
+_TIME_DIGITS = 3
+_RATIO_DIGITS = 4
+_COUNT_DIGITS = 2
+
+
+def trace_json(measures: Measures) -> dict[str, Any]:
+    """Return one entry of ``traces``; times are in µs from the window's begin."""
+    gpu, operators = measures.gpu, measures.operators
+    return {
+        "file": measures.file,
+        "rank": measures.rank,
+        **({"node": measures.node} if measures.node else {}),
+        "device_name": measures.device_name,
+        "steps": len(measures.steps),
+        "window_s": round(measures.window_s, 6),
+        "time": gpu_ratios(measures),
+        "cpu": cpu_ratios(measures),
+        "idle": _idle(measures),
+        "per_step": _per_step(measures),
+        "kernels": plain(gpu.kernel_times) if gpu else [],
+        "classes": plain(gpu.class_times) if gpu else [],
+        "copies": plain(gpu.copy_times) if gpu else [],
+        "launches": plain(gpu.launches) if gpu else None,
+        "device": gpu.device if gpu else None,
+        "devices": plain(gpu.devices) if gpu else [],
+        "streams": plain(gpu.streams) if gpu else [],
+        "synchronization": plain(measures.synchronization),
+        "operators": {
+            "by_self_time": plain(operators.by_self_time, without=("longest", "longest_us")),
+            "by_gpu_time": plain(operators.by_gpu_time, without=("longest", "longest_us")),
+        },
+        "host": _host(measures),
+        "memory": plain(measures.memory),
+        "roofline": plain(measures.roofline),
+    }
+
+
+def gpu_ratios(measures: Measures) -> dict[str, float | None]:
+    gpu, overlap = measures.gpu, measures.gpu.overlap_ratio if measures.gpu else None
+    unions: dict[str, Intervals | None] = {
+        "gpu_busy_ratio": gpu.busy if gpu else None,
+        "idle_ratio": gpu.idle if gpu else None,
+        "compute_ratio": gpu.compute if gpu else None,
+        "communication_ratio": gpu.communication if gpu else None,
+        "exposed_communication_ratio": gpu.exposed_communication if gpu else None,
+        "overlap_ratio": None,
+        "memory_copy_ratio": gpu.copies if gpu else None,
+        "data_loading_ratio": measures.loading,
+    }
+    found = {k: None if us is None else _ratio(measures, us) for k, us in unions.items()}
+    return found | {"overlap_ratio": None if overlap is None else round(overlap, _RATIO_DIGITS)}
+
+
+def cpu_ratios(measures: Measures) -> dict[str, float] | None:
+    cpu = measures.cpu
+    if cpu is None:
+        return None
+    parts = {
+        "operator_ratio": cpu.operators,
+        "dispatch_ratio": cpu.dispatch,
+        "collective_wait_ratio": cpu.waiting,
+        "host_ratio": cpu.host,
+        "compile_ratio": cpu.compile,
+        "gc_ratio": cpu.gc,
+        "checkpoint_ratio": cpu.checkpoint,
+    }
+    if measures.server is not None:
+        parts["scheduler_ratio"] = cpu.scheduler
+        parts["waiting_for_work_ratio"] = cpu.waiting_for_work
+    return {key: _ratio(measures, intervals) for key, intervals in parts.items()}
+
+
+def _ratio(measures: Measures, intervals: Intervals) -> float:
+    return round(measures.share(intervals), _RATIO_DIGITS)
+
+
+def _idle(measures: Measures) -> dict[str, float] | None:
+    """Return shares of the window by cause, which add up to ``idle_ratio``."""
+    if measures.gpu is None:
+        return None
+    window_us = measures.window_us or 1.0
+    spent = measures.gpu.idle_time
+    shares = {
+        cause: spent.total_us(cause) / window_us for cause in CAUSES if cause in spent.by_cause
+    }
+    return {cause: round(share, _RATIO_DIGITS) for cause, share in shares.items()}
+
+
+def _per_step(measures: Measures) -> list[dict[str, Any]]:
+    return [
+        {
+            "begin_us": round(step.begin_us - measures.window[0], _TIME_DIGITS),
+            "duration_us": round(step.duration_us, _TIME_DIGITS),
+            **plain(step, without=("begin_us", "end_us")),
+        }
+        for step in measures.per_step
+    ]
+
+
+def _host(measures: Measures) -> dict[str, Any]:
+    host = measures.host
+    activities = {name: plain(getattr(host, name), without=("intervals",)) for name in ACTIVITIES}
+    return activities | {
+        "compiled_regions": host.compiled_regions,
+        "recompiled_regions": host.recompiled_regions,
+    }
+
+
+def plain(value: Any, without: tuple[str, ...] = (), name: str = "") -> Any:
+    """Turn dataclasses into objects, except the fields ``without``; ``name`` decides rounding."""
+    if isinstance(value, float):
+        digits = _RATIO_DIGITS if name.endswith("ratio") else _TIME_DIGITS
+        return round(value, _COUNT_DIGITS if name.endswith("_count") else digits)
+    if is_dataclass(value):
+        kept = [f.name for f in fields(value) if f.name not in without]
+        return {key: plain(getattr(value, key), name=key) for key in kept}
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(one, without) for one in value]
+    return value

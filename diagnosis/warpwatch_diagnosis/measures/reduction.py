@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from warpwatch_diagnosis.measures.intervals import Interval, Intervals
+from warpwatch_diagnosis.intervals import Interval, Intervals
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.trace.files import TraceError, TraceSource, reduction_name
 
-SCHEMA = 1
+REDUCTION_SCHEMA = 1
 MAX_BYTES = 2**20
 # The limit for a file from another machine; real ones unpack to up to eight times the file.
 MAX_UNPACKED_BYTES = 16 * MAX_BYTES
@@ -38,7 +38,7 @@ def pack(measures: Measures) -> bytes:
     measures = replace(measures, operators=operators)
     packed = b""
     for unit_us in _UNITS_US:
-        content = _encoder.encode([SCHEMA, _plain(measures, measures.window[0], unit_us)])
+        content = _encoder.encode([REDUCTION_SCHEMA, _plain(measures, measures.window[0], unit_us)])
         packed = gzip.compress(content, mtime=0)
         if len(packed) <= MAX_BYTES:
             return packed
@@ -59,8 +59,8 @@ def read_reduction(path: TraceSource) -> Measures:
         content = zlib.decompressobj(wbits=31).decompress(packed, MAX_UNPACKED_BYTES)
         decoder = msgspec.msgpack.Decoder(tuple[int, Any], ext_hook=_Unions().decode)
         schema, found = decoder.decode(content)
-        if schema != SCHEMA:
-            raise TraceError(f"{path}: a reduction of schema {schema}, not {SCHEMA}")
+        if schema != REDUCTION_SCHEMA:
+            raise TraceError(f"{path}: a reduction of schema {schema}, not {REDUCTION_SCHEMA}")
         _check_numbers(found)
         measures = msgspec.convert(found, Measures)
         if not measures.window[0] < measures.window[1]:

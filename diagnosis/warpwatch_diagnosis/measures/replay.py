@@ -18,13 +18,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from warpwatch_diagnosis.measures.copies import copy_kind
-from warpwatch_diagnosis.measures.gpu_events import GpuEvents
+from warpwatch_diagnosis.intervals import Interval, Intervals, total, union
 from warpwatch_diagnosis.measures.gpu_time import TRANSFERS, GpuTime
+from warpwatch_diagnosis.measures.gpu_work import GpuEvents, classify, copy_kind
 from warpwatch_diagnosis.measures.host_events import Cause, HostTime
 from warpwatch_diagnosis.measures.idle import KERNEL_GAP_US, LEAD_US
-from warpwatch_diagnosis.measures.intervals import Interval, Intervals, total, union
-from warpwatch_diagnosis.measures.kernels import classify
 from warpwatch_diagnosis.measures.runtime_calls import BlockingCall
 from warpwatch_diagnosis.trace.events import RuntimeCalls, TraceEvent
 
@@ -38,7 +36,7 @@ AFTER_WAIT_US = 100.0
 # stragglers uses for its simulations).
 MAX_ERROR = 0.05
 # A fault that seems to cost less is below every rule's limit.
-MIN_SHARE = 0.01
+MIN_APPARENT_SHARE = 0.01
 _LOOK_BACK = 8
 
 
@@ -69,8 +67,12 @@ class TraceReplay:
 
     def __init__(self, work: GpuEvents, waits: Sequence[BlockingCall]) -> None:
         calls, self._window = work.calls, work.window
+        low, high = work.window
         self._work = [
-            e for e in work.events if _takes_part(e, calls.get(e.correlation), work.window)
+            e
+            for e in work.events
+            if (e.begin_us < high and e.end_us > low)
+            or ((launch := calls.get(e.correlation)) and low <= launch.begin_us < high)
         ]
         self._host = _host(self._work, calls, waits, work.window)
         self._ends = sorted((e.end_us, k) for k, e in enumerate(self._work))
@@ -218,18 +220,8 @@ class TraceReplay:
         return gaps, gone
 
 
-def _takes_part(event: TraceEvent, call: TraceEvent | None, window: Interval) -> bool:
-    low, high = window
-    if call is not None and low <= call.begin_us < high:
-        return True
-    return event.begin_us < high and event.end_us > low
-
-
 def _host(
-    work: Sequence[TraceEvent],
-    calls: RuntimeCalls,
-    waits: Sequence[BlockingCall],
-    window: Interval,
+    work: Sequence[TraceEvent], calls: RuntimeCalls, waits: Sequence[BlockingCall], window: Interval
 ) -> list[_HostCall]:
     """Return the calls by begin, between two calls for the window's begin and end.
 
@@ -263,11 +255,8 @@ def _host(
 def savings(
     work: GpuEvents, waits: Sequence[BlockingCall], host: HostTime, gpu: GpuTime
 ) -> dict[str, float]:
-    """Return the savings in µs by kind of finding; empty if the graph is wrong.
-
-    ``work`` has the events of the device that ``gpu`` measures.
-    """
-    least_us = MIN_SHARE * (work.window[1] - work.window[0])
+    """Return the savings of the device with ``work`` in µs by kind; empty if the graph is wrong."""
+    least_us = MIN_APPARENT_SHARE * (work.window[1] - work.window[0])
     edits = [(kinds, edit) for kinds, us, edit in _edits(host, gpu) if us > least_us]
     replay = TraceReplay(work, waits) if edits else None
     if replay is None or not replay.is_exact:

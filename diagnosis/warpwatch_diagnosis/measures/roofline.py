@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from warpwatch_diagnosis.intervals import Interval
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
-from warpwatch_diagnosis.measures.intervals import Interval
-from warpwatch_diagnosis.measures.kernels import KernelClass
+from warpwatch_diagnosis.measures.gpu_work import KernelClass
 from warpwatch_diagnosis.measures.operators import ClassWork
 
 
@@ -49,10 +49,7 @@ class ClassRoofline:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The roofline of one trace.
-
-    mfu_ratio: the window's model FLOPs, without repeated ones, by the peak of the devices in use.
-    """
+    """The roofline of one trace; ``mfu_ratio``: model FLOPs by the peak of the devices in use."""
 
     peaks: Peaks | None
     flops: float | None
@@ -95,10 +92,7 @@ def peaks_of(device_name: str | None) -> Peaks | None:
 
 
 def roofline(
-    device_name: str | None,
-    window: Interval,
-    work: Mapping[KernelClass, ClassWork],
-    gpu: GpuTime,
+    device_name: str | None, window: Interval, work: Mapping[KernelClass, ClassWork], gpu: GpuTime
 ) -> Roofline:
     """Compare with the peaks; ``work`` has the operators with known shapes, on all devices."""
     peaks = peaks_of(device_name)

@@ -15,13 +15,13 @@ from operator import attrgetter
 from statistics import median
 from typing import Literal, NamedTuple
 
-from warpwatch_diagnosis.measures.copies import copy_kind
-from warpwatch_diagnosis.measures.intervals import Interval
-from warpwatch_diagnosis.trace.events import RuntimeCalls, TraceEvent, inside
+from warpwatch_diagnosis.intervals import Interval
+from warpwatch_diagnosis.measures.gpu_work import TOP, copy_kind
+from warpwatch_diagnosis.trace.events import THREAD, RuntimeCalls, TraceEvent, grouped, inside
 
 Purpose = Literal["read", "copy", "wait"]
 
-_WAITS = re.compile(
+WAITS = re.compile(
     r"(cuda|hip)(Stream|Device|Event|Thread|Context)Synchronize|cu(Stream|Ctx|Event)Synchronize"
     r"|hipCtxSynchronize|(cuda|hip)Memcpy(2D|3D|Peer|ToSymbol|FromSymbol)?$|hipMemcpyWithStream"
     r"|cuMemcpy(HtoD|DtoH|DtoD)?(_v2)?$|xpu.*[Ss]ynchronize|ze(CommandQueue|Event|Fence)\w*Synch"
@@ -34,7 +34,6 @@ AFTER_COPY_US = 100.0
 MAX_READ_BYTES = 1 << 20
 # An asynchronous copy takes a few µs to launch; one that takes this long waits (own value).
 BLOCKING_COPY_US = 1_000.0
-TOP = 20
 
 
 class BlockingCall(NamedTuple):
@@ -68,10 +67,7 @@ class SynchronizingCall:
 
 @dataclass(frozen=True, slots=True)
 class Synchronization:
-    """The TOP calls by total time, and the count and time of all calls in the window.
-
-    per_step: the calls that began in each step.
-    """
+    """The TOP calls by total time; the count, those begun in each step, and the time of all."""
 
     calls: tuple[SynchronizingCall, ...]
     count: int
@@ -80,26 +76,19 @@ class Synchronization:
 
 
 def waits(
-    runtime: Sequence[TraceEvent],
-    copies: RuntimeCalls,
-    window: Interval,
-    threads: set[str],
+    runtime: Sequence[TraceEvent], copies: RuntimeCalls, window: Interval, threads: set[str]
 ) -> list[BlockingCall]:
     """Return every call of the threads in the window that waits for the device, by end.
 
     ``copies`` has the GPU's copies by correlation. A copy that keeps the host waits with any name.
     """
-    named = {name for name in {call.name for call in runtime} if _WAITS.match(name)}
+    named = {name for name in {call.name for call in runtime} if WAITS.match(name)}
     pageable = {key for key, copy in copies.items() if copy_kind(copy.name)[1] == "pageable"}
-    launched: dict[str, list[TraceEvent]] = defaultdict(list)
-    for call in runtime:
-        if call.correlation in copies:
-            launched[call.thread].append(call)
-    for calls in launched.values():
-        calls.sort(key=attrgetter("begin_us", "end_us"))
+    copying = [call for call in runtime if call.correlation in copies]
+    launched = grouped(sorted(copying, key=attrgetter("begin_us", "end_us")), THREAD)
     return _by_end(
         BlockingCall(
-            c.begin_us, c.end_us, c.thread, c.name, _purpose(c, launched[c.thread], copies)
+            c.begin_us, c.end_us, c.thread, c.name, _purpose(c, launched.get(c.thread, []), copies)
         )
         for c in inside(runtime, window)
         if c.thread in threads and (c.name in named or c.correlation in pageable or _keeps_host(c))
@@ -115,10 +104,6 @@ def reads(
         for e in inside(operators, window)
         if e.name in _READS and e.thread in threads
     )
-
-
-def waits_by_name(name: str) -> bool:
-    return bool(_WAITS.match(name))
 
 
 def _by_end(calls: Iterable[BlockingCall]) -> list[BlockingCall]:
@@ -221,10 +206,11 @@ def launches(work: Sequence[TraceEvent], calls: RuntimeCalls, window: Interval) 
     call_us = sorted(call.end_us - call.begin_us for _, call in first.values())
     delays_us = sorted(max(0.0, event.begin_us - call.end_us) for event, call in first.values())
     queued = [(event, call) for event, call in launched if "GraphLaunch" not in call.name]
-    waited: dict[str, list[Interval]] = defaultdict(list)
-    for event, call in queued:
-        waited[event.thread].append((call.begin_us, event.begin_us))
-    queues = [_queue(stream, spans, window) for stream, spans in waited.items()]
+    waited = grouped(queued, lambda pair: pair[0].thread)
+    queues = [
+        _queue(stream, [(call.begin_us, event.begin_us) for event, call in pairs], window)
+        for stream, pairs in waited.items()
+    ]
     return Launches(
         count=len(first),
         total_call_us=sum(call_us),

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
-from warpwatch_diagnosis.measures.copies import copy_kind
+from warpwatch_diagnosis.intervals import Interval, Intervals, difference, union, within
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.gpu_work import classify, copy_kind
 from warpwatch_diagnosis.measures.host_events import CAUSES, Cause, HostTime
-from warpwatch_diagnosis.measures.intervals import Interval, Intervals, difference, union, within
-from warpwatch_diagnosis.measures.kernels import classify
-from warpwatch_diagnosis.trace.events import TraceEvent, inside, spans
+from warpwatch_diagnosis.trace.events import THREAD, TraceEvent, grouped, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
 _STEP = re.compile(r"(?:ProfilerStep#?\s*|iteration#)(\d+)")
@@ -50,10 +48,8 @@ class StepTime:
 
 def step_events(trace: Trace) -> list[TraceEvent]:
     """Return the ProfilerStep annotations in order, each name once, without a runt at the end."""
-    named: dict[str, list[TraceEvent]] = defaultdict(list)
-    for event in trace.events["annotation"]:
-        if event.name.startswith("ProfilerStep") and _STEP.match(event.name):
-            named[event.name].append(event)
+    marks = (e for e in trace.events["annotation"] if e.name.startswith("ProfilerStep"))
+    named = grouped((e for e in marks if _STEP.match(e.name)), lambda e: e.name)
     longest = [max(events, key=_size) for events in named.values()]
     steps = sorted(longest, key=lambda e: (e.begin_us, e.end_us, _number(e), e.name))
     if len(steps) > 1:
@@ -164,10 +160,7 @@ def _of_causes(by_cause: Mapping[Any, Intervals]) -> Iterator[_Labelled]:
 
 
 def _streams(work: list[TraceEvent], window: Interval) -> Iterator[Lane]:
-    """Yield the lanes of the busiest streams."""
-    streams: dict[str, list[TraceEvent]] = defaultdict(list)
-    for event in work:
-        streams[event.thread].append(event)
+    streams = grouped(work, THREAD)
     busy_us = {
         name: sum(sorted(e.end_us - e.begin_us for e in found)) for name, found in streams.items()
     }
@@ -183,29 +176,27 @@ def _label(name: str) -> str:
 
 
 def _spans(labelled: Iterable[_Labelled], window: Interval) -> tuple[LaneSpan, ...]:
-    """Merge spans within one point of the drawing, and neighbours of one label.
-
-    The longest one gives label and name.
-    """
+    """Return the spans in the window, from its begin, as far as a drawing shows them."""
     low, high = window
-    near_us = (high - low) / RESOLUTION
-    merged: list[_Labelled] = []
-    longest_us = 0.0
-    for begin, end, label, name in sorted(
-        (max(begin, low) - low, min(end, high) - low, label, name)
+    clipped = sorted(
+        (max(begin, low) - low, min(end, high) - low, label, name[:_MAX_NAME] or None)
         for begin, end, label, name in labelled
         if begin < high and end > low
-    ):
-        us = end - begin
-        if merged:
-            first, last, known, _ = merged[-1]
-            if end - first <= near_us or (label == known and begin - last <= near_us):
-                named = (label, name) if us > longest_us else merged[-1][2:]
-                merged[-1] = (first, max(last, end), *named)
-                longest_us = max(longest_us, us)
-                continue
-        merged.append((begin, end, label, name))
-        longest_us = us
-    return tuple(
-        LaneSpan(begin, end, label, name[:_MAX_NAME] or None) for begin, end, label, name in merged
     )
+    return tuple(merged((LaneSpan(*span) for span in clipped), (high - low) / RESOLUTION))
+
+
+def merged(spans: Iterable[LaneSpan], near_us: float) -> list[LaneSpan]:
+    """Merge close ones of sorted spans if they have one label, and slivers into the longer one."""
+    kept: list[LaneSpan] = []
+    for span in spans:
+        last = kept[-1] if kept else None
+        if last is not None and span.begin_us - last.end_us < near_us:
+            us, last_us = span.end_us - span.begin_us, last.end_us - last.begin_us
+            if last.label == span.label or max(us, last_us) < near_us:
+                longer = span if us > last_us else last
+                end_us = max(last.end_us, span.end_us)
+                kept[-1] = LaneSpan(last.begin_us, end_us, longer.label, longer.name)
+                continue
+        kept.append(span)
+    return kept

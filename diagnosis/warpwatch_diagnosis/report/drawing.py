@@ -1,17 +1,95 @@
-"""Draws rows of coloured spans as SVG that stretches with the page, and bars of time."""
+"""Splits a stretch of time into disjoint parts, and draws them and the longest step as SVG."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from warpwatch_diagnosis.before_after import cpu_phases
+from warpwatch_diagnosis.diagnosis import Diagnosis
+from warpwatch_diagnosis.intervals import (
+    Interval,
+    Intervals,
+    clip,
+    difference,
+    intersection,
+    total,
+    union,
+    within,
+)
+from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.measures.steps import LaneSpan
-from warpwatch_diagnosis.report.parts import Breakdown, TimeParts, steps_us, sums_us
-from warpwatch_diagnosis.report.words import LANES, PARTS, duration, origin, safe
+from warpwatch_diagnosis.measures.steps import Lane, LaneSpan, StepTime, merged
+from warpwatch_diagnosis.words import LANES, PARTS, duration, origin, safe, stream_label
+
+TimeParts = Mapping[str, Intervals]
+
+
+class Breakdown:
+    """The parts of each rank of a diagnosis, split once.
+
+    chosen: the rank that the verdict names, else the rank with the longest window, else None.
+    """
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        self.diagnosis = diagnosis
+        self.ranks = diagnosis.measures
+        blamed = [f.label for f in diagnosis.findings[:1]]
+        named = [m for m in self.ranks if m.label in blamed]
+        self.chosen = next(iter(named), max(self.ranks, key=lambda m: m.window_us, default=None))
+        self._parts: dict[int, TimeParts] = {}
+
+    @property
+    def several(self) -> bool:
+        return len(self.ranks) > 1
+
+    def parts(self, measures: Measures) -> TimeParts:
+        """Return the parts that are not empty, in the order of PARTS."""
+        if id(measures) not in self._parts:
+            gpu, alignment = measures.gpu, self.diagnosis.alignment
+            waits = alignment.waits(measures) if alignment else []
+            found = _gpu_parts(gpu, waits) if gpu else _cpu_parts(measures)
+            self._parts[id(measures)] = {part: found[part] for part in PARTS if found.get(part)}
+        return self._parts[id(measures)]
+
+
+def _gpu_parts(gpu: GpuTime, waits: Intervals) -> dict[str, Intervals]:
+    exposed = gpu.exposed_communication
+    waiting = intersection(exposed, waits)
+    busy = {
+        "compute": gpu.compute,
+        "communication": difference(exposed, waiting),
+        "rank_wait": waiting,
+        "copies": gpu.exposed_copies,
+    }
+    idle: dict[str, Intervals] = {cause: gpu.idle_time.of(cause) for cause in CAUSES}
+    # A busy GPU has the part "communication"; here the host waits in a collective while it is idle.
+    idle["blocked"] = idle.pop("communication")
+    return busy | idle
+
+
+def _cpu_parts(measures: Measures) -> dict[str, Intervals]:
+    found = cpu_phases(measures)
+    if measures.cpu is not None:
+        saving = measures.cpu.saving
+        found["rank_wait"] = found.pop("collective_wait")
+        found["checkpoint"] = union(found["checkpoint"] + saving)
+        found["host"] = difference(found["host"], saving)
+    return found
+
+
+def clipped(parts: TimeParts, window: Interval) -> TimeParts:
+    found = {part: clip(intervals, window) for part, intervals in parts.items()}
+    return {part: intervals for part, intervals in found.items() if intervals}
+
+
+def sums_us(parts: TimeParts) -> dict[str, float]:
+    return {part: total(intervals) for part, intervals in parts.items()}
+
 
 # The units of the drawing, which the page stretches to its width.
-WIDTH = 1_000.0
+_UNITS = 1_000.0
 # A screen has no more pixels, and the drawing stays below 100 kB for any trace.
 MAX_RECTANGLES = 2_000
 # Named rectangles show a title when pointed at; more of them would make the file large.
@@ -19,49 +97,21 @@ _NAMED = 25
 _MIN_NAMED_WIDTH = 3.0
 
 
-def shares(counts: Sequence[int], budget: int = MAX_RECTANGLES) -> list[int]:
-    """Return the number of marks for each row; long rows get the rest of short ones."""
-    given = [0] * len(counts)
-    left = budget
-    for place, row in enumerate(sorted(range(len(counts)), key=lambda row: counts[row])):
-        given[row] = min(counts[row], left // (len(counts) - place))
-        left -= given[row]
-    return given
-
-
-def thin(marks: Iterable[LaneSpan], limit: int) -> list[LaneSpan]:
-    """Reduce to at most ``limit`` marks: neighbours of one colour merge, and slivers."""
-    found = sorted(marks, key=lambda m: (m.begin_us, m.end_us))
-    if len(found) <= limit or not found:
-        return found
-    if limit < 1:
-        return []
-    near_us = (max(m.end_us for m in found) - found[0].begin_us) / (2 * limit)
-    while len(found) > limit:
-        found = _merged(found, near_us)
-        near_us *= 1.5
+def fitting(rows: Iterable[Iterable[LaneSpan]], budget: int) -> list[list[LaneSpan]]:
+    """Merge close marks of the longest row until all rows together have at most ``budget``."""
+    found = [sorted(marks, key=lambda m: (m.begin_us, m.end_us)) for marks in rows]
+    last_us = max((mark.end_us for marks in found for mark in marks), default=0.0)
+    near_us = [max(1e-3, last_us / (2 * budget))] * len(found)
+    while sum(map(len, found)) > budget:
+        row = max(range(len(found)), key=lambda row: len(found[row]))
+        found[row] = merged(found[row], near_us[row])
+        near_us[row] *= 1.5
     return found
 
 
-def _merged(marks: list[LaneSpan], near_us: float) -> list[LaneSpan]:
-    """Merge close marks of one colour, and slivers into the colour of the longer one."""
-    kept: list[LaneSpan] = []
-    for mark in marks:
-        last = kept[-1] if kept else None
-        if last is not None and mark.begin_us - last.end_us < near_us:
-            us, last_us = mark.end_us - mark.begin_us, last.end_us - last.begin_us
-            if last.label == mark.label or max(us, last_us) < near_us:
-                longer = mark if us > last_us else last
-                end_us = max(last.end_us, mark.end_us)
-                kept[-1] = LaneSpan(last.begin_us, end_us, longer.label, longer.name)
-                continue
-        kept.append(mark)
-    return kept
-
-
-def row(marks: Sequence[LaneSpan], span_us: float, title: str, height: int = 10) -> str:
+def draw_row(marks: Sequence[LaneSpan], span_us: float, title: str, height: int = 10) -> str:
     """Return one SVG; ``title`` describes it in words, ``span_us`` is the time of its width."""
-    scale = WIDTH / span_us if span_us > 0 else 0.0
+    scale = _UNITS / span_us if span_us > 0 else 0.0
     longest = sorted(range(len(marks)), key=lambda n: marks[n].begin_us - marks[n].end_us)[:_NAMED]
     named = {n for n in longest if _width(marks[n], scale) >= _MIN_NAMED_WIDTH}
     paths: dict[str, list[str]] = defaultdict(list)
@@ -113,7 +163,7 @@ def axis(span_us: float) -> str:
 MAX_STEPS = 24
 MAX_RANKS = 64
 # A smaller share would read as 0.0 %.
-MIN_SHARE = 0.0005
+MIN_SHOWN_SHARE = 0.0005
 # This share of the longest bar is about two pixels.
 MIN_SEEN = 0.002
 _NAMED_PARTS = 3
@@ -139,7 +189,7 @@ def largest_parts(parts: TimeParts, measures: Measures) -> list[tuple[str, float
     return [
         (part, spent[part] / window_us, spent[part] / steps)
         for part in sorted(spent, key=lambda part: -spent[part])
-        if spent[part] / window_us >= MIN_SHARE
+        if spent[part] / window_us >= MIN_SHOWN_SHARE
     ]
 
 
@@ -185,7 +235,7 @@ def _stack(title: str, spent: Mapping[str, float], span_us: float) -> str:
         reached_us += us
     largest = sorted(spent, key=lambda part: -spent[part])[:_NAMED_PARTS]
     words = ", ".join(f"{PARTS[part].lower()} {duration(spent[part])}" for part in largest)
-    picture = row(marks, span_us, f"{title}: {words}")
+    picture = draw_row(marks, span_us, f"{title}: {words}")
     return f'<div class="lane"><span>{safe(title)}</span>{picture}</div>'
 
 
@@ -196,7 +246,8 @@ def step_bars(breakdown: Breakdown, chosen: Measures) -> str:
         return ""
     longest = sorted(range(len(times)), key=lambda n: -times[n].duration_us)[:MAX_STEPS]
     drawn = sorted(longest)
-    spent = steps_us(breakdown.parts(chosen), [chosen.steps[n] for n in drawn])
+    parts = breakdown.parts(chosen)
+    spent = [sums_us(clipped(parts, chosen.steps[n])) for n in drawn]
     titles = [f"Step {times[n].number} · {duration(times[n].duration_us)}" for n in drawn]
     span_us = max(times[n].duration_us for n in drawn)
     which = "" if len(drawn) == len(times) else f" (the longest {MAX_STEPS} of {len(times)})"
@@ -205,3 +256,156 @@ def step_bars(breakdown: Breakdown, chosen: Measures) -> str:
         f"<h2>Step by step{safe(whose)}{which}</h2>"
         f'<section class="card">{_stacks(titles, spent, span_us)}</section>'
     )
+
+
+# The ranks with a row for the same step.
+MAX_LANES = 32
+_NAMED_LABELS = 3
+
+
+def timeline(breakdown: Breakdown, chosen: Measures) -> str:
+    """Return HTML, empty without steps; ``chosen`` is the rank whose lanes are drawn."""
+    if not breakdown.several:
+        return _lanes(breakdown, chosen, MAX_RECTANGLES)
+    half = MAX_RECTANGLES // 2
+    return _ranks(breakdown, chosen, half) + _lanes(breakdown, chosen, half)
+
+
+def _lanes(breakdown: Breakdown, measures: Measures, budget: int) -> str:
+    drawn = measures.timeline
+    if drawn is None:
+        return ""
+    marks = [_marks(lane) for lane in drawn.lanes]
+    if measures.gpu is None:
+        # Without a GPU the parts of the thread's time replace its lane of operators.
+        step = max(measures.per_step, key=lambda s: (s.duration_us, -s.begin_us))
+        marks = [_marks_of_parts(breakdown.parts(measures), step, 0.0), *marks[1:]]
+    titles = [_title(lane, measures.server is not None) for lane in drawn.lanes]
+    rows = "".join(
+        f'<div class="lane"><span>{safe(title)}</span>{_row(title, found, drawn.duration_us)}</div>'
+        for title, found in zip(titles, fitting(marks, budget), strict=True)
+    )
+    whose = f" of {measures.label}" if breakdown.several else ""
+    labels = [mark.label for found in marks for mark in found]
+    return (
+        f"<h2>The longest step{safe(whose)}</h2>"
+        f'<p class="soft">Step {drawn.number}, {duration(drawn.duration_us)}.</p>'
+        f'<section class="card">{rows}{axis(drawn.duration_us)}{legend(labels)}</section>'
+    )
+
+
+def _marks(lane: Lane) -> list[LaneSpan]:
+    if lane.kind == "stream":
+        return [LaneSpan(s.begin_us, s.end_us, stream_label(s.label), s.name) for s in lane.spans]
+    # In lanes of the host and of idleness, a collective blocks the thread.
+    labels = {label: label for label in LANES} | {"communication": "blocked"}
+    return [
+        LaneSpan(s.begin_us, s.end_us, labels[s.label], s.name)
+        for s in lane.spans
+        if s.label in labels
+    ]
+
+
+def _title(lane: Lane, serves: bool) -> str:
+    if lane.kind == "host":
+        return "CPU, worker thread" if serves else "CPU, training thread"
+    if lane.kind == "idle":
+        return "GPU idle, by cause"
+    device, _, stream = lane.name.partition("/")
+    return f"GPU {device}, stream {stream.removeprefix('stream ')}"
+
+
+def _row(title: str, marks: Sequence[LaneSpan], span_us: float) -> str:
+    """Draw a row, with its largest labels in words for readers who cannot see it."""
+    spent_us: dict[str, float] = defaultdict(float)
+    for mark in marks:
+        spent_us[mark.label] += mark.end_us - mark.begin_us
+    most = sorted(spent_us, key=lambda label: -spent_us[label])[:_NAMED_LABELS]
+    scale = 100 / span_us if span_us > 0 else 0.0
+    words = [f"{LANES[label].lower()} {scale * spent_us[label]:.0f} %" for label in most]
+    return draw_row(marks, span_us, f"{title}: {', '.join(words) or 'nothing'}")
+
+
+def _ranks(breakdown: Breakdown, chosen: Measures, budget: int) -> str:
+    """Draw one step on every rank that has it."""
+    if not chosen.per_step:
+        return ""
+    number = _step_with_most_waiting(breakdown, chosen)
+    shown, rest = _ranks_with_step(breakdown, chosen, number)
+    diagnosis = breakdown.diagnosis
+    windows = [_window(diagnosis, measures, step) for measures, step in shown]
+    low = min(begin for begin, _ in windows)
+    span_us = max(end for _, end in windows) - low
+    marks = [
+        _marks_of_parts(breakdown.parts(measures), step, begin - low)
+        for (measures, step), (begin, _) in zip(shown, windows, strict=True)
+    ]
+    drawn = fitting(marks, budget)
+    rows = "".join(
+        _rank_row(diagnosis, measures, step, found, span_us)
+        for (measures, step), found in zip(shown, drawn, strict=True)
+    )
+    aligned = "clocks aligned at the ends of collectives"
+    clock = aligned if diagnosis.alignment else "each from its own begin of the step"
+    more = f" {rest} more ranks are not shown." if rest else ""
+    return (
+        f"<h2>Step {number} on every rank</h2>"
+        f'<p class="soft">One row a rank, {clock}.{more}</p>'
+        f'<section class="card">{rows}{axis(span_us)}'
+        f"{legend(mark.label for found in drawn for mark in found)}</section>"
+    )
+
+
+def _window(diagnosis: Diagnosis, measures: Measures, step: StepTime) -> tuple[float, float]:
+    """Return the step's times on the common clock; without one it begins at 0."""
+    offset_us = diagnosis.alignment.offset_us(measures) if diagnosis.alignment else None
+    origin_us = step.begin_us if offset_us is None else offset_us
+    return step.begin_us - origin_us, step.end_us - origin_us
+
+
+def _ranks_with_step(
+    breakdown: Breakdown, chosen: Measures, number: int
+) -> tuple[list[tuple[Measures, StepTime]], int]:
+    """Return up to MAX_LANES ranks and steps, including the chosen one, and the number left out."""
+    having = [(m, s) for m in breakdown.ranks for s in m.per_step if s.number == number]
+    first = sorted(range(len(having)), key=lambda n: having[n][0] is not chosen)[:MAX_LANES]
+    return [having[n] for n in sorted(first)], len(having) - len(first)
+
+
+def _step_with_most_waiting(breakdown: Breakdown, chosen: Measures) -> int:
+    """Return the chosen rank's step in which ranks wait most for each other, else the longest.
+
+    A device that is behind its host does a step's communication in the window of the next one.
+    """
+    waited_us: Counter[int] = Counter()
+    for measures in breakdown.ranks:
+        waits = breakdown.parts(measures).get("rank_wait", [])
+        spent = within(waits, measures.steps)
+        for step, us in zip(measures.per_step, spent, strict=True):
+            waited_us[step.number] += round(us)
+    steps = chosen.per_step
+    return max(steps, key=lambda s: (waited_us[s.number], s.duration_us, -s.number)).number
+
+
+def _marks_of_parts(parts: TimeParts, step: StepTime, at_us: float) -> list[LaneSpan]:
+    """Return the parts within the step, which begins at ``at_us`` of the drawing."""
+    moved_us = at_us - step.begin_us
+    return [
+        LaneSpan(begin + moved_us, end + moved_us, part, None)
+        for part, intervals in clipped(parts, (step.begin_us, step.end_us)).items()
+        for begin, end in intervals
+    ]
+
+
+def _rank_row(
+    diagnosis: Diagnosis,
+    measures: Measures,
+    step: StepTime,
+    marks: Sequence[LaneSpan],
+    span_us: float,
+) -> str:
+    blamed = [f for f in diagnosis.findings[:1] if f.label == measures.label]
+    note = f' <b class="problem">{safe(blamed[0].kind)}</b>' if blamed else ""
+    name = f"{safe(measures.label)}{note} · {duration(step.duration_us)}"
+    picture = _row(measures.label, marks, span_us)
+    return f'<div class="lane{" blamed" if blamed else ""}"><span>{name}</span>{picture}</div>'

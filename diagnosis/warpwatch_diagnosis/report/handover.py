@@ -9,16 +9,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from warpwatch_diagnosis.measures.kernels import KernelTime
+from warpwatch_diagnosis.measures.gpu_work import KernelTime
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.roofline import MEMORY_CLASSES, ClassRoofline
-from warpwatch_diagnosis.report.words import duration
-from warpwatch_diagnosis.rules.base import percent, short
+from warpwatch_diagnosis.words import duration, percent, short
 
-PROGRAM = ("python", "-u", "train.py")
-SERVER = ("python", "-u", "serve.py")
+_TRAINING = ("python", "-u", "train.py")
+_SERVING = ("python", "-u", "serve.py")
 # The sections beside the speed of light, by the kernel's limit: memory, arithmetic, grid.
 _MEMORY = ("MemoryWorkloadAnalysis", "SourceCounters")
 _COMPUTE = ("ComputeWorkloadAnalysis", "WarpStateStats")
@@ -26,6 +24,11 @@ _GRID = ("LaunchStats", "Occupancy")
 # Below one block per SM the grid does not fill the device.
 FULL_GRID = 1.0
 LAUNCHES = 3
+_NSYS = (
+    "--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
+    "--pytorch=autograd-nvtx", "--python-sampling=true", "--python-backtrace=cuda",
+    "--cuda-graph-trace=node", "--sample=none", "--output=warpwatch",
+)  # fmt: skip
 # Lines with these beginnings must stay whole.
 WHOLE = ("ncu ", "nsys ", "https://")
 _BARE = re.compile(
@@ -33,68 +36,34 @@ _BARE = re.compile(
 )
 
 
-class Handover(NamedTuple):
-    """The hottest kernel, a sentence on its place on the roofline, and its command line."""
-
-    kernel: str
-    place: str
-    ncu: str
-
-
-def hottest(measures: Measures) -> Handover | None:
-    """Return the longest kernel, without collectives: replaying one of those can hang."""
+def commands(measures: Measures) -> Iterator[tuple[str, str]]:
+    """Yield titles with shell commands, and with the hottest kernel's place on the roofline."""
     gpu = measures.gpu
-    kernels = [k for k in gpu.kernel_times if k.kernel_class != "communication"] if gpu else []
-    if not kernels:
-        return None
-    kernel = kernels[0]
-    classes = measures.roofline.classes if measures.roofline else ()
-    known = next((c for c in classes if c.kernel_class == kernel.kernel_class), None)
-    return Handover(kernel.name, _place(kernel, known, measures), _ncu(kernel, known, measures))
-
-
-def nsys(measures: Measures) -> str | None:
-    """Return the command for the program from cudaProfilerStart on; None if there is no GPU."""
-    if measures.gpu is None:
-        return None
-    options = (
-        "--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
-        "--pytorch=autograd-nvtx", "--python-sampling=true", "--python-backtrace=cuda",
-        "--cuda-graph-trace=node", "--sample=none", "--output=warpwatch",
-    )  # fmt: skip
-    return shlex.join(("nsys", "profile", *options, *_program(measures)))
-
-
-def perfetto(measures: Measures) -> str | None:
-    """Return a link that shows the longest step of an opened trace; None if it has no steps."""
-    if not measures.steps:
-        return None
-    begin_us, end_us = max(measures.steps, key=lambda step: step[1] - step[0])
-    return (
-        f"https://ui.perfetto.dev/#!/?visStart={round(begin_us * 1e3)}&visEnd={round(end_us * 1e3)}"
+    if gpu is None:
+        return
+    # Replaying a collective can hang.
+    kernel = next((k for k in gpu.kernel_times if k.kernel_class != "communication"), None)
+    if kernel is not None:
+        classes = measures.roofline.classes if measures.roofline else ()
+        known = next((c for c in classes if c.kernel_class == kernel.kernel_class), None)
+        yield "Hottest kernel", _place(kernel, known, measures)
+        yield "Nsight Compute", _ncu(kernel, known, measures)
+    yield (
+        "Nsight Systems, with torch.cuda.profiler.start() and stop() around some steps",
+        shlex.join(("nsys", "profile", *_NSYS, *_program(measures))),
     )
 
 
-def commands(measures: Measures) -> Iterator[tuple[str, str]]:
-    """Yield titles with shell commands, and with the kernel's place."""
-    found = hottest(measures)
-    if found is not None:
-        yield "Hottest kernel", found.place
-        yield "Nsight Compute", found.ncu
-    system = nsys(measures)
-    if system is not None:
-        yield (
-            "Nsight Systems, with torch.cuda.profiler.start() and stop() around some steps",
-            system,
-        )
-
-
 def lines(measures: Measures) -> Iterator[tuple[str, str]]:
-    """Yield the commands and the link."""
+    """Yield the commands, and a link that shows the longest step of an opened trace."""
     yield from commands(measures)
-    link = perfetto(measures)
-    if link is not None:
-        yield "Perfetto, with the longest step in view (open the trace file there)", link
+    if measures.steps:
+        begin_us, end_us = max(measures.steps, key=lambda step: step[1] - step[0])
+        yield (
+            "Perfetto, with the longest step in view (open the trace file there)",
+            f"https://ui.perfetto.dev/#!/?visStart={round(begin_us * 1e3)}"
+            f"&visEnd={round(end_us * 1e3)}",
+        )
 
 
 def _place(kernel: KernelTime, known: ClassRoofline | None, measures: Measures) -> str:
@@ -137,7 +106,7 @@ def _ncu(kernel: KernelTime, known: ClassRoofline | None, measures: Measures) ->
 
 
 def _program(measures: Measures) -> tuple[str, ...]:
-    return SERVER if measures.server else PROGRAM
+    return _SERVING if measures.server else _TRAINING
 
 
 def _regex(name: str) -> str:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.measures.measures_json import cpu_ratios, gpu_ratios
+from warpwatch_diagnosis.diagnosis import Diagnosis
+from warpwatch_diagnosis.measures.measures import Measures, cpu_ratios, gpu_ratios
 from warpwatch_diagnosis.report import handover
-from warpwatch_diagnosis.report.drawing import MAX_RANKS, MIN_SHARE, largest_parts
-from warpwatch_diagnosis.report.parts import Breakdown, sums_us
-from warpwatch_diagnosis.report.words import COLUMN_HEADS, PARTS, duration, origin, printable
-from warpwatch_diagnosis.rules.base import Finding, percent
-from warpwatch_diagnosis.verdict.conclusion import Diagnosis
+from warpwatch_diagnosis.report.drawing import (
+    MAX_RANKS,
+    MIN_SHOWN_SHARE,
+    Breakdown,
+    largest_parts,
+    sums_us,
+)
+from warpwatch_diagnosis.rules.base import Finding
+from warpwatch_diagnosis.words import COLUMN_HEADS, PARTS, duration, origin, percent, printable
 
-WIDTH = 100
+COLUMNS = 100
 _BAR = 40
-_COLUMNS = 7
+_MAX_PARTS = 7
 _MAX_LABEL = 16
 TITLES = {
     "gpu_busy_ratio": "GPU busy",
@@ -82,7 +86,7 @@ def _against_baseline(breakdown: Breakdown) -> list[str]:
 def _wrapped(text: str, indent: str) -> list[str]:
     """Wrap text without a break between a number and its percent sign."""
     joined = printable(text).replace(" %", "\N{NO-BREAK SPACE}%")
-    lines = textwrap.wrap(joined, WIDTH, subsequent_indent=indent, break_long_words=False)
+    lines = textwrap.wrap(joined, COLUMNS, subsequent_indent=indent, break_long_words=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
@@ -125,5 +129,5 @@ def _ranks(breakdown: Breakdown) -> list[str]:
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> list[str]:
     most = {part: max(shares.get(part, 0.0) for shares in rows) for part in PARTS}
-    largest = sorted(most, key=lambda part: -most[part])[:_COLUMNS]
-    return [part for part in PARTS if part in largest and most[part] >= MIN_SHARE]
+    largest = sorted(most, key=lambda part: -most[part])[:_MAX_PARTS]
+    return [part for part in PARTS if part in largest and most[part] >= MIN_SHOWN_SHARE]

@@ -1,14 +1,13 @@
 """Registers the rules in alphabetical order.
 
 A new rule is one class, one line here and its advice in advice.toml; a new kind has its words in
-report/words.py, too.
+words.py, too.
 """
 
 from __future__ import annotations
 
 from warpwatch_diagnosis.rules.base import DiagnosisRule
 from warpwatch_diagnosis.rules.communication_bound import CommunicationBoundRule
-from warpwatch_diagnosis.rules.device_waits import SyncBoundRule, TransferBoundRule
 from warpwatch_diagnosis.rules.host_activities import (
     AllocatorThrashRule,
     CheckpointRule,
@@ -16,7 +15,12 @@ from warpwatch_diagnosis.rules.host_activities import (
     GcPauseRule,
     RecompilationRule,
 )
-from warpwatch_diagnosis.rules.host_bound import HostBoundRule, LaunchBoundRule
+from warpwatch_diagnosis.rules.host_bound import (
+    HostBoundRule,
+    LaunchBoundRule,
+    SyncBoundRule,
+    TransferBoundRule,
+)
 from warpwatch_diagnosis.rules.memory_bound import MemoryBoundRule
 from warpwatch_diagnosis.rules.pipeline import PipelineBubbleRule, StageImbalanceRule
 from warpwatch_diagnosis.rules.serving import (

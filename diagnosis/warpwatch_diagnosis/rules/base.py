@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from warpwatch_diagnosis.advice import advice, server_advice
-from warpwatch_diagnosis.comparison.alignment import Alignment
+from warpwatch_diagnosis.alignment import Alignment
+from warpwatch_diagnosis.intervals import Intervals, difference, total, union
 from warpwatch_diagnosis.measures.host_events import Cause
-from warpwatch_diagnosis.measures.intervals import Intervals, difference, total, union
 from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.words import milliseconds, short
 
 Confidence = Literal["high", "medium", "low"]
 # The traces of a capture's ranks.
 Capture = Sequence[Measures]
 # The replay must save this part of the time that seems lost if the fault is the cause.
 MIN_SAVED = 0.5
+
+_ADVICE = tomllib.loads(Path(__file__).with_name("advice.toml").read_text(encoding="utf-8"))
+
+
+def advice(kind: str, variant: str = "", **values: object) -> str:
+    """Return the advice of a kind of finding; ``values`` fill its placeholders."""
+    text: str = _ADVICE[kind][variant] if variant else _ADVICE[kind]
+    return text.format(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +51,37 @@ class Finding:
     node: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "rank": self.rank,
-            **({"node": self.node} if self.node else {}),
-            "share": round(self.share, 4),
-            "recoverable_s": round(self.recoverable_s, 6),
-            "confidence": self.confidence,
-            "evidence": list(self.evidence),
-            "advice": self.advice,
-        }
+        return finding_json(
+            self.kind, self.rank, self.node, self.confidence, self.evidence, self.advice,
+            round(self.share, 4), round(self.recoverable_s, 6),
+        )  # fmt: skip
+
+
+def finding_json(
+    kind: str,
+    rank: int | None,
+    node: str | None,
+    confidence: Confidence,
+    evidence: Sequence[str],
+    advice: str,
+    share: float | None = None,
+    recoverable_s: float | None = None,
+) -> dict[str, Any]:
+    """Return an entry of ``findings``; stacks and files of memory show no share of time."""
+    return {
+        "kind": kind,
+        "rank": rank,
+        **({"node": node} if node else {}),
+        "share": share,
+        "recoverable_s": recoverable_s,
+        "confidence": confidence,
+        "evidence": list(evidence),
+        "advice": advice,
+    }
 
 
 class DiagnosisRule(ABC):
-    """Finds one kind of fault.
-
-    supersedes: kinds that report the same time less exactly; they are dropped for that rank.
-    """
+    """Finds one kind of fault, and replaces the kinds that it ``supersedes`` for that rank."""
 
     kind: str
     supersedes: tuple[str, ...] = ()
@@ -83,8 +107,9 @@ class DiagnosisRule(ABC):
         advice: str,
         yields_to: tuple[str, ...] = (),
     ) -> Finding:
-        if measures.server is not None:
-            advice = server_advice(self.kind, measures.label) or advice
+        of_servers = _ADVICE["server"].get(self.kind)
+        if measures.server is not None and of_servers:
+            advice = of_servers.format(label=measures.label)
         return Finding(
             self.kind, measures.rank, measures.label, share, recoverable_us / 1e6,
             confidence, tuple(evidence), advice, yields_to, measures.node,
@@ -182,21 +207,3 @@ def in_lines(measures: Measures, part: str) -> tuple[str, ...]:
     """Return a clause on the lines of the user's code in a part of ``Measures.lines``, if any."""
     named = [f"{line.place} {milliseconds(line.us)}" for line in measures.lines.get(part, ())]
     return (f"lines that take it: {', '.join(named)}",) if named else ()
-
-
-def short(name: str | None, limit: int = 60) -> str:
-    """Return the start of a name from the trace: templates of kernels grow to many kB."""
-    name = name or ""
-    return name if len(name) <= limit else name[: limit - 1] + "…"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
-
-
-def milliseconds(us: float) -> str:
-    return f"{us / 1e3:,.1f} ms"
-
-
-def times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"

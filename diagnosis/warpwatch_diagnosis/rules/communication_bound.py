@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warpwatch_diagnosis.advice import advice
-from warpwatch_diagnosis.comparison.alignment import (
-    Alignment,
-    align,
-    exposed_transfer_us,
-    slow_links,
-)
-from warpwatch_diagnosis.measures.intervals import Intervals, total, union
+from warpwatch_diagnosis.alignment import Alignment, align, slow_links
+from warpwatch_diagnosis.intervals import Intervals, total, union
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.rules.base import (
-    Capture,
-    DiagnosisRule,
-    Finding,
-    idle,
-    milliseconds,
-    percent,
-    times,
-)
+from warpwatch_diagnosis.rules.base import Capture, DiagnosisRule, Finding, advice, idle
+from warpwatch_diagnosis.words import milliseconds, percent, times
 
 # PyTorch's TensorBoard plugin warns above 10 % of the step.
 MIN_EXPOSED_SHARE = 0.10
 # On the CPU a collective works on the cores that the compute needs: a third of a step is common
 # for healthy small models (our own value).
 MIN_CPU_WAIT_SHARE = 0.40
-HIGH_SHARE = 0.20
+HIGH_EXPOSED_SHARE = 0.20
 # TraceLens's target for the share that compute hides.
 GOOD_OVERLAP = 0.70
 _SHOWN = 3
@@ -44,7 +31,7 @@ class CommunicationBoundRule(DiagnosisRule):
         """
         if not capture or (len(capture) == 1 and capture[0].gpu is None):
             return []
-        costs_us = [_cost_us(m, rank, alignment) for rank, m in enumerate(capture)]
+        costs_us = [_cost_us(m, alignment) for m in capture]
         shares = [m.share_of_us(us) for us, m in zip(costs_us, capture, strict=True)]
         rank = min(range(len(capture)), key=lambda rank: shares[rank])
         least, share = capture[rank], shares[rank]
@@ -57,7 +44,7 @@ class CommunicationBoundRule(DiagnosisRule):
                 share=share,
                 recoverable_us=min(costs_us[rank], least.savings.get(self.kind, costs_us[rank])),
                 confidence="high"
-                if share > HIGH_SHARE and least.gpu is not None and not missing
+                if share > HIGH_EXPOSED_SHARE and least.gpu is not None and not missing
                 else "medium",
                 evidence=(*_evidence(least, share), *_bandwidths(alignment), *links, *missing),
                 advice=advice(self.kind),
@@ -69,7 +56,7 @@ class CommunicationBoundRule(DiagnosisRule):
         usual = align(baseline)
         if (alignment is None) != (usual is None):
             return []
-        return [m.share_of_us(_cost_us(m, rank, usual)) for rank, m in enumerate(baseline)]
+        return [m.share_of_us(_cost_us(m, usual)) for m in baseline]
 
 
 def exposed(measures: Measures) -> Intervals:
@@ -83,12 +70,12 @@ def exposed(measures: Measures) -> Intervals:
     return measures.cpu.waiting if measures.cpu else []
 
 
-def _cost_us(measures: Measures, rank: int, alignment: Alignment | None) -> float:
+def _cost_us(measures: Measures, alignment: Alignment | None) -> float:
     """Return the exposed communication, with all ranks known without waiting for another one."""
     if alignment is None:
         return total(exposed(measures))
     blocked = total(idle(measures, "communication"))
-    return exposed_transfer_us(measures, rank, alignment) + blocked
+    return alignment.exposed_transfer_us(measures) + blocked
 
 
 def _missing(measures: Measures, alignment: Alignment | None) -> list[str]:

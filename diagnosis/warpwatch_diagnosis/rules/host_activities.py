@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warpwatch_diagnosis.advice import advice
+from warpwatch_diagnosis.intervals import Intervals, difference, longest_us, total, union, within
 from warpwatch_diagnosis.measures.host_events import HostActivity
-from warpwatch_diagnosis.measures.intervals import (
-    Intervals,
-    difference,
-    longest_us,
-    total,
-    union,
-    within,
-)
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.rules.base import (
-    RankRule,
-    idle,
-    in_lines,
-    milliseconds,
-    percent,
-    times,
-    worst_gaps,
-)
+from warpwatch_diagnosis.rules.base import RankRule, advice, idle, in_lines, worst_gaps
 from warpwatch_diagnosis.rules.host_bound import graph_breaks, saving
+from warpwatch_diagnosis.words import milliseconds, percent, times
 
 # Without a GPU a loader without workers is work like any other up to TraceML's warning level; with
 # workers the training process only waits.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warpwatch_diagnosis.measures.intervals import Intervals, total
-from warpwatch_diagnosis.measures.kernels import ClassTime, KernelClass
+from warpwatch_diagnosis.intervals import Intervals, total
+from warpwatch_diagnosis.measures.gpu_work import ClassTime, KernelClass
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.roofline import MEMORY_CLASSES, ClassRoofline
-from warpwatch_diagnosis.rules.base import RankRule, milliseconds, percent, short, times
+from warpwatch_diagnosis.rules.base import RankRule
+from warpwatch_diagnosis.words import milliseconds, percent, short, times
 
 # The share of memory-bound kernels in the compute (reference values of this project).
 MIN_SHARE_OF_COMPUTE = 0.50

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from warpwatch_diagnosis.advice import advice
-from warpwatch_diagnosis.comparison.alignment import Alignment
-from warpwatch_diagnosis.measures.intervals import difference, total, union
+from warpwatch_diagnosis.alignment import Alignment
+from warpwatch_diagnosis.intervals import difference, total, union
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.rules.base import Capture, DiagnosisRule, Finding, milliseconds, percent
+from warpwatch_diagnosis.rules.base import Capture, DiagnosisRule, Finding, advice
+from warpwatch_diagnosis.trace.events import grouped
+from warpwatch_diagnosis.words import milliseconds, percent
 
 # The calls that hand activations and gradients from stage to stage, of torch.distributed and NCCL.
 _BETWEEN_STAGES = re.compile(r"send|recv", re.IGNORECASE)
@@ -38,10 +38,8 @@ class Stage:
 
 def _stages(capture: Capture) -> list[Stage]:
     """Return the stages in order; empty unless each one has a rank in the capture."""
-    members: dict[int, list[Measures]] = defaultdict(list)
+    members = grouped(capture, lambda m: m.stage[0] if m.stage else 0)
     sizes = {m.stage[1] if m.stage else 1 for m in capture}
-    for measures in capture:
-        members[measures.stage[0] if measures.stage else 0].append(measures)
     if len(sizes) != 1 or len(members) < 2 or {*members} != {*range(*sizes)}:
         return []
     return [

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import comb
 from statistics import median
 
-from warpwatch_diagnosis.advice import advice
-from warpwatch_diagnosis.comparison.alignment import Alignment, exposed_transfer_us, slow_links
-from warpwatch_diagnosis.comparison.before_after import kernel_changes, phases_ms
-from warpwatch_diagnosis.comparison.cpu_ranks import (
-    CPU_PARTS,
-    OPERATORS,
-    RankSteps,
-    lags,
-    last_rank,
-)
-from warpwatch_diagnosis.measures.intervals import total
-from warpwatch_diagnosis.measures.kernels import slowdown
+from warpwatch_diagnosis.alignment import Alignment, slow_links
+from warpwatch_diagnosis.before_after import kernel_changes, phases_ms
+from warpwatch_diagnosis.intervals import Intervals, difference, total, union, within
+from warpwatch_diagnosis.measures.cpu_time import CpuTime
+from warpwatch_diagnosis.measures.gpu_work import slowdown
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.rules.base import (
-    Capture,
-    Confidence,
-    DiagnosisRule,
-    Finding,
-    milliseconds,
-    percent,
-)
+from warpwatch_diagnosis.rules.base import Capture, Confidence, DiagnosisRule, Finding, advice
+from warpwatch_diagnosis.trace.events import grouped
+from warpwatch_diagnosis.words import milliseconds, percent
 
 # Operators that are slower on one rank by less than this may only have shared their cores for a
 # moment: the rank is named with low confidence.
@@ -74,9 +63,7 @@ class StragglerRule(DiagnosisRule):
     def find(self, capture: Capture, alignment: Alignment | None) -> list[Finding]:
         if alignment is not None:
             return self._on_gpu(capture, alignment)
-        by_stage: dict[int, list[Measures]] = defaultdict(list)
-        for measures in capture:
-            by_stage[measures.stage[0] if measures.stage else 0].append(measures)
+        by_stage = grouped(capture, lambda m: m.stage[0] if m.stage else 0)
         return [found for alike in by_stage.values() for found in self._on_cpu(alike)]
 
     def of_suspect(self, capture: Capture, rank: int) -> list[Finding]:
@@ -143,9 +130,7 @@ class StragglerRule(DiagnosisRule):
         culprit = max(ranks, key=lambda rank: blamed[rank])
         if found := self._late(capture, alignment, blamed, [culprit]):
             return found
-        by_node: dict[str | None, list[int]] = defaultdict(list)
-        for rank in ranks:
-            by_node[capture[rank].node].append(rank)
+        by_node = grouped(ranks, lambda rank: capture[rank].node)
         worst = max(by_node.values(), key=lambda found: sum(blamed[rank] for rank in found))
         if None in by_node or len(by_node) < 2 or len(worst) < 2:
             return []
@@ -163,7 +148,7 @@ class StragglerRule(DiagnosisRule):
         measures = capture[culprit]
         others = [rank for rank in range(len(capture)) if rank not in culprits]
         late_us = sum(blamed[rank] for rank in culprits)
-        waits_us = {rank: _exposed_wait_us(capture[rank], rank, alignment) for rank in others}
+        waits_us = {rank: alignment.exposed_wait_us(capture[rank]) for rank in others}
         share = median(waits_us[rank] / (capture[rank].window_us or 1.0) for rank in others)
         late = late_us > MIN_GPU_WAIT * measures.window_us
         if not late or share <= MIN_EXPOSED_WAIT or late_us < MIN_BLAME * sum(blamed):
@@ -184,11 +169,6 @@ class StragglerRule(DiagnosisRule):
             measures, min(1.0, share), recoverable_us, sure, evidence, text, yields_to
         )
         return [finding if len(culprits) == 1 else replace(finding, rank=None)]
-
-
-def _exposed_wait_us(measures: Measures, rank: int, alignment: Alignment) -> float:
-    exposed_us = total(measures.gpu.exposed_communication) if measures.gpu else 0.0
-    return exposed_us - exposed_transfer_us(measures, rank, alignment)
 
 
 def _lateness(measures: Measures, rank: int, alignment: Alignment) -> str:
@@ -259,3 +239,128 @@ def _slow_kernels(measures: Measures, peers: Sequence[Measures], surplus: float)
         f"unevenly: {', '.join(shown)}",
         advice("straggler", "work", label=measures.label),
     )
+
+
+# Healthy peers differ by up to 14 % (PRISM, 2510.15596); cores shared with others by more.
+MIN_LOCAL_RATIO = 1.25
+# The others must wait longer than the culprit by this share of the window (our own value).
+MIN_WAIT_EXCESS = 0.10
+# A cause is there in nearly every step; noise changes sides.
+MIN_CONSISTENCY = 0.80
+# The limits for a rank that the detector of stragglers named, over many more steps (own values).
+MIN_SUSPECT_RATIO = 1.10
+MIN_SUSPECT_CONSISTENCY = 0.5
+# Fewer calls of collectives do not show which rank is last (own values, as all below).
+MIN_CALLS = 4
+# One rank must be the last in this share of the calls.
+MIN_LAST = 0.80
+# In random order one of the ranks is last as often with at most this probability.
+MAX_CHANCE = 1e-3
+# If the others wait for less than this, the ranks come together.
+MIN_LATENESS_US = 100.0
+# The parts of a step on the CPU as the evidence names them, and the rules that say more.
+OPERATORS = "operators"
+CPU_PARTS: dict[str, tuple[str, ...]] = {
+    "data loading": ("data_loading",),
+    "compiling": ("recompilation",),
+    "garbage collection": ("gc_pause",),
+    "writing a checkpoint": ("checkpoint",),
+    "reading values": ("sync_bound",),
+    OPERATORS: (),
+    "Python between the operators": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """A rank on the CPU, in µs: each step without waiting, and the parts of the typical step."""
+
+    measures: Measures
+    local_us: list[float]
+    parts_us: dict[str, float]
+    wait_share: float
+
+    @classmethod
+    def of(cls, measures: Measures, cpu: CpuTime) -> RankSteps:
+        steps = measures.steps
+        waits = zip(steps, within(cpu.waiting, steps), strict=True)
+        spent = zip(CPU_PARTS, _spent(measures, cpu), strict=True)
+        return cls(
+            measures=measures,
+            local_us=[end - begin - us for (begin, end), us in waits],
+            parts_us={part: median(within(us, steps)) for part, us in spent},
+            wait_share=measures.share(cpu.waiting),
+        )
+
+
+def _spent(measures: Measures, cpu: CpuTime) -> tuple[Intervals, ...]:
+    """Return disjoint parts in the order of CPU_PARTS."""
+    patterns = union(cpu.reading + cpu.saving)
+    return (
+        measures.loading,
+        cpu.compile,
+        cpu.gc,
+        union(cpu.checkpoint + cpu.saving),
+        difference(cpu.reading, cpu.saving),
+        difference(cpu.operators, patterns),
+        difference(cpu.host, patterns),
+    )
+
+
+def lags(culprit: RankSteps, others: Sequence[RankSteps], is_suspect: bool) -> bool:
+    """Return whether the steps of a rank are longer than those of the others."""
+    steps = min(len(r.local_us) for r in (culprit, *others))
+    ratio = MIN_SUSPECT_RATIO if is_suspect else MIN_LOCAL_RATIO
+    consistency = MIN_SUSPECT_CONSISTENCY if is_suspect else MIN_CONSISTENCY
+    longer = median(culprit.local_us) > ratio * median(median(r.local_us) for r in others)
+    slower = sum(culprit.local_us[i] > max(r.local_us[i] for r in others) for i in range(steps))
+    excess = min(r.wait_share for r in others) - culprit.wait_share
+    return longer and slower >= consistency * steps and (is_suspect or excess > MIN_WAIT_EXCESS)
+
+
+@dataclass(frozen=True, slots=True)
+class LastRank:
+    """The rank, an index into the capture, that is last in ``count`` of ``calls``.
+
+    lateness_us: the others' typical waiting for it in all calls. chance: the probability that one
+    of the ranks is last as often in random order.
+    """
+
+    rank: int
+    count: int
+    calls: int
+    lateness_us: float
+    chance: float
+
+
+def last_rank(capture: Sequence[Measures]) -> LastRank | None:
+    """Return the rank that nearly all calls wait for, or None.
+
+    The last rank waits for nobody, so its calls are the shortest, and no clocks are compared.
+    """
+    calls = [[us - min(durations) for us in durations] for durations in _matched(capture)]
+    late = [waits for waits in calls if median(sorted(waits)[1:]) >= MIN_LATENESS_US]
+    if len(late) < MIN_CALLS:
+        return None
+    ((rank, count),) = Counter(waits.index(0.0) for waits in late).most_common(1)
+    ranks = len(capture)
+    chance = min(1.0, ranks * comb(len(late), count) / ranks**count)
+    if count < MIN_LAST * len(late) or chance > MAX_CHANCE:
+        return None
+    lateness_us = sum(median(sorted(waits)[1:]) for waits in late if waits[rank] == 0.0)
+    return LastRank(rank, count, len(late), lateness_us, chance)
+
+
+def _matched(capture: Sequence[Measures]) -> list[list[float]]:
+    """Return for each call that all ranks have the durations on the ranks."""
+    found: dict[tuple[str, int], list[list[float]]] = defaultdict(list)
+    for measures in capture:
+        calls = measures.cpu.calls if measures.cpu else ()
+        for key, mine in grouped(calls, lambda call: call[:2]).items():
+            found[key].append([took_us for _, _, took_us in mine])
+    return [
+        list(call)
+        for ranks in found.values()
+        if len(ranks) == len(capture) and len(set(map(len, ranks))) == 1
+        for call in zip(*ranks, strict=True)
+    ]

@@ -14,15 +14,14 @@ import marshal
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 from operator import eq, itemgetter
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
 from msgspec import Raw, field
 
-from warpwatch_diagnosis.trace.files import TraceError
-from warpwatch_diagnosis.trace.json_stream import decode_json
+from warpwatch_diagnosis.trace.files import TraceError, decode_json
 
 Kind = Literal["operator", "annotation", "runtime", "kernel", "copy", "python", "memory"]
 
@@ -114,9 +113,11 @@ class TraceEvent(NamedTuple):
         return value if type(value) is int and value >= 0 else None
 
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 # The calls of the runtime by their correlation.
 RuntimeCalls = Mapping[int | None, TraceEvent]
-BEGIN = itemgetter(TraceEvent._fields.index("begin_us"))
+BEGIN, THREAD = map(itemgetter, map(TraceEvent._fields.index, ("begin_us", "thread")))
 
 
 def by_begin(events: Iterable[TraceEvent], then: Callable[[TraceEvent], Any]) -> list[TraceEvent]:
@@ -126,6 +127,26 @@ def by_begin(events: Iterable[TraceEvent], then: Callable[[TraceEvent], Any]) ->
     if any(map(eq, begins, islice(begins, 1, None))):
         ordered.sort(key=lambda event: (event.begin_us, then(event)))
     return ordered
+
+
+def grouped(values: Iterable[_Value], key: Callable[[_Value], _Key]) -> dict[_Key, list[_Value]]:
+    """Return the values by their key, those of a key in order."""
+    groups: dict[_Key, list[_Value]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return groups
+
+
+def outermost(events: Iterable[TraceEvent]) -> list[TraceEvent]:
+    """Return by begin the events that no other one of their thread contains."""
+    kept: list[TraceEvent] = []
+    reached: dict[str, float] = {}
+    for event in by_begin(events, lambda e: (-e.end_us, e.name, e.thread)):
+        # By rounding, an event may begin before the end of the one before it.
+        if event.end_us > reached.get(event.thread, event.begin_us - 1):
+            kept.append(event)
+            reached[event.thread] = event.end_us
+    return kept
 
 
 def inside(events: Iterable[TraceEvent], window: tuple[float, float]) -> list[TraceEvent]:
@@ -144,34 +165,20 @@ ABSENT_US = -1.0
 _ABSENT = Raw()
 
 
-class RawArguments(msgspec.Struct, gc=False, omit_defaults=True):
-    """The ``args`` of an element: the correlation, and as JSON every argument of ARGUMENTS.
-
-    Many events have the same JSON, so each distinct one is decoded only once.
-    """
-
-    correlation: Any = None
-    device: Raw = _ABSENT
-    bytes: Raw = _ABSENT
-    grid: Raw = _ABSENT
-    dtype: Raw = _ABSENT
-    input_dims: Raw = field(default=_ABSENT, name="Input Dims")
-    input_type: Raw = field(default=_ABSENT, name="Input type")
-    call_stack: Raw = field(default=_ABSENT, name="Call stack")
-    concrete_inputs: Raw = field(default=_ABSENT, name=CONCRETE)
-    collective: Raw = field(default=_ABSENT, name="Collective name")
-    elements_in: Raw = field(default=_ABSENT, name="In msg nelems")
-    elements_out: Raw = field(default=_ABSENT, name="Out msg nelems")
-    group_size: Raw = field(default=_ABSENT, name="Group size")
-    group: Raw = field(default=_ABSENT, name="Process Group Name")
-    sequence: Raw = field(default=_ABSENT, name="Seq")
-    blocks_per_sm: Raw = field(default=_ABSENT, name="blocks per SM")
-    occupancy: Raw = field(default=_ABSENT, name="est. achieved occupancy %")
-    device_type: Raw = field(default=_ABSENT, name="Device Type")
-    device_id: Raw = field(default=_ABSENT, name="Device Id")
-    moved_bytes: Raw = field(default=_ABSENT, name="Bytes")
-    allocated: Raw = field(default=_ABSENT, name="Total Allocated")
-    reserved: Raw = field(default=_ABSENT, name="Total Reserved")
+# The ``args`` of an element: the correlation, and as JSON every argument of ARGUMENTS. Many events
+# have the same JSON, so each distinct one is decoded only once.
+RawArguments: Any = msgspec.defstruct(
+    "RawArguments",
+    [
+        ("correlation", Any, None),
+        *(
+            (f"argument_{number}", Raw, field(default=_ABSENT, name=name))
+            for number, name in enumerate(dict.fromkeys(chain(*ARGUMENTS.values())))
+        ),
+    ],
+    gc=False,
+    omit_defaults=True,
+)
 
 
 class RawEvent(msgspec.Struct, gc=False):

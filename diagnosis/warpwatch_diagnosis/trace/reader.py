@@ -1,9 +1,9 @@
 """Reads a Kineto/Chrome trace file into a Trace, which has only the events that diagnosis needs.
 
 It reads the formats of PyTorch 1.8 to 2.15 for CUDA, ROCm, XPU and the CPU: ``.json`` or gzip, an
-object or a bare array. The JSON is streamed: memory
-grows with the kept events (about 200 bytes each), not with the file. Beyond ``max_bytes`` of
-decompressed text, MAX_RATIO times the file, or ``max_events`` kept events it raises TraceError.
+object or a bare array. The JSON is streamed: memory grows with the kept events (about 200 bytes
+each), not with the file. Beyond ``max_bytes`` of decompressed text, MAX_RATIO times the file, or
+``max_events`` kept events it raises TraceError. ``take_inventory`` counts without keeping an event.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import gc
 import gzip
 import os
+import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from operator import attrgetter
 from typing import Any, get_args
 
 from warpwatch_diagnosis.trace.events import (
+    KINDS,
     MAX_NUMBER,
     Collector,
     Kind,
@@ -27,11 +30,17 @@ from warpwatch_diagnosis.trace.events import (
     is_bounded,
     is_time,
 )
-from warpwatch_diagnosis.trace.files import TraceError, TraceSource, rank_in_name
-from warpwatch_diagnosis.trace.json_stream import JsonStream, Malformed, decode_json
+from warpwatch_diagnosis.trace.files import (
+    JsonStream,
+    Malformed,
+    TraceError,
+    TraceSource,
+    decode_json,
+    rank_in_name,
+)
 
 EVENTS = "traceEvents"
-MAX_BYTES = 4 << 30
+MAX_TEXT_BYTES = 4 << 30
 # Decompressed bytes for each byte of the file beyond FREE_BYTES; real traces have up to 30.
 MAX_RATIO = 200
 FREE_BYTES = 8 << 20
@@ -76,7 +85,7 @@ class Trace:
 
 
 def read_trace(
-    path: TraceSource, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVENTS
+    path: TraceSource, max_bytes: int = MAX_TEXT_BYTES, max_events: int = MAX_EVENTS
 ) -> Trace:
     """Read a trace. Raises TraceError for a file that is not a usable trace."""
     trace = Trace(file=path.name)
@@ -116,7 +125,7 @@ def without_collection() -> Iterator[None]:
 
 def members(
     path: TraceSource,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int = MAX_TEXT_BYTES,
     decode_list: Callable[[str], list[Any]] = decode_json,
 ) -> Iterator[tuple[str, Any]]:
     """Yield (key, value) of the trace's object; for EVENTS, lists of some elements.
@@ -242,3 +251,68 @@ def _mapping(head: dict[str, Any], key: str) -> dict[str, Any]:
 def _count(mapping: dict[str, Any], key: str) -> int | None:
     value = mapping.get(key)
     return value if type(value) is int and 0 <= value < MAX_NUMBER else None
+
+
+# No capture has more steps; further ones are not listed.
+MAX_LISTED_STEPS = 1000
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
+
+
+@dataclass(slots=True)
+class TraceInventory:
+    """The content of a trace; times are in µs of its own clock.
+
+    listed: all elements. counts: events with a time, by kind. untimed: events of these kinds
+    without a time, or with an impossible one (at or before 0). steps: begin and end of each
+    ``ProfilerStep#``. begin_us, end_us: the span of all timed events. rank: from the metadata, or
+    None. sees_gpu: the profiler found a GPU.
+    """
+
+    listed: int = 0
+    counts: Counter[Kind] = field(default_factory=Counter)
+    untimed: int = 0
+    steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    begin_us: float | None = None
+    end_us: float | None = None
+    rank: int | None = None
+    sees_gpu: bool = False
+
+
+def take_inventory(path: TraceSource) -> TraceInventory:
+    """Count the events of a file. Raises TraceError if it is not a whole trace."""
+    inventory = TraceInventory()
+    head: dict[str, Any] = {}
+    for key, value in members(path):
+        if key in HEAD:
+            head[key] = value
+        if key != EVENTS:
+            continue
+        inventory.listed += len(value)
+        for event in value:
+            if isinstance(event, dict) and event.get("ph") == "X":
+                _add(inventory, event)
+    own, distributed = _mapping(head, "warpwatch"), _mapping(head, "distributedInfo")
+    rank = _count(own, "rank")
+    inventory.rank = _count(distributed, "rank") if rank is None else rank
+    inventory.sees_gpu = bool(head.get("deviceProperties"))
+    return inventory
+
+
+def _add(inventory: TraceInventory, event: dict[str, Any]) -> None:
+    category, name = event.get("cat"), event.get("name")
+    kind = KINDS.get(category) if isinstance(category, str) else None
+    if kind is None:
+        return
+    begin, duration = event.get("ts"), event.get("dur")
+    if not is_time(begin) or not is_time(duration) or not begin:
+        inventory.untimed += 1
+        return
+    begin_us = float(begin)
+    end_us = begin_us + duration
+    inventory.counts[kind] += 1
+    inventory.begin_us = min(begin_us, inventory.begin_us or begin_us)
+    inventory.end_us = max(end_us, inventory.end_us or end_us)
+    if kind in ("annotation", "operator") and isinstance(name, str):
+        step = _STEP.fullmatch(name)
+        if step and len(inventory.steps) < MAX_LISTED_STEPS:
+            inventory.steps[int(step[1])] = (begin_us, end_us)

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from warpwatch_diagnosis.measures.copies import copy_kind
-from warpwatch_diagnosis.measures.kernels import classify
+from warpwatch_diagnosis.measures.gpu_work import classify, copy_kind
 
 PINNED = "Memcpy HtoD (Pinned -> Device)"
 # From traces of many versions and devices: class and name.

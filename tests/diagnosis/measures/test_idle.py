@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tests.cases import cases
 from tests.diagnosis.timeline import MAIN, Timeline
 from tests.diagnosis.traces import LOADER
+from warpwatch_diagnosis.intervals import intersection, total, union
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.host_events import CAUSES
-from warpwatch_diagnosis.measures.intervals import intersection, total, union
 from warpwatch_diagnosis.trace.events import Kind
 
 CASES = cases(__file__)

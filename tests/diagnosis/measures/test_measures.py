@@ -8,7 +8,7 @@ import pytest
 from tests.cases import cases
 from tests.diagnosis.timeline import Timeline
 from tests.golden_lines import line
-from warpwatch_diagnosis.measures.measures_json import plain, trace_json
+from warpwatch_diagnosis.measures.measures import plain, trace_json
 
 CASES = cases(__file__)
 

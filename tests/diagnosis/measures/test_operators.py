@@ -2,7 +2,7 @@
 
 import pytest
 
-from warpwatch_diagnosis.measures.flops import convolution, shapes_of, work_of
+from warpwatch_diagnosis.measures.operators import convolution, shapes_of, work_of
 
 HEADS = ((1, 2, 128, 64),) * 4
 ATTENTION = "aten::_scaled_dot_product_flash_attention"

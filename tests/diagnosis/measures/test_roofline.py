@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch_diagnosis.measures.gpu_events import GpuEvents
-from warpwatch_diagnosis.measures.kernels import SizeTime, size_times, slowdown
+from warpwatch_diagnosis.measures.gpu_work import GpuEvents, SizeTime, size_times, slowdown
 from warpwatch_diagnosis.measures.roofline import peaks_of
 from warpwatch_diagnosis.trace.events import TraceEvent
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from tests.diagnosis.captures import event, kernel, loading, stepped
 from tests.diagnosis.timeline import Timeline
 from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile
-from warpwatch_diagnosis.measures.intervals import difference, intersection, total, union
-from warpwatch_diagnosis.measures.measures import Measures, measure
-from warpwatch_diagnosis.measures.measures_json import trace_json
+from warpwatch_diagnosis.intervals import difference, intersection, total, union
+from warpwatch_diagnosis.measures.measures import Measures, measure, trace_json
 from warpwatch_diagnosis.trace.reader import read_trace
 
 PINNED = "Memcpy HtoD (Pinned -> Device)"

@@ -9,12 +9,12 @@ import pytest
 
 from tests.diagnosis.captures import diagnosed, event, kernel, loading, operator, stepped, written
 from tests.diagnosis.traces import LATEST_US, RANKS, TraceFile, cpu_rank, rank_trace
+from warpwatch_diagnosis.diagnosis import Diagnosis
 from warpwatch_diagnosis.measures.measures import Measures, measure
-from warpwatch_diagnosis.report.handover import hottest
+from warpwatch_diagnosis.report.handover import commands
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.trace.reader import read_trace
-from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 DEVICE = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]
 NODES = {0: "gpu-1", 1: "gpu-1", 2: "gpu-2", 3: "gpu-2"}
@@ -110,10 +110,9 @@ def gpu(name: str) -> TraceFile:
 def test_the_ncu_command_profiles_the_hottest_kernel_that_is_no_collective(
     tmp_path, name, function, sections
 ):
-    found = hottest(measured(tmp_path, gpu(name)))
-    assert found.kernel == name
+    found = dict(commands(measured(tmp_path, gpu(name))))
     # Replaying a collective can hang.
-    assert shlex.split(found.ncu) == [
+    assert shlex.split(found["Nsight Compute"]) == [
         "ncu", "--target-processes=all", "--kernel-name-base=function",
         f"--kernel-name=regex:^{function}$", "--launch-skip=4", "--launch-count=3",
         *(f"--section={section}" for section in ("SpeedOfLight", *sections)),

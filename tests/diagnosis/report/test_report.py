@@ -10,15 +10,13 @@ import pytest
 from tests.diagnosis.captures import diagnosed, kernel, loading, operator, stepped
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.traces import TraceFile, cpu_rank
-from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 from warpwatch_diagnosis.measures.steps import LaneSpan
 from warpwatch_diagnosis.report import html
-from warpwatch_diagnosis.report.drawing import thin
+from warpwatch_diagnosis.report.drawing import Breakdown, fitting, sums_us
 from warpwatch_diagnosis.report.html import render_html
-from warpwatch_diagnosis.report.parts import Breakdown, sums_us
-from warpwatch_diagnosis.report.words import COLUMN_HEADS, LANES, PARTS, VERDICTS, title
 from warpwatch_diagnosis.rules import RULES
-from warpwatch_diagnosis.verdict.conclusion import Diagnosis
+from warpwatch_diagnosis.words import COLUMN_HEADS, LANES, PARTS, VERDICTS, title
 
 HOSTILE = "</script></title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 VOID = {"meta", "br", "img"}
@@ -138,13 +136,13 @@ def test_a_report_without_steps_or_findings_is_complete_as_well(tmp_path: Path) 
 def test_thinning_keeps_the_picture() -> None:
     labels = ["compute"] * 5000 + ["host"] * 5000
     marks = [LaneSpan(at, at + 0.9, label, None) for at, label in enumerate(labels)]
-    few = thin(marks, 100)
+    (few,) = fitting([marks], 100)
     assert 1 <= len(few) <= 100
     assert few[0].begin_us == 0
     assert few[-1].end_us == 9999.9
     compute = sum(m.end_us - m.begin_us for m in few if m.label == "compute")
     assert compute == pytest.approx(5000, rel=0.05)
-    assert thin(marks[:50], 100) == marks[:50]
+    assert fitting([marks[:50], []], 50) == [marks[:50], []]
 
 
 def test_every_label_has_a_colour_and_every_kind_a_title(golden):

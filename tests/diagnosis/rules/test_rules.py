@@ -10,8 +10,8 @@ import pytest
 from tests.diagnosis.captures import Part, diagnosed, event, kernel, loading, operator, stepped
 from tests.diagnosis.traces import LATEST_US, ORIGIN_US, STEP_US, TraceFile, cpu_rank, rank_trace
 from warpwatch_diagnosis import rules
+from warpwatch_diagnosis.diagnosis import Diagnosis
 from warpwatch_diagnosis.report.text import render_text
-from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 WORKERS = "MultiProcessing"
 COMPILING = "entire_frame_compile (dynamo_timed)"

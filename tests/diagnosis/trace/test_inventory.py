@@ -6,8 +6,7 @@ import pytest
 
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile
-from warpwatch_diagnosis.trace.inventory import take_inventory
-from warpwatch_diagnosis.trace.reader import read_trace
+from warpwatch_diagnosis.trace.reader import read_trace, take_inventory
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RECORDED = FIXTURES / "plain" / "healthy-perceptron.pt.trace.json.gz"

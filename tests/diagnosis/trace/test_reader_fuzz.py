@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.diagnosis.captures import event, operator, stepped
 from tests.diagnosis.trace.odd_traces import ANY_JSON, ELEMENTS, verdict
-from warpwatch_diagnosis.trace import json_stream, reader
+from warpwatch_diagnosis.trace import files, reader
 from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.reader import EVENTS, members, read_trace
 
@@ -43,7 +43,7 @@ def test_elements_are_what_the_standard_decoder_reads(folder, content, before, s
     document = {**before, **content, "z": [{"a": 1}, {"b": 2}]}
     path.write_text(json.dumps(document, indent=spaces[0], separators=(spaces[1], ":")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_stream, "CHUNK_BYTES", chunk)
+        patch.setattr(files, "CHUNK_BYTES", chunk)
         read = list(members(path))
     found = [element for key, several in read if key == EVENTS for element in several]
     others = {key: value for key, value in read if key != EVENTS}
@@ -59,9 +59,9 @@ def test_both_decoders_read_the_same(folder, elements, chunk):
     path.write_text(json.dumps(elements))
     read = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_stream, "CHUNK_BYTES", chunk)
+        patch.setattr(files, "CHUNK_BYTES", chunk)
         read.append(content(path))
-        patch.setattr(reader, "decode_elements", json_stream.decode_json)
+        patch.setattr(reader, "decode_elements", files.decode_json)
         read.append(content(path))
     assert read[0] == read[1]
 

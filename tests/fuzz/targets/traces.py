@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from tests.fuzz.watch import Target
-from warpwatch_diagnosis.trace import json_stream
+from warpwatch_diagnosis.trace import files
 from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.reader import read_trace
 
@@ -20,7 +20,7 @@ class Traces:
     def run(self, data: bytes) -> None:
         """The first byte: how long the pieces are that are read, and whether to pack the rest."""
         first, content = data[:1] or b"\0", data[1:]
-        json_stream.CHUNK_BYTES = 1 + (first[0] % PACKED) ** 2
+        files.CHUNK_BYTES = 1 + (first[0] % PACKED) ** 2
         if first[0] & PACKED:
             content = gzip.compress(content, 1)
         self._path.write_bytes(content)

@@ -22,17 +22,12 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from warpwatch_diagnosis.measures.collectives import Collective
-from warpwatch_diagnosis.measures.gpu_events import ALL_TO_ALL
-from warpwatch_diagnosis.measures.intervals import (
-    Interval,
-    Intervals,
-    clip,
-    difference,
-    total,
-    union,
-)
+from warpwatch_diagnosis.intervals import Intervals, clip, difference, intersection, total, union
+from warpwatch_diagnosis.measures.gpu_time import Collective
+from warpwatch_diagnosis.measures.gpu_work import ALL_TO_ALL, TOP
 from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.trace.events import grouped
+from warpwatch_diagnosis.words import listed
 
 # Kernels whose ends are further apart than this, plus half of the shortest one, are not the same
 # collective.
@@ -44,14 +39,14 @@ MIN_EXCHANGING = 4
 MAX_EXCHANGE_SPREAD_US = 50.0
 MAX_EXCHANGE_SPREAD_SHARE = 0.05
 # If fewer collectives agree, the ranks were matched wrongly.
-MIN_AGREEING_SHARE = 0.5
+MIN_AGREEING_COLLECTIVES = 0.5
 # A group is slow if it is slower by this ratio than at least two others; each needs this many
 # transfers (our own values).
 MIN_GROUPS = 3
 MIN_COUNT = 3
 MIN_RATIO = 1.5
-_SHOWN_RANKS = 8
-SHOWN = 20
+
+
 _POINT_TO_POINT = re.compile(
     r"^(nccl:)?(send|recv|isend|irecv|coalesced)\b|SendRecv", re.IGNORECASE
 )
@@ -114,36 +109,50 @@ class MatchedCollective:
 class Alignment:
     """The matched collectives of a capture, and its clocks.
 
-    offsets_us: by rank index, the lead of its clock over the first one's. unmatched: collectives
-    that only one rank has, counted on each.
+    ranks: the capture. offsets_us: by rank index, the lead of its clock over the first one's.
+    unmatched: collectives that only one rank has, counted on each.
     """
 
+    ranks: tuple[Measures, ...]
     matched: tuple[MatchedCollective, ...]
     offsets_us: tuple[float, ...]
     unmatched: int
 
-    def waits(self, rank: int, window: Interval) -> Intervals:
+    def offset_us(self, measures: Measures) -> float | None:
+        """Return the lead of the rank's clock over the first one's; None if it is not aligned."""
+        known = zip(self.ranks, self.offsets_us, strict=True)
+        return next((offset_us for rank, offset_us in known if rank is measures), None)
+
+    def waits(self, measures: Measures) -> Intervals:
         """Return when the rank was in collectives that others had not reached, on its clock."""
-        found = []
-        for collective in self.matched:
-            if rank in collective.ranks:
-                index = collective.ranks.index(rank)
-                begin_us = collective.begins_us[index]
-                found.append((begin_us, begin_us + collective.waits_us[index]))
-        return union(clip(found, window))
+        found = [
+            (begin_us, begin_us + wait_us)
+            for m in self.matched
+            for rank, begin_us, wait_us in zip(m.ranks, m.begins_us, m.waits_us, strict=True)
+            if self.ranks[rank] is measures
+        ]
+        return union(clip(found, measures.window))
+
+    def exposed_transfer_us(self, measures: Measures) -> float:
+        """Return the exposed communication without waiting for others at the start of kernels."""
+        exposed = measures.gpu.exposed_communication if measures.gpu else []
+        return total(difference(exposed, self.waits(measures)))
+
+    def exposed_wait_us(self, measures: Measures) -> float:
+        """Return the exposed communication that is waiting for others."""
+        exposed = measures.gpu.exposed_communication if measures.gpu else []
+        return total(intersection(exposed, self.waits(measures)))
 
     def blamed_us(self, rank: int) -> float:
         """Return the others' typical waiting in the collectives that this rank entered last."""
         return sum(m.lateness_us for m in self.matched if m.last == rank)
 
     def by_name(self) -> list[dict[str, Any]]:
-        """Return sums by name, group and size, longest transfer first, at most SHOWN."""
-        groups: dict[tuple[object, ...], list[MatchedCollective]] = defaultdict(list)
-        for collective in self.matched:
-            groups[collective.name, collective.process_group, collective.bytes].append(collective)
+        """Return sums by name, group and size, longest transfer first, at most TOP."""
+        groups = grouped(self.matched, lambda m: (m.name, m.process_group, m.bytes))
         rows = [_row(found) for found in groups.values()]
         rows.sort(key=lambda row: (-row["transfer_us"], row["name"], row["bytes"] or 0))
-        return rows[:SHOWN]
+        return rows[:TOP]
 
     def to_json(self) -> dict[str, Any]:
         """Return the key ``collectives`` of a diagnosis."""
@@ -193,32 +202,28 @@ def align(capture: Sequence[Measures]) -> Alignment | None:
         for found in shared
         if _ends_within(found, offsets, MAX_END_SPREAD_US, MAX_END_SPREAD_SHARE)
     ]
-    if not agreeing or len(agreeing) < MIN_AGREEING_SHARE * len(shared):
+    if not agreeing or len(agreeing) < MIN_AGREEING_COLLECTIVES * len(shared):
         return None
     matched = [_matched(found, offsets) for found in agreeing]
     matched.sort(key=lambda m: (m.begins_us[0] - offsets[m.ranks[0]], m.name))
     met = sum(len(m.ranks) for m in matched)
-    return Alignment(tuple(matched), tuple(offsets), sum(map(len, common.values())) - met)
-
-
-def exposed_transfer_us(measures: Measures, rank: int, alignment: Alignment) -> float:
-    """Return the exposed communication without waiting for other ranks at the start of kernels."""
-    exposed = measures.gpu.exposed_communication if measures.gpu else []
-    return total(difference(exposed, alignment.waits(rank, measures.window)))
+    unmatched = sum(map(len, common.values())) - met
+    return Alignment(tuple(capture), tuple(matched), tuple(offsets), unmatched)
 
 
 def _keyed(measures: Measures) -> list[tuple[Key, Collective]]:
-    groups: dict[Key, list[Collective]] = defaultdict(list)
-    for collective in measures.gpu.collectives if measures.gpu else ():
-        name = collective.name
-        between_two = _POINT_TO_POINT.search(name) and not ALL_TO_ALL.search(name)
-        if not collective.is_named or not between_two:
-            groups[_group(collective, measures)].append(collective)
+    known = measures.gpu.collectives if measures.gpu else ()
+    kept = (c for c in known if not (c.is_named and _is_between_two(c.name)))
+    groups = grouped(kept, lambda collective: _group(collective, measures))
     return [
         ((*group, nth) if group[0] == "sequence" else (*group, len(found), nth), collective)
         for group, found in groups.items()
         for nth, collective in enumerate(found)
     ]
+
+
+def _is_between_two(name: str) -> bool:
+    return bool(_POINT_TO_POINT.search(name)) and not ALL_TO_ALL.search(name)
 
 
 def _group(collective: Collective, measures: Measures) -> Key:
@@ -308,12 +313,11 @@ def slow_links(
     ratio, members, mine_us, usual_us = max(found)
     if ranks and not set(ranks) & set(members):
         return []
-    named = ", ".join(capture[rank].label for rank in members[:_SHOWN_RANKS])
-    more = f" and {len(members) - _SHOWN_RANKS} more" if len(members) > _SHOWN_RANKS else ""
+    named = listed([capture[rank].label for rank in members])
     nodes = {capture[rank].node for rank in members}
     where = "on this node" if len(nodes) == 1 and None not in nodes else "between them"
     return [
-        f"the same transfer takes {ratio:.1f} times as long among {named}{more} as in the other "
+        f"the same transfer takes {ratio:.1f} times as long among {named} as in the other "
         f"groups ({mine_us / 1e3:,.2f} ms against {usual_us / 1e3:,.2f} ms): look for a slow link "
         f"{where}"
     ]

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from warpwatch_diagnosis.intervals import Intervals, total
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.gpu_work import MAX_SPREAD, TOP, KernelClass, KernelTime, slowdown
 from warpwatch_diagnosis.measures.host_events import CAUSES
-from warpwatch_diagnosis.measures.intervals import Intervals, total
 from warpwatch_diagnosis.measures.iterations import is_like
-from warpwatch_diagnosis.measures.kernels import MAX_SPREAD, TOP, KernelClass, KernelTime, slowdown
-from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.measures.measures_json import plain
-from warpwatch_diagnosis.measures.operators import TOP as OPERATORS
+from warpwatch_diagnosis.measures.measures import Measures, plain
+from warpwatch_diagnosis.words import short
 
 # If the kernels per step differ by at most this share, the work is the same.
 SAME_COUNT = 0.02
@@ -26,7 +25,7 @@ MIN_STEP_RATIO = 1.10
 # A smaller share of the step is not reported as a change.
 MIN_REPORTED_SHARE = 0.01
 _SHOWN = 10
-_MAX_NAME = 60
+
 
 Change = Literal["new", "gone", "slower", "faster", "more", "fewer", "same"]
 
@@ -66,8 +65,8 @@ class KernelChange:
     ratio: float | None
 
     def __str__(self) -> str:
-        name = self.name if len(self.name) <= _MAX_NAME else self.name[: _MAX_NAME - 1] + "…"
-        text = f"kernel {name} is {self.change}: {self.before_ms:,.2f} ms -> {self.now_ms:,.2f} ms"
+        name, both = short(self.name), f"{self.before_ms:,.2f} ms -> {self.now_ms:,.2f} ms"
+        text = f"kernel {name} is {self.change}: {both}"
         if self.change in ("more", "fewer"):
             text += f", {self.before_count:,.0f} -> {self.now_count:,.0f} times"
         return text + " a step"
@@ -84,7 +83,7 @@ class OperatorChange:
 
     def __str__(self) -> str:
         both = f"{self.before_ms:,.2f} ms -> {self.now_ms:,.2f} ms"
-        return f"operator {self.name[:_MAX_NAME]}: {both} a step"
+        return f"operator {short(self.name)}: {both} a step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +235,6 @@ def operator_changes(now: Measures, before: Measures) -> list[OperatorChange]:
 
 
 def _self_ms(measures: Measures) -> dict[str, float]:
-    """Return the time per step by the operator's name, for all shapes."""
     found: dict[str, float] = {}
     for time in measures.operators.by_self_time:
         spent_ms = time.self_us / measures.step_count / 1e3
@@ -247,7 +245,7 @@ def _self_ms(measures: Measures) -> dict[str, float]:
 def _shortest_ms(measures: Measures) -> float:
     """Return the time per step that an unlisted operator takes at most."""
     listed = measures.operators.by_self_time
-    return listed[-1].self_us / measures.step_count / 1e3 if len(listed) >= OPERATORS else 0.0
+    return listed[-1].self_us / measures.step_count / 1e3 if len(listed) >= TOP else 0.0
 
 
 def _by_name(gpu: GpuTime) -> dict[str, KernelTime]:

@@ -1,6 +1,6 @@
-"""Sums kernels by name and by class, and compares the speed of two devices.
+"""Provides the GPU's kernels and copies with the calls that launched them, and sums each kind.
 
-The class comes from the kernel's name alone: PyTorch's own kernels, those of cuBLAS, cuDNN,
+The class of a kernel comes from its name alone: PyTorch's own kernels, those of cuBLAS, cuDNN,
 CUTLASS, NCCL, rocBLAS, MIOpen, FlashAttention, Apex, Transformer Engine and Inductor's Triton.
 """
 
@@ -10,24 +10,89 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple, cast
 
-from warpwatch_diagnosis.measures.gpu_events import GpuEvents
-from warpwatch_diagnosis.measures.intervals import Interval, total, union
-from warpwatch_diagnosis.trace.events import TraceEvent
+from warpwatch_diagnosis.intervals import Interval, Intervals, clip, difference, total, union
+from warpwatch_diagnosis.trace.events import RuntimeCalls, TraceEvent, by_begin, grouped
+from warpwatch_diagnosis.trace.reader import Trace
+
+ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvents:
+    """A trace's kernels and copies by begin, and both together in ``events``.
+
+    window: the time that is measured. calls: the calls of the runtime. exchanges: the all-to-alls
+    among the host's operators and annotations, by begin.
+    """
+
+    window: Interval
+    kernels: Sequence[TraceEvent]
+    copies: Sequence[TraceEvent]
+    events: Sequence[TraceEvent]
+    calls: RuntimeCalls
+    exchanges: Sequence[TraceEvent]
+
+    @classmethod
+    def of(cls, trace: Trace, window: Interval) -> GpuEvents:
+        kernels, copies = trace.events["kernel"], trace.events["copy"]
+        host = trace.events["annotation"] + trace.events["operator"]
+        exchanging = {name for name in {e.name for e in host} if ALL_TO_ALL.search(name)}
+        return cls(
+            window=window,
+            kernels=by_begin(kernels, _order),
+            copies=by_begin(copies, _order),
+            events=by_begin(kernels + copies, _order),
+            calls=by_correlation(trace.events["runtime"]),
+            exchanges=sorted((e for e in host if e.name in exchanging), key=attrgetter("begin_us")),
+        )
+
+    @property
+    def threads(self) -> set[str]:
+        """The threads that launch GPU work."""
+        calls = self.calls
+        return {call.thread for e in self.events if (call := calls.get(e.correlation))}
+
+    def of_device(self, name: str) -> GpuEvents:
+        return replace(
+            self,
+            kernels=[e for e in self.kernels if device_of(e) == name],
+            copies=[e for e in self.copies if device_of(e) == name],
+            events=[e for e in self.events if device_of(e) == name],
+        )
+
+
+def by_correlation(events: Iterable[TraceEvent]) -> RuntimeCalls:
+    """Return the first event of each correlation; the order of ``events`` does not matter."""
+    ordered = by_begin(events, attrgetter("end_us", "thread", "name"))
+    found = {event.correlation: event for event in reversed(ordered)}
+    found.pop(None, None)
+    return found
+
+
+def device_of(event: TraceEvent) -> str:
+    """Return the index of the device: an argument of the event, else its process ID."""
+    index = event.whole("device")
+    return event.thread.partition("/")[0] if index is None else str(index)
+
+
+def _order(event: TraceEvent) -> tuple[float, int, str, str]:
+    """Return the order among events that begin at one instant."""
+    return event.end_us, event.correlation or -1, event.thread, event.name
+
 
 KernelClass = Literal[
     "gemm", "convolution", "attention", "normalization", "softmax", "elementwise", "reduction",
     "optimizer", "indexing", "copy", "communication", "triton_fused", "other",
 ]  # fmt: skip
 
-# Names of templates grow to many kB; their first part shows the class.
-MAX_NAME = 2_000
 TOP = 20
 # A kernel shorter than this does less work than its launch (TraceLens).
 SHORT_KERNEL_US = 10.0
@@ -41,7 +106,7 @@ _CLASSES = tuple((known, re.compile(pattern)) for known, pattern in (r.split("\t
 @lru_cache(maxsize=16_384)
 def classify(name: str) -> KernelClass:
     """Return the class of a kernel by its name, ``other`` if it is unknown."""
-    found = (known for known, pattern in _CLASSES if pattern.search(name[:MAX_NAME]))
+    found = (known for known, pattern in _CLASSES if pattern.search(name))
     return cast(KernelClass, next(found, "other"))
 
 
@@ -94,10 +159,7 @@ class _Run(NamedTuple):
 def kernel_times(
     kernels: Sequence[TraceEvent], window: Interval
 ) -> tuple[tuple[KernelTime, ...], tuple[ClassTime, ...]]:
-    """Return the TOP names by time and every class, longest first.
-
-    ``kernels`` are those in the window, by begin.
-    """
+    """Return the TOP names by time and every class, longest first."""
     runs = _runs(kernels, window)
     top = sorted(runs, key=lambda name: (-sum(run.spent_us for run in runs[name]), name))[:TOP]
     classes: dict[KernelClass, list[_Run]] = defaultdict(list)
@@ -111,7 +173,6 @@ def kernel_times(
 
 
 def _runs(kernels: Sequence[TraceEvent], window: Interval) -> dict[str, list[_Run]]:
-    """Return the kernels by name."""
     low, high = window
     named: dict[str, list[_Run]] = defaultdict(list)
     for kernel in kernels:
@@ -126,7 +187,7 @@ def _runs(kernels: Sequence[TraceEvent], window: Interval) -> dict[str, list[_Ru
 def _kernel_time(name: str, runs: list[_Run]) -> KernelTime:
     spent = [run.spent_us for run in runs]
     return KernelTime(
-        name=name[:MAX_NAME],
+        name=name,
         kernel_class=classify(name),
         count=len(runs),
         total_us=math.fsum(spent),
@@ -229,3 +290,81 @@ def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
     half = sum(weight for _, weight in values) / 2
     reached = accumulate(weight for _, weight in values)
     return next(value for (value, _), sofar in zip(values, reached, strict=True) if sofar >= half)
+
+
+Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset", "unknown"]
+HostMemory = Literal["pageable", "pinned"]
+
+# A copy this small carries a value that the host wants to see (reference: DtoH of at most 64 B).
+SCALAR_BYTES = 64
+_PATTERNS: tuple[tuple[Direction, str], ...] = (
+    ("memset", r"memset"),
+    ("HtoD", r"HtoD|HostToDevice|Host ?-> ?Device"),
+    ("DtoH", r"DtoH|DeviceToHost|Device ?-> ?Host"),
+    ("PtoP", r"PtoP|PeerToPeer"),
+    ("DtoD", r"DtoD|DeviceToDevice|Device ?-> ?Device"),
+    ("HtoH", r"HtoH|HostToHost"),
+)
+_DIRECTIONS = tuple((known, re.compile(p, re.IGNORECASE)) for known, p in _PATTERNS)
+
+
+@lru_cache(maxsize=1024)
+def copy_kind(name: str) -> tuple[Direction, HostMemory | None]:
+    """Return direction and host memory by the profiler's name of a copy."""
+    direction: Direction = next((known for known, p in _DIRECTIONS if p.search(name)), "unknown")
+    memories: tuple[HostMemory, ...] = ("pageable", "pinned")
+    return direction, next((memory for memory in memories if memory in name.lower()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTime:
+    """All copies of one direction and kind of host memory in the window.
+
+    memory: host memory; None without or if unknown. total_us: sum of durations; busy_us: their
+    union; exposed_us: the part of the union that no kernel hides. bytes: None if no copy has a
+    size. small_count: copies of at most SCALAR_BYTES. bandwidth_gb_per_s: whole copies, also those
+    that the window cuts; 1 GB = 1e9 bytes.
+    """
+
+    direction: Direction
+    memory: HostMemory | None
+    count: int
+    bytes: int | None
+    total_us: float
+    busy_us: float
+    exposed_us: float
+    small_count: int
+    bandwidth_gb_per_s: float | None
+
+
+def copy_times(
+    copies: Sequence[TraceEvent], kernels: Intervals, window: Interval
+) -> tuple[CopyTime, ...]:
+    """Return the copies, longest first; ``kernels`` is the union of what may hide them."""
+    kinds = grouped(copies, lambda copy: copy_kind(copy.name))
+    times = [_copy_time(key, found, kernels, window) for key, found in kinds.items()]
+    return tuple(sorted(times, key=lambda t: (-t.total_us, t.direction, t.memory or "")))
+
+
+def _copy_time(
+    key: tuple[Direction, HostMemory | None],
+    copies: list[TraceEvent],
+    kernels: Intervals,
+    window: Interval,
+) -> CopyTime:
+    spans = list(clip(((c.begin_us, c.end_us) for c in copies), window))
+    busy = union(spans)
+    sized = [(size, c) for c in copies if (size := c.number("bytes")) is not None]
+    sizes = [size for size, _ in sized]
+    copying_us = math.fsum(c.end_us - c.begin_us for _, c in sized)
+    return CopyTime(
+        direction=key[0],
+        memory=key[1],
+        count=len(copies),
+        bytes=int(sum(sizes)) if sizes else None,
+        total_us=total(sorted(spans)),
+        busy_us=total(busy),
+        exposed_us=total(difference(busy, kernels)),
+        small_count=sum(size <= SCALAR_BYTES for size in sizes),
+        bandwidth_gb_per_s=sum(sizes) / copying_us / 1e3 if sum(sizes) and copying_us else None,
+    )

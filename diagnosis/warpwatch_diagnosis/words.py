@@ -151,3 +151,27 @@ def size(count: float | None) -> str:
         if abs(count) >= limit:
             return f"{count / limit:,.1f} {unit}"
     return f"{count:,.0f} B"
+
+
+def short(name: str | None, limit: int = 60) -> str:
+    """Return the start of a name from the trace: templates of kernels grow to many kB."""
+    name = name or ""
+    return name if len(name) <= limit else name[: limit - 1] + "…"
+
+
+def listed(names: Sequence[str], limit: int = 8) -> str:
+    """Return ``a, b and 3 more``."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
+
+
+def milliseconds(us: float) -> str:
+    return f"{us / 1e3:,.1f} ms"
+
+
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
