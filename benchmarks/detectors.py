@@ -1,8 +1,7 @@
 """Measures detection: time per step and rank, memory per rank, records per second in a replay.
 
 The stream is a synchronous job with noisy steps, phases, memory and tokens, and a reading of each
-rank's device per second. All variants get the same records in turns; figures are medians.
-``no_detectors`` is the engine alone.
+rank's device per second. Times are processor time, medians of several turns.
 """
 
 from __future__ import annotations
@@ -16,16 +15,12 @@ import tempfile
 import time
 import tracemalloc
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from benchmarks.processes import at_least, at_most, is_quick
 from warpwatch_daemon.cli.replay import LogReader, read_lines
-from warpwatch_detection.config import DetectionConfig
-from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
 from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.catalogue import CATALOGUE
@@ -41,10 +36,6 @@ JOB = "benchmark"
 MAX_US_PER_STEP_AND_RANK = 50.0
 MAX_BYTES_PER_RANK = 200_000
 MIN_RECORDS_PER_S = 60_000
-
-NO_DETECTORS = DetectionConfig(disabled=tuple(DETECTORS))
-
-Figures = dict[str, float]
 
 
 def steps(ranks: int, count: int, seed: int = 1) -> Iterator[Step]:
@@ -83,86 +74,73 @@ def whole_stream(ranks: int, count: int) -> Iterator[Record]:
     yield from heapq.merge(readings, steps(ranks, count), key=attrgetter("time"))
 
 
-def feed(settings: DetectionConfig, records: Iterable[Record]) -> Detection:
-    engine = Detection(settings)
+def fed(records: Iterable[Record]) -> Detection:
+    engine = Detection()
     for record in records:
         engine.feed(record)
     return engine
 
 
-def in_turns(variants: Mapping[str, Callable[[], object]], turns: int) -> Figures:
-    """Return the median processor seconds of each variant; in turns, on the same machine."""
-    taken: dict[str, list[float]] = {name: [] for name in variants}
+def median_s(run: Callable[[], object], turns: int) -> float:
+    """Return the median processor seconds of a run."""
+    taken = []
     for _ in range(turns):
-        for name, run in variants.items():
-            gc.collect()
-            begin = time.process_time()
-            run()
-            taken[name].append(time.process_time() - begin)
-    return {name: statistics.median(times) for name, times in taken.items()}
+        gc.collect()
+        begin = time.process_time()
+        run()
+        taken.append(time.process_time() - begin)
+    return statistics.median(taken)
 
 
-def measure_feed(records: list[Any], turns: int) -> Figures:
-    """Return µs per record: engine alone, and with all detectors."""
-    settings = {"no_detectors": NO_DETECTORS, "all": DetectionConfig()}
-    variants = {name: partial(feed, of, records) for name, of in settings.items()}
-    taken = in_turns(variants, turns)
-    return {name: round(seconds / len(records) * 1e6, 2) for name, seconds in taken.items()}
+def record_us(records: Sequence[Record], turns: int) -> float:
+    """Return the microseconds per record."""
+    return round(median_s(lambda: fed(records), turns) / len(records) * 1e6, 2)
 
 
-def measure_memory(ranks: int, count: int) -> dict[str, int]:
+def rank_bytes(ranks: int, count: int) -> int:
     """Return the bytes per rank that stay allocated after ``count`` steps."""
-    feed(DetectionConfig(), whole_stream(1, 50))
-    sizes = {}
-    for name, settings in (("no_detectors", NO_DETECTORS), ("all", DetectionConfig())):
-        gc.collect()
-        tracemalloc.start()
-        engine = feed(settings, whole_stream(ranks, count))
-        gc.collect()
-        sizes[name] = tracemalloc.get_traced_memory()[0] // ranks
-        tracemalloc.stop()
-        del engine
-    return sizes
+    fed(whole_stream(1, 50))
+    gc.collect()
+    tracemalloc.start()
+    engine = fed(whole_stream(ranks, count))
+    gc.collect()
+    size = tracemalloc.get_traced_memory()[0] // ranks
+    tracemalloc.stop()
+    del engine
+    return size
 
 
-def measure_replay(count: int, turns: int) -> Figures:
-    """Return the records per second from a log: decoded only, engine alone, all detectors."""
+def replayed_per_s(count: int, turns: int) -> int:
+    """Return the records per second from a log on disk."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
         with log.open("w") as file:
             file.writelines(json.dumps(encode(step)) + "\n" for step in steps(RANKS[0], count))
 
-        def records() -> Iterator[Record]:
-            return LogReader().records(read_lines(log))
+        def replay() -> None:
+            deque(LogReplay().run(LogReader().records(read_lines(log))), maxlen=0)
 
-        variants = {
-            "decode": lambda: deque(records(), maxlen=0),
-            "no_detectors": lambda: deque(LogReplay(NO_DETECTORS).run(records()), maxlen=0),
-            "all": lambda: deque(LogReplay().run(records()), maxlen=0),
-        }
-        taken = in_turns(variants, turns)
-    return {name: round(RANKS[0] * count / seconds) for name, seconds in taken.items()}
+        return round(RANKS[0] * count / median_s(replay, turns))
 
 
 def measure() -> dict[str, object]:
     count, turns = (500, 1) if is_quick() else (4000, 5)
     few, *_ = RANKS
-    fed = {
-        f"{ranks}_ranks": measure_feed(list(steps(ranks, count * few // ranks)), turns)
-        for ranks in RANKS
-    }
-    memory = {f"{ranks}_ranks": measure_memory(ranks, count) for ranks in RANKS}
-    replayed = measure_replay(count, turns)
-    step_us, rank_bytes = (max(of["all"] for of in one.values()) for one in (fed, memory))
+    step_us, memory = {}, {}
+    for ranks in RANKS:
+        name = f"{ranks}_ranks"
+        step_us[name] = record_us(list(steps(ranks, count * few // ranks)), turns)
+        memory[name] = rank_bytes(ranks, count)
+    replayed = replayed_per_s(count, turns)
     return {
         "steps": count,
-        "step_us": fed,
-        "device_reading_us": measure_feed(list(device_readings(few, count // 4)), turns),
+        "step_us": step_us,
+        "device_reading_us": record_us(list(device_readings(few, count // 4)), turns),
         "bytes_a_rank": memory,
         "replayed_records_per_s": replayed,
         "limits": [
-            at_most("µs a step and rank", step_us, MAX_US_PER_STEP_AND_RANK),
-            at_most("bytes a rank", rank_bytes, MAX_BYTES_PER_RANK),
-            at_least("records a second in a replay", replayed["all"], MIN_RECORDS_PER_S),
+            at_most("µs a step and rank", max(step_us.values()), MAX_US_PER_STEP_AND_RANK),
+            at_most("bytes a rank", max(memory.values()), MAX_BYTES_PER_RANK),
+            at_least("records a second in a replay", replayed, MIN_RECORDS_PER_S),
         ],
     }

@@ -6,7 +6,7 @@ It has no clock: deadlines are due in the records' own time, before the first re
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -48,8 +48,8 @@ class Detection:
         self._ranks = RankDevices()
         self._limit = JobLimit()
         self._job_steps = JobSteps()
-        self._runner = DetectorRunner(build(kinds, anomalies, self._ranks))
-        self._register = AnomalyRegister(anomalies, self._ranks)
+        self.runner = DetectorRunner(build(kinds, anomalies, self._ranks))
+        self.register = AnomalyRegister(anomalies, self._ranks)
         self._time = -NEVER
         self._resumption: Resumption | None = None
 
@@ -57,34 +57,25 @@ class Detection:
 
     @property
     def active(self) -> tuple[Anomaly, ...]:
-        return self._register.active
+        return self.register.active
 
     @property
     def history(self) -> deque[Anomaly]:
         """The closed anomalies, newest last."""
-        return self._register.history
+        return self.register.history
 
     @property
     def suppressed(self) -> tuple[Suppressed, ...]:
         """The present findings that an active anomaly explains."""
-        return tuple(self._register.state.suppressed.values())
-
-    @property
-    def suppressed_counts(self) -> Counter[tuple[str, str]]:
-        """How often a kind (the first) was not opened because of another (the second)."""
-        return self._register.suppressed_counts
-
-    @property
-    def failures(self) -> Counter[str]:
-        return self._runner.failures
+        return tuple(self.register.state.suppressed.values())
 
     @property
     def refused(self) -> dict[str, int]:
         """The number of anomalies not opened, and of jobs refused or forgotten before their end."""
-        return {"anomalies": self._register.refused, "jobs": self._limit.dropped}
+        return {"anomalies": self.register.refused, "jobs": self._limit.dropped}
 
     def statuses(self) -> dict[str, list[DetectorStatus]]:
-        return {detector.kind: list(detector.statuses()) for detector in self._runner.detectors}
+        return {detector.kind: list(detector.statuses()) for detector in self.runner.detectors}
 
     def sensitivities(self) -> tuple[Sensitivity, ...]:
         """Return each kind's sensitivity in each job; a blind rank makes the job blind."""
@@ -101,7 +92,7 @@ class Detection:
 
     def pop_failure(self) -> Exception | None:
         """Return the first error that a detector raised since the last call."""
-        return self._runner.pop_failure()
+        return self.runner.pop_failure()
 
     # --- the line ---
 
@@ -111,7 +102,7 @@ class Detection:
         changes: list[Change] = []
         if resumption is not None:
             changes += self._end_missing(time, resumption)
-        if self._runner.deadline <= time or self._register.deadline <= time:
+        if self.runner.deadline <= time or self.register.deadline <= time:
             changes += self._expire(time)
         if resumption is not None and resumption.knew(record):
             return changes
@@ -127,11 +118,11 @@ class Detection:
         put_off = self._resumption.put_off if self._resumption else float
         changes: list[Change] = []
         while True:
-            now = min(put_off(self._runner.deadline), self._register.deadline)
+            now = min(put_off(self.runner.deadline), self.register.deadline)
             if now > until or now == NEVER:
                 return changes
-            changes += self._register.expire(now)
-            changes += self._register.apply(self._runner.expire(now, put_off))
+            changes += self.register.expire(now)
+            changes += self.register.apply(self.runner.expire(now, put_off))
 
     def _process(self, record: Record) -> list[Change]:
         """Send a record down the line: ranks, joined steps, detectors, register."""
@@ -148,15 +139,15 @@ class Detection:
         elif isinstance(record, DeviceReading):
             self._ranks.index(record)
         elif isinstance(record, RankEvent):
-            core_contention.observe(self._register.state.cores, record, self._ranks)
+            core_contention.observe(self.register.state.cores, record, self._ranks)
         joined = self._job_steps.observe(record)
-        results = self._runner.observe(record)
+        results = self.runner.observe(record)
         if joined is not None:
-            results += self._runner.observe(joined)
+            results += self.runner.observe(joined)
         if type(record) is not Step and (exit := as_exit(record)):
             changes += self._end(exit, results)
         elif results:
-            changes += self._register.apply(results)
+            changes += self.register.apply(results)
         return changes
 
     def _end(self, exit: Exit, results: KindResults) -> list[Change]:
@@ -164,27 +155,27 @@ class Detection:
         changes: list[Change] = []
         if self._ranks.ends_with(exit):
             # Otherwise a detector would clear what ends with the job.
-            changes += self._register.end_job(exit.job_id, exit.time)
-        changes += self._register.apply(results)
-        core_contention.forget(self._register.state.cores, exit.job_id, exit.rank)
+            changes += self.register.end_job(exit.job_id, exit.time)
+        changes += self.register.apply(results)
+        core_contention.forget(self.register.state.cores, exit.job_id, exit.rank)
         if self._ranks.leave(exit):
             changes += self._forget(exit.job_id, exit.time)
         return changes
 
     def _forget(self, job: JobId, time: float) -> list[Change]:
         """End the anomalies of a job without ranks, and forget it."""
-        changes = self._register.end_job(job, time)
+        changes = self.register.end_job(job, time)
         self._ranks.jobs.pop(job, None)
-        core_contention.forget(self._register.state.cores, job)
+        core_contention.forget(self.register.state.cores, job)
         self._job_steps.forget(job)
-        self._runner.forget(job)
+        self.runner.forget(job)
         return changes
 
     # --- restarts of the daemon ---
 
     def parts(self) -> dict[str, SnapshotPart]:
         """Return all parts with a state, the engine first; detectors by their kind."""
-        detectors = self._runner.detectors
+        detectors = self.runner.detectors
         return {
             ENGINE: SnapshotPart(self),
             "job_steps": SnapshotPart(self._job_steps),
@@ -193,13 +184,13 @@ class Detection:
 
     @property
     def state(self) -> EngineState:
-        return EngineState(self._time, self._ranks, self._register.state)
+        return EngineState(self._time, self._ranks, self.register.state)
 
     @state.setter
     def state(self, state: EngineState) -> None:
         self._time = state.time
         self._ranks.restore(state.ranks)
-        self._register.restore(state.register)
+        self.register.restore(state.register)
 
     def resume(self, now: float, fresh: set[str]) -> list[Change]:
         """Go on after ``state`` was set: the daemon was away until ``now`` (wall clock, seconds).
@@ -208,11 +199,11 @@ class Detection:
         are over, so these end here, as do those of kinds that are no longer evaluated. A fault that
         is found again soon is the same anomaly.
         """
-        self._resumption = Resumption(now, self._time, self._ranks.live())
-        self._runner.read_deadlines()
-        kinds = {detector.kind for detector in self._runner.detectors} - fresh
+        self._resumption = Resumption(now, self._time, self._ranks.jobs)
+        self.runner.read_deadlines()
+        kinds = {detector.kind for detector in self.runner.detectors} - fresh
         why = ", judged from the start since the daemon was restarted"
-        return self._register.end_unjudged(kinds, self._time, why)
+        return self.register.end_other_kinds(kinds, self._time, why)
 
     def skip_to(self, now: float) -> None:
         """Let no time pass although the clock leapt to ``now`` since the newest record."""
@@ -220,7 +211,7 @@ class Detection:
             self._resumption = Resumption(now, self._time, {})
         else:
             self._resumption.skip(now, self._time)
-        self._runner.read_deadlines()
+        self.runner.read_deadlines()
 
     def resolve(self, ident: str, now: float, who: str) -> list[Change]:
         """End an anomaly that only service ends; the summary names ``who`` did it.
@@ -230,11 +221,11 @@ class Detection:
         anomaly = next((one for one in self.active if one.id == ident), None)
         if anomaly is None:
             raise Refused("not_found", "there is no such active anomaly")
-        detector = next(one for one in self._runner.detectors if one.kind == anomaly.kind)
+        detector = next(one for one in self.runner.detectors if one.kind == anomaly.kind)
         cleared = detector.resolve(anomaly.device, now) if anomaly.device else None
         if cleared is None:
             raise Refused("ends_by_itself", f"{anomaly.kind} ends when it is over, not by hand")
-        return self._register.apply([(anomaly.kind, cleared)], f", resolved by {who}")
+        return self.register.apply([(anomaly.kind, cleared)], f", resolved by {who}")
 
     def _end_missing(self, time: float, resumption: Resumption) -> list[Change]:
         """End the ranks that have not reported since the restart: they ended before it."""
@@ -262,10 +253,16 @@ class Resumption:
     time of the restart. before: the time of the newest record that was read before it.
     """
 
-    def __init__(self, now: float, before: float, ranks: Mapping[RankId, LiveRank]) -> None:
-        # As of the restart: the ranks themselves go on.
-        self._known = {name: (rank.seen_time, rank.step_time) for name, rank in ranks.items()}
-        self._missing = set(ranks)
+    def __init__(
+        self, now: float, before: float, jobs: Mapping[JobId, Mapping[int, LiveRank]]
+    ) -> None:
+        # The times at the restart: the ranks themselves go on.
+        self._known = {
+            (job, number): (rank.seen_time, rank.step_time)
+            for job, ranks in jobs.items()
+            for number, rank in ranks.items()
+        }
+        self._missing: set[RankId] = set(self._known)
         self._away_s = 0.0
         self.skip(now, before)
 

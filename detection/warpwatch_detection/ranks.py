@@ -101,9 +101,6 @@ class RankDevices:
         ranks = self.jobs.get(job, {})
         return len(ranks) < max((rank.world_size for rank in ranks.values()), default=0)
 
-    def live(self) -> dict[RankId, LiveRank]:
-        return {(job, n): rank for job, ranks in self.jobs.items() for n, rank in ranks.items()}
-
     def longest_silent(self, owner: str | None = None) -> tuple[JobId, float]:
         """Return the job that is silent for longest, and its last time. There must be a job.
 
@@ -133,9 +130,6 @@ class RankDevices:
     def devices(self, job: JobId) -> set[str]:
         ranks = self.jobs.get(job, {})
         return {rank.device for rank in ranks.values() if rank.device is not None}
-
-    def jobs_on(self, device: str) -> set[JobId]:
-        return {job for job, _ in self.on(device)}
 
     def located(self, found: Detected) -> Detected:
         """Return the finding with its device's job and rank, or its rank's device, and its index.

@@ -127,10 +127,10 @@ def lived(job: Job, engine: Detection, story: str, **others: Extra) -> list[Anom
 
 def restart(engine: Detection) -> None:
     """Save and restore the detectors' states as a restart of the daemon does."""
-    for detector in engine._runner.detectors:
+    for detector in engine.runner.detectors:
         saved = msgspec.msgpack.encode(detector.state)
         detector.state = msgspec.msgpack.decode(saved, type=detector.state_form)
-    engine._runner.read_deadlines()
+    engine.runner.read_deadlines()
 
 
 def with_events(steps: Iterable[Step], tell: Extra) -> Iterator[Record]:

@@ -89,28 +89,33 @@ def test_what_a_job_waited_while_it_began_is_soon_not_usual_any_more() -> None:
     assert found(records).evidence[0].endswith("waited 30 % of the time for a core (usually 5 %)")
 
 
-def test_users_alike_are_told_together_and_others_stay_unnamed() -> None:
-    users = [HOG, HOG | {"pid": 4712, "cores": 0.02}, {"pid": 9, "cores": 3.25}]
-    assert users_text(users) == (
-        "make (pid 4711, 4712) used 97 % of core 5, another owner's process (pid 9) used 3.2 cores"
-    )
-    half = {"cores": 0.5}
-    workers = [half | {"pid": 5, "rank": 2, "name": "python"}, half | {"pid": 6, "rank": 1}]
-    assert users_text(workers) == (
-        "python of rank 2 (pid 5) used 50 % of a core, rank 1 (pid 6) used 50 % of a core"
-    )
+HALF = {"pid": 5, "cores": 0.5}
 
 
 @pytest.mark.parametrize(
-    "users",
-    [[1, "x", None], [{"pid": "1", "cores": 1}], [{"pid": 1, "cores": float("nan")}], [{"pid": 1}]],
+    ("users", "text"),
+    [
+        # Users with one name and core are told together, those of others stay unnamed.
+        (
+            [HOG, HOG | {"pid": 4712, "cores": 0.02}, {"pid": 9, "cores": 3.25}],
+            "make (pid 4711, 4712) used 97 % of core 5, another owner's process (pid 9) used 3.2 "
+            "cores",
+        ),
+        (
+            [HALF | {"rank": 2, "name": "python"}, HALF | {"rank": 1}],
+            "python of rank 2 (pid 5) used 50 % of a core, rank 1 (pid 5) used 50 % of a core",
+        ),
+        # A name cannot break the line.
+        (
+            [HALF | {"name": "a\nb\u202ec" + "x" * 100}],
+            "a?b?cxxxxxxxxxxx (pid 5) used 50 % of a core",
+        ),
+        # What makes no sense in a log is left out.
+        ([1, "x", None], ""),
+        ([{"pid": "1", "cores": 1}], ""),
+        ([{"pid": 1, "cores": float("nan")}], ""),
+        ([{"pid": 1}], ""),
+    ],
 )
-def test_what_makes_no_sense_in_a_log_is_left_out(users: list[Any]) -> None:
-    assert users_text(users) == ""
-
-
-def test_a_name_cannot_break_the_line() -> None:
-    name = "a\nb\u202ec" + "x" * 100
-    assert users_text([{"pid": 1, "cores": 0.5, "name": name}]) == (
-        "a?b?cxxxxxxxxxxx (pid 1) used 50 % of a core"
-    )
+def test_the_users_of_cores_in_words(users: list[Any], text: str) -> None:
+    assert users_text(users) == text

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from tests.detection import jobs
 from tests.detection.life import LLAMA
 from tests.detection.streams import EPOCH_S, Job, detection, fed, opened
-from warpwatch_detection import ranks as ranks_module
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.explanation import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
@@ -47,25 +46,6 @@ def test_an_anomaly_keeps_id_and_begin_while_its_values_follow():
     assert (now.id, now.time, now.begin_step) == (first.id, first.time, first.begin_step)
     assert first.value == pytest.approx(0.60, rel=0.05)
     assert now.value == pytest.approx(0.70, rel=0.05)
-
-
-def test_while_input_stalls_no_regression_of_the_same_job_is_opened():
-    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(300))
-    opened(engine, job.steps(100, wait=lambda *_: 0.3))
-    found = opened(engine, job.steps(100, wait=lambda *_: 0.3, compute=lambda *_: 0.2))
-    assert found == []
-    assert [a.kind for a in engine.active] == ["data_stall"]
-
-
-def test_another_culprit_is_another_anomaly():
-    job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(300))
-    opened(engine, job.steps(60, compute=lambda _, rank: 0.2 if rank == 1 else 0.0))
-    opened(engine, job.steps(120, compute=lambda _, rank: 0.2 if rank == 3 else 0.0))
-    ranks = [a.rank for a in (*engine.history, *engine.active)]
-    assert (ranks[0], ranks[-1]) == (1, 3)
-    assert len({a.id for a in (*engine.history, *engine.active)}) == len(ranks)
 
 
 def test_the_end_of_a_job_closes_its_states_and_frees_its_memory():
@@ -128,17 +108,12 @@ def test_an_owner_with_many_jobs_leaves_room_for_those_of_others():
     assert engine.refused["jobs"] == 3
 
 
-def test_the_places_of_the_departed_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks_module, "MAX_DEPARTED", 50)
+def test_the_device_of_a_departed_rank_is_known_for_ten_minutes() -> None:
     rank_devices = RankDevices()
-    for number in range(100):
+    for number, after_s in enumerate((0, 600, 601)):
         rank_devices.jobs[LLAMA] = {number: LiveRank(device="GPU-0")}
-        rank_devices.leave(End(EPOCH_S, "llama", number))
-    assert len(rank_devices.departed) == 50
-    for after_s, count in ((600, 50), (601, 1)):
-        rank_devices.jobs[LLAMA] = {0: LiveRank(device="GPU-0")}
-        rank_devices.leave(End(EPOCH_S + after_s, "llama", 0))
-        assert len(rank_devices.departed) == count
+        rank_devices.leave(End(EPOCH_S + after_s, "llama", number))
+    assert [rank_devices.device(LLAMA, number) for number in range(3)] == [None, "GPU-0", "GPU-0"]
 
 
 def test_a_forgotten_job_takes_its_anomalies_with_it():

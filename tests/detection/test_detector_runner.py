@@ -57,14 +57,6 @@ class Watching(Detector):
             raise ZeroDivisionError("a detector's mistake")
 
 
-class Timeless(Watching):
-    waits = False
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind)
-        self.state = None
-
-
 def summaries(results: KindResults) -> list[tuple[str, str]]:
     return [(kind, one.summary) for kind, one in results if isinstance(one, Detected)]
 
@@ -89,12 +81,3 @@ def test_a_detector_that_failed_at_a_deadline_is_not_asked_for_it_again() -> Non
         if alone.deadline <= EPOCH_S + second:
             alone.expire(EPOCH_S + second, float)
     assert failing.asked == 1
-
-
-def test_a_detector_without_a_deadline_waits_for_nothing() -> None:
-    timeless, other = Timeless("oom"), Watching("crash")
-    both = DetectorRunner([timeless, other])
-    assert len(both.observe(Clock(EPOCH_S))) == 2
-    assert len(both.expire(EPOCH_S + 20, float)) == 1
-    assert (timeless.asked, other.asked) == (0, 1)
-    assert not both.failures

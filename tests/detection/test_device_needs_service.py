@@ -9,7 +9,6 @@ import pytest
 
 from tests.detection.gpus import Metrics, Node, key
 from tests.detection.streams import alone, fed, opened, restarted
-from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.errors import Refused
@@ -152,24 +151,6 @@ def test_a_new_daemon_finds_it_in_the_kernel_log_unless_the_driver_asks_for_noth
             hidden.pop(ACTION, None)
         engine.feed(msgspec.structs.replace(one, metrics=hidden))
     assert [one[: len(some)] for one, some in zip(active(engine), found, strict=True)] == found
-
-
-def test_a_state_that_an_older_version_saved_is_read():
-    gpus, engine = begun()
-    anomaly = falls(gpus, engine)
-    body = snapshot.save(engine.parts())
-    saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
-    state = msgspec.msgpack.decode(saved.parts["engine"].state)
-    # Fields that came later.
-    del state["ranks"]["indices"]
-    for tracked in state["register"]["active"].values():
-        del tracked["anomaly"]["gpu"], tracked["anomaly"]["first_summary"]
-    older = msgspec.Raw(msgspec.msgpack.encode(state))
-    saved.parts["engine"] = snapshot.SavedState(older)
-    engine = alone("device_needs_service")
-    assert snapshot.restore(saved, engine.parts()) == set()
-    assert engine.resume(gpus.time, set()) == []
-    assert [one.id for one in engine.active] == [anomaly.id]
 
 
 def test_other_kinds_end_by_themselves():

@@ -146,14 +146,6 @@ def test_the_only_rank_that_is_behind_its_peers_is_named():
     assert kinds_of(opened(engine, [*ahead, Clock(job.time + 60)])) == [("hang", 2)]
 
 
-def test_a_crash_stays_active_for_the_hold_time_and_no_longer():
-    job, engine = running()
-    fed(engine, [event(job, 1, "exception"), Clock(job.time + 599)])
-    assert [a.kind for a in engine.active] == ["crash"]
-    closed = fed(engine, [Clock(job.time + 700)])
-    assert [a.end_time for a in closed if a.kind == "crash"] == [job.time + 600]
-
-
 def test_a_restarted_job_is_no_second_crash_and_closes_its_hang():
     job, engine = running(ranks=4)
     silent_until(engine, job.time + 9)

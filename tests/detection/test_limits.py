@@ -71,6 +71,9 @@ class Counted:
 
 TIMED, STATE = "throttle_seconds_total", "throttle_active"
 CLOCK, LOAD = key("clock_hertz", "sm"), key("utilization_ratio")
+HEAT, MEMORY_HEAT = (key("temperature_celsius", sensor) for sensor in ("gpu", "memory"))
+LANES, GENERATION = key("pcie_link_width_lanes"), key("pcie_link_generation")
+BUSY = key("busy_seconds_total")
 GROWING: dict[str, Callable[[], Faulty]] = {
     **{
         f"seconds of {reason}": partial(Counted, key(TIMED, reason), 0.4)
@@ -80,37 +83,19 @@ GROWING: dict[str, Callable[[], Faulty]] = {
         f"state {reason}": partial(of, key(STATE, reason), lambda level: float(level > 0.3))
         for reason in ("sw_thermal", "hw_thermal", "hw_power_brake", "hw_slowdown")
     },
-    "heat": lambda: of(key("temperature_celsius", "gpu"), lambda level: 70 + 25 * level),
-    "heat of memory": lambda: of(
-        key("temperature_celsius", "memory"), lambda level: 70 + 40 * level
-    ),
+    "heat": lambda: of(HEAT, lambda level: 70 + 25 * level),
+    "heat of memory": lambda: of(MEMORY_HEAT, lambda level: 70 + 40 * level),
     "heat and a low clock": lambda: (
-        lambda level, values: {
-            key("temperature_celsius", "gpu"): 70 + 25 * level,
-            CLOCK: values[CLOCK] * (1 - 0.4 * level),
-        }
+        lambda level, values: {HEAT: 70 + 25 * level, **share(level, values, CLOCK, 0.4)}
     ),
     "clock": lambda: lambda level, values: share(level, values, CLOCK, 0.4),
-    "load": lambda: (
-        lambda level, values: {
-            **share(level, values, LOAD, 1.0),
-            key("busy_seconds_total"): 1e3,
-        }
-    ),
+    "load": lambda: lambda level, values: {**share(level, values, LOAD, 1.0), BUSY: 1e3},
     "a low clock at low load": lambda: (
-        lambda level, values: {
-            CLOCK: 0.6 * values[CLOCK],
-            LOAD: level,
-        }
+        lambda level, values: {CLOCK: 0.6 * values[CLOCK], LOAD: level}
     ),
-    "lanes": lambda: of(key("pcie_link_width_lanes"), lambda level: 16 // (1 + round(3 * level))),
-    "generation": lambda: of(key("pcie_link_generation"), lambda level: 5 - round(3 * level)),
-    "a slow link at low load": lambda: (
-        lambda level, values: {
-            key("pcie_link_width_lanes"): 8.0,
-            LOAD: 0.4 * level,
-        }
-    ),
+    "lanes": lambda: of(LANES, lambda level: 16 // (1 + round(3 * level))),
+    "generation": lambda: of(GENERATION, lambda level: 5 - round(3 * level)),
+    "a slow link at low load": lambda: lambda level, values: {LANES: 8.0, LOAD: 0.4 * level},
     "replays": lambda: Counted(key("pcie_replay_total"), 0.4),
     **{
         f"NVLink {kind}": partial(Counted, key("nvlink_errors_total", kind), most)
@@ -179,38 +164,35 @@ def test_errors_of_a_network_port_that_grow_are_found_at_the_limit_of_their_type
     )
 
 
-PHASES: dict[str, Callable[[float, int, int], dict[str, float]]] = {
-    "all ranks compute longer": lambda level, step, rank: {"compute": 0.4 * level},
-    "one rank computes longer": lambda level, step, rank: {"compute": 0.4 * level * (rank == 1)},
-    "one rank is slow by turns": lambda level, step, rank: {
-        "compute": 0.5 * level * (rank == 1 and step // 30 % 2)
-    },
-    "all ranks wait": lambda level, step, rank: {"wait": 0.6 * level},
-    "one rank waits": lambda level, step, rank: {"wait": 0.6 * level * (rank == 1)},
-    "one rank pauses": lambda level, s, rank: {
-        "compute": 1.5 * level * (rank == 1 and s % 25 == 5)
-    },
-    "all ranks have more and more slow steps": lambda level, step, rank: {
-        "compute": 0.8 * (Random(step).random() < 0.3 * level)
-    },
-    "garbage collections": lambda level, step, rank: {
-        "compute": 2.0 * level * (rank == 0 and step % 30 == 5),
-        "tell": 2.0 * level * (rank == 0 and step % 30 == 5),
-    },
-    "communication": lambda level, step, rank: {"pause": 0.4 * level},
-}
+# The phases that get longer, and by how much of a step; level, step and rank -> a factor.
+PHASES: dict[str, tuple[str, float, Callable[[float, int, int], float]]] = {
+    "all ranks compute longer": ("compute", 0.4, lambda level, _, __: level),
+    "one rank computes longer": ("compute", 0.4, lambda level, _, rank: level * (rank == 1)),
+    "one rank is slow by turns":
+        ("compute", 0.5, lambda level, step, rank: level * (rank == 1 and step // 30 % 2)),
+    "all ranks wait": ("wait", 0.6, lambda level, _, __: level),
+    "one rank waits": ("wait", 0.6, lambda level, _, rank: level * (rank == 1)),
+    "one rank pauses":
+        ("compute", 1.5, lambda level, step, rank: level * (rank == 1 and step % 25 == 5)),
+    "all ranks have more and more slow steps":
+        ("compute", 0.8, lambda level, step, _: Random(step).random() < 0.3 * level),
+    "garbage collections":
+        ("compute tell", 2.0, lambda level, step, rank: level * (rank == 0 and step % 30 == 5)),
+    "communication": ("pause", 0.4, lambda level, _, __: level),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", ["3 0.5 0.02", "2 0.1 0.05"])
 @pytest.mark.parametrize("name", PHASES)
 def test_steps_that_get_longer_and_shorter_are_found_at_the_limit(name, shape, golden_case):
     ranks, step_s, noise = shape.split()
-    job, phases, rises = Job(int(ranks), float(step_s), float(noise)), PHASES[name], 400
+    job, rises = Job(int(ranks), float(step_s), float(noise)), 400
+    phases, most, factor = PHASES[name]
 
     def extra(phase: str) -> Callable[[int, int], float]:
-        return lambda step, rank: (
-            job.step_s * phases(size(step - 300, rises), step, rank).get(phase, 0.0)
-        )
+        if phase not in phases.split():
+            return lambda step, rank: 0.0
+        return lambda step, rank: job.step_s * most * factor(size(step - 300, rises), step, rank)
 
     steps = job.steps(
         300 + 2 * rises + 300, compute=extra("compute"), wait=extra("wait"), pause=extra("pause")

@@ -54,24 +54,6 @@ def test_a_port_that_never_was_up_and_one_that_is_trained_anew_raise_nothing():
     assert opened(engine, [*seen(0, 300), *down(300, 315), *seen(315, 600)]) == []
 
 
-@pytest.mark.parametrize(
-    ("rates", "says"),
-    [
-        ({"symbol_error": 20.0}, "20 symbol_error a second at the network port mlx5_0/1"),
-        ({"out_of_sequence": 500.0}, "500 out_of_sequence a second"),
-        ({"link_downed": 3.2}, "link_downed was counted at the network port mlx5_0/1"),
-    ],
-)
-def test_errors_that_rise_are_found(rates, says, golden_report):
-    engine = detection()
-    assert opened(engine, seen(0, 300)) == []
-    (found,) = opened(engine, seen(300, 420, **rates))
-    golden_report(engine)
-    assert (found.kind, found.severity) == ("network_errors", "warning")
-    (active,) = engine.active
-    assert says in active.summary
-
-
 def test_few_errors_and_what_a_port_had_before_raise_nothing(golden_report):
     engine = detection()
     assert opened(engine, seen(0, 1800, symbol_error=0.5, out_of_sequence=20.0)) == []

@@ -183,7 +183,7 @@ def test_an_end_in_order_is_nothing():
 def test_seconds_of_an_unknown_job_are_ignored():
     engine: Detection = detection()
     assert opened(engine, seconds(200, running=3, preemptions=5)) == []
-    assert all(not getattr(d.state, "jobs", {}) for d in engine._runner.detectors)
+    assert all(not getattr(d.state, "jobs", {}) for d in engine.runner.detectors)
 
 
 def test_seconds_with_impossible_sums_are_ignored():

@@ -28,7 +28,7 @@ def test_a_state_of_0_2_0_is_read_whatever_the_configuration_is_now():
     fresh = snapshot.restore(saved, parts)
     assert fresh == CHANGED | (parts.keys() - saved.parts.keys())
     assert [one.kind for one in detection.active] == ["crash"]
-    (regression,) = (one for one in detection._runner.detectors if one.kind == "step_regression")
+    (regression,) = (one for one in detection.runner.detectors if one.kind == "step_regression")
     assert len(regression.state.jobs) == 1
 
 

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from tests.cases import cases
 from tests.detection.streams import Extra, Job, alone, detection, lived, opened
-from warpwatch_telemetry.records import RankEvent
 
 
 def job(text: str) -> Job:
@@ -166,12 +165,6 @@ def test_a_fault_in_short_noisy_steps_is_found_within_15_seconds_and_says_since_
         assert found.baseline == pytest.approx(0.01, abs=0.005)
 
 
-def test_input_that_was_slow_from_the_first_step_is_found_too():
-    (found,) = lived(Job(2, 0.04, 0.2), detection(), "300 wait all 0.06 -> data_stall job")
-    assert found.baseline is None
-    assert "from the start" in found.summary
-
-
 @pytest.mark.parametrize("period", [7, 20, 41, 60])
 def test_a_rank_that_pauses_at_equal_gaps_is_named_within_five_periods(period):
     story = f"500; {5 * period} compute 3 0.15 every {period} at 5 -> gc_pause 3"
@@ -188,17 +181,6 @@ def test_a_job_that_got_faster_is_not_reported_but_remembered():
     lived(steps, engine, "300")
     steps.step_s = 0.5
     lived(steps, engine, "60 -> step_regression job")
-
-
-def test_steps_of_a_capture_are_not_judged():
-    steps, engine = Job(2, 0.5, 0.02), detection()
-    lived(steps, engine, "300")
-    for rank in (0, 1):
-        engine.feed(RankEvent(steps.time, "llama", rank, "capture_started"))
-    lived(steps, engine, "100 compute all 0.2")
-    for rank in (0, 1):
-        engine.feed(RankEvent(steps.time, "llama", rank, "capture_finished"))
-    lived(steps, engine, "100")
 
 
 def test_a_disabled_detector_says_nothing():

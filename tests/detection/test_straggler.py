@@ -81,8 +81,6 @@ STORIES: dict[str, tuple[Of, Of | None, int, int, int, int | None]] = {
         lambda s, r: 0.4 * SIMILAR(s, r) * MORE_WORK(s, r) * NOISE(s, r),
         lambda s, r: 8192 * SIMILAR(s, r) * MORE_WORK(s, r), 8, 500, 400, None,
     ),
-    "stages of a pipeline differ from the start":
-        (lambda s, r: in_stages(s, r) * NOISE(s, r), None, 8, 0, 800, None),
     "longer sequences that cost one stage more": (
         lambda s, r: in_stages(s, r) * NOISE(s, r) * (LONGER[in_stages(s, r)] if s >= 500 else 1),
         None, 8, 500, 400, None,

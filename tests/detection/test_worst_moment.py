@@ -66,7 +66,7 @@ def test_a_hot_gpu_and_its_slow_rank_are_one_anomaly_at_last(throttled_first_s, 
     if restart_every == 0:
         ended = next(one for one in engine.history if one.kind == "thermal_throttle")
         assert "; in llama rank 3 computes" in ended.summary
-        assert engine.suppressed_counts["straggler", "thermal_throttle"] >= 1
+        assert engine.register.suppressed_counts["straggler", "thermal_throttle"] >= 1
         assert engine.active == ()
 
 

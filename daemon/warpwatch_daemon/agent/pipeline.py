@@ -155,8 +155,8 @@ class Pipeline:
         self._rank_errors = 0
         self._sensitivities_due = 0.0
         hub.watch_ranks(lambda: ranks.states(monotonic()))
-        hub.metrics.read("anomalies_suppressed_total", lambda: detection.suppressed_counts)
-        hub.metrics.read("detector_errors_total", lambda: detection.failures)
+        hub.metrics.read("anomalies_suppressed_total", lambda: detection.register.suppressed_counts)
+        hub.metrics.read("detector_errors_total", lambda: detection.runner.failures)
         hub.metrics.read("detection_refused_total", lambda: detection.refused)
         self._publish()
 

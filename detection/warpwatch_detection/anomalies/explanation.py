@@ -84,7 +84,7 @@ def cause_of(
         memory = {key: known for key, known in active.items() if _is_of_memory(known.anomaly)}
         return _first(memory, ((cause, None, device) for cause in SAME_FAULT[kind]))
     if job is None:
-        jobs = ranks.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
+        jobs = {job for job, _ in ranks.on(device)} if kind in JOB_CAUSES and device else ()
         return _first(active, ((cause, job, None) for job in jobs for cause in JOB_CAUSES[kind]))
     # A rank that may only have more work explains no other finding.
     sure = {key: known for key, known in active.items() if known.anomaly.severity != "info"}

@@ -127,7 +127,7 @@ class AnomalyRegister:
                 del self.state.ended[ended]
         return self._pop_changes()
 
-    def end_unjudged(self, kinds: set[str], time: float, why: str) -> list[Change]:
+    def end_other_kinds(self, kinds: set[str], time: float, why: str) -> list[Change]:
         """Close the anomalies of all kinds but ``kinds``, except events; summaries get ``why``."""
         for key in [key for key in self.state.suppressed if key[0] not in kinds]:
             del self.state.suppressed[key]
@@ -261,7 +261,7 @@ class AnomalyRegister:
         return None
 
     def _ended_like(self, key: Key, rank: int | None) -> list[EndedKey]:
-        """Return the ended anomalies of this rank, then of no rank; all if ``rank`` is None."""
+        """Return the ended anomalies of this rank and those without a rank; all if it is None."""
         if rank is None:
             return [ended for ended in self.state.ended if ended[:3] == key]
         return [ended for ended in ((*key, rank), (*key, None)) if ended in self.state.ended]

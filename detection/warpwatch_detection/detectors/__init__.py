@@ -20,8 +20,11 @@ from warpwatch_detection.detectors.data_stall import DataStall
 from warpwatch_detection.detectors.deaths import Crash, Oom
 from warpwatch_detection.detectors.devices import clocks, errors, links
 from warpwatch_detection.detectors.devices.device_idle import DeviceIdle
-from warpwatch_detection.detectors.devices.device_lost import DeviceLost, DeviceStuck
-from warpwatch_detection.detectors.devices.device_needs_service import DeviceNeedsService
+from warpwatch_detection.detectors.devices.failures import (
+    DeviceLost,
+    DeviceNeedsService,
+    DeviceStuck,
+)
 from warpwatch_detection.detectors.gc_pause import GcPause
 from warpwatch_detection.detectors.hang import Hang
 from warpwatch_detection.detectors.memory import MemoryLeak, MemoryPressure

@@ -275,7 +275,7 @@ DEVICE_SHARE, HOST_SHARE = 0.97, 0.95
 RELEASE = 0.02
 # If this part of the reserved memory is unused, the allocator can free it.
 IDLE_RESERVE = 0.10
-# The retries no longer count after this time without another one.
+# Retries count until this time after the last one.
 RETRIES_PAST_S = 300.0
 _USED = ("device_memory_used_bytes", ())
 _TOTAL = ("device_memory_total_bytes", ())
@@ -334,12 +334,8 @@ class MemoryPressureState:
     deadline: float = NEVER
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    rank: int
-    value: float
-    limit: float
-    text: str
+# The value of a shortage of memory, its limit, and a text.
+Shortage = tuple[float, float, str]
 
 
 class MemoryPressure(MemoryDetector):
@@ -385,17 +381,16 @@ class MemoryPressure(MemoryDetector):
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
-            for rank_number, rank in job.ranks.items():
-                shortages = list(self._shortages(rank_number, rank))
+            for number, rank in job.ranks.items():
                 full = self.state.devices.get(rank.device or "")
                 said = [f"{rank.retries:.0f} allocation retries"] if rank.retries else []
                 said += [f"device {full.share:.0%} in use"] if full is not None else []
                 said += [f"host memory {rank.host.share:.0%} in use"] if rank.host.share else []
                 yield DetectorStatus(
-                    "found" if shortages else "fine" if said else "learning",
-                    f"rank {rank_number}: {', '.join(said) or 'nothing is known of its memory'}",
+                    "found" if self._shortages(number, rank) else "fine" if said else "learning",
+                    f"rank {number}: {', '.join(said) or 'nothing is known of its memory'}",
                     **name.fields(),
-                    rank=rank_number,
+                    rank=number,
                     value=full.share if full else rank.host.share or None,
                     limit=DEVICE_SHARE if full else HOST_SHARE,
                 )
@@ -455,41 +450,42 @@ class MemoryPressure(MemoryDetector):
         self.state.deadline = min(times, default=NEVER)
 
     def evaluate(self, name: JobId, job: JobPressure, now: float) -> Results:
-        shortages = [r for n, rank in job.ranks.items() for r in self._shortages(n, rank)]
-        if not shortages:
-            was, job.found = job.found, False
+        short = {n: some for n, rank in job.ranks.items() if (some := self._shortages(n, rank))}
+        was, job.found = job.found, bool(short)
+        if not short:
             return (Cleared(now, name),) if was else ()
-        job.found = True
-        first, ranks = shortages[0], {shortage.rank for shortage in shortages}
-        more = f"; {len(ranks) - 1} more ranks alike" if len(ranks) > 1 else ""
+        first = next(iter(short))
+        value, limit, text = short[first][0]
         found = Detected(
             now,
             "warning",
-            first.text + more,
+            text + (f"; {len(short) - 1} more ranks alike" if len(short) > 1 else ""),
             **name.fields(),
-            rank=first.rank if len(ranks) == 1 else None,
-            step=job.ranks[first.rank].step,
-            value=first.value,
-            baseline=first.limit,
+            rank=first if len(short) == 1 else None,
+            step=job.ranks[first].step,
+            value=value,
+            baseline=limit,
         )
         return (found,)
 
-    def _shortages(self, rank_number: int, rank: RankPressure) -> Iterable[Shortage]:
+    def _shortages(self, number: int, rank: RankPressure) -> list[Shortage]:
+        found: list[Shortage] = []
         device = self.state.devices.get(rank.device or "")
         if rank.retried_time is not None:
             text = (
-                f"rank {rank_number}'s allocator found no room {rank.retried:.0f} times, gave its "
-                "cache back and tried again"
+                f"rank {number}'s allocator found no room {rank.retried:.0f} times, gave its cache "
+                "back and tried again"
             )
-            yield Shortage(rank_number, rank.retried, 0.0, text)
+            found.append((rank.retried, 0.0, text))
         # Unused reserved memory is freed as soon as it is needed.
         in_need = rank.in_use is None or rank.in_use >= 1.0 - IDLE_RESERVE
         if device is not None and device.full and in_need:
-            text = f"the device of rank {rank_number} is {device.share:.0%} full"
-            yield Shortage(rank_number, device.share, DEVICE_SHARE, text)
+            text = f"the device of rank {number} is {device.share:.0%} full"
+            found.append((device.share, DEVICE_SHARE, text))
         if rank.host.full:
-            text = f"host memory of rank {rank_number} is {rank.host.share:.0%} full"
-            yield Shortage(rank_number, rank.host.share, HOST_SHARE, text)
+            text = f"host memory of rank {number} is {rank.host.share:.0%} full"
+            found.append((rank.host.share, HOST_SHARE, text))
+        return found
 
 
 def _past_at(rank: RankPressure) -> float:

@@ -1,9 +1,9 @@
 """Turns a job's steps, or a server's iterations, into samples that are corrected for their work.
 
-The time of a training's step is about linear in its work. That of an iteration follows from its
+The time of a training's step is about linear in its work. The time of an iteration follows from its
 class, the prompt tokens, the requests that decode and the tokens in their KV cache. CUDA graphs
-make it a staircase, attention a curve. So the usual time is learned in bins of similar work instead
-of by a formula. An iteration of an unknown bin, such as one giant prompt, is not evaluated.
+make it a staircase, attention a curve. So the usual time is learned in bins of similar work. An
+iteration of an unknown bin, such as one giant prompt, is not evaluated.
 """
 
 from __future__ import annotations

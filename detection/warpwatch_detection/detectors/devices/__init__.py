@@ -2,8 +2,8 @@
 
 - watch: the base of them: how a symptom lasts, how a counter grows
 - clocks: thermal_throttle, power_brake, overheating, clock_drop
-- device_lost: also device_stuck
+- failures: device_lost, device_stuck, device_needs_service
 - errors: ecc_uncorrectable, row_remap, xid
 - links: pcie_degraded, nvlink_error, network_link_down, network_errors
-- device_idle, device_needs_service
+- device_idle
 """
