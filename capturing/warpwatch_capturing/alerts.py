@@ -16,11 +16,9 @@ from warpwatch_capturing.triggers import with_peers
 from warpwatch_telemetry.alerts import (
     ALREADY_CAPTURED,
     BAD_LABELS,
-    CAPTURED,
     DUPLICATE,
     IGNORED,
     NO_RANK,
-    NO_RECIPE,
     RESOLVED,
     TOO_MANY,
     Alert,
@@ -29,7 +27,7 @@ from warpwatch_telemetry.alerts import (
     host_of,
 )
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
-from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest
+from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, Capture, CaptureKind, CaptureRequest
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.newest import NewestMap

@@ -10,13 +10,11 @@ import gc
 from collections.abc import Mapping
 from contextlib import suppress
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from warpwatch import protocol
-
-if TYPE_CHECKING:
-    from warpwatch.ring import RingWriter
-    from warpwatch.steps import StepClock
+from warpwatch.ring import RingWriter
+from warpwatch.steps import StepClock
 
 REPORT_INTERVAL_S = 1.0
 LONG_PAUSE_NS = 10_000_000

@@ -188,7 +188,7 @@ class GilStacks:
         head = {**self._about, "main": main, "threads": stacks.thread_names()}
         data = json.dumps(head).encode()[: PIPE_BYTES // 2] + b"\n"
         over = _armed is self and self._is_over()
-        if data == self._head and _level(fd) == self._full and not over:
+        if data == self._head and _bytes_in(fd) == self._full and not over:
             return
         if _armed is self:
             self.disarm()
@@ -201,7 +201,7 @@ class GilStacks:
             with suppress(BlockingIOError):
                 while os.write(fd, part):
                     pass
-        self._head, self._full = data, _level(fd)
+        self._head, self._full = data, _bytes_in(fd)
 
     def _is_over(self) -> bool:
         """Return whether the timer may have fired: its thread then sleeps in its write."""
@@ -219,8 +219,7 @@ class GilStacks:
         )
 
 
-def _level(fd: int) -> int:
-    """Return the number of bytes in the pipe."""
+def _bytes_in(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
@@ -253,30 +252,31 @@ def _wrap(faulthandler: ModuleType, name: str) -> None:
 
     @wraps(original)
     def of_the_program(*arguments: Any, **named: Any) -> Any:
-        _step_back(disarm=True)
+        with _guard:
+            _disarm()
+            _step_back()
         return original(*arguments, **named)
 
     setattr(faulthandler, name, of_the_program)
 
 
-def _step_back(disarm: bool = False) -> None:
-    """Never use the timer again; ``disarm`` it where it is still ours."""
+def _step_back() -> None:
+    """Never use the timer again; it is the program's."""
     global _users_own, _armed
     with _guard:
-        _users_own = True
-        if disarm and _armed is not None:
-            _armed.disarm()
-        _armed = None
+        _users_own, _armed = True, None
+
+
+@faults.guarded
+def _disarm() -> None:
+    if _armed is not None:
+        _armed.disarm()
 
 
 def _before_fork() -> None:
     """Disarm: a child that inherits the armed timer waits for its thread at exit, for ever."""
     _guard.acquire()
-    try:
-        if _armed is not None:
-            _armed.disarm()
-    except Exception as error:
-        faults.swallow(error)
+    _disarm()
 
 
 def _after_in_child() -> None:

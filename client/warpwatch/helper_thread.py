@@ -11,17 +11,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import Empty
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from warpwatch import commands, faults, identity, inbox, model, protocol, rendezvous, ring, stacks
+from warpwatch import faults, identity, model, protocol, rendezvous, ring, stacks
 from warpwatch._version import __version__
-from warpwatch.captures import Captures, program_profiler
+from warpwatch.captures import Captures, profilers
+from warpwatch.captures.recording import cuda_in_use, open_commands, read_command
 from warpwatch.gc_pauses import GcPauses
 from warpwatch.gil_stacks import GilStacks
+from warpwatch.monitor import Monitor
 from warpwatch.rendezvous import DaemonFolder, find_daemon
-
-if TYPE_CHECKING:
-    from warpwatch.monitor import Monitor
 
 HEARTBEAT_INTERVAL_S = 0.5
 ATTACH_INTERVAL_S = 5.0
@@ -70,10 +69,7 @@ class HelperThread:
 
     def _run(self) -> None:
         while not self.stopping:
-            try:
-                self._round()
-            except Exception as error:
-                faults.swallow(error)
+            faults.guarded(self._round)()
             with suppress(Exception):
                 faults.log_pending()
             self._sleep()
@@ -99,8 +95,12 @@ class HelperThread:
     def _round(self) -> None:
         now = self._monotonic()
         self.clock.wall_offset_ns = time.time_ns() - time.monotonic_ns()
-        self._close_retired(now)
-        self._watch_profiler()
+        while self._retired and self._retired[0][0] <= now:
+            self._retired.pop(0)[1]()
+        # Under ``run`` a hook watches the program's profiler from its import on.
+        profiler = sys.modules.get(profilers.PROFILER_MODULE)
+        if profiler is not None:
+            profilers.watch_program_profiler(profiler)
         self.clock.settle(helping=True)
         current = self._ring
         self.captures.deliver(self._sign_of_life)
@@ -129,7 +129,9 @@ class HelperThread:
         if self.monitor.serving is not None:
             self.monitor.serving.write(current, time.monotonic_ns())
         self._write_metadata(current)
-        self.captures.keep_deadline()
+        session = self.captures.session
+        if session is not None:
+            session.expire()
 
     def _sign_of_life(self) -> None:
         """Write the heartbeat, also between the parts of long work of this thread."""
@@ -156,20 +158,18 @@ class HelperThread:
             self._retired.append((now + RETIRE_AFTER_S, lost.close))
         if current.command_fd < 0 and self._folder is not None:
             folder = self._folder
-            fd = commands.open_file(folder.fd, current.name, folder.owner_uid)
+            fd = open_commands(folder.fd, current.name, folder.owner_uid)
             if fd >= 0:
                 current.open_commands(fd)
         if current.command_fd < 0 or os.pread(current.command_fd, 8, 8) == self._seen:
             return
-        found = commands.read(current.command_fd)
+        found = read_command(current.command_fd)
         if found is None:
             return
         self._seen, command = found
-        if command is None:
-            return
-        if command.op == "cancel":
+        if command is not None and command.op == "cancel":
             self.captures.cancel(command.id)
-        elif command.kind == "stacks":
+        elif command is not None and command.kind == "stacks":
             self._serve_stacks(current, command.id)
 
     def _serve_stacks(self, current: ring.RingWriter, identifier: str) -> None:
@@ -180,7 +180,9 @@ class HelperThread:
             found = stacks.snapshot(self._identity["job"], self._identity["rank"])
             base = os.path.join(self.captures.inbox, f"{identifier}.{current.name}")
             data = json.dumps(found).encode()
-            token = inbox.hand_over(base, ".stacks.json", lambda fd: inbox.write(fd, data))
+            token = rendezvous.hand_over(
+                base, ".stacks.json", lambda fd: rendezvous.write(fd, data)
+            )
         except Exception as error:
             current.event("capture_failed", wait_s=0.05, id=identifier, detail=str(error)[:100])
             return
@@ -190,35 +192,27 @@ class HelperThread:
         if now >= self._next_inbox_check:
             self._next_inbox_check = now + INBOX_CHECK_INTERVAL_S
             captures = self.captures
-            captures.inbox_problem = inbox.problem(captures.inbox, captures.estimate_bytes)
-
-    def _watch_profiler(self) -> None:
-        """Watch the program's profiler; under ``run`` a hook has done so at its import."""
-        module = sys.modules.get(program_profiler.MODULE)
-        if module is not None:
-            program_profiler.watch(module)
+            captures.inbox_problem = rendezvous.inbox_problem(
+                captures.inbox, captures.estimate_bytes
+            )
 
     def _notice_cuda(self) -> None:
         """Pass torch.cuda to the training thread, which alone may use it, once it is in use."""
-        torch = sys.modules.get("torch")
-        cuda = getattr(torch, "cuda", None)
-        if (
-            self.clock.cuda is None
-            and cuda is not None
-            and self._environ.get("WARPWATCH_CUDA_EVENTS") != "0"
-            and cuda.is_initialized()
-        ):
-            self.clock.cuda = cuda
+        if self.clock.cuda is None and self._environ.get("WARPWATCH_CUDA_EVENTS") != "0":
+            self.clock.cuda = cuda_in_use(sys.modules.get("torch"))
 
     def _describe(self) -> dict[str, Any]:
-        device = identity.device_from_environment(self._environ) or self.clock.device
+        device = self._environ.get("WARPWATCH_GPU_UUID") or self.clock.device
         events = self.captures.budget.events_per_step
-        elsewhere = _rounded(self.clock.steps_elsewhere)
-        parallel = self.monitor.place.get("parallel") or model.places(self._monotonic())
+        # Two significant digits, so that what is written changes seldom.
+        elsewhere = int(float(f"{self.clock.steps_elsewhere:.1e}"))
+        place = self.monitor.place
+        parallel = place.get("parallel") or model.places(self._monotonic())
         about = {
             **self.monitor.model,
             **self._identity,
-            **self._notes(),
+            # What a server's hooks have found out since the ring was made.
+            **{name: place[name] for name in ("role", "server", "note") if place.get(name)},
             "device": identity.bounded(device, 64, 64) if device else None,
             "phases": list(self.clock.phase_names),
             # Between two trainings the last step clock is kept.
@@ -234,11 +228,6 @@ class HelperThread:
         known = ("rank", "job", "world_size", "parallel", "kind")
         self.captures.metadata = {name: about[name] for name in known if name in about}
         return identity.fitted(about)
-
-    def _notes(self) -> dict[str, Any]:
-        """Return what a server's hooks have found out since the ring was made."""
-        place = self.monitor.place
-        return {name: place[name] for name in ("role", "server", "note") if place.get(name)}
 
     # --- attach and detach ----------------------------------------------------------------------
 
@@ -259,12 +248,11 @@ class HelperThread:
 
     def _create_ring(self, folder: DaemonFolder, ranks_fd: int) -> None:
         self.captures.inbox = rendezvous.inbox(folder.candidate, self._environ, os.geteuid())
-        self.captures.inbox_problem = inbox.problem(self.captures.inbox)
+        self.captures.inbox_problem = rendezvous.inbox_problem(self.captures.inbox)
         self._identity = identity.describe(self._job, self._environ, self.monitor.place)
         name = ring.ring_name(self._identity["job"], self._identity["rank"])
-        self._gil_stacks.open(
-            self.captures.inbox, name, {k: self._identity[k] for k in ("job", "rank")}
-        )
+        about = {key: self._identity[key] for key in ("job", "rank")}
+        self._gil_stacks.open(self.captures.inbox, name, about)
         self._metadata = self._describe()
         self._ring = created = ring.create(ranks_fd, name, self._metadata)
         self._folder = folder
@@ -279,17 +267,15 @@ class HelperThread:
         """Go on without the removed or closed ring until a daemon is found again."""
         self.clock.ring = None
         self._ring = None
-        self.captures.lose(current)
+        session = self.captures.session
+        if session is not None and session.ring is current:
+            session.disarm("the ring was removed")
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.close()
         self._retired.append((now + RETIRE_AFTER_S, current.close))
         self._gil_stacks.close()
         self._next_look = now
-
-    def _close_retired(self, now: float) -> None:
-        while self._retired and self._retired[0][0] <= now:
-            self._retired.pop(0)[1]()
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -323,18 +309,11 @@ class HelperThread:
         self.stopping = True
         self._gil_stacks.drop()
         self._gc_pauses.drop()
-        program_profiler.drop()
-        current, self._ring = self._ring, None
-        if current is not None:
-            current.close()
-        if self._folder is not None:
-            self._folder.close()
-            self._folder = None
-
-
-def _rounded(count: int) -> int:
-    """Return two significant digits, so that what is written changes seldom."""
-    return int(float(f"{count:.1e}"))
+        profilers.forget_program_profilers()
+        for file in (self._ring, self._folder):
+            if file is not None:
+                file.close()
+        self._ring = self._folder = None
 
 
 def _positive(text: str | None, default: float) -> float:

@@ -88,24 +88,22 @@ def _number(text: str | None) -> int | None:
     return value if 0 <= value < 1 << 31 else None
 
 
-def _first(*values: int | None, default: int) -> int:
+def _first(
+    environ: Mapping[str, str], launcher: str, group: int | None, slurm: str, default: int
+) -> int:
+    """Return the number of the launcher, else the process group's, else Slurm's."""
+    values = (_number(environ.get(launcher)), group, _number(environ.get(slurm)))
     return next((value for value in values if value is not None), default)
 
 
 def _distributed() -> tuple[int | None, int | None]:
     """Return (rank, world size) of the process group, if the process has one."""
     module = sys.modules.get("torch.distributed")
-    try:
+    # It may be half-imported, or in the course of being destroyed by the training thread.
+    with suppress(Exception):
         if module is not None and module.is_available() and module.is_initialized():
             return int(module.get_rank()), int(module.get_world_size())
-    except Exception:
-        # Half-imported, or being destroyed by the training thread.
-        return None, None
     return None, None
-
-
-def device_from_environment(environ: Mapping[str, str]) -> str | None:
-    return environ.get("WARPWATCH_GPU_UUID") or None
 
 
 def _model(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -120,17 +118,16 @@ def _model(environ: Mapping[str, str]) -> dict[str, Any]:
     return {**found, "precision": bounded(precision, 16, 16)} if precision else found
 
 
+# In the order in which they are removed.
+_OPTIONAL = (
+    *("note", "server", "parameters", "parallel"),
+    *("precision", "flops_per_sample", "flops_per_token"),
+)
+
+
 def fitted(metadata: dict[str, Any]) -> dict[str, Any]:
     """Remove optional keys until the metadata fits into its slot."""
-    for name in (
-        "note",
-        "server",
-        "parameters",
-        "parallel",
-        "precision",
-        "flops_per_sample",
-        "flops_per_token",
-    ):
+    for name in _OPTIONAL:
         if len(json.dumps(metadata, separators=(",", ":"))) <= META_MAX_TEXT:
             break
         metadata.pop(name, None)
@@ -145,24 +142,17 @@ def describe(
     ``place`` replaces what the environment says; a job or run that the user names stays.
     """
     group_rank, group_size = _distributed()
-    rank = _first(
-        _number(environ.get("RANK")), group_rank, _number(environ.get("SLURM_PROCID")), default=0
-    )
+    rank = _first(environ, "RANK", group_rank, "SLURM_PROCID", 0)
+    local = _first(environ, "LOCAL_RANK", None, "SLURM_LOCALID", rank)
+    size = _first(environ, "WORLD_SIZE", group_size, "SLURM_NTASKS", 1)
     torch_version = getattr(sys.modules.get("torch"), "__version__", None)
     pod_uid = environ.get("WARPWATCH_POD_UID")
-    local = _first(
-        _number(environ.get("LOCAL_RANK")), _number(environ.get("SLURM_LOCALID")), default=rank
-    )
-    size = _first(
-        _number(environ.get("WORLD_SIZE")),
-        group_size,
-        _number(environ.get("SLURM_NTASKS")),
-        default=1,
-    )
     replica = _replica(environ, place) if place else None
     where = {"run": replica or run_id(environ), "master": _master(environ)}
+    # The name of the served model, unless the user named the job.
+    served = None if environ.get("WARPWATCH_JOB") else place.get("job")
     return {
-        "job": job_name(job or _served(environ, place), environ, sys.argv),
+        "job": job_name(job or served, environ, sys.argv),
         **{name: text for name, text in where.items() if text},
         **_model(environ),
         "rank": rank,
@@ -175,11 +165,6 @@ def describe(
         "torch": bounded(str(torch_version), 32, 32) if torch_version else None,
         **{name: value for name, value in place.items() if name not in ("job", "run")},
     }
-
-
-def _served(environ: Mapping[str, str], place: Mapping[str, Any]) -> str | None:
-    """Return the name of the served model, unless the user named the job."""
-    return None if environ.get("WARPWATCH_JOB") else place.get("job")
 
 
 def _replica(environ: Mapping[str, str], place: Mapping[str, Any]) -> str | None:

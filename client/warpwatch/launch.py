@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 PROGRAM = "python -m warpwatch run"
 HELP = """usage: {program} [--job NAME] -- COMMAND [ARGUMENT ...]
@@ -28,15 +28,8 @@ class BadArguments(ValueError):
     """Arguments that cannot be run; the text says what to do."""
 
 
-class Launch(NamedTuple):
-    """A parsed command line; ``variables`` are added to the command's environment."""
-
-    command: list[str]
-    variables: dict[str, str]
-
-
-def parse(arguments: Sequence[str]) -> Launch:
-    """Return command and options. Raises BadArguments."""
+def parse(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command, and variables for its environment. Raises BadArguments."""
     variables: dict[str, str] = {}
     rest = list(arguments)
     while rest and rest[0].startswith("-"):
@@ -52,7 +45,7 @@ def parse(arguments: Sequence[str]) -> Launch:
         variables["WARPWATCH_JOB"] = value
     if not rest:
         raise BadArguments("no command to run, give it after --: -- python train.py")
-    return Launch(rest, variables)
+    return rest, variables
 
 
 def environment(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -72,14 +65,12 @@ def main(arguments: Sequence[str], prog: str = PROGRAM) -> int:
         sys.stdout.write(HELP.format(program=prog))
         return 0
     try:
-        launch = parse(arguments)
+        command, variables = parse(arguments)
+        _execute(command, environment(variables, os.environ))
     except BadArguments as error:
         sys.stderr.write(f"{prog}: {error}\n")
-        return 2
-    try:
-        _execute(launch.command, environment(launch.variables, os.environ))
     except OSError as error:
-        sys.stderr.write(f"{prog}: {launch.command[0]}: {error.strerror}\n")
+        sys.stderr.write(f"{prog}: {command[0]}: {error.strerror}\n")
     return 2
 
 

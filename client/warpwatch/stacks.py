@@ -11,7 +11,6 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -30,16 +29,10 @@ def snapshot(job: str, rank: int) -> dict[str, Any]:
 
     ``time`` is wall clock in seconds.
     """
-    names = thread_names()
-    main = threading.main_thread().ident
+    names, main = thread_names(), threading.main_thread().ident
     threads = [
-        {
-            "name": names.get(ident, ""),
-            "ident": ident,
-            "main": ident == main,
-            "frames": _frames(frame),
-        }
-        for ident, frame in list(sys._current_frames().items())[:MAX_THREADS]
+        {"name": names.get(i, ""), "ident": i, "main": i == main, "frames": _frames(frame)}
+        for i, frame in list(sys._current_frames().items())[:MAX_THREADS]
     ]
     found = {"rank": rank, "job": job, "time": time.time(), "via": "helper", "threads": threads}
     collectives = collectives_in_flight()
@@ -98,6 +91,7 @@ MAX_ENTRIES = 200
 # torch keeps 2,000 entries by default, half a kilobyte each.
 MAX_DUMP_BYTES = 8 << 20
 MAX_SIZES = 8
+_SIZES = ("input_sizes", "output_sizes")
 # NCCL's own recorder first; the other one serves gloo and is empty beside NCCL.
 _HANDLERS = ("dump_nccl_trace_json", "fr_trace_json")
 # A thread that never came back: one is enough.
@@ -184,24 +178,16 @@ def _collective(entry: dict[str, Any]) -> dict[str, Any]:
         "state": "completed" if entry.get("retired") else str(entry.get("state", ""))[:16],
         "process_group": str(group[0] if isinstance(group, list) and group else "")[:64],
         "p2p": p2p,
-        "input_sizes": _few(entry.get("input_sizes")),
-        "output_sizes": _few(entry.get("output_sizes")),
+        **{name: list(entry.get(name) or ())[:MAX_SIZES] for name in _SIZES},
         "time": created / 1e9 if isinstance(created, int) else None,
     }
 
 
-def _few(sizes: Any) -> list[Any]:
-    return sizes[:MAX_SIZES] if isinstance(sizes, list) else []
-
-
-def _newest(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _newest(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the newest MAX_ENTRIES that are unfinished or the last of their group."""
-    ordered = list(found)
-    last = {(entry["process_group"], entry["p2p"]): index for index, entry in enumerate(ordered)}
+    last = {(entry["process_group"], entry["p2p"]): index for index, entry in enumerate(found)}
     kept = set(last.values())
     chosen = [
-        entry
-        for index, entry in enumerate(ordered)
-        if index in kept or entry["state"] != "completed"
+        entry for index, entry in enumerate(found) if index in kept or entry["state"] != "completed"
     ]
     return chosen[-MAX_ENTRIES:]

@@ -59,7 +59,7 @@ class PooledEvent:
         self.pool = pool
 
 
-# A border's event, and the phase that ran until then.
+# A boundary's event, and the phase that ran until then.
 _Mark = tuple[PooledEvent, int]
 # A step that is not read back yet, the marks since the step before, where it began, and where the
 # step before ended. The marks end with its own end; none: only the clock's times hold.
@@ -67,15 +67,14 @@ _PendingStep = tuple[StepRow, list[_Mark], Optional[PooledEvent], Optional[Poole
 
 
 class CudaSteps:
-    """Step times by CUDA events. cuda: the module torch.cuda.
+    """Step times by CUDA events. cuda: the module torch.cuda; log: appends an entry.
 
     Events belong to the device on which they were first recorded, so each device has a pool. They
-    are recorded as the program comes to a border; to which phase and step one belongs is known
+    are recorded as the program comes to a boundary; to which phase and step one belongs is known
     later, in the same order, when the log is settled.
     """
 
     def __init__(self, cuda: Any, log: Callable[[Entry], None], pool_size: int = POOL_SIZE) -> None:
-        """Append entries by ``log``."""
         self._cuda = cuda
         self._log = log
         self._pool_size = pool_size
@@ -95,7 +94,7 @@ class CudaSteps:
         self._ooms = 0
         self.follow_stream()
 
-    # --- at the borders -------------------------------------------------------------------------
+    # --- at the boundaries ----------------------------------------------------------------------
 
     def push(self, entry: Entry) -> None:
         """Log a boundary with its event, or None if none can be recorded.
@@ -134,7 +133,7 @@ class CudaSteps:
 
     # --- as the log is settled ------------------------------------------------------------------
 
-    def border(self, what: int, event: PooledEvent | None, phase: int) -> None:
+    def mark(self, what: int, event: PooledEvent | None, phase: int) -> None:
         """Add a boundary; ``phase`` was innermost until now."""
         if event is None:
             self._whole = False
@@ -337,12 +336,6 @@ class PhaseTimes:
         self.settle(helping=threading.get_ident() != self.thread)
         return self._totals
 
-    @property
-    def words(self) -> list[int]:
-        """The words of the running step, up to the last settled boundary."""
-        self.settle(helping=threading.get_ident() != self.thread)
-        return self._words
-
     def settle(self, helping: bool = False) -> None:
         """Process the log, unless another thread does. Never raises.
 
@@ -414,7 +407,7 @@ class PhaseTimes:
                 mark_ns = now
                 if gpu is not None:
                     detail, event = detail
-                    gpu.border(what, event, current)
+                    gpu.mark(what, event, current)
                 if what == LEAVE:
                     current = stack.pop() if stack else OTHER
                 elif what >= OTHER:

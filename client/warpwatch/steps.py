@@ -35,8 +35,8 @@ _kept_in_child: list[Any] = []
 LOOK_INTERVAL_NS = 20_000_000
 # Shorter steps are settled together; a killed process loses at most the steps of this time.
 SETTLE_INTERVAL_NS = 50_000_000
-# The training thread rests if it is in no phase and has come by no border for this long, while
-# other threads called so often for a step of theirs.
+# The training thread rests if it is in no phase and had no boundary for this long, while other
+# threads called so often for a step of theirs.
 REST_NS = 10_000_000_000
 REST_CALLS = 16
 # A larger count of samples or tokens is a mistake.
@@ -164,10 +164,7 @@ class StepClock(PhaseTimes):
     def interrupt(self, reason: str) -> None:
         """End a recording without a trace, because a phase starts that is not normal work."""
         if self.capturing and self.captures is not None:
-            try:
-                self.captures.interrupt(reason)
-            except Exception as error:
-                faults.swallow(error)
+            self.captures.interrupt(reason)
 
     def count(self, samples: int = 0, tokens: int = 0) -> None:
         """Add samples and tokens that are known only after the step's start."""
@@ -220,10 +217,7 @@ class StepClock(PhaseTimes):
         """Settle the log and advance a capture; skipped after most short steps."""
         self.settle()
         if self.capturing and self.captures is not None:
-            try:
-                self.captures.step_ended(self, self.steps - 1)
-            except Exception as error:
-                faults.swallow(error)
+            self.captures.step_ended(self, self.steps - 1)
         self._settle_ns = 0 if self.capturing else now + SETTLE_INTERVAL_NS
 
     def _look(self, now: int) -> None:
@@ -251,12 +245,10 @@ class StepClock(PhaseTimes):
         if self.capturing:
             self._look_ns = self._settle_ns = 0
 
+    @faults.guarded
     def _find_gpu(self) -> None:
-        try:
-            if self.use_gpu(self.cuda):
-                self.device = device_uuid(self.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        except Exception as error:
-            faults.swallow(error)
+        if self.use_gpu(self.cuda):
+            self.device = device_uuid(self.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def report_begun(self, ring: RingWriter) -> None:
         """Report the started step from the helper thread, until it is the newest one."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.context import Context
@@ -68,7 +68,10 @@ def log_record(event: StateEvent, node: str, resource: Resource, now: float) -> 
         severity_text=severity,
         severity_number=_SEVERITIES[severity],
         body=encodable(event.summary[:MAX_BODY_CHARS]),
-        attributes={f"warpwatch.{name}": _plain(value) for name, value in event.facts.items()},
+        attributes={
+            f"warpwatch.{name}": encodable(value) if isinstance(value, str) else value
+            for name, value in event.facts.items()
+        },
         event_name=f"warpwatch.{event.name}",
     )
     return ReadableLogRecord(record, resource, SCOPE)
@@ -79,10 +82,6 @@ def _context(node: str, trace: str, span: str) -> Context:
     span_id = int.from_bytes(blake2b(f"{node}/{span}".encode(), digest_size=8).digest())
     context = SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(1))
     return set_span_in_context(NonRecordingSpan(context))
-
-
-def _plain(value: str | int | float) -> str | int | float:
-    return encodable(value) if isinstance(value, str) else value
 
 
 SCOPE = InstrumentationScope("warpwatch")
@@ -122,10 +121,7 @@ def _metric(family: MetricFamily, time_ns: int) -> Metric:
 
 
 def _histograms(family: MetricFamily, time_ns: int) -> Iterator[HistogramDataPoint]:
-    """Yield a histogram per set of labels.
-
-    Its buckets come in order, cumulated, the last one unbounded.
-    """
+    """Yield a histogram per set of labels, whose buckets come in order and cumulated."""
     points: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
     for sample in family.samples:
         labels = tuple(one for one in sample.labels.items() if one[0] != "le")
@@ -185,8 +181,8 @@ class OtlpExporter:
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
 
     def advance(self, events: Iterable[StateEvent]) -> None:
-        """Take the new events and send what is due."""
-        self._take(events)
+        """Queue the new events and send what is due."""
+        self._queue(events)
         if self._pause.lasts:
             return
         try:
@@ -197,7 +193,7 @@ class OtlpExporter:
         else:
             self._pause.reset()
 
-    def _take(self, events: Iterable[StateEvent]) -> None:
+    def _queue(self, events: Iterable[StateEvent]) -> None:
         now = self._wall()
         self._waiting.extend(log_record(event, self._node, self._resource, now) for event in events)
         dropped = max(0, len(self._waiting) - MAX_WAITING)
@@ -230,16 +226,10 @@ class OtlpExporter:
         headers = read_headers(self._config.headers_file)
         if self._exporters is None or headers != self._headers:
             url = str(self._config.endpoint).rstrip("/")
-            gzip = Compression.Gzip
+            how: Any = {"headers": headers, "timeout": TIMEOUT_S, "compression": Compression.Gzip}
             try:
-                self._exporters = (
-                    OTLPMetricExporter(
-                        f"{url}/v1/metrics", headers=headers, timeout=TIMEOUT_S, compression=gzip
-                    ),
-                    OTLPLogExporter(
-                        f"{url}/v1/logs", headers=headers, timeout=TIMEOUT_S, compression=gzip
-                    ),
-                )
+                metrics = OTLPMetricExporter(f"{url}/v1/metrics", **how)
+                self._exporters = metrics, OTLPLogExporter(f"{url}/v1/logs", **how)
             except OSError as error:
                 raise RequestError(str(error)) from error
             self._headers = headers

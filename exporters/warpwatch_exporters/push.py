@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from warpwatch_exporters.collector import StateCollector
-from warpwatch_exporters.config import ExportersConfig, WebhookConfig
+from warpwatch_exporters.config import ExportersConfig
 from warpwatch_exporters.events import EventFeed, StateEvent
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.call_guard import run_all
@@ -40,11 +40,9 @@ class PushExporters:
         exported: Callable[[], State],
         own_state: Callable[[], State],
     ) -> None:
-        ways: dict[str, Send] = {}
+        ways = dict(_webhooks(config, node, public_url, metrics)) if config.webhooks else {}
         if config.otlp.endpoint is not None:
             ways["otlp"] = _otlp(config, node, service, metrics, exported)
-        if config.webhooks:
-            ways |= _webhooks(config, node, public_url, metrics)
         self._all = {name: _PushLoop(send, own_state) for name, send in ways.items()}
 
     def start(self, supervisor: Supervisor) -> None:
@@ -89,7 +87,7 @@ class _PushLoop:
 
 def _webhooks(
     config: ExportersConfig, node: str, public_url: str, metrics: AgentMetrics
-) -> dict[str, Send]:
+) -> Iterator[tuple[str, Send]]:
     from warpwatch_exporters import webhooks
 
     messages = metrics.counter("webhook_messages_total")
@@ -97,17 +95,13 @@ def _webhooks(
         # Each series exists from the start, so that an increase can be seen.
         messages.labels(result)
 
-    def webhook(number: int, wanted: WebhookConfig) -> webhooks.WebhookExporter:
-        return webhooks.WebhookExporter(
-            wanted,
-            f"exporters.webhooks[{number}]",
-            node,
-            public_url,
-            lambda result: messages.labels(result).inc(),
-        )
+    def count(result: str) -> None:
+        messages.labels(result).inc()
 
-    found = enumerate(config.webhooks)
-    return {f"webhook-{number}": webhook(number, wanted).advance for number, wanted in found}
+    for number, wanted in enumerate(config.webhooks):
+        name = f"exporters.webhooks[{number}]"
+        webhook = webhooks.WebhookExporter(wanted, name, node, public_url, count)
+        yield f"webhook-{number}", webhook.advance
 
 
 def _otlp(
@@ -129,15 +123,11 @@ def _otlp(
     for signal, result in itertools.product(("metrics", "logs"), otlp.RESULTS):
         counter.labels(signal, result)
     of_state = StateCollector(exported, config.prometheus.profile)
+    about = {"service.name": service, "service.version": exported().version}
     return otlp.OtlpExporter(
         config.otlp,
         lambda: itertools.chain(of_state.collect(), metrics.registry.collect()),
         node,
-        {
-            "service.name": service,
-            "service.version": exported().version,
-            "service.instance.id": node,
-            "host.name": node,
-        },
+        {**about, "service.instance.id": node, "host.name": node},
         lambda signal, result, count: counter.labels(signal, result).inc(count),
     ).advance

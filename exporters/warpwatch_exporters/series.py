@@ -37,11 +37,7 @@ MAX_ANOMALIES = 200
 # The exported cumulated counts of step durations, by the label ``le``.
 FINE_BUCKETS = {repr(bound): index for index, bound in enumerate(STEP_DURATION_BOUNDS_S)}
 FINE_BUCKETS["+Inf"] = len(STEP_DURATION_BOUNDS_S)
-BUCKETS = {
-    bound: FINE_BUCKETS[bound] for bound in (*(repr(b) for b in COARSE_STEP_BOUNDS_S), "+Inf")
-}
-
-
+BUCKETS = {bound: FINE_BUCKETS[bound] for bound in (*map(repr, COARSE_STEP_BOUNDS_S), "+Inf")}
 # The buckets of a server's latencies: all of them, and every fifth.
 _FINE_LATENCIES = {repr(bound): index for index, bound in enumerate(LATENCY_BOUNDS_S)}
 _FINE_LATENCIES["+Inf"] = len(LATENCY_BOUNDS_S)
@@ -202,7 +198,7 @@ def _device_users(
 
 
 def _attributed(attributions: Iterable[Attribution], pods: Mapping[str, Pod]) -> Values:
-    """Yield the reading time of each origin, and the owners of processes."""
+    """Return the reading time of each origin, and the owners of processes."""
     values: dict[SeriesKey, float] = {}
     for origin in attributions:
         values["attribution_timestamp_seconds", (origin.origin,)] = round(origin.time, 3)
@@ -222,11 +218,9 @@ def _rank(rank: RankState, pod: Pod) -> Values:
     parallel = (str(place[0]) if place else "" for place in places)
     program = (rank.framework, rank.step_clock, *parallel)
     kind = ("serve", rank.serve.role) if rank.serve else ("train", "rank")
+    about = (*place, device, pod_uid, *program, whose(rank.owner)[0], pod.name, *kind)
     values: dict[SeriesKey, float | None] = {
-        (
-            "rank_info",
-            (*place, device, pod_uid, *program, whose(rank.owner)[0], pod.name, *kind),
-        ): 1,
+        ("rank_info", about): 1,
         ("rank_up", ()): int(rank.status == "running"),
         **(_rank_now(rank) if rank.status in ("running", "stopped") else {}),
         **_rank_counters(rank),
@@ -238,7 +232,6 @@ def _rank(rank: RankState, pod: Pod) -> Values:
 
 
 def _rank_now(rank: RankState) -> Mapping[SeriesKey, float | None]:
-    """Yield the series of live ranks."""
     return {
         ("rank_step", ()): rank.step,
         ("rank_step_begun", ()): rank.step_begun,
@@ -309,11 +302,8 @@ def _diagnosis_shares(state: State) -> dict[Identity, dict[SeriesKey, float]]:
     newest: dict[Identity, tuple[float, Mapping[str, Any]]] = {}
     replicas = {job.job_id: job.replica for job in state.jobs}
     for capture in state.captures:
-        job = (
-            capture.request.job,
-            capture.request.owner,
-            replicas.get(capture.request.job_id, ""),
-        )
+        asked = capture.request
+        job = (asked.job, asked.owner, replicas.get(asked.job_id, ""))
         if capture.diagnosis is not None and capture.time >= newest.get(job, (0.0, {}))[0]:
             newest[job] = (capture.time, capture.diagnosis)
     return {job: _findings(diagnosis) for job, (_, diagnosis) in newest.items()}
@@ -342,7 +332,7 @@ def _agent(state: State, pods: Mapping[str, Pod]) -> Values:
 
 
 def _anomalies(state: State, pods: Mapping[str, Pod]) -> Values:
-    """Yield the number of active anomalies by kind, 0 included, and their subjects."""
+    """Return the number of active anomalies by kind, 0 included, and their subjects."""
     active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
     counts = Counter(dict.fromkeys(((kind, "") for kind in KINDS), 0))
     counts.update((anomaly.kind, anomaly.node) for anomaly in active)

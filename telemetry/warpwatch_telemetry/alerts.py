@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from warpwatch_telemetry.captures import OUTCOMES
+from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, OUTCOMES
 
-CAPTURED = "captured"
 # The alert's anomaly has been captured already.
 ALREADY_CAPTURED = "already_captured"
 # This firing of the alert has had a capture before.
@@ -20,24 +19,13 @@ RESOLVED = "resolved"
 IGNORED = "ignored"
 BAD_LABELS = "bad_labels"
 NO_RANK = "no_rank"
-# The kind's recipe is switched off.
-NO_RECIPE = "no_recipe"
 # One webhook has too many alerts.
 TOO_MANY = "too_many"
 
 ALERT_OUTCOMES = (
-    CAPTURED,
-    ALREADY_CAPTURED,
-    DUPLICATE,
-    RESOLVED,
-    IGNORED,
-    BAD_LABELS,
-    NO_RANK,
-    NO_RECIPE,
-    TOO_MANY,
-    "failed",
-    *(outcome for outcome in OUTCOMES if outcome.startswith("refused_")),
-)
+    CAPTURED, ALREADY_CAPTURED, DUPLICATE, RESOLVED, IGNORED, BAD_LABELS, NO_RANK, NO_RECIPE,
+    TOO_MANY, "failed", *(outcome for outcome in OUTCOMES if outcome.startswith("refused_")),
+)  # fmt: skip
 
 
 class NotReadyError(Exception):

@@ -16,40 +16,15 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 Scope = Literal["job", "hardware", "agent"]
 
 JOB_KINDS = (
-    "step_regression",
-    "step_drift",
-    "step_spikes",
-    "run_regression",
-    "data_stall",
-    "comm_slow",
-    "straggler",
-    "gc_pause",
-    "hang",
-    "memory_leak",
-    "memory_pressure",
-    "oom",
-    "crash",
-    "latency_regression",
-    "queue_growth",
-    "kv_thrash",
-)
+    "step_regression", "step_drift", "step_spikes", "run_regression", "data_stall", "comm_slow",
+    "straggler", "gc_pause", "hang", "memory_leak", "memory_pressure", "oom", "crash",
+    "latency_regression", "queue_growth", "kv_thrash",
+)  # fmt: skip
 DEVICE_KINDS = (
-    "device_needs_service",
-    "device_lost",
-    "device_stuck",
-    "xid",
-    "ecc_uncorrectable",
-    "row_remap",
-    "thermal_throttle",
-    "power_brake",
-    "clock_drop",
-    "pcie_degraded",
-    "nvlink_error",
-    "network_link_down",
-    "network_errors",
-    "device_idle",
-    "overheating",
-)
+    "device_needs_service", "device_lost", "device_stuck", "xid", "ecc_uncorrectable", "row_remap",
+    "thermal_throttle", "power_brake", "clock_drop", "pcie_degraded", "nvlink_error",
+    "network_link_down", "network_errors", "device_idle", "overheating",
+)  # fmt: skip
 KINDS = JOB_KINDS + DEVICE_KINDS
 # All nodes of a job see these at once: only the daemon with rank 0 acts on them.
 WHOLE_JOB_KINDS = frozenset(

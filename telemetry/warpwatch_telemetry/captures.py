@@ -30,24 +30,11 @@ REGULAR_TRIGGERS = frozenset({"baseline", "schedule"})
 # The results of captures: files of all targeted ranks, of some, of none, or the reason why it never
 # began, of the policy and of safety.
 OUTCOMES = (
-    "complete",
-    "partial",
-    "failed",
-    "no_memory",
-    "refused_cooldown",
-    "refused_budget",
-    "refused_busy",
-    "refused_disk",
-    "refused_quota",
-    "refused_dry_run",
-    "refused_disabled",
-    "refused_no_rank",
-    "refused_no_step",
-    "refused_other_node",
-    "refused_quiet_hours",
-    "refused_over",
-    "refused_idle",
-)
+    "complete", "partial", "failed", "no_memory", "refused_cooldown", "refused_budget",
+    "refused_busy", "refused_disk", "refused_quota", "refused_dry_run", "refused_disabled",
+    "refused_no_rank", "refused_no_step", "refused_other_node", "refused_quiet_hours",
+    "refused_over", "refused_idle",
+)  # fmt: skip
 
 # The outcomes of copies to the remote store: failed is tried again, given_up was removed before.
 UPLOAD_OUTCOMES = ("uploaded", "failed", "given_up")
@@ -192,8 +179,8 @@ class Capture:
     of_fleet: bool = False
 
 
-# The outcomes of an anomaly's trigger, besides the refusals of OUTCOMES: a capture began, may still
-# begin, or is not wanted for the kind.
+# The outcomes of an anomaly's trigger or an alert, besides the refusals of OUTCOMES: a capture
+# began, may still begin, or is not wanted for the kind, whose recipe is switched off.
 CAPTURED = "captured"
 WAITING = "waiting"
 NO_RECIPE = "no_recipe"

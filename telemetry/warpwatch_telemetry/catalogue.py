@@ -173,62 +173,33 @@ FULL_ONLY = frozenset(f"device_{name}" for name in _FULL_ONLY.split())
 @functools.cache
 def names_of(profile: Profile) -> tuple[str, ...]:
     """Return the metrics of a profile in the catalogue's order; only devices have fewer."""
-    return tuple(name for name, row in CATALOGUE.items() if _is_in(profile, name, row.scope))
-
-
-def _is_in(profile: Profile, name: str, scope: str) -> bool:
-    if profile == "minimal" and scope == "device":
-        return name in MINIMAL
-    return profile == "full" or name not in FULL_ONLY
+    names = [name for name in CATALOGUE if profile == "full" or name not in FULL_ONLY]
+    if profile == "minimal":
+        names = [name for name in names if name in MINIMAL or CATALOGUE[name].scope != "device"]
+    return tuple(names)
 
 
 # The values of labels, in the order of their sources.
 
 # Why clocks are below their maximum: the bits of nvmlDeviceGetCurrentClocksEventReasons.
 THROTTLE_REASONS = (
-    "idle",
-    "application_clocks",
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal",
-    "hw_thermal",
-    "hw_power_brake",
-    "display_clocks",
-)
+    "idle", "application_clocks", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal",
+    "hw_thermal", "hw_power_brake", "display_clocks",
+)  # fmt: skip
 # The reasons whose time the driver counts itself.
 TIMED_THROTTLE_REASONS = (
-    "sw_power_cap",
-    "sync_boost",
-    "sw_thermal",
-    "hw_thermal",
-    "hw_power_brake",
-)
+    "sw_power_cap", "sync_boost", "sw_thermal", "hw_thermal", "hw_power_brake",
+)  # fmt: skip
 # NVML_FI_DEV_PERF_POLICY_*, in the order of the field numbers from 74 on.
 VIOLATION_POLICIES = (
-    "power",
-    "thermal",
-    "sync_boost",
-    "board_limit",
-    "low_utilization",
-    "reliability",
-    "application_clocks",
-    "base_clocks",
-)
+    "power", "thermal", "sync_boost", "board_limit", "low_utilization", "reliability",
+    "application_clocks", "base_clocks",
+)  # fmt: skip
 CLOCK_DOMAINS = ("graphics", "sm", "memory", "video")
 PCIE_ERRORS = (
-    "correctable",
-    "naks_received",
-    "receiver",
-    "bad_tlp",
-    "naks_sent",
-    "bad_dllp",
-    "non_fatal",
-    "fatal",
-    "unsupported_request",
-    "lcrc",
-    "lane",
-)
+    "correctable", "naks_received", "receiver", "bad_tlp", "naks_sent", "bad_dllp", "non_fatal",
+    "fatal", "unsupported_request", "lcrc", "lane",
+)  # fmt: skip
 NVLINK_ERRORS = ("crc_flit", "crc_data", "replay", "recovery")
 ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture")
 # nvmlRowRemapperHistogramValues_t: banks by how many spare rows they have left.
@@ -261,11 +232,9 @@ ERRORS: dict[str, float] = {
 }
 # Congestion control at work, which is normal under load.
 CONGESTION = (
-    "counters/port_xmit_wait",
-    "hw_counters/np_ecn_marked_roce_packets",
-    "hw_counters/np_cnp_sent",
+    "counters/port_xmit_wait", "hw_counters/np_ecn_marked_roce_packets", "hw_counters/np_cnp_sent",
     "hw_counters/rp_cnp_handled",
-)
+)  # fmt: skip
 
 _INTRODUCTION = """\
 # Metrics

@@ -56,6 +56,7 @@ _MISSING = {"job": "", "rank": 0, "device": "", "event": "", "metrics": {}}
 # An event's own fields. The same names in its detail are written with a prefix.
 _EVENT_FIELDS = ("type", "time", "job", "rank", "event", "owner", "run")
 _EVENT = "event_"
+_RENAMED = {_EVENT + key: key for key in _EVENT_FIELDS}
 
 
 def encode(record: Record) -> dict[str, Any]:
@@ -220,11 +221,9 @@ def _finite(value: Any, name: str) -> Any:
     """Return the value with whole numbers as int. Raises ValueError for others without bounds."""
     if isinstance(value, Mapping):
         return {key: _finite(number, key) for key, number in value.items()}
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value
     if _is_boundless(value):
         raise ValueError(f"{name}: a finite number is needed, not {value!r:.40}")
-    return int(value) if value == int(value) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_boundless(value: object) -> bool:
@@ -249,9 +248,8 @@ def read_places(value: Any, name: str) -> dict[str, tuple[int, int]]:
 
 
 def _detail(encoded: Mapping[str, Any]) -> dict[str, Any]:
-    renamed = {_EVENT + key: key for key in _EVENT_FIELDS}
     return {
-        renamed.get(key, key): value
+        _RENAMED.get(key, key): value
         for key, value in encoded.items()
         if key not in _EVENT_FIELDS and not _is_boundless(value)
     }

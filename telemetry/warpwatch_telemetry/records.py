@@ -165,7 +165,24 @@ class PortReading(DeviceReading, frozen=True, gc=False):
 
 
 class RankEvent(_OfJob, msgspec.Struct, frozen=True, gc=False):
-    """Something that happened to a rank. ``event`` is one of EVENTS; ``detail`` is free of form."""
+    """Something that happened to a rank. Unknown values are left out of ``detail``.
+
+    ``event`` from the shim: ``capture_*``, ``exception``, ``oom``, ``gc_pause`` (duration_s,
+    generation, step), ``memory`` (allocated_bytes, reserved_bytes, peak_allocated_bytes,
+    inactive_split_bytes, allocation_retries, out_of_memory_errors). From the daemon:
+
+    stopped: alive without a heartbeat, with silent_reason. resumed.
+    died: exited without an exit record; oom_kill if the kernel ended it for want of memory.
+    training: no step ends, but backwards or optimizer steps go on; calls: their number so far.
+    finished: the training has ended, the process lives on until it ends or trains again.
+    process: /proc and its control groups now: cpu_s, io_bytes, disk_wait, anonymous_bytes,
+        available_bytes, limit_bytes, core_wait_share, throttled_share, core_limit, steal_share;
+        core_users: who used its cores, pid and cores each, with name, core and rank if known.
+    compared: the run with earlier ones of the job: steps of a rank, step_s their median, earlier_s
+        a list of theirs, phases_s and earlier_phases_s mean seconds per step by phase.
+    records_lost: records that were overwritten before they were read; steps, samples and tokens
+        are the rank's totals, which its ring keeps.
+    """
 
     time: float
     job: str
@@ -193,41 +210,3 @@ class End(_OfJob, msgspec.Struct, frozen=True, gc=False):
 
 
 Record = RankSeen | Step | Serve | DeviceReading | RankEvent | Clock | End
-
-# From the shim: capture_* , exception, oom, gc_pause (with duration_s, generation, step), memory
-# (what its allocator says: allocated_bytes, reserved_bytes, peak_allocated_bytes,
-# inactive_split_bytes, allocation_retries, out_of_memory_errors). From the daemon, which sees the
-# process: stopped (alive without a heartbeat, with silent_reason), resumed, died (gone without an
-# exit record; oom_kill where the kernel ended it for want of memory), training (no step has ended
-# for a while, but backwards or steps of optimizers go on: calls, how many so far), finished (what
-# trained has ended, the process lives on until it ends or trains again), process (now and
-# then what /proc and its control groups say: cpu_s, io_bytes, disk_wait, anonymous_bytes,
-# available_bytes, limit_bytes, core_wait_share, throttled_share, core_limit, steal_share, and
-# core_users: a list of who used its cores, pid and cores, with name, core and rank where known),
-# compared (how the run compares with earlier ones of the job: steps of a rank, step_s their median,
-# earlier_s a list of theirs, phases_s and earlier_phases_s mean seconds a step by phase),
-# records_lost (records: how many were overwritten before they were read; steps, samples and tokens
-# are the rank's totals, which its ring keeps).
-# Unknown values are left out of the detail.
-EVENTS = frozenset(
-    {
-        "capture_armed",
-        "capture_late",
-        "capture_started",
-        "capture_finished",
-        "capture_failed",
-        "capture_disarmed",
-        "exception",
-        "oom",
-        "gc_pause",
-        "memory",
-        "process",
-        "compared",
-        "training",
-        "finished",
-        "records_lost",
-        "stopped",
-        "resumed",
-        "died",
-    }
-)

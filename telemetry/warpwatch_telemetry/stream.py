@@ -7,8 +7,9 @@ begins, once a minute, and when it ends.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -53,18 +54,17 @@ StreamLine = AnomalyLine | CaptureLine | RunLine | CursorLine | GapLine
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[StreamLine] = msgspec.json.Decoder(StreamLine)
-_TAGS = {"anomaly", "capture", "run", "cursor", "gap"}
-
-
+_LINES = {str(kind.__struct_config__.tag): kind for kind in get_args(StreamLine)}
 # By type, the fields of a line; those of an event are free.
-_FIELDS = {name: {"type", *kind.__struct_encode_fields__} for name, kind in TYPES.items()}
-del _FIELDS["event"]
+_FIELDS = {
+    name: {"type", *kind.__struct_encode_fields__}
+    for name, kind in (TYPES | _LINES).items()
+    if name != "event"
+}
 _NESTED = {
     name: {field.name for field in fields(kind)}
     for name, kind in (("anomaly", Anomaly), ("capture", Capture), ("run", RunSummary))
 }
-_FIELDS |= {name: {"type", name} for name in _NESTED}
-_FIELDS |= {"cursor": {"type", *CursorLine.__struct_fields__}, "gap": {"type", "lost"}}
 
 
 def encode_stream_line(line: StreamLine) -> bytes:
@@ -79,11 +79,9 @@ def decode_stream_line(line: bytes) -> Record | StreamLine | None:
     """
     line = clean_line(line)
     records = Decoder()
-    try:
+    with suppress(ValueError):
         (record,) = records.decode_lines(line)
         return record
-    except ValueError:
-        pass
     try:
         encoded: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -91,16 +89,14 @@ def decode_stream_line(line: bytes) -> Record | StreamLine | None:
     kind = encoded.get("type") if isinstance(encoded, dict) else None
     if not isinstance(kind, str):
         raise ValueError("not an object with a type")
-    if kind in _TAGS:
+    if kind in _LINES:
         return _decoder.decode(line)
     return records.decode(encoded) if kind in TYPES else None
 
 
 def has_newer_fields(line: bytes) -> bool:
     """Return whether a line that can be decoded has fields that only newer versions know."""
-    said = json.loads(line)
-    kind = said["type"]
-    nested = said.get(kind) if kind in _NESTED else {}
-    return not said.keys() <= _FIELDS.get(kind, said.keys()) or not (
-        nested.keys() <= _NESTED.get(kind, set())
-    )
+    encoded = json.loads(line)
+    kind = encoded["type"]
+    newer = encoded.keys() - _FIELDS.get(kind, encoded.keys())
+    return bool(newer or (kind in _NESTED and encoded[kind].keys() - _NESTED[kind]))

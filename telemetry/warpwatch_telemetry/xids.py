@@ -85,15 +85,12 @@ to read.
 
 def explain(number: int) -> Xid:
     """Return the entry of an XID, or one for unknown numbers."""
-    return XIDS.get(number) or Xid(
-        number,
-        "not in the catalogue",
-        "unknown",
-        "warning",
-        "",
-        "Not in this catalogue: the number is new, unused, or of no concern to computing.",
-        "Read the driver's own text in the kernel log, and NVIDIA's list of XIDs for its version.",
+    meaning = "Not in this catalogue: the number is new, unused, or of no concern to computing."
+    action = (
+        "Read the driver's own text in the kernel log, and NVIDIA's list of XIDs for its version."
     )
+    unknown = Xid(number, "not in the catalogue", "unknown", "warning", "", meaning, action)
+    return XIDS.get(number, unknown)
 
 
 def markdown() -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import itertools
-from collections import UserDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
@@ -43,28 +42,6 @@ def accumulation_of_more_and_more_batches(net: Any, optimizer: Any) -> None:
             net(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-class Tokens(IterableDataset[dict[str, torch.Tensor]]):  # type: ignore[misc]
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        for _ in range(12):
-            yield {"attention_mask": torch.ones(10), "input_ids": torch.ones(10, dtype=torch.long)}
-
-
-class Encoding(UserDict[str, torch.Tensor]):
-    """As the tokenizers of transformers return them."""
-
-
-def collate(rows: list[dict[str, torch.Tensor]]) -> Encoding:
-    return Encoding({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
-
-
-def tokens() -> None:
-    net = torch.nn.Embedding(2, 4)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    for batch in DataLoader(Tokens(), batch_size=3, collate_fn=collate):
-        net(batch["input_ids"]).sum().backward()
-        optimizer.step()
 
 
 def time_first() -> None:

@@ -77,60 +77,6 @@ def generation() -> list[float]:
     return losses
 
 
-def accelerate() -> Iterator[float]:
-    accelerator = import_module("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=4)
-    model = network(WIDTH, 2 * WIDTH, WIDTH, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model, optimizer, batches = accelerator.prepare(model, optimizer, loader(80))
-    for x, y in batches:
-        with accelerator.accumulate(model):
-            loss = F.mse_loss(model(x), y)
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                yield loss.item()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def lightning() -> list[float]:
-    pl: Any = import_module("lightning.pytorch")
-
-    losses: list[float] = []
-
-    class Module(pl.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = network(WIDTH, 2 * WIDTH, WIDTH, 1)
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            loss = F.mse_loss(self.net(batch[0]), batch[1])
-            losses.append(loss.item())
-            return loss
-
-        def validation_step(self, batch: Any, index: int) -> None:
-            self.net(batch[0])
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW(self.parameters(), lr=1e-3)
-
-    class Images(pl.Callback):  # type: ignore[misc]
-        @torch.no_grad()  # type: ignore[untyped-decorator]
-        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-            module.eval()
-            for _ in range(100):
-                module.net(torch.randn(128, WIDTH))
-            module.train()
-
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    options: dict[str, Any] = {**quiet, "callbacks": [Images()]}
-    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=sys.argv[1], **options)
-    trainer.fit(Module(), loader(40), loader(5, shuffle=False))
-    return losses
-
-
 def fabric() -> Iterator[float]:
     engine = import_module("lightning.fabric").Fabric(accelerator="cpu", devices=1)
     model = network(WIDTH, 2 * WIDTH, WIDTH, 1)

@@ -1,10 +1,7 @@
 """Captures by command: what is answered, and what is left behind."""
 
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -147,45 +144,3 @@ def test_stacks_are_served_while_the_training_is_stuck(plain: Training) -> None:
         *("<module>", "serve", "train", "<module>", "stuck")
     ]
     assert "warpwatch" in {thread["name"] for thread in found["threads"]}
-
-
-@pytest.mark.parametrize(
-    "damage", ["size", "link", "pipe", "garbage", "bad id", "bad steps", "foreign"]
-)
-def test_a_file_not_the_daemons_is_not_obeyed(plain: Training, damage: str, tmp_path: Path) -> None:
-    if damage == "foreign" and os.geteuid() != 0:
-        pytest.skip("needs root to give a file away")
-    commands = plain.folder.path / "commands"
-    path = commands / f"{plain.folder.ring().name}.cmd"
-    id, made = damage.replace(" ", "-"), plain.folder.path / "made"
-    fields: dict[str, Any] = {"op": "capture", "kind": "torch", "start_step": 10**6}
-    fields["steps"] = 10**9 if damage == "bad steps" else 1
-    plain.folder.command("made", **fields, id="../x" if damage == "bad id" else id)
-    (commands / "made.cmd").rename(made)
-    data = made.read_bytes()
-    if damage == "size":
-        made.write_bytes(data + b"\0")
-    elif damage == "garbage":
-        made.write_bytes(data[:40] + b"\xff" * 40 + data[80:])
-    elif damage == "foreign":
-        os.chown(made, 12345, 12345)
-    path.unlink(missing_ok=True)
-    if damage == "link":
-        path.symlink_to(made)
-    elif damage == "pipe":
-        os.mkfifo(path)
-    else:
-        made.rename(path)
-    before = plain.folder.ring()
-    # A round in which the helper thread could open it, and one in which it could obey.
-    eventually(lambda: plain.folder.ring().header.heartbeat_ns - before.header.heartbeat_ns > 3e8)
-    plain.steps(5)
-    path.unlink()
-    # The daemon's own command is answered; the unreadable ones before it were not.
-    plain.accept_commands()
-    plain.capture(f"{id}-good")
-    plain.steps(1)
-    assert plain.detail(f"{id}-good") == "no_torch"
-    new = [event for event in plain.folder.ring().events if event not in before.events]
-    answered = {"event": "capture_failed", "id": id, "detail": "bad_command"}
-    assert new[:-1] == ([answered] if damage == "bad steps" else [])

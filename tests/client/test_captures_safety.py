@@ -1,19 +1,30 @@
 """Each reason against a capture, beside a torch that is a stand-in where a GPU would be needed."""
 
+import os
 import re
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.client.daemon_side import Folder
 from tests.client.fork_server import ROOT
 from tests.manual_clock import ManualClock
 from warpwatch.captures.control import Captures
-from warpwatch.captures.recording import EventBudget, RecordingSession
+from warpwatch.captures.recording import (
+    Command,
+    EventBudget,
+    RecordingSession,
+    open_commands,
+    parse_command,
+)
 from warpwatch.captures.safety import Situation, cuda_graphs, cupti_busy, refusal
 from warpwatch.captures.safety import unsafe_stacks as unsafe
-from warpwatch.commands import Command, parse
+from warpwatch.rendezvous import inbox_problem
+from warpwatch.ring import RingWriter
+from warpwatch.steps import StepClock
 
 CLIENT = ROOT / "client" / "warpwatch"
 
@@ -22,7 +33,7 @@ def torch(cuda: bool = True, version: str = "12.4", pools: int = 0) -> Any:
     """As much of torch as the checks look at: a process on a GPU with ``pools`` of graphs."""
     segments = [{"segment_pool_id": (0, 0)}, *[{"segment_pool_id": (0, 1)}] * pools]
     return SimpleNamespace(
-        __version__="2.6.0+cu124",
+        __version__="2.7.1+cu124",
         version=SimpleNamespace(cuda=version),
         autograd=SimpleNamespace(_profiler_enabled=lambda: False),
         cuda=SimpleNamespace(is_initialized=lambda: cuda, memory_snapshot=lambda: segments),
@@ -91,7 +102,7 @@ def test_stacks_are_refused_where_they_crash(monkeypatch: pytest.MonkeyPatch) ->
     assert unsafe(asked) == "unsafe_stacks"
     assert unsafe(situation(torch())) is None
     newer = torch()
-    newer.__version__ = "2.13.0+cpu"
+    newer.__version__ = "2.8.0+cpu"
     assert unsafe(situation(newer, options=("stacks",))) is None
     monkeypatch.setattr(sys, "version_info", (3, 12, 9))
     assert unsafe(asked) is None
@@ -105,7 +116,9 @@ def test_every_reason_is_in_the_document_and_the_other_way_round() -> None:
         for row in re.findall(r"^\| (`.*?) \|", section, re.M)
         for word in re.findall(r"`(\w+)", row)
     }
-    source = "".join((CLIENT / name).read_text() for name in ("captures/safety.py", "inbox.py"))
+    source = "".join(
+        (CLIENT / name).read_text() for name in ("captures/safety.py", "rendezvous.py")
+    )
     returned = re.findall(r"^ +(?:return|reason =) (.*)$", source, re.M)
     reason = re.compile(r'(?:^|else )f?"(\w+)[:"]')
     found = {word for line in returned for word in reason.findall(line)}
@@ -119,7 +132,7 @@ def test_options_of_a_command_are_those_that_are_known() -> None:
         ("stacks", ()),
         (None, ()),
     ):
-        command = parse({**fields, "options": given})
+        command = parse_command({**fields, "options": given})
         assert command.options == read
 
 
@@ -135,11 +148,51 @@ def test_a_bad_value_is_no_command(name: str, good: tuple[Any, ...], bad: tuple[
     fields = {"op": "capture", "id": "c-1", "kind": "torch", "start_step": 40, "steps": 2}
 
     def accepted(value: Any) -> bool:
-        command = parse({**fields, name: value})
+        command = parse_command({**fields, name: value})
         return command is not None and command.kind == "torch"
 
     assert [accepted(value) for value in good] == [True] * len(good)
     assert [accepted(value) for value in bad] == [False] * len(bad)
+
+
+@pytest.mark.parametrize("damage", ["", "size", "link", "pipe", "foreign"])
+def test_only_a_command_file_of_the_daemon_is_opened(damage: str, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "run")
+    folder.command("one", op="none")
+    path, made = folder.path / "commands" / "one.cmd", tmp_path / "made"
+    if damage == "size":
+        path.write_bytes(path.read_bytes() + b"\0")
+    elif damage in ("link", "pipe"):
+        path.rename(made)
+        path.symlink_to(made) if damage == "link" else os.mkfifo(path)
+    fd = os.open(folder.path, os.O_RDONLY)
+    found = open_commands(fd, "one", os.geteuid() + (damage == "foreign"))
+    assert (found >= 0) == (damage == "")
+    for opened in (fd, *([found] if found >= 0 else [])):
+        os.close(opened)
+
+
+def test_a_command_file_that_stays_torn_is_given_up(ring: RingWriter, tmp_path: Path) -> None:
+    path = tmp_path / "torn.cmd"
+    path.write_bytes(b"WWCMD001" + b"x" * 4088)
+    ring.open_commands(os.open(path, os.O_RDONLY))
+    captures, clock, reads = Captures(), StepClock(), 0
+    while ring.command_seen == bytes(8):
+        captures.follow(clock, ring, reads)
+        reads += 1
+    assert reads == 100
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "total_mib", "problem"),
+    [(200, 500, None), (199, 400, "no_space"), (200, 501, "no_space")],
+)
+def test_an_inbox_keeps_twice_a_capture_and_a_fifth_free(
+    free_mib: int, total_mib: int, problem: str | None, tmp_path: Path, monkeypatch: Any
+) -> None:
+    disk = SimpleNamespace(f_bavail=free_mib << 20, f_blocks=total_mib << 20, f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    assert inbox_problem(str(tmp_path)) == problem
 
 
 class Said:
@@ -216,6 +269,19 @@ def test_the_budget_samples_often_at_first_seldom_later(monkeypatch: pytest.Monk
     assert sampled == [0, 1, 3, 6, 10, 16, 25, 39, 56]
 
 
+@pytest.mark.parametrize(("cuda", "events"), [(False, 1000), (True, 1600)])
+def test_an_operator_has_25_events_and_40_on_a_gpu(
+    cuda: bool, events: int, monkeypatch: Any
+) -> None:
+    counted, counter = torch(cuda=cuda), iter((1000, 1040))
+    counted.autograd._get_sequence_nr = lambda: next(counter)
+    monkeypatch.setitem(sys.modules, "torch", counted)
+    budget = EventBudget()
+    for number in range(2):
+        budget.sample(number)
+    assert budget.events_per_step == events
+
+
 def test_the_budget_follows_autograds_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = [1000]
     counted = torch(cuda=False)
@@ -226,7 +292,6 @@ def test_the_budget_follows_autograds_counter(monkeypatch: pytest.MonkeyPatch) -
     assert budget.events_per_step is None
     counter[0] += 40
     budget.sample(1)
-    assert budget.events_per_step == 1000
     # A capture of two steps, in which the counter rose by 80, had 2,400 events.
     budget.learn(2400, 2, 80)
     assert budget.events_per_step == 1200

@@ -1,63 +1,59 @@
-"""The places of real ranks over gloo in the meshes of their program, and by what getters say."""
+"""The places of a rank, by the descriptions of its groups and by what getters say."""
 
-import json
-import os
 import sys
-from pathlib import Path
+from collections.abc import Iterable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.client.fork_server import ForkServer
 from warpwatch import model
 
-PROGRAM = """
-import json, os, sys
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from warpwatch import model
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=4)
-found = [model.places(0)]
-init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
-found.append(model.places(10))
-init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-found.append(model.places(20))
-dist.new_group([1, 3], group_desc="CONTEXT_PARALLEL_GROUP")
-found.append(model.places(30))
-model.note_mesh(init_device_mesh("cpu", (4,), mesh_dim_names=("ep",)))
-found.append(model.places(40))
-dist.barrier()
-print(json.dumps(found))
-os._exit(0)
-"""
+
+class Group:
+    """A process group as torch describes it; ``rank`` raises in a process outside of it."""
+
+    def __init__(self, group_desc: str, rank: int | None = None, size: int = 2) -> None:
+        self.group_desc, self._rank, self._size = group_desc, rank, size
+
+    def rank(self) -> int:
+        if self._rank is None:
+            raise ValueError("not in the group")
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
 
 
-@pytest.mark.torch
-@pytest.mark.loops
-def test_places_are_those_of_the_meshes(with_torch: ForkServer, tmp_path: Path) -> None:
-    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    store = str(tmp_path / "store")
-    ranks = [with_torch.fork(PROGRAM, str(rank), store, environ=environ) for rank in range(4)]
-    *others, (before, mesh, both, all_of_them, world) = [
-        json.loads(rank.communicate()[0]) for rank in ranks
-    ]
-    for rank in ranks:
-        rank.kill()
-    assert before == {}
-    assert mesh == {"pipeline": [1, 2], "tensor": [1, 2]}
-    assert both == {**mesh, "data": [3, 4]}
-    assert all_of_them == {**both, "context": [1, 2]}
-    # The group of all ranks says nothing of its kind.
-    assert world == {**all_of_them, "expert": [3, 4]}
-    # A rank outside the group.
-    assert others[2][3] == {"pipeline": [1, 2], "tensor": [0, 2], "data": [2, 4]}
+# The meshes of real ranks are those of the shapes of programs.
+@pytest.mark.parametrize(
+    ("groups", "places"),
+    [
+        ([Group("undefined")], {}),
+        ([Group("mesh_pp", 1), Group("mesh_tp", 1)], {"pipeline": (1, 2), "tensor": (1, 2)}),
+        ([Group("mesh_dp_replicate", 1), Group("mesh_dp_shard", 1, 4)], {"data": (5, 8)}),
+        ([Group("mesh_shard", 1)], {"data": (1, 2)}),
+        ([Group("mesh_dp", 0), Group("mesh_dp_shard", 1)], {"data": (0, 2)}),
+        ([Group("CONTEXT_PARALLEL_GROUP", 1)], {"context": (1, 2)}),
+        ([Group("EXPERT_MODEL_PARALLEL_GROUP")], {}),
+    ],
+)
+def test_places_are_those_of_the_groups_and_meshes(
+    groups: list[Group], places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert asked(monkeypatch, groups) == places
+    # The group of all ranks says nothing of its kind: a mesh of its parameters does.
+    mesh = SimpleNamespace(mesh_dim_names=("ep",), shape=(4,), get_coordinate=lambda: [3])
+    monkeypatch.setattr(model, "_noted", {})
+    model.note_mesh(mesh)
+    assert asked(monkeypatch, groups) == {**places, "expert": (3, 4)}
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> dict[str, Any]:
+def asked(
+    monkeypatch: pytest.MonkeyPatch, groups: Iterable[Any] = (Group("undefined"),), **modules: Any
+) -> dict[str, Any]:
     """In a program with a group that says nothing; a dot in a module's name is ``__``."""
-    c10d = SimpleNamespace(_world=SimpleNamespace(pg_names={ModuleType("group"): "0"}))
+    c10d = SimpleNamespace(_world=SimpleNamespace(pg_names=dict.fromkeys(groups, "0")))
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name.replace("__", "."), module)

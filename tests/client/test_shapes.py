@@ -65,8 +65,6 @@ FRAMEWORKS = {
     "hugging_face": ("transformers", Shape(LOADED | {"h2d", "eval"}, 160, 160 * 32, clock="")),
     # The tokens are those of the prompts: its own texts are not data.
     "generation": ("transformers", Shape(LOADED | {"h2d", "rollout"}, 80, 80 * 4, clock="")),
-    "accelerate": ("accelerate", Shape(LOADED | {"h2d"}, 80 * 128, clock="accelerate")),
-    "lightning": ("lightning", Shape(LOADED | {"h2d", "eval"}, 80 * 128, clock="")),
     "fabric": ("lightning", Shape(LOADED, 40 * 128)),
     "megatron": (
         "megatron",

@@ -5,6 +5,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from queue import Empty
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
 from warpwatch import faults
 from warpwatch.captures.control import Captures
+from warpwatch.helper_thread import HelperThread
 from warpwatch.monitor import Monitor
 from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS, create
 from warpwatch.steps import StepClock
@@ -147,6 +150,48 @@ def test_a_new_training_thread_takes_over_when_the_first_has_ended(watched):
     assert watched.clock.steps == 2
 
 
+@pytest.mark.parametrize(("rested_s", "counted"), [(9.9, (1, 20)), (10.1, (6, 15))])
+def test_a_thread_that_rests_for_10_s_and_16_calls_gives_way(watched, clock, rested_s, counted):
+    take_step(watched)
+    clock.advance(rested_s)
+
+    def elsewhere() -> None:
+        for _ in range(20):
+            take_step(watched)
+
+    in_thread(elsewhere)
+    assert (watched.clock.steps, watched.clock.steps_elsewhere) == counted
+
+
+def test_short_steps_are_settled_together_every_50_ms(watched, clock):
+    take_step(watched)
+    for passed_s, is_settled in ((0.0499, False), (0.0002, True)):
+        clock.advance(passed_s)
+        take_step(watched)
+        assert (watched.clock.log == []) == is_settled
+
+
+def test_the_helper_wakes_up_as_often_as_it_is_needed(watched, clock, ring):
+    waits: list[float] = []
+
+    def wait(timeout: float) -> None:
+        waits.append(timeout)
+        raise Empty
+
+    environ = {"WARPWATCH_ATTACH_INTERVAL_S": "0.25"}
+    helper = HelperThread(watched, None, environ, clock.monotonic)
+    watched.clock.wake_helper = SimpleNamespace(get=wait, put=lambda _: None)
+    helper._sleep()
+    take_step(watched)
+    helper._sleep()
+    helper._ring, helper._attached = ring, clock.monotonic()
+    for passed_s in (0.0, 9.9, 0.2):
+        clock.advance(passed_s)
+        helper._sleep()
+    # No rank yet; a rank that looks for a daemon; without commands yet; later.
+    assert waits == [5.0, 0.25, 0.1, 0.1, 0.5]
+
+
 def test_a_wrapped_loader_keeps_its_length_truth_and_attributes(watched):
     class Loader(list[int]):
         batch_size = 4
@@ -277,11 +322,12 @@ def test_counts_that_are_no_numbers_count_nothing(watched):
 
         __int__ = __index__
 
-    given: list[Any] = [Tensor(), -3, float("nan"), "many", None, 2.0]
+    given: list[Any] = [Tensor(), -3, float("nan"), "many", None, 2.0, 1 << 60]
     for samples in given:
         with watched.step(samples=samples):
             pass
-    assert counts(watched) == (6, 2, 0)
+    # A larger count than 48 bits hold is a mistake.
+    assert counts(watched) == (7, 2 + (1 << 48) - 1, 0)
 
 
 def test_the_seventeenth_phase_is_other_time(watched):

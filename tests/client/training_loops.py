@@ -63,18 +63,6 @@ def more_backwards_in_a_step_than_show_a_clock(net: Any, optimizer: Any) -> None
         optimizer.step()
 
 
-def two_networks() -> None:
-    nets = model(), model()
-    judge, maker = (torch.optim.Adam(net.parameters()) for net in nets)
-    for _ in range(5):
-        maker.zero_grad()
-        backward(nets[1])
-        judge.zero_grad()
-        backward(nets[0])
-        judge.step()
-        maker.step()
-
-
 def closures(net: Any, optimizer: Any) -> None:
     """The time before and after its closure is its own."""
     optimizer.register_step_post_hook(lambda *_: spend())
@@ -311,18 +299,6 @@ def two_networks_on_one_batch() -> None:
         spend()
         learn(second, of_second, batch)
         spend()
-
-
-def another_threads_optimizer(net: Any, optimizer: Any) -> None:
-    def elsewhere() -> None:
-        twin, other = trained()
-        train(twin, other, steps=7)
-
-    train(net, optimizer, steps=3)
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    train(net, optimizer, steps=2)
 
 
 def threads_that_train_at_once() -> int:

@@ -94,7 +94,7 @@ def waited_s() -> float:
     monitor = FLOW.attach()
     index = monitor.phase("comm").index
     clock = monitor.clock
-    return float((clock.totals[index] + clock.words[index]) / 1e9)
+    return float((clock.totals[index] + clock._words[index]) / 1e9)
 
 
 def explicit() -> None:

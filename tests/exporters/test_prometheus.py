@@ -102,25 +102,15 @@ def test_help_is_escaped_as_each_format_wants_it() -> None:
     )
 
 
-def test_inlined_workload_labels_are_on_every_series_of_the_device() -> None:
-    state = full_state()
-    uuid = state.devices[0].device.uuid
-    page = samples_of(render(state, Options(inline_workloads=True)))
-    pods = {dict(labels).get("pod") for _, labels in page if ("uuid", uuid) in labels}
-    assert pods == {"llama-0"}
-    others = {dict(labels).get("pod") for _, labels in page if ("uuid", uuid) not in labels}
-    assert others == {None, ""}
-    # Without the labels the two expositions are the same.
-    own = ("namespace", "pod", "container")
-    bare = {(name, tuple(p for p in labels if p[0] not in own)) for name, labels in page}
-    joined = samples_of(render(state))
-    assert bare == {(name, tuple(p for p in labels if p[0] not in own)) for name, labels in joined}
-
-
-def test_a_device_that_containers_share_is_inlined_to_none() -> None:
-    page = samples_of(render(odd_state(), Options(inline_workloads=True)))
-    clock = [labels for name, labels in page if name == "warpwatch_device_recovery_action"]
-    assert [dict(labels) for labels in clock] == [{"gpu": "0", "uuid": "GPU-1"}]
+@pytest.mark.parametrize("state", [full_state(), odd_state()])
+def test_inlined_labels_are_on_every_series_of_a_device_with_one_workload(state: State) -> None:
+    inlined = render(state, Options(inline_workloads=True)).decode().splitlines()
+    held = ',namespace="ml",pod="llama-0",container="trainer"}'
+    # Containers share the device of the odd state, and have no label there.
+    uuid = f'uuid="{full_state().devices[0].device.uuid}"' if state == full_state() else "none"
+    for line, joined in zip(inlined, render(state).decode().splitlines(), strict=True):
+        is_held = uuid in joined and "workload_info" not in joined
+        assert line == (joined.replace("}", held) if is_held else joined)
 
 
 def test_more_anomalies_than_can_be_described_are_counted() -> None:

@@ -12,19 +12,9 @@ from importlib.machinery import PathFinder
 
 # Where the modules of warpwatch.hooks.HOOKS are: before these there is nothing to hook.
 LIBRARIES = (
-    "accelerate",
-    "deepspeed",
-    "fastai",
-    "keras",
-    "lightning",
-    "lightning_fabric",
-    "pyro",
-    "pytorch_lightning",
-    "sglang",
-    "torch",
-    "transformers",
-    "vllm",
-)
+    "accelerate", "deepspeed", "fastai", "keras", "lightning", "lightning_fabric", "pyro",
+    "pytorch_lightning", "sglang", "torch", "transformers", "vllm",
+)  # fmt: skip
 _HERE = os.path.dirname(os.path.abspath(__file__))
 # Folders like this one that ran already: another environment's launcher may have added its own.
 _VISITED = sys.__dict__.setdefault("_warpwatch_bootstraps", set())

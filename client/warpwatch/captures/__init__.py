@@ -3,9 +3,8 @@
 - control: follows commands at step boundaries and keeps the one session
 - recording: one capture, from its command to its one final answer; the interface of recorders;
   the expected number of events per recorded step
-- profilers, memory: the recorders
-- safety: the reasons to refuse a capture, one function each
-- program_profiler: the program's own profiler, which has precedence
+- profilers, memory: the recorders; the program's own profiler has precedence
+- safety: the reasons to refuse a capture
 """
 
 from warpwatch.captures.control import Captures

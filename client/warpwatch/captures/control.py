@@ -12,25 +12,27 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from warpwatch import commands, faults, inbox
-from warpwatch.captures import program_profiler, safety
+from warpwatch import faults, rendezvous
+from warpwatch.captures import profilers, safety
 from warpwatch.captures.profilers import NsysRecorder, TorchRecorder
-from warpwatch.captures.recording import EventBudget, Recorder, RecordingSession
-from warpwatch.commands import Command
+from warpwatch.captures.recording import (
+    Command,
+    EventBudget,
+    Recorder,
+    RecordingSession,
+    cuda_in_use,
+    read_command,
+)
 from warpwatch.protocol import FLAG_PROFILED
-
-if TYPE_CHECKING:
-    from warpwatch.ring import RingWriter
+from warpwatch.ring import RingWriter
 
 # Reads of a command file whose checksum is wrong before its sequence number is given up.
 MAX_TORN_READS = 100
 # A profiler that the program starts in another thread waits this long for ours to end: the training
 # thread ends it at the next step boundary.
 GIVE_WAY_S = 30.0
-# Served by the helper thread, which needs no step for it.
-HELPERS_KINDS = ("stacks",)
 
 
 class CaptureClock(Protocol):
@@ -65,13 +67,13 @@ class Captures:
         self.inbox_problem: str | None = "no_inbox"
         self.metadata: dict[str, Any] = {}
         self.budget = EventBudget()
-        self.estimate_bytes = inbox.ESTIMATE_BYTES
+        self.estimate_bytes = rendezvous.ESTIMATE_BYTES
         self._taken = 0
         self._exports = 0  # by the training thread
         self._delivered = 0  # by the helper
         self._torn_reads = 0
         self._closed = False
-        program_profiler.listen(self.give_way)
+        profilers.listen(self.give_way)
 
     @property
     def exporting(self) -> bool:
@@ -89,6 +91,7 @@ class Captures:
         if clock.capturing:
             self._step_begins(clock, number)
 
+    @faults.guarded
     def step_ended(self, clock: CaptureClock, number: int) -> None:
         session = self.session
         if session is None or not session.prepared:
@@ -105,6 +108,7 @@ class Captures:
         else:
             self._advance(session, number + 1)
 
+    @faults.guarded
     def interrupt(self, reason: str) -> None:
         """End a recording without a trace: what starts now is not a step's normal work."""
         session = self.session
@@ -139,7 +143,7 @@ class Captures:
                 self._drop(session)
 
     def _read_command(self, clock: CaptureClock, ring: RingWriter, number: int) -> None:
-        found = commands.read(ring.command_fd)
+        found = read_command(ring.command_fd)
         if found is None:
             self._torn_reads += 1
             if self._torn_reads >= MAX_TORN_READS:
@@ -148,7 +152,8 @@ class Captures:
             return
         self._torn_reads = 0
         ring.command_seen, command = found
-        if command is not None and command.kind not in HELPERS_KINDS:
+        # Stacks are the helper thread's, which needs no step for them.
+        if command is not None and command.kind != "stacks":
             self._obey(clock, ring, command, number)
 
     def _obey(self, clock: CaptureClock, ring: RingWriter, command: Command, number: int) -> None:
@@ -181,13 +186,14 @@ class Captures:
     def _refusal(self, command: Command) -> str | None:
         if self._closed:
             return "the process exits"
-        torch = sys.modules.get("torch")
-        problem = self.inbox_problem
-        return safety.refusal(safety.Situation(command, torch, os.environ, self._taken, problem))
+        return safety.refusal(
+            safety.Situation(
+                command, sys.modules.get("torch"), os.environ, self._taken, self.inbox_problem
+            )
+        )
 
     def _recorder(self, command: Command) -> Recorder:
-        torch = sys.modules.get("torch")
-        cuda = safety.cuda_in_use(torch)
+        cuda = cuda_in_use(sys.modules.get("torch"))
         if command.kind == "memory":
             # With what it needs of the standard library it takes longer to import than the rest.
             from warpwatch.captures.memory import MemoryRecorder
@@ -230,7 +236,6 @@ class Captures:
         session.ring.event("capture_started", id=session.command.id, step=session.first_step)
 
     def _advance(self, session: RecordingSession, number: int) -> None:
-        """Go on with the recording; step ``number`` starts next."""
         try:
             if session.recording:
                 session.recorder.next_step(number)
@@ -256,10 +261,7 @@ class Captures:
         if session.prepared and not session.here:
             session.fail("the training thread ended")
         if session.prepared and (session.here or session.recorder.stops_anywhere):
-            try:
-                session.recorder.drop()
-            except Exception as error:
-                faults.swallow(error)
+            faults.guarded(session.recorder.drop)()
         self.session = None
 
     def _fail(self, session: RecordingSession, error: Exception) -> None:
@@ -270,22 +272,11 @@ class Captures:
 
     # --- in the helper thread -------------------------------------------------------------------
 
-    def keep_deadline(self) -> None:
-        session = self.session
-        if session is not None:
-            session.expire()
-
     def cancel(self, identifier: str) -> None:
         """Cancel the capture, because the training thread may not read the command in time."""
         session = self.session
         if session is not None and session.command.id == identifier:
             session.disarm("cancelled")
-
-    def lose(self, ring: RingWriter) -> None:
-        """Disarm the session of a removed ring."""
-        session = self.session
-        if session is not None and session.ring is ring:
-            session.disarm("the ring was removed")
 
     def deliver(self, beat: Callable[[], None]) -> None:
         """Move exported captures to the inbox; delete those that nobody will fetch."""

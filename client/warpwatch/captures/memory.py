@@ -21,10 +21,11 @@ import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from io import BufferedWriter, FileIO
 from statistics import median
 from typing import Any, NamedTuple
 
-from warpwatch import inbox
+from warpwatch import rendezvous
 from warpwatch.captures.recording import Recorder, operators
 
 # Bounds what is kept: an entry takes up to some KB.
@@ -73,7 +74,7 @@ class MemoryRecorder(Recorder):
             said |= summary(snapshot)
         text = json.dumps(said, indent=1).encode()
         beat()
-        more = inbox.hand_over(base, ".memory.json", lambda fd: inbox.write(fd, text))
+        more = rendezvous.hand_over(base, ".memory.json", lambda fd: rendezvous.write(fd, text))
         if snapshot is None:
             return {"more": more}
         try:
@@ -83,8 +84,7 @@ class MemoryRecorder(Recorder):
             with suppress(OSError):
                 os.unlink(f"{base}.{more}.memory.json")
             raise
-        took = f"snapshot {self._about['snapshot_s']} s"
-        return {"token": token, "more": more, "detail": took}
+        return {"token": token, "more": more, "detail": f"snapshot {self._about['snapshot_s']} s"}
 
     def drop(self) -> None:
         self._host.drop()
@@ -99,23 +99,18 @@ class MemoryRecorder(Recorder):
 def _hand_over_snapshot(base: str, snapshot: Any, beat: Callable[[], None]) -> str:
     import pickle
 
+    class Beating(BufferedWriter):
+        """A file that beats with every write: pickle writes in pieces of 64 KiB."""
+
+        def write(self, data: Any) -> int:
+            beat()
+            return super().write(data)
+
     def write(fd: int) -> None:
-        with os.fdopen(os.dup(fd), "wb") as file:
-            pickle.dump(snapshot, _Beating(file, beat))
+        with Beating(FileIO(os.dup(fd), "wb")) as file:
+            pickle.dump(snapshot, file)
 
-    return inbox.hand_over(base, ".memory.pickle", write)
-
-
-class _Beating:
-    """A file that beats with every write: pickle writes in pieces of 64 KiB."""
-
-    def __init__(self, file: Any, beat: Callable[[], None]) -> None:
-        self._file = file
-        self._beat = beat
-
-    def write(self, data: Any) -> int:
-        self._beat()
-        return int(self._file.write(data))
+    return rendezvous.hand_over(base, ".memory.pickle", write)
 
 
 def summary(snapshot: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +205,7 @@ class HostGrowth:
         self._graph: dict[str, Any] | None = None
 
     def start(self) -> None:
-        """Trace allocations from here on, unless the program does so itself."""
+        """Trace allocations, unless the program does so itself."""
         self._begun = self._monotonic()
         self._first_number = operators() or 0
         if not tracemalloc.is_tracing():
@@ -267,7 +262,11 @@ class HostGrowth:
     def _mark(self) -> None:
         before = _anonymous_bytes()
         traced = tracemalloc.get_tracemalloc_memory() if self._traces else 0
-        types = self._count()
+        types: Counter[type] = Counter()
+        if self._counts:
+            began = self._core()
+            types = _count_types()
+            self._counts = self._core() - began <= MAX_COUNT_S
         traces = tracemalloc.take_snapshot().traces if self._traces else ()
         after = _anonymous_bytes()
         if before is None or after is None:
@@ -276,14 +275,6 @@ class HostGrowth:
             used = before - traced - self._own_bytes
             self._own_bytes += after - before
         self._marks.append(Mark(self._steps, used, types, traces))
-
-    def _count(self) -> Counter[type]:
-        if not self._counts:
-            return Counter()
-        began = self._core()
-        types = _count_types()
-        self._counts = self._core() - began <= MAX_COUNT_S
-        return types
 
     def _lines(self, beat: Callable[[], None]) -> list[dict[str, Any]]:
         """Return the lines whose allocations grow from mark to mark, the fastest first.
@@ -400,12 +391,10 @@ def line_of(traceback: Any) -> str:
 
 
 def _is_library(frame: str) -> bool:
-    packages = ("site-packages", "dist-packages")
-    if frame.startswith("<frozen") or any(
-        f"{name}{os.sep}torch{os.sep}" in frame for name in packages
-    ):
-        return True
-    return frame.startswith(_LIBRARY) and not any(name in frame for name in packages)
+    """Return whether a frame is of Python's own library or of torch."""
+    if "site-packages" in frame or "dist-packages" in frame:
+        return f"-packages{os.sep}torch{os.sep}" in frame
+    return frame.startswith(("<frozen", _LIBRARY))
 
 
 def _growth_of(kind: type, rate: float, newest: list[Any], tensor: Any) -> dict[str, Any]:
@@ -434,13 +423,12 @@ def _line_of_size(blocks: list[Counter[tuple[str, int]]], sizes: Sequence[int]) 
 
 def _line_of_object(one: Any) -> str | None:
     traceback = tracemalloc.get_object_traceback(one)
-    return (line_of(traceback) or None) if traceback else None
+    return (traceback and line_of(traceback)) or None
 
 
 def _size(one: Any, tensor: Any) -> int:
     """Return the bytes of the object itself, with the values of a tensor on the CPU."""
-    # An object may lie about its size, or raise.
-    with suppress(Exception):
+    with suppress(Exception):  # an object may lie about its size, or raise
         values = one.numel() * one.element_size() if type(one) is tensor and one.is_cpu else 0
         return int(values) + sys.getsizeof(one)
     return 0

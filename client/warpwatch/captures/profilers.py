@@ -2,10 +2,17 @@
 
 The training thread starts, stops and exports: a profiler stopped by another thread loses its
 trace, and all of it holds the interpreter's lock anyway. Compression is the helper's.
+
+The program's own profiler has precedence: while it is active ours waits, and ours ends for it. Two
+sessions in a process crash: with torch 2.13, preparing one between ``prepare_trace`` and
+``stop_trace`` of another is a segmentation fault, in any thread. Torch does not report that a
+schedule is warming up. The start and stop methods of its profiler classes are therefore wrapped;
+all Python profilers use ``torch.autograd.profiler``.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -14,10 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
+from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
-from warpwatch import inbox
-from warpwatch.captures.program_profiler import ours
+from warpwatch import faults, rendezvous
 from warpwatch.captures.recording import Recorder
 
 SUFFIX = ".pt.trace.json.gz"
@@ -63,8 +72,13 @@ class TorchRecorder(Recorder):
         self._pauses.leave()
         own = about | {"gc_pauses_us": self._pauses.found_us}
         self._profiler.add_metadata_json("warpwatch", json.dumps(own))
-        if not _has_process_group():
-            # Where there is one, torch adds it itself. Readers know ranks by it.
+        distributed: Any = sys.modules.get("torch.distributed")
+        if (
+            distributed is None
+            or not distributed.is_available()
+            or not distributed.is_initialized()
+        ):
+            # Of a process group torch adds them itself. Readers know ranks by it.
             known = {name: about[name] for name in ("rank", "world_size") if name in about}
             self._profiler.add_metadata_json("distributedInfo", json.dumps(known))
         with ours():
@@ -72,21 +86,23 @@ class TorchRecorder(Recorder):
         self._stopped = True
 
     def export(self, base: str) -> None:
-        folder = f"{base}.{inbox.token()}.tmp"
+        folder = f"{base}.{rendezvous.token()}.tmp"
         # Kineto creates files by name with the user's umask: no one else may enter there.
         os.mkdir(folder, 0o700)
         self._folder = folder
         self._profiler.export_chrome_trace(os.path.join(folder, "trace.json"))
-        self._release()
+        # Python frees its reference cycles when it next collects. An extra collection would visit
+        # each object of the program: 4 s for five million.
+        self._profiler = None
 
     def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
         source = os.path.join(self._folder, "trace.json")
 
         def write(fd: int) -> None:
-            self.events = inbox.write_gzip(source, fd, beat)
+            self.events = rendezvous.write_gzip(source, fd, beat)
             self.size_bytes = os.stat(source).st_size + os.fstat(fd).st_size
 
-        return {"token": inbox.hand_over(base, SUFFIX, write)}
+        return {"token": rendezvous.hand_over(base, SUFFIX, write)}
 
     def drop(self) -> None:
         self._pauses.leave()
@@ -99,18 +115,11 @@ class TorchRecorder(Recorder):
                         self._profiler.start_trace()
                     self._profiler.stop_trace()
         finally:
-            self._release()
+            self._profiler = None
 
     def discard(self, base: str) -> None:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _release(self) -> None:
-        """Drop the session. Python frees its reference cycles when it next collects.
-
-        An extra collection would visit each object of the program: 4 s for five million.
-        """
-        self._profiler = None
 
     def _annotate(self, number: int) -> None:
         from torch.autograd.profiler import record_function
@@ -187,13 +196,6 @@ def _experimental_config(**wanted: Any) -> dict[str, Any]:
         return {}
 
 
-def _has_process_group() -> bool:
-    distributed: Any = sys.modules.get("torch.distributed")
-    return bool(
-        distributed is not None and distributed.is_available() and distributed.is_initialized()
-    )
-
-
 @contextmanager
 def _inductor_left_alone() -> Iterator[None]:
     """Keep the start of the profiler from importing torch._inductor: a second and 70 MiB.
@@ -250,3 +252,87 @@ class NsysRecorder(Recorder):
         if self._in_step:
             self._in_step = False
             self._nvtx.range_pop()
+
+
+PROFILER_MODULE = "torch.autograd.profiler"
+
+# Class, its methods that begin a session, the one that ends it.
+_WATCHED = (
+    ("profile", ("_prepare_trace", "_start_trace"), "__exit__"),
+    ("emit_nvtx", ("__enter__",), "__exit__"),
+    ("emit_itt", ("__enter__",), "__exit__"),
+)
+_active: WeakSet[Any] = WeakSet()
+_ours = 0  # the thread that calls torch's profiler for us just now
+_listener: Callable[[], None] | None = None
+
+
+def program_profiles() -> bool:
+    """Return whether a profiler of the program warms up or records, in any thread."""
+    return len(_active) > 0
+
+
+def listen(callback: Callable[[], None]) -> None:
+    """Call ``callback`` before the program's profiler starts, in its thread."""
+    global _listener
+    _listener = callback
+
+
+def forget_program_profilers() -> None:
+    """Forget the parent's profilers in a forked child, where they do not run."""
+    global _listener
+    _listener = None
+    _active.clear()
+
+
+@contextmanager
+def ours() -> Iterator[None]:
+    """Mark this thread's profiler calls inside the block as ours."""
+    global _ours
+    _ours = get_ident()
+    try:
+        yield
+    finally:
+        _ours = 0
+
+
+def watch_program_profiler(module: ModuleType) -> None:
+    """Watch the classes of the imported module ``torch.autograd.profiler``, once."""
+    for name, begins, end in _WATCHED:
+        found = getattr(module, name, None)
+        if found is None or not hasattr(found, end):
+            continue
+        for begin in begins:
+            if hasattr(found, begin):
+                _wrap(found, begin, before=_before_begin)
+        _wrap(found, end, after=_active.discard)
+
+
+def _wrap(
+    owner: type,
+    name: str,
+    before: Callable[[Any], object] = bool,
+    after: Callable[[Any], object] = bool,
+) -> None:
+    original = getattr(owner, name)
+    if hasattr(original, "_warpwatch"):
+        return
+
+    @functools.wraps(original)
+    def call(profiler: Any, *args: Any, **kwargs: Any) -> Any:
+        before(profiler)
+        try:
+            return original(profiler, *args, **kwargs)
+        finally:
+            after(profiler)
+
+    call._warpwatch = True  # type: ignore[attr-defined]
+    setattr(owner, name, call)
+
+
+@faults.guarded
+def _before_begin(profiler: Any) -> None:
+    if _ours != get_ident() and getattr(profiler, "enabled", True):
+        _active.add(profiler)
+        if _listener is not None:
+            _listener()

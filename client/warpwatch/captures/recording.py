@@ -1,4 +1,4 @@
-"""Runs one capture, from its command to its final answer, and estimates the events of a step.
+"""Reads commands, runs a capture up to its final answer, and estimates the events of a step.
 
 The daemon bounds a capture by the events that a recorded step is expected to hold. autograd numbers
 the operators that it may have to differentiate, with one counter per thread. The estimate is a
@@ -8,18 +8,85 @@ step's share of that counter times the events per operator; each capture correct
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from threading import get_native_id
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from warpwatch import faults
-from warpwatch.commands import Command
+from warpwatch import faults, protocol
+from warpwatch.ring import RingWriter
 
-if TYPE_CHECKING:
-    from warpwatch.ring import RingWriter
+_ID = re.compile(r"[0-9A-Za-z-]{1,40}")
+MAX_STEPS = 100
+# Additions to a trace, at a cost. Unknown options are ignored.
+OPTIONS = ("stacks", "shapes", "memory")
+
+
+class Command(NamedTuple):
+    """A command; ``op`` is capture or cancel. Only captures use the fields after ``id``."""
+
+    op: str
+    id: str
+    kind: str = ""
+    start_step: int = 0
+    steps: int = 0
+    arm_timeout_s: float = 60.0
+    options: tuple[str, ...] = ()
+
+
+def parse_command(fields: dict[str, Any]) -> Command | None:
+    """Return the command, None if it is invalid; ``kind`` is empty for an invalid capture."""
+    identifier = fields.get("id")
+    if not isinstance(identifier, str) or not _ID.fullmatch(identifier):
+        return None
+    if fields.get("op") == "cancel":
+        return Command("cancel", identifier)
+    if fields.get("op") != "capture":
+        return None
+    kind, start, steps = fields.get("kind"), fields.get("start_step", 0), fields.get("steps", 1)
+    timeout = fields.get("arm_timeout_s", 60)
+    whole = type(start) is int and type(steps) is int and 0 < steps <= MAX_STEPS
+    timely = type(timeout) in (int, float) and 0 < timeout <= protocol.MAX_ARM_TIMEOUT_S
+    if not (isinstance(kind, str) and whole and timely):
+        return Command("capture", identifier)
+    asked = fields.get("options")
+    options = tuple(name for name in OPTIONS if isinstance(asked, list) and name in asked)
+    return Command("capture", identifier, kind, start, steps, float(timeout), options)
+
+
+def read_command(fd: int) -> tuple[bytes, Command | None] | None:
+    """Return (sequence number as 8 bytes, command), or None while the file is being written."""
+    data = os.pread(fd, protocol.COMMAND_SIZE, 0)
+    try:
+        _, fields = protocol.decode_command(data)
+    except (ValueError, RecursionError):
+        return None
+    return data[8:16], parse_command(fields)
+
+
+def open_commands(folder_fd: int, name: str, owner_uid: int) -> int:
+    """Open ``commands/<name>.cmd``; return -1 unless it is a command file of ``owner_uid``."""
+    nofollow = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        commands_fd = os.open("commands", nofollow | os.O_DIRECTORY, dir_fd=folder_fd)
+    except OSError:
+        return -1
+    try:
+        fd = os.open(f"{name}.cmd", nofollow | os.O_NONBLOCK, dir_fd=commands_fd)
+    except OSError:
+        return -1
+    finally:
+        os.close(commands_fd)
+    status = os.fstat(fd)
+    regular = status.st_mode & 0o170000 == 0o100000
+    if regular and status.st_uid == owner_uid and status.st_size == protocol.COMMAND_SIZE:
+        return fd
+    os.close(fd)
+    return -1
+
 
 # A recording may take twice what is expected, and at least this long: beside many other programs
 # five steps of 0.2 s took over 10 s.
@@ -92,13 +159,13 @@ class RecordingSession:
         self.command = command
         self.ring = ring
         self.recorder = recorder
-        self.armed_step = number
+        self._armed_step = number
         self.base = os.path.join(inbox, f"{command.id}.{ring.name}")
         self.first_step = command.start_step
         self.last_step = command.start_step + command.steps - 1
         self._monotonic = monotonic
-        self.armed_at = monotonic()
-        self.deadline = self.armed_at + command.arm_timeout_s
+        self._armed_at = monotonic()
+        self.deadline = self._armed_at + command.arm_timeout_s
         self.limit_s = MIN_RECORDING_S
         self.prepared = False
         self.recording = False
@@ -140,11 +207,10 @@ class RecordingSession:
 
     def prepare(self) -> None:
         """Prepare the recorder and limit its time. Raises what the recorder raises."""
-        steps_since_armed = self.first_step - 1 - self.armed_step
+        steps_since_armed = self.first_step - 1 - self._armed_step
         if steps_since_armed:
-            step_s = (self._monotonic() - self.armed_at) / steps_since_armed
-            steps = self.command.steps + 1
-            self.limit_s = max(MIN_RECORDING_S, _PATIENCE * steps * step_s)
+            step_s = (self._monotonic() - self._armed_at) / steps_since_armed
+            self.limit_s = max(MIN_RECORDING_S, _PATIENCE * (self.command.steps + 1) * step_s)
         self.recorder.prepare()
 
     def start(self) -> None:
@@ -190,21 +256,14 @@ class RecordingSession:
         """Whether the thread that prepared it is alive."""
         return os.path.exists(f"/proc/self/task/{self._thread}")
 
-    @property
-    def overdue(self) -> bool:
-        """Whether the start step did not begin in time."""
-        return not self.begun and not self.dropped and self._monotonic() > self.deadline
-
-    @property
-    def overlong(self) -> bool:
-        """Whether it records longer than its steps can explain."""
-        return self.recording and self._monotonic() - self._recording_at > self.limit_s
-
     def expire(self) -> None:
-        """Give up if it is overdue or overlong. In either thread."""
-        if self.overdue:
+        """Give up if the start step or the end of the recording is late. In either thread."""
+        if self.dropped:
+            return
+        now = self._monotonic()
+        if not self.begun and now > self.deadline:
             self.disarm("start step did not begin in time")
-        elif self.overlong and not self.dropped:
+        elif self.recording and now - self._recording_at > self.limit_s:
             self.fail(f"interrupted: the recording took longer than {self.limit_s:.0f} s")
 
 
@@ -232,14 +291,13 @@ class EventBudget:
         self._last: tuple[int, int] | None = None
 
     def before_step(self, number: int) -> None:
-        """Read the counter at some calls. Step ``number`` is about to start."""
+        """Read the counter at some of the calls, as step ``number`` is about to start."""
         self._calls += 1
         if self._calls > self._next_sample:
             self._next_sample = self._calls + min(SAMPLE_LOOKS, self._calls // 2)
             self.sample(number)
 
     def sample(self, number: int) -> None:
-        """Read the counter. Step ``number`` is about to start."""
         counter = operators()
         if counter is None:
             return
@@ -255,7 +313,8 @@ class EventBudget:
         self._estimate()
 
     def _estimate(self) -> None:
-        factor = self._factor or _default_factor()
+        uses_cuda = cuda_in_use(sys.modules.get("torch")) is not None
+        factor = self._factor or (FACTOR_CUDA if uses_cuda else FACTOR_CPU)
         # Without gradients nothing is counted: what was measured holds.
         estimate = self._rate * factor or self._measured or 0.0
         self.events_per_step = int(float(f"{estimate:.1e}")) or None
@@ -268,6 +327,7 @@ def operators() -> int | None:
     return None if counter is None else int(counter())
 
 
-def _default_factor() -> float:
-    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    return FACTOR_CUDA if cuda is not None and cuda.is_initialized() else FACTOR_CPU
+def cuda_in_use(torch: Any) -> Any:
+    """Return torch.cuda once the program uses a GPU, None before."""
+    cuda = getattr(torch, "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None

@@ -1,4 +1,4 @@
-"""Checks whether a capture may be recorded now: one function per reason, which returns it or None.
+"""Checks whether a capture may be recorded now, and names the first reason against it.
 
 docs/protocol.md lists the reasons. They are checked when a command is read and again when the
 profiler starts.
@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from warpwatch.captures import program_profiler
-from warpwatch.commands import Command
+from warpwatch.captures.profilers import program_profiles
+from warpwatch.captures.recording import Command, cuda_in_use
 
 # Each session leaves memory behind in the process (pytorch#193348: 318 MiB after 1,000).
 MAX_CAPTURES = 50
@@ -39,14 +39,7 @@ class Situation(NamedTuple):
 
     @property
     def cuda(self) -> Any:
-        """torch.cuda once the program uses a GPU, None before."""
         return cuda_in_use(self.torch)
-
-
-def cuda_in_use(torch: Any) -> Any:
-    """Return torch.cuda once the program uses a GPU, None before."""
-    cuda = getattr(torch, "cuda", None)
-    return cuda if cuda is not None and cuda.is_initialized() else None
 
 
 Check = Callable[[Situation], "str | None"]
@@ -54,21 +47,19 @@ Check = Callable[[Situation], "str | None"]
 
 def refusal(situation: Situation) -> str | None:
     """Return the first reason against this capture, or None."""
-    if not situation.command.kind:
-        return "bad_command"
-    for check in _CHECKS.get(situation.command.kind, (unknown_kind,)):
+    kind = situation.command.kind
+    if kind not in _CHECKS:
+        return "unknown_kind" if kind else "bad_command"
+    if situation.environ.get("WARPWATCH_CAPTURES") == "0":
+        return "disabled"
+    for check in _CHECKS[kind]:
         reason = check(situation)
         if reason:
             return reason
-    return None
-
-
-def unknown_kind(situation: Situation) -> str | None:
-    return "unknown_kind"
-
-
-def switched_off(situation: Situation) -> str | None:
-    return "disabled" if situation.environ.get("WARPWATCH_CAPTURES") == "0" else None
+    if situation.captures >= MAX_CAPTURES:
+        return "too_many_captures"
+    # Nsight Systems writes its files itself.
+    return None if kind == "nsys" else situation.inbox_problem
 
 
 def no_torch(situation: Situation) -> str | None:
@@ -80,18 +71,10 @@ def no_cuda(situation: Situation) -> str | None:
     return "no_cuda" if situation.cuda is None else None
 
 
-def inbox_unusable(situation: Situation) -> str | None:
-    return situation.inbox_problem
-
-
-def too_many_captures(situation: Situation) -> str | None:
-    return "too_many_captures" if situation.captures >= MAX_CAPTURES else None
-
-
 def profiler_busy(situation: Situation) -> str | None:
     """Refuse while the program profiles itself or its schedule warms up."""
     enabled = getattr(situation.torch.autograd, "_profiler_enabled", None)
-    runs = program_profiler.active() or (enabled is not None and enabled())
+    runs = program_profiles() or (enabled is not None and enabled())
     return "profiler_busy" if runs else None
 
 
@@ -146,19 +129,11 @@ def memory_busy(situation: Situation) -> str | None:
     return "memory_busy" if enabled() else None
 
 
+# The reasons against one kind only.
 _CHECKS: dict[str, tuple[Check, ...]] = {
-    "torch": (
-        switched_off,
-        no_torch,
-        profiler_busy,
-        unsafe_stacks,
-        cuda_graphs,
-        cupti_busy,
-        too_many_captures,
-        inbox_unusable,
-    ),
-    "memory": (switched_off, memory_busy, too_many_captures, inbox_unusable),
-    "nsys": (switched_off, no_torch, not_under_nsys, no_cuda, too_many_captures),
+    "torch": (no_torch, profiler_busy, unsafe_stacks, cuda_graphs, cupti_busy),
+    "memory": (memory_busy,),
+    "nsys": (no_torch, not_under_nsys, no_cuda),
 }
 
 

@@ -1,6 +1,6 @@
 """Hooks that report steps and phases without a change to the code, installed at imports.
 
-- hook_state: the shared state: the source of the step clock, the phase between calls
+- hook_state: the shared state: the source of the step clock, the optimizer that is it
 - import_watcher: calls back at imports; serving: a process of an inference server
 - optimizer, dataloader, …: the hooks; each names its module and has ``install``
 """
@@ -10,30 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
-from warpwatch.captures import program_profiler
+from warpwatch.captures.profilers import PROFILER_MODULE, watch_program_profiler
 from warpwatch.hooks import backward, calls, dataloader, frameworks, modules, optimizer
 from warpwatch.hooks.hook_state import HookState
 from warpwatch.hooks.import_watcher import ImportWatcher
 
 
-def _watch_profiler(module: ModuleType, state: HookState) -> None:
-    program_profiler.watch(module)
-
-
-def _watch_vllm(module: ModuleType, state: HookState) -> None:
-    # A training does not import it.
-    from warpwatch.hooks import vllm
-
-    vllm.watch_plugins()
-
-
-def _watch_sglang(module: ModuleType, state: HookState) -> None:
-    from warpwatch.hooks import sglang
-
-    sglang.watch_plugins()
+def _watch_server(module: ModuleType, state: HookState) -> None:
+    """Watch the plug-ins of vllm or sglang; a training does not import our hooks of them."""
+    import_module(f"warpwatch.hooks.{module.__name__.partition('.')[0]}").watch_plugins()
 
 
 class Hook(NamedTuple):
@@ -61,7 +50,7 @@ HOOKS = (
     Hook("ddp", backward.DDP_MODULE, backward.install_ddp),
     Hook("checkpoint", calls.SAVING_MODULE, calls.install_saving),
     Hook("checkpoint", calls.DISTRIBUTED_SAVING_MODULE, calls.install_distributed_saving),
-    Hook("profiler", program_profiler.MODULE, _watch_profiler),
+    Hook("profiler", PROFILER_MODULE, lambda module, state: watch_program_profiler(module)),
     Hook("transformers", frameworks.TRANSFORMERS, frameworks.install_transformers),
     Hook("transformers", frameworks.GENERATION, frameworks.install_generation),
     Hook("lightning", frameworks.LIGHTNING, frameworks.install_lightning),
@@ -70,8 +59,8 @@ HOOKS = (
     Hook("deepspeed", frameworks.DEEPSPEED, frameworks.install_deepspeed),
     Hook("pyro", frameworks.PYRO, frameworks.install_pyro),
     Hook("pyro", frameworks.PYRO_OPTIM, frameworks.install_pyro_optim),
-    Hook("vllm", "vllm.plugins", _watch_vllm),
-    Hook("sglang", "sglang.srt.plugins", _watch_sglang),
+    Hook("vllm", "vllm.plugins", _watch_server),
+    Hook("sglang", "sglang.srt.plugins", _watch_server),
     Hook("pipelining", frameworks.PIPELINING, frameworks.install_pipelining),
 )
 

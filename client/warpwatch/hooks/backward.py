@@ -242,18 +242,16 @@ class LastGradient:
 
         return arrived
 
+    @faults.guarded
     def _last_arrived(self, _: Any) -> None:
         """Switch from backward to ``comm``, up to its end.
 
         The training thread is inside backward, so this thread may write its log.
         """
-        try:
-            self._missed = 0
-            monitor = self._state.monitor
-            if monitor is not None and self._synchronized and self._state.in_backward:
-                monitor.clock.replace_innermost(self._comm)
-        except Exception as error:
-            faults.swallow(error)
+        self._missed = 0
+        monitor = self._state.monitor
+        if monitor is not None and self._synchronized and self._state.in_backward:
+            monitor.clock.replace_innermost(self._comm)
 
 
 def install_ddp(module: ModuleType, state: HookState) -> None:
@@ -263,17 +261,18 @@ def install_ddp(module: ModuleType, state: HookState) -> None:
         return
     known: weakref.WeakKeyDictionary[Any, LastGradient] = weakref.WeakKeyDictionary()
 
+    @faults.guarded
+    def prepare(ddp: Any) -> None:
+        if not state.off and state.is_grad_enabled() and _reduces_in_backward(ddp):
+            if ddp not in known:
+                known[ddp] = LastGradient(state)
+            known[ddp].prepare(ddp, ddp.require_backward_grad_sync)
+
     @functools.wraps(original)
     def _post_forward(self: Any, output: Any) -> Any:
         if state.is_compiling():
             return original(self, output)
-        try:
-            if not state.off and state.is_grad_enabled() and _reduces_in_backward(self):
-                if self not in known:
-                    known[self] = LastGradient(state)
-                known[self].prepare(self, self.require_backward_grad_sync)
-        except Exception as error:
-            faults.swallow(error)
+        prepare(self)
         return original(self, output)
 
     data_parallel._post_forward = _post_forward

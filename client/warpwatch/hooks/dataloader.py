@@ -34,8 +34,6 @@ EVALUATION_AFTER = 2
 # The purposes of a batch. Batches of a nested loader, and training data of a process that is not a
 # rank yet, are not timed.
 _NOT_OURS, _UNTIMED, _TRAINING, _EVALUATION = range(4)
-
-
 # The place of a weak reference to nothing: it returns None.
 _NO_REFERENCE: Callable[[], Any] = type(None)
 
@@ -127,18 +125,16 @@ class LoaderHook:
         except Exception as error:
             faults.swallow(error)
 
+    @faults.guarded
     def failed(self, purpose: int) -> None:
         """End the wait at the end of the data or at an error."""
-        try:
-            self._inside = False
-            self._iterator = _NO_REFERENCE
-            monitor = self._state.monitor
-            if purpose == _TRAINING and monitor is not None:
-                monitor.clock.push((LEAVE, monotonic_ns(), OTHER))
-            elif purpose == _EVALUATION:
-                self._state.switch("other")
-        except Exception as error:
-            faults.swallow(error)
+        self._inside = False
+        self._iterator = _NO_REFERENCE
+        monitor = self._state.monitor
+        if purpose == _TRAINING and monitor is not None:
+            monitor.clock.push((LEAVE, monotonic_ns(), OTHER))
+        elif purpose == _EVALUATION:
+            self._state.switch("other")
 
     def restart(self, iterator: Any) -> None:
         """Start a new epoch, also if persistent workers reuse the iterator."""
@@ -315,7 +311,6 @@ def _tokens(tensor: Any, shape: Any) -> int:
 
 
 def _of_shape(shape: Any) -> tuple[int, int] | None:
-    """Return (length, 0), or None for a single number."""
     return (shape[0], 0) if len(shape) and type(shape[0]) is int else None
 
 

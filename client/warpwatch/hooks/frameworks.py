@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch import faults, model
-from warpwatch.hooks.clock_choice import ClockChoice
-from warpwatch.hooks.hook_state import HookState
+from warpwatch.hooks.hook_state import ClockChoice, HookState
 
 TRANSFORMERS = "transformers.trainer"
 GENERATION = "transformers.generation.utils"
@@ -44,18 +43,11 @@ def install_transformers(module: ModuleType, state: HookState) -> None:
 
 def install_generation(module: ModuleType, state: HookState) -> None:
     """Time ``generate``; in training mode the model makes its own data (GRPO)."""
-    mixin = module.GenerationMixin
-    original = mixin.generate
 
-    @functools.wraps(original)
-    def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-        monitor = state.monitor
-        if monitor is None:
-            return original(model, *args, **kwargs)
-        with monitor.phase("rollout" if getattr(model, "training", False) else "eval"):
-            return original(model, *args, **kwargs)
+    def phase(model: Any, *_: Any, **__: Any) -> AbstractContextManager[Any]:
+        return _in_phase("rollout" if getattr(model, "training", False) else "eval", state)
 
-    mixin.generate = generate
+    _inside(module.GenerationMixin, "generate", phase)
 
 
 def install_lightning(module: ModuleType, state: HookState) -> None:
@@ -145,35 +137,39 @@ def _after(owner: Any, name: str, act: Callable[..., object]) -> None:
     setattr(owner, name, call)
 
 
-def _inside(owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Run each call inside a new ``context``."""
+def _inside(owner: Any, name: str, context: Callable[..., AbstractContextManager[Any]]) -> None:
+    """Run each call inside a new ``context``, which gets the call's arguments."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with context():
+        with context(*args, **kwargs):
             return original(*args, **kwargs)
 
     setattr(owner, name, call)
 
 
+def _in_phase(phase: str, state: HookState) -> AbstractContextManager[Any]:
+    """Return the phase, once the process trains."""
+    return state.monitor.phase(phase) if state.monitor else nullcontext()
+
+
 def _phase(owner: Any, name: str, phase: str, state: HookState) -> None:
-    """Make each call a phase, once the process trains."""
-    _inside(owner, name, lambda: state.monitor.phase(phase) if state.monitor else nullcontext())
+    _inside(owner, name, lambda *_, **__: _in_phase(phase, state))
 
 
 def _evaluation(owner: Any, name: str, state: HookState) -> None:
     """Make each call the phase ``eval``; data loaded meanwhile are not for training."""
 
     @contextmanager
-    def evaluating() -> Iterator[None]:
+    def evaluating(*_: Any, **__: Any) -> Iterator[None]:
         before, state.evaluating = state.evaluating, True
         try:
-            yield
+            with _in_phase("eval", state):
+                yield
         finally:
             state.evaluating = before
 
-    _phase(owner, name, "eval", state)
     _inside(owner, name, evaluating)
 
 
@@ -181,7 +177,7 @@ def _unseen(owner: Any, name: str, state: HookState) -> None:
     """Ignore backwards and optimizer steps inside the calls: they are not training."""
 
     @contextmanager
-    def off() -> Iterator[None]:
+    def off(*_: Any, **__: Any) -> Iterator[None]:
         before = state.off, state.monitor
         state.off, state.monitor = True, None
         try:
@@ -193,7 +189,7 @@ def _unseen(owner: Any, name: str, state: HookState) -> None:
 
 
 class _Steps:
-    """The calls that update the model; one object's calls are the clock (see clock_choice)."""
+    """The calls that update the model; one object's calls are the clock (see ClockChoice)."""
 
     def __init__(self, state: HookState, source: str, updates: Callable[[Any], bool]) -> None:
         self.state = state

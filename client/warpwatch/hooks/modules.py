@@ -90,10 +90,8 @@ class ModuleHook:
         state.when_backward(state.backwards + 2, self.end_search)
 
     def end_search(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is None:
+        if not self._stop_search():
             return
-        handle.remove()
         for kind in self._classes:
             if "__call__" not in vars(kind):
                 _hook_calls(kind, self._called, self)
@@ -101,31 +99,33 @@ class ModuleHook:
         self._every = CHECK_EVERY if self._called else 2 * self._every
         self.state.when_backward(self.state.backwards + self._every, self.search)
 
-    def compile(self) -> None:
-        """Remove the hooks, because torch.compile may trace the modules."""
+    def _stop_search(self) -> bool:
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()
+        return handle is not None
+
+    def compile(self) -> None:
+        """Remove the hooks, because torch.compile may trace the modules."""
+        self._stop_search()
         for kind in self._classes:
             if getattr(vars(kind).get("__call__"), "of_warpwatch", False):
                 del kind.__call__
 
+    @faults.guarded
     def _found(self, module: Any, args: Any) -> None:
         """Add a module that is called in the search, unless it is a part of one found before."""
-        try:
-            if id(module) in self._inside or not self.state.in_training_thread():
-                return
-            kind = type(module)
-            if len(self._called) < MAX_MODULES and (
-                kind in self._classes or "__call__" not in vars(kind)
-            ):
-                self._called.add(id(module))
-                with suppress(ValueError):  # the parts of a RemoteModule are in another process
-                    self._inside.update(map(id, module.modules()))
-                if kind not in self._classes:
-                    self._classes.append(kind)
-        except Exception as error:
-            faults.swallow(error)
+        if id(module) in self._inside or not self.state.in_training_thread():
+            return
+        kind = type(module)
+        if len(self._called) < MAX_MODULES and (
+            kind in self._classes or "__call__" not in vars(kind)
+        ):
+            self._called.add(id(module))
+            with suppress(ValueError):  # the parts of a RemoteModule are in another process
+                self._inside.update(map(id, module.modules()))
+            if kind not in self._classes:
+                self._classes.append(kind)
 
     def begin(self, module: Any, args: Any) -> None:
         """Start the phase of a call that the program makes, if it is another one."""

@@ -1,4 +1,4 @@
-"""Hooks optimizers: one of them is the clock (see clock_choice), each one's step is a phase.
+"""Hooks optimizers: one of them is the clock (see ClockChoice), each one's step is a phase.
 
 A training step may call optimizers repeatedly: in sub-groups, in a gradient scaler that skips it,
 or one per parameter inside backward. If the optimizer is compiled, no hook sees it, and
@@ -20,8 +20,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from warpwatch import faults
-from warpwatch.hooks.clock_choice import ClockChoice
-from warpwatch.hooks.hook_state import HookState
+from warpwatch.hooks.hook_state import ClockChoice, HookState
 from warpwatch.model import Parameters
 from warpwatch.monitor import Monitor
 from warpwatch.step_times import LEAVE, OTHER, SWITCH
@@ -87,15 +86,16 @@ class OptimizerHooks:
             if not is_led and not self._begin_step(clock):
                 return None
             if self._running and self._has_raised(stepper):
-                self._reset()
+                self.reset()
             if not self._running:
                 self._used_when_begun = state.backwards + state.batches
                 if not self._phase:
                     self._phase = monitor.phases["optimizer"].index
-                self._closure = _has_closure(args, kwargs) if len(args) > 1 or kwargs else False
+                closure = args[1] if len(args) > 1 else kwargs.get("closure")
+                self._closure = closure is not None
                 if self._closure:
                     self._running.append(id(stepper))
-                    return self._with_closure(monitor, args, kwargs)
+                    return self._with_closure(monitor, closure, args, kwargs)
                 clock.push((self._phase, monotonic_ns(), None))
                 self._timed = True
             self._running.append(id(stepper))
@@ -135,10 +135,6 @@ class OptimizerHooks:
             faults.swallow(error)
 
     @faults.guarded
-    def abandon(self) -> None:
-        """Reset after an exception in the step."""
-        self._reset()
-
     def zero_grad(self, optimizer: Any) -> None:
         """End a step that no hook saw, because the gradients of backward are dropped.
 
@@ -149,28 +145,26 @@ class OptimizerHooks:
             self._updates_when_zeroed, self._used_when_zeroed = state.updates, state.backwards
             self._unseen = 0
             return
-        try:
-            if self._zeroed is None or self._zeroed() is None:
-                self._zeroed = weakref.ref(optimizer)
-            if self._zeroed() is not optimizer or self._used_when_zeroed == state.backwards:
-                return
-            if self._running or state.in_backward or not state.in_training_thread():
-                return
-            self._used_when_zeroed = state.backwards
-            self._unseen += 1
-            if state.updates == 0 or self._unseen >= BLIND_AFTER:
-                self._blind_step()
-        except Exception as error:
-            faults.swallow(error)
+        if self._zeroed is None or self._zeroed() is None:
+            self._zeroed = weakref.ref(optimizer)
+        if self._zeroed() is not optimizer or self._used_when_zeroed == state.backwards:
+            return
+        if self._running or state.in_backward or not state.in_training_thread():
+            return
+        self._used_when_zeroed = state.backwards
+        self._unseen += 1
+        if state.updates == 0 or self._unseen >= BLIND_AFTER:
+            self._blind_step()
 
-    def _with_closure(self, monitor: Monitor, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _with_closure(
+        self, monitor: Monitor, closure: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, Any]:
         """Return the arguments with a timed closure; the rest of the step is ``optimizer``.
 
         Phases cannot be nested here: a closure is called repeatedly.
         """
         state, clock, around = self._state, monitor.clock, self._phase
         forward = monitor.phases["forward"].index
-        closure = args[1] if len(args) > 1 else kwargs["closure"]
 
         @wraps(closure)
         def timed(*of_call: Any, **named: Any) -> Any:
@@ -230,7 +224,9 @@ class OptimizerHooks:
             if self._is_forward and not state.batches:
                 state.switch("forward")
 
-    def _reset(self) -> None:
+    @faults.guarded
+    def reset(self) -> None:
+        """Forget the running steps, because one raised."""
         self._running.clear()
         self._ends = False
         self._state.after_backward = OTHER
@@ -269,12 +265,6 @@ class OptimizerHooks:
         self._parameters = Parameters()
         monitor.model = self._parameters.add(optimizer)
         return not self._choice.gives_back
-
-
-def _has_closure(args: Any, kwargs: Any) -> bool:
-    """Return whether the arguments of ``step`` include a closure; None is not one."""
-    closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    return closure is not None
 
 
 @lru_cache(maxsize=1)
@@ -320,21 +310,17 @@ def install_zero_grad(module: ModuleType, state: HookState) -> None:
 
 def install_scaler(module: ModuleType, state: HookState) -> None:
     """Wrap the scaler: on an overflow it skips the optimizer, which is still a step."""
-    _hook_updates(module.GradScaler, "step", state, _scaled)
+
+    def optimizer_of(scaler: Any, optimizer: Any = None, *_: Any, **__: Any) -> Any:
+        return optimizer
+
+    _hook_updates(module.GradScaler, "step", state, optimizer_of)
 
 
 def install_other(module: ModuleType, state: HookState) -> None:
     owner, name = OTHERS[module.__name__]
     if "keras" not in module.__name__ or _KERAS_ON_TORCH in sys.modules:
-        _hook_updates(getattr(module, owner), name, state, _itself)
-
-
-def _scaled(scaler: Any, optimizer: Any = None, *_: Any, **__: Any) -> Any:
-    return optimizer
-
-
-def _itself(optimizer: Any, *_: Any, **__: Any) -> Any:
-    return optimizer
+        _hook_updates(getattr(module, owner), name, state, lambda optimizer, *_, **__: optimizer)
 
 
 def _hook_updates(
@@ -353,7 +339,7 @@ def _hook_updates(
         try:
             done = original(stepper, *args, **kwargs)
         except BaseException:
-            hooks.abandon()
+            hooks.reset()
             raise
         hooks.after(optimizer_of(stepper, *args, **kwargs), args, kwargs, stepper)
         return done
@@ -385,13 +371,14 @@ def install_dynamo(module: ModuleType, state: HookState) -> None:
 
 
 def codes(module: ModuleType) -> Iterator[CodeType]:
-    """Yield the code of all functions of the module, including nested ones."""
+    """Yield the code of all functions of the module, including nested and wrapped ones."""
     spaces: list[Mapping[str, Any]] = [vars(module)]
     spaces += [vars(value) for value in vars(module).values() if isinstance(value, type)]
     waiting: list[Any] = []
     for space in spaces:
         functions = (value for value in space.values() if isinstance(value, FunctionType))
-        waiting += [function.__code__ for function in functions]
+        # What ``faults.guarded`` has wrapped is in another module.
+        waiting += [getattr(found, "__wrapped__", found).__code__ for found in functions]
     while waiting:
         code = waiting.pop()
         if code.co_filename == module.__file__:
