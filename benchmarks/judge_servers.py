@@ -2,8 +2,9 @@
 
     python -m benchmarks.judge_servers --days 50 --faults 100
 
-Feeds whole days of healthy servers of all kinds (servers.py), then servers whose iterations take
-10 % or 20 % longer at equal work from some hour on. Prints one line of JSON per part.
+Feeds servers whose iterations take 10 % or 20 % longer at equal work from some hour on, with cores
+of their own, then whole days of healthy servers of all kinds (servers.py), of which one in five
+shares its cores. Prints one line of JSON per part.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def false_alarms(days: float, first_seed: int) -> dict[str, Any]:
     began, done, seed = time.process_time(), 0.0, first_seed
     while done < days:
         span = min(1.0, days - done)
-        server = SimulatedServer(ServerModel.drawn(random.Random(seed)), seed)
+        model = ServerModel.drawn(random.Random(seed), shared_cores=seed % 5 == 4)
+        server = SimulatedServer(model, seed)
         found = list(_opened(server.records(span * DAY_S)))
         kinds.update(anomaly.kind for anomaly in found if anomaly.severity != "info")
         done, seed = done + span, seed + 1

@@ -146,13 +146,14 @@ def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine
     opened, baseline = list(map(OpenedFile, paths)), list(map(OpenedFile, healthy))
     document, *others = [os.fdopen(fd, "wb", closefd=False) for fd in about["outputs"]]
     confine(int(limit), cpu_limit_s(paths + healthy))
+    asked = Asked(**about["asked"]) if about["asked"] else None
     try:
         if kind == "stacks":
-            found = diagnose_stacks(opened, missing, nodes)
+            late = asked.rank if asked and asked.kind == "latency_regression" else None
+            found = diagnose_stacks(opened, missing, nodes, late)
         elif kind == "memory":
             found = diagnose_memory(opened, nodes)
         else:
-            asked = Asked(**about["asked"]) if about["asked"] else None
             diagnosis = diagnose_traces(opened, baseline, missing, nodes, asked)
             found = diagnosis.to_json()
             report, *reductions = others

@@ -292,16 +292,18 @@ def request_for(
     ``captures``: those taken so far.
     """
     assert anomaly.job_id is not None
+    # The rank that this kind names is a front end, which computes nothing: it has stacks only.
+    kind = "stacks" if anomaly.kind == "latency_regression" and anomaly.rank else recipe.kind
     # If the same comes back, the cheap capture was not enough.
     again = _is_repeated(anomaly, captures)
     options = {*recipe.options, *(("stacks",) if again else ())}
     return CaptureRequest(
         **anomaly.job_id.fields(),
-        kind=recipe.kind,
+        kind=kind,
         trigger="anomaly",
         ranks=ranks_of(anomaly, recipe, local, active),
         steps=recipe.steps,
-        options=tuple(sorted(options)) if recipe.kind == "torch" else (),
+        options=tuple(sorted(options)) if kind == "torch" else (),
         reason=anomaly.summary,
         anomaly_id=anomaly.id,
         anomaly_kind=anomaly.kind,

@@ -328,6 +328,8 @@ def _work(step: Step) -> dict[str, Any]:
 
 def same_work(ranks: dict[int, Step]) -> dict[int, Step]:
     """Return the ranks with the most frequent work: engines that are copies have other work."""
+    if len(ranks) == 1:
+        return ranks
     works = {rank: (s.prefill_tokens, s.decode_requests, s.kv_tokens) for rank, s in ranks.items()}
     usual, count = Counter(works.values()).most_common(1)[0]
     if count == len(ranks):

@@ -204,11 +204,13 @@ def diagnose_stacks(
     files: Sequence[TraceSource],
     missing: Mapping[int, str] | None = None,
     nodes: Mapping[int, str] | None = None,
+    front_end: int | None = None,
 ) -> dict[str, Any]:
     """Return the JSON of a diagnosis (schema 1) whose summary names the waiting and late ranks.
 
     missing: ranks without a file, and why. A damaged file with a rank in its name counts as
-    missing, too. nodes: the nodes of ranks, to be named. Raises TraceError if no file is usable.
+    missing, too. nodes: the nodes of ranks, to be named. front_end: the process of an inference
+    server that makes its latencies longer. Raises TraceError if no file is usable.
     """
     stacks: dict[int, RankStack] = {}
     lost = {
@@ -227,10 +229,13 @@ def diagnose_stacks(
             stacks[stack.rank] = stack
     if not stacks:
         raise TraceError(trouble[0] if trouble else "no stacks file was given")
-    found = _find(
-        [stacks[rank] for rank in sorted(stacks)],
-        {rank: fate for rank, fate in sorted(lost.items()) if rank not in stacks},
-    )
+    if front_end is not None and front_end in stacks:
+        found = _blocked_front_end(stacks[front_end])
+    else:
+        found = _find(
+            [stacks[rank] for rank in sorted(stacks)],
+            {rank: fate for rank, fate in sorted(lost.items()) if rank not in stacks},
+        )
     placed = {f"rank {rank}": f" on {node}" for rank, node in (nodes or {}).items() if node}
     sentence = _RANK.sub(lambda rank: rank[0] + placed.get(rank[0], ""), found.sentence)
     rank = found.ranks[0] if len(found.ranks) == 1 else None
@@ -238,6 +243,12 @@ def diagnose_stacks(
     confidence: Confidence = "high" if found.sure else "medium"
     text = advice(found.kind)
     return untimed_json([finding_json(found.kind, rank, node, confidence, [sentence], text)])
+
+
+def _blocked_front_end(stack: RankStack) -> _Found:
+    """Name the line of the event loop's thread; a sample may also miss what blocks it."""
+    sentence = f"{_whereabouts([stack])}: meanwhile its event loop handles no request and no token"
+    return _Found("blocked_front_end", [stack.rank], sentence, sure=False)
 
 
 def _find(stacks: list[RankStack], lost: dict[int, str]) -> _Found:

@@ -188,6 +188,19 @@ def test_a_capture_for_kv_thrash_reports_what_the_anomaly_counted():
     assert "the captured iterations only decode" in found.findings[0].evidence
 
 
+@pytest.mark.parametrize(
+    ("phase", "verdict"), [("forward", "host_bound"), ("schedule", "scheduler_bound")]
+)
+def test_time_before_the_first_operator_is_the_workers_own_in_its_forward_pass(
+    tmp_path, phase, verdict
+):
+    trace = TraceFile(steps=4, warpwatch={"iterations": [[0, 8, 900]] * 4})
+    for begin in trace.each_step():
+        trace.annotation(phase, begin, 9000)
+        trace.operator(begin + 7000, 3000)
+    assert diagnosed(tmp_path, trace).verdict == verdict
+
+
 @pytest.mark.parametrize("noted", [[[1]], [[1, 2, 3]] * 4, [[1, -2, 3]], "x", [[1, 2.5]], [None]])
 def test_a_note_of_work_that_does_not_fit_the_steps_is_ignored(tmp_path, noted):
     trace = TraceFile(steps=1, warpwatch={"iterations": noted})

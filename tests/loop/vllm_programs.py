@@ -1,6 +1,7 @@
 """Programs for the environment of vLLM: a tiny model, an offline engine, load on a server.
 
-usage: vllm_programs.py model FOLDER | offline MODEL | load URL. The last two print one JSON object.
+usage: vllm_programs.py model FOLDER | offline MODEL | load URL | clients URL COUNT PROMPT TOKENS.
+``offline`` and ``load`` print one JSON object; ``clients`` does not end.
 """
 
 import json
@@ -8,6 +9,8 @@ import random
 import sys
 import threading
 import urllib.request
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 PROMPTS, TOKENS = 8, 64
@@ -48,34 +51,57 @@ def offline(model: str) -> None:
     print(json.dumps([list(one.outputs[0].token_ids) for one in engine.generate(prompts, how)]))
 
 
+def ask(url: str, prompt: int, tokens: int) -> dict[str, int]:
+    """Send one request; return the tokens that the server reports."""
+    body = {
+        "model": "tiny",
+        "prompt": [random.randrange(3, 999) for _ in range(prompt)],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    usage: dict[str, int] = json.load(urllib.request.urlopen(request, timeout=300))["usage"]
+    return usage
+
+
+def at_once(count: int, target: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=target) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def load(url: str) -> None:
     """Send bursts of requests to a server, and print the tokens that it reports."""
     random.seed(1)
     used = {"prompt_tokens": 0, "completion_tokens": 0}
 
-    def ask(prompt: int, tokens: int) -> None:
-        body = {
-            "model": "tiny",
-            "prompt": [random.randrange(3, 999) for _ in range(prompt)],
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-        }
-        request = urllib.request.Request(
-            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        usage = json.load(urllib.request.urlopen(request, timeout=300))["usage"]
+    def one(prompt: int, tokens: int) -> None:
+        usage = ask(url, prompt, tokens)
         for name in used:
             used[name] += usage[name]
 
     for requests, prompt, tokens in ((6, 60, 40), (2, 300, 3), (4, 20, 200)):
-        threads = [threading.Thread(target=ask, args=(prompt, tokens)) for _ in range(requests)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(requests, partial(one, prompt, tokens))
     print(json.dumps(used))
 
 
+def clients(url: str, count: int, prompt: int, tokens: int) -> None:
+    """Send requests of about these lengths until the end of this process."""
+    random.seed(1)
+
+    def client() -> None:
+        while True:
+            ask(url, random.randint(prompt // 2, prompt), random.randint(tokens // 2, tokens))
+
+    at_once(count, client)
+
+
 if __name__ == "__main__":
-    {"model": make_model, "offline": offline, "load": load}[sys.argv[1]](sys.argv[2])
+    program, target, *rest = sys.argv[1:]
+    programs = {"model": make_model, "offline": offline, "load": load, "clients": clients}
+    programs[program](target, *map(int, rest))

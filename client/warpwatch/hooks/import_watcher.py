@@ -15,6 +15,8 @@ class ImportWatcher:
 
     def __init__(self) -> None:
         self._wanted: dict[str, list[Callable[[ModuleType], None]]] = {}
+        # Another watcher, also of another library, asks all finders as well, this one included.
+        self._searched: set[str] = set()
 
     def want(self, module: str, callback: Callable[[ModuleType], None]) -> None:
         self._wanted.setdefault(module, []).append(callback)
@@ -30,17 +32,26 @@ class ImportWatcher:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> Any:
-        if name not in self._wanted:
+        if name not in self._wanted or name in self._searched:
             return None
+        self._searched.add(name)
+        try:
+            spec = self._search(name, path, target)
+        finally:
+            self._searched.discard(name)
+        if spec is not None:
+            try:
+                self._watch(name, spec.loader)
+            except Exception as error:
+                # A loader that cannot be watched: imported as ever, only not hooked.
+                faults.swallow(error)
+        return spec
+
+    def _search(self, *asked: Any) -> Any:
         for finder in list(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
-            spec = None if find is None else find(name, path, target)
+            spec = None if find is None else find(*asked)
             if spec is not None:
-                try:
-                    self._watch(name, spec.loader)
-                except Exception as error:
-                    # A loader that cannot be watched: imported as ever, only not hooked.
-                    faults.swallow(error)
                 return spec
         return None
 
@@ -48,7 +59,7 @@ class ImportWatcher:
         original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
+            vars(loader).pop("exec_module", None)
             original(module)
             self._found(name, module)
 

@@ -7,7 +7,8 @@ error in a hook is counted, and never reaches the server.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from warpwatch import faults
@@ -107,13 +108,27 @@ class ServerProcess:
         if ring is not None:
             ring.event("shutdown", wait_s=0.2)
 
-    def phase(self, name: str) -> Phase | None:
-        return None if self.monitor is None else self.monitor.phase(name)
+    def phase(self, name: str) -> AbstractContextManager[Any] | None:
+        """Return a phase to enter once, or None before the process has its place."""
+        monitor, clock = self.monitor, self.clock
+        if monitor is None or clock is None:
+            return None
+        phase = monitor.phase(name)
+        return _marked(phase, name) if clock.capturing else phase
 
     def switch(self, phase: str) -> None:
         """Attribute the time between phases to ``phase`` from now on."""
         if self.monitor is not None:
             self.monitor.switch(phase)
+
+
+@contextmanager
+def _marked(phase: Phase, name: str) -> Iterator[None]:
+    """Show the phase in the trace: what the engine does before its first operator is its own."""
+    from torch.autograd.profiler import record_function
+
+    with phase, record_function(name):
+        yield
 
 
 def lacks(owner: Any, *names: str) -> list[str]:

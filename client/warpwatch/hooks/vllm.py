@@ -377,11 +377,17 @@ def _scheduled(scheduler: Any, output: Any) -> None:
     if output.preempted_req_ids:
         counts.preemptions += len(output.preempted_req_ids)
     if output.scheduled_new_reqs:
-        now, requests = time.time(), scheduler.requests
-        new = (requests.get(one.req_id) for one in output.scheduled_new_reqs)
-        counts.observe("queue", [max(0.0, now - one.arrival_time) for one in new if one])
+        new = (scheduler.requests.get(one.req_id) for one in output.scheduled_new_reqs)
+        counts.observe("queue", [max(0.0, _queued_s(one)) for one in new if one])
     if process.is_separate:
         process.switch("wait")
+
+
+def _queued_s(request: Any) -> float:
+    """Return a request's time in the engine's queue; without statistics, since it arrived."""
+    if request.events:
+        return time.monotonic() - float(request.events[0].timestamp)
+    return time.time() - float(request.arrival_time)
 
 
 def _updated(scheduler: Any, output: Any, result: Mapping[int, Any]) -> None:

@@ -118,6 +118,8 @@ class MemoryLeak(MemoryDetector):
             # A restart begins with an empty memory; a record that is late looks the same.
             rank = job.ranks[seen.rank] = LeakingRank(number)
         rank.step = number
+        if seen.work_class and rank.host_growth is not None:
+            rank.host_growth.follows_load = True
         if seen.memory_allocated_bytes is None:
             return ()
         if rank.device_growth is None:

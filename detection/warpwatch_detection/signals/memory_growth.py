@@ -278,12 +278,14 @@ class GrowthWindow(Growth):
 class MemoryGrowth:
     """One level of one rank, in three windows.
 
-    patient: whether growth from the start of the run may be healthy. samples, block_step,
-    block_time: the open block. pending: the short blocks of the open long block.
+    patient: whether growth from the start of the run may be healthy. follows_load: whether any may,
+    as caches of a server fill when other requests come. samples, block_step, block_time: the open
+    block. pending: the short blocks of the open long block.
     """
 
     first_step: int
     patient: bool = False
+    follows_load: bool = False
     samples: list[float] = field(default_factory=list)
     block_step: int | None = None
     block_time: float = 0.0
@@ -311,7 +313,8 @@ class MemoryGrowth:
         return held or self.exhaustion.excess >= SUSPECTED or self.found is not None
 
     def _may_be_healthy(self) -> bool:
-        known = self.patient and self.short.from_start and bool(self.exhaustion.points)
+        may_be = self.follows_load or (self.patient and self.short.from_start)
+        known = may_be and bool(self.exhaustion.points)
         return known and self.exhaustion.share < MIN_START_SHARE
 
     def add(self, step: int, time: float, value: float, left: float | None, ranks: int) -> bool:

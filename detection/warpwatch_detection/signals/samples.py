@@ -136,8 +136,10 @@ class StepSignal:
 
 # The number of values that a bin is learned from.
 LEARNED = 15
-# A bin follows its newest values slowly: hours of another clock or temperature are not a fault.
+# A bin follows its newest values slowly: hours of another clock or temperature are not a fault. It
+# is the mean of its first values, since a load that moves to other bins shows the error of each.
 FOLLOW = 1 / 2000
+MEAN_VALUES = 250
 # A bin does not follow a value that is further away than this, as a logarithm.
 MAX_FOLLOWED = 0.3
 # Real loads fill a few hundred bins; the least recently used one is removed.
@@ -153,9 +155,10 @@ LEAST_SAMPLE_S, LEAST_ITERATIONS = 1.0, 5
 
 @dataclass(slots=True)
 class WorkBin:
-    """The usual value of one kind of work. values: the values that it is learned from."""
+    """The usual value of one kind of work. values: its first values; count: of all so far."""
 
     usual: float = 0.0
+    count: int = 0
     values: list[float] = field(default_factory=list)
 
 
@@ -175,13 +178,15 @@ class EqualWork:
         self.bins[key] = known
         if len(self.bins) > MAX_BINS:
             del self.bins[next(iter(self.bins))]
+        known.count += 1
         if len(known.values) < LEARNED:
             known.values.append(value - self.level)
             known.usual = median(known.values)
             return None
         residual = value - known.usual
         if learns and abs(residual - self.level) < MAX_FOLLOWED:
-            known.usual += FOLLOW * (residual - self.level)
+            weight = 1 / known.count if known.count <= MEAN_VALUES else FOLLOW
+            known.usual += weight * (residual - self.level)
         return residual
 
 

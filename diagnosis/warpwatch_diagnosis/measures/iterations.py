@@ -26,6 +26,7 @@ _VLLM = re.compile(rf"execute_(?:\d+_)?context_{_N}\((?:sq)?{_N}[^)]*\)_generati
 _SGLANG = re.compile(rf"step\[(\w+) bs={_N}(?: toks={_N})?")
 _OWN = re.compile(r"iteration\[(?:prefill|decode|mixed)((?: \w+=\d{1,15})*)\]")
 _FIELD = re.compile(rf" (\w+)={_N}")
+_PHASES = frozenset({"forward", "sample"})
 # SGLang's modes that compute prompts. Its draft models only propose tokens for the next batch.
 _PROMPTS = frozenset({"EXTEND", "MIXED", "SPLIT_PREFILL", "PREBUILT"})
 _NO_WORK = frozenset({"IDLE", "DRAFT_EXTEND", "DRAFT_EXTEND_V2"})
@@ -115,18 +116,17 @@ def parse(name: str) -> tuple[int, int, int, int] | None:
 
 
 def _captured(trace: Trace) -> list[tuple[TraceEvent, Iteration]]:
-    """Return the steps of a server's capture, each from its first to its last operator.
+    """Return the steps of a server's capture, each from its first to its last own event.
 
-    The number of prompts is unknown: at most one for each token.
+    These are operators and the phases of a worker. The number of prompts is unknown: at most one
+    for each token.
     """
     steps = {e.name: e for e in trace.events["annotation"] if e.name.startswith("ProfilerStep#")}
     ordered = sorted(steps.values(), key=lambda e: e.begin_us)
     if not ordered or len(ordered) != len(trace.works):
         return []
-    events = sorted(
-        (e for e in trace.events["operator"] if e.thread == ordered[0].thread),
-        key=lambda e: e.begin_us,
-    )
+    own = [e for e in trace.events["annotation"] if e.name in _PHASES] + trace.events["operator"]
+    events = sorted((e for e in own if e.thread == ordered[0].thread), key=lambda e: e.begin_us)
     begins = [e.begin_us for e in events]
     found = []
     for step, (tokens, requests) in zip(ordered, trace.works, strict=True):

@@ -114,6 +114,8 @@ def test_a_peer_is_well_itself_and_so_is_its_device(four):
         (replace(STRAGGLER, rank=None), "torch", [0, 1]),
         (replace(STRAGGLER, kind="hang"), "stacks", [0, 1]),
         (replace(STRAGGLER, kind="memory_leak"), "memory", [1]),
+        (replace(STRAGGLER, kind="latency_regression"), "stacks", [0, 1]),
+        (replace(STRAGGLER, kind="latency_regression", rank=None), "torch", [0, 1]),
         # On one node no one waits.
         (REGRESSION, "torch", [0, 1]),
     ],

@@ -186,3 +186,12 @@ def test_a_line_that_cannot_be_one_is_line_zero(tmp_path, line):
     path.write_text(path.read_text().replace('"line": 41', f'"line": {line}'))
     said = diagnose_stacks([path])["summary"]
     assert said.endswith("rank 0 is in wait_for_lock (train.py:0)")
+
+
+def test_the_line_in_which_a_slow_front_end_is_gets_named(tmp_path):
+    files = [stack(tmp_path, 0, REDUCE), place(tmp_path, 2, STEP, (LIBRARY + "ssl.py", 9, "read"))]
+    found = diagnose_stacks(files, front_end=2)
+    assert (found["verdict"], found["findings"][0]["rank"]) == ("blocked_front_end", 2)
+    assert found["summary"] == (
+        "rank 2 is in step (train.py:41): meanwhile its event loop handles no request and no token"
+    )

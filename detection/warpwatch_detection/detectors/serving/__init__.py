@@ -2,5 +2,5 @@
 
 - stalls: the part of hang for servers: requests in flight and no progress
 - kv_thrash, queue_growth: the engine's cache and queue
-- latency_regression: longer latencies at equal load, with the cause
+- latency_regression: latencies that the iterations do not explain, with the cause
 """

@@ -1,7 +1,10 @@
-"""Finds latencies that rise although the load is the same, and the part of the server that did it.
+"""Finds latencies that rise although the iterations of the engine do not explain it.
 
-Latencies follow from the load: the requests in flight and waiting, the KV cache in use, the tokens
-of prompts. So each second is compared with earlier ones of the same load (signals/samples.py).
+A latency follows from the iterations and the queue that a request waits for, and these from the
+load. Iterations that take longer for their work are step_regression or straggler, and a queue that
+does not end is queue_growth. So both latencies are compared with the iterations of the same
+seconds, and the queue does not count: a load of any kind cancels. What is left is the front end,
+and requests that lose their place in the KV cache.
 """
 
 from __future__ import annotations
@@ -16,125 +19,158 @@ from warpwatch_detection.detector import (
     Cleared,
     Detector,
     DetectorStatus,
-    JobStates,
     Results,
     rate_per_s,
 )
 from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE, CaptureWindows
 from warpwatch_detection.signals.level_shift import CLOSING_SAMPLES, LevelShift, Rise, Shift
-from warpwatch_detection.signals.samples import EqualWork, size
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import End, RankEvent, Serve
+from warpwatch_telemetry.records import RankEvent, Serve
 
 Latency = Literal["inter_token", "first_token"]
 # The least rise that users notice. Prompts differ in length, so first tokens vary more.
 EFFECTS: dict[Latency, float] = {"inter_token": math.log(1.4), "first_token": math.log(2.0)}
+WORDS: dict[Latency, str] = {
+    "inter_token": "time between tokens",
+    "first_token": "time to the first token",
+}
 # Half a minute of prompts that are longer than usual, or a burst, is not a regression.
 LEAST_WINDOW = 24
-# A second with fewer observations is noise.
-LEAST_COUNT: dict[Latency, int] = {"inter_token": 4, "first_token": 1}
+# Fewer observations, or iterations, are noise.
+LEAST_COUNT = 2.0
 # A level that has lasted this time is the new normal.
 ACCEPT_AFTER_S = 600.0
 UPDATE_SAMPLES = 20
-# Widths of the bins of the load.
-RUNNING_WIDTH, WAITING_WIDTH, PROMPT_WIDTH = 1.2, 2.0, 1.6
-KV_STEPS = 16
-# Weights of a second in the usual and in the present parts.
+# The part of the sums that a second keeps: front end and worker begin their seconds at other times.
+KEPT = 0.8
+# Weights of a second in the usual and in the present preemptions per second, and the least rise of
+# them that explains a latency.
 USUAL_WEIGHT, NOW_WEIGHT = 1 / 300, 1 / 15
-# A part must rise by this factor, or take this share of the latency's rise, to be the cause.
-CAUSE_FACTOR = 1.1
-# Older seconds of other processes are ignored.
-FRESH_S = 5.0
+PREEMPTIONS_RISE = 0.2
 
 
 @dataclass(slots=True)
-class Parts:
-    """The parts of a latency, as means over seconds. comm_share: of the iteration, for ranks."""
+class Mean:
+    """The mean over the last seconds, which fade."""
 
-    iteration_s: float = 0.0
-    comm_share: float = 0.0
-    queue_s: float = 0.0
-    preemptions: float = 0.0
+    count: float = 0.0
+    seconds: float = 0.0
 
-    def follow(self, new: Parts, weight: float) -> None:
+    @property
+    def value(self) -> float:
+        return self.seconds / self.count if self.count else 0.0
+
+    def add(self, count: float, seconds: float) -> None:
+        self.count += count
+        self.seconds += seconds
+
+    def fade(self) -> None:
+        self.count *= KEPT
+        self.seconds *= KEPT
+
+
+@dataclass(slots=True)
+class RecentTimes:
+    """Means of latencies, queue, iterations that decode, and iterations with prompts."""
+
+    inter_token: Mean = field(default_factory=Mean)
+    first_token: Mean = field(default_factory=Mean)
+    queue: Mean = field(default_factory=Mean)
+    decoding: Mean = field(default_factory=Mean)
+    computing: Mean = field(default_factory=Mean)
+
+    def add(self, seen: Serve) -> None:
+        for name in ("inter_token", "first_token", "queue"):
+            mean, counts = getattr(self, name), getattr(seen, name)
+            mean.add(sum(counts.values()), getattr(seen, f"{name}_s"))
+        for kind, times in seen.iterations.items():
+            if kind != "prefill":
+                self.decoding.add(*times)
+            if kind != "decode":
+                self.computing.add(*times)
+
+    def fade(self) -> None:
         for name in self.__slots__:
-            mine = getattr(self, name)
-            setattr(self, name, mine + weight * (getattr(new, name) - mine))
+            getattr(self, name).fade()
+
+    def ratio(self, latency: Latency) -> float | None:
+        """Return a latency without the queue over its iterations, or None if too little is known.
+
+        A prompt longer than a chunk has several iterations, counted by those per first token.
+        """
+        mean = self.inter_token if latency == "inter_token" else self.first_token
+        iterations = self.decoding if latency == "inter_token" else self.computing
+        if mean.count < LEAST_COUNT or iterations.count < LEAST_COUNT or not iterations.seconds:
+            return None
+        chunks, queue_s = 1.0, 0.0
+        if latency == "first_token":
+            chunks, queue_s = max(1.0, iterations.count / mean.count), self.queue.value
+        ratio = (mean.value - queue_s) / (chunks * iterations.value)
+        return ratio if 0 < ratio < math.inf else None
 
 
 @dataclass(slots=True)
 class LatencySeries:
-    """One latency of one server. shown: the rise is large enough. usual_s: of the newest second."""
+    """One latency of one server, as the logarithm of its ratio. shown: the rise is large enough."""
 
-    work: EqualWork = field(default_factory=EqualWork)
     shifts: LevelShift = field(default_factory=LevelShift)
     rise: Rise | None = None
     shown: bool = False
-    usual_s: float = 0.0
-
-    def add(self, key: tuple[int, ...], seconds: float, rate: float) -> tuple[bool, Shift | None]:
-        """Return whether the second could be compared, and the shift that it shows."""
-        residual = self.work.residual(key, math.log(seconds), learns=self.rise is None)
-        if residual is None:
-            return False, None
-        self.usual_s = seconds * math.exp(-residual)
-        shift = self.shifts.add(residual, rate, LEAST_WINDOW)
-        if shift is not None:
-            self.work.level += shift.difference
-        return True, shift
 
 
 @dataclass(slots=True)
 class ServerLatency:
-    """engine: the newest second of the process that has the requests.
+    """preemptions: per second, as usual and now. masked_until: the end of an export."""
 
-    workers: the newest second with iterations, by rank. masked_until: the end of an export.
-    """
-
-    engine: Serve | None = None
-    workers: dict[int, Serve] = field(default_factory=dict)
+    recent: RecentTimes = field(default_factory=RecentTimes)
     series: dict[str, LatencySeries] = field(default_factory=dict)
-    usual: Parts | None = None
-    now: Parts | None = None
+    preemptions: tuple[float, float] = (0.0, 0.0)
     masked_until: float = 0.0
 
     @property
     def on(self) -> bool:
-        return any(series.rise is not None for series in self.series.values())
+        return any(series.shown for series in self.series.values())
+
+    def count_preemptions(self, seen: Serve) -> None:
+        usual, now = self.preemptions
+        rate = seen.preemptions / seen.interval_s
+        usual += 0.0 if self.on else USUAL_WEIGHT * (rate - usual)
+        self.preemptions = usual, now + NOW_WEIGHT * (rate - now)
 
 
 @dataclass(slots=True)
-class LatencyState(JobStates[ServerLatency]):
+class LatencyState:
+    jobs: dict[JobId, ServerLatency] = field(default_factory=dict)
     captures: CaptureWindows = field(default_factory=CaptureWindows)
 
 
 class LatencyRegression(Detector):
     kind = "latency_regression"
-    reads = (Serve, RankEvent, End)
+    reads = (Serve, RankEvent)
 
     def __init__(self, false_alarms_per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> None:
         # Each of the two latencies has half.
         self._rate = rate_per_s(self.kind, false_alarms_per_job_day) / len(EFFECTS)
         self.state = LatencyState()
 
-    def observe(self, seen: Serve | RankEvent | End) -> Results:
-        if not isinstance(seen, Serve):
-            self._leave(seen)
-            return ()
+    def observe(self, seen: Serve | RankEvent) -> Results:
         job = self.state.jobs.get(seen.job_id)
+        if not isinstance(seen, Serve):
+            if self.state.captures.observe(seen) and job is not None:
+                job.masked_until = seen.time + STEPS_AFTER_CAPTURE
+            return ()
         if job is None:
             job = self.state.jobs[seen.job_id] = ServerLatency()
-        if seen.running or seen.waiting or seen.prompt_tokens or seen.generated_tokens:
-            job.engine = seen
-        if seen.iterations:
-            job.workers[seen.rank] = seen
+        job.recent.add(seen)
+        if (seen.running or seen.waiting) and seen.interval_s > 0:
+            job.count_preemptions(seen)
         if not (seen.inter_token or seen.first_token):
             return ()
         captured = self.state.captures.runs_until(seen.job_id, seen.time) is not None
-        if captured or seen.time < job.masked_until:
-            return ()
-        return list(self._second(job, seen))
+        results = [] if captured or seen.time < job.masked_until else self._second(job, seen)
+        job.recent.fade()
+        return results
 
     def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)
@@ -144,63 +180,29 @@ class LatencyRegression(Detector):
         for name, job in self.state.jobs.items():
             series = job.series.get("inter_token")
             if series is None or not series.shifts.ready:
-                text = f"{len(series.work.bins) if series else 0} kinds of load seen so far"
-                yield DetectorStatus("learning", text, **name.fields())
+                yield DetectorStatus("learning", "its noise is not known yet", **name.fields())
                 continue
             value = math.expm1(min(series.shifts.difference, 10.0))
             yield DetectorStatus(
                 "found" if job.on else "fine",
-                f"time between tokens {100 * value:+.1f} % against earlier, at equal load",
+                f"time between tokens {100 * value:+.1f} % against earlier, for its iterations",
                 **name.fields(),
                 value=value,
                 baseline=0.0,
                 limit=math.expm1(EFFECTS["inter_token"]),
             )
 
-    def _leave(self, seen: RankEvent | End) -> None:
-        job = self.state.jobs.get(seen.job_id)
-        if isinstance(seen, RankEvent) and self.state.captures.observe(seen) and job is not None:
-            job.masked_until = seen.time + STEPS_AFTER_CAPTURE
-        if job is not None and (isinstance(seen, End) or seen.event == "died"):
-            job.workers.pop(-1 if seen.rank is None else seen.rank, None)
-
-    def _second(self, job: ServerLatency, seen: Serve) -> Iterator[Detected | Cleared]:
+    def _second(self, job: ServerLatency, seen: Serve) -> list[Detected | Cleared]:
         """Evaluate one second of the process that reports the latencies."""
-        engine = job.engine
-        if engine is None or seen.time - engine.time > FRESH_S:
-            return
-        key = _load(engine)
-        self._parts(job, seen, engine)
+        results: list[Detected | Cleared] = []
         for latency in EFFECTS:
-            if latency == "first_token" and engine.waiting:
-                # A queue comes and goes with the load, and growing without an end has its own kind.
-                continue
-            count = sum(getattr(seen, latency).values())
-            seconds = getattr(seen, f"{latency}_s") / count if count else 0.0
-            if count >= LEAST_COUNT[latency] and seconds > 0:
+            ratio = job.recent.ratio(latency) if getattr(seen, latency) else None
+            if ratio is not None:
                 series = job.series.setdefault(latency, LatencySeries())
-                compared, shift = series.add(key, seconds, self._rate * seen.interval_s)
-                if compared:
-                    yield from self._judge(job, series, latency, shift, seen)
-
-    def _parts(self, job: ServerLatency, seen: Serve, engine: Serve) -> None:
-        fresh = [w for w in job.workers.values() if seen.time - w.time <= FRESH_S]
-        counts = [(n, s, w.comm_s) for w in fresh for n, s in w.iterations.values() if n]
-        seconds = sum(s for _, s, _ in counts)
-        comm_s = sum(w.comm_s for w in fresh)
-        queued = sum(seen.queue.values())
-        new = Parts(
-            seconds / sum(n for n, _, _ in counts) if counts else 0.0,
-            comm_s / seconds if seconds else 0.0,
-            seen.queue_s / queued if queued else 0.0,
-            engine.preemptions / engine.interval_s if engine.interval_s else 0.0,
-        )
-        if job.usual is None or job.now is None:
-            job.usual, job.now = new, Parts(*(getattr(new, name) for name in Parts.__slots__))
-            return
-        job.now.follow(new, NOW_WEIGHT)
-        if not job.on:
-            job.usual.follow(new, USUAL_WEIGHT)
+                rate = self._rate * seen.interval_s
+                shift = series.shifts.add(math.log(ratio), rate, LEAST_WINDOW)
+                results += self._judge(job, series, latency, shift, seen)
+        return results
 
     def _judge(
         self, job: ServerLatency, series: LatencySeries, latency: Latency, shift: Shift | None,
@@ -210,7 +212,7 @@ class LatencyRegression(Detector):
         if rise is None:
             # A window that the rise has only reached in part shows less of it.
             if shift is not None and shift.difference > 0:
-                series.rise, series.shown = Rise(seen.time, 0, shift.before, 0.0), False
+                series.rise = Rise(seen.time, 0, shift.before, 0.0)
             return
         rise.samples += 1
         if rise.samples % UPDATE_SAMPLES:
@@ -219,58 +221,28 @@ class LatencyRegression(Detector):
         risen = level - rise.baseline
         over = rise.is_over(level) if series.shown else risen < EFFECTS[latency]
         if over or rise.is_accepted(seen.time, ACCEPT_AFTER_S):
-            shown, series.rise = series.shown, None
+            shown, series.rise, series.shown = series.shown, None, False
             if shown and not job.on:
                 yield Cleared(seen.time, seen.job_id)
             return
         series.shown, rise.size = True, max(rise.size, risen)
-        yield self._found(job, series, latency, seen)
-
-    def _found(
-        self, job: ServerLatency, series: LatencySeries, latency: Latency, seen: Serve
-    ) -> Detected:
-        rise = series.rise
-        assert rise is not None
-        baseline_s = series.usual_s * math.exp(rise.baseline)
-        value_s = baseline_s * math.exp(rise.size)
-        what = "time between tokens" if latency == "inter_token" else "time to the first token"
-        return Detected(
-            time=seen.time,
-            severity="warning",
-            **seen.job_id.fields(),
-            value=value_s,
-            baseline=baseline_s,
-            summary=f"the {what} is {100 * math.expm1(rise.size):.0f} % longer at equal load: "
-            f"{value_s:.3g} s instead of {baseline_s:.3g} s; {_cause(job, value_s - baseline_s)}",
-        )
+        yield _found(job, rise, latency, seen)
 
 
-def _load(engine: Serve) -> tuple[int, ...]:
-    return (
-        size(engine.running, RUNNING_WIDTH),
-        size(engine.waiting, WAITING_WIDTH),
-        round(KV_STEPS * (engine.kv_usage or 0.0)),
-        size(engine.prompt_tokens, PROMPT_WIDTH),
+def _found(job: ServerLatency, rise: Rise, latency: Latency, seen: Serve) -> Detected:
+    value_s = getattr(job.recent, latency).value
+    baseline_s = value_s * math.exp(-rise.size)
+    usual, now = job.preemptions
+    thrashes = now > usual + PREEMPTIONS_RISE
+    cause = f"KV cache, {now:.1f} requests per second lose their place"
+    return Detected(
+        time=seen.time,
+        severity="warning",
+        **seen.job_id.fields(),
+        rank=None if thrashes else seen.rank,
+        value=value_s,
+        baseline=baseline_s,
+        summary=f"the {WORDS[latency]} is {100 * math.expm1(rise.size):.0f} % longer than the "
+        f"iterations explain: {value_s:.3g} s instead of {baseline_s:.3g} s; "
+        f"cause: {cause if thrashes else 'the front end, iterations and queue do not explain it'}",
     )
-
-
-def _cause(job: ServerLatency, risen_s: float) -> str:
-    """Return the part of the server that rose with the latency, in a clause."""
-    usual, now = job.usual, job.now
-    if usual is None or now is None:
-        return "the cause is unknown"
-    if now.preemptions > max(CAUSE_FACTOR * usual.preemptions, 0.2):
-        return f"cause: KV cache, {now.preemptions:.1f} requests per second lose their place"
-    if now.comm_share > max(CAUSE_FACTOR * usual.comm_share, usual.comm_share + 0.05):
-        return (
-            f"cause: ranks, they wait for each other {now.comm_share:.0%} of an iteration instead "
-            f"of {usual.comm_share:.0%}"
-        )
-    if now.iteration_s > CAUSE_FACTOR * usual.iteration_s:
-        return (
-            f"cause: work, an iteration takes {1e3 * now.iteration_s:.3g} ms instead of "
-            f"{1e3 * usual.iteration_s:.3g} ms"
-        )
-    if now.queue_s - usual.queue_s > risen_s / 2:
-        return f"cause: queue, {now.queue_s:.3g} s instead of {usual.queue_s:.3g} s"
-    return "cause: front end, iterations and queue are as before"

@@ -16,8 +16,9 @@ class Scheduler:
 
     def add(self, name: str, prompt: int, tokens: int, arrival_time: float) -> None:
         self.requests[name] = SimpleNamespace(
-            name=name, prompt=prompt, left=tokens, computed=0, made=0, arrival_time=arrival_time
-        )
+            name=name, prompt=prompt, left=tokens, computed=0, made=0, arrival_time=arrival_time,
+            events=[],
+        )  # fmt: skip
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)

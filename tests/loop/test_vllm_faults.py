@@ -1,0 +1,145 @@
+"""Acceptance: faults of a real vLLM server are found, captured and explained while it serves.
+
+Forward passes wait for 0.1 s, as the processor is shared (vllm_faults.py). Each fault has a server
+of its own, which is well until its detector would see the fault.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loop.node import LoopNode, loop_node, poll
+from tests.loop.vllm_server import MARKS, Server, run
+
+pytestmark = MARKS
+USUAL: dict[str, Any] = {"forward_s": [0.1, 0.1]}
+# Clients, and at most the tokens of their prompts and answers.
+LOAD = (4, 60, 120)
+SHORT_ANSWERS = (6, 60, 16)
+
+
+def stop_rank_1(server: Server) -> None:
+    os.kill(int(server.processes()[1]["pid"]), signal.SIGSTOP)
+
+
+def six_times_the_load(server: Server) -> None:
+    server.serve(24, 60, 120)
+
+
+def becomes(**faults: Any) -> Callable[[Server], None]:
+    return lambda server: server.go_wrong(USUAL | faults)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of a server, and what is to be found: kind, rank, verdict, words of the sentence.
+
+    rise: the least rise that the detector must see before; 0 if it learns nothing.
+    """
+
+    begin: Callable[[Server], None]
+    kind: str
+    verdict: str
+    sentence: str
+    rank: int | None = None
+    rise: float = 0.0
+    ranks: int = 1
+    load: tuple[int, int, int] = LOAD
+    options: tuple[str, ...] = field(default=())
+
+
+FAULTS = {
+    "forward": Fault(
+        becomes(forward_s=[0.115]), "step_regression", "slower",
+        "longer for the same work since iteration", rise=0.14,
+    ),
+    "stopped rank": Fault(
+        stop_rank_1, "hang", "stopped_rank", "the process of rank 1 does not respond", 1, ranks=2,
+    ),
+    "slow rank": Fault(
+        becomes(forward_s=[0.1, 0.13]), "straggler", "straggler",
+        "rank 1 computes 2", 1, rise=0.25, ranks=2,
+    ),
+    "cache": Fault(
+        six_times_the_load, "kv_thrash", "kv_thrash", "the KV cache is too small for the load",
+        options=("--num-gpu-blocks-override=20",),
+    ),
+    "scheduler": Fault(
+        becomes(schedule_s=0.05), "step_regression", "scheduler_bound",
+        "longer for the same work since iteration", rise=0.2,
+    ),
+    "front end": Fault(
+        becomes(front_end_s=0.4), "latency_regression", "blocked_front_end",
+        "cause: the front end", 2, rise=1.0, load=SHORT_ANSWERS,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    run("model", str(folder), environ={})
+    return str(folder)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[LoopNode]:
+    config: dict[str, Any] = {
+        "exporters": {"jsonl": {"path": str(tmp_path / "telemetry.jsonl")}},
+        "sources": {"nvml": {"enabled": False}},
+        "triggers": {"captures_per_hour": 100, "cooldown_s": 0, "baseline": {"after_s": 30.0}},
+    }
+    with loop_node(tmp_path, **config) as node:
+        node.start_daemon()
+        yield node
+
+
+def is_seen(node: LoopNode, fault: Fault) -> bool:
+    """Return whether the detector knows the noise well enough, and there is a baseline."""
+    captures = node.get("captures")
+    if not any(c["request"]["trigger"] == "baseline" and c["diagnosis"] for c in captures):
+        return False
+    (detector,) = [one for one in node.get("detectors") if one["kind"] == fault.kind]
+    known = [one for one in detector["readings"] if one["job"] == "tiny"]
+    return any(
+        one["answer"] == "fine" and (one["sees"] is None or one["sees"] <= fault.rise)
+        for one in known
+    )
+
+
+def found(node: LoopNode, kind: str) -> list[Any]:
+    return [one for one in node.get("anomalies") if one["kind"] == kind]
+
+
+def captured(node: LoopNode, kind: str) -> list[Any]:
+    captures = node.get("captures")
+    return [c for c in captures if c["request"]["anomaly_kind"] == kind and c["diagnosis"]]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_captured_and_explained(node, model, name):
+    fault = FAULTS[name]
+    server = Server(node, model, fault.ranks, *fault.options, faults=USUAL)
+    try:
+        server.serve(*fault.load)
+        poll(
+            lambda: is_seen(node, fault), f"{fault.kind} knows the server: {node.get('detectors')}"
+        )
+        assert [one["sentence"] for one in found(node, fault.kind)] == []
+        begun = time.time()
+        fault.begin(server)
+        anomaly = poll(lambda: found(node, fault.kind), f"{fault.kind}: {node.get('anomalies')}")[0]
+        diagnosis = poll(lambda: captured(node, fault.kind), "its capture")[0]["diagnosis"]
+        seen = {"fault": name, "seconds": round(anomaly["time"] - begun, 1)}
+        print(json.dumps(seen | {"sentence": anomaly["sentence"], "diagnosis": diagnosis}))
+        assert (anomaly["rank"], diagnosis["verdict"]) == (fault.rank, fault.verdict)
+        assert fault.sentence in anomaly["sentence"]
+    finally:
+        server.close()
