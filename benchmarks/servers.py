@@ -89,9 +89,11 @@ class ServerModel:
         batch = 0.7 * self.most_requests
         usual_s = self.base_s + batch * self.decode_s + self.kv_s * batch * self.prompt_tokens / 1e5
         decode_s = usual_s * self.output_tokens / (1 + self.speculation) / batch
-        prompt_s = self.prompt_s * self.prompt_tokens * (1 - self.prefix_hits) / 1e3
+        # Each chunk of a prompt is an iteration.
+        token_s = self.prompt_s / 1e3 + self.base_s / self.chunk
+        prompt_s = token_s * self.prompt_tokens * (1 - 0.9 * self.prefix_hits)
         # Lengths are log-normal: their means lie above the medians.
-        return 1 / (1.3 * (decode_s + prompt_s))
+        return 1 / (1.5 * (decode_s + prompt_s))
 
     def usual_s(self, prefill_tokens: int, decode_requests: int, kv_tokens: int) -> float:
         """Return the time of an iteration without noise."""
@@ -145,7 +147,8 @@ class SimulatedServer:
         # For each running request: the iteration that ends it, its tokens then, its output tokens.
         self._running: list[tuple[int, int, int]] = []
         self._kv = 0
-        # Arrival, prompt tokens that are not computed yet, output tokens, arrival for the queue.
+        # Arrival, prompt tokens that are not computed yet, output tokens, all prompt tokens, and 1
+        # once it has been scheduled, 2 once it has had its first token.
         self._waiting: deque[list[float]] = deque()
         self._next_s = 0.0
         self._burst_until_s = 0.0
@@ -262,7 +265,8 @@ class SimulatedServer:
         second.inter += decoding
         second.inter_s += decoding * (took_s + blocked_s)
         for request in done:
-            second.first.append(self.now_s - request[0] + blocked_s)
+            if request[4] < 2:
+                second.first.append(self.now_s - request[0] + blocked_s)
             end = self._iteration + max(1, int(request[2] / per_pass))
             heapq.heappush(self._running, (end, int(request[3] + request[2]), int(request[2])))
         while self._running and self._running[0][0] <= self._iteration:
@@ -276,7 +280,7 @@ class SimulatedServer:
         left = max(1, longest[0] - self._iteration)
         has = max(1, longest[1] - int(left * (1 + self.model.speculation)))
         self._kv = max(0, self._kv - has)
-        self._waiting.appendleft([self.now_s, has, left, has, 1.0])
+        self._waiting.appendleft([self.now_s, has, left, has, 2.0])
         self._second.preemptions += 1
 
     def _serve(self) -> Serve:

@@ -103,5 +103,10 @@ def clients(url: str, count: int, prompt: int, tokens: int) -> None:
 
 if __name__ == "__main__":
     program, target, *rest = sys.argv[1:]
-    programs = {"model": make_model, "offline": offline, "load": load, "clients": clients}
+    programs: dict[str, Any] = {
+        "model": make_model,
+        "offline": offline,
+        "load": load,
+        "clients": clients,
+    }
     programs[program](target, *map(int, rest))
