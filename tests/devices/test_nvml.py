@@ -158,6 +158,7 @@ def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source)
     source.wait_while(lambda: nvml.up() != ALL, 11)
     nvml.driver.set(2, absent=1)
     source.wait_while(lambda: nvml.newest(7).device.index == 7, 13)
+    nvml.rounds()
     assert nvml.reasons(2) == ["lost"]
     assert nvml.up() == ALL - {2}
     busy_s = nvml.values(7)["busy_seconds_total"]
@@ -345,7 +346,10 @@ def test_a_hanging_read_of_the_counters_costs_that_gpu_alone(source, monkeypatch
     # The others stop to wait for it when it is known to be stuck, and have values two rounds later.
     assert (nvml.up(), nvml.reasons(1)) == ({0, 2}, ["stuck"])
     assert with_counters[-1] == [True, True] and [False, False] in with_counters
+    evaluations = nvml.calls("nvmlGpmMetricsGet", 1)
     nvml.release(SAMPLE, 1)
+    # Others read in parallel by now.
+    assert nvml.calls("nvmlGpmMetricsGet", 1) == evaluations
     nvml.rounds(3)
     assert nvml.up() == {0, 1, 2}
     assert COUNTER in nvml.newest(1).values

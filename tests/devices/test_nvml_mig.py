@@ -133,7 +133,7 @@ def test_counters_are_those_of_the_gpu_or_of_its_instances(process: Stepper) -> 
 
 
 def test_instances_of_a_gpu_that_is_lost_are_lost_with_it(process: Stepper) -> None:
-    fake = begin(process)
+    fake = begin(process, profile="h100")
     process.step()
     process.nvml.ledger.observe(process.gpu.device.info["pci_bus_id"], 79, "kernel log")
     fake.set(0, lost=1)
@@ -145,6 +145,10 @@ def test_instances_of_a_gpu_that_is_lost_are_lost_with_it(process: Stepper) -> N
     fake.set(0, lost=0)
     process.step(SLOW)
     assert [d.up for d in (process.gpu, *process.instances.values())] == [True] * 4
+    # Buffers of the GPU's and of two GPU instances' counters, before and after.
+    process.device.close()
+    buffers = [process.nvml.calls(f"nvmlGpmSample{does}") for does in ("Alloc", "Free")]
+    assert buffers == [12, 12]
 
 
 def test_seven_instances_cost_few_calls(process: Stepper) -> None:

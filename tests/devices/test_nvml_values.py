@@ -154,6 +154,12 @@ def test_events_are_asked_for_once_a_device_was_read_well(process: Stepper) -> N
     fake.fail("nvmlDeviceGetFieldValues", 0)
     process.step(SLOW)
     assert (before, process.calls("nvmlDeviceGetSupportedEventTypes")) == (0, 1)
+    # Once more when it comes back.
+    fake.set(lost=1)
+    process.step()
+    fake.set(lost=0)
+    process.step(SLOW)
+    assert process.calls("nvmlDeviceGetSupportedEventTypes") == 2
 
 
 def test_tiers_are_seconds_and_short_rounds_count_as_a_second() -> None:
@@ -205,6 +211,7 @@ def test_a_reader_that_fails_costs_its_own_values_alone(
     # This one may not be read, and these are the code of a function that the library lacks.
     fake.fail("nvmlDeviceGetBAR1MemoryInfo", 4)
     fake.field(186, error=4)
+    fake.fail("nvmlDeviceGetMaxPcieLinkGeneration", 999)
     fake.fail("nvmlDeviceGetTemperatureV", 13)
     fake.fail("nvmlDeviceGetCurrentClocksEventReasons", 13)
     values = process.step()
@@ -223,6 +230,9 @@ def test_a_reader_that_fails_costs_its_own_values_alone(
     assert process.gpu.up
     fake.fail("nvmlDeviceGetEncoderUtilization", 0)
     assert "encoder_utilization_ratio" in process.step(SLOW)
+    # A value that never changes is read until it was read once.
+    fake.fail("nvmlDeviceGetMaxPcieLinkGeneration", 0)
+    assert "pcie_link_generation_max" in process.step(EVERYTHING)
 
 
 def test_without_fields_power_comes_from_calls_and_energy_from_samples(process: Stepper) -> None:

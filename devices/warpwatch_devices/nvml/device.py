@@ -266,10 +266,9 @@ class NvmlDevice:
         return self._prepare(access.handle, access.events)
 
     def _add_gpm(self, values: Values, access: _Access) -> None:
+        gpm = access.gpm.read()
         # A GPU has no GPM of its own while it is in MIG mode.
-        gpm = {} if self._mig_mode else access.gpm.read()
-        has_gpm = access.gpm.supported and not self._mig_mode
-        self._memory.pcie_bytes.count(values, gpm if has_gpm else None)
+        self._memory.pcie_bytes.count(values, gpm if access.gpm.supported else None)
         for key, value in gpm.items():
             number = _NVLINK_OF_GPM.get(key)
             if key not in PCIE_BYTES and (number is None or access.supports(number) is False):

@@ -197,7 +197,7 @@ class Gpm:
         handle: Any,
         gpu_instance: int | None = None,
     ) -> None:
-        self.handle = handle
+        self._handle = handle
         # Whether it may have values.
         self.supported = True
         self._turns = turns
@@ -246,7 +246,7 @@ class Gpm:
 
     def _prepare(self, turn: _Turn) -> GpmRequest | None:
         """Return the request, or None without GPM."""
-        support = self._call(turn, pynvml.nvmlGpmQueryDeviceSupport, self.handle)
+        support = self._call(turn, pynvml.nvmlGpmQueryDeviceSupport, self._handle)
         if not support.isSupportedDevice:
             return None
         self._earlier = self._earlier or self._call(turn, pynvml.nvmlGpmSampleAlloc)
@@ -262,9 +262,9 @@ class Gpm:
     def _sample(self, turn: _Turn, request: GpmRequest) -> None:
         """Take a sample, and evaluate the time since the last one."""
         if self._gpu_instance is None:
-            self._call(turn, pynvml.nvmlGpmSampleGet, self.handle, self._spare)
+            self._call(turn, pynvml.nvmlGpmSampleGet, self._handle, self._spare)
         else:
-            instance = (self.handle, self._gpu_instance, self._spare)
+            instance = (self._handle, self._gpu_instance, self._spare)
             self._call(turn, pynvml.nvmlGpmMigSampleGet, *instance)
         before, now = self._sampled_at, self._monotonic()
         self._sampled_at = now

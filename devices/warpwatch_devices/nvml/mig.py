@@ -234,9 +234,6 @@ class MigDevices:
             elif not leads and instance.gpm is not None:
                 instance.memory = None
                 instance.close()
-            if instance.gpm is not None:
-                # The GPU may have been opened again.
-                instance.gpm.handle = parent_handle
 
     def _forget(self, uuid: str) -> None:
         self._instances.pop(uuid).close()
