@@ -159,8 +159,6 @@ def main() -> int:
         print(f"not installed: {', '.join(missing)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="warpwatch-gpu-") as name:
         work = Path(name)
-        # The part that runs as an ordinary user needs the fake driver too.
-        work.chmod(0o755)
         declare_commands(work / "site")
         if given.fake:
             install_fake_driver(work / "driver")

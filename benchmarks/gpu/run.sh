@@ -18,8 +18,6 @@ if ls "$here"/wheels/*.whl >/dev/null 2>&1; then
     trap 'rm -rf "$site"' EXIT
     "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir \
         --target "$site" "$here"/wheels/*.whl >&2
-    # Also for the part that gives up root's rights.
-    chmod -R a+rX "$site"
     path="$path:$site"
 fi
 cd "$root"

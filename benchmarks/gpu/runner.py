@@ -84,7 +84,6 @@ class Report:
 
 # The checks in their order: the module, and the seconds that each may take; ten minutes in all.
 CHECKS: dict[str, tuple[str, float]] = {
-    "doctor": ("daemon", 30.0),
     "readers": ("values", 60.0),
     "calls": ("daemon", 60.0),
     "counters": ("values", 90.0),

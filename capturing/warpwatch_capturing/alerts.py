@@ -13,19 +13,8 @@ from warpwatch_capturing.config import RecipeConfig
 from warpwatch_capturing.participant import RunningRank
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.triggers import with_peers
-from warpwatch_telemetry.alerts import (
-    ALREADY_CAPTURED,
-    BAD_LABELS,
-    DUPLICATE,
-    IGNORED,
-    NO_RANK,
-    RESOLVED,
-    TOO_MANY,
-    Alert,
-    AlertAnswer,
-    NotReadyError,
-    host_of,
-)
+from warpwatch_telemetry import alerts as outcomes
+from warpwatch_telemetry.alerts import Alert, AlertAnswer, NotReadyError, host_of
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, Capture, CaptureKind, CaptureRequest
 from warpwatch_telemetry.errors import Refused
@@ -121,18 +110,22 @@ class AlertRequests:
     ) -> tuple[AlertTarget, ...]:
         """Return what to capture for the alert. Raises Settled."""
         if alert.status == "resolved":
-            raise Settled(RESOLVED)
+            raise Settled(outcomes.RESOLVED)
         capture_id = self._capture_of_alert(alert)
         if capture_id is not None:
             self._remember(alert.key, capture_id)
-            raise Settled(DUPLICATE, "it has been captured since it fires", capture_id)
+            raise Settled(outcomes.DUPLICATE, "it has been captured since it fires", capture_id)
         if looked_at > MAX_ALERTS:
-            raise Settled(TOO_MANY, f"at most {MAX_ALERTS} alerts of a webhook are looked at")
+            raise Settled(
+                outcomes.TOO_MANY, f"at most {MAX_ALERTS} alerts of a webhook are looked at"
+            )
         targets = targets_of(alert.labels, node)
         for target in targets:
             capture_id = _capture_of_anomaly(target, state)
             if capture_id is not None:
-                raise Settled(ALREADY_CAPTURED, f"the {target.kind} has been captured", capture_id)
+                raise Settled(
+                    outcomes.ALREADY_CAPTURED, f"the {target.kind} has been captured", capture_id
+                )
         return targets
 
     def _ask(self, wanted: list[_Wanted], state: State, answers: dict[int, AlertAnswer]) -> None:
@@ -145,7 +138,7 @@ class AlertRequests:
         except Settled as settled:
             outcome, detail, found = settled.outcome, str(settled), settled.capture_id
         except Refused as refused:
-            reason = NO_RANK if refused.reason == "refused_no_rank" else refused.reason
+            reason = outcomes.NO_RANK if refused.reason == "refused_no_rank" else refused.reason
             outcome, detail, found = reason, str(refused), None
         else:
             outcome, detail, found = CAPTURED, "", capture.id
@@ -304,7 +297,7 @@ def targets_of(labels: Mapping[str, str], node: ThisNode) -> tuple[AlertTarget, 
     kind = kind if kind in KINDS else None
     asked = labels.get("capture") or None
     if asked is not None and asked not in CAPTURES:
-        raise Settled(BAD_LABELS, f"capture is one of {', '.join(CAPTURES)}")
+        raise Settled(outcomes.BAD_LABELS, f"capture is one of {', '.join(CAPTURES)}")
     capture = None if asked is None else CAPTURES[asked]
     if labels.get("training_job"):
         job = _job(labels, node)
@@ -314,7 +307,7 @@ def targets_of(labels: Mapping[str, str], node: ThisNode) -> tuple[AlertTarget, 
     for name, number in node.on_device.get(uuid, ()):
         found.setdefault(name, set()).add(number)
     if not found:
-        raise Settled(NO_RANK, f"no running rank is known on device {uuid[:64]}")
+        raise Settled(outcomes.NO_RANK, f"no running rank is known on device {uuid[:64]}")
     return tuple(
         AlertTarget(name, frozenset(numbers), kind, capture, uuid)
         for name, numbers in sorted(found.items())
@@ -326,11 +319,11 @@ def _job(labels: Mapping[str, str], node: ThisNode) -> JobId:
     name, owner = labels["training_job"], labels.get("owner", "")
     named = [job for job in node.jobs if job.name == name and owner in ("", job.owner)]
     if not named:
-        raise Settled(NO_RANK, f"no running rank of job {name[:100]!r} is known here")
+        raise Settled(outcomes.NO_RANK, f"no running rank of job {name[:100]!r} is known here")
     if len(named) > 1:
         owners = ", ".join(sorted(job.owner for job in named))
         detail = f"{name[:100]} is a job of each of {owners}; the label owner says whose"
-        raise Settled(BAD_LABELS, detail)
+        raise Settled(outcomes.BAD_LABELS, detail)
     return named[0]
 
 
@@ -340,10 +333,10 @@ def _ranks(job: JobId, labels: Mapping[str, str], node: ThisNode) -> frozenset[i
     if not rank:
         return None
     if not (rank.isascii() and rank.isdecimal() and len(rank) <= 10 and int(rank) < MAX_RANK):
-        raise Settled(BAD_LABELS, f"rank {rank[:20]!r} is not a rank number")
+        raise Settled(outcomes.BAD_LABELS, f"rank {rank[:20]!r} is not a rank number")
     number = int(rank)
     if number not in known:
-        raise Settled(NO_RANK, f"{job.name[:100]} has no running rank {number} here")
+        raise Settled(outcomes.NO_RANK, f"{job.name[:100]} has no running rank {number} here")
     return frozenset({number})
 
 
@@ -353,9 +346,11 @@ def _uuid(labels: Mapping[str, str], node: ThisNode) -> str:
         return labels["uuid"]
     index = labels.get("gpu")
     if not index:
-        raise Settled(IGNORED, "the labels name no training_job, uuid or gpu")
+        raise Settled(outcomes.IGNORED, "the labels name no training_job, uuid or gpu")
     named = {labels.get("node", "").lower(), host_of(labels.get("instance", ""))} - {""}
     uuid = node.uuids.get(index)
     if uuid is None or (named and not named & node.own_names):
-        raise Settled(NO_RANK, f"gpu {index[:10]!r} without uuid is not a device of this node")
+        raise Settled(
+            outcomes.NO_RANK, f"gpu {index[:10]!r} without uuid is not a device of this node"
+        )
     return uuid

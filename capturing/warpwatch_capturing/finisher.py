@@ -16,20 +16,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from warpwatch_capturing import child, verification
+from warpwatch_capturing import child, store, verification
 from warpwatch_capturing.confinement import Run, run
 from warpwatch_capturing.cost import StepCost
 from warpwatch_capturing.participant import Board, Collected, Participant
 from warpwatch_capturing.register import RUN_REGRESSION, CaptureRegister
 from warpwatch_capturing.session import CaptureSession
-from warpwatch_capturing.store import (
-    diagnosis_of,
-    is_usable,
-    missing_ranks,
-    nodes_of,
-    unread,
-    verified_files,
-)
 from warpwatch_telemetry.captures import Capture, RankCapture
 
 logger = logging.getLogger(__name__)
@@ -179,11 +171,11 @@ class Finisher:
             brought,
             outcome=outcome,
             detail=detail,
-            diagnosis=diagnosis_of(replace(capture, ranks=tuple(brought.ranks.values()))),
+            diagnosis=store.diagnosis_of(replace(capture, ranks=tuple(brought.ranks.values()))),
             diagnosis_outcome=result,
             baseline_id=brought.baseline_id,
         )
-        count = f"{sum(map(is_usable, brought.ranks.values()))}/{len(brought.ranks)}"
+        count = f"{sum(map(store.is_usable, brought.ranks.values()))}/{len(brought.ranks)}"
         more = f" ({detail})" if detail else ""
         logger.info("capture %s: %s %s%s; diagnosis: %s", capture.id, outcome, count, more, result)
         return outcome
@@ -223,7 +215,7 @@ class Finisher:
                 problems=verdict.problems,
                 events=verdict.events,
             )
-            if not is_usable(rank):
+            if not store.is_usable(rank):
                 del brought.read[number]
 
     def _count_problems(self, problems: Iterable[str]) -> None:
@@ -244,8 +236,8 @@ class Finisher:
         while brought.read:
             ranks = list(brought.ranks.values())
             result = child.diagnose(
-                kind, folder, list(brought.read.values()), missing_ranks(ranks),
-                brought.baseline, nodes_of(ranks), child.asked(capture.request), self._run,
+                kind, folder, list(brought.read.values()), store.missing_ranks(ranks),
+                brought.baseline, store.nodes_of(ranks), child.asked(capture.request), self._run,
             )  # fmt: skip
             if result == "ok" or not self._is_reduced(brought, result):
                 return result
@@ -273,7 +265,7 @@ class Finisher:
         for number, name in brought.read.items() if brought.tries else ():
             if result.startswith(_about(name)):
                 why = result.removeprefix(_about(name))
-                brought.ranks[number] = rank = unread(brought.ranks[number], why)
+                brought.ranks[number] = rank = store.unread(brought.ranks[number], why)
                 self._count_problems(rank.problems[-1:])
                 del brought.read[number]
                 brought.tries -= 1
@@ -290,7 +282,7 @@ class Finisher:
         if is_slow_run or (found is None and request.trigger == "schedule"):
             found = self._register.earlier_baseline(request.job_id, capture.time)
         if found is not None:
-            names = verified_files(found.ranks)
+            names = store.verified_files(found.ranks)
             brought.baseline = [Path(str(found.folder)) / name for name in names]
             brought.baseline_id = found.id if names else None
 
@@ -327,7 +319,7 @@ def _collect(session: CaptureSession, capture: Capture, folder: Path) -> _Brough
     with ThreadPoolExecutor(fetches, "ww-collect") as pool:
         found = list(pool.map(lambda one: _collect_rank(capture, one[0], one[1], folder), work))
     found.sort(key=lambda one: one.rank.rank)
-    elsewhere = [n for one, n in work if one.node and is_usable(one.ranks[n])]
+    elsewhere = [n for one, n in work if one.node and store.is_usable(one.ranks[n])]
     return _Brought(
         {one.rank.rank: one.rank for one in found},
         tuple(name for one in found for name in one.files),
@@ -358,7 +350,7 @@ def _outcome(brought: _Brought, diagnosis: str | None) -> str:
 
     ``diagnosis``: the result of the diagnosis.
     """
-    whole = sum(map(is_usable, brought.ranks.values()))
+    whole = sum(map(store.is_usable, brought.ranks.values()))
     if brought.elsewhere:
         is_complete = whole == len(brought.ranks) and diagnosis in (None, "ok")
         return "complete" if is_complete else "partial"
