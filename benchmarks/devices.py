@@ -223,14 +223,9 @@ def _start(name: str, library: Path, folder: Path, latency_us: float) -> Exporte
 
 def _wait(exporter: Exporter, log: Path) -> None:
     try:
-        wait_until(lambda: exporter.pid and _accepts(exporter.port))
+        address = "127.0.0.1", exporter.port
+        wait_until(lambda: exporter.pid and socket.create_connection(address).close() is None)
     except (TimeoutError, CannotMeasure) as error:
         wrote = last_line(log.read_text(errors="replace"))
         text = f"{exporter.name} serves no page: {error}; it wrote: {wrote}"
         raise CannotMeasure(text) from error
-
-
-def _accepts(port: int) -> bool:
-    """Connect once. Raises OSError while nothing listens."""
-    with socket.create_connection(("127.0.0.1", port)):
-        return True

@@ -47,16 +47,13 @@ def check_shim(report: Report) -> None:
             turns, steps = (QUICK_TURNS, QUICK_STEPS) if setting.quick else (TURNS, steps)
             log = Path(tempfile.mkdtemp()) / "log.jsonl"
             with running_daemon(exporters={"jsonl": {"path": str(log)}}) as daemon:
-                figures |= train(daemon, network, mode, setting.device, str(turns), str(steps))
+                trained = ["turns", network, mode, setting.device, str(turns), str(steps)]
+                command = ["-m", "benchmarks.gpu.training", *trained]
+                environment = daemon.training_environment
+                figures |= output_of("the training", command, environment, TURNS_TIMEOUT_S)
                 time.sleep(LOGGED_S)
             figures["true_times"] = true_times(figures.pop("shim_turns"), log)
             judge(report, f"{network} {mode}", figures)
-
-
-def train(daemon: LocalDaemon, *arguments: str) -> Any:
-    """Return the output of the training's turns. Raises CannotMeasure."""
-    command = ["-m", "benchmarks.gpu.training", "turns", *arguments]
-    return output_of("the training", command, daemon.training_environment, TURNS_TIMEOUT_S)
 
 
 def true_times(turns: list[dict[str, Any]], log: Path) -> dict[str, float]:

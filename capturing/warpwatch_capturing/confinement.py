@@ -109,19 +109,15 @@ def _run(module: str, arguments: Sequence[str], timeout_s: float, pass_fds: Sequ
             status = done.returncode
         except subprocess.TimeoutExpired:
             status = None
-        return Ended(status, tuple(_lines(output)))
+        start = max(0, os.fstat(output.fileno()).st_size - MAX_OUTPUT_BYTES)
+        said = os.pread(output.fileno(), MAX_OUTPUT_BYTES, start)
+        return Ended(status, tuple(said.decode(errors="replace").splitlines()))
 
 
 def _unconfined(ended: Ended) -> tuple[str, ...]:
     """Return the protections that the process lacks, and why."""
     said = (line for line in ended.lines if line.startswith(_UNCONFINED))
     return tuple(line.removeprefix(_UNCONFINED) for line in said)
-
-
-def _lines(output: BinaryIO) -> list[str]:
-    size = os.fstat(output.fileno()).st_size
-    start = max(0, size - MAX_OUTPUT_BYTES)
-    return os.pread(output.fileno(), MAX_OUTPUT_BYTES, start).decode(errors="replace").splitlines()
 
 
 @lru_cache(maxsize=8)

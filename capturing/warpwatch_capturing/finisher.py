@@ -211,7 +211,7 @@ class Finisher:
             self._count_problems(verdict.problems)
             brought.ranks[number] = rank = replace(
                 brought.ranks[number],
-                verified=verdict.verified,
+                verified=not verdict.problems,
                 problems=verdict.problems,
                 events=verdict.events,
             )

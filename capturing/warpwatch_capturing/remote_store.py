@@ -256,20 +256,6 @@ MANIFEST = "manifest.json"
 FAILURES_IN_FRONT = 5
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """The content of manifest.json, which is written last.
-
-    node: the uploader; files: their sizes in bytes, by name; nodes: the nodes whose parts lie below
-    it, each with a manifest of its own.
-    """
-
-    capture: str
-    node: str
-    files: dict[str, int]
-    schema: int = 1
-    nodes: tuple[str, ...] = ()
-
-
 @dataclass(slots=True)
 class _Progress:
     """sent: the size of each file that is there already, in bytes."""
@@ -356,9 +342,15 @@ class Uploads:
             return
         record = (folder / store.RECORD).read_bytes()
         self._put(f"{key}/{store.RECORD}", record)
-        nodes = tuple(sorted({rank.node for rank in capture.ranks if rank.node}))
-        sizes = progress.sent | {store.RECORD: len(record)}
-        manifest = Manifest(capture.id, self._node, sizes, nodes=nodes)
+        manifest = {
+            "capture": capture.id,
+            # The sizes in bytes.
+            "files": progress.sent | {store.RECORD: len(record)},
+            "node": self._node,
+            # Their parts lie below this one, each with a manifest of its own.
+            "nodes": sorted({rank.node for rank in capture.ranks if rank.node}),
+            "schema": 1,
+        }
         self._put(f"{key}/{MANIFEST}", msgspec.json.encode(manifest, order="sorted"))
         address = f"{self._remote.url}/{key}/"
         self._captures.update(capture.id, remote=address)

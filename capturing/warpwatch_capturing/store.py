@@ -171,9 +171,6 @@ class Stored:
     def owner(self) -> str:
         return "" if self.capture is None else self.capture.request.owner
 
-    def max_age(self, config: StoreConfig) -> float:
-        return EMPTY_AFTER_S if self.capture is None and not self.size else config.max_age
-
 
 def orphan(path: Path, now: float) -> Stored:
     try:
@@ -196,7 +193,12 @@ def keep(
     of their owner, unless they are too old. The newest capture is removed after these. Captures
     that are in the remote store are removed first.
     """
-    rest = [one for one in stored if now - one.time <= one.max_age(config) or not _removed(one)]
+
+    def is_old(one: Stored) -> bool:
+        is_empty = one.capture is None and not one.size
+        return now - one.time > (EMPTY_AFTER_S if is_empty else config.max_age)
+
+    rest = [one for one in stored if not is_old(one) or not _removed(one)]
     used = sum(one.size for one in running)
     captured = [one for one in (*rest, *running) if one.capture is not None]
     newest = max(captured, key=lambda one: one.time, default=None)

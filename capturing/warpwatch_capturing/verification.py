@@ -71,11 +71,6 @@ class TraceVerdict:
     events: int | None
     problems: tuple[str, ...]
 
-    @property
-    def verified(self) -> bool:
-        """Whether the trace holds what was asked for."""
-        return not self.problems
-
 
 def verify(
     folder: Path, expected: Mapping[str, Expectation], run: Run = run

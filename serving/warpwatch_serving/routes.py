@@ -138,7 +138,7 @@ def _described(operation: Operation, schemas: Schemas) -> Schema:
         "summary": (operation.endpoint.__doc__ or "").rstrip("."),
         "responses": _responses(operation, schemas),
     }
-    if parameters := [*_path_parameters(operation.path), *_query_parameters(operation)]:
+    if parameters := list(_parameters(operation)):
         described["parameters"] = parameters
     if operation.body is not None:
         content = {JSON: {"schema": schemas[operation.body]}}
@@ -149,22 +149,15 @@ def _described(operation: Operation, schemas: Schemas) -> Schema:
 
 
 def _responses(operation: Operation, schemas: Schemas) -> Schema:
-    answers: dict[int, list[type | str]] = {operation.status: [operation.answer]}
-    for status, model in operation.also.items():
-        answers.setdefault(status, []).append(model)
-    for status in _errors(operation):
-        answers.setdefault(status, []).append(ErrorAnswer)
-    return {str(status): _response(status, answers[status], schemas) for status in sorted(answers)}
-
-
-def _errors(operation: Operation) -> Iterator[int]:
-    yield from operation.errors
-    if operation.filters is not None or operation.body is not None:
-        yield 400
+    errors = [*operation.errors, *(() if operation.is_open else (401, 403))]
     if operation.body is not None:
-        yield from (413, 415)
-    if not operation.is_open:
-        yield from (401, 403)
+        errors += [400, 413, 415]
+    elif operation.filters is not None:
+        errors += [400]
+    answers: dict[int, list[type | str]] = {operation.status: [operation.answer]}
+    for status, model in (*operation.also.items(), *((error, ErrorAnswer) for error in errors)):
+        answers.setdefault(status, []).append(model)
+    return {str(status): _response(status, answers[status], schemas) for status in sorted(answers)}
 
 
 def _response(status: int, answers: list[type | str], schemas: Schemas) -> Schema:
@@ -175,12 +168,9 @@ def _response(status: int, answers: list[type | str], schemas: Schemas) -> Schem
     return {"description": _MEANINGS.get(status, HTTPStatus(status).phrase), "content": content}
 
 
-def _path_parameters(path: str) -> Iterator[Schema]:
-    for name in re.findall(r"{(\w+)}", path):
+def _parameters(operation: Operation) -> Iterator[Schema]:
+    for name in re.findall(r"{(\w+)}", operation.path):
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-
-
-def _query_parameters(operation: Operation) -> Iterator[Schema]:
     if operation.filters is not None:
         known = operation.filters.model_json_schema(schema_generator=_Generator)["properties"]
         for name, schema in known.items():

@@ -20,16 +20,8 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 
 from warpwatch_runtime import quantities
-from warpwatch_serving.access import (
-    HOLDER_OF_TOKEN,
-    LINK_S,
-    LOGIN,
-    SESSION_S,
-    Access,
-    Caller,
-    caller_of,
-    has_own_origin,
-)
+from warpwatch_serving import access as rights
+from warpwatch_serving.access import Access, Caller, caller_of
 from warpwatch_serving.answers import HttpError, SessionLink, json_answer
 from warpwatch_serving.backend import ApiBackend, visible
 from warpwatch_serving.bodies import LoginFilters, PageFilters, RunFilters, filters, read_body
@@ -181,8 +173,8 @@ class Login:
     async def make_link(self, request: Request) -> Response:
         """A link to the web page for the user who asks, valid once and for a minute."""
         key = self._access.links.issue(self._access.check_link(request))
-        path = f"{LOGIN}?{urlencode({'key': key})}"
-        return json_answer(SessionLink(path, LINK_S, request.app.state.url), 201)
+        path = f"{rights.LOGIN}?{urlencode({'key': key})}"
+        return json_answer(SessionLink(path, rights.LINK_S, request.app.state.url), 201)
 
     async def follow_link(self, request: Request) -> Response:
         """The login page; with the key of a link, the start of a session."""
@@ -196,14 +188,14 @@ class Login:
         """The start of a session with the token that the form of the login page sends."""
         form = parse_qs((await read_body(request)).decode("utf-8", "replace"))
         token = form.get("token", [""])[0]
-        if not has_own_origin(request) or not self._access.is_token(token):
+        if not rights.has_own_origin(request) or not self._access.is_token(token):
             return self._page(request, 401, _WRONG_TOKEN)
-        return self._start(request, HOLDER_OF_TOKEN)
+        return self._start(request, rights.HOLDER_OF_TOKEN)
 
     async def log_out(self, request: Request) -> Response:
         """The end of the session."""
         self._access.sessions.end(request.cookies.get(self._access.cookie, ""))
-        return self._redirect(request, LOGIN, "", 0)
+        return self._redirect(request, rights.LOGIN, "", 0)
 
     def refuse(self, request: HTTPConnection, error: HttpError) -> Response:
         """Return the login page to a browser without a session, and the error to all others."""
@@ -212,7 +204,7 @@ class Login:
         return error.answer()
 
     def _start(self, request: Request, caller: Caller) -> Response:
-        return self._redirect(request, "/", self._access.sessions.issue(caller), SESSION_S)
+        return self._redirect(request, "/", self._access.sessions.issue(caller), rights.SESSION_S)
 
     def _redirect(self, request: Request, path: str, key: str, lasts_s: float) -> Response:
         tls = request.url.scheme == "https"

@@ -242,14 +242,12 @@ def test_a_daemon_that_is_not_the_one_meant_is_not_talked_to(daemon, folder, wro
     assert "certificate verify failed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("none", "none.crt: No such"), ("empty", "empty.crt: ")]
-)
-def test_an_authority_that_is_no_certificate_is_a_usage_error(tmp_path, capsys, name, said):
+def test_an_authority_that_is_no_certificate_is_a_usage_error(tmp_path, capsys):
     (tmp_path / "empty.crt").write_text("")
-    path = tmp_path / f"{name}.crt"
-    assert main(["status", "--url", "https://127.0.0.1:9", "--ca-file", str(path)]) == 2
-    assert said in capsys.readouterr().err
+    for name, said in (("none.crt", "none.crt: No such"), ("empty.crt", "empty.crt: ")):
+        authority = ["--ca-file", str(tmp_path / name)]
+        assert main(["status", "--url", "https://127.0.0.1:9", *authority]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_the_daemon_of_this_machine_is_asked_through_its_socket_also_by_its_url(
