@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, Captu
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.config import Span, StoreConfig, TriggersConfig, parse_span
-from warpwatch_capturing.finisher import FairQueue
+from warpwatch_capturing.finisher import FairQueue, Finisher
 from warpwatch_capturing.policy import Disk, DiskSpace, Policy
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
@@ -161,6 +162,17 @@ def test_an_owner_with_too_much_has_no_more_taken_and_others_have():
         queue.do_next()
     assert [queue.do_next() for _ in range(2)] == [True, False]
     assert done == ["0", "1"]
+
+
+def test_of_one_owner_64_captures_may_wait_to_be_finished(tmp_path):
+    register = CaptureRegister(Store(StoreConfig(url=tmp_path.as_uri())), Hub(10.0))
+    finisher = Finisher(register, Hub(10.0), lambda: None)
+    for number in range(65):
+        register.keep(Capture(f"c{number}", MANUAL, 0.0))
+        waiting: Any = SimpleNamespace(capture=register.get(f"c{number}"))
+        finisher.put(waiting)
+    (failed,) = [capture for capture in register.all() if capture.outcome is not None]
+    assert (failed.id, failed.outcome) == ("c64", "failed")
 
 
 NOW = 1_800_000_000.0

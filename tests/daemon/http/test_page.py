@@ -5,6 +5,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -109,6 +110,14 @@ def test_hostile_texts_are_escaped_and_cut(client, agent):
     assert "alert(1)" in page
     assert [part for part in ("\x00", "\x1b", '"onload') if part in page] == []
     assert len(page) < 60_000
+
+
+def test_a_diagnosis_of_another_form_does_not_break_the_page(client, agent):
+    diagnoses: list[dict[str, Any]] = [{}, {"findings": "no"}, {"findings": [7]}]
+    for diagnosis in (*diagnoses, {"verdict": None, "findings": []}):
+        capture = replace(agent.now.captures[-1], diagnosis=diagnosis)
+        agent.now = replace(agent.now, captures=(capture,))
+        assert client.get("/").status_code == 200
 
 
 def test_a_thousand_ranks_and_many_anomalies_stay_one_short_page(client, agent, capsys):
