@@ -222,9 +222,12 @@ def _start(name: str, library: Path, folder: Path, latency_us: float) -> Exporte
 
 
 def _wait(exporter: Exporter, log: Path) -> None:
+    def serves() -> bool:
+        with socket.create_connection(("127.0.0.1", exporter.port)):
+            return exporter.pid > 0
+
     try:
-        address = "127.0.0.1", exporter.port
-        wait_until(lambda: exporter.pid and socket.create_connection(address).close() is None)
+        wait_until(serves)
     except (TimeoutError, CannotMeasure) as error:
         wrote = last_line(log.read_text(errors="replace"))
         text = f"{exporter.name} serves no page: {error}; it wrote: {wrote}"

@@ -112,11 +112,11 @@ def _outcome(ended: Ended) -> str:
         return "ok"
     if ended.status in (EXIT_NO_MEMORY, -signal.SIGKILL):
         return "no_memory"
-    said = ended.lines[-1][:500] if ended.lines else f"exit status {ended.status}"
+    text = ended.lines[-1][:500] if ended.lines else f"exit status {ended.status}"
     if ended.killed_by is not None:
         # With the file that it was about, unless it ended before the first.
-        return f"{UNREADABLE}{said.removeprefix(READING)}: {ended.killed_by}"
-    return UNREADABLE + said if ended.status == EXIT_UNREADABLE else said
+        return f"{UNREADABLE}{text.removeprefix(READING)}: {ended.killed_by}"
+    return UNREADABLE + text if ended.status == EXIT_UNREADABLE else text
 
 
 def memory_left() -> int:

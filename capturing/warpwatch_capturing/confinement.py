@@ -110,14 +110,14 @@ def _run(module: str, arguments: Sequence[str], timeout_s: float, pass_fds: Sequ
         except subprocess.TimeoutExpired:
             status = None
         start = max(0, os.fstat(output.fileno()).st_size - MAX_OUTPUT_BYTES)
-        said = os.pread(output.fileno(), MAX_OUTPUT_BYTES, start)
-        return Ended(status, tuple(said.decode(errors="replace").splitlines()))
+        text = os.pread(output.fileno(), MAX_OUTPUT_BYTES, start)
+        return Ended(status, tuple(text.decode(errors="replace").splitlines()))
 
 
 def _unconfined(ended: Ended) -> tuple[str, ...]:
     """Return the protections that the process lacks, and why."""
-    said = (line for line in ended.lines if line.startswith(_UNCONFINED))
-    return tuple(line.removeprefix(_UNCONFINED) for line in said)
+    lines = (line for line in ended.lines if line.startswith(_UNCONFINED))
+    return tuple(line.removeprefix(_UNCONFINED) for line in lines)
 
 
 @lru_cache(maxsize=8)

@@ -157,7 +157,7 @@ class CostWatch:
         """Return whether the capture's price is not known yet."""
         return capture_id in self._watched
 
-    def take_priced(self, at: float) -> list[tuple[Capture, StepCost]]:
+    def pop_priced(self, at: float) -> list[tuple[Capture, StepCost]]:
         """Return the ended captures whose later steps have arrived, or are overdue."""
         done = [
             watched

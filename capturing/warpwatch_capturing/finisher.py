@@ -385,10 +385,10 @@ class FairQueue:
     def put(self, owner: str, work: Work) -> bool:
         """Return False, and drop the work, if too much work of the owner waits."""
         with self._lock:
-            mine = self._waiting.setdefault(owner, deque())
-            if len(mine) >= self._most:
+            of_owner = self._waiting.setdefault(owner, deque())
+            if len(of_owner) >= self._most:
                 return False
-            mine.append(work)
+            of_owner.append(work)
             return True
 
     def do_next(self) -> bool:
@@ -396,10 +396,10 @@ class FairQueue:
         with self._lock:
             if not self._waiting:
                 return False
-            owner, mine = next(iter(self._waiting.items()))
+            owner, of_owner = next(iter(self._waiting.items()))
             del self._waiting[owner]
-            work = mine.popleft()
-            if mine:
-                self._waiting[owner] = mine
+            work = of_owner.popleft()
+            if of_owner:
+                self._waiting[owner] = of_owner
         work()
         return True

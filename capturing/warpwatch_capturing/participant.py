@@ -221,7 +221,7 @@ def find_job(jobs: Iterable[LiveJob], request: CaptureRequest) -> LiveJob:
 
 def _is_named(job: JobId, request: CaptureRequest) -> bool:
     """Return whether the request matches the job; an empty field matches any."""
-    return all(said in ("", known) for said, known in zip(request.job_id, job, strict=True))
+    return all(asked in ("", known) for asked, known in zip(request.job_id, job, strict=True))
 
 
 # --- the process in which captures run ---

@@ -292,7 +292,7 @@ class CaptureService:
         with self._lock:
             for session in list(self._sessions.values()):
                 self._advance(session, at)
-            for capture, cost in self._costs.take_priced(at):
+            for capture, cost in self._costs.pop_priced(at):
                 self._finisher.put_cost(capture, cost)
             busy = bool(self._sessions)
         self._hurry(busy)

@@ -118,7 +118,7 @@ class CaptureSession:
         ready = []
         for one in self._present():
             if isinstance(one.answer, Refused):
-                self._give_up(one.answer.reason, _said(one, one.answer))
+                self._give_up(one.answer.reason, _from_node(one, one.answer))
             if isinstance(one.answer, Prepared):
                 ready.append(one.answer)
             else:
@@ -160,9 +160,9 @@ class CaptureSession:
             if self.capture.request.kind not in STEP_KINDS:
                 one.lose(str(one.answer))
             elif isinstance(one.answer, Refused) and one.answer.reason not in _AVOIDABLE:
-                self._give_up(one.answer.reason, _said(one, one.answer))
+                self._give_up(one.answer.reason, _from_node(one, one.answer))
             else:
-                refusals.append(_said(one, one.answer))
+                refusals.append(_from_node(one, one.answer))
         return "; ".join(refusals)
 
     def _must_try_again(self, at: float) -> bool:
@@ -198,5 +198,5 @@ class CaptureSession:
         raise Refused(reason, detail)
 
 
-def _said(one: Participant, answer: Exception) -> str:
+def _from_node(one: Participant, answer: Exception) -> str:
     return str(answer) if one.node is None else f"{one.node}: {answer}"

@@ -149,15 +149,15 @@ def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine
     path, expectation = Path(arguments[0]), Expectation(**json.loads(arguments[1]))
     trace = OpenedFile(path)
     confine(MEMORY_BYTES, cpu_limit_s([path]))
-    said: list[Any]
+    result: list[Any]
     try:
         found = take_inventory(trace)
-        said = [found.listed, problems(found, expectation)]
+        result = [found.listed, problems(found, expectation)]
     except TraceError as error:
-        said = [None, [f"{UNREADABLE}: {str(error).removeprefix(f'{trace}: ')}"]]
+        result = [None, [f"{UNREADABLE}: {str(error).removeprefix(f'{trace}: ')}"]]
     except MemoryError:
-        said = [None, [f"{UNREADABLE}: it takes more than {MEMORY_BYTES >> 20} MiB"]]
-    sys.stdout.write(json.dumps(said))
+        result = [None, [f"{UNREADABLE}: it takes more than {MEMORY_BYTES >> 20} MiB"]]
+    sys.stdout.write(json.dumps(result))
     return 0
 
 

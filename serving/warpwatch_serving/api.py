@@ -140,8 +140,8 @@ class JsonApi:
         caller = caller_of(request)
 
         def seen(one: DetectorStatus | Detected) -> bool:
-            mine = caller.owner is None or one.job is None or one.owner == caller.owner
-            return mine and wanted.admits(job=one.job, owner=one.owner)
+            is_visible = caller.owner is None or one.job is None or one.owner == caller.owner
+            return is_visible and wanted.admits(job=one.job, owner=one.owner)
 
         detectors = [
             answers.DetectorReport(

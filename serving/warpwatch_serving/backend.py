@@ -83,7 +83,7 @@ def visible(state: State, owner: str | None) -> State:
         anomalies=anomalies,
         contexts={ident: one for ident, one in state.contexts.items() if ident in shown},
         captures=tuple(one for one in state.captures if one.request.owner == owner),
-        sensitivities=tuple(sight for sight in state.sensitivities if sight.owner == owner),
+        sensitivities=tuple(one for one in state.sensitivities if one.owner == owner),
         decisions=tuple(one for one in state.decisions if one.anomaly_id in shown),
     )
 

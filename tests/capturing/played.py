@@ -45,7 +45,7 @@ class Board:
 class Played(Participant):
     """Two ranks of a node. The test sets ``ranks``, ``lost`` and the answers.
 
-    told: all requests, in order.
+    requests: all of them, in order.
     """
 
     reach = Reach(2.0, 4, (0.1, 1.0))
@@ -53,24 +53,24 @@ class Played(Participant):
     def __init__(self, node: str, numbers: Iterable[int]) -> None:
         super().__init__(numbers)
         self.node = node
-        self.told: list[str] = []
+        self.requests: list[str] = []
         self.passed: set[int] = set()
         self.unreadable: set[int] = set()
 
     def prepare(self, request: CaptureRequest, at: float) -> None:
-        self.told.append("prepare")
+        self.requests.append("prepare")
         self.is_awaited, self.answer = True, None
 
     def arm(self, capture: Capture, attempt: int, at: float) -> None:
-        self.told.append(f"arm {attempt}: {capture.start_step}")
+        self.requests.append(f"arm {attempt}: {capture.start_step}")
         self.is_awaited, self.answer = True, None
 
     def withdraw(self) -> None:
-        self.told.append("withdraw")
+        self.requests.append("withdraw")
         self.set_all("asked")
 
     def cancel(self, detail: str = "") -> None:
-        self.told.append(f"cancel {detail}".strip())
+        self.requests.append(f"cancel {detail}".strip())
         for number, rank in self.ranks.items():
             if detail and not is_over(rank):
                 self.ranks[number] = replace(rank, state="missing", detail=detail)

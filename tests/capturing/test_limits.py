@@ -131,7 +131,7 @@ def test_what_a_capture_cost_and_whether_the_job_is_slower_since(slower, golden_
         for rank in (0, 1):
             step = Step(1.0 + number, "train", rank, number, step_s * (1 + rank), profiled=profiled)
             watch.observe(step)
-        for _, cost in watch.take_priced(200.0 + number):
+        for _, cost in watch.pop_priced(200.0 + number):
             medians = {part: round(s, 4) for part, s in cost.medians().items()}
             text += f"after step {number}: {cost.cost_s():.4f} s, {medians}, {cost.residual()}\n"
     golden_case(text)

@@ -43,11 +43,11 @@ def test_the_slowest_answer_and_the_fastest_rank_choose_the_start_of_all(played)
     assert (asked.start_step, states(asked)) == (None, ["asked"] * 4)
     first.answers(ready(300))
     played.step(after_s=1.0)
-    assert first.told == ["prepare"]
+    assert first.requests == ["prepare"]
     second.answers(ready(310, steps=2))
     played.step()
     # 2 s of steps of 0.1 s, and 1 s that the second took to answer.
-    assert first.told[1:] == second.told[1:] == ["arm 1: 340"]
+    assert first.requests[1:] == second.requests[1:] == ["arm 1: 340"]
     capture = played.capture(asked)
     assert (capture.start_step, capture.steps) == (340, 2)
     for one in (first, second):
@@ -68,14 +68,14 @@ def test_a_rank_that_is_late_ends_the_try_and_a_later_step_is_chosen(played, rea
     else:
         second.passed = {2}
     played.step()
-    assert first.told[-1] == second.told[-1] == "withdraw"
+    assert first.requests[-1] == second.requests[-1] == "withdraw"
     # Two services that want the same ranks do not meet again at the same time.
     played.step(after_s=0.05)
-    assert first.told[-1] == "withdraw"
+    assert first.requests[-1] == "withdraw"
     played.step(after_s=1.0)
     second.passed = set()
     armed(played, first, second, begun=200)
-    assert first.told[-2:] == ["prepare", "arm 2: 240"]
+    assert first.requests[-2:] == ["prepare", "arm 2: 240"]
 
 
 def test_after_the_third_try_the_capture_goes_on_without_a_late_rank(played):
@@ -86,11 +86,11 @@ def test_after_the_third_try_the_capture_goes_on_without_a_late_rank(played):
         first.set_all("armed")
         second.ranks[3] = replace(second.ranks[3], state="late")
         played.step()
-    assert [told for told in first.told if told.startswith("arm")][-1].startswith("arm 3")
+    assert [one for one in first.requests if one.startswith("arm")][-1].startswith("arm 3")
     first.set_all("exported")
     second.ranks[2] = replace(second.ranks[2], state="exported")
     played.step()
-    assert first.told[-1] == "cancel"
+    assert first.requests[-1] == "cancel"
     capture = played.finished(asked)
     assert states(capture) == ["written", "written", "written", "late"]
     assert capture.detail == "rank 3: late"
@@ -102,7 +102,7 @@ def test_a_trace_that_is_there_is_not_discarded_for_a_rank_that_is_late(played):
     first.set_all("exported")
     second.set_all("late")
     played.step()
-    assert "withdraw" not in first.told
+    assert "withdraw" not in first.requests
 
 
 @pytest.mark.parametrize("phase", ["prepare", "arm"])
@@ -118,7 +118,7 @@ def test_one_refusal_ends_the_capture_everywhere_and_leaves_no_folder(played, ph
     assert played.step() is False
     capture = played.capture(asked)
     assert (capture.outcome, capture.detail) == ("refused_quota", "gpu-2: too much")
-    assert first.told[-1] == second.told[-1] == "withdraw"
+    assert first.requests[-1] == second.requests[-1] == "withdraw"
     assert list(played.store.path.glob("*/*/*/*")) == []
     assert not played.service.is_busy(JOB)
 
@@ -134,8 +134,8 @@ def test_a_busy_rank_is_tried_again_and_refused_in_the_end(played):
         second.answers(Refused("refused_busy", "rank 2 is being captured"))
         played.step()
     capture = played.capture(asked)
-    said = "not armed in 3 tries: gpu-2: rank 2 is being captured"
-    assert (capture.outcome, capture.detail) == ("failed", said)
+    detail = "not armed in 3 tries: gpu-2: rank 2 is being captured"
+    assert (capture.outcome, capture.detail) == ("failed", detail)
 
 
 def test_a_place_that_is_lost_is_left_out_and_named(played):
@@ -143,7 +143,7 @@ def test_a_place_that_is_lost_is_left_out_and_named(played):
     first.answers(ready(1))
     second.answers(ConnectionError("ConnectError"))
     played.step()
-    assert (second.lost, second.told) == ("ConnectError", ["prepare"])
+    assert (second.lost, second.requests) == ("ConnectError", ["prepare"])
     first.answers()
     first.set_all("exported")
     second.set_all("missing", "ConnectError")
@@ -175,8 +175,8 @@ def test_stacks_need_no_step_and_supersede_what_waits_for_one(played):
     waiting, *before = played.ask()
     armed(played, *before)
     _, first, second = played.ask(STACKS)
-    assert all(one.told[-1] == "cancel superseded by stacks of a hang" for one in before)
-    assert first.told == ["arm 1: None"]
+    assert all(one.requests[-1] == "cancel superseded by stacks of a hang" for one in before)
+    assert first.requests == ["arm 1: None"]
     first.answers()
     # One that refuses stacks is left out; the others go on.
     second.answers(Refused("refused_no_rank", "gone"))
@@ -190,7 +190,7 @@ def test_a_cancelled_capture_ends_at_once_and_costs_nothing_before_it_records(pl
     armed(played, first, second)
     capture = played.service.cancel(asked.id, "by hand")
     assert [rank.detail for rank in capture.ranks] == ["by hand"] * 4
-    assert (first.told[-1], played.limits.started) == ("cancel by hand", [])
+    assert (first.requests[-1], played.limits.started) == ("cancel by hand", [])
     asked, first, second = played.ask()
     armed(played, first, second)
     first.set_all("recording")
@@ -218,7 +218,7 @@ def test_a_fault_of_a_participant_ends_its_capture(played, monkeypatch):
 def test_closing_cancels_what_runs(played):
     _, first, second = played.ask()
     played.service.close()
-    assert first.told[-1] == second.told[-1] == "cancel the daemon ended"
+    assert first.requests[-1] == second.requests[-1] == "cancel the daemon ended"
 
 
 def test_a_name_of_jobs_of_two_owners_needs_the_owner():

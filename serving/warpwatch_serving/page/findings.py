@@ -100,9 +100,9 @@ def _notes(state: State) -> Iterator[str]:
     for source in state.sources:
         if not source.up and source.lag_s is None:
             yield f"{text(source.name)} cannot be read: {text(source.reason) or 'no reason known'}"
-    blind = [sight for sight in state.sensitivities if sight.blind]
-    for sight in blind[:MAX_BLIND]:
-        yield f"{text(sight.job)}: {sight.kind} is blind: {text(sight.text)}"
+    blind = [one for one in state.sensitivities if one.blind]
+    for one in blind[:MAX_BLIND]:
+        yield f"{text(one.job)}: {one.kind} is blind: {text(one.text)}"
 
 
 def _worst(state: State) -> Headline:
@@ -185,7 +185,7 @@ def active(state: State) -> int:
     return sum(1 for anomaly in state.anomalies if anomaly.end_time is None)
 
 
-def said(anomaly: Anomaly, state: State) -> str:
+def sentence_of(anomaly: Anomaly, state: State) -> str:
     return sentence(anomaly, state.hostname)
 
 
