@@ -201,7 +201,7 @@ class CaptureService:
             now,
             world_size=job.world_size,
             start_step=start_step,
-            of_fleet=bool(name),
+            of_fleet=bool(name) and self._participants.is_local,
         )
         if self._participants.is_local:
             capture = self.register.with_folder(capture)
