@@ -25,6 +25,7 @@ BENCHMARKS = {
     "detectors": "detectors.measure",
     "diagnosis": "diagnosis.measure",
     "fleet": "fleet.measure",
+    "bus": "fleet_bus.measure",
     "merge": "diagnosis.measure_merge",
     "serve": "serve.measure",
 }

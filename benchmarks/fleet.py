@@ -37,19 +37,17 @@ from benchmarks.processes import (
     stop,
     wait_until,
 )
-from benchmarks.simulated_agents import RANKS_A_NODE, Node, address, layout
+from benchmarks.simulated_agents import Node, Scale, address, layout
 from warpwatch_daemon.api_client import ApiClient, socket_path
 from warpwatch_daemon.demo.processes import free_port
 
-NODES, LARGEST = 1250, 256
-QUICK_NODES, QUICK_LARGEST = 100, 32
+SCALE, QUICK_SCALE = Scale(1250, 256), Scale(100, 32)
 # The straggler detector's learning phase at a step per second, and a margin.
 LEARN_S = 300.0
 WATCH_S = 60.0
 FAULTS_S = 90.0
 SLOW_JOBS, STUCK_JOBS = 20, 5
 HANG_TIMEOUT_S = 30.0
-HANG = {"timeout_s": HANG_TIMEOUT_S}
 OPEN_FILES = 8192
 MAX_CORE_PERCENT = 100.0
 MAX_RSS_MIB = 1536.0
@@ -93,30 +91,36 @@ class Faults:
 
 
 def measure() -> dict[str, Any]:
-    nodes, largest = (QUICK_NODES, QUICK_LARGEST) if is_quick() else (NODES, LARGEST)
-    there = layout(nodes, largest)
-    faults = _faults(there, time.time() + LEARN_S)
+    # It builds on this module.
+    from benchmarks import fleet_bus
+
+    scale = QUICK_SCALE if is_quick() else SCALE
+    there = layout(scale)
+    faults = choose_faults(there, time.time() + LEARN_S, SLOW_JOBS, STUCK_JOBS)
+    port = free_port()
+    targets = [f"{address(number)}:{port}" for number in range(scale.nodes)]
     with (
         tempfile.TemporaryDirectory() as folder,
-        _agents(nodes, largest, faults) as port,
-        _running_fleet(Path(folder), _targets(nodes, port), hang=HANG) as (pid, api),
+        running_agents(scale, faults, port),
+        _running_fleet(Path(folder), targets) as (pid, api),
     ):
         time.sleep(max(0.0, faults.at - WATCH_S - time.time()))
         percents = core_percents({"fleet": pid}, lambda: time.sleep(WATCH_S))
         used_mib = rss_mib(pid)
         time.sleep(max(0.0, faults.at + FAULTS_S - time.time()))
         anomalies = api.get("/api/v1/anomalies")["anomalies"]
-    slow = _delays(anomalies, "straggler", faults)
-    hung = [delay_s - HANG_TIMEOUT_S for delay_s in _delays(anomalies, "hang", faults)]
+    slow = delays(anomalies, "straggler", faults)
+    hung = [delay_s - HANG_TIMEOUT_S for delay_s in delays(anomalies, "hang", faults)]
     return {
-        "agents": nodes,
-        "ranks": nodes * RANKS_A_NODE,
+        "agents": scale.nodes,
+        "ranks": scale.nodes * scale.ranks,
         "jobs": len({node.job for node in there}),
         "simulated": "the agents; connections, fleet and detectors are real",
         "straggler_s": _quantiles(slow),
         "hang_after_its_deadline_s": _quantiles(hung),
         "stream": _stream(),
         "capture": _capture(),
+        "bus": fleet_bus.measure(),
         "limits": [
             at_most("percent of a core", round(percents["fleet"], 1), MAX_CORE_PERCENT),
             at_most("RSS in MiB", used_mib, MAX_RSS_MIB),
@@ -129,20 +133,16 @@ def measure() -> dict[str, Any]:
     }
 
 
-def _targets(nodes: int, port: int) -> list[str]:
-    return [f"{address(number)}:{port}" for number in range(nodes)]
-
-
-def _faults(nodes: list[Node], at: float) -> Faults:
+def choose_faults(nodes: list[Node], at: float, slow_jobs: int, stuck_jobs: int) -> Faults:
     """Choose jobs on several nodes."""
     sizes = {node.job: node.world_size for node in nodes}
-    jobs = [job for job, world_size in sizes.items() if world_size > RANKS_A_NODE]
-    stuck = jobs[-min(STUCK_JOBS, len(jobs) // 2) :]
-    slow = [job for job in jobs if job not in stuck][:SLOW_JOBS]
+    jobs = list(dict.fromkeys(node.job for node in nodes if node.ranks.start))
+    stuck = jobs[-min(stuck_jobs, len(jobs) // 2) :]
+    slow = [job for job in jobs if job not in stuck][:slow_jobs]
     return Faults(at, {job: sizes[job] // 2 for job in slow}, stuck)
 
 
-def _delays(anomalies: list[dict[str, Any]], kind: str, faults: Faults) -> list[float]:
+def delays(anomalies: list[dict[str, Any]], kind: str, faults: Faults) -> list[float]:
     """Return the delays of the anomalies that name the right job and rank, since the fault."""
     wanted: dict[str, int | None] = dict(faults.slow)
     if kind == "hang":
@@ -164,10 +164,11 @@ def _quantiles(values: list[float]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _agents(nodes: int, largest: int, faults: Faults) -> Iterator[int]:
-    """Run simulated agents until the end of the block; yield the port of all of them."""
-    port = free_port()
-    settings = {"nodes": nodes, "largest": largest, **asdict(faults)}
+def running_agents(
+    scale: Scale, faults: Faults, port: int, on_bus: bool = False
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run simulated agents at the port, or on the bus there, until the end of the block."""
+    settings = {"scale": scale, "on_bus": on_bus, **asdict(faults)}
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.simulated_agents", str(port), json.dumps(settings)],
         env=clean_environment(),
@@ -177,7 +178,7 @@ def _agents(nodes: int, largest: int, faults: Faults) -> Iterator[int]:
     assert process.stdout is not None
     try:
         process.stdout.readline()
-        yield port
+        yield process
     finally:
         stop(process)
         process.stdout.close()
@@ -188,18 +189,31 @@ def _allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
 
 
+def fleet_config(folder: Path, port: int, own: dict[str, Any], **sections: Any) -> Path:
+    """Write the configuration of a fleet with ``own`` keys in its section."""
+    token, config = folder / "token", folder / f"fleet-{port}.yaml"
+    token.write_text("bench")
+    section = {"listen": f"127.0.0.1:{port}", "token_file": str(token)}
+    section |= {"state_dir": str(folder / f"state-{port}"), **own}
+    detection = {"hang": {"timeout_s": HANG_TIMEOUT_S}}
+    config.write_text(yaml.safe_dump({"fleet": section, "detection": detection, **sections}))
+    return config
+
+
+def start_fleet(
+    folder: Path, own: dict[str, Any], **sections: Any
+) -> tuple[subprocess.Popen[bytes], ApiClient]:
+    port = free_port()
+    config = fleet_config(folder, port, own, **sections)
+    command = ["-m", "warpwatch_daemon", "fleet", "--config", str(config)]
+    process = start(command, clean_environment(), folder / f"log-{port}")
+    return process, ApiClient(f"http://127.0.0.1:{port}", folder / "token")
+
+
 @contextlib.contextmanager
 def _running_fleet(folder: Path, targets: list[str], **own: Any) -> Iterator[tuple[int, ApiClient]]:
     """Run a fleet, with ``own`` keys in its section; yield its PID and API once it follows."""
-    port, token, config = free_port(), folder / "token", folder / "fleet.yaml"
-    token.write_text("bench")
-    hang = own.pop("hang", {})
-    section: dict[str, Any] = {"listen": f"127.0.0.1:{port}", "targets": targets}
-    section |= {"token_file": str(token), "state_dir": str(folder / f"state-{port}"), **own}
-    config.write_text(yaml.safe_dump({"fleet": section, "detection": {"hang": hang}}))
-    command = ["-m", "warpwatch_daemon", "fleet", "--config", str(config)]
-    process = start(command, clean_environment(), folder / "log")
-    api = ApiClient(f"http://127.0.0.1:{port}", token)
+    process, api = start_fleet(folder, {"targets": targets, **own})
 
     def is_following() -> bool:
         # With a dead target the fleet is not ready, and answers 503.
