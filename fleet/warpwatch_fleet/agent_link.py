@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import ssl
 import time
@@ -16,7 +17,9 @@ import httpx
 
 from warpwatch_fleet.config import AgentsConfig
 from warpwatch_fleet.targets import Target
+from warpwatch_runtime.bus import Bus, BusError
 from warpwatch_telemetry import clean_text
+from warpwatch_telemetry.bus_messages import Publisher, token
 from warpwatch_telemetry.captures import OUTCOMES
 from warpwatch_telemetry.errors import Refused, UsageError
 from warpwatch_telemetry.jobs import JobId
@@ -186,6 +189,61 @@ class HttpLink:
                     yield from unpack(part)
         except httpx.HTTPError as error:
             raise AgentError(in_a_line(error)) from error
+
+
+# All workers on a bus are one fleet to an agent.
+BUS_HOLDER = "bus"
+DOWNLOAD_TIMEOUT_S = 60.0
+
+
+class BusLinks:
+    """The links to agents over one connection, for the event loop ``loop``."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def link(self, target: Target) -> AgentLink:
+        publisher = Publisher(target.node or target.address, target.owner)
+        return BusLink(self, publisher.requests)
+
+    async def close(self) -> None:
+        await self.bus.close()
+
+
+class BusLink:
+    """An ``AgentLink`` over the bus; a file travels as one reply."""
+
+    def __init__(self, links: BusLinks, subject: str) -> None:
+        self._links = links
+        self._subject = subject
+
+    async def lease(self, job: JobId, raised: Mapping[str, str]) -> None:
+        await self.request("leases", lease_body(BUS_HOLDER, job, raised))
+
+    async def request(self, path: str, body: Mapping[str, Any]) -> Any:
+        return read_answer(*await self._ask("post", path, json.dumps(body).encode()))
+
+    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        try:
+            subject = f"{self._subject}.{method}.{token(path)}"
+            answer = await self._links.bus.ask(subject, body)
+            return int(answer[:3]), answer[3:]
+        except (BusError, ValueError) as error:
+            raise AgentError(str(error)) from error
+
+    def download(self, path: str) -> Iterator[bytes]:
+        if self._links.loop is None:
+            raise AgentError("the fleet is starting")
+        asked = asyncio.run_coroutine_threadsafe(self._ask("get", path, b""), self._links.loop)
+        try:
+            status, content = asked.result(DOWNLOAD_TIMEOUT_S)
+        except TimeoutError as error:
+            asked.cancel()
+            raise AgentError(f"no answer within {DOWNLOAD_TIMEOUT_S:g} s") from error
+        if status != 200:
+            raise AgentError(f"{status} for {path}")
+        yield content
 
 
 def lease_body(holder: str, job: JobId, raised: Mapping[str, str]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.tracked import Suppressed
@@ -18,6 +17,7 @@ from warpwatch_fleet.memory import SAVE_INTERVAL_S, SavedJob
 from warpwatch_fleet.node import Node, NodeNames
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
+from warpwatch_telemetry.bus_messages import partition_of
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock, DeviceReading, RankSeen, Record
 from warpwatch_telemetry.samples import NOT_ASKED
@@ -37,59 +37,22 @@ MAX_WAITING = 1_000_000
 MIN_SAVE_ROUNDS = 400
 
 
-class View(Protocol):
-    """The nodes and jobs that others see: all of them, or those that this process evaluates."""
-
-    lock: threading.Lock
-    node_names: NodeNames
-
-    @property
-    def nodes(self) -> Mapping[str, Node]: ...
-
-    @property
-    def jobs(self) -> Mapping[JobId, FleetJob]: ...
-
-    @property
-    def raised(self) -> Mapping[JobId, Counter[str]]: ...
-
-    def names(self) -> dict[str, str]: ...
-
-    def is_heard(self) -> bool: ...
-
-    def forget_newest(self, owner: str) -> None: ...
-
-    def anomalies(self) -> Iterator[Anomaly]: ...
-
-    def leases_due(
-        self, now: float, changed: Collection[JobId | None]
-    ) -> list[tuple[Target, JobId, dict[str, str]]]: ...
-
-    def detector_statuses(self) -> tuple[dict[str, list[DetectorStatus]], list[Suppressed]]: ...
-
-    def count_refused(self) -> Counter[str]: ...
-
-
-def agents_of(view: View) -> Iterator[Node]:
-    """Yield each agent once: on the bus, its records of jobs are apart."""
-    return (node for node in view.nodes.values() if node.target.partition is None)
-
-
 class Cluster:
-    """All nodes and jobs. Callers hold ``lock``. ``now``: wall clock, in seconds."""
+    """All nodes and jobs that this process evaluates. Callers hold ``lock``.
+
+    ``now``: wall clock, in seconds. ``partition``: the jobs that are meant; None for all.
+    """
 
     def __init__(
         self,
         kinds: DetectionConfig,
         anomalies: AnomaliesConfig,
         saved: Mapping[JobId, SavedJob] | None = None,
-        whole: View | None = None,
     ) -> None:
-        # Limits hold for everything that this is a part of.
-        self._whole: View = whole or self
         # The loop that follows agents holds it for long, other threads for a moment.
-        self.lock = whole.lock if whole else threading.Lock()
-        # The state of the fleet before this one, by the job's name on a node.
-        self._saved = saved or {}
+        self.lock = threading.Lock()
+        # The state that an earlier process has left, by the job's name on a node.
+        self.saved = dict(saved or {})
         # Jobs that are not kept any more, for who keeps them over a restart.
         self.forgotten: list[JobId] = []
         self._kinds = kinds
@@ -97,7 +60,8 @@ class Cluster:
         # By address, as all that names a node here.
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[JobId, FleetJob] = {}
-        self.node_names = whole.node_names if whole else NodeNames()
+        self._by_partition: dict[int, dict[JobId, FleetJob]] = {}
+        self.node_names = NodeNames()
         self._job_of: dict[tuple[str, JobId], FleetJob] = {}
         # By owner and base name.
         self._by_name: dict[tuple[str, str], list[FleetJob]] = {}
@@ -114,7 +78,7 @@ class Cluster:
     def set_targets(self, targets: Mapping[str, Target]) -> None:
         """Add and remove nodes. The ranks of removed nodes stay as they are."""
         for address in self.nodes.keys() - targets.keys():
-            self.node_names.release(self.nodes.pop(address))
+            self.remove_node(address)
         for address, target in targets.items():
             node = self.nodes.get(address)
             if node is None or node.target.owner != target.owner:
@@ -133,7 +97,13 @@ class Cluster:
         return node
 
     def remove_node(self, address: str) -> None:
-        self.node_names.release(self.nodes.pop(address))
+        node = self.nodes.pop(address)
+        self.node_names.release(node)
+        self.refused += node.refused
+
+    def agents(self) -> Iterator[Node]:
+        """Yield each agent once: on the bus, its records of jobs are apart."""
+        return (node for node in self.nodes.values() if node.target.partition is None)
 
     def names(self) -> dict[str, str]:
         """Return the names of nodes by address."""
@@ -178,41 +148,46 @@ class Cluster:
         name = (seen.owner, seen.job_id.base_name)
         named = self._by_name.get(name, [])
         job = _find_job(seen, address, named)
-        if job is None and (len(self._whole.jobs) < MAX_JOBS or self._make_room(seen.owner)):
-            saved = self._saved.get(seen.job_id)
+        if job is None and (len(self.jobs) < MAX_JOBS or self._make_room(seen.owner)):
+            saved = self.saved.get(seen.job_id)
             if saved is not None and saved.id in self.jobs:
                 saved = None
             ident = saved.id if saved else _new_id(seen, [one.id for one in named])
             job = self.jobs[ident] = FleetJob(ident, seen, self._kinds, self._anomalies, saved)
+            self._by_partition.setdefault(partition_of(ident), {})[ident] = job
             self._by_name.setdefault(name, []).append(job)
         return job
 
     def _make_room(self, owner: str) -> bool:
         """Forget the newest job of the owner who has most, if that leaves no owner with less."""
-        counts = Counter(job.owner for job in self._whole.jobs)
+        counts = Counter(job.owner for job in self.jobs)
         (most, count) = counts.most_common(1)[0]
         if count <= counts[owner] + 1:
             return False
         self.refused["too_many_jobs"] += 1
-        self._whole.forget_newest(most)
+        self._remove(next(self.jobs[job] for job in reversed(self.jobs) if job.owner == most))
         return True
 
-    def forget_newest(self, owner: str) -> None:
-        """Forget the newest job of the owner."""
-        self._remove(next(self.jobs[job] for job in reversed(self.jobs) if job.owner == owner))
-
     # --- judging ---
+
+    def drop_waiting(self) -> None:
+        """Drop the waiting records of the jobs that have the most."""
+        waiting = [job.waiting for job in self.jobs.values()]
+        while sum(map(len, waiting)) > MAX_WAITING:
+            max(waiting, key=len).clear()
 
     def is_heard(self) -> bool:
         """Return whether each agent has reported its ranks, or cannot be reached."""
         reasons = {node.reason for node in self.nodes.values()}
         return bool(reasons) and NOT_ASKED not in reasons
 
-    def judge(self, now: float) -> list[Change]:
+    def jobs_of(self, partition: int | None) -> Mapping[JobId, FleetJob]:
+        return self.jobs if partition is None else self._by_partition.get(partition, {})
+
+    def judge(self, now: float, partition: int | None = None) -> list[Change]:
         """Return the changes of the fleet's own anomalies, with their nodes."""
-        drop_waiting(self.jobs.values())
         found: list[tuple[FleetJob, Change]] = []
-        for job in list(self.jobs.values()):
+        for job in list(self.jobs_of(partition).values()):
             if job.judged:
                 changes = job.advance(self._known_until(job, now))
                 found += ((job, change) for change in changes if self._is_ours(job, change))
@@ -232,7 +207,7 @@ class Cluster:
             job.left.add(ident)
         elif change.what == "opened":
             self.raised.setdefault(job.id, Counter())[kind] += 1
-            if len(self._whole.raised) > MAX_JOBS:
+            if len(self.raised) > MAX_JOBS:
                 del self.raised[next(iter(self.raised))]
         return ident not in job.left
 
@@ -244,9 +219,11 @@ class Cluster:
             if (node := self.nodes.get(address))
         )
 
-    def to_save(self, now: float, changed: Collection[JobId | None]) -> list[SavedJob]:
+    def to_save(
+        self, now: float, changed: Collection[JobId | None], partition: int | None = None
+    ) -> list[SavedJob]:
         """Return the state of the jobs that have changed, and of a few that are due."""
-        judged = [job for job in self.jobs.values() if job.judged]
+        judged = [job for job in self.jobs_of(partition).values() if job.judged]
         due = [job for job in judged if now - job.saved_at > SAVE_INTERVAL_S]
         wanted = {job.id: job for job in due[: 1 + len(judged) // MIN_SAVE_ROUNDS]}
         wanted |= {job.id: job for job in judged if job.id in changed}
@@ -297,8 +274,15 @@ class Cluster:
         if now - job.ended_at > KEPT_S:
             self._remove(job)
 
+    def remove_partition(self, partition: int) -> None:
+        """Remove the jobs that another process evaluates now."""
+        for job in list(self.jobs_of(partition).values()):
+            self._remove(job)
+        self.forgotten = [one for one in self.forgotten if partition_of(one) != partition]
+        self.saved = {one: job for one, job in self.saved.items() if partition_of(one) != partition}
+
     def _remove(self, job: FleetJob) -> None:
-        del self.jobs[job.id]
+        del self.jobs[job.id], self._by_partition[partition_of(job.id)][job.id]
         self.forgotten.append(job.id)
         name = (job.id.owner, job.id.base_name)
         self._by_name[name].remove(job)
@@ -359,13 +343,6 @@ class Cluster:
     def count_refused(self) -> Counter[str]:
         """Return the untrusted lines and ranks, by reason."""
         return sum((node.refused for node in self.nodes.values()), Counter(self.refused))
-
-
-def drop_waiting(jobs: Iterable[FleetJob]) -> None:
-    """Drop the waiting records of the jobs that have the most."""
-    waiting = [job.waiting for job in jobs]
-    while sum(map(len, waiting)) > MAX_WAITING:
-        max(waiting, key=len).clear()
 
 
 JOIN_S = 600.0

@@ -32,13 +32,12 @@ from warpwatch_fleet.captures.requests import (
     Schedule,
     open_store,
 )
-from warpwatch_fleet.cluster import agents_of
 from warpwatch_fleet.config import FleetConfig, FleetFile
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_fleet.runs import RunPart, Runs
 from warpwatch_fleet.series import Series, measure_process
-from warpwatch_fleet.source import HttpSource, Source
+from warpwatch_fleet.source import FleetSource, HttpSource
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
@@ -138,7 +137,7 @@ class Fleet:
             prepare=self.prepare,
         )  # fmt: skip
 
-    def _source_of(self, config: FleetFile) -> Source:
+    def _source_of(self, config: FleetFile) -> FleetSource:
         unsaved = self.metrics.counter("anomaly_store_errors_total").labels("snapshot")
         return HttpSource(config, f"{self._hostname}/{config.fleet.listen}", unsaved.inc)
 
@@ -287,9 +286,9 @@ class Fleet:
                 version=__version__,
                 hostname=self._hostname,
                 devices=tuple(
-                    one for node in agents_of(self._cluster) for one in node.samples.values()
+                    one for node in self._cluster.agents() for one in node.samples.values()
                 ),
-                sources=tuple(node.health(now) for node in agents_of(self._cluster)),
+                sources=tuple(node.health(now) for node in self._cluster.agents()),
                 ranks=tuple(rank for job in jobs for rank in job.ranks(names)),
                 jobs=tuple(job.state() for job in jobs),
                 anomalies=tuple(sorted(self._cluster.anomalies(), key=lambda one: one.time)),

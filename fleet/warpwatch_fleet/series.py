@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import psutil
 
-from warpwatch_fleet.cluster import View, agents_of
+from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.jobs import FleetJob
 from warpwatch_runtime.agent_metrics import AgentMetrics
 
@@ -28,7 +28,7 @@ class Series:
     def __init__(
         self,
         metrics: AgentMetrics,
-        cluster: View,
+        cluster: Cluster,
         wall: Callable[[], float] = time.time,
         partitions: int = 1,
         judged: Callable[[], Mapping[str, float]] = dict,
@@ -49,7 +49,7 @@ class Series:
 
     def _agents(self) -> Mapping[str, float]:
         with self._cluster.lock:
-            agents = list(agents_of(self._cluster))
+            agents = list(self._cluster.agents())
             up = sum(node.up for node in agents)
             return {"up": up, "down": len(agents) - up}
 
@@ -57,7 +57,7 @@ class Series:
         """Return 1 for nodes that are followed; a name that two agents claim is not up."""
         with self._cluster.lock:
             ups: dict[str, float] = {}
-            for node in agents_of(self._cluster):
+            for node in self._cluster.agents():
                 ups[node.name] = min(node.up, ups.get(node.name, True))
             return ups
 
@@ -66,7 +66,7 @@ class Series:
         with self._cluster.lock:
             return {
                 node.name: node.health(now).lag_s or 0.0
-                for node in agents_of(self._cluster)
+                for node in self._cluster.agents()
                 if node.up
             }
 
@@ -76,11 +76,11 @@ class Series:
 
     def _newer(self) -> Mapping[str, float]:
         with self._cluster.lock:
-            return {n.name: n.newer for n in agents_of(self._cluster) if n.newer}
+            return {n.name: n.newer for n in self._cluster.agents() if n.newer}
 
     def _versions(self) -> Mapping[tuple[str, str], float]:
         with self._cluster.lock:
-            return {(n.name, n.version): 1 for n in agents_of(self._cluster) if n.version}
+            return {(n.name, n.version): 1 for n in self._cluster.agents() if n.version}
 
     def _of_jobs(
         self, value: Callable[[FleetJob], float | None]

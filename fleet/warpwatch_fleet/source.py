@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import SILENCE_S, AgentError, HttpLinks, Links, in_a_line
-from warpwatch_fleet.cluster import Cluster, View
+from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.memory import JobStateStore
 from warpwatch_fleet.node import Node
@@ -25,13 +25,12 @@ RETRY_S = (1.0, 30.0)
 Round = tuple[float, Callable[[], Awaitable[None]]]
 
 
-class Source(Protocol):
+class FleetSource(Protocol):
     """The records of all agents, and the changes of anomalies that are found in them."""
 
     partitions: int
 
-    @property
-    def view(self) -> View: ...
+    view: Cluster
 
     @property
     def links(self) -> Links: ...
@@ -149,7 +148,7 @@ async def again_and_again(
 
 
 class HttpSource:
-    """Implements ``Source``: one process follows all agents over HTTP."""
+    """Implements ``FleetSource``: one process follows all agents over HTTP."""
 
     partitions = 1
 
@@ -177,6 +176,7 @@ class HttpSource:
     async def judge(self) -> list[Change]:
         now = time.time()
         with self.view.lock:
+            self.view.drop_waiting()
             changes = self.view.judge(now)
             changed = {one.anomaly.job_id for one in changes if one.what != "updated"}
             saved = self.view.to_save(now, changed)

@@ -35,18 +35,18 @@ CONNECT_TIMEOUT_S = 5
 ANSWER_S = 10.0
 # After a failure; all agents do not come back at once.
 RECONNECT_S = 2
-# The server of a connection that says nothing is found to be away within two of these.
+# A server that does not answer is found to be away within two of these.
 PING_S = 5
-# So often the stream says that there is nothing new.
+# The interval at which the stream reports that it has nothing new.
 HEARTBEAT_S = 5.0
-# An answer of several chunks.
+# The most chunks of a reply.
 MAX_CHUNKS = 256
 
 
 class BusConfig(Section):
     """Where agents and fleet meet instead of over HTTP, such as ``tls://nats.monitoring:4222``.
 
-    owner: the only owner that an agent speaks for; a tenant's sidecar has it.
+    owner: the only owner whose jobs an agent reports; a tenant's sidecar has it.
     """
 
     url: Annotated[str, Field(pattern=r"^(nats|tls)://[^\s@]+$", max_length=1024)] | None = None
@@ -67,17 +67,17 @@ class BusConfig(Section):
 
 
 class BusError(Exception):
-    """Raised where the bus or who is asked over it does not answer; the text is one line."""
+    """Raised if the bus, or a process behind it, does not answer; the text is one line."""
 
 
 class ConflictError(BusError):
-    """Raised where somebody else has changed a key meanwhile."""
+    """Raised if another process has changed a key meanwhile."""
 
 
 class Bus:
-    """A connection, which comes back by itself. ``name``: others may not listen to its replies.
+    """A connection that reconnects by itself, for one event loop.
 
-    Everything is for one event loop.
+    name: the part of its inbox's subject, which no other connection may read.
     """
 
     def __init__(self, config: BusConfig, name: str) -> None:
@@ -140,9 +140,9 @@ class Bus:
         async with _as_bus_errors():
             await self.client.publish(subject, content)
 
-    async def listen(self, subject: str, hear: Callable[[bytes], None]) -> None:
+    async def listen(self, subject: str, receive: Callable[[bytes], None]) -> None:
         async def received(message: Msg) -> None:
-            hear(message.data)
+            receive(message.data)
 
         await self.client.subscribe(subject, cb=received)
 
@@ -150,27 +150,26 @@ class Bus:
 
     async def answer(self, subject: str, answer: Callable[[str, bytes], Awaitable[bytes]]) -> None:
         """Answer all requests below the subject; ``answer`` gets the rest of it, and the body."""
+        running: set[asyncio.Task[None]] = set()
 
-        async def received(message: Msg) -> None:
+        async def reply(message: Msg) -> None:
             try:
                 content = await answer(message.subject.removeprefix(f"{subject}."), message.data)
             except Exception:
                 logger.exception("a request on the bus failed: %.200s", message.subject)
                 return
-            for begin in range(0, max(1, len(content)), MAX_MESSAGE_BYTES):
-                rest = len(content) - begin - MAX_MESSAGE_BYTES
-                headers = {"More": "1"} if rest > 0 else None
-                part = content[begin : begin + MAX_MESSAGE_BYTES]
-                await self.client.publish(message.reply, part, headers=headers)
+            for start in range(0, max(1, len(content)), MAX_MESSAGE_BYTES):
+                end = start + MAX_MESSAGE_BYTES
+                headers = {"More": "1"} if end < len(content) else None
+                await self.client.publish(message.reply, content[start:end], headers=headers)
 
-        async def begun(message: Msg) -> None:
-            # One that takes long delays no other.
-            task = asyncio.create_task(received(message))
+        async def received(message: Msg) -> None:
+            # A slow request delays no other.
+            task = asyncio.create_task(reply(message))
             running.add(task)
             task.add_done_callback(running.discard)
 
-        running: set[asyncio.Task[None]] = set()
-        await self.client.subscribe(f"{subject}.>", cb=begun)
+        await self.client.subscribe(f"{subject}.>", cb=received)
 
     async def ask(self, subject: str, body: bytes, timeout_s: float = ANSWER_S) -> bytes:
         """Return the whole reply. Raises BusError."""
@@ -184,7 +183,7 @@ class Bus:
                     reply = await replies.next_msg(timeout_s)
                     headers = reply.headers or {}
                     if headers.get("Status") == "503":
-                        raise BusError(f"nobody answers {subject}")
+                        raise BusError(f"nothing answers {subject}")
                     parts.append(reply.data)
                     if "More" not in headers:
                         return b"".join(parts)
@@ -212,7 +211,7 @@ class StreamMessage(NamedTuple):
 class StreamReader:
     """Reads the messages of a stream in order, each once, while the connection comes and goes.
 
-    since: a wall clock time, None for all that there are. Call ``check`` every few seconds.
+    since: a wall clock time. Call ``check`` every few seconds.
     """
 
     def __init__(
@@ -220,7 +219,7 @@ class StreamReader:
         bus: Bus,
         stream: str,
         subject: str,
-        since: float | None,
+        since: float,
         receive: Callable[[StreamMessage], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -232,13 +231,13 @@ class StreamReader:
         self._monotonic = monotonic
         self._sequence = 0
         self._expected = 1
-        self._heard_at = monotonic()
+        self._received_at = monotonic()
         self._subscription: Subscription | None = None
 
     async def start(self) -> None:
         """Begin after the last message. Raises BusError."""
         await self.stop()
-        self._expected, self._heard_at = 1, self._monotonic()
+        self._expected, self._received_at = 1, self._monotonic()
         client = self._bus.client
         async with _as_bus_errors():
             self._subscription = await client.subscribe(client.new_inbox(), cb=self._received)
@@ -250,17 +249,11 @@ class StreamReader:
             raise BusError(f"{self._stream}: {error.get('description')}")
 
     def _config(self, inbox: str) -> dict[str, Any]:
+        at = datetime.fromtimestamp(self._since, UTC).isoformat()
+        start: dict[str, Any] = {"deliver_policy": "by_start_time", "opt_start_time": at}
         if self._sequence:
-            begin: dict[str, Any] = {
-                "deliver_policy": "by_start_sequence",
-                "opt_start_seq": self._sequence + 1,
-            }
-        elif self._since is not None:
-            at = datetime.fromtimestamp(max(0.0, self._since), UTC)
-            begin = {"deliver_policy": "by_start_time", "opt_start_time": at.isoformat()}
-        else:
-            begin = {"deliver_policy": "all"}
-        return begin | {
+            start = {"deliver_policy": "by_start_sequence", "opt_start_seq": self._sequence + 1}
+        return start | {
             "deliver_subject": inbox, "filter_subject": self._subject, "ack_policy": "none",
             "max_deliver": 1, "flow_control": True, "idle_heartbeat": int(HEARTBEAT_S * 1e9),
             "mem_storage": True, "num_replicas": 1, "replay_policy": "instant",
@@ -274,12 +267,12 @@ class StreamReader:
 
     async def check(self) -> None:
         """Start again if the server has forgotten this reader. Raises BusError."""
-        late = self._monotonic() - self._heard_at > 2 * HEARTBEAT_S + 1.0
+        late = self._monotonic() - self._received_at > 2 * HEARTBEAT_S + 1.0
         if self._subscription is None or late or self._expected < 1:
             await self.start()
 
     async def _received(self, message: Msg) -> None:
-        self._heard_at = self._monotonic()
+        self._received_at = self._monotonic()
         headers = message.headers or {}
         if "Status" in headers:
             # The server waits for an answer before it sends more.
@@ -373,13 +366,6 @@ def check(config: BusConfig) -> None:
         import nats  # noqa: F401
     except ModuleNotFoundError as error:
         raise UsageError("bus.url needs NATS' library: install the extra warpwatch[bus]") from error
-    if config.nkey_file is not None or config.credentials_file is not None:
-        _check_keys(config)
-    if _is_tls(config):
-        _context(config)
-
-
-def _check_keys(config: BusConfig) -> None:
     for key in ("credentials_file", "nkey_file"):
         path = getattr(config, key)
         try:
@@ -387,3 +373,5 @@ def _check_keys(config: BusConfig) -> None:
                 raise UsageError(f"bus.{key} {path} is empty")
         except OSError as error:
             raise UsageError(f"bus.{key} {path}: {error.strerror}") from error
+    if _is_tls(config):
+        _context(config)

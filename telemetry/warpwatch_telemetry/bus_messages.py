@@ -1,4 +1,4 @@
-"""Defines what agents and fleets say on the bus: subjects, partitions of jobs, batches of lines.
+"""Defines the messages of agents and fleets on the bus: subjects, partitions of jobs, batches.
 
 Names stand in subjects in base32, since they may have dots. An agent publishes only below its own
 node, or below its owner and node, so that the bus' own permissions suffice.
@@ -7,6 +7,7 @@ node, or below its owner and node, so that the bus' own permissions suffice.
 from __future__ import annotations
 
 import base64
+import functools
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -20,9 +21,9 @@ NODES = "warpwatch.nodes"
 REQUESTS = "warpwatch.node"
 TENANTS = "warpwatch.tenant"
 WORKERS = "warpwatch.worker"
-# Replies, below the name of who asks: an agent may listen only to its own.
+# Replies, below the name of the requesting process: an agent may listen only to its own.
 INBOX = "warpwatch.inbox"
-# The publisher in a subject of an agent that speaks for all owners of its node.
+# The publisher in a subject of an agent for all owners of its node.
 OF_NODE = "node"
 # A message has a megabyte at most.
 MAX_MESSAGE_BYTES = 512 * 2**10
@@ -34,7 +35,7 @@ _TOKEN = re.compile(r"[A-Z2-7]{1,416}")
 
 
 class Publisher(NamedTuple):
-    """An agent: its node, and the owner that it speaks for alone, None for a node's agent."""
+    """An agent: its node, and its only owner, None for a node's agent."""
 
     node: str
     owner: str | None = None
@@ -79,6 +80,8 @@ def node_subject(who: Publisher) -> str:
     return f"{NODES}.{partition_of_node(who.node)}.{who.token}.{token(who.node)}"
 
 
+# Each message is asked for its publisher.
+@functools.lru_cache(maxsize=2**15)
 def read_subject(subject: str) -> tuple[bool, int, Publisher]:
     """Return whether it is about the node itself, the partition, and the publisher.
 

@@ -18,7 +18,7 @@ from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.clean_text import clean_line
 from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.log import TYPES, Decoder
-from warpwatch_telemetry.records import Record
+from warpwatch_telemetry.records import Clock, Record
 
 
 class AnomalyLine(msgspec.Struct, frozen=True, tag_field="type", tag="anomaly"):
@@ -54,6 +54,7 @@ StreamLine = AnomalyLine | CaptureLine | RunLine | CursorLine | GapLine
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[StreamLine] = msgspec.json.Decoder(StreamLine)
+_clock = msgspec.json.Decoder(Clock)
 _LINES = {str(kind.__struct_config__.tag): kind for kind in get_args(StreamLine)}
 # By type, the fields of a line; those of an event are free.
 _FIELDS = {
@@ -78,6 +79,12 @@ def decode_stream_line(line: bytes) -> Record | StreamLine | None:
     Raises ValueError with one line that names the mistake.
     """
     line = clean_line(line)
+    # Each batch on a bus ends with these two.
+    with suppress(msgspec.MsgspecError):
+        if line.startswith(b'{"type":"clock",'):
+            return _clock.decode(line)
+        if line.startswith(b'{"type":"cursor",'):
+            return _decoder.decode(line)
     records = Decoder()
     with suppress(ValueError):
         (record,) = records.decode_lines(line)

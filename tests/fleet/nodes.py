@@ -60,6 +60,7 @@ class TestCluster:
         for node in nodes or self.nodes:
             self.cluster.feed(node.address, node.lines(self.now), self.now)
             self.cluster.nodes[node.address].up = True
+        self.cluster.drop_waiting()
         self.changes += self.cluster.judge(self.now)
 
     def restart(self, folder: Path, *, forget: bool = False) -> None:

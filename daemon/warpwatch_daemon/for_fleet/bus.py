@@ -13,6 +13,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp, Message
@@ -21,20 +22,24 @@ from warpwatch_daemon.for_fleet.record_stream import MAX_BATCH_BYTES, Portion, R
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.bus import Bus, BusConfig, BusError
 from warpwatch_serving.connection import Peer
-from warpwatch_telemetry import bus_messages as said
+from warpwatch_telemetry import bus_messages
 from warpwatch_telemetry.bus_messages import PARTITIONS, BatchId, Publisher
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 PUBLISH_INTERVAL_S = 1.0
+# In a round without new lines, a clock is published if the last one is older than this.
+CLOCK_INTERVAL_S = 1.5
+# The last lines are published within this time.
+LAST_LINES_S = 2.0
 # A reader that begins in the middle of the stream knows all live ranks after this time.
 LIVE_INTERVAL_S = 20.0
 _PATH = re.compile(r"leases|captures|captures/prepare|captures/[\w-]{1,64}/(cancel|[\w.#-]{1,200})")
 _ANOMALY = b'{"type":"anomaly"'
 _CLOCK = re.compile(rb'\{"type":"clock"[^\n]*\n')
 _GAP = re.compile(rb'{"type":"gap","lost":(\d+)}')
-# Half a minute of what an agent of many short steps says.
+# Half a minute of the lines of an agent with many short steps.
 MAX_ANSWER_BYTES = 64 * 2**20
 
 
@@ -64,11 +69,11 @@ class RecordPublisher:
         self._cursor: str | None = None
         self._boot = os.urandom(8).hex()
         self._count = 0
-        self._live_at = float("-inf")
-        # Subject, lines and id of what is not published yet.
+        self._live_at = self._clock_at = float("-inf")
+        # Subject, lines and id of messages that are not published yet.
         self._unsent: deque[tuple[str, bytes, str]] = deque()
-        messages = metrics.counter("bus_messages_total")
-        self._sent, self._failed = messages.labels("sent"), messages.labels("failed")
+        count = metrics.counter("bus_messages_total")
+        self._sent, self._failed = count.labels("sent"), count.labels("failed")
         self._lost = metrics.counter("bus_lines_lost_total")
 
     async def advance(self) -> None:
@@ -82,7 +87,7 @@ class RecordPublisher:
             while self._unsent:
                 subject, lines, ident = self._unsent[0]
                 try:
-                    await self.bus.publish(subject, said.pack(lines), ident)
+                    await self.bus.publish(subject, bus_messages.pack(lines), ident)
                 except BusError:
                     self._failed.inc()
                     # A clock that comes late would shift all times.
@@ -96,10 +101,12 @@ class RecordPublisher:
         own = sorted({key % PARTITIONS for key in self._stream.live_keys()})
         by_partition: dict[int, list[bytes]] = {partition: [] for partition in own}
         of_node: list[bytes] = []
-        lines = portion.lines
-        if self._monotonic() - self._live_at >= LIVE_INTERVAL_S and not portion.more:
-            self._live_at = self._monotonic()
+        lines, now = portion.lines, self._monotonic()
+        if now - self._live_at >= LIVE_INTERVAL_S and not portion.more:
+            self._live_at = now
             lines = [*lines, *self._live(own)]
+        is_due = now - self._clock_at >= CLOCK_INTERVAL_S
+        self._clock_at = now if is_due else self._clock_at
         for key, line in lines:
             if key is not None:
                 by_partition.setdefault(key % PARTITIONS, []).append(line)
@@ -113,22 +120,22 @@ class RecordPublisher:
         # By the clock, the fleet knows until when it has everything.
         end = b"" if portion.more else encode_line(Clock(self._wall())) or b""
         end += encode_stream_line(CursorLine(portion.cursor, self._who.node, self._version))
-        yield from self._numbered(said.node_subject(self._who), of_node, end)
-        for partition, own_lines in by_partition.items():
-            yield from self._numbered(said.records_subject(partition, self._who), own_lines, end)
+        by_subject = {bus_messages.node_subject(self._who): of_node} | {
+            bus_messages.records_subject(partition, self._who): own_lines
+            for partition, own_lines in by_partition.items()
+        }
+        for subject, own_lines in by_subject.items():
+            if not own_lines and not is_due:
+                continue
+            for content in bus_messages.portions([*own_lines, end], MAX_BATCH_BYTES):
+                self._count += 1
+                yield subject, content, str(BatchId(self._boot, self._count))
 
     def _live(self, own: Iterable[int]) -> list[tuple[int | None, bytes]]:
         """Return the lines of what lives, those of devices for each partition of a job here."""
         live = self._stream.live()
         devices = [line for key, line in live if key is None and not line.startswith(_ANOMALY)]
         return [*live, *((partition, line) for partition in own for line in devices)]
-
-    def _numbered(
-        self, subject: str, lines: list[bytes], end: bytes
-    ) -> Iterator[tuple[str, bytes, str]]:
-        for content in said.portions([*lines, end], MAX_BATCH_BYTES):
-            self._count += 1
-            yield subject, content, str(BatchId(self._boot, self._count))
 
 
 class BusAnswers:
@@ -140,7 +147,7 @@ class BusAnswers:
     async def answer(self, operation: str, content: bytes) -> bytes:
         """Return the reply: its status in three digits, then its body."""
         method, _, path = operation.partition(".")
-        path = said.name_of(path)
+        path = bus_messages.name_of(path)
         if method not in ("get", "post") or not _PATH.fullmatch(path):
             return b"404" + b'{"error":{"reason":"not_found","detail":"no such request"}}'
         return await self._asked(method.upper(), f"/api/v1/{path}", content)
@@ -148,34 +155,30 @@ class BusAnswers:
     async def _asked(self, method: str, path: str, content: bytes) -> bytes:
         # The permissions on the bus decide which clients may send requests.
         peer = Peer("bus", os.getuid(), privileged=True, on_socket=True)
-        headers = [(b"content-type", b"application/json"), (b"host", b"bus")]
+        headers = {b"content-type": b"application/json", b"host": b"bus"}
+        headers[b"content-length"] = str(len(content)).encode()
         scope: dict[str, Any] = {
-            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.1", "method": method,
-            "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"",
-            "root_path": "", "server": ("bus", 0), "client": None, "state": {"peer": peer},
-            "headers": [*headers, (b"content-length", str(len(content)).encode())],
+            "type": "http", "http_version": "1.1", "scheme": "http", "method": method,
+            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+            "headers": list(headers.items()), "client": None, "state": {"peer": peer},
         }  # fmt: skip
+        bodies = iter([content])
         parts = [b"500"]
-        size, is_read = 0, False
 
         async def receive() -> Message:
-            nonlocal is_read
-            if is_read:
-                # Nobody disconnects here.
-                await asyncio.get_running_loop().create_future()
-            is_read = True
-            return {"type": "http.request", "body": content, "more_body": False}
+            for body in bodies:
+                return {"type": "http.request", "body": body, "more_body": False}
+            # Nobody disconnects here.
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError
 
         async def send(message: Message) -> None:
-            nonlocal size
             if message["type"] == "http.response.start":
                 parts[0] = str(message["status"]).encode()
-            elif message["type"] == "http.response.body":
-                size += len(message.get("body", b""))
-                if size > MAX_ANSWER_BYTES:
-                    raise ValueError("traces travel through remote_store, not over the bus")
-                parts.append(message.get("body", b""))
+                return
+            parts.append(message.get("body", b""))
+            if sum(map(len, parts)) > MAX_ANSWER_BYTES:
+                raise ValueError("traces travel through remote_store, not over the bus")
 
         await self._app(scope, receive, send)
         return b"".join(parts)
@@ -195,31 +198,36 @@ class BusAgent:
     ) -> None:
         who = Publisher(node, config.owner)
         self._subject = who.requests
-        self._bus = Bus(config, f"agent.{who.token}.{said.token(node)}")
+        self._bus = Bus(config, f"agent.{who.token}.{bus_messages.token(node)}")
         self._publisher = RecordPublisher(stream, self._bus, who, version, metrics)
         self._answers = BusAnswers(app)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._cancel: Callable[[], object] = lambda: None
 
     def run(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):  # by ``close``
-            asyncio.run(self._serve())
+        if not self._is_closed:
+            with contextlib.suppress(asyncio.CancelledError):  # by ``close``
+                asyncio.run(self._serve())
 
     def close(self) -> None:
-        """End ``run``; from any thread."""
-        loop, task = self._loop, self._task
-        if loop is not None and task is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
-                loop.call_soon_threadsafe(task.cancel)
+        """End ``run`` once the last lines are published; from any thread."""
+        self._is_closed = True
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
+            self._cancel()
 
     async def _serve(self) -> None:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
+        assert task is not None
+        self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
         try:
             await self._bus.connect()
             await self._bus.answer(self._subject, self._answers.answer)
-            while True:
+            while not self._is_closed:
                 with contextlib.suppress(BusError):
                     await self._publisher.advance()
                 await asyncio.sleep(PUBLISH_INTERVAL_S)
         finally:
+            if self._bus.is_connected:
+                with contextlib.suppress(BusError, TimeoutError):
+                    await asyncio.wait_for(self._publisher.advance(), LAST_LINES_S)
             await self._bus.close()

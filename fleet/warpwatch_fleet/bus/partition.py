@@ -2,95 +2,177 @@
 
 All times are those of the stream, so that a replay of its messages finds the same. A change
 is first committed with the state of its job; only then may anything follow from it.
+
+States of jobs lie in a bucket in chunks, which one head names. Only the head is replaced by
+revision: a worker that has lost the partition cannot commit, and the states that it writes have
+keys of their own. The bucket forgets by age the chunks that no head names.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
 
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError
-from warpwatch_fleet.bus.states import Committed, Effect, Head, PartitionStates, Place
 from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.jobs import ident_of
+from warpwatch_fleet.memory import SavedJob
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import MAX_TARGETS, Target
-from warpwatch_runtime.bus import StreamMessage
+from warpwatch_runtime.bus import Bucket, StreamMessage, StreamReader
+from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.bus_messages import (
+    MAX_MESSAGE_BYTES,
     BatchId,
     Publisher,
+    pack,
+    partition_of,
     read_batch_id,
     read_subject,
     unpack,
+    unpack_bytes,
 )
 from warpwatch_telemetry.jobs import JobId
 
+logger = logging.getLogger(__name__)
+
 JUDGE_INTERVAL_S = 0.5
-# An effect is repeated by the next worker if this one dies so soon after its commit.
+# The next worker repeats a change if this one dies so soon after its commit.
 PENDING_S = 60.0
-# One that gives the partition up has done what is older.
-GIVEN_S = 5.0
-# Agents repeat what lives three times within this: replaying begins so much before the states.
+# A worker that hands the partition over has acted on older changes.
+HANDED_OVER_S = 5.0
+# Agents repeat live ranks three times within this: a replay starts so much before the states.
 LIVE_S = 60.0
 # After this time without a record a job is forgotten with its state.
 JOB_KEPT_S = 1200.0
-# A node that says nothing is down, and later forgotten.
+# A silent node is down, and later forgotten.
 SILENT_S = 15.0
 NODE_KEPT_S = 3600.0
+# A job of 100,000 ranks, packed and unpacked.
+MAX_CHUNKS = 512
+MAX_STATE_BYTES = 256 * 2**20
+
+
+class StoredJob(msgspec.Struct, frozen=True):
+    """The place of a job's state in the bucket: the chunks below ``key``. time: of the state."""
+
+    id: JobId
+    key: str
+    chunks: int
+    time: float
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """A change that was committed at ``time`` of the stream, for users and exporters."""
+
+    time: float
+    change: Change
+
+
+class Head(msgspec.Struct, frozen=True):
+    """A partition as of its last commit. ``writer``: the worker that has it."""
+
+    writer: str
+    jobs: tuple[StoredJob, ...] = ()
+    pending: tuple[Effect, ...] = ()
 
 
 class Partition:
-    """The partition ``number``; everything is for one loop. load: lines a second, lately."""
+    """The partition ``number``; everything is for one loop, ``resume`` comes first.
+
+    writer: the name of this worker, new with each start. lines: since the last call of
+    ``measure``, load: per second, lately.
+    """
 
     def __init__(
         self,
         number: int,
         cluster: Cluster,
-        states: PartitionStates,
-        committed: Committed,
+        bucket: Bucket,
+        writer: str,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.number = number
-        self.cluster = cluster
         self.lines = 0
         self.load = 0.0
-        self._states = states
-        self._head = committed.head
-        self._revision = committed.revision
-        self._places = {place.id: place for place in committed.head.jobs}
+        self.readers: Sequence[StreamReader] = ()
+        self._cluster = cluster
+        self._bucket = bucket
+        self._writer = writer
         self._monotonic = monotonic
+        self._head = Head(writer)
+        self._revision = 0
+        self._stored: dict[JobId, StoredJob] = {}
         # The time that the stream has reached, and the time of the next evaluation.
         self.time = 0.0
         self._judge_at = 0.0
-        self._begun_at = wall()
+        self._started_at = wall()
         self._batches: dict[str, BatchId] = {}
-        self._heard: dict[str, float] = {}
+        # By address: when the last batch of each node came.
+        self._received_at: dict[str, float] = {}
         self._busy = asyncio.Lock()
+        self._is_closed = False
         self._uncommitted: list[Change] = []
         self._updated: list[Change] = []
 
+    async def resume(self) -> tuple[list[Anomaly], list[Change]]:
+        """Continue from the last commit, and become the writer of the next one.
+
+        Return the anomalies that earlier workers have reported, and the changes on which they may
+        not have acted. Raises BusError, ConflictError if another worker does the same.
+        """
+        found = await self._bucket.get(f"{self.number}.head")
+        head, revision = (Head(""), 0) if found is None else (_decode_head(found[0]), found[1])
+        jobs = [job for stored in head.jobs if (job := await self._read(stored)) is not None]
+        await self._put_head(head.jobs, head.pending, revision)
+        self._stored = {stored.id: stored for stored in head.jobs}
+        with self._cluster.lock:
+            self._cluster.saved |= {name: job for job in jobs for name in job.names}
+        changes = [effect.change for effect in head.pending]
+        return list(_reported(jobs, {change.anomaly.id for change in changes})), changes
+
     @property
-    def begin(self) -> float | None:
-        """The time of the stream from which on to read; None for all that there is."""
-        return min((place.time - LIVE_S for place in self._head.jobs), default=None)
+    def read_since(self) -> float:
+        """The time of the stream from which to read."""
+        times = [stored.time for stored in self._stored.values()]
+        return max(0.0, min(times) - LIVE_S) if times else 0.0
+
+    def close(self) -> None:
+        """Remove the partition's jobs and nodes, and ignore later messages."""
+        with self._cluster.lock:
+            self._is_closed = True
+            self._cluster.remove_partition(self.number)
+            for address in self._received_at:
+                self._cluster.remove_node(address)
+            for change in self._uncommitted:
+                self._cluster.uncommitted.pop(change.anomaly.id, None)
+            self._uncommitted.clear()
 
     # --- messages ---
 
     def feed(self, message: StreamMessage) -> None:
-        """Apply a message. Invalid ones are counted."""
-        with self.cluster.lock:
+        """Apply a message. Invalid messages are counted."""
+        with self._cluster.lock:
+            if self._is_closed:
+                return
             try:
                 of_node, number, who = read_subject(message.subject)
                 batch = read_batch_id(message.ident)
                 if number != self.number:
                     raise ValueError("another partition")
             except ValueError:
-                self.cluster.refused["bad_subject"] += 1
+                self._cluster.refused["bad_subject"] += 1
                 return
             self.time = max(self.time, message.at)
-            self.cluster.is_catching_up = message.at < self._begun_at
+            self._cluster.is_catching_up = message.at < self._started_at
             node = self._node(who, of_node)
             if node is not None and self._is_new(node.target.address, batch):
                 self._feed(node, message.content, message.at)
@@ -100,19 +182,19 @@ class Partition:
 
     def _node(self, who: Publisher, of_node: bool) -> Node | None:
         target = target_of(who, None if of_node else self.number)
-        node = self.cluster.nodes.get(target.address)
-        if node is None and len(self.cluster.nodes) >= MAX_TARGETS:
-            self.cluster.refused["too_many_agents"] += 1
+        node = self._cluster.nodes.get(target.address)
+        if node is None and len(self._received_at) >= MAX_TARGETS:
+            self._cluster.refused["too_many_agents"] += 1
             return None
         try:
-            return node or self.cluster.add_node(target)
+            return node or self._cluster.add_node(target)
         except AgentError:
-            self.cluster.refused["bad_subject"] += 1
+            self._cluster.refused["bad_subject"] += 1
             return None
 
     def _is_new(self, address: str, batch: BatchId) -> bool:
-        known = self._batches.get(address)
-        if known is not None and known.boot == batch.boot and batch.number <= known.number:
+        last = self._batches.get(address)
+        if last is not None and last.boot == batch.boot and batch.number <= last.number:
             return False
         self._batches[address] = batch
         return True
@@ -121,90 +203,135 @@ class Partition:
         try:
             lines = unpack(content)
             # Lines that are read again are not a lasting load.
-            self.lines += 0 if self.cluster.is_catching_up else len(lines)
-            self.cluster.feed(node.target.address, lines, at)
+            self.lines += 0 if self._cluster.is_catching_up else len(lines)
+            self._cluster.feed(node.target.address, lines, at)
         except ValueError:
             node.refused["unreadable"] += 1
         except AgentError:
             node.refused["other_node"] += 1
         node.up, node.reason = True, ""
-        self._heard[node.target.address] = self._monotonic()
+        self._received_at[node.target.address] = self._monotonic()
 
     def _judge(self) -> None:
-        for change in self.cluster.judge(self.time):
+        for change in self._cluster.judge(self.time, self.number):
             if change.what == "updated":
                 self._updated.append(change)
             else:
                 self._uncommitted.append(change)
-                self.cluster.uncommitted[change.anomaly.id] = change.what
+                self._cluster.uncommitted[change.anomaly.id] = change.what
 
     # --- commits ---
 
     async def advance(self, *, everything: bool = False) -> list[Change]:
-        """Commit what has changed, and return it. everything: the state of each job as well.
+        """Commit the new changes, and return them. everything: the state of each job as well.
 
-        Raises ConflictError if another has the partition, BusError.
+        Raises ConflictError if another worker has the partition, BusError.
         """
         async with self._busy:
-            return await self._advance(everything)
+            return [] if self._is_closed else await self._advance(everything)
 
     async def _advance(self, everything: bool) -> list[Change]:
-        with self.cluster.lock:
+        cluster = self._cluster
+        with cluster.lock:
             self._forget_silent()
             changes = list(self._uncommitted)
+            jobs = cluster.jobs_of(self.number)
             changed = {change.anomaly.job_id for change in changes}
-            changed |= self.cluster.jobs.keys() if everything else set()
-            saved = self.cluster.to_save(self.time, changed)
+            changed |= jobs.keys() if everything else set()
+            saved = cluster.to_save(self.time, changed, self.number)
             updated, self._updated = self._updated, []
-            times = {one.id: self.cluster.jobs[one.id].judged_until for one in saved}
-            forgotten, self.cluster.forgotten = self.cluster.forgotten, []
+            times = {job.id: jobs[job.id].judged_until for job in saved}
+            is_forgotten = self._forget_jobs()
         for job in saved:
-            place = await self._states.save(
-                self.number, job, times[job.id], self._places.get(job.id)
-            )
-            self._places[job.id] = place
-        oldest = self.time - (GIVEN_S if everything else PENDING_S)
+            await self._save(job, times[job.id])
+        oldest = self.time - (HANDED_OVER_S if everything else PENDING_S)
         pending = tuple(effect for effect in self._head.pending if effect.time >= oldest)
-        if saved or changes or forgotten or len(pending) != len(self._head.pending):
-            await self._commit(pending, changes, forgotten)
+        if saved or changes or is_forgotten or len(pending) != len(self._head.pending):
+            pending += tuple(Effect(self.time, change) for change in changes)
+            await self._put_head(tuple(self._stored.values()), pending, self._revision)
+            with cluster.lock:
+                for change in changes:
+                    cluster.uncommitted.pop(change.anomaly.id, None)
+                del self._uncommitted[: len(changes)]
+                cluster.uncommitted |= {one.anomaly.id: one.what for one in self._uncommitted}
         return [*changes, *updated]
 
-    async def _commit(
-        self, pending: tuple[Effect, ...], changes: list[Change], forgotten: list[JobId]
-    ) -> None:
-        for job in forgotten:
-            self._places.pop(job, None)
-        pending += tuple(Effect(self.time, change) for change in changes)
-        head = Head(self._head.writer, tuple(self._kept()), pending)
-        self._revision = await self._states.commit(self.number, head, self._revision)
-        self._head = head
-        with self.cluster.lock:
-            del self._uncommitted[: len(changes)]
-            self.cluster.uncommitted = {
-                change.anomaly.id: change.what for change in self._uncommitted
-            }
-
-    def _kept(self) -> list[Place]:
-        """Return the places but those of jobs that are not heard of any more."""
+    def _forget_jobs(self) -> bool:
+        """Forget the states of jobs that have ended or sent no records for long."""
+        count, live = len(self._stored), self._cluster.jobs_of(self.number)
+        ended, self._cluster.forgotten = self._cluster.forgotten, []
+        for job in ended:
+            if partition_of(job) == self.number:
+                self._stored.pop(job, None)
+            else:
+                self._cluster.forgotten.append(job)
         oldest = self.time - JOB_KEPT_S
-        with self.cluster.lock:
-            live = self.cluster.jobs.keys()
-            self._places = {
-                job: place
-                for job, place in self._places.items()
-                if job in live or place.time >= oldest
-            }
-        return list(self._places.values())
+        for job, stored in list(self._stored.items()):
+            if job not in live and stored.time < oldest:
+                del self._stored[job]
+        return len(self._stored) < count
 
     def _forget_silent(self) -> None:
         now = self._monotonic()
-        for address, heard in list(self._heard.items()):
-            node = self.cluster.nodes[address]
-            if now - heard > NODE_KEPT_S:
-                del self._heard[address], self._batches[address]
-                self.cluster.remove_node(address)
-            elif now - heard > SILENT_S:
+        for address, at in list(self._received_at.items()):
+            node = self._cluster.nodes[address]
+            if now - at > NODE_KEPT_S:
+                del self._received_at[address], self._batches[address]
+                self._cluster.remove_node(address)
+            elif now - at > SILENT_S:
                 node.up, node.reason = False, f"no record of it for {SILENT_S:.0f} s"
+
+    # --- the bucket ---
+
+    async def _put_head(
+        self, jobs: tuple[StoredJob, ...], pending: tuple[Effect, ...], revision: int
+    ) -> None:
+        head = Head(self._writer, jobs, pending)
+        content = msgspec.msgpack.encode(head)
+        self._revision = await self._bucket.put(f"{self.number}.head", content, revision)
+        self._head = head
+
+    async def _save(self, job: SavedJob, time: float) -> None:
+        """Write the state of a job under other keys than the state before. Raises BusError."""
+        content = pack(msgspec.msgpack.encode(job))
+        digest = hashlib.sha256("\0".join(job.id).encode(errors="replace")).hexdigest()[:24]
+        key = f"{self.number}.{digest}.{self._writer}.0"
+        before = self._stored.get(job.id)
+        if before is not None and before.key == key:
+            key = f"{key[:-1]}1"
+        starts = range(0, len(content), MAX_MESSAGE_BYTES)
+        for number, start in enumerate(starts):
+            chunk = content[start : start + MAX_MESSAGE_BYTES]
+            await self._bucket.put(f"{key}.{number}", chunk)
+        self._stored[job.id] = StoredJob(job.id, key, len(starts), time)
+
+    async def _read(self, stored: StoredJob) -> SavedJob | None:
+        chunks: list[bytes] = []
+        for number in range(min(stored.chunks, MAX_CHUNKS)):
+            found = await self._bucket.get(f"{stored.key}.{number}")
+            chunks.append(b"" if found is None else found[0])
+        try:
+            content = unpack_bytes(b"".join(chunks), MAX_STATE_BYTES)
+            return msgspec.msgpack.decode(content, type=SavedJob)
+        except (ValueError, msgspec.MsgspecError) as error:
+            logger.warning("the state of %s cannot be read: %s", stored.id.name, error)
+            return None
+
+
+def _decode_head(content: bytes) -> Head:
+    try:
+        return msgspec.msgpack.decode(content, type=Head)
+    except (ValueError, msgspec.MsgspecError) as error:
+        logger.warning("a partition's head cannot be read: %s", error)
+        return Head("")
+
+
+def _reported(jobs: Iterable[SavedJob], pending: set[str]) -> Iterator[Anomaly]:
+    for job in jobs:
+        for anomaly in (*job.history, *job.active):
+            ident = ident_of(job.id, anomaly)
+            if ident not in pending and anomaly.id not in job.left:
+                yield replace(anomaly, id=ident)
 
 
 def target_of(who: Publisher, partition: int | None) -> Target:

@@ -1,8 +1,8 @@
-"""Decides which worker has which partition: leases in a bucket, and greetings with loads.
+"""Divides the partitions among the workers, by leases in a bucket and greetings with loads.
 
-The leases in the bucket decide which worker has a partition: a lease is renewed by revision and
-expires without renewal. Greetings only spread the work: each worker sends the loads of its
-partitions. The least loaded one takes free partitions, an overloaded one gives some of its own.
+A lease decides which worker has a partition: it is renewed by revision and expires without renewal.
+Greetings only spread the work: each worker sends the loads of its partitions. A worker below its
+share takes free partitions, an overloaded one gives some of its own.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ IDLE_LOAD = 1.0
 LEAST_GAIN = 0.05
 # A worker that starts listens first.
 LISTEN_S = 3.0
-# The lease of who does what only one worker may do at a time.
-_ALONE = PARTITIONS
+# The lease for work that only one worker may do at a time.
+_EXCLUSIVE = PARTITIONS
 
 
 class Greeting(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Greeting(msgspec.Struct, frozen=True):
     loads: dict[Annotated[int, msgspec.Meta(ge=0, lt=PARTITIONS)], float]
 
 
-class Leases:
+class PartitionLeases:
     """The leases of this worker in the bucket. Everything raises BusError."""
 
     def __init__(
@@ -94,12 +94,12 @@ class Leases:
 
     async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work unless another worker is doing it."""
-        if await self.acquire(_ALONE):
+        if await self.acquire(_EXCLUSIVE):
             try:
                 async with asyncio.timeout(CERTAIN_S):
                     await work()
             finally:
-                await self.release(_ALONE)
+                await self.release(_EXCLUSIVE)
 
     async def _write(self, partition: int, revision: int) -> None:
         begun = self._monotonic()
@@ -112,23 +112,19 @@ def _key(partition: int) -> str:
 
 
 class Shares:
-    """The partitions of all workers, by their greetings, and what this one should take or give."""
+    """The partitions of all workers by their greetings, and those that this one takes or gives."""
 
     def __init__(self, worker: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._worker = worker
         self._monotonic = monotonic
-        self._begun = monotonic()
-        self._heard: dict[str, tuple[float, Greeting]] = {}
+        self._started_at = monotonic()
+        self._greetings: dict[str, tuple[float, Greeting]] = {}
         # The load of each partition that its worker reported last.
         self._loads: dict[int, float] = {}
-        # When this worker gave a partition up, which is then not for itself.
-        self._given_at: dict[int, float] = {}
-        # Since when no worker has reported a partition as its own.
-        self._free_since: dict[int, float] = {}
 
     def receive(self, greeting: Greeting) -> None:
         if greeting.worker != self._worker:
-            self._heard[greeting.worker] = self._monotonic(), greeting
+            self._greetings[greeting.worker] = self._monotonic(), greeting
             self._loads |= greeting.loads
 
     def load_of(self, partition: int) -> float:
@@ -136,10 +132,10 @@ class Shares:
         return max(0.0, self._loads.get(partition, IDLE_LOAD) - IDLE_LOAD)
 
     def others(self) -> dict[str, Mapping[int, float]]:
-        """Return the partitions of the other workers that live, with their loads."""
-        now = self._monotonic()
-        self._heard = {name: one for name, one in self._heard.items() if now - one[0] < GONE_S}
-        return {name: greeting.loads for name, (_, greeting) in self._heard.items()}
+        """Return the partitions of the other live workers, with their loads."""
+        oldest = self._monotonic() - GONE_S
+        self._greetings = {who: one for who, one in self._greetings.items() if one[0] > oldest}
+        return {who: greeting.loads for who, (_, greeting) in self._greetings.items()}
 
     def unassigned(self, own: Collection[int]) -> set[int]:
         """Return the partitions without a worker."""
@@ -147,28 +143,23 @@ class Shares:
         return set(range(PARTITIONS)) - of_others - set(own)
 
     def to_take(self, own: Mapping[int, float]) -> list[int]:
-        """Return free partitions that this worker should try to get."""
-        now, others = self._monotonic(), self.others()
-        free = self.unassigned(own)
-        free -= {one for one, at in self._given_at.items() if now - at < GONE_S}
-        self._free_since = {one: self._free_since.get(one, now) for one in free}
-        if now - self._begun < LISTEN_S or not free:
+        """Return free partitions for which this worker has room."""
+        others, free = self.others(), sorted(self.unassigned(own))
+        if self._monotonic() - self._started_at < LISTEN_S:
             return []
-        counts = {name: len(loads) for name, loads in others.items()} | {self._worker: len(own)}
-        sums = {name: sum(loads.values()) for name, loads in others.items()}
+        loads = {number: self._loads.get(number, IDLE_LOAD) for number in free}
+        sums = {name: sum(one.values()) for name, one in others.items()}
         sums[self._worker] = sum(own.values())
-        order = sorted(counts, key=lambda name: (sums[name], counts[name], name))
-        if len(order) == 1:
-            return sorted(free)
-        # Each in turn, the least loaded first; what somebody has left lie is for everybody.
-        mine = sorted(free)[order.index(self._worker) :: len(order)]
-        # The partitions that others give away are meant for the least loaded worker.
-        if order[0] == self._worker:
-            target = (sum(sums.values()) + IDLE_LOAD * len(free)) / len(order)
-            room = max(1, int((target - sums[self._worker]) / IDLE_LOAD))
-            mine = sorted(free)[:room] if room > len(mine) else mine
-        late = [one for one, since in self._free_since.items() if now - since > GONE_S]
-        return sorted({*mine, *random.sample(late, min(4, len(late)))})
+        room = (sum(sums.values()) + sum(loads.values())) / len(sums) - sums[self._worker]
+        is_least = min(sums, key=lambda name: (sums[name], name)) == self._worker
+        taken: list[int] = []
+        # In random order, so that workers seldom try the same.
+        for number in random.sample(free, len(free)):
+            # If nobody has room for half of a partition, the least loaded worker takes one.
+            if room > loads[number] / 2 or (is_least and not taken):
+                taken.append(number)
+                room -= loads[number]
+        return taken
 
     def to_give(self, own: Mapping[int, float], busy: Collection[int] = ()) -> list[int]:
         """Return the partitions that others should have, so that the most loaded has least.
@@ -176,29 +167,24 @@ class Shares:
         busy: the partitions that stay.
         """
         sums = {name: sum(loads.values()) for name, loads in self.others().items()}
-        mine = sum(own.values())
+        load = sum(own.values())
         left = {number: load for number, load in own.items() if number not in busy}
-        fair = (sum(sums.values()) + mine) / (len(sums) + 1)
+        fair = (sum(sums.values()) + load) / (len(sums) + 1)
         # If a partition has no worker, one that was given before is still on its way.
-        if not sums or mine < (1 + LEAST_GAIN) * fair or self.unassigned(own):
+        if not sums or load < (1 + LEAST_GAIN) * fair or self.unassigned(own):
             return []
         given: list[int] = []
         while left:
             name = min(sums, key=lambda one: sums[one])
-            best = _best(left, mine, sums[name])
-            if sums[name] + left[best] >= mine:
+            best = _best(left, load, sums[name])
+            if sums[name] + left[best] >= load:
                 break
-            load = left.pop(best)
-            mine, sums[name] = mine - load, sums[name] + load
+            moved = left.pop(best)
+            load, sums[name] = load - moved, sums[name] + moved
             given.append(best)
-        self._given_at |= dict.fromkeys(given, self._monotonic())
         return given
 
 
 def _best(loads: Mapping[int, float], mine: float, least: float) -> int:
     """Return the partition after whose move the more loaded of the two has least."""
-
-    def after(one: int) -> float:
-        return max(mine - loads[one], least + loads[one])
-
-    return min(sorted(loads), key=after)
+    return min(sorted(loads), key=lambda one: max(mine - loads[one], least + loads[one]))

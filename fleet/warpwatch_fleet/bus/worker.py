@@ -1,4 +1,4 @@
-"""A worker: has some of the partitions, reads their records, and gives them up in order."""
+"""A worker: has some of the partitions, reads their records, and hands them over in order."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from warpwatch_detection.anomalies.register import Change
-from warpwatch_fleet.bus.links import BusLinks
+from warpwatch_fleet.agent_link import BusLinks
 from warpwatch_fleet.bus.partition import Partition
-from warpwatch_fleet.bus.partitions import Partitions
-from warpwatch_fleet.bus.sharing import IDLE_LOAD, RENEW_INTERVAL_S, Greeting, Leases, Shares
-from warpwatch_fleet.bus.states import Committed, PartitionStates
+from warpwatch_fleet.bus.sharing import (
+    IDLE_LOAD,
+    RENEW_INTERVAL_S,
+    Greeting,
+    PartitionLeases,
+    Shares,
+)
 from warpwatch_fleet.bus.streams import LEASES, STATES
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
-from warpwatch_fleet.jobs import ident_of
 from warpwatch_fleet.source import Round
-from warpwatch_runtime.bus import Bus, BusError, ConflictError, StreamMessage, StreamReader
+from warpwatch_runtime.bus import Bucket, Bus, BusError, ConflictError, StreamMessage, StreamReader
 from warpwatch_runtime.log_output import Complaint
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.bus_messages import NODES, PARTITIONS, RECORDS, STREAM, WORKERS
@@ -31,59 +32,58 @@ from warpwatch_telemetry.bus_messages import NODES, PARTITIONS, RECORDS, STREAM,
 logger = logging.getLogger(__name__)
 
 SHARE_INTERVAL_S = 1.0
-# A worker may be given half of the partitions at once.
+# A worker may take half of the partitions within two rounds.
 MAX_TAKEN_AT_ONCE = 16
 # The share of the earlier load in the new mean.
 FORGETTING = 0.8
 _HELLO = f"{WORKERS}.hello"
 
-Know = Callable[[Sequence[Anomaly]], None]
-
-
-class _Held(NamedTuple):
-    partition: Partition
-    readers: tuple[StreamReader, StreamReader]
+Answer = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class BusSource:
-    """Implements ``source.Source``. ``know``: receives anomalies that others reported before."""
+    """Implements ``source.FleetSource``.
+
+    remember: receives the anomalies that earlier workers have reported. answer: replies to other
+    workers. busy: returns the partitions that should stay here for now.
+    """
 
     partitions = PARTITIONS
 
     def __init__(
         self,
         config: FleetFile,
-        know: Know,
+        remember: Callable[[Sequence[Anomaly]], None],
+        answer: Answer | None = None,
+        busy: Callable[[], set[int]] = set,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker = secrets.token_hex(6)
         self.bus = Bus(config.bus, f"fleet.{self.worker}")
         self.links = BusLinks(self.bus)
-        self.view = Partitions()
+        self.view = Cluster(config.detection, config.anomalies)
         self.rounds: tuple[Round, ...] = (
             (RENEW_INTERVAL_S, self._renew), (SHARE_INTERVAL_S, self._share),
         )  # fmt: skip
         self.shares = Shares(self.worker, monotonic)
-        self._config = config
-        self._know = know
+        self._url = config.bus.url
+        self._remember = remember
+        self._answer = answer
+        self._busy = busy
         self._monotonic = monotonic
-        self._leases: Leases
-        self._states: PartitionStates
-        self._held: dict[int, _Held] = {}
+        self._leases: PartitionLeases
+        self._states: Bucket
+        self._held: dict[int, Partition] = {}
         # The partitions whose lease was uncertain for a while: they are read anew from their head.
         self._stale: set[int] = set()
-        # The changes that earlier workers may not have acted on.
+        # Changes on which earlier workers may not have acted.
         self._pending: list[Change] = []
-        # The partitions that should stay here for now.
-        self.busy: Callable[[], set[int]] = set
-        # Answers the requests of other workers.
-        self.answers: Callable[[str, bytes], Awaitable[bytes]] | None = None
         self._complaint = Complaint(logger, logging.WARNING)
 
     @property
     def missing(self) -> tuple[str, ...]:
         if not self.bus.is_connected:
-            return (f"the bus {self._config.bus.url} is away",)
+            return (f"the bus {self._url} is away",)
         unassigned = sorted(self.shares.unassigned(self._held))
         if not unassigned:
             return ()
@@ -98,8 +98,8 @@ class BusSource:
         await self.bus.connect()
         while True:
             try:
-                self._leases = Leases(await self.bus.bucket(LEASES), self.worker, self._monotonic)
-                self._states = PartitionStates(await self.bus.bucket(STATES), self.worker)
+                leases = await self.bus.bucket(LEASES)
+                self._states = await self.bus.bucket(STATES)
                 break
             except BusError as error:
                 self._complaint.make(
@@ -107,10 +107,11 @@ class BusSource:
                     error,
                 )
                 await asyncio.sleep(SHARE_INTERVAL_S)
+        self._leases = PartitionLeases(leases, self.worker, self._monotonic)
         self.shares = Shares(self.worker, self._monotonic)
         await self.bus.listen(_HELLO, self._receive)
-        if self.answers is not None:
-            await self.bus.answer(f"{WORKERS}.{self.worker}", self.answers)
+        if self._answer is not None:
+            await self.bus.answer(f"{WORKERS}.{self.worker}", self._answer)
 
     def _receive(self, content: bytes) -> None:
         try:
@@ -124,66 +125,51 @@ class BusSource:
         await asyncio.gather(*(self._renew_one(number) for number in list(self._held)))
 
     async def _renew_one(self, number: int) -> None:
-        held = self._held[number]
         try:
             if not await self._leases.renew(number):
                 logger.warning("partition %d is another worker's now", number)
                 await self._lose(number)
-                return
-            if number in self._stale:
-                self._stale.discard(number)
+            elif number in self._stale:
                 await self._lose(number)
                 await self._begin(number)
-                return
-            for reader in held.readers:
-                await reader.check()
+            else:
+                for reader in self._held[number].readers:
+                    await reader.check()
         except ConflictError:
             await self._lose(number)
         except BusError as error:
             self._complaint.make("partitions are kept as they are: %s", error)
 
     async def _share(self) -> None:
-        for held in self._held.values():
-            lines, held.partition.lines = held.partition.lines, 0
-            held.partition.load *= FORGETTING
-            held.partition.load += (1 - FORGETTING) * lines / SHARE_INTERVAL_S
-        own = {number: IDLE_LOAD + held.partition.load for number, held in self._held.items()}
+        for partition in self._held.values():
+            lines, partition.lines = partition.lines, 0
+            partition.load *= FORGETTING
+            partition.load += (1 - FORGETTING) * lines / SHARE_INTERVAL_S
+        own = {number: IDLE_LOAD + partition.load for number, partition in self._held.items()}
         try:
             await self.bus.send(_HELLO, msgspec.msgpack.encode(Greeting(self.worker, own)))
-            for number in self.shares.to_give(own, self.busy()):
+            for number in self.shares.to_give(own, self._busy()):
                 await self._give(number)
-            for number in self.shares.to_take(own)[:MAX_TAKEN_AT_ONCE]:
-                if number not in self._held and await self._leases.acquire(number):
+            wanted = self.shares.to_take(own)[:MAX_TAKEN_AT_ONCE]
+            acquired = await asyncio.gather(*map(self._leases.acquire, wanted))
+            for number, is_acquired in zip(wanted, acquired, strict=True):
+                if is_acquired:
                     await self._begin(number)
         except BusError as error:
             self._complaint.make("partitions are not shared now: %s", error)
 
-    async def _give(self, number: int) -> None:
-        """Give a partition up, with all that is known of it."""
-        held = self._held[number]
-        for reader in held.readers:
-            await reader.stop()
-        try:
-            self._pending += await held.partition.advance(everything=True)
-        finally:
-            await self._lose(number)
-        await self._leases.release(number)
-
-    # --- partitions ---
-
     async def _begin(self, number: int) -> None:
         """Continue from the partition's head. Raises BusError."""
+        self._stale.discard(number)
+        partition = Partition(number, self.view, self._states, self.worker, self._monotonic)
         try:
-            committed = await self._states.take(number)
+            reported, pending = await partition.resume()
         except BusError:
             self._leases.drop(number)
             raise
-        await asyncio.to_thread(self._know, list(_raised(committed)))
-        config = self._config
-        cluster = Cluster(config.detection, config.anomalies, committed.saved, self.view)
-        partition = Partition(number, cluster, self._states, committed, self._monotonic)
+        await asyncio.to_thread(self._remember, reported)
         partition.load = self.shares.load_of(number)
-        self._pending += (effect.change for effect in committed.head.pending)
+        self._pending += pending
 
         def receive(message: StreamMessage) -> None:
             if self._leases.is_certain(number):
@@ -191,27 +177,33 @@ class BusSource:
             else:
                 self._stale.add(number)
 
-        readers = (
-            StreamReader(self.bus, STREAM, f"{RECORDS}.{number}.>", partition.begin, receive),
-            StreamReader(self.bus, STREAM, f"{NODES}.{number}.>", partition.begin, receive),
-        )
-        with self.view.lock:
-            self.view.put(number, cluster)
+        since = partition.read_since
+        partition.readers = [
+            StreamReader(self.bus, STREAM, f"{kind}.{number}.>", since, receive)
+            for kind in (RECORDS, NODES)
+        ]
+        # If a reader does not start, ``check`` starts it.
+        self._held[number] = partition
+        for reader in partition.readers:
+            await reader.start()
+
+    async def _give(self, number: int) -> None:
+        """Hand a partition over, with the states of all of its jobs."""
+        partition = self._held[number]
+        for reader in partition.readers:
+            await reader.stop()
         try:
-            for reader in readers:
-                await reader.start()
+            self._pending += await partition.advance(everything=True)
         finally:
-            # ``check`` starts what has failed.
-            self._held[number] = _Held(partition, readers)
+            await self._lose(number)
+        await self._leases.release(number)
 
     async def _lose(self, number: int) -> None:
-        held = self._held.pop(number, None)
-        if held is None:
-            return
-        with self.view.lock:
-            self.view.remove(number)
-        for reader in held.readers:
-            await reader.stop()
+        partition = self._held.pop(number, None)
+        if partition is not None:
+            partition.close()
+            for reader in partition.readers:
+                await reader.stop()
 
     # --- changes ---
 
@@ -225,13 +217,13 @@ class BusSource:
         return changes + [change for found in results for change in found]
 
     async def _advance(self, number: int) -> list[Change]:
-        held = self._held.get(number)
-        if held is None or number in self._stale:
+        partition = self._held.get(number)
+        if partition is None or number in self._stale:
             return []
         try:
-            return await held.partition.advance()
+            return await partition.advance()
         except ConflictError:
-            # Another has committed, or the answer to a commit was lost: the head knows.
+            # Another worker has committed, or the reply to a commit was lost: the head decides.
             self._stale.add(number)
         except BusError as error:
             self._complaint.make("changes of anomalies wait for the bus: %s", error)
@@ -242,7 +234,7 @@ class BusSource:
             if self._held:
                 await self._leases.alone(work)
         except BusError as error:
-            self._complaint.make("what one worker does alone waits for the bus: %s", error)
+            self._complaint.make("work of one worker at a time waits for the bus: %s", error)
 
     async def close(self) -> None:
         for number in list(self._held):
@@ -251,13 +243,3 @@ class BusSource:
             except (BusError, TimeoutError) as error:
                 logger.warning("the lease of partition %d is left to expire: %s", number, error)
         await self.bus.close()
-
-
-def _raised(committed: Committed) -> Iterable[Anomaly]:
-    """Yield the anomalies that earlier workers have reported, with their ids."""
-    pending = {effect.change.anomaly.id for effect in committed.head.pending}
-    for job in {id(one): one for one in committed.saved.values()}.values():
-        for anomaly in (*job.history, *job.active):
-            ident = ident_of(job.id, anomaly)
-            if ident not in pending and anomaly.id not in job.left:
-                yield replace(anomaly, id=ident)

@@ -16,7 +16,7 @@ from warpwatch_capturing import store
 from warpwatch_capturing.participant import Collected, FetchError, LiveJob, Participant, Reach
 from warpwatch_diagnosis.trace.files import reduction_name
 from warpwatch_fleet.agent_link import AgentError, AgentLink
-from warpwatch_fleet.cluster import View
+from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.node import FILE, Node
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime import files
@@ -67,7 +67,7 @@ class RemoteAgents:
 
     def __init__(
         self,
-        cluster: View,
+        cluster: Cluster,
         link: Callable[[Target], AgentLink],
         start: Start,
         monotonic: Callable[[], float] = time.monotonic,
@@ -129,7 +129,7 @@ class RemoteAgent(Participant):
 
     def __init__(
         self,
-        cluster: View,
+        cluster: Cluster,
         node: Node,
         link: AgentLink,
         job: JobId,

@@ -34,7 +34,7 @@ from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store
 from warpwatch_fleet.agent_link import AgentError, Links
 from warpwatch_fleet.captures.remote_agents import RemoteAgent, RemoteAgents, spread
-from warpwatch_fleet.cluster import View
+from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile, ScheduleConfig
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.captures import (
@@ -68,7 +68,7 @@ class FleetCaptures:
 
     def __init__(
         self,
-        cluster: View,
+        cluster: Cluster,
         agents: Links,
         config: TriggersConfig,
         register: CaptureRegister,
@@ -270,7 +270,7 @@ def joined(captures: Sequence[Capture]) -> Capture:
 class Schedule:
     """A rule of ``triggers.regular``: every so often, some ranks of as many nodes as possible."""
 
-    def __init__(self, schedules: Sequence[ScheduleConfig], cluster: View) -> None:
+    def __init__(self, schedules: Sequence[ScheduleConfig], cluster: Cluster) -> None:
         self._schedules = schedules
         self._cluster = cluster
 

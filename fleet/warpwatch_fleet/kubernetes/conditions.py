@@ -10,7 +10,7 @@ from datetime import datetime
 
 import msgspec
 
-from warpwatch_fleet.cluster import View, agents_of
+from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import KubernetesConfig
 from warpwatch_fleet.kubernetes.api import (
     MERGE,
@@ -78,7 +78,7 @@ class Conditions:
     """
 
     def __init__(
-        self, api: KubernetesClient, cluster: View, wall: Callable[[], float] = time.time
+        self, api: KubernetesClient, cluster: Cluster, wall: Callable[[], float] = time.time
     ) -> None:
         self._api = api
         self._cluster = cluster
@@ -91,7 +91,7 @@ class Conditions:
         with self._cluster.lock:
             nodes = [
                 node
-                for node in agents_of(self._cluster)
+                for node in self._cluster.agents()
                 if node.target.owner is None
                 and (node.target.node or node.name != node.target.address)
             ]

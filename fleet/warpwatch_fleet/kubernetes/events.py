@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from warpwatch_exporters.events import anomaly_link
-from warpwatch_fleet.cluster import View
+from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.kubernetes.api import (
     MERGE,
     KubernetesClient,
@@ -46,7 +46,7 @@ class EventPublisher:
     def __init__(
         self,
         api: KubernetesClient,
-        cluster: View,
+        cluster: Cluster,
         public_url: str,
         wall: Callable[[], float] = time.time,
     ) -> None:

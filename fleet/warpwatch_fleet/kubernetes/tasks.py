@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from warpwatch_fleet.captures.requests import FleetCaptures
-from warpwatch_fleet.cluster import View
+from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetConfig
 from warpwatch_fleet.kubernetes.api import KubernetesClient, KubernetesError
 from warpwatch_fleet.kubernetes.captures import CaptureObjects
@@ -33,7 +33,7 @@ class Kubernetes:
     def __init__(
         self,
         config: FleetConfig,
-        cluster: View,
+        cluster: Cluster,
         captures: FleetCaptures,
         metrics: AgentMetrics,
         alone: Callable[[Round], Awaitable[None]],

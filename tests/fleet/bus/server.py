@@ -83,7 +83,7 @@ class Fabric:
 
     def worker(self, monotonic: Callable[[], float]) -> BusSource:
         config = FleetFile.model_validate({"bus": self.config})
-        source = BusSource(config, self.told.extend, monotonic)
+        source = BusSource(config, self.told.extend, monotonic=monotonic)
         self._buses.append(source.bus)
         return source
 

@@ -18,8 +18,7 @@ from tests.fleet.nodes import NOW, TestNode, seen, step
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet.bus import BusAnswers, RecordPublisher
 from warpwatch_detection.anomalies.register import Change
-from warpwatch_fleet.agent_link import AgentError
-from warpwatch_fleet.bus.links import BusLinks
+from warpwatch_fleet.agent_link import AgentError, BusLinks
 from warpwatch_fleet.bus.partition import target_of
 from warpwatch_fleet.bus.sharing import Greeting, Shares
 from warpwatch_fleet.bus.worker import BusSource
@@ -185,6 +184,12 @@ def test_what_an_agent_says_for_others_is_refused_and_counted(server):
 
 
 REST = dict.fromkeys(range(4, 64), 0.0)
+# One partition of load 1 is free, a quarter of it for each worker.
+OTHERS = {
+    "b": dict.fromkeys(range(1, 17), 1.0),
+    "c": dict.fromkeys(range(17, 33), 1.0),
+    "d": dict.fromkeys(range(33, 49), 1.0),
+}
 
 
 @pytest.mark.parametrize(
@@ -197,9 +202,12 @@ REST = dict.fromkeys(range(4, 64), 0.0)
         ({"b": REST | {4: 7.0}}, {0: 1.0, 1: 1.0, 2: 4.0, 3: 1.0}, None, []),
         # Free partitions come first.
         ({"b": {}}, {0: 1.0, 1: 1.0, 2: 8.0, 3: 6.0}, None, []),
-        # The less loaded worker takes more of the free partitions.
+        # A worker takes free partitions up to its share, and one if it is the least loaded.
         ({"b": dict.fromkeys(range(40), 1.0)}, {60: 1.0}, 23, []),
-        ({"b": {60: 1.0}}, dict.fromkeys(range(40), 1.0), 11, None),
+        ({"b": {60: 1.0}}, dict.fromkeys(range(40), 1.0), 0, None),
+        ({"b": dict.fromkeys(range(20), 1.0)}, dict.fromkeys(range(40, 60), 1.0), 12, None),
+        (OTHERS, dict.fromkeys(range(49, 63), 1.0) | {63: 2.0}, 1, None),
+        (OTHERS, dict.fromkeys(range(49, 63), 1.0) | {63: 2.5}, 0, None),
     ],
 )
 def test_the_load_is_shared(others, own, taken, given):
@@ -225,7 +233,7 @@ def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(server):
         await bus.answer("warpwatch.node.X", answer)
         assert await bus.ask("warpwatch.node.X.get.a", b"") == content
         assert await bus.ask("warpwatch.node.X.post", b"body") == b"body"
-        with pytest.raises(BusError, match="nobody answers"):
+        with pytest.raises(BusError, match="nothing answers"):
             await bus.ask("warpwatch.node.Y.get", b"")
 
     run(server, "four", test)
@@ -276,23 +284,16 @@ def test_what_one_worker_does_alone_no_other_does_meanwhile(server):
     run(server, "six", test)
 
 
-def parts_of(worker: BusSource, *counts: int) -> None:
-    """Partitions with so many jobs, each partition of an owner of its own."""
-    config = FleetFile.model_validate({})
-    for number, count in enumerate(counts):
-        cluster = Cluster(config.detection, config.anomalies, whole=worker.view)
-        worker.view.put(number, cluster)
-        node = TestNode(f"gpu-{number}")
-        node.say(*(seen(0, 1, f"job-{job}", owner=f"ns/{number}") for job in range(count)))
-        cluster.set_targets({node.address: Target(node.address)})
-        cluster.feed(node.address, node.lines(NOW), NOW)
-
-
 def test_all_partitions_of_a_worker_together_keep_to_the_limits(monkeypatch):
     monkeypatch.setattr("warpwatch_fleet.cluster.MAX_JOBS", 4)
     monkeypatch.setattr("warpwatch_fleet.cluster.MAX_WAITING", 100)
     worker = BusSource(FleetFile.model_validate({}), lambda told: None)
-    parts_of(worker, 6, 3)
+    nodes = [TestNode("gpu-0"), TestNode("gpu-1")]
+    worker.view.set_targets({node.address: Target(node.address) for node in nodes})
+    for number, count in enumerate((6, 3)):
+        node = nodes[number]
+        node.say(*(seen(0, 1, f"job-{job}", owner=f"ns/{number}") for job in range(count)))
+        worker.view.feed(node.address, node.lines(NOW), NOW)
     assert Counter(job.owner for job in worker.view.jobs) == {"ns/0": 2, "ns/1": 2}
     for job in worker.view.jobs.values():
         for number in range(30):
@@ -310,7 +311,7 @@ def test_a_node_has_its_condition_from_the_worker_that_reads_its_own_lines():
     assert list(Conditions(api, cluster).wanted()) == ["gpu-1"]
 
 
-def test_what_is_sent_again_has_no_clock():
+def test_a_clock_is_sent_every_other_second_and_never_late():
     class Away:
         sent: ClassVar[list[list[bytes]]] = []
         is_away = True
@@ -320,12 +321,15 @@ def test_what_is_sent_again_has_no_clock():
                 raise BusError("away")
             self.sent.append(said.unpack(content))
 
-    node, bus = TestNode("gpu-1"), Away()
+    node, bus, clock = TestNode("gpu-1"), Away(), ManualClock()
     publisher = RecordPublisher(
-        node.stream, cast(Bus, bus), NODE, "0.3.0", AgentMetrics(), wall=lambda: NOW
+        node.stream, cast(Bus, bus), NODE, "0.3.0", AgentMetrics(), clock.monotonic, lambda: NOW
     )
     with pytest.raises(BusError):
         asyncio.run(publisher.advance())
     bus.is_away = False
-    asyncio.run(publisher.advance())
+    for _ in range(4):
+        asyncio.run(publisher.advance())
+        clock.advance(1.0)
+    # The message of the first second, without its clock, and those of the third.
     assert [one[0][:15] for one in bus.sent] == [b'{"type":"cursor', b'{"type":"clock"']

@@ -12,12 +12,10 @@ from tests.fleet.nodes import NOW, seen, step
 from tests.fuzz.watch import Target
 from warpwatch_daemon.for_fleet.bus import BusAnswers
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_fleet.agent_link import AgentError
-from warpwatch_fleet.bus.links import BusLinks
-from warpwatch_fleet.bus.partition import Partition, target_of
-from warpwatch_fleet.bus.peers import WorkerView, _view
+from warpwatch_fleet.agent_link import AgentError, BusLinks
+from warpwatch_fleet.bus.fleet import WorkerView, _decode_views
+from warpwatch_fleet.bus.partition import Head, Partition, StoredJob, target_of
 from warpwatch_fleet.bus.sharing import Greeting
-from warpwatch_fleet.bus.states import Committed, Head, PartitionStates, Place
 from warpwatch_fleet.bus.worker import BusSource
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
@@ -34,8 +32,8 @@ PACKED = 8
 NODE = Publisher("gpu-1")
 RUN = seen(0, 1)
 NUMBER = said.partition_of(RUN.job_id)
-PLACE = Place(RUN.job_id, "0.a.b.0", 1, NOW)
-# Nodes and jobs of inputs add up: another partition takes its place then.
+STORED = StoredJob(RUN.job_id, "0.a.b.0", 1, NOW)
+# Nodes and jobs of inputs add up: another partition replaces it then.
 INPUTS_OF_A_PARTITION = 256
 
 
@@ -54,7 +52,7 @@ class Answered:
         return self.content
 
 
-HEADS = {"1.head": msgspec.msgpack.encode(Head("w", (PLACE,)))}
+HEADS = {"1.head": msgspec.msgpack.encode(Head("w", (STORED,)))}
 
 
 class OnTheBus:
@@ -62,21 +60,21 @@ class OnTheBus:
         self._loop = asyncio.new_event_loop()
         self._number = 0
         self._answered = Answered()
-        self._states = PartitionStates(cast(Bucket, self._answered), "w")
         self._link = BusLinks(cast(Bus, self._answered)).link(target_of(NODE, None))
         self._answers = BusAnswers(Starlette())
         self._source = BusSource(FleetFile.model_validate({}), lambda anomalies: None)
+        self._cluster = Cluster(DetectionConfig(), AnomaliesConfig())
         self._partition = self._new()
 
-    def _new(self) -> Partition:
-        cluster = Cluster(DetectionConfig(), AnomaliesConfig())
-        return Partition(NUMBER, cluster, self._states, Committed(Head("w"), 1, {}))
+    def _new(self, number: int = NUMBER) -> Partition:
+        return Partition(number, self._cluster, cast(Bucket, self._answered), "w")
 
     def run(self, data: bytes) -> None:
         how, content = (data[:1] or b"\0")[0], data[1:]
         self._number += 1
         if self._number % INPUTS_OF_A_PARTITION == 0:
             self._loop.run_until_complete(self._partition.advance(everything=True))
+            self._partition.close()
             self._partition = self._new()
         if how & PACKED:
             content = said.pack(content)
@@ -92,9 +90,9 @@ class OnTheBus:
             for subject in (said.records_subject(NUMBER, NODE), said.node_subject(NODE)):
                 self._feed(subject, f"boot-{self._number}", content)
         elif what == HEAD:
-            await self._states.take(0)
+            await self._new(0).resume()
         elif what == STATE:
-            await self._states.take(1)
+            await self._new(1).resume()
         elif what == GREETING:
             self._source._receive(content)
             self._source.shares.to_take({0: 1.0})
@@ -107,11 +105,11 @@ class OnTheBus:
             with contextlib.suppress(AgentError, Refused):
                 await self._link.request("captures", {})
         else:
-            _view(content)
+            _decode_views({"w": content}, {})
 
     def _feed(self, subject: str, ident: str, content: bytes) -> None:
         self._partition.feed(StreamMessage(subject, ident, content, NOW + self._number))
-        assert not self._partition.cluster.refused["error"], "a record was not refused in order"
+        assert not self._cluster.refused["error"], "a record was not refused in order"
 
 
 def target(folder: Path) -> Target:
@@ -120,7 +118,7 @@ def target(folder: Path) -> Target:
     path = said.token("captures/prepare").encode()
     valid: dict[int, Any] = {
         SUBJECT: said.records_subject(NUMBER, NODE).encode() + b" boot-1",
-        HEAD: msgspec.msgpack.encode(Head("w", (PLACE,))),
+        HEAD: msgspec.msgpack.encode(Head("w", (STORED,))),
         GREETING: msgspec.msgpack.encode(Greeting("other", {1: 2.0})),
         REQUEST: b"post." + path + b" {}",
         REPLY: b'409{"error":{"reason":"refused_busy","detail":"x"}}',
