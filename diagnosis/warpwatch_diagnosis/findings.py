@@ -85,10 +85,10 @@ def find(
 ) -> list[Finding]:
     """Return findings by recoverable time, after those that the anomaly ``asked`` shows as."""
     found = [finding for rule in RULES for finding in rule.find(capture, alignment)]
-    unnamed = not any(f.kind == StragglerRule.kind for f in found)
-    if asked and asked.kind == StragglerRule.kind and asked.rank is not None and unnamed:
+    unnamed = asked is not None and asked.kind not in {f.kind for f in found}
+    if asked and unnamed and asked.kind == StragglerRule.kind and asked.rank is not None:
         found += StragglerRule().of_suspect(capture, asked.rank)
-    if asked and asked.kind == KvThrashRule.kind and asked.kind not in {f.kind for f in found}:
+    if asked and unnamed and asked.kind == KvThrashRule.kind:
         found += KvThrashRule().of_asked(capture)
     usual = {
         rule.kind: rule.usual_shares(baseline, alignment) if baseline else [] for rule in RULES

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.faults import job
-from tests.diagnosis.workloads import simulate
+from tests.diagnosis.workloads import job, simulate
 from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 from warpwatch_diagnosis.report.text import render_text
 

@@ -14,42 +14,24 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.diagnosis.recorded_faults import Training, record
-from tests.diagnosis.recorded_ranks import SIZE, RankTraining
+from tests.diagnosis.recorded_faults import SIZE, RankTraining, Training, record
 
-LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 2, 64, 4, 512, 64
+WIDTH, LENGTH = 64, 32
 
 
-class Block(nn.Module):  # type: ignore[misc]
-    """A layer of GPT-2; PyTorch does not count its fused attention on the CPU."""
+class Attention(nn.Module):  # type: ignore[misc]
+    """PyTorch does not count its fused attention on the CPU."""
 
     def __init__(self) -> None:
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.qkv(functional.layer_norm(x, x.shape[-1:])).chunk(3, -1)
-        q, k, v = (part.unflatten(2, (HEADS, -1)).transpose(1, 2) for part in parts)
-        seen = (q @ k.transpose(2, 3)).softmax(-1) @ v
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.down(functional.gelu(self.up(functional.layer_norm(x, x.shape[-1:]))))
-
-
-class LanguageModel(nn.Module):  # type: ignore[misc]
-    """GPT-2 without positions, its head tied to the embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return functional.linear(self.blocks(self.embedding(ids)), self.embedding.weight)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out((q @ k.transpose(1, 2)).softmax(-1) @ v)
 
 
 def programs() -> dict[str, tuple[nn.Module, Tensor]]:
@@ -58,10 +40,9 @@ def programs() -> dict[str, tuple[nn.Module, Tensor]]:
         nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(),
         nn.ConvTranspose2d(16, 6, 2, stride=2),
     )  # fmt: skip
-    ids = torch.randint(VOCABULARY, (1, LENGTH))
     return {
         "convolutional": (nn.Sequential(*layers), torch.randn(3, 4, 17, 17)),
-        "language": (LanguageModel(), ids),
+        "attention": (Attention(), torch.randn(2, LENGTH, WIDTH)),
     }
 
 

@@ -67,7 +67,7 @@ SHARES = (0.48, 0.31, 0.14, 0.25, 0.40, 0.22, 0.35, 0.05)
 EXCHANGES = ("all_to_all", "all_to_all", "all_reduce") * 2
 
 
-def recommender(rank: int, waits: Sequence[float], on_gpu: bool, annotated: bool) -> TraceFile:
+def recommender(rank: int, turns: bool, on_gpu: bool, annotated: bool) -> TraceFile:
     """One step of 60 ms: work before each exchange, for whose last rank the others wait.
 
     An all-to-all on the GPU has only the kernel of its sends and receives in the trace.
@@ -75,9 +75,9 @@ def recommender(rank: int, waits: Sequence[float], on_gpu: bool, annotated: bool
     backend = "nccl" if on_gpu else "gloo"
     trace = TraceFile(steps=0, distributedInfo={"backend": backend, "rank": rank, "world_size": 8})
     trace.annotation("ProfilerStep#12", 0, 60_000)
-    for number, (name, wait) in enumerate(zip(EXCHANGES, waits, strict=True)):
+    for number, name in enumerate(EXCHANGES):
         begin, end = 10_000 * number, 10_000 * (number + 1)
-        at = end - 10_000 * wait
+        at = end - 10_000 * SHARES[(rank + number * turns) % 8]
         if on_gpu:
             trace.kernel(begin, at - begin, begin, name="gemm")
             kernel = "AllReduce_RING_LL_Sum_float" if name == "all_reduce" else "SendRecv_RING"
@@ -93,12 +93,7 @@ def recommender(rank: int, waits: Sequence[float], on_gpu: bool, annotated: bool
 
 
 def recommenders(on_gpu: bool, annotated: bool, turns: bool = False) -> list[TraceFile]:
-    return [
-        recommender(
-            rank, [SHARES[(rank + turn * turns) % 8] for turn in range(6)], on_gpu, annotated
-        )
-        for rank in range(8)
-    ]
+    return [recommender(rank, turns, on_gpu, annotated) for rank in range(8)]
 
 
 def slower(trace: TraceFile, factor: float) -> TraceFile:
@@ -172,10 +167,11 @@ def busy_trace(
     return stepped(*parts)
 
 
-def many_kernels(*shorter: int) -> TraceFile:
-    """25 kernels of 300 µs each, and of these numbers 1 µs: more than are listed."""
-    names = range(25)
-    return stepped(*(kernel(300 * k, 1 if k in shorter else 300, 0, f"k{k:02}") for k in names))
+def many_kernels(count: int, steps: int = 4, **others: int) -> TraceFile:
+    """Kernels of 300 µs each, and others by name and µs: 20 are listed."""
+    us = {f"k{k:02}": 300 for k in range(count)} | others
+    parts = (kernel(300 * k, us[name], 0, name) for k, name in enumerate(us))
+    return stepped(*parts, steps=steps)
 
 
 def slower_products() -> TraceFile:
@@ -349,7 +345,12 @@ CAPTURES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
         ([busy_trace(factor=1.2)], {"baseline": [busy_trace()]}, "inconclusive"),
     "one slower kernel": ([slower_products()], {"baseline": [busy_trace()]}, "inconclusive"),
     "a kernel that is too short to be listed is not gone":
-        ([many_kernels(3, 7)], {"baseline": [many_kernels(7, 9)]}, "host_bound"),
+        ([many_kernels(25, k03=1, k07=1)], {"baseline": [many_kernels(25, k07=1, k09=1)]},
+         "host_bound"),
+    "kernels of runs with different numbers of steps": (
+        [many_kernels(18, new=250, short=150)],
+        {"baseline": [many_kernels(19, steps=2, old=200)]}, "host_bound",
+    ),
     "nothing changed": ([busy_trace()], {"baseline": [busy_trace()]}, "host_bound"),
     "a CPU against a GPU": ([busy_trace()], {"baseline": [cpu_rank(0)]}, "host_bound"),
     "operators that changed":
@@ -402,6 +403,10 @@ CAPTURES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
     "compiling once may be the start": (
         [with_one((operator(0, 4000, COMPILING), operator(4000, 6000)), operator(0, STEP_US))],
         {}, "recompilation",
+    ),
+    "launches without GPU events": (
+        [stepped(operator(0, 5000), event("cuda_runtime", "cudaLaunchKernel", 10, 5))], {},
+        "inconclusive",
     ),
     "graph breaks without steps": ([graph_breaks_without_steps()], {}, "recompilation"),
     "the most time to win back comes first": (

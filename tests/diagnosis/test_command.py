@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,10 @@ from warpwatch_diagnosis.__main__ import main
 MODULE = (sys.executable, "-m", "warpwatch_diagnosis")
 
 
-# Exit status, lines of the output, and what is reported as an error.
-Command = Callable[..., tuple[int, list[str], str]]
-
-
 @pytest.fixture
-def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Return its exit status, the lines of its output, and what it reports as an error."""
+
     def run(*ranks: TraceFile, options: tuple[str, ...] = ()) -> tuple[int, list[str], str]:
         status = main([*map(str, written(tmp_path, *ranks)), *options])
         captured = capsys.readouterr()
@@ -61,34 +60,33 @@ def test_a_file_that_cannot_be_written_or_is_read_exits_2(command, tmp_path, nam
     assert (tmp_path / "rank0.json").read_bytes() == before
 
 
+def started(
+    *arguments: object, stdout: int = subprocess.PIPE, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    command = [*map(str, arguments)]
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=300, **options
+    )
+
+
 def test_a_terminal_without_unicode_gets_the_text_all_the_same(tmp_path):
     path = cpu_rank(3, loading_us=6000).write(tmp_path / "a.json")
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [*MODULE, str(path)], capture_output=True, timeout=300, env=environment, check=False
-    )
+    done = started(*MODULE, path, env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 1
-    assert b"Waiting for data           60.0 %     6.0 ms  ????" in done.stdout
-
-
-def run_into(output: int, path: Path) -> tuple[int, str]:
-    """Exit status and what the command says about an output that takes nothing."""
-    arguments = [*MODULE, str(path), "--json"]
-    done = subprocess.run(
-        arguments, stdout=output, stderr=subprocess.PIPE, check=False, timeout=300
-    )
-    return done.returncode, done.stderr.decode()
+    assert "Waiting for data           60.0 %     6.0 ms  ????" in done.stdout
 
 
 def test_a_full_output_is_reported_but_not_a_closed_one(tmp_path):
     path = cpu_rank(0).write(tmp_path / "a.json")
     with Path("/dev/full").open("wb") as full:
-        status, said = run_into(full.fileno(), path)
-    assert (status, said) == (2, "python -m warpwatch_diagnosis: output: No space left on device\n")
+        done = started(*MODULE, path, "--json", stdout=full.fileno())
+    assert done.returncode == 2
+    assert done.stderr == "python -m warpwatch_diagnosis: output: No space left on device\n"
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        assert run_into(writing, path) == (0, "")
+        done = started(*MODULE, path, "--json", stdout=writing)
+        assert (done.returncode, done.stderr) == (0, "")
     finally:
         os.close(writing)
 
@@ -103,7 +101,6 @@ def test_too_little_memory_is_reported_in_one_line(tmp_path):
         "resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20),) * 2)\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    arguments = [sys.executable, "-c", limited, str(path)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=300)
+    done = started(sys.executable, "-c", limited, path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "python -m warpwatch_diagnosis: out of memory; capture fewer steps\n"

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.captures import event, kernel, stepped
-from tests.diagnosis.faults import NAMES, job
-from tests.diagnosis.workloads import Job, simulate
+from tests.diagnosis.workloads import NAMES, Job, job, simulate
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.trace.reader import read_trace

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.diagnosis.conftest import Simulations
+from tests.diagnosis.timeline import assert_split
 from tests.diagnosis.trace.odd_traces import ratios
-from warpwatch_diagnosis.intervals import total, union
 from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.measures import Measures, measure, trace_json
 from warpwatch_diagnosis.trace.events import TraceEvent
@@ -67,10 +67,7 @@ def test_ratios_lie_between_0_and_1_and_the_causes_add_up_to_the_idle_time(known
     if gpu is None:
         assert document["idle"] is None
         return
-    window_us = known.measures.window_us
-    parts = [span for cause in CAUSES for span in gpu.idle_time.of(cause)]
-    assert total(parts) == pytest.approx(total(gpu.idle), abs=1e-6 * window_us)
-    assert total(union(parts)) == pytest.approx(total(gpu.idle), abs=1e-6 * window_us)
+    assert_split(gpu)
     assert sum(document["idle"].values()) == pytest.approx(
         document["time"]["idle_ratio"], abs=len(CAUSES) * 5e-5
     )

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.diagnosis.captures import diagnosed
+from tests.diagnosis.captures import diagnosed, written
 from tests.diagnosis.traces import TraceFile
 from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
@@ -97,45 +98,47 @@ def without_training(found: Diagnosis) -> None:
     assert "DataLoader" not in said
 
 
-def test_batches_of_prompts_between_decoding_delay_it(tmp_path):
-    marks = [f"step[DECODE bs={k}]" for k in (8, 8, 8, 9, 9)]
-    marks.insert(3, "step[EXTEND bs=1 toks=4096]")
-    trace = TraceFile(steps=0)
-    at = 0
-    for mark in marks:
-        us = 40_000 if "EXTEND" in mark else 3000
+def marked(*marks: tuple[str, int], gap: int = 1000) -> TraceFile:
+    """Iterations with these marks and µs, ``gap`` µs apart."""
+    trace, at = TraceFile(steps=0), 0
+    for mark, us in marks:
         trace.annotation(mark, at, us)
         trace.operator(at, us)
-        at += us + 1000
-    found = diagnosed(tmp_path, trace)
-    # The gap before the batch of prompts is not idle: the next to decode had requests before.
-    assert found.measures[0].server.waiting == []
-    assert found.verdict == "prefill_interference"
+        at += us + gap
+    return trace
 
 
-PREEMPTING = [
-    "iteration[decode decode_requests=8]",
-    "iteration[mixed prefill_tokens=500 decode_requests=6 preempted=2]",
-    "iteration[mixed prefill_tokens=500 decode_requests=6 preempted=1]",
-] * 3
+PREEMPTING = (
+    ("iteration[decode decode_requests=8]", 4900),
+    ("iteration[mixed prefill_tokens=500 decode_requests=6 preempted=2]", 4900),
+    ("iteration[mixed prefill_tokens=500 decode_requests=6 preempted=1]", 4900),
+)
+BATCHES = [(f"step[DECODE bs={k}]", 3000) for k in (8, 8, 8, 9, 9)]
+# The gap before the batch of prompts is not idle: the next to decode had requests before.
+BATCHES.insert(3, ("step[EXTEND bs=1 toks=4096]", 40_000))
+ONE_PROMPT = server([*decoding(4), (5000, 200, 1, 400, 7), *decoding(3)])
+MARKED: dict[str, tuple[TraceFile, dict[str, Any], str]] = {
+    "batches of prompts between decoding": (marked(*BATCHES), {}, "prefill_interference"),
+    "preempted requests": (marked(*PREEMPTING * 3, gap=100), {}, "kv_thrash"),
+    "a prompt beside decoding": (ONE_PROMPT, {}, "healthy"),
+    "the anomaly names kv_thrash that no mark shows": (
+        ONE_PROMPT, {"asked": Asked("kv_thrash")}, "kv_thrash",
+    ),
+    "a baseline with other work": (
+        server(decoding(6)), {"baseline": [server([(40_000, 200, 4, 4096, 0)] * 4)]}, "healthy",
+    ),
+}  # fmt: skip
 
 
-def test_preempted_requests_are_kv_thrash(tmp_path):
-    trace = server([(4000, 100, 0, 0, 0)] * 0)
-    for number, mark in enumerate(PREEMPTING):
-        trace.annotation(mark, number * 5000, 4900)
-        trace.operator(number * 5000, 4900)
-    found = diagnosed(tmp_path, trace)
-    assert (found.verdict, found.findings[0].confidence) == ("kv_thrash", "high")
-    assert found.findings[0].evidence[0].startswith("9 requests lost their place in the KV cache")
+@pytest.mark.parametrize("name", MARKED)
+def test_marks_and_what_is_known_besides_give_the_verdict(tmp_path, name, golden_text):
+    trace, options, verdict = MARKED[name]
+    if "baseline" in options:
+        options = {"baseline": written(tmp_path, *options["baseline"], name="before")}
+    found = diagnosed(tmp_path, trace, **options)
+    golden_text(found)
+    assert found.verdict == verdict
     without_training(found)
-
-
-def test_the_anomaly_names_kv_thrash_that_no_mark_shows(tmp_path):
-    trace = server([*decoding(4), (5000, 200, 1, 400, 7), *decoding(3)])
-    assert diagnosed(tmp_path, trace).verdict == "healthy"
-    found = diagnosed(tmp_path, trace, asked=Asked("kv_thrash"))
-    assert found.verdict == "kv_thrash"
 
 
 def test_a_training_that_generates_text_keeps_its_steps(tmp_path):
@@ -153,39 +156,25 @@ def test_a_wait_for_work_is_no_problem_to_the_command(tmp_path):
     assert main([str(trace.write(tmp_path / "rank0.json"))]) == 0
 
 
-def test_a_baseline_with_other_work_is_not_compared(tmp_path):
-    now = server(decoding(6)).write(tmp_path / "rank0.json")
-    before = server([(40_000, 200, 4, 4096, 0)] * 4).write(tmp_path / "before0.json")
-    found = diagnose([now], [before])
-    assert (found.verdict, found.comparison) == ("healthy", ())
-    assert "their work differs" in found.summary
-
-
-RECORDED = {
-    "idle": "waiting_for_work",
-    "decode": "scheduler_bound",
-    "prefill": "healthy",
-    "thrash": "healthy",
+# Captured by the shim from vLLM 0.32.0 with a tiny model, on two busy cores. While it decodes, the
+# log of the same run has a scheduler that takes 36 ms of an iteration. The thrashing server
+# preempts a request in one of a hundred iterations, none of which is captured.
+RECORDED: dict[str, tuple[str, Asked | None]] = {
+    "idle": ("waiting_for_work", None),
+    "decode": ("scheduler_bound", None),
+    "prefill": ("healthy", None),
+    "thrash": ("healthy", None),
+    "thrash that an anomaly counted": ("kv_thrash", Asked("kv_thrash")),
 }
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_iterations_of_vllm_on_the_cpu_have_a_right_verdict(name, golden_text):
-    """Captured by the shim from vLLM 0.32.0 with a tiny model, on two busy cores.
-
-    While it decodes, the log of the same run has a scheduler that takes 36 ms of an iteration. The
-    thrashing server preempts a request in one of a hundred iterations, none of which is captured.
-    """
-    found = diagnose([FIXTURES / f"{name}.pt.trace.json.gz"])
+    verdict, asked = RECORDED[name]
+    found = diagnose([FIXTURES / f"{name.split()[0]}.pt.trace.json.gz"], asked=asked)
     golden_text(found)
-    assert (found.verdict, found.measures[0].step_count) == (RECORDED[name], 5)
+    assert (found.verdict, found.measures[0].step_count) == (verdict, 5)
     without_training(found)
-
-
-def test_a_capture_for_kv_thrash_reports_what_the_anomaly_counted():
-    found = diagnose([FIXTURES / "thrash.pt.trace.json.gz"], asked=Asked("kv_thrash"))
-    assert found.verdict == "kv_thrash"
-    assert "the captured iterations only decode" in found.findings[0].evidence
 
 
 @pytest.mark.parametrize(

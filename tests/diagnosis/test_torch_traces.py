@@ -15,15 +15,6 @@ from warpwatch_diagnosis.trace.reader import read_trace
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
-# The language model of live_recordings.py takes 6 N + 12 L d T per token (PaLM, appendix B). N are
-# the weights of the blocks and of the tied head, without biases.
-LAYERS, WIDTH, VOCABULARY, LENGTH = 2, 64, 512, 64
-WEIGHTS = LAYERS * 12 * WIDTH**2 + VOCABULARY * WIDTH
-LANGUAGE_FLOPS = LENGTH * (6 * WEIGHTS + 12 * LAYERS * WIDTH * LENGTH)
-
-
-# The program that reads values reads this many in each step.
-READS = 800
 
 
 def run(program: str, *arguments: object) -> None:
@@ -62,18 +53,16 @@ def test_checkpoints_and_reads_of_values_are_seen(recordings):
     )
     assert "checkpoint" in [finding.kind for finding in saving.findings], saving.summary
     reads = reading.measures[0].synchronization
-    assert [count >= READS for count in reads.per_step] == [True] * 4
+    assert [count >= 800 for count in reads.per_step] == [True] * 4
     assert "aten::_local_scalar_dense" in [call.name for call in reads.calls]
 
 
-@pytest.mark.parametrize("program", ["convolutional", "language"])
+@pytest.mark.parametrize("program", ["convolutional", "attention"])
 def test_flops_are_those_of_torchs_flop_counter(recordings, program):
     counted = json.loads((recordings / "flops.json").read_text())[program]
     work = measure(read_trace(recordings / f"{program}.json")).operators.work
     assert sum(one.flops for one in work.values()) == counted > 0
-    if program == "language":
-        model_flops = sum(one.model_flops for one in work.values())
-        assert model_flops == pytest.approx(LANGUAGE_FLOPS, rel=0.02)
+    assert sum(one.model_flops for one in work.values()) == counted
 
 
 @pytest.mark.loops

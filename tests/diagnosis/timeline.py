@@ -2,7 +2,11 @@
 
 from typing import Any
 
+import pytest
+
+from warpwatch_diagnosis.intervals import intersection, total, union
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.trace.events import Kind, TraceEvent
 from warpwatch_diagnosis.trace.reader import Trace
@@ -11,6 +15,15 @@ MAIN = "77/77"
 STREAM = "0/7"
 # Times in a trace are far from 0.
 ORIGIN_US = 1_000_000.0
+
+
+def assert_split(gpu: GpuTime) -> None:
+    """The causes are disjoint and add up to the idle time."""
+    parts = [span for cause in CAUSES for span in gpu.idle_time.of(cause)]
+    near = 1e-6 * max(1.0, total(gpu.idle) + total(gpu.busy))
+    assert total(parts) == pytest.approx(total(gpu.idle), abs=near)
+    assert total(union(parts)) == pytest.approx(total(parts), abs=near)
+    assert total(intersection(union(parts), gpu.busy)) <= near
 
 
 class Timeline:

@@ -112,12 +112,13 @@ def fitting(rows: Iterable[Iterable[LaneSpan]], budget: int) -> list[list[LaneSp
 def draw_row(marks: Sequence[LaneSpan], span_us: float, title: str, height: int = 10) -> str:
     """Return one SVG; ``title`` describes it in words, ``span_us`` is the time of its width."""
     scale = _UNITS / span_us if span_us > 0 else 0.0
-    longest = sorted(range(len(marks)), key=lambda n: marks[n].begin_us - marks[n].end_us)[:_NAMED]
-    named = {n for n in longest if _width(marks[n], scale) >= _MIN_NAMED_WIDTH}
+    widths = [(mark.end_us - mark.begin_us) * scale for mark in marks]
+    longest = sorted(range(len(marks)), key=lambda n: -widths[n])[:_NAMED]
+    named = {n for n in longest if widths[n] >= _MIN_NAMED_WIDTH}
     paths: dict[str, list[str]] = defaultdict(list)
     rectangles = []
     for n, mark in enumerate(marks):
-        x, width = mark.begin_us * scale, max(0.3, _width(mark, scale))
+        x, width = mark.begin_us * scale, max(0.3, widths[n])
         if n in named:
             described = f"{LANES[mark.label]}, {duration(mark.end_us - mark.begin_us)}"
             described += f": {mark.name}" if mark.name else ""
@@ -132,10 +133,6 @@ def draw_row(marks: Sequence[LaneSpan], span_us: float, title: str, height: int 
         f'<svg class="row" role="img" aria-label="{safe(title)}" viewBox="0 0 1000 {height}" '
         f'preserveAspectRatio="none">{drawn}{"".join(rectangles)}</svg>'
     )
-
-
-def _width(mark: LaneSpan, scale: float) -> float:
-    return (mark.end_us - mark.begin_us) * scale
 
 
 def _short(value: float) -> str:

@@ -106,22 +106,22 @@ class StragglerRule(DiagnosisRule):
     ) -> list[Finding]:
         """Find the rank that is last in nearly all collectives, if the others wait long."""
         last = last_rank(capture)
-        if last is None or suspect not in (None, capture[last.rank].rank):
+        if last is None or suspect not in (None, capture[last[0]].rank):
             return []
-        measures = capture[last.rank]
+        rank, count, calls, lateness_us, chance = last
+        measures = capture[rank]
         waits = [r.wait_share for r in ranks if r.measures is not measures]
-        share = measures.share_of_us(last.lateness_us)
-        if share <= MIN_CPU_WAIT or median(waits) <= ranks[last.rank].wait_share:
+        share = measures.share_of_us(lateness_us)
+        if share <= MIN_CPU_WAIT or median(waits) <= ranks[rank].wait_share:
             return []
         sure: Confidence = "high" if share > HIGH_CPU_WAIT else "medium"
         evidence = (
-            f"{measures.label} comes last to {last.count} of {last.calls} collectives, "
-            f"for which the others wait {percent(min(waits))} to {percent(max(waits))} of "
-            "the step",
-            f"by chance one rank would be the last that often in {last.chance:.2g} of the captures",
+            f"{measures.label} comes last to {count} of {calls} collectives, for which the others "
+            f"wait {percent(min(waits))} to {percent(max(waits))} of the step",
+            f"by chance one rank would be the last that often in {chance:.2g} of the captures",
         )
         text = advice(self.kind, "last", label=measures.label)
-        return [self.finding(measures, min(1.0, share), last.lateness_us, sure, evidence, text)]
+        return [self.finding(measures, min(1.0, share), lateness_us, sure, evidence, text)]
 
     def _on_gpu(self, capture: Capture, alignment: Alignment) -> list[Finding]:
         """Find the rank, or the node, that is last in nearly all collectives."""
@@ -318,25 +318,12 @@ def lags(culprit: RankSteps, others: Sequence[RankSteps], is_suspect: bool) -> b
     return longer and slower >= consistency * steps and (is_suspect or excess > MIN_WAIT_EXCESS)
 
 
-@dataclass(frozen=True, slots=True)
-class LastRank:
-    """The rank, an index into the capture, that is last in ``count`` of ``calls``.
-
-    lateness_us: the others' typical waiting for it in all calls. chance: the probability that one
-    of the ranks is last as often in random order.
-    """
-
-    rank: int
-    count: int
-    calls: int
-    lateness_us: float
-    chance: float
-
-
-def last_rank(capture: Sequence[Measures]) -> LastRank | None:
+def last_rank(capture: Sequence[Measures]) -> tuple[int, int, int, float, float] | None:
     """Return the rank that nearly all calls wait for, or None.
 
-    The last rank waits for nobody, so its calls are the shortest, and no clocks are compared.
+    The last rank waits for nobody, so its calls are the shortest, and no clocks are compared. Its
+    index comes with the calls in which it is last, all calls, the others' typical waiting for it in
+    µs, and the probability that one of the ranks is last as often in random order.
     """
     calls = [[us - min(durations) for us in durations] for durations in _matched(capture)]
     late = [waits for waits in calls if median(sorted(waits)[1:]) >= MIN_LATENESS_US]
@@ -348,7 +335,7 @@ def last_rank(capture: Sequence[Measures]) -> LastRank | None:
     if count < MIN_LAST * len(late) or chance > MAX_CHANCE:
         return None
     lateness_us = sum(median(sorted(waits)[1:]) for waits in late if waits[rank] == 0.0)
-    return LastRank(rank, count, len(late), lateness_us, chance)
+    return rank, count, len(late), lateness_us, chance
 
 
 def _matched(capture: Sequence[Measures]) -> list[list[float]]:

@@ -5,10 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cases import cases
-from tests.diagnosis.timeline import MAIN, Timeline
+from tests.diagnosis.timeline import MAIN, Timeline, assert_split
 from tests.diagnosis.traces import LOADER
-from warpwatch_diagnosis.intervals import intersection, total, union
-from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.host_events import CAUSES
 from warpwatch_diagnosis.trace.events import Kind
 
@@ -22,14 +20,6 @@ def causes(timeline: Timeline) -> dict[str, float]:
     gpu = timeline.gpu()
     assert_split(gpu)
     return {cause: round(us, 3) for cause in CAUSES if (us := gpu.idle_time.total_us(cause))}
-
-
-def assert_split(gpu: GpuTime) -> None:
-    """The causes are disjoint and add up to the idle time."""
-    parts = [span for cause in CAUSES for span in gpu.idle_time.of(cause)]
-    assert total(parts) == pytest.approx(total(gpu.idle), abs=1e-6)
-    assert total(union(parts)) == pytest.approx(total(parts), abs=1e-6)
-    assert not intersection(union(parts), gpu.busy)
 
 
 def one_gap(*added: Added) -> Timeline:
@@ -62,13 +52,6 @@ def test_each_part_of_an_idle_device_has_its_cause(case):
     for at_us, us, launched_us in case["kernels"]:
         timeline.kernel(at_us, us, launched_us)
     assert causes(timeline) == case["causes"]
-
-
-def test_a_host_that_launches_as_fast_as_it_can_is_launch():
-    timeline = Timeline(step_us=1_000)
-    for begin in range(0, 1_050, 50):
-        timeline.kernel(begin, 10, launched_us=begin - 8)
-    assert causes(timeline) == {"launch": 800}
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 200)), max_size=8)

@@ -23,12 +23,16 @@ def measured(folder: Path, rank: int = 0, late_us: float = 0) -> Measures:
     return measure(read_trace(trace.write(folder / f"rank{rank}.json")))
 
 
+def packed(folder: Path, measures: Measures, rank: int = 0) -> Path:
+    path = folder / f"rank{rank}.reduction.gz"
+    path.write_bytes(pack(measures))
+    return path
+
+
 def test_a_diagnosis_of_reductions_is_that_of_the_traces(tmp_path):
     late = [LATEST_US if rank == 2 else 0 for rank in range(RANKS)]
     ranks = [measured(tmp_path, rank, us) for rank, us in enumerate(late)]
-    reductions = [tmp_path / f"rank{rank}.reduction.gz" for rank in range(RANKS)]
-    for path, one in zip(reductions, ranks, strict=True):
-        path.write_bytes(pack(one))
+    reductions = [packed(tmp_path, one, rank) for rank, one in enumerate(ranks)]
     nodes = {0: "gpu-1", 1: "gpu-1", 2: "gpu-2", 3: "gpu-2"}
     found = diagnose(reductions, nodes=nodes).to_json()
     traces = [tmp_path / f"rank{rank}.json" for rank in range(RANKS)]
@@ -49,8 +53,7 @@ def test_a_large_one_loses_precision_but_no_time(tmp_path, monkeypatch):
     other = [(begin, end + noise.random()) for begin, end in busy]
     large = replace(small, gpu=replace(small.gpu, busy=busy, compute=other, idle=other))
     monkeypatch.setattr(reduction, "MAX_BYTES", 100_000)
-    path = tmp_path / "rank0.reduction.gz"
-    path.write_bytes(pack(large))
+    path = packed(tmp_path, large)
     assert path.stat().st_size <= 100_000
     back = read_reduction(path)
     assert back.gpu is not None
@@ -97,9 +100,8 @@ def test_times_and_shares_that_no_trace_has_are_refused(tmp_path, devices, busy,
     gpu = measures.gpu
     assert gpu is not None
     wrong = tuple(replace(device, **devices) for device in gpu.devices)
-    path = tmp_path / "rank0.reduction.gz"
     gpu = replace(gpu, devices=wrong, busy=busy or gpu.busy)
-    path.write_bytes(pack(replace(measures, window=(0.0, 10.0), gpu=gpu)))
+    path = packed(tmp_path, replace(measures, window=(0.0, 10.0), gpu=gpu))
     with pytest.raises(TraceError, match=f"{NONE}: {why}"):
         read_reduction(path)
 
@@ -107,14 +109,13 @@ def test_times_and_shares_that_no_trace_has_are_refused(tmp_path, devices, busy,
 def test_a_longest_step_without_a_duration_is_drawn_as_empty(tmp_path):
     measures = measured(tmp_path)
     assert measures.timeline is not None
-    path = tmp_path / "rank0.reduction.gz"
-    path.write_bytes(pack(replace(measures, timeline=replace(measures.timeline, duration_us=0))))
+    empty = replace(measures.timeline, duration_us=0)
+    path = packed(tmp_path, replace(measures, timeline=empty))
     assert verdict(path) is not None
 
 
 def test_a_small_one_that_grows_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "rank0.reduction.gz"
-    path.write_bytes(pack(measured(tmp_path)))
+    path = packed(tmp_path, measured(tmp_path))
     size = len(gzip.decompress(path.read_bytes()))
     monkeypatch.setattr(reduction, "MAX_UNPACKED_BYTES", size)
     assert read_reduction(path).rank == 0
@@ -124,7 +125,6 @@ def test_a_small_one_that_grows_is_refused(tmp_path, monkeypatch):
 
 
 def test_one_of_another_rank_than_it_says_is_refused(tmp_path):
-    path = tmp_path / "rank13.reduction.gz"
-    path.write_bytes(pack(measured(tmp_path, rank=3)))
+    path = packed(tmp_path, measured(tmp_path, rank=3), rank=13)
     with pytest.raises(TraceError, match="is of rank 3"):
         read_reduction(path)

@@ -184,23 +184,8 @@ FAULTS: dict[str, tuple[Callable[[float], list[Part]], str]] = {
     "Python between operators": (lambda us: filled(us), "host_bound"),
 }  # fmt: skip
 LOST = (
-    0.01,
-    0.02,
-    0.03,
-    0.04,
-    0.06,
-    0.08,
-    0.11,
-    0.13,
-    0.16,
-    0.19,
-    0.22,
-    0.27,
-    0.32,
-    0.38,
-    0.55,
-    0.75,
-)
+    0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.11, 0.13, 0.16, 0.19, 0.22, 0.27, 0.32, 0.38, 0.55, 0.75,
+)  # fmt: skip
 
 
 # The same for ranks; the rank of the only finding is the last element.

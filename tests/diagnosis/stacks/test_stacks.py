@@ -164,18 +164,16 @@ def test_each_situation_has_the_diagnosis_of_the_golden_file(tmp_path, golden):
     golden("diagnosis/stacks.json", json.dumps(found, indent=1).encode())
 
 
-def test_a_damaged_file_alone_is_an_error(tmp_path):
-    with pytest.raises(TraceError, match="cut short"):
-        diagnose_stacks([damaged(tmp_path)])
-
-
 @pytest.mark.parametrize(
     "content",
-    [[], {"rank": "1"}, {"rank": 1}, {"rank": 1, "threads": [5, {"main": True, "frames": "x"}]}],
-)
-def test_json_that_is_no_stacks_file_is_an_error(tmp_path, content):
+    [
+        '{"rank": 0, "thr', "[]", '{"rank": "1"}', '{"rank": 1}',
+        '{"rank": 1, "threads": [5, {"main": true, "frames": "x"}]}',
+    ],
+)  # fmt: skip
+def test_what_is_no_stacks_file_is_an_error(tmp_path, content):
     path = tmp_path / "odd.json"
-    path.write_text(json.dumps(content))
+    path.write_text(content)
     with pytest.raises(TraceError):
         diagnose_stacks([path])
 

@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.diagnosis.captures import kernel, operator, stepped
-from tests.diagnosis.traces import TraceFile, cpu_rank
-from warpwatch_diagnosis.diagnosis import diagnose
+from tests.diagnosis.conftest import Simulations
+from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile, cpu_rank
 from warpwatch_diagnosis.trace import events, files
 from warpwatch_diagnosis.trace.events import Kind
 from warpwatch_diagnosis.trace.files import TraceError
-from warpwatch_diagnosis.trace.reader import Trace, read_trace
+from warpwatch_diagnosis.trace.reader import Trace, read_trace, take_inventory
 
 GOOD = json.dumps({"traceEvents": cpu_rank(0).events}).encode()
 STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1, "pid": 1}
+
+
+def timed(*times: tuple[Any, Any]) -> bytes:
+    return json.dumps([STEP | {"ts": ts, "dur": dur} for ts, dur in times]).encode()
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,15 @@ STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1,
         (b"\x1f\x8b" + b"x" * 50, "damaged gzip"),
         (b'{"traceEvents": [' + b"[" * 100_000, "nested too deeply"),
         (b'{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "is not JSON"),
+        (GOOD + GOOD, "is not JSON"),
+        *(
+            (
+                json.dumps([STEP | dict(zip(("ts", "dur"), times, strict=True))]).encode(),
+                "usable time",
+            )
+            for times in ((0, 1), (5, -1), ("5", 1), (1e300, 1))
+        ),
+        (timed((5, 1), (1.7e15, 1)), "broken clock"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path, content, said):
@@ -68,37 +80,6 @@ def test_too_many_bytes_or_events_are_refused_at_the_limit(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "time",
-    [{"ts": 0, "dur": 1}, {"ts": 5, "dur": -1}, {"ts": "5", "dur": 1}, {"ts": 1e300, "dur": 1}],
-)
-def test_events_with_impossible_times_are_left_out(tmp_path, time):
-    path = tmp_path / "odd.json"
-    path.write_text(json.dumps([STEP | time]))
-    with pytest.raises(TraceError, match="usable time"):
-        read_trace(path)
-
-
-def test_times_years_apart_mean_a_broken_clock(tmp_path):
-    path = tmp_path / "years.json"
-    path.write_text(json.dumps([STEP | {"ts": 5, "dur": 1}, STEP | {"ts": 1.7e15, "dur": 1}]))
-    with pytest.raises(TraceError, match="broken clock"):
-        read_trace(path)
-
-
-def test_old_categories_and_a_bare_array_read_like_the_new_ones(tmp_path):
-    names = {"user_annotation": "Operator", "cpu_op": "Operator", "kernel": "Kernel"}
-    names["cuda_runtime"] = "Runtime"
-    new = stepped(operator(0, 3000), kernel(4000, 5000, 3990))
-    old = [event | {"cat": names[event["cat"]]} for event in new.events]
-    (tmp_path / "old.json").write_text(json.dumps(old))
-    new.write(tmp_path / "new.json.gz")
-    one, other = (diagnose([tmp_path / name]).to_json() for name in ("old.json", "new.json.gz"))
-    one["traces"][0]["file"] = "new.json.gz"
-    assert one == other
-    assert one["traces"][0]["time"]["gpu_busy_ratio"] == 0.5
-
-
-@pytest.mark.parametrize(
     ("name", "head", "rank"),
     [
         ("a.json", {}, None),
@@ -106,6 +87,7 @@ def test_old_categories_and_a_bare_array_read_like_the_new_ones(tmp_path):
         ("a.json", {"warpwatch": {"rank": 4, "job": "llama", "first_step": 7}}, 4),
         ("rank3.json", {"distributedInfo": {"rank": 5}, "warpwatch": {"rank": 4}}, 5),
         ("a.json", {"distributedInfo": {"rank": "5"}, "warpwatch": "4"}, None),
+        ("a.json", {"distributedInfo": {"rank": 10**400}, "warpwatch": {"rank": 2**63}}, None),
     ],
 )
 def test_the_rank_is_in_the_metadata_or_the_name(tmp_path, name, head, rank):
@@ -152,12 +134,11 @@ def test_changes_of_memory_are_read_with_and_without_their_category(tmp_path):
     ]
 
 
-def test_kernels_of_one_graph_launch_keep_its_correlation(tmp_path):
-    launch = FULL | {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "args": {"correlation": 9}}
-    kernel = FULL | {"cat": "kernel", "args": {"correlation": 9, "graph id": 3, "device": 7}}
-    found = read_elements(tmp_path, launch, kernel, kernel).events
-    assert [e.correlation for e in found["runtime"] + found["kernel"]] == [9, 9, 9]
-    assert found["kernel"][0].arguments == {"device": 7}
+@pytest.mark.parametrize("huge", [2**63, 10**400, -(10**400), 1.7e308])
+def test_numbers_beyond_64_bits_are_dropped(tmp_path, huge):
+    given = {"blocks per SM": huge, "bytes": huge, "In msg nelems": huge, "dtype": "Float"}
+    read = read_elements(tmp_path, FULL | {"cat": "kernel", "args": given}).events["kernel"]
+    assert read[0].arguments == {"dtype": "Float"}
 
 
 def test_what_is_no_correlation_joins_nothing(tmp_path):
@@ -224,15 +205,6 @@ def test_a_name_of_a_megabyte_is_cut(tmp_path):
     assert [len(e.name) for e in read_elements(tmp_path, *named).events["kernel"]] == [2_000] * 2
 
 
-def test_what_follows_the_trace_makes_it_no_json(tmp_path):
-    path = tmp_path / "more.json"
-    path.write_bytes(GOOD + b"\n \n")
-    assert read_trace(path).count
-    path.write_bytes(GOOD + GOOD)
-    with pytest.raises(TraceError, match="is not JSON"):
-        read_trace(path)
-
-
 # --- what a small file can cost its reader --------------------------------------------------
 
 EVENT = '{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":5,"dur":1}'
@@ -249,7 +221,7 @@ def test_a_small_file_that_grows_too_much_is_refused(tmp_path):
 def test_other_values_are_read_up_to_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_SINGLE_VALUES", 100)
     path = tmp_path / "odd.json"
-    path.write_text(f"[{'0,' * 99}{EVENT}]")
+    path.write_text(f"[{'0,' * 99}{EVENT}]\n \n")
     assert read_trace(path).count == 1
     path.write_text(f"[{'0,' * 101}{EVENT}]")
     with pytest.raises(TraceError, match="more than 100 values that are not events"):
@@ -270,3 +242,43 @@ def test_no_text_is_decoded_again_and_again(unit):
     found = [element for _, several in stream.members("traceEvents") for element in several]
     assert found == json.loads(text)
     assert sum(decoded) < 2 * len(text)
+
+
+# --- the inventory counts the events that the diagnosis reads ----------------------------------
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+RECORDED = FIXTURES / "plain" / "healthy-perceptron.pt.trace.json.gz"
+
+
+def test_events_without_a_time_are_counted_apart_and_steps_with_theirs(tmp_path: Path) -> None:
+    trace = TraceFile(steps=2, warpwatch={"rank": 3}, deviceProperties=[{"id": 0}])
+    trace.operator(100, 50)
+    trace.events += [
+        trace.events[-1] | {"ts": 0},
+        trace.events[-1] | {"ts": "5"},
+        trace.events[-1] | {"dur": -1},
+        {"ph": "s", "cat": "ac2g", "ts": 1},
+        {"ph": "X", "cat": "new", "ts": 1, "dur": 1},
+    ]
+    found = take_inventory(trace.write(tmp_path / "trace.json.gz"))
+    assert (found.listed, found.untimed, found.rank, found.sees_gpu) == (8, 3, 3, True)
+    assert found.counts == {"annotation": 2, "operator": 1}
+    assert found.steps == {
+        3: (ORIGIN_US, ORIGIN_US + STEP_US),
+        4: (ORIGIN_US + STEP_US, ORIGIN_US + 2 * STEP_US),
+    }
+    assert (found.begin_us, found.end_us) == (ORIGIN_US, ORIGIN_US + 2 * STEP_US)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_counts_are_those_that_diagnosis_reads(simulations: Simulations, on_gpu: bool) -> None:
+    path = simulations.paths("transfer_bound")[0] if on_gpu else RECORDED
+    found, events = take_inventory(path), read_trace(path).events
+    assert found.counts == {kind: len(kept) for kind, kept in events.items() if kept}
+    annotated = [e for e in events["annotation"] if e.name.startswith("ProfilerStep#")]
+    steps = {int(e.name.partition("#")[2]): (e.begin_us, e.end_us) for e in annotated}
+    assert found.steps == steps
+    assert found.begin_us == min(e.begin_us for kept in events.values() for e in kept)
+    assert found.end_us == max(e.end_us for kept in events.values() for e in kept)
+    assert (found.sees_gpu, found.untimed) == (on_gpu, 0)
+    assert found.listed == sum(found.counts.values())

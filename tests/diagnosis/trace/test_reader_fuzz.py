@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.diagnosis.captures import event, operator, stepped
 from tests.diagnosis.trace.odd_traces import ANY_JSON, ELEMENTS, verdict
 from warpwatch_diagnosis.trace import files, reader
 from warpwatch_diagnosis.trace.files import TraceError
@@ -72,23 +71,3 @@ def content(path: Path) -> str:
         return repr(read_trace(path))
     except TraceError as error:
         return str(error)
-
-
-ARGUMENTS = ("blocks per SM", "est. achieved occupancy %", "In msg nelems", "device", "bytes")
-
-
-@pytest.mark.parametrize("huge", [2**63, 10**400, -(10**400), 1.7e308])
-def test_numbers_beyond_64_bits_are_dropped_wherever_they_stand(folder, huge):
-    head = {"gc_pauses_us": [[1, 1]], "rank": huge}
-    parts = [operator(0, 3000)]
-    for number, key in enumerate(ARGUMENTS):
-        cat = "gpu_memcpy" if key == "bytes" else "kernel"
-        given = {key: huge, "dtype": "Float"}
-        parts.append(event(cat, "ncclDevKernel_AllReduce", 1000 * number, 900, 7, **given))
-    trace = stepped(*parts, baseTimeNanoseconds=huge, warpwatch=head)
-    path = trace.write(folder / "huge.json")
-    assert verdict(path) is not None
-    events = read_trace(path).events
-    work = events["kernel"] + events["copy"]
-    assert len(work) == 4 * len(ARGUMENTS)
-    assert all(set(e.arguments or {}) <= {"dtype"} for e in work)
