@@ -128,11 +128,14 @@ def test_at_most_a_thousand_ranks_have_series() -> None:
     assert b"warpwatch_ranks_unexported 3" in lines
 
 
-def test_what_is_gone_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize(("first", "are_dropped"), [(100, False), (101, True)])
+def test_what_is_gone_leaves_at_most_500_prefixes_behind(first: int, are_dropped: bool) -> None:
     uuid = full_state().devices[0].device.uuid
+    prometheus._prefixes.clear()
     for pod in range(6):
         held = {uuid: (Workload("ml", f"llama-{pod}", "trainer"),)}
-        users = {pid: ProcessOwner("python") for pid in range(pod * 150, pod * 150 + 150)}
+        pids = range(pod * 1000, pod * 1000 + (100 if pod else first))
+        users = {pid: ProcessOwner("python") for pid in pids}
         state = State(
             TIME,
             "1",
@@ -145,7 +148,7 @@ def test_what_is_gone_leaves_nothing_behind() -> None:
     pods = {workload.pod for _, workload in prometheus._prefixes if workload is not None}
     assert pods == {"llama-5"}
     assert len(prometheus._buckets) == 1
-    assert len(prometheus._prefixes[(), None]) < 750
+    assert (prometheus._prefixes[(), None] == {}) is are_dropped
 
 
 def registry_of(state: State) -> CollectorRegistry:

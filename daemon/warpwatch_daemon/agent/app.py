@@ -218,7 +218,7 @@ class Daemon:
         if self._bus is not None:
             self._bus.close()
         self.supervisor.stop()
-        self.captures.close()
+        self.captures.service.close()
         self.pipeline.close()
         self.ranks.close()
         last_writes = {"positions": self._positions.write, "runs": self.runs.write}

@@ -173,10 +173,6 @@ class Capturing:
         for ring, folder in self._ranks.take_ended():
             stacks.remove_pipe(folder.inbox, ring.name, ring.owner_uid)
 
-    def close(self) -> None:
-        """Close the captures, after the loops have stopped."""
-        self.service.close()
-
     def _wake(self) -> None:
         for loop in self._finisher_loops:
             loop.wake()

@@ -164,7 +164,8 @@ class Pipeline:
         """Run one round. A failure affects no other part; the first one is raised last."""
         now, at = self._wall(), self._monotonic()
         records = [*self._hub.take_records(), *self._poll_ranks(now, at), *self._runs.take_events()]
-        records.sort(key=_order)
+        # Steps of the same time, after a clock was set back, go by number.
+        records.sort(key=lambda one: (one.time, one.step if type(one) is Step else math.inf))
         if self._log is not None:
             self._try(self._log.put, records, now)
         self._try(self._stream.put, records)
@@ -294,8 +295,3 @@ class Pipeline:
         anomalies.labels(anomaly.kind, anomaly.severity).inc()
         level = logging.INFO if anomaly.severity == "info" else logging.WARNING
         logger.log(level, "%s: %s", anomaly.kind, sentence(anomaly))
-
-
-def _order(record: Record) -> tuple[float, float]:
-    """Sort by time; steps of the same time, after a clock was set back, by number, then rank."""
-    return record.time, record.step if type(record) is Step else math.inf

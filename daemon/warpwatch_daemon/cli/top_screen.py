@@ -27,9 +27,7 @@ from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import WarpwatchError
 from warpwatch_telemetry.metric import DEVICE_PRECEDENCE
 from warpwatch_telemetry.samples import DeviceSample
-from warpwatch_telemetry.state import RankState, State
-
-RankKey = tuple[str, str, str, str]
+from warpwatch_telemetry.state import RankKey, RankState, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +45,6 @@ class Reading:
         """Return the part with ``words`` in the name of a job, owner or node."""
         wanted = PageFilters(q=words[:MAX_SEARCHED] or None)
         return replace(self, state=Selection(self.state, wanted).state)
-
-
-def rank_key(rank: RankState) -> RankKey:
-    return (*rank.job_id, rank.name)
 
 
 class TopClient:
@@ -74,14 +68,13 @@ class TopClient:
         return Reading(state, api.where, dict(self._phases))
 
     def request_capture(self, rank: RankState) -> Capture:
-        """Request a capture of the rank's job."""
         body = {"job": rank.job, "owner": rank.owner, "reason": "asked for in warpwatch top"}
         asked = (self._api or self._connect()).post("/api/v1/captures", body)
         return msgspec.convert(asked, Capture)
 
     def _follow(self, ranks: Sequence[RankState]) -> None:
         """Compare totals with the last ones; a rank without a new step keeps its shares."""
-        totals = {rank_key(one): (one.durations.sum, one.phases_s) for one in ranks}
+        totals = {one.key: (one.durations.sum, one.phases_s) for one in ranks}
         for key, (passed_s, phases_s) in totals.items():
             before_s, before = self._before.get(key, (0.0, {}))
             if passed_s < before_s:
@@ -199,7 +192,7 @@ def rank_rows(reading: Reading, wide: bool) -> Iterator[tuple[RankKey, Row]]:
         return not is_troubled, rank.status == "exited", rank.job, rank.rank
 
     for rank in sorted(state.ranks, key=place)[:MAX_ROWS]:
-        yield rank_key(rank), _rank(rank, reading.phases.get(rank_key(rank), {}), wide)
+        yield rank.key, _rank(rank, reading.phases.get(rank.key, {}), wide)
 
 
 def _rank(rank: RankState, phases: Mapping[str, float], wide: bool) -> Row:
@@ -357,7 +350,7 @@ class Top(App[None]):
             return None
         keys = [key for key, _ in rank_rows(self._reading, False)] if self._reading else []
         chosen = keys[min(table.cursor_row, len(keys) - 1)]
-        return next(one for one in ranks if rank_key(one) == chosen)
+        return next(one for one in ranks if one.key == chosen)
 
     # --- searching ---
 

@@ -151,7 +151,6 @@ class DemoProcesses:
     # --- the training ---
 
     def folder(self, rank: int) -> Path:
-        """Return the folder of the rank's node."""
         return self.work
 
     def start_training(self) -> None:

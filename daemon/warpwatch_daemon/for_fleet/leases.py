@@ -96,7 +96,6 @@ class JobLeases:
             self._leases[job] = Lease(holder, now + seconds, raised or {})
 
     def raised(self, changes: Iterable[Change]) -> list[Change]:
-        """Return the changes that this node reports."""
         found = [self._raised(change) for change in changes]
         return [change for change in found if change is not None]
 

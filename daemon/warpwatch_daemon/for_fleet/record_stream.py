@@ -72,7 +72,7 @@ class RecordStream:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         # Cursors of another epoch do not fit the lines of this one.
-        self._epoch = _new_epoch()
+        self._epoch = secrets.token_hex(4)
         self._lines: deque[_Line] = deque()
         self._bytes = 0
         self._count = 0
@@ -127,7 +127,6 @@ class RecordStream:
                     self._add(key, encode_stream_line(CaptureLine(capture)))
 
     def put_runs(self, summaries: Iterable[RunSummary]) -> None:
-        """Stream the runs that have changed."""
         with self._lock:
             for summary in summaries:
                 put_newest(self._runs, summary.job_id, summary, MAX_RUNS)
@@ -212,7 +211,7 @@ class RecordStream:
             self._read_at = None
             self._lines.clear()
             self._bytes = 0
-            self._epoch = _new_epoch()
+            self._epoch = secrets.token_hex(4)
         while self._lines and (self._bytes > MAX_BYTES or now - self._lines[0].at > KEPT_S):
             self._bytes -= len(self._lines.popleft().text)
 
@@ -242,10 +241,6 @@ class RecordStream:
                     continue
                 self._device_at[record.device] = now
             yield record
-
-
-def _new_epoch() -> str:
-    return secrets.token_hex(4)
 
 
 def _parse(cursor: str | None) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import statistics
@@ -95,7 +96,7 @@ class LocalParticipants:
         self._monotonic = monotonic
 
     def jobs(self) -> Iterable[LiveJob]:
-        return [self._job(job) for job in self._ranks.jobs()]
+        return [self._job(job) for job in {rank.job for rank in self._ranks.live()}]
 
     def _job(self, job: JobId) -> LiveJob:
         live = self._ranks.targets(job)
@@ -299,8 +300,11 @@ class LocalRanks(Participant):
         # The allocator's snapshot is written first; the answer calls the rest ``more``.
         field = "more" if self._kind == "memory" else "token"
         name = self._take(number, field, inbox.SUFFIX[self._kind], folder)
-        files = (name, *self._take_more(number, folder))
-        return Collected(replace(rank, state="written", file=name), files, name)
+        files = [name]
+        if self._kind == "memory":
+            with contextlib.suppress(FetchError, OSError):
+                files.append(self._take(number, "token", inbox.SNAPSHOT_SUFFIX, folder))
+        return Collected(replace(rank, state="written", file=name), tuple(files), name)
 
     def _take_from_outside(self, number: int, folder: Path) -> Collected:
         """Take the stacks of a rank that cannot answer; all ranks together have WAIT_S."""
@@ -330,17 +334,6 @@ class LocalRanks(Participant):
         source = f"{self._command_id}.{target.ring_name.removesuffix('.ring')}.{token}{suffix}"
         inbox.copy_out(target.folder.inbox, source, target.owner_uid, folder / name)
         return name
-
-    def _take_more(self, number: int, folder: Path) -> list[str]:
-        """Take the optional file that may come with the main one."""
-        suffix = inbox.MORE_SUFFIX.get(self._kind)
-        if suffix is None:
-            return []
-        try:
-            return [self._take(number, "token", suffix, folder)]
-        except (FetchError, OSError) as error:
-            logger.debug("%s: %s", self._command_id, error)
-            return []
 
     def expectation(self, number: int) -> Expectation | None:
         if self._kind != "torch" or number not in self.targets:

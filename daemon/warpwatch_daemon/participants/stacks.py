@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch import protocol
-from warpwatch_daemon.ranks import claims, process
-from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_daemon.ranks import claims
+from warpwatch_daemon.ranks.rank import HOLDS_GIL, STOPPED, UNKNOWN, Rank, silent_reason
 from warpwatch_runtime import files
 from warpwatch_runtime.directory import Directory, open_checked
 from warpwatch_telemetry.errors import WarpwatchError
@@ -247,9 +247,9 @@ WAIT_S = 11.0
 # The heart beats every 0.5 s: a step that starts this long after a beat was not blocked by the GIL.
 TRAINS_NS = 2_000_000_000
 _REASONS = {
-    process.STOPPED: "the process is stopped",
-    process.HOLDS_GIL: "a C call holds the GIL",
-    process.UNKNOWN: "the process does not respond",
+    STOPPED: "the process is stopped",
+    HOLDS_GIL: "a C call holds the GIL",
+    UNKNOWN: "the process does not respond",
 }
 
 
@@ -259,7 +259,7 @@ class NoStacks(WarpwatchError):
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A rank without a heartbeat. reason: one of those in ranks.process."""
+    """A rank without a heartbeat. reason: STOPPED, HOLDS_GIL or UNKNOWN."""
 
     job: str
     rank: int
@@ -286,7 +286,7 @@ def inspect(rank: Rank, ring_name: str) -> Silent:
         job=rank.job.name,
         rank=rank.rank,
         pid=header.identity.pid,
-        reason=process.silent_reason(header.identity, holder_pid, rank.owner_uid),
+        reason=silent_reason(header.identity, holder_pid, rank.owner_uid),
         held_file=expected if claimed == expected and not trains else None,
         owner_uid=rank.owner_uid,
     )
@@ -306,13 +306,13 @@ def write_stacks(
     """
     trouble = "its process is not visible here"
     via, threads = "py-spy", list[dict[str, Any]]()
-    if silent.reason != process.UNKNOWN:
+    if silent.reason != UNKNOWN:
         try:
             threads = read(silent.pid, min(PY_SPY_TIMEOUT_S, deadline - monotonic()))
         except PySpyError as error:
             trouble = str(error)
     # A stopped process's timer would end when its threads run again.
-    if not threads and silent.held_file is not None and silent.reason == process.HOLDS_GIL:
+    if not threads and silent.held_file is not None and silent.reason == HOLDS_GIL:
         via = "faulthandler"
         threads = read_pipe(inbox, silent.held_file, silent.owner_uid, deadline, monotonic)
         trouble = f"{trouble}; faulthandler wrote none"

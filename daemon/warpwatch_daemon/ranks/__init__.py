@@ -5,7 +5,7 @@
 - table: accepts or refuses files as rings and reads them; claims: validates their content
 - source: polls all rings for records and ranks
 - rank: one rank, accumulated over its processes; counts: its totals, saved over a restart
-- process, rank_processes: a rank's process as the kernel shows it
+- rank_processes: what the ranks' processes use, as the kernel shows it
 - inbox: collects the files of captures, and removes what nobody collects
 - quotas: limits each owner's bytes, files and records
 """

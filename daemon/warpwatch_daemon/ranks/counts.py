@@ -18,7 +18,7 @@ from warpwatch import protocol
 from warpwatch.protocol import MAX_PHASES
 from warpwatch_daemon.ranks import claims
 from warpwatch_runtime.files import StateFile
-from warpwatch_telemetry.jobs import JobId, run_mark
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Serve, Step
 from warpwatch_telemetry.state import LATENCY_BOUNDS_S, Histogram, ServeState, StepDurations
 
@@ -251,15 +251,14 @@ class Positions:
         content = self._file.read()
         if content is None or content.version != VERSION:
             return {}
-        found = (self._rank(raw) for raw in content.ranks)
-        return {saved.key: saved for saved in found if saved is not None}
-
-    def _rank(self, raw: bytes) -> SavedRank | None:
-        try:
-            return msgspec.json.decode(raw, type=SavedRank)
-        except (ValueError, RecursionError) as error:
-            logger.warning("%s: a rank is ignored: %s", self._file.path, error)
-            return None
+        found: dict[Key, SavedRank] = {}
+        for raw in content.ranks:
+            try:
+                saved = msgspec.json.decode(raw, type=SavedRank)
+                found[saved.key] = saved
+            except (ValueError, RecursionError) as error:
+                logger.warning("%s: a rank is ignored: %s", self._file.path, error)
+        return found
 
     def put(self, ranks: Iterable[SavedRank]) -> int:
         """Replace what is saved unless it is the same; return the number of this content."""
@@ -425,8 +424,3 @@ class ServingProcess:
             for name, one in saved.histograms.items()
             if name in (*_CLASSES, *protocol.LATENCIES)
         }
-
-
-def replica_name(job: JobId, pod_name: str) -> str:
-    """Return the short name of a replica: its pod's, else six digits of its run."""
-    return pod_name or run_mark(job.run)[1:]

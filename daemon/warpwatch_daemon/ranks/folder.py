@@ -5,7 +5,6 @@ The lock tells shims that a daemon lives, and a second daemon that it is second.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import json
@@ -77,7 +76,7 @@ class RendezvousFolder:
             _make(folder, STICKY)
         try:
             with Directory(path).opened() as fd:
-                self._lock_fd = hold(fd, about(version, inbox))
+                self._lock_fd = hold(fd, version, inbox)
         except AlreadyHeld as holder:
             raise UsageError(
                 f"{path} is already served by {holder}; stop it or set rendezvous.dir"
@@ -113,18 +112,7 @@ class AlreadyHeld(WarpwatchError):
     """Another process, named by the text, holds the lock."""
 
 
-def about(version: str, inbox: Path) -> dict[str, Any]:
-    """Return the content of the lock's file."""
-    return {
-        "version": version,
-        "uid": os.getuid(),
-        "pid": os.getpid(),
-        "protocol": PROTOCOL_VERSION,
-        "inbox": str(inbox),
-    }
-
-
-def hold(folder_fd: int, content: dict[str, Any]) -> int:
+def hold(folder_fd: int, version: str, inbox: Path) -> int:
     """Lock ``daemon.lock`` until the returned descriptor is closed. Raises AlreadyHeld, OSError."""
     fd = _locked(folder_fd)
     if fd is None:
@@ -134,6 +122,8 @@ def hold(folder_fd: int, content: dict[str, Any]) -> int:
     if fd is None:
         raise AlreadyHeld("a reader")
     try:
+        own = {"version": version, "uid": os.getuid(), "pid": os.getpid()}
+        content = own | {"protocol": PROTOCOL_VERSION, "inbox": str(inbox)}
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(content).encode(), 0)
     except BaseException:
@@ -188,10 +178,10 @@ class RingFolder:
 
     def sweep_commands(self) -> None:
         """Remove the command files of rings that are gone. Raises OSError."""
-        with (self.folder / rendezvous.RANKS).opened() as fd, os.scandir(fd) as entries:
-            seen = itertools.islice(entries, self.table.max_files)
-            stems = {e.name.removesuffix(RING) for e in seen if e.name.endswith(RING)}
-        self.commands.sweep(stems, self.table.max_files)
+        rings = _names(self.folder / rendezvous.RANKS, RING, self.table.max_files)
+        folder = self.folder / rendezvous.COMMANDS
+        for stem in _names(folder, COMMAND, self.table.max_files) - rings:
+            folder.unlink(f"{stem}{COMMAND}")
 
 
 class PodFolder(RingFolder):
@@ -223,7 +213,7 @@ class PodFolder(RingFolder):
             for name, mode in _MADE.items():
                 make(fd, name, mode)
             self.sweep_commands()
-            self._lock_fd = hold(fd, about(version, self.inbox.path))
+            self._lock_fd = hold(fd, version, self.inbox.path)
             self.identity = (found.st_dev, found.st_ino)
 
     def is_intact(self) -> bool:
@@ -283,17 +273,15 @@ class CommandFiles:
         finally:
             os.close(fd)
 
-    def sweep(self, stems: set[str], max_files: int) -> None:
-        """Remove the command files of rings that are gone; ``stems``: rings without suffix."""
-        with self._folder.opened() as folder_fd, os.scandir(folder_fd) as entries:
-            names = [entry.name for entry in itertools.islice(entries, max_files)]
-            for name in names:
-                if name.endswith(COMMAND) and name.removesuffix(COMMAND) not in stems:
-                    with contextlib.suppress(OSError):
-                        os.unlink(name, dir_fd=folder_fd)
-
     def remove(self, ring_name: str) -> None:
         self._folder.unlink(_name(ring_name))
+
+
+def _names(folder: Directory, suffix: str, limit: int) -> set[str]:
+    """Return names with this suffix, without it, of at most ``limit`` files. Raises OSError."""
+    with folder.opened() as fd, os.scandir(fd) as entries:
+        names = {entry.name for entry in itertools.islice(entries, limit)}
+    return {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
 
 
 def _name(ring_name: str) -> str:

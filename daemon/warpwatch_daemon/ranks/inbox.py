@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 # The end of a file's name, by the kind of capture.
 SUFFIX = {"torch": ".pt.trace.json.gz", "stacks": ".stacks.json", "memory": ".memory.json"}
-# The end of the name of a second file.
-MORE_SUFFIX = {"memory": ".memory.pickle"}
+# That of the allocator's snapshot, which comes with ``memory`` from ranks on a GPU.
+SNAPSHOT_SUFFIX = ".memory.pickle"
 MAX_FILE_BYTES = 8 << 30
 # A file must leave this much of the store's file system free.
 MIN_FREE_BYTES = 200 << 20
@@ -66,7 +66,6 @@ def copy_out(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
 
 
 def _check(name: str, owner_uid: int, found: os.stat_result) -> None:
-    """Raise FetchError unless it is a regular file of the owner with one name."""
     if not stat.S_ISREG(found.st_mode):
         raise FetchError(f"{name} is not a regular file")
     if found.st_nlink != 1:
@@ -368,7 +367,6 @@ class GonePods:
                 remove_swept(base, REMOVE_S, self._monotonic)
 
     def _exited(self, at: float) -> list[str]:
-        """Return the pods that the kubelet has not listed for long enough."""
         known = self._known()
         if known is None:
             self._absent.clear()

@@ -105,7 +105,6 @@ class Pods:
         return tuple(self._folders)
 
     def folder(self, uid: str) -> PodFolder:
-        """Return the folder of a pod that has a ring."""
         return self._folders[uid]
 
     def close(self) -> None:
@@ -248,7 +247,6 @@ class Pods:
 
     @contextlib.contextmanager
     def _apart(self, uid: str) -> Iterator[None]:
-        """Confine any failure to this pod."""
         try:
             yield
         except Exception as error:

@@ -181,7 +181,6 @@ class Quotas:
     def _enforce(
         self, excess: dict[Owner, str], owner: Owner, usage: Usage, inbox_folder: Directory
     ) -> None:
-        """Record the owner's excess and evict its oldest inbox files."""
         what = self._excess_of(usage)
         if what is None:
             return

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from warpwatch import protocol
-from warpwatch.protocol import ProtocolError
+from warpwatch.protocol import Identity
 from warpwatch_daemon.ranks import claims
 from warpwatch_daemon.ranks.counts import PhaseNames, RankCounts, SavedRank, ServingProcess
-from warpwatch_daemon.ranks.process import OomKills, Silence
 from warpwatch_daemon.ranks.table import OpenRing, RingNews
-from warpwatch_telemetry.jobs import JobId, run_mark
+from warpwatch_devices.memory_groups import CGROUP, PROC, oom_kills
+from warpwatch_devices.processes import read_process
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 from warpwatch_telemetry.state import RankState, RecentSteps
 
@@ -36,6 +37,110 @@ TRAINING_S = 2.0
 SHUTDOWN_S = 3.0
 # More calls without a step mean that none will come: the shim's last clock takes over earlier.
 STEPLESS_CALLS = 96
+
+
+class OomKills:
+    """The kernel's counts of out-of-memory kills in the control groups of a process."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Path, int] = {}
+
+    def update(self, groups: Iterable[Path]) -> None:
+        """Read the counts while the process lives. ``groups``: from its own group upwards."""
+        self._counts = {group: kills for group in groups if (kills := oom_kills(group)) is not None}
+
+    def have_risen(self) -> bool:
+        """Return whether the count of the innermost group that is left rose since ``update``."""
+        for group, before in self._counts.items():
+            now = oom_kills(group)
+            if now is not None:
+                return now > before
+        return False
+
+
+def boot_id() -> bytes:
+    """Return the kernel's boot id as 16 bytes; zeros if it cannot be read."""
+    try:
+        text = (PROC / "sys/kernel/random/boot_id").read_text()
+        return bytes.fromhex(text.strip().replace("-", ""))
+    except (OSError, ValueError):
+        return bytes(16)
+
+
+STOPPED = "stopped"
+HOLDS_GIL = "holds the GIL"
+UNKNOWN = "unknown"
+
+# The interval at which the reason of a silence is read again.
+REASON_S = 1.0
+
+
+class Silence:
+    """The time since a process's last heartbeat, and why it has none. Times are monotonic.
+
+    ``reason`` is None while the process is not reported as silent.
+    """
+
+    def __init__(self, at: float) -> None:
+        self.reason: str | None = None
+        self._heartbeat_at = at
+        self._reason_at = at
+
+    def heartbeat(self, at: float) -> None:
+        self._heartbeat_at = at
+
+    def duration_s(self, at: float) -> float:
+        return at - self._heartbeat_at
+
+    def find_reason(
+        self, identity: Identity, at: float, holder_pid: int | None, owner_uid: int
+    ) -> None:
+        """Read the reason from the kernel, at most every REASON_S."""
+        if self.reason is None or at - self._reason_at >= REASON_S:
+            self.reason = silent_reason(identity, holder_pid, owner_uid)
+            self._reason_at = at
+
+    def end(self) -> bool:
+        """Clear the reason. Return whether there was one."""
+        was, self.reason = self.reason, None
+        return was is not None
+
+
+def silent_reason(
+    identity: Identity,
+    holder_pid: int | None,
+    owner_uid: int,
+    proc: Path = PROC,
+    cgroup: Path = CGROUP,
+) -> str:
+    """Return STOPPED (a signal, a debugger or a frozen control group), HOLDS_GIL or UNKNOWN.
+
+    The identity is the ring's claim and may name any process. The reason is UNKNOWN unless the
+    process holds the ring's lock (``holder_pid``) and belongs to the ring's owner. If it runs but
+    sends no heartbeat, one of its threads holds the GIL.
+    """
+    folder = proc / str(identity.pid)
+    try:
+        is_owners = holder_pid == identity.pid and folder.stat().st_uid == owner_uid
+    except OSError:
+        return UNKNOWN
+    process = read_process(identity.pid, proc) if is_owners else None
+    if process is None or process.start_ticks != identity.process_start:
+        return UNKNOWN
+    stopped = process.state in ("T", "t") or _is_frozen(folder, cgroup)
+    return STOPPED if stopped else HOLDS_GIL
+
+
+def _is_frozen(folder: Path, cgroup: Path) -> bool:
+    """Return whether the process's control group is frozen, as by ``docker pause``."""
+    try:
+        lines = (folder / "cgroup").read_text().splitlines()
+        path = next((line[3:] for line in lines if line.startswith("0::")), None)
+        if path is None:
+            return False
+        return "frozen 1" in (cgroup / path.lstrip("/") / "cgroup.events").read_text()
+    except (OSError, ValueError):
+        return False
 
 
 class RankProcess:
@@ -378,81 +483,3 @@ class Rank:
         process.ended_before, process.end_reported = saved.ended_at, saved.ended
         reader.position = max(0, saved.position - REWIND_RECORDS)
         process.rewound = saved.position - reader.position
-
-
-# Without a run id, a rank that began this long after the first is of another run.
-JOIN_S = 600.0
-
-
-def find_rank(
-    ring: OpenRing, ranks: Sequence[Rank], saved: SavedRank | None
-) -> tuple[JobId, Rank | None]:
-    """Return the job of a ring, and the ended rank of it that the ring continues.
-
-    saved: the ring's rank before a restart of the daemon, which stays the same.
-    Raises ProtocolError("duplicate_rank") if another live process is that rank of that run.
-    """
-    if saved is not None and saved.run:
-        job = saved.job_id
-        return job, _continued([rank for rank in ranks if rank.job == job], ring)
-    runs: dict[JobId, list[Rank]] = {}
-    for rank in ranks:
-        if rank.job.owner == ring.owner and rank.claimed_job == ring.claims.job:
-            runs.setdefault(rank.job, []).append(rank)
-    for job, members in runs.items():
-        is_named = job.run == ring.claims.run and not _is_alone(members, ring)
-        if is_named or (not ring.claims.run and _may_join(members, ring)):
-            return job, _continued(members, ring)
-    return _new(ring, ranks), None
-
-
-def _continued(members: Sequence[Rank], ring: OpenRing) -> Rank | None:
-    rank = next((one for one in members if one.rank == ring.claims.rank), None)
-    if rank is not None and rank.live:
-        what = f"rank {rank.rank} of {rank.job.name} has another live process"
-        raise ProtocolError("duplicate_rank", what)
-    return rank
-
-
-def _is_alone(members: Sequence[Rank], ring: OpenRing) -> bool:
-    """Return whether it is one of several programs of a Slurm allocation, each without peers."""
-    if ring.claims.kind == "serve":
-        return False
-    return ring.claims.world_size == 1 and any(rank.live for rank in members)
-
-
-def _may_join(members: Sequence[Rank], ring: OpenRing) -> bool:
-    """Return whether a ring that names no run belongs to the run of these ranks.
-
-    A dead rank may have a successor at any time; a run whose ranks all exited is over.
-    """
-    said = ring.claims
-    first = min(rank.first_time for rank in members)
-    same = [rank for rank in members if rank.rank == said.rank]
-    return (
-        all(not rank.claims.run for rank in members)
-        and all(rank.claims.world_size == said.world_size for rank in members)
-        and all(rank.claims.master == said.master for rank in members)
-        and any(rank.status != "exited" for rank in members)
-        and not any(rank.live for rank in same)
-        and (bool(same) or abs(ring.created_time - first) <= JOIN_S)
-    )
-
-
-def _new(ring: OpenRing, ranks: Iterable[Rank]) -> JobId:
-    own = [rank for rank in ranks if rank.job.owner == ring.owner]
-    mark = ring.name.removesuffix(".ring")[-6:]
-    run = ring.claims.run
-    if not run:
-        run = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(ring.created_time))}-{mark}"
-    elif any(rank.job.run == run and rank.claimed_job == ring.claims.job for rank in own):
-        run = f"{run}-{mark}"
-    name = ring.claims.job
-    # Live replicas of a server have one name.
-    serves = ring.claims.kind == "serve"
-    taken = {rank.job.name for rank in own if rank.live and not (serves and rank.serves)}
-    if name in taken:
-        name += run_mark(run)
-    if name in taken:
-        name = f"{name}-{mark}"
-    return JobId(ring.owner, name, run)

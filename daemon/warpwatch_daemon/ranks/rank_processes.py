@@ -1,4 +1,8 @@
-"""Reads the ranks' processes from the kernel, and the users of their cores."""
+"""Reads the ranks' processes from the kernel: what they use, and the users of their cores.
+
+These are small files of /proc and of the control groups. Values are unknown if a file is missing or
+may not be read, as in another PID namespace.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from warpwatch_daemon.ranks import process
 from warpwatch_daemon.ranks.rank import Rank
-from warpwatch_devices.memory_groups import CGROUP, PROC, memory_groups, read_text
+from warpwatch_devices.memory_groups import (
+    CGROUP,
+    PROC,
+    field,
+    group_headroom,
+    host_headroom,
+    memory_groups,
+    read_text,
+)
 from warpwatch_devices.processes import Process, ProcessTree, descendants
 from warpwatch_devices.processor_waits import (
     CoreTicks,
@@ -28,6 +39,58 @@ from warpwatch_telemetry.records import RankEvent
 Identity = tuple[int, int]
 
 
+# The hang detector needs 20 s of idle readings, and must report a hang within 30 s.
+INTERVAL_S = 2.0
+
+# Uninterruptible: in a system call that waits for a disk or a file server.
+_DISK_WAIT = "D"
+
+
+def reading(
+    process: Process, family: Mapping[int, Process], proc: Path = PROC, cgroup: Path = CGROUP
+) -> dict[str, Any]:
+    """Return the detail of a RankEvent ``process``.
+
+    family: all processes by PID, at least the descendants of ``process``.
+
+    cpu_s, io_bytes: processor time, and bytes read and written, of process and descendants.
+    disk_wait: whether one of them waits for a disk or a file server now.
+    anonymous_bytes: the process's own memory that no file backs.
+    available_bytes, limit_bytes: the memory left, and the limit, in the tightest control group (or
+    on the host).
+    """
+    members = [process, *descendants(process.pid, family)]
+    groups = memory_groups(process.pid, proc, cgroup)
+    memories = (host_headroom(proc), *map(group_headroom, groups))
+    tightest = min((memory for memory in memories if memory is not None), default=None)
+    known = {
+        "cpu_s": round(sum(member.cpu_s + member.waited_s for member in members), 2),
+        "io_bytes": _io_bytes((member.pid for member in members), proc),
+        "disk_wait": any(member.state == _DISK_WAIT for member in members),
+        "anonymous_bytes": _anonymous_bytes(process.pid, proc),
+        "available_bytes": None if tightest is None else tightest.available,
+        "limit_bytes": None if tightest is None else tightest.limit,
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _io_bytes(pids: Iterable[int], proc: Path) -> int | None:
+    """Return bytes read and written, or None if one process may not be read."""
+    total = 0
+    for pid in pids:
+        text = read_text(proc / str(pid) / "io")
+        read, written = field(text, "rchar:"), field(text, "wchar:")
+        if read is None or written is None:
+            return None
+        total += read + written
+    return total
+
+
+def _anonymous_bytes(pid: int, proc: Path) -> int | None:
+    kibibytes = field(read_text(proc / str(pid) / "status"), "RssAnon:")
+    return None if kibibytes is None else 1024 * kibibytes
+
+
 class RankProcesses:
     """The ranks' processes; all processes are read only if a rank waits long for a core."""
 
@@ -41,7 +104,7 @@ class RankProcesses:
         """Yield an event ``process`` of each rank. ``now`` is wall clock, ``at`` monotonic."""
         if at < self._due:
             return
-        self._due = at + process.INTERVAL_S
+        self._due = at + INTERVAL_S
         seen = {rank.process.confirmed: rank for rank in ranks if rank.live}
         pids = {identity[0] for identity in seen if identity is not None}
         family = self._tree.read(pids) if pids else {}
@@ -51,7 +114,7 @@ class RankProcesses:
             for pid in sorted(pids & family.keys())
             if (rank := seen.get(family[pid].identity)) is not None
         }
-        details = {own: process.reading(own, family) for own in known}
+        details = {own: reading(own, family) for own in known}
         self._add_processor_waits(known, family, details, at)
         for own, rank in known.items():
             rank.process.oom_kills.update(memory_groups(own.pid))
@@ -64,7 +127,6 @@ class RankProcesses:
         details: Mapping[Process, dict[str, Any]],
         at: float,
     ) -> None:
-        """Add the waits for a core to the details, and the users of those cores."""
         ticks = parse_core_ticks(read_text(PROC / "stat")) if known else {}
         before = self._processors
         self._processors = {

@@ -9,15 +9,14 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from warpwatch.protocol import ProtocolError
-from warpwatch_daemon.ranks import process
-from warpwatch_daemon.ranks.counts import Positions, SavedRank, replica_name
+from warpwatch_daemon.ranks.counts import Positions, SavedRank
 from warpwatch_daemon.ranks.folder import RendezvousFolder, RingFolder
 from warpwatch_daemon.ranks.pods import KnownPods, Pods
 from warpwatch_daemon.ranks.quotas import RecordBudget
-from warpwatch_daemon.ranks.rank import Rank, find_rank
+from warpwatch_daemon.ranks.rank import Rank, boot_id
 from warpwatch_daemon.ranks.rank_processes import RankProcesses
 from warpwatch_daemon.ranks.table import (
     LIMITS,
@@ -29,7 +28,7 @@ from warpwatch_daemon.ranks.table import (
     RingTable,
 )
 from warpwatch_runtime.directory import Directory
-from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.jobs import JobId, run_mark
 from warpwatch_telemetry.records import End, RankSeen, Record
 from warpwatch_telemetry.state import RankState
 
@@ -93,7 +92,6 @@ class EndedRanks:
                 self._forget(ring)
 
     def _drop_ringless(self) -> None:
-        """Keep only each owner's newest ended ranks without a ring."""
         ringless: dict[str, list[Rank]] = defaultdict(list)
         for rank in self._ranks:
             if not (rank.live or rank.has_ring):
@@ -101,6 +99,84 @@ class EndedRanks:
         for ranks in ringless.values():
             for rank in ranks[:-MAX_RINGS_PER_OWNER]:
                 self._ranks.remove(rank)
+
+
+# Without a run id, a rank that began this long after the first is of another run.
+JOIN_S = 600.0
+
+
+def find_rank(
+    ring: OpenRing, ranks: Sequence[Rank], saved: SavedRank | None
+) -> tuple[JobId, Rank | None]:
+    """Return the job of a ring, and the ended rank of it that the ring continues.
+
+    saved: the ring's rank before a restart of the daemon, which stays the same.
+    Raises ProtocolError("duplicate_rank") if another live process is that rank of that run.
+    """
+    if saved is not None and saved.run:
+        job = saved.job_id
+        return job, _continued([rank for rank in ranks if rank.job == job], ring)
+    runs: dict[JobId, list[Rank]] = {}
+    for rank in ranks:
+        if rank.job.owner == ring.owner and rank.claimed_job == ring.claims.job:
+            runs.setdefault(rank.job, []).append(rank)
+    for job, members in runs.items():
+        is_named = job.run == ring.claims.run and not _is_alone(members, ring)
+        if is_named or (not ring.claims.run and _may_join(members, ring)):
+            return job, _continued(members, ring)
+    return _new(ring, ranks), None
+
+
+def _continued(members: Sequence[Rank], ring: OpenRing) -> Rank | None:
+    rank = next((one for one in members if one.rank == ring.claims.rank), None)
+    if rank is not None and rank.live:
+        what = f"rank {rank.rank} of {rank.job.name} has another live process"
+        raise ProtocolError("duplicate_rank", what)
+    return rank
+
+
+def _is_alone(members: Sequence[Rank], ring: OpenRing) -> bool:
+    """Return whether it is one of several programs of a Slurm allocation, each without peers."""
+    if ring.claims.kind == "serve":
+        return False
+    return ring.claims.world_size == 1 and any(rank.live for rank in members)
+
+
+def _may_join(members: Sequence[Rank], ring: OpenRing) -> bool:
+    """Return whether a ring that names no run belongs to the run of these ranks.
+
+    A dead rank may have a successor at any time; a run whose ranks all exited is over.
+    """
+    said = ring.claims
+    first = min(rank.first_time for rank in members)
+    same = [rank for rank in members if rank.rank == said.rank]
+    return (
+        all(not rank.claims.run for rank in members)
+        and all(rank.claims.world_size == said.world_size for rank in members)
+        and all(rank.claims.master == said.master for rank in members)
+        and any(rank.status != "exited" for rank in members)
+        and not any(rank.live for rank in same)
+        and (bool(same) or abs(ring.created_time - first) <= JOIN_S)
+    )
+
+
+def _new(ring: OpenRing, ranks: Iterable[Rank]) -> JobId:
+    own = [rank for rank in ranks if rank.job.owner == ring.owner]
+    mark = ring.name.removesuffix(".ring")[-6:]
+    run = ring.claims.run
+    if not run:
+        run = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(ring.created_time))}-{mark}"
+    elif any(rank.job.run == run and rank.claimed_job == ring.claims.job for rank in own):
+        run = f"{run}-{mark}"
+    name = ring.claims.job
+    # Live replicas of a server have one name.
+    serves = ring.claims.kind == "serve"
+    taken = {rank.job.name for rank in own if rank.live and not (serves and rank.serves)}
+    if name in taken:
+        name += run_mark(run)
+    if name in taken:
+        name = f"{name}-{mark}"
+    return JobId(ring.owner, name, run)
 
 
 # The series of an ended rank are kept for this time.
@@ -152,7 +228,7 @@ class RanksSource:
         self._rank_was_saved = True
         self._processes = RankProcesses()
         self._budget = RecordBudget(reject)
-        self._boot_id = process.boot_id()
+        self._boot_id = boot_id()
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
         self._states: tuple[RankState, ...] = ()
@@ -223,7 +299,6 @@ class RanksSource:
             return self._pods.served
 
     def idle_pods(self) -> frozenset[str]:
-        """Return the UIDs of the pods whose folders are to be removed."""
         with self._lock:
             return self._pods.idle - set(self._pods.served)
 
@@ -235,11 +310,6 @@ class RanksSource:
             ended = list(self._ended)
             self._ended.clear()
         return ended
-
-    def jobs(self) -> set[JobId]:
-        """Return the jobs that have a live rank."""
-        with self._lock:
-            return {rank.job for rank in self._ranks if rank.live}
 
     def live(self) -> list[Rank]:
         with self._lock:
@@ -285,7 +355,8 @@ class RanksSource:
                 folder.table.postpone(ring, error.reason, error, at)
                 continue
             if rank.serves:
-                rank.replica = replica_name(rank.job, self._pod(ring)[0])
+                # The short name of a replica: its pod's, else six digits of its run.
+                rank.replica = self._pod(ring)[0] or run_mark(rank.job.run)[1:]
             # The rank is dated before its first step, whenever this daemon found it.
             yield self._seen(rank, ring, min(now, ring.created_time))
             yield from self._update(rank, now, at, self._budget.share_of_new(ring))
@@ -320,7 +391,6 @@ class RanksSource:
         return self._shared if ring.pod_uid is None else self._pods.folder(ring.pod_uid)
 
     def _rank_of(self, ring: OpenRing, now: float, at: float) -> Rank:
-        """Return the rank that this ring continues, or a new one."""
         entry = self._saved.get((ring.pod_uid, ring.name))
         job, rank = find_rank(ring, self._ranks, entry)
         self._saved.pop((ring.pod_uid, ring.name), None)

@@ -193,7 +193,6 @@ class RingCount:
     budgets: Counter[str] = field(default_factory=Counter)
 
     def is_short(self, budget: str) -> bool:
-        """Return whether another ring does not fit."""
         return self.open >= self.limit or self.budgets[budget] >= MAX_RINGS_PER_OWNER
 
 
@@ -347,7 +346,6 @@ class RingTable:
         return f"uid/{uid}" if self.namespace is None else f"ns/{self.namespace}"
 
     def _check_room(self, owner_uid: int) -> None:
-        """Raise ProtocolError if one more ring is too many."""
         if self._count.open >= self._count.limit:
             raise protocol.ProtocolError("too_many", f"{self._count.limit} rings are open already")
         owner = self._owner(owner_uid)

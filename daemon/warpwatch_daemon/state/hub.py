@@ -229,7 +229,6 @@ class JobEnergy:
             self._job_joules[key[0]] = self._job_joules.get(key[0], 0.0) + share
 
     def joined(self, rank: RankState) -> RankState:
-        """Return the rank with its energy if known."""
         joules = self._rank_joules.get((rank.job_id, rank.rank))
         return rank if joules is None else replace(rank, energy_j=joules)
 
@@ -409,7 +408,6 @@ class Hub:
             )
 
     def _fresh_host(self, now: float) -> HostSample | None:
-        """Return the fresh values of all host sources together."""
         default_s = self._stale_after_s[""]
         fresh = [
             sample

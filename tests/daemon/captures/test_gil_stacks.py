@@ -17,8 +17,7 @@ from tests.waiting import DEADLINE_S
 from warpwatch import protocol
 from warpwatch_daemon.participants import stacks
 from warpwatch_daemon.participants.stacks import NoStacks, Silent
-from warpwatch_daemon.ranks.process import HOLDS_GIL, STOPPED, UNKNOWN
-from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_daemon.ranks.rank import HOLDS_GIL, STOPPED, UNKNOWN, Rank
 from warpwatch_daemon.ranks.table import RingTable
 from warpwatch_runtime.directory import Directory
 from warpwatch_telemetry.jobs import JobId

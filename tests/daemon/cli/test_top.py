@@ -20,7 +20,7 @@ from tests.waiting import DEADLINE_S
 from warpwatch_daemon.api_client import ApiClient, socket_path
 from warpwatch_daemon.cli import top_screen
 from warpwatch_daemon.cli.status import to_state
-from warpwatch_daemon.cli.top_screen import Reading, Top, TopClient, rank_key
+from warpwatch_daemon.cli.top_screen import Reading, Top, TopClient
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Device, DeviceSample
 from warpwatch_telemetry.state import Histogram, RankState, State
@@ -97,7 +97,7 @@ def test_shares_of_phases_are_of_the_steps_since_the_look_before():
 
     def shares(passed_s: float, **phases_s: float) -> object:
         reader._follow([replace(rank, durations=Histogram(sum=passed_s), phases_s=phases_s)])
-        return reader._phases["u", "j", "", "0"]
+        return reader._phases["j", "0", "u", ""]
 
     assert shares(10.0, forward=5.0, comm=5.0) == {"forward": 0.5, "comm": 0.5}
     assert shares(14.0, forward=6.0, comm=5.0) == {"forward": 0.25, "comm": 0.0}
@@ -145,7 +145,7 @@ def test_rows_of_all_that_the_api_answers_are_golden(golden_case):
     names = ("devices", "jobs", "ranks", "anomalies", "captures")
     lists = {name: api[f"get /api/v1/{name}"][name] for name in names}
     state = to_state({**lists, "sources": []}, 1.79e9)
-    phases = {rank_key(state.ranks[0]): {"forward": 0.25, "backward": 0.5, "comm": 0.125}}
+    phases = {state.ranks[0].key: {"forward": 0.25, "backward": 0.5, "comm": 0.125}}
     reading = Reading(state, "http://gpu-17:9400", phases)
     lines = [top_screen.headline(state), *map(str, top_screen.finding_lines(state, 3))]
     lines += [str(top_screen.capture_text(capture)) for capture in state.captures]

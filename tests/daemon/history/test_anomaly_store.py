@@ -187,6 +187,19 @@ def test_phases_and_ranks_that_nobody_can_count_are_bounded(monkeypatch):
     assert kept == [1, 3]
 
 
+def test_so_many_ranks_jobs_and_devices_have_minutes():
+    context = Context()
+    for number in range(1100):
+        context.observe(step(number, 0, 1.0, run=f"r{number}"))
+        context.observe(DeviceReading(NOW, f"GPU-{number}", {("device_power_watts", ()): 1.0}))
+    found = {"ranks": 0, "jobs": 0, "devices": 0}
+    for number in range(1100):
+        own = context.around(replace(HANG, run=f"r{number}", rank=number, device=f"GPU-{number}"))
+        for one in own.series:
+            found["devices" if one.device else "jobs" if one.rank is None else "ranks"] += 1
+    assert found == {"ranks": 1024, "jobs": 256, "devices": 512}
+
+
 class Node:
     def __init__(self, folder: Path, **detectors: Any) -> None:
         self.failures: list[str] = []
@@ -387,15 +400,3 @@ def test_what_waits_for_a_database_is_bounded(tmp_path, monkeypatch):
     kept = [ident for ident in map(str, range(10)) if node.archive.find(ident)]
     assert kept == ["7", "8", "9"]
     assert node.failures.count("queue") == 7
-
-
-def test_what_has_come_since_a_failed_write_is_newer_and_the_oldest_are_too_many(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(archive, "MAX_QUEUED", 2)
-    node, new = Node(tmp_path), replace(OVER, id="new")
-    node.archive._queue = {"a1": (OVER, None), "new": (new, None)}
-    node.archive._put_back({"old": (replace(OVER, id="old"), None), "a1": (HANG, CONTEXT)})
-    # An unknown context replaces none.
-    assert node.archive._queue == {"a1": (OVER, CONTEXT), "new": (new, None)}
-    assert node.failures == ["queue"]

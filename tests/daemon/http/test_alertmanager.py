@@ -184,7 +184,7 @@ ANOMALY = replace(STRAGGLER, job="train", end_time=None)
 )
 def test_an_anomaly_that_was_captured_is_not_captured_for_its_alert(site, changes, outcome):
     node, client = site()
-    (job,) = node.node.source.jobs()
+    (job,) = {rank.job for rank in node.node.source.live()}
     anomaly = replace(ANOMALY, **{"owner": job.owner, "run": job.run, **changes})
     node.node.hub.publish(anomalies=(anomaly,))
     node.node.hub.publish(decisions=(Decision(1.0, "a7", "captured", "", "20261121T200001-aa"),))

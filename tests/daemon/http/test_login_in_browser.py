@@ -1,23 +1,16 @@
-"""Sessions in a real browser, on a forwarded port: links, two users, their end, and other sites."""
+"""Sessions in a real browser: links, their end, and other sites."""
 
 import http.server
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from tests.browser import NEEDS_BROWSER, browser, open_page
 from tests.daemon.http.conftest import TIMEOUT_S, link_to
-from tests.daemon.http.forwarding import forwarded
-from tests.loop.other_users import OWNER, STRANGER
 
 pytestmark = NEEDS_BROWSER
 __all__ = ["browser"]
-JOB = "llama-7b"
 HOSTILE = """<form method="post" action="{target}/logout"><button>x</button></form>
 <script>
 const ask = (path) => fetch("{target}" + path,
@@ -51,30 +44,6 @@ def site(text: str) -> Iterator[str]:
 
 def heading(page: Any, name: str) -> None:
     page.get_by_role("heading", name=name).wait_for(timeout=1000 * TIMEOUT_S)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of others")
-def test_two_users_each_see_their_own_jobs_on_a_forwarded_port(browser, serve, agent):
-    server = serve()
-    complaints: list[str] = []
-    agent.now = replace(
-        agent.now,
-        ranks=tuple(replace(one, owner=f"uid/{OWNER}") for one in agent.now.ranks),
-        jobs=tuple(replace(one, owner=f"uid/{OWNER}") for one in agent.now.jobs),
-        anomalies=(),
-        captures=(),
-    )
-    with forwarded(server.address) as port:
-        base = f"http://localhost:{port}"
-        seen = {}
-        for uid in (OWNER, STRANGER):
-            page = open_page(browser, base + link_to(server, uid), complaints)
-            assert page.url == f"{base}/"
-            seen[uid] = JOB in page.content()
-            assert page.evaluate("document.cookie") == ""
-            page.context.close()
-    assert seen == {OWNER: True, STRANGER: False}
-    assert complaints == []
 
 
 def test_a_session_that_was_signed_out_or_ended_by_a_restart_shows_the_login(

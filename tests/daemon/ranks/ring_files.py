@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch import protocol
-from warpwatch_daemon.ranks.process import boot_id
+from warpwatch_daemon.ranks.rank import boot_id
 
 # A fork of a small process costs a tenth of a new interpreter. All end when their parent does.
 _HOLD = """

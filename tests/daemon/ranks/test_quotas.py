@@ -77,6 +77,16 @@ def test_files_without_content_count(node, measured):
     assert measured.excess(A) is None
 
 
+def test_a_pod_has_4096_files_with_the_three_that_the_daemon_made(node):
+    node.mount(A)
+    measured = Quotas(node.folder, CONFIG, node.reject, node.clock.monotonic)
+    for number in range(4094):
+        assert number < 4093 or not (measured.measure() or measured.excess(A))
+        (node.inbox(A) / f"{number}.json").touch()
+    measured.measure()
+    assert measured.excess(A) == "more than 4096 files"
+
+
 def test_folders_in_an_inbox_go_first(node, measured):
     fill(node.inbox(A), "old")
     (node.inbox(A) / "a" / "b").mkdir(parents=True)
@@ -90,7 +100,10 @@ def test_folders_in_an_inbox_go_first(node, measured):
 def test_folders_too_deep_to_look_into_are_too_much_also_for_a_round_without_time(
     node, measured, monkeypatch
 ):
-    (node.pod(A) / "ranks" / "1/2/3/4/5").mkdir(parents=True)
+    (node.pod(A) / "ranks" / "1/2/3").mkdir(parents=True)
+    measured.measure()
+    assert measured.excess(A) is None
+    (node.pod(A) / "ranks" / "1/2/3/4").mkdir()
     for look_s in (1.0, -1.0):
         monkeypatch.setattr(quotas, "MEASURE_LIMIT_S", look_s)
         measured.measure()
@@ -206,8 +219,13 @@ def take(folder: Path, uid: int = OWN) -> int:
     return inbox.copy_out(Directory(folder), "a.json", uid, folder / "taken")
 
 
-def test_a_file_is_moved_out_of_the_inbox(tmp_path):
+def test_a_file_is_moved_out_of_the_inbox_if_the_store_has_space(tmp_path, monkeypatch):
     (tmp_path / "a.json").write_bytes(b"{}")
+    with monkeypatch.context() as patch, pytest.raises(OSError) as raised:
+        patch.setattr(inbox, "MIN_FREE_BYTES", 1 << 60)
+        take(tmp_path)
+    assert raised.value.errno == errno.ENOSPC
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert take(tmp_path) == 2
     assert (tmp_path / "taken").read_bytes() == b"{}"
     assert not (tmp_path / "a.json").exists()
@@ -235,15 +253,6 @@ def test_a_file_that_may_not_be_believed_is_not_taken(tmp_path, content, size, u
     with pytest.raises(FetchError, match=rf"a\.json {said}"):
         take(tmp_path, uid)
     assert not (tmp_path / "taken").exists()
-
-
-def test_a_store_without_room_takes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(inbox, "MIN_FREE_BYTES", 1 << 60)
-    (tmp_path / "a.json").write_bytes(b"{}")
-    with pytest.raises(OSError) as raised:
-        take(tmp_path)
-    assert raised.value.errno == errno.ENOSPC
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_what_is_old_is_swept_however_deep_it_lies(tmp_path, abyss):

@@ -12,8 +12,8 @@ from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch import protocol
 from warpwatch_daemon.agent.composition import RankLoad
-from warpwatch_daemon.ranks.process import OomKills, reading, silent_reason
-from warpwatch_daemon.ranks.rank_processes import RankProcessor
+from warpwatch_daemon.ranks.rank import OomKills, silent_reason
+from warpwatch_daemon.ranks.rank_processes import RankProcessor, reading
 from warpwatch_devices.processes import Process, read_process
 from warpwatch_telemetry.records import RankEvent, RankSeen
 from warpwatch_telemetry.state import RankState
@@ -106,7 +106,9 @@ def test_a_pause_of_the_collector_is_an_event_and_nonsense_is_refused(node):
         ({"step_clock": "x" * 200}, "step_clock", "other"),
         ({}, "step_clock", ""),
         ({"parallel": {"tensor": [1, 2], "new": "any"}}, "parallel", {"tensor": (1, 2)}),
-        ({"flops_per_token": 4.2e10}, "flops_per_token", 4.2e10),
+        ({"flops_per_token": 1e24}, "flops_per_token", 1e24),
+        ({"parameters": 10**15}, "parameters", 10**15),
+        ({"world_size": 2**20}, "world_size", 2**20),
         ({"precision": "bfloat16"}, "precision", "bfloat16"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 from tests.fuzz.watch import Target
 from warpwatch_daemon.participants import stacks
 from warpwatch_daemon.participants.stacks import NoStacks, Silent
-from warpwatch_daemon.ranks.process import HOLDS_GIL
+from warpwatch_daemon.ranks.rank import HOLDS_GIL
 from warpwatch_diagnosis.stacks import read_stack
 from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_runtime.directory import Directory
