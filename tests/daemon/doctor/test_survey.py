@@ -39,21 +39,6 @@ def test_a_healthy_gpu_of_any_model_gives_no_problem(driver, inputs, profile, no
     assert all(check.ok is None for check in found.values())
 
 
-def test_an_h100_is_read(driver):
-    driver("h100", gpus=2)
-    survey = survey_module.survey(DEADLINE_S)
-    first = survey.gpus[0]
-    assert (survey.code, survey.count, survey.crashed_by) == (0, 2, None)
-    assert survey.library is not None and survey.library.endswith("/libnvidia-ml.so.1")
-    assert first.name == "NVIDIA H100 80GB HBM3"
-    assert first.value("power_limit_watts") == 700
-    assert first.value("pcie_link_generation_max") == 5
-    assert first.value("pcie_link_width_max_lanes") == 16
-    assert first.gpm == 0
-    assert sum(first.links.values()) == 18
-    assert [pair.gpus for pair in survey.pairs] == [(0, 1)]
-
-
 def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(
     driver, inputs, golden_case
 ):

@@ -3,7 +3,6 @@
 import os
 import random
 import stat
-import threading
 from collections import Counter
 from unittest.mock import Mock
 
@@ -176,26 +175,6 @@ def test_a_thousand_files_do_not_hold_up_the_good_one_and_are_looked_at_once(nod
     (node.folder.ranks / "another").touch()
     node.poll(104)
     assert take_new.call_count == 1
-
-
-def test_a_file_that_grows_and_shrinks_during_reading_never_crashes(node: RankNode) -> None:
-    ring, stop = node.file(), threading.Event()
-
-    def tug() -> None:
-        while not stop.is_set():
-            for size in (0, 100, 4096, 9999, protocol.RING_SIZE, protocol.RING_SIZE * 2):
-                os.truncate(ring.path, size)
-
-    thread = threading.Thread(target=tug)
-    thread.start()
-    try:
-        for _ in range(50):
-            (node.folder.ranks / "wake").touch()
-            node.poll()
-    finally:
-        stop.set()
-        thread.join()
-    assert node.rejects.total() > 0
 
 
 RANKS = 8

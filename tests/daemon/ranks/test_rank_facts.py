@@ -30,11 +30,18 @@ def memory(ring: RingFile, *words: int) -> None:
     ring.record(protocol.RECORD_MEMORY, b"".join(w.to_bytes(8, "little") for w in words))
 
 
-def test_collections_and_memory_are_known_once_a_record_tells_them(node):
+def test_collections_and_memory_are_known_once_a_whole_record_tells_them(node):
     ring = node.ring()
     before = node.newest()
     assert (before.gc_s, before.gc_collections_total) == (None, None)
     assert (before.allocation_retries_total, before.memory_allocated_bytes) == (None, None)
+    memory(ring, 100, 200, protocol.ABSENT, 4, protocol.ABSENT, protocol.ABSENT)
+    memory(ring, 1, 2)
+    (event,) = node.events()
+    said = {"allocated_bytes": 100, "reserved_bytes": 200, "allocation_retries": 4}
+    assert (event.event, event.detail) == ("memory", said)
+    (state,) = node.states()
+    assert (state.memory_peak_allocated_bytes, state.out_of_memory_errors_total) == (None, None)
     gc(ring, 0.5, 3)
     memory(ring, 100, 200, 150, 4, 1, 30)
     gc(ring, 0.75, 5)
@@ -43,18 +50,6 @@ def test_collections_and_memory_are_known_once_a_record_tells_them(node):
     assert (state.memory_allocated_bytes, state.memory_reserved_bytes) == (100, 200)
     assert (state.memory_peak_allocated_bytes, state.memory_inactive_split_bytes) == (150, 30)
     assert (state.allocation_retries_total, state.out_of_memory_errors_total) == (4, 1)
-
-
-def test_what_a_memory_record_does_not_know_is_absent_and_a_short_one_says_nothing(node):
-    ring = node.ring()
-    memory(ring, 100, 200, protocol.ABSENT, 4, protocol.ABSENT, protocol.ABSENT)
-    (event,) = node.events()
-    said = {"allocated_bytes": 100, "reserved_bytes": 200, "allocation_retries": 4}
-    assert (event.event, event.detail) == ("memory", said)
-    memory(ring, 1, 2)
-    state = node.newest()
-    assert (state.memory_reserved_bytes, state.allocation_retries_total) == (200, 4)
-    assert (state.memory_peak_allocated_bytes, state.out_of_memory_errors_total) == (None, None)
 
 
 def test_a_successor_continues_the_counters_of_records_and_begins_without_memory(node):

@@ -15,7 +15,6 @@ from warpwatch_daemon.state.hub import DeviceTable, Hub
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.catalogue import CATALOGUE
-from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, PortReading
 from warpwatch_telemetry.samples import Device, DeviceSample, HostSample
@@ -164,21 +163,6 @@ def test_energy_that_is_not_known_or_of_a_gpu_in_mig_mode_is_of_no_rank(hub, mor
         hub.publish_device(DeviceSample(GPU, second, values))
     state = hub.state()
     assert (state.ranks[0].energy_j, state.jobs[0].energy_j) == (None, None)
-
-
-def test_the_ranks_are_asked_for_only_by_who_wants_to_see_them(hub):
-    built = []
-
-    def states() -> tuple[RankState, ...]:
-        built.append(1)
-        return (rank("train"),)
-
-    hub.watch_ranks(states)
-    for _ in range(10):
-        hub.follow_ranks({(JobId("", "train", ""), 0): "GPU-1"})
-    assert built == []
-    assert [job.ranks for job in hub.state().jobs] == [("0",)]
-    assert built == [1]
 
 
 H100 = Device("GPU-1", 0, "NVIDIA H100 80GB HBM3")
