@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import random
 import stat
@@ -234,13 +235,14 @@ class RecordBudget:
     def __init__(self, reject: Callable[[str], None]) -> None:
         self._reject = reject
         self._left = float(MAX_SAVED)
-        self._filled_at: float | None = None
+        self._filled_at = math.inf
         # The rings that the log has named.
         self._named: set[OpenRing] = set()
 
     def share(self, rings: Collection[OpenRing], at: float) -> Mapping[OpenRing, int]:
         """Return for each ring how many of its newest records may be read in this round."""
-        self._fill(at)
+        earned = max(0.0, at - self._filled_at) * RECORDS_PER_S
+        self._left, self._filled_at = min(MAX_SAVED, self._left + earned), at
         self._named.intersection_update(rings)
         owners: dict[Hashable, dict[OpenRing, int]] = defaultdict(dict)
         for ring in rings:
@@ -267,12 +269,6 @@ class RecordBudget:
                 text = "%s of uid %d: more records than are read; its totals are counted"
                 logger.warning(text, ring.name, ring.owner_uid)
         return share
-
-    def _fill(self, at: float) -> None:
-        if self._filled_at is not None:
-            earned = max(0.0, at - self._filled_at) * RECORDS_PER_S
-            self._left = min(MAX_SAVED, self._left + earned)
-        self._filled_at = at
 
 
 def fair_shares(asked: Mapping[K, int], total: int) -> dict[K, int]:

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 import pytest
 
 from tests.daemon.ranks.ring_files import RingFile
-from tests.waiting import eventually
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.config import Config
@@ -75,13 +74,6 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
         steps[name]()
     for name in ("archive", "positions", "telemetry-log", "self", "gone-pods", "runs", "uploads"):
         steps[name]()
-
-
-def test_the_daemon_measures_the_disk_of_its_store_in_a_loop(make):
-    daemon = make()
-    before = daemon.captures.disk._measured
-    daemon._start()
-    eventually(lambda: daemon.captures.disk._measured is not before)
 
 
 def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_itself(make):
