@@ -176,7 +176,7 @@ def test_top_begins_with_ranks_and_gpus_in_trouble_and_is_searched(server, fleet
     assert top_screen.headline(reading.state).startswith(
         "3 of 250 agents cannot be reached, 2000 GPUs, "
     )
-    troubled = [key[1::2] for key, _ in top_screen.rank_rows(reading, wide=True)][:3]
+    troubled = [key[:2] for key, _ in top_screen.rank_rows(reading, wide=True)][:3]
     assert troubled == [("llama-0", "128"), ("llama-4", "16"), ("llama-0", "0")]
     assert [key for key, _ in top_screen.device_rows(reading.state, wide=True)][:2] == [
         "GPU-077-5",
