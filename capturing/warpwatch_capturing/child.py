@@ -131,7 +131,7 @@ def memory_left() -> int:
 def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine) -> int:
     # Imported before the process is confined; the daemon itself does not need them.
     from warpwatch_diagnosis.diagnosis import diagnose as diagnose_traces
-    from warpwatch_diagnosis.findings import Asked
+    from warpwatch_diagnosis.findings import RequestingAnomaly
     from warpwatch_diagnosis.measures.reduction import pack
     from warpwatch_diagnosis.memory_growth import diagnose_memory
     from warpwatch_diagnosis.report.html import render_html
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str], confine: Callable[[int, int], None] = confine
     opened, baseline = list(map(OpenedFile, paths)), list(map(OpenedFile, healthy))
     document, *others = [os.fdopen(fd, "wb", closefd=False) for fd in about["outputs"]]
     confine(int(limit), cpu_limit_s(paths + healthy))
-    asked = Asked(**about["asked"]) if about["asked"] else None
+    asked = RequestingAnomaly(**about["asked"]) if about["asked"] else None
     try:
         if kind == "stacks":
             late = asked.rank if asked and asked.kind == "latency_regression" else None

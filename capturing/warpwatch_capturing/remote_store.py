@@ -29,7 +29,7 @@ import msgspec
 
 from warpwatch_capturing import child, store
 from warpwatch_capturing.register import CaptureRegister
-from warpwatch_diagnosis.findings import Asked
+from warpwatch_diagnosis.findings import RequestingAnomaly
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.supervisor import Pause
 from warpwatch_telemetry.captures import UPLOAD_OUTCOMES, Capture, remote_place
@@ -167,7 +167,7 @@ class Fetched:
     missing: Mapping[int, str] = field(default_factory=dict)
     baseline: Sequence[Path] = ()
     nodes: Mapping[int, str] = field(default_factory=dict)
-    asked: Asked | None = None
+    asked: RequestingAnomaly | None = None
 
 
 # Receives the number of the file that is fetched now, the number of all files, and its name.
@@ -191,7 +191,7 @@ def fetch(
     if capture.request.kind != "torch":
         raise UsageError(f"{address} is a capture of kind {capture.request.kind}, without traces")
     anomaly = child.asked(capture.request)
-    asked = Asked(**anomaly) if anomaly else None
+    asked = RequestingAnomaly(**anomaly) if anomaly else None
     nodes = store.nodes_of(capture.ranks)
     if nodes:
         of_baseline = [name for name in capture.files if name.startswith(store.BASELINE)]

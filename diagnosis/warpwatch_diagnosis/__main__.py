@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from warpwatch_diagnosis.diagnosis import NO_PROBLEM, Diagnosis, diagnose
-from warpwatch_diagnosis.findings import Asked
+from warpwatch_diagnosis.findings import RequestingAnomaly
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.trace.files import TraceError
@@ -25,7 +25,7 @@ def main(
     prog: str = PROGRAM,
     missing: Mapping[int, str] | None = None,
     nodes: Mapping[int, str] | None = None,
-    asked: Asked | None = None,
+    anomaly: RequestingAnomaly | None = None,
     reading: Callable[[int, int, str], None] = lambda number, count, name: None,
 ) -> int:
     """Run the command and return its exit status; the other arguments are those of ``diagnose``.
@@ -40,7 +40,7 @@ def main(
         if exists and any(path.exists() and page.samefile(path) for path in read):
             return _unusable(prog, f"{page}: is a trace to read; name another file to write")
         diagnosis = diagnose(
-            arguments.trace, arguments.baseline, missing, nodes, asked, reading=reading
+            arguments.trace, arguments.baseline, missing, nodes, anomaly, reading=reading
         )
         if page is not None:
             page.write_text(render_html(diagnosis), encoding="utf-8")

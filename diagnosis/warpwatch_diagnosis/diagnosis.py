@@ -11,7 +11,7 @@ from warpwatch_diagnosis.alignment import Alignment, align
 from warpwatch_diagnosis.before_after import BaselineComparison, compare_captures
 from warpwatch_diagnosis.findings import (
     MAX_UNEXPLAINED_SHARE,
-    Asked,
+    RequestingAnomaly,
     check_one_capture,
     doubts,
     find,
@@ -77,13 +77,13 @@ def diagnose(
     baseline: Sequence[TraceSource] = (),
     missing: Mapping[int, str] | None = None,
     nodes: Mapping[int, str] | None = None,
-    asked: Asked | None = None,
+    anomaly: RequestingAnomaly | None = None,
     reading: Callable[[int, int, str], None] = lambda number, count, name: None,
 ) -> Diagnosis:
     """Diagnose the ranks of one capture; ``baseline`` has traces of the same job when healthy.
 
     A trace may be its reduction. missing: ranks without a trace, and why. nodes: the nodes of
-    ranks, to be named. asked: the anomaly that the capture is of. reading: receives the number of
+    ranks, to be named. anomaly: the anomaly that the capture is of. reading: receives the number of
     the file that is read next, their count, and its name. Raises TraceError for the first unusable
     file, and for files that are not ranks of one capture.
     """
@@ -106,14 +106,14 @@ def diagnose(
         check_one_capture(capture)
         well = read(baseline)
     reading(count, count, "")
-    return conclude(capture, well, missing, asked)
+    return conclude(capture, well, missing, anomaly)
 
 
 def conclude(
     capture: Sequence[Measures],
     baseline: Sequence[Measures] = (),
     missing: Mapping[int, str] | None = None,
-    asked: Asked | None = None,
+    anomaly: RequestingAnomaly | None = None,
 ) -> Diagnosis:
     """Conclude from the ranks of one capture; the arguments are those of ``diagnose``."""
     enough = [m for m in capture if m.shortage is None]
@@ -121,7 +121,7 @@ def conclude(
     alignment, comparison = align(enough), compare_captures(enough, well)
     reasons = waits_for_missing(enough, missing or {})
     brief = next((m.brevity for m in enough if m.brevity), None)
-    findings = find(enough, alignment, well, asked)
+    findings = find(enough, alignment, well, anomaly)
     if reasons:
         # Communication may be waiting for a missing rank.
         kind = CommunicationBoundRule.kind
@@ -138,12 +138,12 @@ def conclude(
     else:
         reasons += doubts(capture, enough, alignment)
         reasons += [f"{m.label}: {m.brevity}" for m in enough if m.brevity and not m.steps]
-        if asked and not reasons:
-            reasons = [f"the captured steps do not show {asked.what}"]
+        if anomaly and not reasons:
+            reasons = [f"the captured steps do not show {anomaly.what}"]
         verdict = INCONCLUSIVE if reasons or not enough else HEALTHY
         named, decides = likeliest(enough, findings) if reasons else ("", "")
-        said = reasons[0] + named if reasons else _well(enough)
-        summary = f"{said}; {decides}" if decides else said
+        text = reasons[0] + named if reasons else _well(enough)
+        summary = f"{text}; {decides}" if decides else text
         if brief and not reasons:
             summary += f"; {brief}: what comes seldom is not in it"
     if baseline and enough and not comparison:

@@ -33,7 +33,7 @@ _SURER: dict[Confidence, Confidence] = {"low": "medium", "medium": "high", "high
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestingAnomaly:
     """The anomaly that the capture is of; ``ratio``: its time by the usual time."""
 
     kind: str
@@ -49,28 +49,28 @@ class Asked:
         return f"{self.kind.replace('_', ' ')}{of}{since}{by}"
 
 
-def corroborated(findings: Iterable[Finding], asked: Asked | None) -> list[Finding]:
+def corroborated(findings: Iterable[Finding], anomaly: RequestingAnomaly | None) -> list[Finding]:
     """Put findings that the anomaly shows as first, with more confidence.
 
     The detector saw every step, the trace a few, so both together are surer than one.
     """
-    if asked is None:
+    if anomaly is None:
         return list(findings)
-    sentence = f"the anomaly that asked saw it too: {asked.what}"
-    ordered = sorted(findings, key=lambda f: not _is_same(f, asked))
+    sentence = f"the anomaly that requested the capture shows it, too: {anomaly.what}"
+    ordered = sorted(findings, key=lambda f: not _is_same(f, anomaly))
     same = [
         replace(f, confidence=_SURER[f.confidence], evidence=(*f.evidence, sentence))
         for f in ordered
-        if _is_same(f, asked)
+        if _is_same(f, anomaly)
     ]
     return same + ordered[len(same) :]
 
 
-def _is_same(finding: Finding, asked: Asked) -> bool:
-    same_rank = asked.rank is None or finding.rank == asked.rank
-    if asked.kind == "straggler":
-        return asked.rank is not None and same_rank
-    return same_rank and _SEEN_AS.get(asked.kind) == finding.kind
+def _is_same(finding: Finding, anomaly: RequestingAnomaly) -> bool:
+    same_rank = anomaly.rank is None or finding.rank == anomaly.rank
+    if anomaly.kind == "straggler":
+        return anomaly.rank is not None and same_rank
+    return same_rank and _SEEN_AS.get(anomaly.kind) == finding.kind
 
 
 # A share that rose by less than this against the baseline is as usual.
@@ -81,20 +81,20 @@ def find(
     capture: Sequence[Measures],
     alignment: Alignment | None,
     baseline: Sequence[Measures],
-    asked: Asked | None = None,
+    anomaly: RequestingAnomaly | None = None,
 ) -> list[Finding]:
-    """Return findings by recoverable time, after those that the anomaly ``asked`` shows as."""
+    """Return findings by recoverable time, after those that the anomaly shows as."""
     found = [finding for rule in RULES for finding in rule.find(capture, alignment)]
-    unnamed = asked is not None and asked.kind not in {f.kind for f in found}
-    if asked and unnamed and asked.kind == StragglerRule.kind and asked.rank is not None:
-        found += StragglerRule().of_suspect(capture, asked.rank)
-    if asked and unnamed and asked.kind == KvThrashRule.kind:
+    unnamed = anomaly is not None and anomaly.kind not in {f.kind for f in found}
+    if anomaly and unnamed and anomaly.kind == StragglerRule.kind and anomaly.rank is not None:
+        found += StragglerRule().of_suspect(capture, anomaly.rank)
+    if anomaly and unnamed and anomaly.kind == KvThrashRule.kind:
         found += KvThrashRule().of_asked(capture)
     usual = {
         rule.kind: rule.usual_shares(baseline, alignment) if baseline else [] for rule in RULES
     }
-    judged = [_against_baseline(f, usual[f.kind]) for f in _one_a_fault(found)]
-    return corroborated(sorted(judged, key=lambda f: (-f.recoverable_s, f.kind)), asked)
+    compared = [_against_baseline(f, usual[f.kind]) for f in _one_a_fault(found)]
+    return corroborated(sorted(compared, key=lambda f: (-f.recoverable_s, f.kind)), anomaly)
 
 
 def _one_a_fault(found: list[Finding]) -> list[Finding]:

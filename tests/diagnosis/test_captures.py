@@ -22,7 +22,7 @@ from tests.diagnosis.captures import (
 from tests.diagnosis.traces import LATEST_US, RANKS, STEP_US, TraceFile, cpu_rank, rank_trace
 from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.findings import Asked
+from warpwatch_diagnosis.findings import RequestingAnomaly
 from warpwatch_diagnosis.trace.files import TraceError
 
 WORLD = 8
@@ -229,7 +229,7 @@ def graph_breaks_without_steps() -> TraceFile:
     return trace
 
 
-STRAGGLER = Asked("straggler", rank=1, begin_step=412, ratio=1.6)
+STRAGGLER = RequestingAnomaly("straggler", rank=1, begin_step=412, ratio=1.6)
 WAITS, WAITS_LESS = ([cpu_rank(0, waiting_us=us), cpu_rank(1)] for us in (3750, 1500))
 LATE_TRANSFERS = [rank_trace(k, transfer_us=500, late_us=2900 * (k == 0)) for k in range(4)]
 Ranks = list[TraceFile]
@@ -265,14 +265,14 @@ CAPTURES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
     "ranks that are last by turns on the CPU":
         (recommenders(False, True, turns=True), {}, "healthy"),
     "a slower rank": (WAITS, {}, "straggler"),
-    "a slower rank that the anomaly named": (WAITS, {"asked": STRAGGLER}, "straggler"),
+    "a slower rank that the anomaly named": (WAITS, {"anomaly": STRAGGLER}, "straggler"),
     "a slower rank where the anomaly named another":
-        (WAITS, {"asked": Asked("straggler", rank=0)}, "straggler"),
+        (WAITS, {"anomaly": RequestingAnomaly("straggler", rank=0)}, "straggler"),
     "a rank that is hardly slower": (WAITS_LESS, {}, "healthy"),
     "a rank that is hardly slower and was late before the capture":
-        (WAITS_LESS, {"asked": STRAGGLER}, "straggler"),
+        (WAITS_LESS, {"anomaly": STRAGGLER}, "straggler"),
     "a rank that was late before the capture and is not":
-        (WAITS_LESS, {"asked": Asked("straggler", rank=0)}, "inconclusive"),
+        (WAITS_LESS, {"anomaly": RequestingAnomaly("straggler", rank=0)}, "inconclusive"),
     "what was so before": (
         [cpu_rank(0, host_us=4000)], {"baseline": [cpu_rank(0, host_us=4000)]}, "host_bound"),
     "a slower step with what was so before": (
@@ -378,7 +378,7 @@ CAPTURES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
     # Ranks 0 and 1 are the first stage. The second, with the head, computes longer.
     "a rank that was late is compared with its own stage": (
         [stage(n // 2, 2, us, False) for n, us in enumerate([4000, 5000, 500, 500])],
-        {"asked": Asked("straggler", rank=0)}, "straggler",
+        {"anomaly": RequestingAnomaly("straggler", rank=0)}, "straggler",
     ),
     **{
         f"stages at {place}": (stages([6000, 500], True, pipeline=place), {}, "inconclusive")

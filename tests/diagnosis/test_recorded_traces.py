@@ -16,7 +16,7 @@ import pytest
 
 from tests.cases import cases
 from warpwatch_diagnosis.diagnosis import Diagnosis, conclude, diagnose
-from warpwatch_diagnosis.findings import Asked
+from warpwatch_diagnosis.findings import RequestingAnomaly
 from warpwatch_diagnosis.intervals import total
 from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.report.text import render_text
@@ -141,7 +141,7 @@ def test_the_fault_of_two_ranks_is_named_and_the_rank_that_has_it(fault, model, 
     if culprit is None:
         return
     alone = found.findings[0]
-    finding = diagnose(paths, asked=Asked("straggler", rank=CULPRIT)).findings[0]
+    finding = diagnose(paths, anomaly=RequestingAnomaly("straggler", rank=CULPRIT)).findings[0]
     assert (alone.rank, finding.kind, finding.rank) == (culprit, "straggler", culprit)
     if fault == "shared_core":
         assert (alone.confidence, finding.confidence) == ("low", "medium")

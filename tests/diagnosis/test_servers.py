@@ -10,7 +10,7 @@ from tests.diagnosis.captures import diagnosed, written
 from tests.diagnosis.traces import TraceFile
 from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
-from warpwatch_diagnosis.findings import Asked
+from warpwatch_diagnosis.findings import RequestingAnomaly
 from warpwatch_diagnosis.measures.iterations import parse
 
 FOLDER = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
@@ -122,7 +122,7 @@ MARKED: dict[str, tuple[TraceFile, dict[str, Any], str]] = {
     "preempted requests": (marked(*PREEMPTING * 3, gap=100), {}, "kv_thrash"),
     "a prompt beside decoding": (ONE_PROMPT, {}, "healthy"),
     "the anomaly names kv_thrash that no mark shows": (
-        ONE_PROMPT, {"asked": Asked("kv_thrash")}, "kv_thrash",
+        ONE_PROMPT, {"anomaly": RequestingAnomaly("kv_thrash")}, "kv_thrash",
     ),
     "a baseline with other work": (
         server(decoding(6)), {"baseline": [server([(40_000, 200, 4, 4096, 0)] * 4)]}, "healthy",
@@ -159,19 +159,19 @@ def test_a_wait_for_work_is_no_problem_to_the_command(tmp_path):
 # Captured by the shim from vLLM 0.32.0 with a tiny model, on two busy cores. While it decodes, the
 # log of the same run has a scheduler that takes 36 ms of an iteration. The thrashing server
 # preempts a request in one of a hundred iterations, none of which is captured.
-RECORDED: dict[str, tuple[str, Asked | None]] = {
+RECORDED: dict[str, tuple[str, RequestingAnomaly | None]] = {
     "idle": ("waiting_for_work", None),
     "decode": ("scheduler_bound", None),
     "prefill": ("healthy", None),
     "thrash": ("healthy", None),
-    "thrash that an anomaly counted": ("kv_thrash", Asked("kv_thrash")),
+    "thrash that an anomaly counted": ("kv_thrash", RequestingAnomaly("kv_thrash")),
 }
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_iterations_of_vllm_on_the_cpu_have_a_right_verdict(name, golden_text):
-    verdict, asked = RECORDED[name]
-    found = diagnose([FIXTURES / f"{name.split()[0]}.pt.trace.json.gz"], asked=asked)
+    verdict, anomaly = RECORDED[name]
+    found = diagnose([FIXTURES / f"{name.split()[0]}.pt.trace.json.gz"], anomaly=anomaly)
     golden_text(found)
     assert (found.verdict, found.measures[0].step_count) == (verdict, 5)
     without_training(found)

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             prog=PROGRAM,
             missing=missing,
             nodes=nodes,
-            asked=next((one.asked for one in fetched.values() if one.asked), None),
+            anomaly=next((one.asked for one in fetched.values() if one.asked), None),
             reading=reading,
         )
 

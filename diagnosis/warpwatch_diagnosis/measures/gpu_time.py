@@ -31,7 +31,7 @@ from warpwatch_diagnosis.measures.gpu_work import (
     SHORT_KERNEL_US,
     ClassTime,
     CopyTime,
-    GpuEvents,
+    GpuWork,
     KernelTime,
     Size,
     SizeTime,
@@ -84,7 +84,7 @@ class Collective:
     is_named: bool = True
 
 
-def collectives(work: GpuEvents, names: set[str]) -> tuple[Collective, ...]:
+def collectives(work: GpuWork, names: set[str]) -> tuple[Collective, ...]:
     """Return the kernels of these names that begin or are launched in the window, in order.
 
     A host that is ahead launches in the window what its device begins later; a peer that is less
@@ -230,7 +230,7 @@ class GpuTime:
 
 
 def gpu_time(
-    work: GpuEvents, host: HostTime, waits: Sequence[BlockingCall], running: Intervals
+    work: GpuWork, host: HostTime, waits: Sequence[BlockingCall], running: Intervals
 ) -> GpuTime | None:
     """Measure the device that idles most; None if the window has no GPU events.
 

@@ -26,7 +26,7 @@ ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class GpuEvents:
+class GpuWork:
     """A trace's kernels and copies by begin, and both together in ``events``.
 
     window: the time that is measured. calls: the calls of the runtime. exchanges: the all-to-alls
@@ -41,7 +41,7 @@ class GpuEvents:
     exchanges: Sequence[TraceEvent]
 
     @classmethod
-    def of(cls, trace: Trace, window: Interval) -> GpuEvents:
+    def of(cls, trace: Trace, window: Interval) -> GpuWork:
         kernels, copies = trace.events["kernel"], trace.events["copy"]
         host = trace.events["annotation"] + trace.events["operator"]
         exchanging = {name for name in {e.name for e in host} if ALL_TO_ALL.search(name)}
@@ -60,7 +60,7 @@ class GpuEvents:
         calls = self.calls
         return {call.thread for e in self.events if (call := calls.get(e.correlation))}
 
-    def of_device(self, name: str) -> GpuEvents:
+    def of_device(self, name: str) -> GpuWork:
         return replace(
             self,
             kernels=[e for e in self.kernels if device_of(e) == name],
@@ -247,7 +247,7 @@ class SizeTime:
     median_us: float
 
 
-def size_times(work: GpuEvents) -> dict[Size, SizeTime]:
+def size_times(work: GpuWork) -> dict[Size, SizeTime]:
     """Sum the kernels; one whose launch is unknown counts where it begins."""
     low, high = work.window
     found: dict[Size, list[float]] = defaultdict(list)

@@ -30,7 +30,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from warpwatch_diagnosis.intervals import Interval, Intervals, merge, total
-from warpwatch_diagnosis.measures.gpu_work import GpuEvents, copy_kind
+from warpwatch_diagnosis.measures.gpu_work import GpuWork, copy_kind
 from warpwatch_diagnosis.measures.host_events import CAUSES, SERVER_CAUSES, Cause, HostTime
 from warpwatch_diagnosis.measures.iterations import MAX_LAUNCH_US
 from warpwatch_diagnosis.measures.runtime_calls import BlockingCall
@@ -186,7 +186,7 @@ class GapSplitter:
 
 
 def idle_time(
-    work: GpuEvents,
+    work: GpuWork,
     launched: Sequence[TraceEvent],
     host: HostTime,
     waits: Sequence[BlockingCall],
@@ -222,9 +222,7 @@ def idle_time(
     )
 
 
-def _gaps(
-    work: GpuEvents, splitter: GapSplitter
-) -> Iterator[tuple[float, float, TraceEvent | None]]:
+def _gaps(work: GpuWork, splitter: GapSplitter) -> Iterator[tuple[float, float, TraceEvent | None]]:
     """Yield each idle interval of the window and the work that ended it, in order."""
     reached, high = work.window
     for event in work.events:

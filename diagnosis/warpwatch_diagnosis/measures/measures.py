@@ -12,7 +12,7 @@ from warpwatch_diagnosis.intervals import Interval, Intervals, total, union
 from warpwatch_diagnosis.measures.code_lines import CodeLine, event_name, longest_lines
 from warpwatch_diagnosis.measures.cpu_time import CpuTime, cpu_time
 from warpwatch_diagnosis.measures.gpu_time import GpuTime, gpu_time
-from warpwatch_diagnosis.measures.gpu_work import GpuEvents, by_correlation
+from warpwatch_diagnosis.measures.gpu_work import GpuWork, by_correlation
 from warpwatch_diagnosis.measures.host_events import (
     ACTIVITIES,
     CAUSES,
@@ -172,7 +172,7 @@ def measure(trace: Trace) -> Measures:
     # Without steps, the thread with most operators trains.
     counts = Counter(e.thread for e in (stepping or trace.events["operator"]))
     training = set(counts) if stepping else {thread for thread, _ in counts.most_common(1)}
-    work = GpuEvents.of(trace, window)
+    work = GpuWork.of(trace, window)
     threads = training | work.threads
     host = host_time(trace, window, threads, server)
     loading = host.loading.intervals
@@ -241,7 +241,7 @@ def _loader(trace: Trace, window: Interval, threads: set[str]) -> tuple[TraceEve
     return tuple(sorted(mine, key=lambda e: (e.begin_us, e.end_us, e.thread, e.name)))
 
 
-def _waits(trace: Trace, work: GpuEvents, threads: set[str]) -> list[BlockingCall]:
+def _waits(trace: Trace, work: GpuWork, threads: set[str]) -> list[BlockingCall]:
     """Return the waits for the device; without one, the calls that would wait."""
     if not work.events:
         return reads(trace.events["operator"], work.window, threads)

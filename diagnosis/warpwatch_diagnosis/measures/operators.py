@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from warpwatch_diagnosis.intervals import Intervals, merge
 from warpwatch_diagnosis.measures.code_lines import Instant, line_of_stack, lines_at
-from warpwatch_diagnosis.measures.gpu_work import TOP, GpuEvents, KernelClass
+from warpwatch_diagnosis.measures.gpu_work import TOP, GpuWork, KernelClass
 from warpwatch_diagnosis.trace.events import ONE_GRADIENT, THREAD, TraceEvent, by_begin, grouped
 from warpwatch_diagnosis.trace.reader import Trace
 
@@ -230,7 +230,7 @@ class Operators:
     running: Mapping[str, Intervals]
 
 
-def operators(trace: Trace, work: GpuEvents, instants: set[Instant]) -> Operators:
+def operators(trace: Trace, work: GpuWork, instants: set[Instant]) -> Operators:
     """Measure operators; ``instants`` are those whose operators are wanted."""
     # By thread and the begin of the launch call, the µs of GPU work.
     marks: dict[str, dict[float, float]] = defaultdict(dict)

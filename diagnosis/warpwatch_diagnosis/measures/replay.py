@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from warpwatch_diagnosis.intervals import Interval, Intervals, total, union
 from warpwatch_diagnosis.measures.gpu_time import TRANSFERS, GpuTime
-from warpwatch_diagnosis.measures.gpu_work import GpuEvents, classify, copy_kind
+from warpwatch_diagnosis.measures.gpu_work import GpuWork, classify, copy_kind
 from warpwatch_diagnosis.measures.host_events import Cause, HostTime
 from warpwatch_diagnosis.measures.idle import KERNEL_GAP_US, LEAD_US
 from warpwatch_diagnosis.measures.runtime_calls import BlockingCall
@@ -65,7 +65,7 @@ class _HostCall:
 class TraceReplay:
     """The graph of one device's ``work`` in the window; see the module."""
 
-    def __init__(self, work: GpuEvents, waits: Sequence[BlockingCall]) -> None:
+    def __init__(self, work: GpuWork, waits: Sequence[BlockingCall]) -> None:
         calls, self._window = work.calls, work.window
         low, high = work.window
         self._work = [
@@ -253,7 +253,7 @@ def _host(
 
 
 def savings(
-    work: GpuEvents, waits: Sequence[BlockingCall], host: HostTime, gpu: GpuTime
+    work: GpuWork, waits: Sequence[BlockingCall], host: HostTime, gpu: GpuTime
 ) -> dict[str, float]:
     """Return the savings of the device with ``work`` in µs by kind; empty if the graph is wrong."""
     least_us = MIN_APPARENT_SHARE * (work.window[1] - work.window[0])

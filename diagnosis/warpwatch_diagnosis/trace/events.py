@@ -138,7 +138,7 @@ def grouped(values: Iterable[_Value], key: Callable[[_Value], _Key]) -> dict[_Ke
 
 
 def outermost(events: Iterable[TraceEvent]) -> list[TraceEvent]:
-    """Return by begin the events that no other one of their thread contains."""
+    """Return the outermost events of each thread, by begin."""
     kept: list[TraceEvent] = []
     reached: dict[str, float] = {}
     for event in by_begin(events, lambda e: (-e.end_us, e.name, e.thread)):

@@ -93,7 +93,7 @@ def read_trace(
     head: dict[str, Any] = {}
     listed: int | None = None
     with without_collection():
-        for key, value in members(path, max_bytes, decode_elements):
+        for key, value in trace_members(path, max_bytes, decode_elements):
             if key == EVENTS:
                 listed = len(value) + (listed or 0)
                 collector.add(value)
@@ -123,7 +123,7 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def members(
+def trace_members(
     path: TraceSource,
     max_bytes: int = MAX_TEXT_BYTES,
     decode_list: Callable[[str], list[Any]] = decode_json,
@@ -282,7 +282,7 @@ def take_inventory(path: TraceSource) -> TraceInventory:
     """Count the events of a file. Raises TraceError if it is not a whole trace."""
     inventory = TraceInventory()
     head: dict[str, Any] = {}
-    for key, value in members(path):
+    for key, value in trace_members(path):
         if key in HEAD:
             head[key] = value
         if key != EVENTS:

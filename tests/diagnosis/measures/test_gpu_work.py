@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from warpwatch_diagnosis.measures.gpu_work import (
-    GpuEvents,
+    GpuWork,
     SizeTime,
     classify,
     copy_kind,
@@ -75,7 +75,7 @@ def kernel(name: str, took_us: float, arguments: dict[str, list[int]] | None = N
 
 
 def times(*kernels: TraceEvent) -> dict[tuple[str, tuple[object, ...]], SizeTime]:
-    return size_times(GpuEvents(WINDOW, kernels, (), kernels, {}, ()))
+    return size_times(GpuWork(WINDOW, kernels, (), kernels, {}, ()))
 
 
 def test_forward_and_backward_of_one_name_are_two_sizes():
@@ -114,5 +114,5 @@ def test_a_kernel_belongs_to_where_it_was_launched():
         7: TraceEvent("cudaLaunchKernel", 900.0, 905.0, "1/1", 7),
         8: TraceEvent("cudaLaunchKernel", -50.0, -45.0, "1/1", 8),
     }
-    work = GpuEvents(WINDOW, (early, late), (), (early, late), calls, ())
+    work = GpuWork(WINDOW, (early, late), (), (early, late), calls, ())
     assert size_times(work) == {("gemm", ()): SizeTime(1, 10.0, 10.0)}

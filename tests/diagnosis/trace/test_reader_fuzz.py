@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.diagnosis.trace.odd_traces import ANY_JSON, ELEMENTS, verdict
 from warpwatch_diagnosis.trace import files, reader
 from warpwatch_diagnosis.trace.files import TraceError
-from warpwatch_diagnosis.trace.reader import EVENTS, members, read_trace
+from warpwatch_diagnosis.trace.reader import EVENTS, read_trace, trace_members
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_elements_are_what_the_standard_decoder_reads(folder, content, before, s
     path.write_text(json.dumps(document, indent=spaces[0], separators=(spaces[1], ":")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "CHUNK_BYTES", chunk)
-        read = list(members(path))
+        read = list(trace_members(path))
     found = [element for key, several in read if key == EVENTS for element in several]
     others = {key: value for key, value in read if key != EVENTS}
     # Compared as text: NaN differs from itself.
