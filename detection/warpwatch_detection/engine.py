@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from warpwatch_detection.anomalies import core_contention
 from warpwatch_detection.anomalies.register import AnomalyRegister, Change, RegisterState
-from warpwatch_detection.anomalies.snapshot import ENGINE, SnapshotPart
+from warpwatch_detection.anomalies.snapshot import ENGINE, Stateful
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import NEVER, DetectorRunner, DetectorStatus, KindResults
@@ -40,6 +40,8 @@ class EngineState:
 
 class Detection:
     """The detectors of a process. ``feed`` takes records in order of time. Not thread-safe."""
+
+    state_version, state_form = 1, EngineState
 
     def __init__(
         self, kinds: DetectionConfig | None = None, anomalies: AnomaliesConfig | None = None
@@ -173,14 +175,10 @@ class Detection:
 
     # --- restarts of the daemon ---
 
-    def parts(self) -> dict[str, SnapshotPart]:
+    def parts(self) -> dict[str, Stateful]:
         """Return all parts with a state, the engine first; detectors by their kind."""
-        detectors = self.runner.detectors
-        return {
-            ENGINE: SnapshotPart(self),
-            "job_steps": SnapshotPart(self._job_steps),
-            **{one.kind: SnapshotPart(one, one.state_version, one.state_form) for one in detectors},
-        }
+        detectors = {one.kind: one for one in self.runner.detectors}
+        return {ENGINE: self, "job_steps": self._job_steps, **detectors}
 
     @property
     def state(self) -> EngineState:

@@ -180,6 +180,8 @@ class JobStepsState:
 class JobSteps:
     """Joins records into steps of whole jobs. It keeps at most MAX_PENDING steps per rank."""
 
+    state_version, state_form = 1, JobStepsState
+
     def __init__(self) -> None:
         self.state = JobStepsState()
         # By job, computed once after the last rank was reported.

@@ -44,16 +44,16 @@ def test_a_state_of_another_form_has_another_version(golden):
     """If this fails, raise ``state_version`` of the detector, then run with --update-golden."""
     parts = Detection(DetectionConfig(), AnomaliesConfig()).parts()
     forms = [
-        f"{name} {part.version}\n" + "".join(f"  {line}\n" for line in form(part))
+        f"{name} {part.state_version}\n" + "".join(f"  {line}\n" for line in form(part))
         for name, part in sorted(parts.items())
     ]
     golden("detection/state_forms.txt", "\n".join(forms).encode())
 
 
-def form(part: snapshot.SnapshotPart) -> list[str]:
+def form(part: snapshot.Stateful) -> list[str]:
     """Return the fields of a state, and of all that it is made of, with their types."""
     found: dict[str, str] = {}
-    waiting = list(named(part.form or type(part.owner.state)))
+    waiting = list(named(part.state_form))
     while waiting:
         one = waiting.pop()
         if one.__qualname__ not in found:

@@ -213,10 +213,7 @@ def test_rank_numbers_that_churn_are_not_remembered_for_ever(monkeypatch):
         engine.feed(RankEvent(job.time, "llama", rank, "died"))
         if rank in (1500, 3000):
             sizes.append(
-                {
-                    name: len(msgspec.msgpack.encode(p.owner.state))
-                    for name, p in engine.parts().items()
-                }
+                {name: len(msgspec.msgpack.encode(p.state)) for name, p in engine.parts().items()}
             )
     grown = {name: size - sizes[0][name] for name, size in sizes[1].items()}
     assert [name for name, size in grown.items() if size > 500] == []

@@ -21,7 +21,6 @@ from warpwatch_daemon.history.runs import RunTable
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.register import Change
-from warpwatch_detection.anomalies.snapshot import SnapshotPart
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
@@ -139,7 +138,7 @@ class Pipeline:
         self._runs = runs
         # Held by the user of the detectors: this loop, and shortly a request for statuses.
         self._owner = threading.Lock()
-        archive.parts["leases"] = SnapshotPart(self.leases)
+        archive.parts["leases"] = self.leases
         archive.restore(wall())
         # Changes that triggers do not have yet: at first, anomalies from before a restart.
         active = self.leases.shown(detection.active)

@@ -50,6 +50,8 @@ class LeasesState:
 class JobLeases:
     """The leases of this node. Only ``acquire`` may be called from any thread."""
 
+    state_version, state_form = 1, LeasesState
+
     def __init__(
         self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
     ) -> None:

@@ -7,9 +7,9 @@ learned.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -21,18 +21,16 @@ ENGINE = "engine"
 
 
 class Stateful(Protocol):
-    """An object that keeps all it remembers in ``state``, a dataclass of plain values."""
+    """An object that keeps all it remembers in ``state``, a dataclass of plain values.
+
+    ``state_version`` is that of the state's form and meaning, ``state_form`` its type.
+    """
 
     state: Any
+    state_version: int
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SnapshotPart:
-    """The owner of a state. form: the type to decode the state as, if it is not the state's own."""
-
-    owner: Stateful
-    version: int = 1
-    form: Any = None
+    @property
+    def state_form(self) -> Any: ...
 
 
 class SavedState(msgspec.Struct, frozen=True):
@@ -46,13 +44,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     parts: dict[str, SavedState]
 
 
-def save(parts: dict[str, SnapshotPart]) -> bytes:
+def save(parts: Mapping[str, Stateful]) -> bytes:
     """Return the snapshot of all parts but those that cannot be saved."""
     saved = {}
     for name, part in parts.items():
         try:
-            state = msgspec.Raw(msgspec.msgpack.encode(part.owner.state))
-            saved[name] = SavedState(state, part.version)
+            state = msgspec.Raw(msgspec.msgpack.encode(part.state))
+            saved[name] = SavedState(state, part.state_version)
         except Exception as error:
             _complain(name, str(error))
     return msgspec.msgpack.encode(Snapshot(saved))
@@ -64,7 +62,7 @@ def _complain(name: str, why: str) -> None:
     logger.error("the state of %s cannot be saved: %s", name, why)
 
 
-def restore(snapshot: Snapshot, parts: dict[str, SnapshotPart]) -> set[str]:
+def restore(snapshot: Snapshot, parts: Mapping[str, Stateful]) -> set[str]:
     """Set the state of each part that fits; return the names of those that start without one.
 
     If the state of the engine does not fit, no state is set, because it knows what was read.
@@ -72,12 +70,11 @@ def restore(snapshot: Snapshot, parts: dict[str, SnapshotPart]) -> set[str]:
     fresh: set[str] = set()
     for name, part in parts.items():
         saved = snapshot.parts.get(name)
-        if ENGINE in fresh or saved is None or saved.version != part.version:
+        if ENGINE in fresh or saved is None or saved.version != part.state_version:
             fresh.add(name)
             continue
         try:
-            form = part.form or type(part.owner.state)
-            part.owner.state = msgspec.msgpack.decode(saved.state, type=form)
+            part.state = msgspec.msgpack.decode(saved.state, type=part.state_form)
         except (msgspec.DecodeError, AttributeError, NameError, TypeError) as error:
             logger.warning("the state of %s cannot be used: %s", name, error)
             fresh.add(name)

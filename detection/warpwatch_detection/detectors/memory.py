@@ -124,9 +124,9 @@ class MemoryLeak(MemoryDetector):
             return ()
         if rank.device_growth is None:
             rank.device_growth = MemoryGrowth(number)
-        used = seen.memory_allocated_bytes
-        left = self._device_left(name, seen.rank, rank)
-        return self._add(seen, job, rank.device_growth, used, left)
+        used, left = seen.memory_allocated_bytes, self._device_left(name, seen.rank, rank)
+        has_block = rank.device_growth.add(number, seen.time, used, left, len(job.ranks))
+        return self._add_block(seen, job, rank.device_growth) if has_block else ()
 
     def _event(self, seen: RankEvent) -> Results:
         job = self.state.jobs.get(seen.job_id)
@@ -144,23 +144,15 @@ class MemoryLeak(MemoryDetector):
             if used is not None:
                 if rank.host_growth is None:
                     rank.host_growth = MemoryGrowth(rank.step, patient=True)
-                return self._add(seen, job, rank.host_growth, used, rank.host_left_bytes)
+                left, ranks = rank.host_left_bytes, len(job.ranks)
+                if rank.host_growth.add(rank.step, seen.time, used, left, ranks):
+                    return self._add_block(seen, job, rank.host_growth)
         return ()
 
-    def _add(
-        self,
-        seen: Step | RankEvent,
-        job: LeakingJob,
-        growth: MemoryGrowth,
-        used: float,
-        left: float | None,
-    ) -> Results:
-        step = job.ranks[seen.rank].step
-        has_block = growth.add(step, seen.time, used, left, len(job.ranks))
+    def _add_block(self, seen: Step | RankEvent, job: LeakingJob, growth: MemoryGrowth) -> Results:
         # While none grows, only the level that has a new block has to be evaluated.
-        if has_block and (job.found or growth.found is not None):
-            return self.evaluate(seen.job_id, job, seen.time)
-        return ()
+        is_due = job.found or growth.found is not None
+        return self.evaluate(seen.job_id, job, seen.time) if is_due else ()
 
     def evaluate(self, name: JobId, job: LeakingJob, now: float) -> Results:
         device = {r: m.device_growth for r, m in job.ranks.items() if m.device_growth is not None}

@@ -58,6 +58,10 @@ class DeviceActivity:
     power_w: float | None = None
 
 
+# By UUID.
+Devices = Mapping[str, DeviceActivity]
+
+
 @dataclass(slots=True)
 class JobActivity:
     """The activity of a job's processes and devices, by rank. devices: the UUIDs."""
@@ -88,9 +92,7 @@ class JobActivity:
         self.processes.pop(rank, None)
         self.devices.pop(rank, None)
 
-    def idle_since(
-        self, ranks: Collection[int], devices: Mapping[str, DeviceActivity], now: float
-    ) -> float | None:
+    def idle_since(self, ranks: Collection[int], devices: Devices, now: float) -> float | None:
         """Return when all activity of the job ended; None if it goes on or is unknown."""
         known = [self._rank(rank, devices, now) for rank in ranks]
         seen = [pair for pair in known if pair is not None]
@@ -98,16 +100,12 @@ class JobActivity:
             return None
         return max(min(pair) for pair in seen)
 
-    def rank_idle_since(
-        self, rank: int, devices: Mapping[str, DeviceActivity], now: float
-    ) -> float | None:
+    def rank_idle_since(self, rank: int, devices: Devices, now: float) -> float | None:
         """Return when the rank became idle, apart from waits in collectives; None if unknown."""
         known = self._rank(rank, devices, now)
         return None if known is None else known[0]
 
-    def idle_rank(
-        self, ranks: Collection[int], devices: Mapping[str, DeviceActivity], now: float
-    ) -> int | None:
+    def idle_rank(self, ranks: Collection[int], devices: Devices, now: float) -> int | None:
         """Return the only rank outside a collective while all of its peers wait in one."""
         before = now - STALE_S
         known = {rank: self._rank(rank, devices, now) or (now, now) for rank in ranks}
@@ -117,9 +115,7 @@ class JobActivity:
             return idle[0]
         return None
 
-    def _rank(
-        self, rank: int, devices: Mapping[str, DeviceActivity], now: float
-    ) -> tuple[float, float] | None:
+    def _rank(self, rank: int, devices: Devices, now: float) -> tuple[float, float] | None:
         """Return since when process and device are idle, and since when the device only spins."""
         process, name = self.processes.get(rank), self.devices.get(rank)
         if process is None or now - process.time > STALE_S:

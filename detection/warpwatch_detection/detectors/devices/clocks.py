@@ -143,6 +143,10 @@ class ThrottledDevice(Watched):
     cool_hz: float = 0.0
 
 
+# Reasons, the seconds that the driver counts for each, and its state under load.
+Signs = Iterator[tuple[str, float | None, bool | None]]
+
+
 class Throttle(DeviceWatch[ThrottledDevice]):
     """Reports the worst of several reasons, because their times overlap."""
 
@@ -173,10 +177,7 @@ class Throttle(DeviceWatch[ThrottledDevice]):
             device.clock_max_hz = seen.metrics.get(CLOCK_MAX)
         return worst
 
-    def _signs(
-        self, device: ThrottledDevice, metrics: Metrics
-    ) -> Iterator[tuple[str, float | None, bool | None]]:
-        """Yield each reason, the seconds that the driver counts, and its state under load."""
+    def _signs(self, device: ThrottledDevice, metrics: Metrics) -> Signs:
         loaded = is_loaded(metrics) is not False
         for name in self.timed:
             active = metrics.get(ACTIVE[name])
@@ -212,9 +213,7 @@ class ThermalThrottle(Throttle):
         """Return critical for the hardware's protection, which at least halves clocks."""
         return "critical" if device.worst == "hw_thermal" else "warning"
 
-    def _signs(
-        self, device: ThrottledDevice, metrics: Metrics
-    ) -> Iterator[tuple[str, float | None, bool | None]]:
+    def _signs(self, device: ThrottledDevice, metrics: Metrics) -> Signs:
         yield from super()._signs(device, metrics)
         slow = _is_slow_by_heat(device, metrics)
         if slow is not None:
@@ -236,9 +235,7 @@ class PowerBrake(Throttle):
         HW_SLOWDOWN: "power made the hardware cut clocks (hw_slowdown) during",
     }
 
-    def _signs(
-        self, device: ThrottledDevice, metrics: Metrics
-    ) -> Iterator[tuple[str, float | None, bool | None]]:
+    def _signs(self, device: ThrottledDevice, metrics: Metrics) -> Signs:
         yield from super()._signs(device, metrics)
         slowed, hot = metrics.get(ACTIVE[HW_SLOWDOWN]), metrics.get(ACTIVE["hw_thermal"])
         if slowed is not None and hot is not None:
