@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -254,7 +254,7 @@ def create_app(
         Guard,
         access=access,
         basic_auth=basic_auth,
-        count=partial(_count, backend),
+        count=lambda status: backend.metrics.counter("http_requests_total").labels(status).inc(),
         refuse=login.refuse,
         prepare=prepare,
     )
@@ -272,10 +272,6 @@ def create_app(
     # It takes 20 ms to make, and is rarely requested.
     app.state.document = cache(lambda: openapi(backend.state().version, table))
     return app
-
-
-def _count(backend: ApiBackend, status: int) -> None:
-    backend.metrics.counter("http_requests_total").labels(status).inc()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

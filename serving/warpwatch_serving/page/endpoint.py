@@ -39,6 +39,7 @@ MAX_SOURCES = 32
 # All our own sentences are shorter.
 MAX_TEXT = 400
 NOTHING_FOUND = Headline("idle", "Nothing matches the search")
+SECTIONS = (captures, charts, devices, findings, jobs, runs)
 FOLDER = Path(__file__).parent / "templates"
 STYLE = FOLDER / "style.css"
 SCRIPT = FOLDER / "refresh.js"
@@ -120,13 +121,8 @@ class PageEndpoint:
             "no_step": quantities.no_step,
             "uncounted": quantities.uncounted,
             "places": quantities.places,
-            "captures": captures,
-            "charts": charts,
-            "devices": devices,
-            "findings": findings,
-            "jobs": jobs,
             "max_sources": MAX_SOURCES,
-            "runs": runs,
+            **{one.__name__.rpartition(".")[2]: one for one in SECTIONS},
             **self.modules,
         }
         return environment

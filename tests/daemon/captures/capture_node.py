@@ -100,6 +100,11 @@ class CaptureNode:
         for ring in self.rings:
             ring.step()
         self.poll()
+        self.now = self.clock.wall()
+        self.connect()
+
+    def connect(self) -> None:
+        """Make what else of a daemon the test needs; also after a restart."""
 
     @property
     def at(self) -> float:
@@ -133,6 +138,7 @@ class CaptureNode:
         self.service.finish_urgent()
         self.hub = Hub(10.0)
         self.service = self._start(config or self.service.policy.config)
+        self.connect()
 
     def _start(self, config: TriggersConfig) -> CaptureService:
         self.hub.watch_ranks(lambda: self.source.states(self.at))
@@ -190,6 +196,13 @@ class CaptureNode:
         for number, rank in enumerate(asked.ranks):
             index = self._numbers.index(rank.rank)
             self.deliver(index, contents[number] if number < len(contents) else None)
+        return self.finished(asked)
+
+    def complete(self, capture: Capture | None = None) -> Capture:
+        """Return the capture, else the newest, after its ranks have brought their traces."""
+        asked = capture or self.captures[-1]
+        for rank in asked.ranks:
+            self.deliver(self._numbers.index(rank.rank))
         return self.finished(asked)
 
     @property

@@ -24,9 +24,11 @@ class Node(CaptureNode):
         self, path: Path, stack: ExitStack, baseline: BaselineConfig = EARLY, **options: Any
     ) -> None:
         super().__init__(path, stack, baseline=baseline, **options)
-        self.now = self.clock.wall()
-        self.baseline = RegularCaptures(Baseline(self.service, self.hub), self.service)
         self.train(3)
+
+    def connect(self) -> None:
+        self.baseline = RegularCaptures(Baseline(self.service, self.hub), self.service)
+        self.poll()
 
     def train(self, steps: int) -> None:
         for ring in self.rings:
@@ -38,18 +40,8 @@ class Node(CaptureNode):
         self.baseline.advance(self.now + after_s, active)
         return [c for c in self.captures if c.request.trigger == "baseline"]
 
-    def complete(self, capture: Capture) -> Capture:
-        for rank in capture.ranks:
-            self.deliver(rank.rank)
-        return self.finished(capture)
-
     def taken(self) -> Capture:
         return self.complete(self.look(90)[0])
-
-    def restart(self, config: TriggersConfig | None = None) -> None:
-        super().restart(config)
-        self.baseline = RegularCaptures(Baseline(self.service, self.hub), self.service)
-        self.poll()
 
 
 @pytest.fixture

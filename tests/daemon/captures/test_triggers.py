@@ -28,13 +28,10 @@ INTERRUPTED = "interrupted: an evaluation began"
 
 class Node(CaptureNode):
     def __init__(self, path: Path, stack: ExitStack, **options: Any) -> None:
-        super().__init__(path, stack, **options)
-        self.now = self.clock.wall()
-        self.triggers = Triggers(self.service, self.source.targets, self.hub)
         self.active: dict[str, Anomaly] = {}
+        super().__init__(path, stack, **options)
 
-    def restart(self, config: TriggersConfig | None = None) -> None:
-        super().restart(config)
+    def connect(self) -> None:
         self.triggers = Triggers(self.service, self.source.targets, self.hub)
 
     def reload(self, config: TriggersConfig) -> None:
@@ -54,13 +51,6 @@ class Node(CaptureNode):
 
     def outcome(self, anomaly_id: str = "a1") -> str:
         return self.decision(anomaly_id).outcome
-
-    def complete(self) -> Capture:
-        """The newest capture, after its ranks have brought what was asked for."""
-        capture = self.captures[-1]
-        for rank in capture.ranks:
-            self.deliver([ring.rank for ring in self.rings].index(rank.rank))
-        return self.finished(capture)
 
     def fail(self, detail: str) -> Capture:
         self.answer_all("capture_failed", detail=detail)

@@ -16,7 +16,6 @@ from tests.daemon.history.object_store import URL, Bucket, bucket
 from tests.daemon.state.counted import counted
 from tests.waiting import DEADLINE_S
 from warpwatch_capturing import remote_store
-from warpwatch_capturing.config import TriggersConfig
 from warpwatch_capturing.remote_store import RemoteStore, RemoteStoreError, Uploads
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.cli.diagnose import main as diagnose
@@ -50,15 +49,10 @@ def s3(one_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 class Node(CaptureNode):
-    def __init__(self, path: Path, stack: ExitStack, url: str = URL) -> None:
-        super().__init__(path, stack)
-        self.url = url
-        self.connect()
-
     def connect(self) -> None:
         service = self.service
         self.uploads = Uploads(
-            RemoteStore(self.url),
+            RemoteStore(URL),
             self.store.path,
             service.register,
             service.is_settled,
@@ -66,10 +60,6 @@ class Node(CaptureNode):
             "node1",
             self.clock.monotonic,
         )
-
-    def restart(self, config: TriggersConfig | None = None) -> None:
-        super().restart(config)
-        self.connect()
 
     def priced(self, *ranks: int, request: CaptureRequest = MANUAL) -> Capture:
         """A capture of both ranks to which these brought their traces; its price is known."""
