@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import platform
-import struct
 import sys
 import threading
 from collections.abc import Mapping
@@ -53,14 +52,11 @@ def attach(
         return _monitor
 
 
-def supported() -> bool:
-    """Return whether this is 64-bit little-endian Linux, as the protocol needs."""
-    return sys.platform == "linux" and sys.byteorder == "little" and struct.calcsize("P") == 8
-
-
 def _start(monitor: Monitor, job: str | None) -> None:
     global _helper
-    if os.environ.get("WARPWATCH") == "0" or not supported():
+    # The protocol needs 64-bit little-endian Linux.
+    is_able = sys.platform == "linux" and sys.byteorder == "little" and sys.maxsize > 1 << 32
+    if os.environ.get("WARPWATCH") == "0" or not is_able:
         monitor.clock.drop()
         return
     # Imported once the process trains: it imports much, and few processes under ``run`` are ranks.

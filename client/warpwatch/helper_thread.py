@@ -57,7 +57,7 @@ class HelperThread:
         self._identity: dict[str, Any] = {}
         self._metadata: dict[str, Any] = {}
         self._seen = bytes(8)
-        self._next_look = self._attached = 0.0
+        self._next_attach = self._attached = 0.0
         self._next_inbox_check = 0.0
         self._trains = True
         self._retired: list[tuple[float, Callable[[], None]]] = []
@@ -106,8 +106,8 @@ class HelperThread:
         self.captures.deliver(self._sign_of_life)
         if current is None:
             # A process becomes a rank at its first step, one of a server at once.
-            if self._belongs and now >= self._next_look:
-                self._next_look = now + self._interval_s
+            if self._belongs and now >= self._next_attach:
+                self._next_attach = now + self._interval_s
                 self._attach()
             return
         if not current.links():
@@ -275,7 +275,7 @@ class HelperThread:
             folder.close()
         self._retired.append((now + RETIRE_AFTER_S, current.close))
         self._gil_stacks.close()
-        self._next_look = now
+        self._next_attach = now
 
     # --- the end --------------------------------------------------------------------------------
 

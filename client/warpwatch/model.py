@@ -35,7 +35,7 @@ _DATA = (
     ("mesh_dp_replicate", "mesh_replicate"),
     ("mesh_dp_shard", "mesh_shard", "mesh_fsdp"),
 )
-_LOOK_AGAIN_S = 10.0
+_REFRESH_S = 10.0
 
 Place = tuple[int, int]
 _noted: dict[str, Place] = {}
@@ -67,7 +67,7 @@ def places(now: float) -> dict[str, Place]:
         return {}
     if len(groups) != _known[0] or now >= _known[1]:
         found = {**dict(_by_getters()), **_by_groups(list(groups))}
-        _known = len(groups), now + _LOOK_AGAIN_S, found
+        _known = len(groups), now + _REFRESH_S, found
     return _known[2]
 
 

@@ -62,10 +62,7 @@ def _frames(frame: FrameType | None) -> list[dict[str, Any]]:
 
 
 def _called(frame: FrameType) -> str | None:
-    """Return the C function that the innermost frame is in: ``acquire``, ``__enter__``.
-
-    It is read from the instructions: a Python frame does not show the lock that it waits for.
-    """
+    """Return the C function that the innermost frame is in, by its instructions: ``acquire``."""
     try:
         import dis
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _kept_in_child: list[Any] = []
 
 # Shorter steps do not each check for a command. The daemon names a step at least 150 ms ahead.
-LOOK_INTERVAL_NS = 20_000_000
+POLL_INTERVAL_NS = 20_000_000
 # Shorter steps are settled together; a killed process loses at most the steps of this time.
 SETTLE_INTERVAL_NS = 50_000_000
 # The training thread rests if it is in no phase and had no boundary for this long, while other
@@ -51,7 +51,7 @@ class StepClock(PhaseTimes):
     """
 
     __slots__ = (
-        "_dead", "_look_ns", "_native_id", "_nested", "_rest_calls", "_rest_since_ns", "_settle_ns",
+        "_dead", "_native_id", "_nested", "_poll_ns", "_rest_calls", "_rest_since_ns", "_settle_ns",
         "_started", "begun_ns", "calls", "captures", "capturing", "cuda", "device", "flags", "open",
         "samples", "steps", "steps_elsewhere", "tokens", "trainer", "wake_helper", "work",
     )  # fmt: skip
@@ -74,7 +74,7 @@ class StepClock(PhaseTimes):
         self.wake_helper: SimpleQueue[None] = SimpleQueue()
         self.open = self._dead = self._started = False
         self._nested = self._native_id = 0
-        self._look_ns = self._settle_ns = 0
+        self._poll_ns = self._settle_ns = 0
 
     # --- the hot path ---------------------------------------------------------------------------
 
@@ -88,8 +88,8 @@ class StepClock(PhaseTimes):
                 self._nested += 1
                 return self
             self.begun_ns = now = monotonic_ns()
-            if now >= self._look_ns:
-                self._look(now)
+            if now >= self._poll_ns:
+                self._poll(now)
             if self.gpu is not None:
                 self.gpu.follow_stream()
                 self.push((BEGIN, now, None))
@@ -126,10 +126,10 @@ class StepClock(PhaseTimes):
             self.gpu.follow_stream()
         self.samples = self.tokens = 0
         self.begun_ns = now
-        if now >= self._look_ns:
+        if now >= self._poll_ns:
             if now >= self._settle_ns:
                 self._ended(now)
-            self._look(now)
+            self._poll(now)
 
     # --- what happens seldom --------------------------------------------------------------------
 
@@ -143,10 +143,7 @@ class StepClock(PhaseTimes):
         self.__exit__(None, None, None)
 
     def replace_innermost(self, index: int) -> None:
-        """Replace the innermost phase from now on, up to the same end.
-
-        Other threads may call it while the training thread waits for them.
-        """
+        """Replace the innermost phase, also in a thread that the training thread waits for."""
         now = monotonic_ns()
         self.push((LEAVE, now, None))
         self.push((index, now, None))
@@ -158,7 +155,7 @@ class StepClock(PhaseTimes):
             self._nested = 0
             self.samples = self.tokens = 0
             self._started = False
-            self._look_ns = 0
+            self._poll_ns = 0
             self.begin()
 
     def interrupt(self, reason: str) -> None:
@@ -199,7 +196,7 @@ class StepClock(PhaseTimes):
             return False
         self.thread = get_ident()
         self.open = self._started = False
-        self._nested = self._look_ns = 0
+        self._nested = self._poll_ns = 0
         return True
 
     def _rests(self) -> bool:
@@ -220,9 +217,9 @@ class StepClock(PhaseTimes):
             self.captures.step_ended(self, self.steps - 1)
         self._settle_ns = 0 if self.capturing else now + SETTLE_INTERVAL_NS
 
-    def _look(self, now: int) -> None:
+    def _poll(self, now: int) -> None:
         """Report the started step and check for a command; skipped at most short steps."""
-        self._look_ns = now + LOOK_INTERVAL_NS
+        self._poll_ns = now + POLL_INTERVAL_NS
         # Python gives a thread the number of one that has ended, the kernel does not so soon.
         if get_native_id() != self._native_id:
             self._native_id, self.trainer = get_native_id(), threading.current_thread()
@@ -243,7 +240,7 @@ class StepClock(PhaseTimes):
                     # The program may have closed a descriptor that was ours.
                     faults.swallow(error)
         if self.capturing:
-            self._look_ns = self._settle_ns = 0
+            self._poll_ns = self._settle_ns = 0
 
     @faults.guarded
     def _find_gpu(self) -> None:

@@ -13,7 +13,7 @@ from warpwatch_telemetry.newest import NewestMap
 from warpwatch_telemetry.state import State
 
 # Events that other processes have reported, as many as the jobs of a few partitions have.
-MAX_TOLD = 50_000
+MAX_REPORTED = 50_000
 
 _OF_REQUEST = ("kind", "trigger", "job", "owner", "run")
 _OF_ANOMALY = (
@@ -79,18 +79,18 @@ class EventFeed:
 
     def __init__(self, state: State) -> None:
         self._known = {event.key for event in _all(state)}
-        self._told: NewestMap[tuple[str, str, int], None] = NewestMap(MAX_TOLD)
+        self._reported: NewestMap[tuple[str, str, int], None] = NewestMap(MAX_REPORTED)
 
     def know(self, anomalies: Iterable[Anomaly]) -> None:
         """Count events of anomalies as old, which another process has reported."""
         for anomaly in anomalies:
             for event in _of_anomaly(anomaly):
-                self._told[event.key] = None
+                self._reported[event.key] = None
 
     def drain(self, state: State) -> list[StateEvent]:
         """Return new events, oldest first."""
         events = list(_all(state))
-        new = [event for event in events if event.key not in self._known | self._told.keys()]
+        new = [event for event in events if event.key not in self._known | self._reported.keys()]
         # Events that the state has dropped do not come again.
         self._known = {event.key for event in events}
         return sorted(new, key=lambda event: event.time)

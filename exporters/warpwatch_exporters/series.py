@@ -326,8 +326,8 @@ def _agent(state: State, pods: Mapping[str, Pod]) -> Values:
         values["source_duration_seconds", (source.name,)] = round(source.duration_s, 6)
         values["source_errors_total", (source.name,)] = source.errors
     values["ranks_unexported", ()] = len(state.ranks) - len(list(exported_ranks(state)))
-    for sight in state.sensitivities:
-        values["detector_blind", (sight.kind, sight.job, sight.owner)] = int(sight.blind)
+    for one in state.sensitivities:
+        values["detector_blind", (one.kind, one.job, one.owner)] = int(one.blind)
     return {**values, **_anomalies(state, pods)}
 
 
@@ -349,16 +349,13 @@ def _anomalies(state: State, pods: Mapping[str, Pod]) -> Values:
         node = anomaly.node or (state.hostname if anomaly.judged_by == "agent" else "")
         where = (pods.get(pod_uid, _NO_POD).name, node)
         link = anomaly_link(state.public_url, anomaly.id)
-        said = (first_sentence(anomaly, state.hostname), link)
-        values["anomaly_info", (*what, *job, gpu, device, *where, *said)] = 1
+        texts = (first_sentence(anomaly, state.hostname), link)
+        values["anomaly_info", (*what, *job, gpu, device, *where, *texts)] = 1
     return values
 
 
 def _described(active: Iterable[Anomaly]) -> list[Anomaly]:
-    """Return at most MAX_ANOMALIES: of each kind and severity in turn, the newest first.
-
-    However many there are of one kind, no alert about another one stays silent.
-    """
+    """Return at most MAX_ANOMALIES: of each kind and severity in turn, so that none is silent."""
     found: dict[tuple[str, str], list[Anomaly]] = {}
     for anomaly in sorted(active, key=lambda one: -one.time):
         found.setdefault((anomaly.kind, anomaly.severity), []).append(anomaly)

@@ -144,29 +144,26 @@ MAX_CAUSE_CHARS = 200
 
 
 def sentence(anomaly: Anomaly, node: str = "") -> str:
-    """Return the sentence, then evidence and effects.
-
-    node: the agent's, for an anomaly that does not name its own.
-    """
+    """Return the sentence, then evidence and effects. node: of one that names none."""
     cause, _, more = anomaly.summary.partition("; ")
-    said = _said(anomaly, cause, node)
-    return f"{said}; {more}" if more else said
+    text = _located(anomaly, cause, node)
+    return f"{text}; {more}" if more else text
 
 
 def first_sentence(anomaly: Anomaly, node: str = "") -> str:
     """Return the sentence with the cause as it was first found, for a label: it never changes."""
     cause, _, _ = anomaly.first_summary.partition("; ")
-    return _said(anomaly, cause or anomaly.kind.replace("_", " "), node)
+    return _located(anomaly, cause or anomaly.kind.replace("_", " "), node)
 
 
-def _said(anomaly: Anomaly, cause: str, node: str) -> str:
+def _located(anomaly: Anomaly, cause: str, node: str) -> str:
     if len(cause) > MAX_CAUSE_CHARS:
         cause = f"{cause[: MAX_CAUSE_CHARS - 1]}…"
     # A fleet's anomaly without a node is on several.
     node = anomaly.node or ("" if anomaly.judged_by == "fleet" else node)
-    said = f"{cause}: {', '.join((*_places(anomaly, node), _when(anomaly)))}"
+    text = f"{cause}: {', '.join((*_places(anomaly, node), _when(anomaly)))}"
     # Exceptions have several lines, and names may.
-    return " ".join(said.split())
+    return " ".join(text.split())
 
 
 def _places(anomaly: Anomaly, node: str) -> list[str]:

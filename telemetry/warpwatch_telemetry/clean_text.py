@@ -23,10 +23,7 @@ def clean(text: str, limit: int | None = None) -> str:
 
 
 def clean_line(line: bytes) -> bytes:
-    """Return the line of JSON with all of its texts cleaned.
-
-    Raises ValueError for a text that is not JSON, or nested deeper than MAX_DEPTH.
-    """
+    """Return the line of JSON with all of its texts cleaned. Raises ValueError."""
     # In ASCII without an escape there is no character to clean.
     if line.isascii() and b"\\" not in line and b"\x7f" not in line:
         return line
@@ -34,7 +31,10 @@ def clean_line(line: bytes) -> bytes:
 
 
 def load(text: bytes) -> Any:
-    """Return the value of a JSON text with all of its texts cleaned. Raises ValueError."""
+    """Return the value of a JSON text with all of its texts cleaned.
+
+    Raises ValueError if it is not JSON, or nested deeper than MAX_DEPTH.
+    """
     try:
         return _cleaned(json.loads(text, parse_constant=_not_a_number), 0)
     except RecursionError as error:

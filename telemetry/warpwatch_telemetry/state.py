@@ -298,10 +298,7 @@ class RecentSteps:
         return iter(durations_s[oldest:] + durations_s[:oldest])
 
     def pace(self) -> dict[str, Any]:
-        """Return steps, samples and tokens per second, and seconds per step in phase comm.
-
-        All are of the same steps; unknown ones are absent.
-        """
+        """Return the known ones of steps, samples, tokens per second, and comm_s per step."""
         newest = self._newest[: 4 * self._count]
         taken_s, samples, tokens = (sum(newest[column::4]) for column in range(3))
         waits_s = [wait_s for wait_s in newest[3::4] if not math.isnan(wait_s)]

@@ -26,10 +26,6 @@ def without_an_optimizer(net: torch.nn.Linear, batches: int) -> None:
                 parameter.grad = None
 
 
-def last_resort() -> None:
-    without_an_optimizer(model(), 64 + 1 + 20)
-
-
 def last_resort_until_an_optimizer_comes() -> None:
     net = model()
     without_an_optimizer(net, 64 + 1 + 20)

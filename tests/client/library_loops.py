@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.client.loop_base import data, model, spend, state
+from tests.client.loop_base import data, model, state
 from warpwatch import hooks
 
 
@@ -63,38 +63,14 @@ def as_keras_does() -> None:
     train(BaseOptimizer)
 
 
-class PyroOptim:
-    """One optimizer a parameter."""
-
-    def __init__(self) -> None:
-        self.optimizers: dict[Any, Any] = {}
-
-    def __call__(self, parameters: Any) -> None:
-        spend()
-        for parameter in parameters:
-            if parameter not in self.optimizers:
-                self.optimizers[parameter] = torch.optim.SGD([parameter], lr=0.01)
-            self.optimizers[parameter].step()
-            parameter.grad = None
-
-
-class SVI:
-    """Model and guide are functions."""
-
-    def step(self, parameters: Any, optim: Any) -> None:
-        spend()
-        sum((parameter - 3).square().sum() for parameter in parameters).backward()
-        optim(parameters)
-
-
 def as_pyro_does() -> None:
-    library("pyro.infer.svi", SVI)
-    library("pyro.optim.optim", PyroOptim)
-    inference, optim = SVI(), PyroOptim()
+    """It has an optimizer for each parameter, and functions for model and guide."""
     parameters = [torch.zeros(4, requires_grad=True) for _ in range(2)]
+    optimizers = [torch.optim.SGD([parameter], lr=0.01) for parameter in parameters]
     for _ in range(5):
-        inference.step(parameters, optim)
-        spend()
+        sum((parameter - 3).square().sum() for parameter in parameters).backward()
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 def by_distributed_autograd() -> None:

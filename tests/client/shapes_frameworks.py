@@ -12,25 +12,6 @@ from torch.nn import functional as F
 from tests.client.shapes import BLOCK, VOCABULARY, WIDTH, loader, network
 
 
-def hugging_face() -> list[float]:
-    """run_clm: accumulated, evaluated every ten steps."""
-    hf: Any = import_module("transformers")
-
-    losses: list[float] = []
-
-    class Losses(hf.TrainerCallback):  # type: ignore[misc]
-        def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
-            losses.extend([logs["loss"]] if "loss" in logs else [])
-
-    ids = torch.randint(VOCABULARY, (160, BLOCK))
-    rows = [{"input_ids": row, "labels": row} for row in ids]
-    model, arguments = gpt2(hf, gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=10)
-    data = {"train_dataset": rows, "eval_dataset": rows[:40]}
-    with contextlib.redirect_stdout(sys.stderr):
-        hf.Trainer(model, arguments, callbacks=[Losses()], **data).train()
-    return losses
-
-
 def gpt2(hf: Any, **arguments: Any) -> tuple[Any, Any]:
     """Return a small model and the arguments of its Trainer. A step is a batch of four."""
     config = hf.GPT2Config(

@@ -113,15 +113,6 @@ def test_an_error_of_the_profiler_is_the_one_answer(trained, method):
     assert not [name for name in trained.files() if name.endswith(".tmp")]
 
 
-def test_there_is_an_end_to_the_captures_of_a_process(trained):
-    limit = "import warpwatch.captures.safety as safety; safety.MAX_CAPTURES ="
-    trained.steps(1, f"{limit} monitor.clock.captures._taken")
-    trained.capture("one-more")
-    trained.steps(1)
-    trained.steps(1, f"{limit} 50")
-    assert trained.detail("one-more") == "too_many_captures"
-
-
 @pytest.mark.parametrize("kind", ["torch", "memory"])
 def test_a_thread_that_ends_costs_that_trace_alone(folder, with_torch, kind):
     threads = "for _ in range(2):\n  t = threading.Thread(target=serve); t.start(); t.join()"

@@ -100,7 +100,7 @@ def test_training_is_the_same_bit_for_bit(plain: Ranks, hooked: Ranks) -> None:
 def test_compiled_collectives_are_those_of_a_plain_program(plain: Ranks, hooked: Ranks) -> None:
     for rank in range(2):
         assert hooked[rank]["compiled"] == [[5.0, 5.0], [3.0] * 4]
-        for name in ("compiled", "broken", "warnings", "ddp_compilation"):
+        for name in ("compiled", "ddp_compilation"):
             assert hooked[rank][name] == plain[rank][name], name
 
 

@@ -17,7 +17,6 @@ from tests.client.daemon_side import Folder, Ring, program
 from tests.client.training import training
 from tests.waiting import DEADLINE_S, eventually
 from warpwatch import protocol, rendezvous
-from warpwatch.rendezvous import Descriptor
 
 # The program asks for a daemon, and says whether it has a ring, once for each line it reads. Errors
 # of a round end in the helper thread's loop.
@@ -31,7 +30,7 @@ helper._thread.join()
 for line in sys.stdin:
     if line == "step\\n":
         with monitor.step(): pass
-    helper._next_look = 0.0
+    helper._next_attach = 0.0
     try: helper._round()
     except OSError: pass
     print(monitor.clock.ring is not None, flush=True)
@@ -194,16 +193,6 @@ def _settled(folder: Folder, steps: int) -> Ring | None:
     return ring if ring.header.totals.steps == steps else None
 
 
-def test_a_removed_ring_is_replaced_and_the_totals_go_on(folder: Folder) -> None:
-    with training(folder) as found:
-        first = folder.ring().name
-        ring_file(folder).unlink()
-        found.steps(1, "while not (monitor.clock.ring and monitor.clock.ring.links()): pass")
-        later = eventually(lambda: _settled(folder, found.number))
-        assert later.name != first
-        assert later.records[0].type == protocol.RECORD_PHASE
-
-
 def test_the_heartbeat_goes_on_while_a_step_lasts(folder: Folder) -> None:
     with training(folder) as found:
         found.request(1, "sys.stdin.readline()")
@@ -346,24 +335,6 @@ first.close()
 assert [os.fstat(fd).st_ino for fd in mine] == [os.stat({path!r}).st_ino] * 20
 assert os.path.getsize({path!r}) == 0
 """
-
-
-def test_a_number_that_is_another_file_is_not_closed(tmp_path: Path) -> None:
-    path = tmp_path / "ours"
-    # Before ours is gone: a file system uses numbers of files again as well.
-    (tmp_path / "other").touch()
-    ours = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT))
-    assert ours.links() == 1
-    path.unlink()
-    assert ours.links() == 0
-    os.close(ours.fd)
-    assert ours.links() is None
-    other = os.open(tmp_path / "other", os.O_RDWR)
-    assert other == ours.fd
-    assert ours.links() is None
-    ours.close()
-    os.fstat(other)
-    os.close(other)
 
 
 def test_a_program_that_closes_everything_gets_another_ring(folder: Folder, tmp_path: Path) -> None:

@@ -62,7 +62,6 @@ RANKS = {
 }
 # Loop: package, shape. A framework that has ended its training is not the clock any more.
 FRAMEWORKS = {
-    "hugging_face": ("transformers", Shape(LOADED | {"h2d", "eval"}, 160, 160 * 32, clock="")),
     # The tokens are those of the prompts: its own texts are not data.
     "generation": ("transformers", Shape(LOADED | {"h2d", "rollout"}, 80, 80 * 4, clock="")),
     "fabric": ("lightning", Shape(LOADED, 40 * 128)),

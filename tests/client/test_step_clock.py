@@ -249,7 +249,7 @@ def test_a_failed_step_is_not_counted_and_its_exception_passes(watched):
 def test_an_interrupt_at_the_begin_of_a_step_costs_that_step_only(watched):
     def step() -> None:
         # A look for a command may begin a capture, for seconds.
-        watched.clock._look_ns = 0
+        watched.clock._poll_ns = 0
         take_step(watched)
 
     lines = 0

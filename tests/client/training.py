@@ -23,7 +23,7 @@ from warpwatch import helper_thread, steps
 from warpwatch.captures import control, recording
 # The helper thread comes by often, and every step looks for a command.
 helper_thread.HEARTBEAT_INTERVAL_S = 0.02
-steps.LOOK_INTERVAL_NS = 0
+steps.POLL_INTERVAL_NS = 0
 # However slow the machine is.
 control.GIVE_WAY_S = recording.MIN_RECORDING_S = 3600.0
 sys.modules["warpwatch.attach"].EXIT_WAIT_S = 3600.0

@@ -223,19 +223,8 @@ def a_gpu_that_comes_into_use(net: Any, optimizer: Any) -> None:
         cuda.run()
         clock = state.monitor.clock
         if number == 2:
-            clock.cuda, clock._look_ns = cuda, 0
+            clock.cuda, clock._poll_ns = cuda, 0
     clock.finish()
-
-
-def two_trainings_of_a_framework() -> None:
-    for _ in range(2):
-        state.begin_training("lightning")
-        monitor = state.monitor
-        for _ in range(3):
-            state.end_step("lightning")
-        state.end_training("lightning")
-        with monitor.phase("pause"):
-            spend()
 
 
 def a_clock_that_is_gone() -> None:

@@ -7,7 +7,6 @@ import inspect
 import json
 import os
 import pickle
-import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -236,23 +235,6 @@ def identity() -> None:
         found["derived"] = type(error).__name__
 
 
-def broken() -> None:
-    """A graph breaks at a collective that dynamo does not know."""
-
-    def broadcast(x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        dist.broadcast(y, src=0)
-        dist.barrier()
-        return y + 1
-
-    with warnings.catch_warnings(record=True) as reported:
-        warnings.simplefilter("always")
-        found["broken"] = torch.compile(broadcast, backend="aot_eager")(
-            torch.full((2,), 1.0 + RANK)
-        ).tolist()
-    found["warnings"] = sorted(str(warning.message)[:200] for warning in reported)
-
-
 def both() -> None:
     train(model(), "alone", steps=2)
     explicit()
@@ -272,7 +254,6 @@ def main(folder: str, hooks: str) -> None:
     changing()
     compiled_data_parallel()
     sharded()
-    broken()
     reported = [found]
     if hooks == "late":
         observe()

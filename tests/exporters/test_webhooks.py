@@ -156,18 +156,9 @@ def test_a_certificate_that_nobody_vouches_for_is_not_accepted(tmp_path: Path) -
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("webhook", "said"),
-    [
-        ({}, "either url or url_file is needed"),
-        ({"url": "hooks.example"}, "exporters.webhooks.0.url"),
-        ({"url": "https://hooks.example", "format": "teams"}, "exporters.webhooks.0.format"),
-        ({"url": "https://hooks.example", "min_severity": "loud"}, "webhooks.0.min_severity"),
-    ],
-)
-def test_a_mistake_in_the_configuration_is_named(webhook: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        loading.parse(Config, {"exporters": {"webhooks": [webhook]}}, "the test")
+def test_a_webhook_without_an_address_is_named() -> None:
+    with pytest.raises(UsageError, match=r"webhooks.0: .*either url or url_file is needed"):
+        loading.parse(Config, {"exporters": {"webhooks": [{}]}}, "the test")
 
 
 def test_nothing_is_loaded_or_counted_where_nothing_is_configured(golden):

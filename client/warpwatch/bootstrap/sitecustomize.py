@@ -12,7 +12,7 @@ from importlib.machinery import PathFinder
 
 # Where the modules of warpwatch.hooks.HOOKS are: before these there is nothing to hook.
 LIBRARIES = (
-    "accelerate", "deepspeed", "fastai", "keras", "lightning", "lightning_fabric", "pyro",
+    "accelerate", "deepspeed", "fastai", "keras", "lightning", "lightning_fabric",
     "pytorch_lightning", "sglang", "torch", "transformers", "vllm",
 )  # fmt: skip
 _HERE = os.path.dirname(os.path.abspath(__file__))

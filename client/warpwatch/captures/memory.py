@@ -69,10 +69,10 @@ class MemoryRecorder(Recorder):
 
     def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
         snapshot, self._snapshot = self._snapshot, None
-        said = {**self._about, "host": self._host.report(beat)}
+        report = {**self._about, "host": self._host.report(beat)}
         if snapshot is not None:
-            said |= summary(snapshot)
-        text = json.dumps(said, indent=1).encode()
+            report |= summary(snapshot)
+        text = json.dumps(report, indent=1).encode()
         beat()
         more = rendezvous.hand_over(base, ".memory.json", lambda fd: rendezvous.write(fd, text))
         if snapshot is None:
@@ -229,7 +229,7 @@ class HostGrowth:
         if not self._ended:
             self._ended = True
             if len(self._marks) > 1 and self._counts:
-                self._look_at_growth()
+                self._examine_growth()
         self.drop()
 
     def drop(self) -> None:
@@ -307,7 +307,7 @@ class HostGrowth:
         fastest = sorted(grown, key=lambda line: -grown[line])[:MAX_LINES]
         return [{"line": line, "bytes_per_step": grown[line]} for line in fastest]
 
-    def _look_at_growth(self) -> None:
+    def _examine_growth(self) -> None:
         first, last = self._marks[0], self._marks[-1]
         steps = last.steps - first.steps
         rising = [

@@ -273,7 +273,7 @@ class RecordingSession:
 FACTOR_CPU = 25.0
 FACTOR_CUDA = 40.0
 # The counter is read at every 16th poll for a command, more often at the first polls.
-SAMPLE_LOOKS = 16
+SAMPLE_POLLS = 16
 
 
 class EventBudget:
@@ -294,7 +294,7 @@ class EventBudget:
         """Read the counter at some of the calls, as step ``number`` is about to start."""
         self._calls += 1
         if self._calls > self._next_sample:
-            self._next_sample = self._calls + min(SAMPLE_LOOKS, self._calls // 2)
+            self._next_sample = self._calls + min(SAMPLE_POLLS, self._calls // 2)
             self.sample(number)
 
     def sample(self, number: int) -> None:

@@ -57,8 +57,6 @@ HOOKS = (
     Hook("lightning", frameworks.PYTORCH_LIGHTNING, frameworks.install_lightning),
     Hook("accelerate", frameworks.ACCELERATE, frameworks.install_accelerate),
     Hook("deepspeed", frameworks.DEEPSPEED, frameworks.install_deepspeed),
-    Hook("pyro", frameworks.PYRO, frameworks.install_pyro),
-    Hook("pyro", frameworks.PYRO_OPTIM, frameworks.install_pyro_optim),
     Hook("vllm", "vllm.plugins", _watch_server),
     Hook("sglang", "sglang.srt.plugins", _watch_server),
     Hook("pipelining", frameworks.PIPELINING, frameworks.install_pipelining),

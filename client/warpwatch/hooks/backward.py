@@ -50,7 +50,7 @@ class BackwardHook:
         self._phase = 0
         self._progress = 0
         self._ends: str | None = None
-        state.when_backward(LEAD_AFTER, self._look)
+        state.when_backward(LEAD_AFTER, self._check_lead)
 
     def begin(self) -> bool:
         """Start the phase; return whether ``end`` has to follow.
@@ -109,11 +109,11 @@ class BackwardHook:
             # The optimizer may be compiled, too.
             state.after_backward = phases["optimizer"].index
 
-    def _look(self) -> None:
+    def _check_lead(self) -> None:
         """Set the step clock if the last backwards show that nothing else ends a step."""
         state, monitor = self._state, self._state.monitor
         patience = LEAD_AFTER * (WITH_AN_OPTIMIZER if _has_optimizer() else 1)
-        state.when_backward(state.backwards + patience, self._look)
+        state.when_backward(state.backwards + patience, self._check_lead)
         progress, self._progress = self._progress, state.updates + state.batches
         if monitor is None or monitor.step_clock == SOURCE:
             return
@@ -242,16 +242,18 @@ class LastGradient:
 
         return arrived
 
-    @faults.guarded
     def _last_arrived(self, _: Any) -> None:
         """Switch from backward to ``comm``, up to its end.
 
         The training thread is inside backward, so this thread may write its log.
         """
-        self._missed = 0
-        monitor = self._state.monitor
-        if monitor is not None and self._synchronized and self._state.in_backward:
-            monitor.clock.replace_innermost(self._comm)
+        try:
+            self._missed = 0
+            monitor = self._state.monitor
+            if monitor is not None and self._synchronized and self._state.in_backward:
+                monitor.clock.replace_innermost(self._comm)
+        except Exception as error:
+            faults.swallow(error)
 
 
 def install_ddp(module: ModuleType, state: HookState) -> None:
@@ -261,18 +263,17 @@ def install_ddp(module: ModuleType, state: HookState) -> None:
         return
     known: weakref.WeakKeyDictionary[Any, LastGradient] = weakref.WeakKeyDictionary()
 
-    @faults.guarded
-    def prepare(ddp: Any) -> None:
-        if not state.off and state.is_grad_enabled() and _reduces_in_backward(ddp):
-            if ddp not in known:
-                known[ddp] = LastGradient(state)
-            known[ddp].prepare(ddp, ddp.require_backward_grad_sync)
-
     @functools.wraps(original)
     def _post_forward(self: Any, output: Any) -> Any:
         if state.is_compiling():
             return original(self, output)
-        prepare(self)
+        try:
+            if not state.off and state.is_grad_enabled() and _reduces_in_backward(self):
+                if self not in known:
+                    known[self] = LastGradient(state)
+                known[self].prepare(self, self.require_backward_grad_sync)
+        except Exception as error:
+            faults.swallow(error)
         return original(self, output)
 
     data_parallel._post_forward = _post_forward

@@ -7,7 +7,6 @@ import names from it.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -51,7 +50,7 @@ def install_functional(module: ModuleType, state: HookState) -> None:
 
 
 def _timed(original: Callable[..., Any], state: HookState) -> Callable[..., Any]:
-    @functools.wraps(original)
+    @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if state.is_compiling():
             return original(*args, **kwargs)
@@ -67,7 +66,7 @@ def _timed(original: Callable[..., Any], state: HookState) -> Callable[..., Any]
 def _timed_wait(original: Callable[..., Any], state: HookState) -> Callable[..., Any]:
     # The wrapper must be named ``wait`` and have ``self`` first: by these two pybind11 detects that
     # a Python subclass calls its base. Else a subclass without its own ``wait`` recurses for ever.
-    @functools.wraps(original)
+    @wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         monitor = state.monitor
         if monitor is None:

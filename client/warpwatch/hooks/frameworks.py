@@ -1,4 +1,4 @@
-"""Hooks Lightning, Hugging Face, Accelerate, DeepSpeed, Pyro and pipelines at their import.
+"""Hooks Lightning, Hugging Face, Accelerate, DeepSpeed and pipelines at their import.
 
 A trainer with events gets the callback of its integration when training starts, unless it has one.
 For other libraries optimizers, engines and methods that are a phase are wrapped.
@@ -24,8 +24,6 @@ LIGHTNING = "lightning.pytorch.trainer.trainer"
 PYTORCH_LIGHTNING = "pytorch_lightning.trainer.trainer"
 ACCELERATE = "accelerate.accelerator"
 DEEPSPEED = "deepspeed.runtime.engine"
-PYRO = "pyro.infer.svi"
-PYRO_OPTIM = "pyro.optim.optim"
 PIPELINING = "torch.distributed.pipelining.stage"
 
 
@@ -45,7 +43,8 @@ def install_generation(module: ModuleType, state: HookState) -> None:
     """Time ``generate``; in training mode the model makes its own data (GRPO)."""
 
     def phase(model: Any, *_: Any, **__: Any) -> AbstractContextManager[Any]:
-        return _in_phase("rollout" if getattr(model, "training", False) else "eval", state)
+        name = "rollout" if getattr(model, "training", False) else "eval"
+        return state.monitor.phase(name) if state.monitor else nullcontext()
 
     _inside(module.GenerationMixin, "generate", phase)
 
@@ -82,16 +81,6 @@ def install_deepspeed(module: ModuleType, state: HookState) -> None:
     _phase(module.DeepSpeedEngine, "save_checkpoint", "checkpoint", state)
     # Optimizers are called there to allocate their state, before there are gradients.
     _unseen(module.DeepSpeedEngine, "__init__", state)
-
-
-def install_pyro(module: ModuleType, state: HookState) -> None:
-    """Start ``forward`` with SVI.step: model and guide are functions without hooks."""
-    _before(module.SVI, "step", lambda *_, **__: state.switch("forward"))
-
-
-def install_pyro_optim(module: ModuleType, state: HookState) -> None:
-    # It has an optimizer of its own for each parameter.
-    _phase(module.PyroOptim, "__call__", "optimizer", state)
 
 
 def install_pipelining(module: ModuleType, state: HookState) -> None:
@@ -149,13 +138,11 @@ def _inside(owner: Any, name: str, context: Callable[..., AbstractContextManager
     setattr(owner, name, call)
 
 
-def _in_phase(phase: str, state: HookState) -> AbstractContextManager[Any]:
-    """Return the phase, once the process trains."""
-    return state.monitor.phase(phase) if state.monitor else nullcontext()
-
-
 def _phase(owner: Any, name: str, phase: str, state: HookState) -> None:
-    _inside(owner, name, lambda *_, **__: _in_phase(phase, state))
+    """Make each call a phase, once the process trains."""
+    _inside(
+        owner, name, lambda *_, **__: state.monitor.phase(phase) if state.monitor else nullcontext()
+    )
 
 
 def _evaluation(owner: Any, name: str, state: HookState) -> None:
@@ -165,11 +152,11 @@ def _evaluation(owner: Any, name: str, state: HookState) -> None:
     def evaluating(*_: Any, **__: Any) -> Iterator[None]:
         before, state.evaluating = state.evaluating, True
         try:
-            with _in_phase("eval", state):
-                yield
+            yield
         finally:
             state.evaluating = before
 
+    _phase(owner, name, "eval", state)
     _inside(owner, name, evaluating)
 
 

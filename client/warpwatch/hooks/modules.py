@@ -72,11 +72,9 @@ class ModuleHook:
         return bool, ()
 
     def search(self) -> None:
-        """Search for called modules, for two backwards, if no known module was called lately.
-
-        There is no search under torch.compile, which warns of a global hook.
-        """
+        """Search for called modules, for two backwards, if no known module was called lately."""
         state = self.state
+        # torch.compile warns of a global hook.
         if state.batches or state.compiles or state.evaluating is not None:
             return
         checked, self._checked = self._checked, self._round

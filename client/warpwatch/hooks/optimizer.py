@@ -91,7 +91,9 @@ class OptimizerHooks:
                 self._used_when_begun = state.backwards + state.batches
                 if not self._phase:
                     self._phase = monitor.phases["optimizer"].index
-                closure = args[1] if len(args) > 1 else kwargs.get("closure")
+                closure = kwargs.get("closure") if kwargs else None
+                if len(args) > 1:
+                    closure = args[1]
                 self._closure = closure is not None
                 if self._closure:
                     self._running.append(id(stepper))
@@ -134,7 +136,6 @@ class OptimizerHooks:
         except Exception as error:
             faults.swallow(error)
 
-    @faults.guarded
     def zero_grad(self, optimizer: Any) -> None:
         """End a step that no hook saw, because the gradients of backward are dropped.
 
@@ -145,24 +146,24 @@ class OptimizerHooks:
             self._updates_when_zeroed, self._used_when_zeroed = state.updates, state.backwards
             self._unseen = 0
             return
-        if self._zeroed is None or self._zeroed() is None:
-            self._zeroed = weakref.ref(optimizer)
-        if self._zeroed() is not optimizer or self._used_when_zeroed == state.backwards:
-            return
-        if self._running or state.in_backward or not state.in_training_thread():
-            return
-        self._used_when_zeroed = state.backwards
-        self._unseen += 1
-        if state.updates == 0 or self._unseen >= BLIND_AFTER:
-            self._blind_step()
+        try:
+            if self._zeroed is None or self._zeroed() is None:
+                self._zeroed = weakref.ref(optimizer)
+            if self._zeroed() is not optimizer or self._used_when_zeroed == state.backwards:
+                return
+            if self._running or state.in_backward or not state.in_training_thread():
+                return
+            self._used_when_zeroed = state.backwards
+            self._unseen += 1
+            if state.updates == 0 or self._unseen >= BLIND_AFTER:
+                self._blind_step()
+        except Exception as error:
+            faults.swallow(error)
 
     def _with_closure(
         self, monitor: Monitor, closure: Any, args: Any, kwargs: Any
     ) -> tuple[Any, Any]:
-        """Return the arguments with a timed closure; the rest of the step is ``optimizer``.
-
-        Phases cannot be nested here: a closure is called repeatedly.
-        """
+        """Return the arguments with a closure that is timed each time it is called."""
         state, clock, around = self._state, monitor.clock, self._phase
         forward = monitor.phases["forward"].index
 
@@ -181,10 +182,7 @@ class OptimizerHooks:
         return args, {**kwargs, "closure": timed}
 
     def _has_raised(self, stepper: Any) -> bool:
-        """Return whether the running step has ended unseen, now that ``stepper`` starts.
-
-        Only a closure trains inside a step.
-        """
+        """Return whether the running step has ended unseen: only a closure trains inside one."""
         if id(stepper) in self._running:
             return True
         used = self._state.backwards + self._state.batches
