@@ -18,13 +18,7 @@ from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import Detector
 from warpwatch_detection.detectors.data_stall import DataStall
 from warpwatch_detection.detectors.deaths import Crash, Oom
-from warpwatch_detection.detectors.devices import clocks, errors, links
-from warpwatch_detection.detectors.devices.device_idle import DeviceIdle
-from warpwatch_detection.detectors.devices.failures import (
-    DeviceLost,
-    DeviceNeedsService,
-    DeviceStuck,
-)
+from warpwatch_detection.detectors.devices import availability, clocks, errors, links
 from warpwatch_detection.detectors.gc_pause import GcPause
 from warpwatch_detection.detectors.hang import Hang
 from warpwatch_detection.detectors.memory import MemoryLeak, MemoryPressure
@@ -41,9 +35,9 @@ from warpwatch_detection.ranks import RankDevices
 MakeDetector = Callable[[DetectionConfig, AnomaliesConfig, RankDevices], Detector]
 # In the order in which they evaluate a record: a cause comes before what it explains.
 DETECTORS: dict[str, MakeDetector] = {
-    "device_needs_service": lambda *_: DeviceNeedsService(),
-    "device_lost": lambda *_: DeviceLost(),
-    "device_stuck": lambda *_: DeviceStuck(),
+    "device_needs_service": lambda *_: availability.DeviceNeedsService(),
+    "device_lost": lambda *_: availability.DeviceLost(),
+    "device_stuck": lambda *_: availability.DeviceStuck(),
     "xid": lambda kinds, anomalies, _: errors.XidErrors(kinds.xid, anomalies.hold_s),
     "ecc_uncorrectable": lambda _, anomalies, __: errors.EccUncorrectable(anomalies.hold_s),
     "row_remap": lambda _, anomalies, __: errors.RowRemap(anomalies.hold_s),
@@ -54,7 +48,7 @@ DETECTORS: dict[str, MakeDetector] = {
     "nvlink_error": lambda *_: links.NvlinkError(),
     "network_link_down": lambda *_: links.NetworkLinkDown(),
     "network_errors": lambda *_: links.NetworkErrors(),
-    "device_idle": lambda kinds, _, ranks: DeviceIdle(kinds.device_idle, ranks),
+    "device_idle": lambda kinds, _, ranks: availability.DeviceIdle(kinds.device_idle, ranks),
     "overheating": lambda *_: clocks.Overheating(),
     "oom": lambda *_: Oom(),
     "crash": lambda *_: Crash(),
