@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.for_fleet import leases as module
 from warpwatch_daemon.for_fleet.leases import JobLeases
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_telemetry.anomalies import Anomaly
@@ -77,17 +76,15 @@ def test_a_lease_that_is_renewed_goes_on_and_no_second_fleet_gets_it(leases, clo
     leases.acquire(JOB, "fleet-1", 60.0)
 
 
-def test_leases_and_what_is_kept_back_have_a_bound(leases, monkeypatch):
-    monkeypatch.setattr(module, "MAX_LEASES", 2)
-    monkeypatch.setattr(module, "MAX_KEPT_BACK", 2)
+def test_leases_and_what_is_kept_back_have_a_bound(leases):
+    for number in range(41, 1065):
+        leases.acquire(JOB._replace(run=str(number)), "fleet", 60.0)
+    with pytest.raises(Refused, match="1024 jobs are judged by fleets already"):
+        leases.acquire(JOB._replace(run="2000"), "fleet", 60.0)
     leases.acquire(JOB, "fleet", 60.0)
-    leases.acquire(JOB._replace(run="42"), "fleet", 60.0)
-    with pytest.raises(Refused, match="2 jobs are judged by fleets already"):
-        leases.acquire(JOB._replace(run="43"), "fleet", 60.0)
-    leases.acquire(JOB, "fleet", 60.0)
-    for number in "123":
-        leases.raised(opened(replace(HANG, id=number)))
-    assert list(leases.state.kept_back) == ["2", "3"]
+    for number in range(2001):
+        leases.raised(opened(replace(HANG, id=str(number))))
+    assert list(leases.state.kept_back) == [str(number) for number in range(1, 2001)]
 
 
 def test_what_the_fleet_had_raised_goes_on_under_its_id_until_one_judges_again(leases, clock):

@@ -105,12 +105,12 @@ def test_folders_too_deep_to_look_into_are_too_much_also_for_a_round_without_tim
         assert measured.excess(A) == "folders that cannot be looked into"
 
 
-def test_the_memory_of_the_rendezvous_has_a_share_of_its_own(node, measured, monkeypatch):
-    monkeypatch.setattr(quotas, "FOLDER_BYTES", 1 << 20)
-    fill(node.pod(A) / "ranks", "junk", kib=1200)
-    fill(node.pod(B) / "ranks", "ring", kib=528)
+def test_the_memory_of_the_rendezvous_has_a_share_of_its_own(node, measured):
+    for pod, mib in ((A, 64), (B, 63)):
+        with (node.pod(pod) / "ranks" / "junk").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, mib << 20)
     measured.measure()
-    assert measured.excess(A) == "1.2 MiB in its rendezvous folder of 1.0 MiB"
+    assert measured.excess(A) == "64.0 MiB in its rendezvous folder of 64.0 MiB"
     assert measured.excess(B) is None
     (node.pod(A) / "ranks" / "junk").unlink()
     measured.measure()

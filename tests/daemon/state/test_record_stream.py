@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.for_fleet import record_stream
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
@@ -69,16 +68,17 @@ def test_a_new_reader_hears_of_the_ranks_and_anomalies_that_there_are():
     assert anomaly["anomaly"]["id"] == "a-1"
 
 
-def test_a_reader_that_was_away_too_long_is_told_how_much_it_lost(node, monkeypatch):
-    monkeypatch.setattr(record_stream, "MAX_BYTES", 1000)
+def test_a_reader_that_was_away_too_long_is_told_how_much_it_lost(node):
     node.stream.put([RankSeen(900.0, "llama", 0, 2)])
-    node.step(*range(100))
+    node.step(10)
+    room = 2**20 - len(node.stream._lines[-1].text)
+    node.step(*range(11, 28), job="llama" + "x" * room)
     gap, rank, *lines = node.read()
-    assert (gap["type"], rank["type"]) == ("gap", "rank")
-    kept = steps(lines)
-    assert kept == list(range(100))[-len(kept) :]
-    assert 0 < len(kept) < 20
-    assert gap["lost"] == 101 - len(kept)
+    assert (gap, rank["type"]) == ({"type": "gap", "lost": 3}, "rank")
+    while node.more:
+        lines += node.read()
+    # 16 of 1 MiB each.
+    assert steps(lines) == list(range(12, 28))
 
 
 def test_the_cursor_of_another_life_of_the_daemon_is_a_gap_of_unknown_size(node):
@@ -117,14 +117,15 @@ def test_each_shard_gets_its_jobs_and_no_other(node):
     assert all(told)
 
 
-def test_a_batch_is_bounded_and_says_that_there_is_more(node, monkeypatch):
-    monkeypatch.setattr(record_stream, "MAX_BATCH_BYTES", 500)
-    node.step(*range(100))
-    batches = [node.read()]
+def test_a_batch_is_bounded_and_says_that_there_is_more(node):
+    node.step(10)
+    room = 2**16 - len(node.stream._lines[-1].text)
+    node.step(*range(11, 21), job="llama" + "x" * room)
+    # The first is short: five are the first to have 256 KiB.
+    batches = [steps(node.read())]
     while node.more:
-        batches.append(node.read())
-    assert [step for lines in batches for step in steps(lines)] == list(range(100))
-    assert len(batches) > 5
+        batches.append(steps(node.read()))
+    assert batches == [[10, 11, 12, 13, 14], [15, 16, 17, 18], [19, 20]]
 
 
 def test_a_device_is_read_once_in_five_seconds_and_clocks_are_each_batchs_own(node):
