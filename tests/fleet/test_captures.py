@@ -164,7 +164,7 @@ def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agen
     assert [agent.captures()[0].request.anomaly_id for agent in fleet.agents] == ["f1-1", "f1-1"]
     # The diagnoses of the fleet and of the agents hear what it saw.
     assert (capture.diagnosis or {})["findings"][0]["evidence"][-1] == (
-        "the anomaly that asked saw it too: straggler of rank 0 since step 40, "
+        "the anomaly that requested the capture shows it, too: straggler of rank 0 since step 40, "
         "1.60 times as long as usual"
     )
     seen = [agent.captures()[0].request.anomaly_seen for agent in fleet.agents]
