@@ -46,10 +46,7 @@ def guarded(function: Callable[..., object]) -> Callable[..., None]:
 
 
 def log_pending() -> None:
-    """Log the swallowed errors at DEBUG, which prints nothing by default.
-
-    Called in the helper thread, because the user's handlers may block or raise.
-    """
+    """Log the errors at DEBUG, in the helper thread: the user's handlers may block or raise."""
     while _pending:
         kind, where = _pending.popleft()
         logger.debug("internal error: %s\n%s", kind, where)

@@ -208,10 +208,7 @@ class GilStacks:
         return self._monotonic() - self._armed_at >= self.timeout_s
 
     def _is_replaced(self) -> bool:
-        """Return whether the timer's thread ended early: the program uses the timer.
-
-        This catches programs that imported faulthandler's functions before they were wrapped.
-        """
+        """Return whether the timer's thread ended early: the program uses an unwrapped timer."""
         return (
             not self._is_over()
             and self._watchdog is not None

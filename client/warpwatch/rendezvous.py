@@ -215,10 +215,7 @@ def write(fd: int, data: bytes) -> None:
 
 
 def write_gzip(source: str, fd: int, between: Callable[[], None]) -> int:
-    """Compress the trace ``source`` into ``fd`` and count its events.
-
-    ``between`` is called after every chunk.
-    """
+    """Compress the trace ``source`` into ``fd`` and count its events; call ``between`` chunks."""
     events, tail = 0, b""
     with (
         open(source, "rb") as plain,

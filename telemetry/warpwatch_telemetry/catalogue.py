@@ -29,10 +29,7 @@ def _rows(file_name: str) -> list[dict[str, str]]:
 
 
 def _metric(row: Mapping[str, str]) -> Metric:
-    """Return a row of metrics.csv, with the kind and unit that its name ends in.
-
-    A kind is written only where the name does not give it; labels are separated by a space.
-    """
+    """Return a row of metrics.csv, which has the kind only where the name does not give it."""
     name, own = row["name"], tuple(row["labels"].split())
     kind: Any = row["kind"] or ("counter" if name.endswith("_total") else "gauge")
     return Metric(name, kind, row["help"], row["scope"], own, _unit_of(name), row["origin"])

@@ -277,10 +277,7 @@ class HostGrowth:
         self._marks.append(Mark(self._steps, used, types, traces))
 
     def _lines(self, beat: Callable[[], None]) -> list[dict[str, Any]]:
-        """Return the lines whose allocations grow from mark to mark, the fastest first.
-
-        Types whose objects do not know their line get it from what is as large as they are.
-        """
+        """Return the lines whose allocations grow from mark to mark, the fastest first."""
         sums: list[Counter[str]] = []
         blocks: list[Counter[tuple[str, int]]] = []
         for mark in self._marks:
@@ -293,6 +290,7 @@ class HostGrowth:
                 sums[-1][line] += trace.size
                 blocks[-1][line, trace.size] += 1
         steps = self._marks[-1].steps - self._marks[0].steps
+        # Objects that do not know their line get it from what is as large as they are.
         for growth in self._types:
             sizes = growth.pop("sizes")
             if "." in growth["type"]:
