@@ -18,6 +18,8 @@ scheduler = Scheduler(SimpleNamespace(**said))
 {WAITS}
 scheduler.on_idle()
 scheduler.idle = False
+from sglang.srt.observability.metrics_collector import SchedulerMetricsCollector
+SchedulerMetricsCollector().log_stats(SimpleNamespace(token_usage=0.25))
 # With overlapping the next batch is launched before the results of one are processed.
 batches = [batch("extend", 1, tokens=40, kv=40), batch("decode", 2, kv=42)]
 batches += [batch("mixed", 3, tokens=10, decoding=2), batch("idle", 0)]
@@ -32,7 +34,11 @@ scheduler.on_idle()
 """
 FRONT_END = f"""{BEGINS}
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
-TokenizerManager(SimpleNamespace(**said))
+from sglang.srt.observability.metrics_collector import TokenizerMetricsCollector
+TokenizerManager(SimpleNamespace(**said, enable_metrics=sys.argv[1] == "1"))
+collector = TokenizerMetricsCollector()
+assert collector.observe_time_to_first_token({{}}, 0.05) == 0.05
+assert collector.observe_inter_token_latency({{}}, 0.024, num_new_tokens=3) == 3
 """
 
 
@@ -47,13 +53,30 @@ def test_a_scheduler_is_a_rank_and_its_batches_are_iterations(folder):
     # Only the first stage counts tokens.
     assert [tuple(one[5:9]) for one in words] == [(0, 40, 0, 40), (0, 0, 2, 42), (0, 8, 2, 0)]
     assert sorted(said["phases"]) == ["forward", "sample", "schedule"]
+    seconds = [r.payload for r in ring.records if r.type == protocol.RECORD_SERVE]
+    assert protocol.SERVE.unpack_from(seconds[-1])[4] == 250_000_000  # of the KV cache, in 1e-9
     assert (said["faults"], ring.event_names()) == (0, ["exit"])
 
 
-def test_a_front_end_says_that_it_has_no_latencies(folder):
-    said = ended(folder, FRONT_END).metadata
-    assert (said["rank"], said["role"]) == (8, "frontend")
-    assert said["note"] == "no latencies: they are read from vLLM only"
+@pytest.mark.parametrize(
+    ("metrics", "note"),
+    [
+        ("1", ""),
+        ("0", "no latencies and KV cache: SGLang's metrics are off (--enable-metrics)"),
+    ],
+)
+def test_a_front_end_reports_the_latencies_that_sglang_measures(folder, metrics, note):
+    ring = ended(folder, FRONT_END, metrics)
+    said = ring.metadata
+    assert (said["rank"], said["role"], said.get("note", "")) == (8, "frontend", note)
+    buckets = [
+        entry
+        for record in ring.records
+        if record.type == protocol.RECORD_SERVE
+        for entry in protocol.BUCKET.iter_unpack(record.payload[protocol.SERVE.size :])
+    ]
+    # One first token after 50 ms, three tokens after 8 ms each.
+    assert buckets == [(0, 41, 1), (1, 22, 3)]
 
 
 @pytest.mark.parametrize(

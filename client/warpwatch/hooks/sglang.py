@@ -24,6 +24,8 @@ NAME = "warpwatch"
 REPLICA = "WARPWATCH_REPLICA"
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _FRONT_END = "sglang.srt.managers.tokenizer_manager.TokenizerManager.__init__"
+# Its collectors exist only with --enable-metrics.
+_METRICS = "sglang.srt.observability.metrics_collector"
 
 process = ServerProcess()
 _installed = False
@@ -46,6 +48,8 @@ def install() -> None:
         for name, hook in _HOOKS.items():
             register(f"{_SCHEDULER}.Scheduler.{name}", hook, around)
         register(_FRONT_END, _start_front_end, around)
+        for name, hook in _COLLECTORS.items():
+            register(f"{_METRICS}.{name}", hook, around)
     except Exception as error:
         faults.swallow(error)
         process.note(f"hook does not fit: {type(error).__name__}: {error}")
@@ -119,7 +123,8 @@ def _start_front_end(original: Callable[..., Any], self: Any, *args: Any, **kwar
 
 
 def _join_front_end(front_end: Any) -> None:
-    process.note("no latencies: they are read from vLLM only")
+    if not getattr(front_end.server_args, "enable_metrics", False):
+        process.note("no latencies and KV cache: SGLang's metrics are off (--enable-metrics)")
     place = _place(front_end.server_args, None)
     rank = place["world_size"]
     place |= {"rank": rank, "world_size": rank + 1, "parallel": {}}
@@ -201,6 +206,39 @@ def _rest(scheduler: Any) -> None:
         process.rest()
 
 
+# --- what SGLang measures ------------------------------------------------------------------------
+
+
+def _first_token(
+    original: Callable[..., Any], self: Any, labels: Any, value: float, *args: Any, **kwargs: Any
+) -> Any:
+    swallowed(_observe, "first_token", value, 1)
+    return original(self, labels, value, *args, **kwargs)
+
+
+def _inter_token(
+    original: Callable[..., Any], self: Any, labels: Any, internval: float, num_new_tokens: int
+) -> Any:
+    swallowed(_observe, "inter_token", internval, num_new_tokens)
+    return original(self, labels, internval, num_new_tokens)
+
+
+def _observe(latency: str, seconds: float, tokens: int) -> None:
+    if process.counts is not None and tokens > 0:
+        process.counts.observe(latency, [seconds / tokens] * tokens)
+
+
+def _log_stats(original: Callable[..., Any], self: Any, stats: Any, *args: Any) -> Any:
+    if process.counts is not None:
+        process.counts.kv_usage = getattr(stats, "token_usage", None)
+    return original(self, stats, *args)
+
+
+_COLLECTORS = {
+    "TokenizerMetricsCollector.observe_time_to_first_token": _first_token,
+    "TokenizerMetricsCollector.observe_inter_token_latency": _inter_token,
+    "SchedulerMetricsCollector.log_stats": _log_stats,
+}
 _HOOKS = {
     "__init__": _start_scheduler,
     "get_next_batch_to_run": _plan,
