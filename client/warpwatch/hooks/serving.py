@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from warpwatch import faults
 from warpwatch.attach import attach
 from warpwatch.identity import bounded
 from warpwatch.iterations import IterationClock, ServeCounts
-from warpwatch.monitor import Monitor, Phase
+from warpwatch.monitor import Monitor
 
 MAX_NOTE = 160
+NO_PHASE: AbstractContextManager[Any] = nullcontext()
 
 
 class ServerProcess:
@@ -108,13 +109,13 @@ class ServerProcess:
         if ring is not None:
             ring.event("shutdown", wait_s=0.2)
 
-    def phase(self, name: str) -> AbstractContextManager[Any] | None:
-        """Return a phase to enter once, or None before the process has its place."""
+    def phase(self, name: str) -> AbstractContextManager[Any]:
+        """Return a phase to enter once; it does nothing before the process has its place."""
         monitor, clock = self.monitor, self.clock
         if monitor is None or clock is None:
-            return None
-        phase = monitor.phase(name)
-        return _marked(phase, name) if clock.capturing else phase
+            return NO_PHASE
+        phase = swallowed(monitor.phase, name) or NO_PHASE
+        return _marked(phase, name) if clock.capturing else phase  # type: ignore[no-any-return]
 
     def switch(self, phase: str) -> None:
         """Attribute the time between phases to ``phase`` from now on."""
@@ -123,7 +124,7 @@ class ServerProcess:
 
 
 @contextmanager
-def _marked(phase: Phase, name: str) -> Iterator[None]:
+def _marked(phase: AbstractContextManager[Any], name: str) -> Iterator[None]:
     """Show the phase in the trace: what the engine does before its first operator is its own."""
     from torch.autograd.profiler import record_function
 

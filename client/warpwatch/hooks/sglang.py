@@ -135,19 +135,13 @@ def _join_front_end(front_end: Any) -> None:
 
 
 def _plan(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    phase = swallowed(process.phase, "schedule")
-    if phase is None:
-        return original(self, *args, **kwargs)
-    with phase:
+    with process.phase("schedule"):
         return original(self, *args, **kwargs)
 
 
 def _run(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     swallowed(_launch, batch)
-    phase = swallowed(process.phase, "forward")
-    if phase is None:
-        return original(self, batch, *args, **kwargs)
-    with phase:
+    with process.phase("forward"):
         return original(self, batch, *args, **kwargs)
 
 
@@ -170,10 +164,7 @@ def work_of(batch: Any) -> tuple[int, int, int, int]:
 
 
 def _process(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    phase = swallowed(process.phase, "sample")
-    if phase is None:
-        return original(self, *args, **kwargs)
-    with phase:
+    with process.phase("sample"):
         result = original(self, *args, **kwargs)
     swallowed(_processed, self)
     return result

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from warpwatch import faults
 from warpwatch.hooks.import_watcher import ImportWatcher
-from warpwatch.hooks.serving import ServerProcess, lacks, swallowed
+from warpwatch.hooks.serving import NO_PHASE, ServerProcess, lacks, swallowed
 
 NAME = "warpwatch"
 _WORKER = "vllm.v1.worker.gpu_worker"
@@ -201,21 +201,13 @@ def _joining(initialize: Callable[..., None], join: Callable[..., None]) -> Call
 def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(execute)
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        forward = None
+        has_work = swallowed(_execute, scheduler_output)
         try:
-            forward = _execute(scheduler_output)
-        except Exception as error:
-            faults.swallow(error)
-        if forward is None:
-            return execute(self, scheduler_output, *args, **kwargs)
-        done = False
-        try:
-            with forward:
+            with process.phase("forward") if has_work else NO_PHASE:
                 output = execute(self, scheduler_output, *args, **kwargs)
-            done = True
-        finally:
-            if not done:
-                process.drop()
+        except BaseException:
+            process.drop()
+            raise
         if output is not None:
             swallowed(_end)
         return output
@@ -226,13 +218,9 @@ def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
 def _sampling(sample: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(sample)
     def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
-        phase = swallowed(process.phase, "sample")
-        if phase is None:
-            return sample(self, *args, **kwargs)
-        with phase:
+        with process.phase("sample"):
             output = sample(self, *args, **kwargs)
-        if not process.leads:
-            swallowed(_end)
+        swallowed(_end)
         return output
 
     return sample_tokens
@@ -245,15 +233,14 @@ def _join_worker(worker: Any) -> None:
     process.join("rank", worker_place(worker.vllm_config, int(worker.rank), int(worker.local_rank)))
 
 
-def _execute(output: Any) -> Any:
-    """Start a worker's iteration; return the phase of its forward pass, None if it has none."""
+def _execute(output: Any) -> bool:
+    """Start a worker's iteration; return whether it computes anything."""
     global _work
-    if process.monitor is None or not output.total_num_scheduled_tokens:
-        return None
-    if not process.leads:
+    has_work = bool(output.total_num_scheduled_tokens)
+    if has_work and not process.leads and process.monitor is not None:
         _work = work_of(output)
         process.begin(not output.scheduled_cached_reqs.req_ids)
-    return process.phase("forward")
+    return has_work
 
 
 def _end() -> None:
@@ -274,10 +261,7 @@ def _hook_cpu(module: ModuleType) -> None:
 def _timed(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        phase = swallowed(process.phase, name)
-        if phase is None:
-            return original(*args, **kwargs)
-        with phase:
+        with process.phase(name):
             return original(*args, **kwargs)
 
     return call
@@ -315,19 +299,10 @@ def _hook_scheduler_class(kind: Any) -> None:
 def _scheduling(schedule: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(schedule)
     def scheduled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        phase = None
-        try:
-            phase = _schedule(self)
-        except Exception as error:
-            faults.swallow(error)
-        if phase is None:
-            return schedule(self, *args, **kwargs)
-        with phase:
+        swallowed(_schedule, self)
+        with process.phase("schedule"):
             output = schedule(self, *args, **kwargs)
-        try:
-            _scheduled(self, output)
-        except Exception as error:
-            faults.swallow(error)
+        swallowed(_scheduled, self, output)
         return output
 
     return scheduled
@@ -339,10 +314,7 @@ def _updating(update: Callable[..., Any]) -> Callable[..., Any]:
         if process.is_separate:
             swallowed(process.switch, "other")
         result = update(self, scheduler_output, *args, **kwargs)
-        try:
-            _updated(self, scheduler_output, result)
-        except Exception as error:
-            faults.swallow(error)
+        swallowed(_updated, self, scheduler_output, result)
         return result
 
     return updated
@@ -361,13 +333,10 @@ def _sample(scheduler: Any) -> tuple[int, int, float]:
     return running, waiting, scheduler.get_kv_cache_usage()
 
 
-def _schedule(scheduler: Any) -> Any:
+def _schedule(scheduler: Any) -> None:
     clock = process.clock
-    if clock is None:
-        return None
-    if not clock.open and scheduler.has_unfinished_requests():
+    if clock is not None and not clock.open and scheduler.has_unfinished_requests():
         process.begin(False)
-    return process.phase("schedule")
 
 
 def _scheduled(scheduler: Any, output: Any) -> None:
