@@ -101,16 +101,18 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
         yield node
 
 
-def is_seen(node: LoopNode, fault: Fault) -> bool:
-    """Return whether the detector knows the noise well enough, and there is a baseline."""
+def has_baseline(node: LoopNode) -> bool:
     captures = node.get("captures")
-    if not any(c["request"]["trigger"] == "baseline" and c["diagnosis"] for c in captures):
-        return False
+    return any(c["request"]["trigger"] == "baseline" and c["diagnosis"] for c in captures)
+
+
+def is_seen(node: LoopNode, fault: Fault) -> bool:
+    """Return whether the detector knows the noise well enough."""
     (detector,) = [one for one in node.get("detectors") if one["kind"] == fault.kind]
-    known = [one for one in detector["readings"] if one["job"] == "tiny"]
     return any(
         one["answer"] == "fine" and (one["sees"] is None or one["sees"] <= fault.rise)
-        for one in known
+        for one in detector["readings"]
+        if one["job"] == "tiny"
     )
 
 
@@ -129,16 +131,16 @@ def test_a_fault_is_found_captured_and_explained(node, model, name):
     server = Server(node, model, fault.ranks, *fault.options, faults=USUAL)
     try:
         server.serve(*fault.load)
-        poll(
-            lambda: is_seen(node, fault), f"{fault.kind} knows the server: {node.get('detectors')}"
-        )
+        poll(lambda: has_baseline(node), f"a baseline: {node.get('captures')}")
+        poll(lambda: is_seen(node, fault), f"{fault.kind} sees: {node.get('detectors')}")
         assert [one["sentence"] for one in found(node, fault.kind)] == []
         begun = time.time()
         fault.begin(server)
         anomaly = poll(lambda: found(node, fault.kind), f"{fault.kind}: {node.get('anomalies')}")[0]
         diagnosis = poll(lambda: captured(node, fault.kind), "its capture")[0]["diagnosis"]
         seen = {"fault": name, "seconds": round(anomaly["time"] - begun, 1)}
-        print(json.dumps(seen | {"sentence": anomaly["sentence"], "diagnosis": diagnosis}))
+        said = {name: diagnosis[name] for name in ("verdict", "summary")}
+        print(json.dumps(seen | {"sentence": anomaly["sentence"]} | said))
         assert (anomaly["rank"], diagnosis["verdict"]) == (fault.rank, fault.verdict)
         assert fault.sentence in anomaly["sentence"]
     finally:
