@@ -107,7 +107,8 @@ class Server:
         """Send requests from now on; each client waits for its answer before the next one."""
         self._stop_load()
         load = [PYTHON, PROGRAMS, "clients", self.url, *map(str, (clients, prompt, tokens))]
-        self._load = subprocess.Popen(load, env=outside(), stdout=subprocess.DEVNULL)
+        quiet = subprocess.DEVNULL
+        self._load = subprocess.Popen(load, env=outside(), stdout=quiet, stderr=quiet)
 
     def _stop_load(self) -> None:
         if self._load is not None:

@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     body = {
         "job": arguments.job or _only_job(api),
         "owner": arguments.owner,
+        "run": run_of(api, arguments.replica) if arguments.replica else "",
         "ranks": arguments.rank,
         "kind": arguments.kind,
         "steps": arguments.steps,
@@ -57,6 +58,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     command.add_argument(
         "--owner", default="", help="whose, as ns/team or uid/1000, where several have such a job"
     )
+    command.add_argument("--replica", help="of an inference server, as `warpwatch status` names it")
     command.add_argument("--rank", type=int, action="append", help="only this rank (repeatable)")
     command.add_argument("--kind", default="torch", choices=CAPTURE_KINDS)
     command.add_argument(
@@ -90,6 +92,16 @@ def _only_job(api: ApiClient) -> str:
     if not names:
         raise Refused("refused_no_rank", "no running job reports to this daemon")
     raise UsageError(f"name the job with --job; there are {', '.join(names)}")
+
+
+def run_of(api: ApiClient, replica: str) -> str:
+    """Return the run of a server's replica. Raises Refused."""
+    ranks = [rank for rank in api.get("/api/v1/ranks")["ranks"] if rank["serve"]]
+    runs = {str(rank["run"]) for rank in ranks if rank["serve"]["replica"] == replica}
+    if len(runs) != 1:
+        known = ", ".join(sorted({str(rank["serve"]["replica"]) for rank in ranks})) or "none"
+        raise Refused("refused_no_rank", f"no replica {replica!r} is known; replicas: {known}")
+    return runs.pop()
 
 
 def wait(

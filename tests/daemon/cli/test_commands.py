@@ -8,11 +8,14 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from warpwatch_daemon.cli import GROUP, main
+from warpwatch_daemon.cli.capture import run_of
+from warpwatch_telemetry.errors import Refused
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = sorted(metadata.entry_points(group=GROUP).names)
@@ -89,6 +92,15 @@ def test_what_cannot_be_done_is_one_line_and_the_exit_status(arguments, status, 
     assert err.count("\n") == 1
     # Python's own way with a closed pipe is only given up for the program that is started.
     assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
+
+
+def test_a_replica_of_a_server_is_captured_by_its_name():
+    serve = [{"replica": "chat-0"}, {"replica": "chat-1"}, None]
+    ranks = [{"run": f"r-{number}", "serve": of} for number, of in enumerate(serve)]
+    api: Any = SimpleNamespace(get=lambda path: {"ranks": ranks})
+    assert run_of(api, "chat-1") == "r-1"
+    with pytest.raises(Refused, match="no replica 'r' is known; replicas: chat-0, chat-1"):
+        run_of(api, "r")
 
 
 def leaves(tree: Any) -> int:
