@@ -156,6 +156,13 @@ def test_a_wait_for_work_is_no_problem_to_the_command(tmp_path):
     assert main([str(trace.write(tmp_path / "rank0.json"))]) == 0
 
 
+def test_a_short_prompt_is_no_other_work_than_the_baselines(tmp_path):
+    now = server([*decoding(3, us=5000), (5200, 200, 1, 64, 8), *decoding(2, us=5000)])
+    before = server(decoding(6)).write(tmp_path / "before0.json")
+    found = diagnose([now.write(tmp_path / "rank0.json")], [before])
+    assert [round(one.now_step_ms - one.before_step_ms, 1) for one in found.comparison] == [1.0]
+
+
 # Captured by the shim from vLLM 0.32.0 with a tiny model, on two busy cores. While it decodes, the
 # log of the same run has a scheduler that takes 36 ms of an iteration. The thrashing server
 # preempts a request in one of a hundred iterations, none of which is captured.

@@ -39,7 +39,7 @@ def becomes(**faults: Any) -> Callable[[Server], None]:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a server, and what is to be found: kind, rank, verdict, words of the sentence.
+    """A fault of a server, and what is to be found: kind, rank, verdict, words of its sentences.
 
     rise: the least rise that the detector must see before; 0 if it learns nothing.
     """
@@ -48,6 +48,7 @@ class Fault:
     kind: str
     verdict: str
     sentence: str
+    explained: str = ""
     rank: int | None = None
     rise: float = 0.0
     ranks: int = 1
@@ -57,15 +58,17 @@ class Fault:
 
 FAULTS = {
     "forward": Fault(
-        becomes(forward_s=[0.115]), "step_regression", "slower",
-        "longer for the same work since iteration", rise=0.14,
+        becomes(forward_s=[0.115]), "step_regression", "inconclusive",
+        "longer for the same work since iteration", explained="operator vllm_faults::kernels: 10",
+        rise=0.14,
     ),
     "stopped rank": Fault(
-        stop_rank_1, "hang", "stopped_rank", "the process of rank 1 does not respond", 1, ranks=2,
+        stop_rank_1, "hang", "stopped_rank", "the process of rank 1 does not respond",
+        "rank 1 is stopped", 1, ranks=2,
     ),
     "slow rank": Fault(
         becomes(forward_s=[0.1, 0.13]), "straggler", "straggler",
-        "rank 1 computes 2", 1, rise=0.25, ranks=2,
+        "rank 1 computes 2", "rank 1", 1, rise=0.25, ranks=2,
     ),
     "cache": Fault(
         six_times_the_load, "kv_thrash", "kv_thrash", "the KV cache is too small for the load",
@@ -77,7 +80,8 @@ FAULTS = {
     ),
     "front end": Fault(
         becomes(front_end_s=0.4), "latency_regression", "blocked_front_end",
-        "cause: the front end", 2, rise=1.0, load=SHORT_ANSWERS,
+        "cause: the front end", "rank 2 is in write_access_logs (vllm_faults.py:", 2,
+        rise=1.0, load=SHORT_ANSWERS,
     ),
 }  # fmt: skip
 
@@ -143,5 +147,6 @@ def test_a_fault_is_found_captured_and_explained(node, model, name):
         print(json.dumps(seen | {"sentence": anomaly["sentence"]} | said))
         assert (anomaly["rank"], diagnosis["verdict"]) == (fault.rank, fault.verdict)
         assert fault.sentence in anomaly["sentence"]
+        assert fault.explained in diagnosis["summary"]
     finally:
         server.close()

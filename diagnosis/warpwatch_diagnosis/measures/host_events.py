@@ -76,7 +76,10 @@ _ALLOCATOR = re.compile(
     r"|(cuda|hip)(MallocHost|FreeHost|MallocManaged)"
     r"|(cu|hip)Mem(Create|Map|Unmap|Release|SetAccess|AddressReserve|AddressFree)\b"
 )
-COLLECTIVE = re.compile(r"(gloo|mpi|ucc|nccl|c10d|rccl|hccl|xccl)::?|record_param_comms")
+# vLLM's workers on CPUs meet in memory.
+COLLECTIVE = re.compile(
+    r"(gloo|mpi|ucc|nccl|c10d|rccl|hccl|xccl)::?|record_param_comms|_C::shm_all\w+"
+)
 
 # A collective that keeps its thread for longer was not merely enqueued.
 BLOCKING_COLLECTIVE_US = 1_000.0

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import mean, median
 
 from warpwatch_diagnosis.intervals import Interval, Intervals
 from warpwatch_diagnosis.trace.events import THREAD, TraceEvent, grouped, outermost
@@ -35,6 +36,8 @@ MAX_LAUNCH_US = 1_000.0
 MAX_ITERATIONS_A_STEP = 2
 # Iterations whose work differs by more are not compared (own value).
 MAX_WORK_DIFFERENCE = 0.25
+# A prompt that makes an iteration this many times as long is work of its own (own value).
+MAX_UNEVENNESS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +191,28 @@ def _last_work_us(trace: Trace, mark: TraceEvent) -> float:
 
 
 def is_like(now: ServerTime | None, before: ServerTime | None) -> bool:
-    """Return whether the iterations of two traces had about the same work, each on average."""
+    """Return whether the iterations of two traces had about the same work.
+
+    It is compared on average, or by the median if no iteration of either is much longer: then a few
+    more short prompts make no difference.
+    """
     if now is None or before is None:
         return now is before
-    return all(
-        abs(mine - usual) <= MAX_WORK_DIFFERENCE * max(mine, usual)
-        for mine, usual in zip(_mean_work(now), _mean_work(before), strict=True)
+    return _is_same_work(now, before, mean) or (
+        _is_even(now) and _is_even(before) and _is_same_work(now, before, median)
     )
 
 
-def _mean_work(server: ServerTime) -> tuple[float, float]:
-    work = [(i.prefill_tokens, i.decode_requests) for i in server.iterations]
-    tokens, requests = (sum(column) / len(work) for column in zip(*work, strict=True))
-    return tokens, requests
+def _is_same_work(
+    now: ServerTime, before: ServerTime, middle: Callable[[Sequence[int]], float]
+) -> bool:
+    for name in ("prefill_tokens", "decode_requests"):
+        mine, usual = (middle([getattr(i, name) for i in s.iterations]) for s in (now, before))
+        if abs(mine - usual) > MAX_WORK_DIFFERENCE * max(mine, usual):
+            return False
+    return True
+
+
+def _is_even(server: ServerTime) -> bool:
+    spans = [end - begin for begin, end in server.spans]
+    return max(spans) <= MAX_UNEVENNESS * median(spans)
