@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
@@ -156,6 +157,38 @@ def test_a_straggler_is_named_once_with_its_node_whatever_its_clock(ahead_s):
     cluster.hear()
     assert [one.id for one in cluster.anomalies()] == [found.id]
     assert cluster.job().raised() == {"straggler": found.id}
+
+
+def serve(cluster: TestCluster, seconds: int, slow: float = 1.0) -> None:
+    """Let an engine of two nodes serve: each agent sends one summary of its rank per second."""
+    fields: dict[str, Any] = {"owner": OWNER, "run": "41"}
+    for number in range(seconds):
+        cluster.now += 1
+        own_s = 0.08 * (1 + 0.02 * (number % 3))
+        for rank, node in enumerate(cluster.nodes):
+            # The first waits for the second.
+            comm_s = 0.01 if rank else 0.01 + own_s * (slow - 1)
+            iterations: Any = {"decode": (10, 10 * (own_s * slow + 0.01))}
+            at = cluster.now + node.ahead_s
+            second = Serve(at, "chat", rank, iterations=iterations, running=8, **fields)
+            node.say(msgspec.structs.replace(second, comm_s=10 * comm_s))
+        cluster.hear()
+
+
+def test_a_slow_rank_of_an_engine_over_two_nodes_is_named_with_its_node():
+    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2", ahead_s=3.0))
+    for rank, node in enumerate(cluster.nodes):
+        node.say(seen(rank, 2, "chat", kind="serve", parallel={"tensor": (rank, 2)}))
+    cluster.hear()
+    serve(cluster, 400)
+    assert cluster.anomalies() == []
+    serve(cluster, 60, slow=1.4)
+    # The iterations of all ranks take longer at first, which the straggler then explains.
+    slower, found = cluster.anomalies()
+    assert (slower.kind, slower.end_time) == ("step_regression", found.time)
+    about = (found.kind, found.rank, found.node, found.judged_by)
+    assert about == ("straggler", 1, "gpu-2", "fleet")
+    assert found.summary.startswith("rank 1 computes 4")
 
 
 def test_a_node_that_is_away_is_no_hang_and_time_stands_still_for_its_jobs(two):
