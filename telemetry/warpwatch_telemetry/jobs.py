@@ -112,3 +112,16 @@ class RunSummary:
     @property
     def job_id(self) -> JobId:
         return JobId(self.owner, self.job, self.run)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether its steps are the iterations of an inference server."""
+        return self.step_clock == "iteration()"
+
+    @property
+    def a_step(self) -> str:
+        return "an iteration" if self.is_server else "a step"
+
+    @property
+    def counted_steps(self) -> str:
+        return f"{self.steps} {'iterations' if self.is_server else 'steps'}"

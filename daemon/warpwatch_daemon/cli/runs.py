@@ -80,7 +80,7 @@ def _line(run: RunSummary) -> str:
     tokens = f", {rate(run.tokens_per_s, 'tokens')}" if run.tokens_per_s else ""
     raised = ", ".join(f"{kind} {count}" for kind, count in sorted(run.anomalies.items()))
     return (
-        f"{text(run.job)}/{text(run.run)}: {began}, {state}, {run.steps} steps, "
+        f"{text(run.job)}/{text(run.run)}: {began}, {state}, {run.counted_steps}, "
         f"p50 {seconds(run.step_p50_s)}, p95 {seconds(run.step_p95_s)}{tokens}"
         + (f"; {raised}" if raised else "")
     )
@@ -96,7 +96,7 @@ def _lines(found: RunComparison) -> Iterator[str]:
         yield "one of them has too few steps to compare"
         return
     grown = f", most of it in {found.grown}" if found.grown and found.step_ratio > 1 else ""
-    yield f"a step takes {100 * (found.step_ratio - 1):+.1f} %{grown}"
+    yield f"{after.a_step} takes {100 * (found.step_ratio - 1):+.1f} %{grown}"
     least_s = MIN_CHANGE * (before.step_p50_s or 0.0)
     for change in found.phases:
         if abs(change.grown_s) >= least_s:

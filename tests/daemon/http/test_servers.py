@@ -7,6 +7,7 @@ import pytest
 
 from warpwatch_daemon.cli.status import _lines
 from warpwatch_serving.page import jobs
+from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.state import JobState, RankState, ServeState, State
 
 NAMED: dict[str, Any] = {"job": "chat", "owner": "ns/team", "run": "r", "pid": 1, "host": "gpu-1"}
@@ -58,3 +59,8 @@ def test_status_names_the_processes_of_a_server_and_what_is_not_seen():
     assert "front end 3: running" in lines
     assert lines.count("no iteration yet") == 0
     assert "step" not in lines
+
+
+def test_a_run_of_a_server_has_iterations():
+    run = RunSummary("ns/team", "chat", "r", 60.0, 0.0, steps=12, step_clock="iteration()")
+    assert (run.counted_steps, run.a_step) == ("12 iterations", "an iteration")
