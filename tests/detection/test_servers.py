@@ -90,6 +90,26 @@ def seen(rank: int = 0, count: int = 1) -> RankSeen:
     return RankSeen(EPOCH_S, "chat", rank, count, kind="serve")
 
 
+@pytest.mark.parametrize(
+    ("preemptions", "rank", "cause"),
+    [
+        (0, 0, "the front end, iterations and queue do not explain it"),
+        (1, None, "KV cache, requests lose their place and are computed again"),
+    ],
+)
+def test_latencies_that_iterations_do_not_explain_have_a_cause(preemptions, rank, cause):
+    decodes: dict[str, Any] = {"iterations": {"decode": (10, 0.9)}, "running": 4}
+    healthy = decodes | {"inter_token": {0: 40}, "inter_token_s": 3.6}
+    slow = decodes | {"inter_token": {0: 40}, "inter_token_s": 7.2, "preemptions": preemptions}
+    engine = alone("latency_regression")
+    (found,) = opened(engine, [seen(), *seconds(300, **healthy), *seconds(60, 300, **slow)])
+    assert found.rank == rank
+    assert found.summary == (
+        "the time between tokens is 100 % longer than the iterations explain: 0.18 s instead of "
+        f"0.0902 s; cause: {cause}"
+    )
+
+
 DECODES: dict[str, Any] = {
     "iterations": {"decode": (50, 0.9)},
     "generated_tokens": 50,

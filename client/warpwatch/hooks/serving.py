@@ -115,7 +115,7 @@ class ServerProcess:
         if monitor is None or clock is None:
             return NO_PHASE
         phase = swallowed(monitor.phase, name) or NO_PHASE
-        return _marked(phase, name) if clock.capturing else phase  # type: ignore[no-any-return]
+        return _marked(phase, name) if clock.capturing else phase
 
     def switch(self, phase: str) -> None:
         """Attribute the time between phases to ``phase`` from now on."""

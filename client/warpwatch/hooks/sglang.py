@@ -23,7 +23,7 @@ NAME = "warpwatch"
 # Set by the first process of a server for all others.
 REPLICA = "WARPWATCH_REPLICA"
 _SCHEDULER = "sglang.srt.managers.scheduler"
-_FRONT_END = "sglang.srt.managers.tokenizer_manager.TokenizerManager.__init__"
+_FRONT_END = "sglang.srt.managers.tokenizer_manager"
 # Its collectors exist only with --enable-metrics.
 _METRICS = "sglang.srt.observability.metrics_collector"
 
@@ -45,11 +45,8 @@ def install() -> None:
         _name_server()
         found = import_module("sglang.srt.plugins.hook_registry")
         register, around = found.HookRegistry.register, found.HookType.AROUND
-        for name, hook in _HOOKS.items():
-            register(f"{_SCHEDULER}.Scheduler.{name}", hook, around)
-        register(_FRONT_END, _start_front_end, around)
-        for name, hook in _COLLECTORS.items():
-            register(f"{_METRICS}.{name}", hook, around)
+        for target, hook in _HOOKS.items():
+            register(target, hook, around)
     except Exception as error:
         faults.swallow(error)
         process.note(f"hook does not fit: {type(error).__name__}: {error}")
@@ -225,15 +222,14 @@ def _log_stats(original: Callable[..., Any], self: Any, stats: Any, *args: Any) 
     return original(self, stats, *args)
 
 
-_COLLECTORS = {
-    "TokenizerMetricsCollector.observe_time_to_first_token": _first_token,
-    "TokenizerMetricsCollector.observe_inter_token_latency": _inter_token,
-    "SchedulerMetricsCollector.log_stats": _log_stats,
-}
-_HOOKS = {
-    "__init__": _start_scheduler,
-    "get_next_batch_to_run": _plan,
-    "run_batch": _run,
-    "process_batch_result": _process,
-    "on_idle": _idle,
+_HOOKS: dict[str, Callable[..., Any]] = {
+    f"{_SCHEDULER}.Scheduler.__init__": _start_scheduler,
+    f"{_SCHEDULER}.Scheduler.get_next_batch_to_run": _plan,
+    f"{_SCHEDULER}.Scheduler.run_batch": _run,
+    f"{_SCHEDULER}.Scheduler.process_batch_result": _process,
+    f"{_SCHEDULER}.Scheduler.on_idle": _idle,
+    f"{_FRONT_END}.TokenizerManager.__init__": _start_front_end,
+    f"{_METRICS}.TokenizerMetricsCollector.observe_time_to_first_token": _first_token,
+    f"{_METRICS}.TokenizerMetricsCollector.observe_inter_token_latency": _inter_token,
+    f"{_METRICS}.SchedulerMetricsCollector.log_stats": _log_stats,
 }

@@ -44,10 +44,8 @@ ACCEPT_AFTER_S = 600.0
 UPDATE_SAMPLES = 20
 # The part of the sums that a second keeps: front end and worker begin their seconds at other times.
 KEPT = 0.8
-# Weights of a second in the usual and in the present preemptions per second, and the least rise of
-# them that explains a latency.
-USUAL_WEIGHT, NOW_WEIGHT = 1 / 300, 1 / 15
-PREEMPTIONS_RISE = 0.2
+# Preemptions per second that explain a latency.
+MIN_PREEMPTIONS = 0.2
 
 
 @dataclass(slots=True)
@@ -72,40 +70,42 @@ class Mean:
 
 @dataclass(slots=True)
 class RecentTimes:
-    """Means of latencies, queue, iterations that decode, and iterations with prompts."""
+    """Means of latencies, queue, iterations that decode, and iterations with prompts, by name.
 
-    inter_token: Mean = field(default_factory=Mean)
-    first_token: Mean = field(default_factory=Mean)
-    queue: Mean = field(default_factory=Mean)
-    decoding: Mean = field(default_factory=Mean)
-    computing: Mean = field(default_factory=Mean)
+    ``preempted`` counts requests that lost their place, in seconds with requests.
+    """
+
+    means: dict[str, Mean] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Mean:
+        return self.means.setdefault(name, Mean())
 
     def add(self, seen: Serve) -> None:
         for name in ("inter_token", "first_token", "queue"):
-            mean, counts = getattr(self, name), getattr(seen, name)
-            mean.add(sum(counts.values()), getattr(seen, f"{name}_s"))
+            self[name].add(sum(getattr(seen, name).values()), getattr(seen, f"{name}_s"))
         for kind, times in seen.iterations.items():
             if kind != "prefill":
-                self.decoding.add(*times)
+                self["decoding"].add(*times)
             if kind != "decode":
-                self.computing.add(*times)
+                self["computing"].add(*times)
+        if seen.running or seen.waiting:
+            self["preempted"].add(seen.preemptions, seen.interval_s)
 
     def fade(self) -> None:
-        for name in self.__slots__:
-            getattr(self, name).fade()
+        for mean in self.means.values():
+            mean.fade()
 
     def ratio(self, latency: Latency) -> float | None:
         """Return a latency without the queue over its iterations, or None if too little is known.
 
         A prompt longer than a chunk has several iterations, counted by those per first token.
         """
-        mean = self.inter_token if latency == "inter_token" else self.first_token
-        iterations = self.decoding if latency == "inter_token" else self.computing
-        if mean.count < LEAST_COUNT or iterations.count < LEAST_COUNT or not iterations.seconds:
+        is_first = latency == "first_token"
+        mean, iterations = self[latency], self["computing" if is_first else "decoding"]
+        if min(mean.count, iterations.count) < LEAST_COUNT or not iterations.seconds:
             return None
-        chunks, queue_s = 1.0, 0.0
-        if latency == "first_token":
-            chunks, queue_s = max(1.0, iterations.count / mean.count), self.queue.value
+        chunks = max(1.0, iterations.count / mean.count) if is_first else 1.0
+        queue_s = self["queue"].value if is_first else 0.0
         ratio = (mean.value - queue_s) / (chunks * iterations.value)
         return ratio if 0 < ratio < math.inf else None
 
@@ -121,22 +121,15 @@ class LatencySeries:
 
 @dataclass(slots=True)
 class ServerLatency:
-    """preemptions: per second, as usual and now. masked_until: the end of an export."""
+    """The latencies of one server. masked_until: the end of an export."""
 
     recent: RecentTimes = field(default_factory=RecentTimes)
     series: dict[str, LatencySeries] = field(default_factory=dict)
-    preemptions: tuple[float, float] = (0.0, 0.0)
     masked_until: float = 0.0
 
     @property
     def on(self) -> bool:
         return any(series.shown for series in self.series.values())
-
-    def count_preemptions(self, seen: Serve) -> None:
-        usual, now = self.preemptions
-        rate = seen.preemptions / seen.interval_s
-        usual += 0.0 if self.on else USUAL_WEIGHT * (rate - usual)
-        self.preemptions = usual, now + NOW_WEIGHT * (rate - now)
 
 
 @dataclass(slots=True)
@@ -163,8 +156,6 @@ class LatencyRegression(Detector):
         if job is None:
             job = self.state.jobs[seen.job_id] = ServerLatency()
         job.recent.add(seen)
-        if (seen.running or seen.waiting) and seen.interval_s > 0:
-            job.count_preemptions(seen)
         if not (seen.inter_token or seen.first_token):
             return ()
         captured = self.state.captures.runs_until(seen.job_id, seen.time) is not None
@@ -230,11 +221,12 @@ class LatencyRegression(Detector):
 
 
 def _found(job: ServerLatency, rise: Rise, latency: Latency, seen: Serve) -> Detected:
-    value_s = getattr(job.recent, latency).value
+    value_s, preempted = job.recent[latency].value, job.recent["preempted"]
     baseline_s = value_s * math.exp(-rise.size)
-    usual, now = job.preemptions
-    thrashes = now > usual + PREEMPTIONS_RISE
-    cause = f"KV cache, {now:.1f} requests per second lose their place"
+    thrashes = preempted.count > MIN_PREEMPTIONS * preempted.seconds
+    cause = "KV cache, requests lose their place and are computed again"
+    if not thrashes:
+        cause = "the front end, iterations and queue do not explain it"
     return Detected(
         time=seen.time,
         severity="warning",
@@ -243,6 +235,5 @@ def _found(job: ServerLatency, rise: Rise, latency: Latency, seen: Serve) -> Det
         value=value_s,
         baseline=baseline_s,
         summary=f"the {WORDS[latency]} is {100 * math.expm1(rise.size):.0f} % longer than the "
-        f"iterations explain: {value_s:.3g} s instead of {baseline_s:.3g} s; "
-        f"cause: {cause if thrashes else 'the front end, iterations and queue do not explain it'}",
+        f"iterations explain: {value_s:.3g} s instead of {baseline_s:.3g} s; cause: {cause}",
     )
