@@ -137,10 +137,10 @@ def lacks(owner: Any, *names: str) -> list[str]:
     return [name for name in names if not callable(getattr(owner, name, None))]
 
 
-def swallowed(function: Any, *arguments: Any) -> Any:
+def swallowed(function: Any, *arguments: Any, **named: Any) -> Any:
     """Return the result of a part of a hook, or None after an error."""
     try:
-        return function(*arguments)
+        return function(*arguments, **named)
     except Exception as error:
         faults.swallow(error)
         return None

@@ -184,18 +184,28 @@ def _hook_worker(module: ModuleType) -> None:
     if not _fits(worker, "execute_model", "sample_tokens"):
         _report_misfit()
         return
-    worker.__init__ = _joining(worker.__init__, _join_worker)
+    worker.__init__ = _after(worker.__init__, _join_worker)
     worker.execute_model = _executing(worker.execute_model)
     worker.sample_tokens = _sampling(worker.sample_tokens)
 
 
-def _joining(initialize: Callable[..., None], join: Callable[..., None]) -> Callable[..., None]:
-    @wraps(initialize)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        initialize(self, *args, **kwargs)
-        swallowed(join, self)
+def _before(original: Callable[..., Any], hook: Callable[..., None]) -> Callable[..., Any]:
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        swallowed(hook, *args, **kwargs)
+        return original(*args, **kwargs)
 
-    return init
+    return call
+
+
+def _after(original: Callable[..., Any], hook: Callable[..., None]) -> Callable[..., Any]:
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        swallowed(hook, *args, **kwargs)
+        return result
+
+    return call
 
 
 def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,7 +239,7 @@ def _sampling(sample: Callable[..., Any]) -> Callable[..., Any]:
 _work = (0, 0, 0, 0)
 
 
-def _join_worker(worker: Any) -> None:
+def _join_worker(worker: Any, *_: Any, **__: Any) -> None:
     process.join("rank", worker_place(worker.vllm_config, int(worker.rank), int(worker.local_rank)))
 
 
@@ -291,7 +301,7 @@ def _hook_scheduler_class(kind: Any) -> None:
         return
     kind._warpwatch = True
     if _fits(kind, "schedule", "update_from_output", "has_unfinished_requests"):
-        kind.__init__ = _joining(kind.__init__, _join_scheduler)
+        kind.__init__ = _after(kind.__init__, _join_scheduler)
         kind.schedule = _scheduling(kind.schedule)
         kind.update_from_output = _updating(kind.update_from_output)
 
@@ -320,7 +330,7 @@ def _updating(update: Callable[..., Any]) -> Callable[..., Any]:
     return updated
 
 
-def _join_scheduler(scheduler: Any) -> None:
+def _join_scheduler(scheduler: Any, *_: Any, **__: Any) -> None:
     process.join("scheduler", other_place(scheduler.vllm_config))
     process.lead()
     if process.counts is not None:
@@ -386,65 +396,40 @@ def _updated(scheduler: Any, output: Any, result: Mapping[int, Any]) -> None:
 
 def _hook_front_end(module: ModuleType, name: str) -> None:
     front_end = getattr(module, name)
-    initialize = front_end.__init__
-
-    @wraps(initialize)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        initialize(self, *args, **kwargs)
-        swallowed(_join_front_end, self, kwargs)
-
-    front_end.__init__ = init
+    front_end.__init__ = _after(front_end.__init__, _join_front_end)
 
 
-def _join_front_end(front_end: Any, arguments: Mapping[str, Any]) -> None:
+def _join_front_end(front_end: Any, *_: Any, client_index: int = 0, **__: Any) -> None:
     if not getattr(front_end, "log_stats", True):
         process.note(
             "no latencies and prefix hits: vLLM's statistics are off (--disable-log-stats)"
         )
-    place = other_place(front_end.vllm_config, int(arguments.get("client_index") or 0))
+    place = other_place(front_end.vllm_config, int(client_index or 0))
     process.join("frontend", place)
 
 
 def _hook_loggers(module: ModuleType) -> None:
     """Read what all loggers get; a logger of our own would switch the statistics on."""
     manager = module.StatLoggerManager
-    if not _fits(manager, "record"):
-        return
-    record = manager.record
-
-    @wraps(record)
-    def recorded(
-        self: Any, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        swallowed(_observe, iteration_stats)
-        return record(self, scheduler_stats, iteration_stats, *args, **kwargs)
-
-    manager.record = recorded
+    if _fits(manager, "record"):
+        manager.record = _before(manager.record, _observe)
 
 
-def _observe(stats: Any) -> None:
+def _observe(_: Any, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
     counts = process.counts
-    if counts is not None and stats is not None:
-        counts.observe("first_token", stats.time_to_first_tokens_iter)
-        counts.observe("inter_token", stats.inter_token_latencies_iter)
+    if counts is not None and iteration_stats is not None:
+        counts.observe("first_token", iteration_stats.time_to_first_tokens_iter)
+        counts.observe("inter_token", iteration_stats.inter_token_latencies_iter)
 
 
 def _hook_engines(module: ModuleType) -> None:
     """Report an orderly end of the server, which kills its engines before they can do so."""
     manager = module.CoreEngineProcManager
-    if not _fits(manager, "shutdown"):
-        return
-    original = manager.shutdown
-
-    @wraps(original)
-    def shutdown(self: Any, *args: Any, **kwargs: Any) -> Any:
-        swallowed(_report_shutdown, self)
-        return original(self, *args, **kwargs)
-
-    manager.shutdown = shutdown
+    if _fits(manager, "shutdown"):
+        manager.shutdown = _before(manager.shutdown, _report_shutdown)
 
 
-def _report_shutdown(manager: Any) -> None:
+def _report_shutdown(manager: Any, *_: Any, **__: Any) -> None:
     # After the failure of an engine the server shuts down, too.
     if all(engine.exitcode in (None, 0) for engine in manager.processes):
         process.shut_down()
