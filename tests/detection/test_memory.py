@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from tests.detection.streams import EPOCH_S, Job, alone, fed, kinds_of, opened, restart
 from warpwatch_detection.engine import Detection
@@ -186,6 +187,17 @@ def test_a_leaking_process_is_named_with_when_memory_runs_out(golden_report):
     golden_report(engine)
     said = r"rank 0 takes (29|30)0 kB more host memory each step since step \d+: out of memory in"
     assert re.fullmatch(rf"{said} about 5\d min", found.summary)
+
+
+@pytest.mark.parametrize(("steps", "kinds"), [(3000, []), (6000, ["memory_leak"])])
+def test_a_server_may_fill_its_caches_when_the_load_changes(steps, kinds):
+    """It has used 5 % of what was left after about 4,200 iterations."""
+    records = on_host(lambda step: 0.3 * MB * max(0, step - 900), steps, 0.05, 20 * GB, ranks=1)
+    served = (
+        replace(one, work_class="decode", decode_requests=8) if isinstance(one, Step) else one
+        for one in records
+    )
+    assert [kind for kind, _ in kinds_of(opened(alone("memory_leak"), served))] == kinds
 
 
 def test_the_slope_is_the_median_of_all_pairs():
