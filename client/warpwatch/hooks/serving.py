@@ -6,9 +6,11 @@ error in a hook is counted, and never reaches the server.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from typing import Any
 
 from warpwatch import faults
@@ -28,18 +30,19 @@ class ServerProcess:
     whether no other rank with the same batch counts its tokens. is_separate: from the workers.
     """
 
-    def __init__(self, server: str = "") -> None:
+    def __init__(self) -> None:
         self.monitor: Monitor | None = None
         self.clock: IterationClock | None = None
         self.counts: ServeCounts | None = None
         self.leads = self.is_separate = False
         self.counts_tokens = True
-        self._server = server
+        self._server = ""
         self._notes: list[str] = []
 
-    def name(self, server: str) -> None:
+    def identify(self, library: str) -> None:
         """Set the name and version of the server."""
-        self._server = bounded(server, 64, 64)
+        version = getattr(import_module(f"{library}.version"), "__version__", "")
+        self._server = bounded(f"{library} {version}".strip(), 64, 64)
 
     def join(self, role: str, place: Mapping[str, Any]) -> Monitor | None:
         """Become a process of the server's job; the first role stays, as that of a worker."""
@@ -130,6 +133,12 @@ def _marked(phase: AbstractContextManager[Any], name: str) -> Iterator[None]:
 
     with phase, record_function(name):
         yield
+
+
+def is_off(library: str) -> bool:
+    """Return whether the environment switches the hooks of this server off."""
+    hooks = os.environ.get("WARPWATCH_HOOKS")
+    return os.environ.get("WARPWATCH") == "0" or bool(hooks and library not in hooks.split(","))
 
 
 def lacks(owner: Any, *names: str) -> list[str]:

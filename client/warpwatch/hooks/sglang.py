@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from warpwatch import faults
-from warpwatch.hooks.serving import ServerProcess, swallowed
+from warpwatch.hooks.serving import ServerProcess, is_off, swallowed
 
 NAME = "warpwatch"
 # Set by the first process of a server for all others.
@@ -36,13 +36,11 @@ _works: deque[tuple[int, int, int, int]] = deque(maxlen=64)
 def install() -> None:
     """Register the hooks; SGLang's plug-in function, called early in every process."""
     global _installed
-    hooks = os.environ.get("WARPWATCH_HOOKS")
-    off = os.environ.get("WARPWATCH") == "0" or (hooks and "sglang" not in hooks.split(","))
-    if _installed or off:
+    if _installed or is_off("sglang"):
         return
     _installed = True
     try:
-        _name_server()
+        process.identify("sglang")
         found = import_module("sglang.srt.plugins.hook_registry")
         register, around = found.HookRegistry.register, found.HookType.AROUND
         for target, hook in _HOOKS.items():
@@ -60,13 +58,8 @@ def watch_plugins() -> None:
     names = [name.strip() for name in (allowed or NAME).split(",")]
     if NAME not in names and _is_first():
         process.note(f"SGLANG_PLUGINS leaves {NAME} out: add it to see iterations")
-        _name_server()
+        process.identify("sglang")
         process.join("frontend", {"rank": 0, "world_size": 1, **_replica()})
-
-
-def _name_server() -> None:
-    version = getattr(import_module("sglang.version"), "__version__", "")
-    process.name(f"sglang {version}".strip())
 
 
 def _is_first() -> bool:

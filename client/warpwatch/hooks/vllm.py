@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from warpwatch import faults
 from warpwatch.hooks.import_watcher import ImportWatcher
-from warpwatch.hooks.serving import NO_PHASE, ServerProcess, lacks, swallowed
+from warpwatch.hooks.serving import NO_PHASE, ServerProcess, is_off, lacks, swallowed
 
 NAME = "warpwatch"
 _WORKER = "vllm.v1.worker.gpu_worker"
@@ -40,16 +40,11 @@ _installed = False
 def install() -> None:
     """Install the hooks in this process; vLLM's plug-in function."""
     global _installed
-    hooks = os.environ.get("WARPWATCH_HOOKS")
-    if (
-        _installed
-        or os.environ.get("WARPWATCH") == "0"
-        or (hooks and "vllm" not in hooks.split(","))
-    ):
+    if _installed or is_off("vllm"):
         return
     _installed = True
     try:
-        _name_server()
+        process.identify("vllm")
         watcher = ImportWatcher()
         watcher.want(_WORKER, _hook_worker)
         watcher.want(_CPU, _hook_cpu)
@@ -69,18 +64,11 @@ def watch_plugins() -> None:
     if allowed is None or NAME in allowed.split(","):
         return
     process.note(f"VLLM_PLUGINS leaves {NAME} out: add it to see iterations and latencies")
-    _name_server()
+    process.identify("vllm")
     watcher = ImportWatcher()
     for module, name in _FRONT_ENDS.items():
         watcher.want(module, partial(_hook_front_end, name=name))
     watcher.install()
-
-
-def _name_server() -> None:
-    from importlib import import_module
-
-    version = getattr(import_module("vllm.version"), "__version__", "")
-    process.name(f"vllm {version}".strip())
 
 
 def _fits(owner: Any, *names: str) -> bool:
