@@ -98,7 +98,7 @@ class ShiftDetector(StepsDetector[ShiftJob]):
         least_window = job.signal.window_of(LEAST_WINDOW_S)
         shift = job.shifts.add(sample, self._rate_per_s * job.signal.sample_s, least_window)
         if shift is not None:
-            job.iterations.work.level += shift.difference
+            job.iterations.level += shift.difference
         if job.shifts.nearest > job.nearest:
             job.nearest, job.nearest_step = job.shifts.nearest, seen.step
         results: Results = ()

@@ -162,17 +162,52 @@ class WorkBin:
     values: list[float] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class EqualWork:
-    """The usual logarithm of a time, in bins of equal work; bins in the order of their last use.
+def size(count: int, width: float) -> int:
+    """Return the bin of a count: exact up to EXACT, then ``width`` times wider each."""
+    return count if count <= EXACT else EXACT + round(math.log(count / EXACT) / math.log(width))
 
-    level: the sum of the shifts that were found. All bins share it, whenever they were learned.
+
+@dataclass(slots=True)
+class IterationSignal:
+    """The samples of a server: medians over about a second of the log of the time over the usual.
+
+    bins: the usual logarithms of equal work, in the order of their last use. level: the sum of the
+    shifts that were found. All bins share it, whenever they were learned. usual_s: the usual time
+    of the newest sample's work. group, sample_s, first_step: the iterations of the newest sample,
+    their time, and the number of the first.
     """
 
     bins: dict[tuple[int, ...], WorkBin] = field(default_factory=dict)
     level: float = 0.0
+    residuals: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    count: int = 0
+    usual_s: float = 0.0
+    group: int = 0
+    sample_s: float = 0.0
+    first_step: int = 0
 
-    def residual(self, key: tuple[int, ...], value: float, learns: bool) -> float | None:
+    def add(self, seen: JobIteration, learns: bool) -> float | None:
+        """Return the sample that the iteration completes. learns: whether no rise lasts."""
+        if seen.index < WARMUP_STEPS or seen.duration_s <= 0:
+            return None
+        residual = self._residual(_bin(seen), math.log(seen.duration_s), learns)
+        if residual is None:
+            return None
+        if not self.residuals:
+            self.first_step, self.seconds, self.count = seen.step, 0.0, 0
+        self.residuals.append(residual)
+        self.seconds += seen.duration_s * seen.count
+        self.count += seen.count
+        if self.seconds < LEAST_SAMPLE_S or self.count < LEAST_ITERATIONS:
+            return None
+        sample = median(self.residuals)
+        self.group, self.sample_s = self.count, self.seconds
+        self.usual_s = self.seconds / self.count * math.exp(-sample)
+        self.residuals.clear()
+        return sample
+
+    def _residual(self, key: tuple[int, ...], value: float, learns: bool) -> float | None:
         """Return the value minus the bin's usual one, or None while the bin is learned."""
         known = self.bins.pop(key, None) or WorkBin()
         self.bins[key] = known
@@ -188,50 +223,6 @@ class EqualWork:
             weight = 1 / known.count if known.count <= MEAN_VALUES else FOLLOW
             known.usual += weight * (residual - self.level)
         return residual
-
-
-def size(count: int, width: float) -> int:
-    """Return the bin of a count: exact up to EXACT, then ``width`` times wider each."""
-    return count if count <= EXACT else EXACT + round(math.log(count / EXACT) / math.log(width))
-
-
-@dataclass(slots=True)
-class IterationSignal:
-    """The samples of a server: medians over about a second of the log of the time over the usual.
-
-    usual_s: the usual time of the newest sample's work. group, sample_s, first_step: the
-    iterations of the newest sample, their time, and the number of the first.
-    """
-
-    work: EqualWork = field(default_factory=EqualWork)
-    residuals: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    count: int = 0
-    usual_s: float = 0.0
-    group: int = 0
-    sample_s: float = 0.0
-    first_step: int = 0
-
-    def add(self, seen: JobIteration, learns: bool) -> float | None:
-        """Return the sample that the iteration completes. learns: whether no rise lasts."""
-        if seen.index < WARMUP_STEPS or seen.duration_s <= 0:
-            return None
-        value = math.log(seen.duration_s)
-        residual = self.work.residual(_bin(seen), value, learns)
-        if residual is None:
-            return None
-        if not self.residuals:
-            self.first_step, self.seconds, self.count = seen.step, 0.0, 0
-        self.residuals.append(residual)
-        self.seconds += seen.duration_s * seen.count
-        self.count += seen.count
-        if self.seconds < LEAST_SAMPLE_S or self.count < LEAST_ITERATIONS:
-            return None
-        sample = median(self.residuals)
-        self.group, self.sample_s = self.count, self.seconds
-        self.usual_s = self.seconds / self.count * math.exp(-sample)
-        self.residuals.clear()
-        return sample
 
 
 def _bin(seen: JobIteration) -> tuple[int, int, int]:
