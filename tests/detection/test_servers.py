@@ -51,6 +51,13 @@ def test_iterations_that_take_longer_for_the_same_work_are_a_regression():
     assert regression.value == pytest.approx(1.1 * regression.baseline, rel=0.03)
 
 
+def test_a_level_that_lasts_is_the_new_normal_at_any_load():
+    engine, load = alone("step_regression"), server(fault=Fault(3000, slower=1.3))
+    found = opened(engine, load.records(3500))
+    assert after(found, 3000) == [("step_regression", None)]
+    assert (opened(engine, load.records(1500)), engine.active) == ([], ())
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_load_that_rises_and_falls_is_nothing(seed):
     load = server(replace(BUSY, rate=0.4, bursts_per_day=100.0), Fault(2000, 3000, load=2.5), seed)

@@ -27,6 +27,7 @@ from warpwatch_detection.signals.level_shift import (
     LevelShift,
     Rise,
     Shift,
+    SignalHistory,
     level,
 )
 from warpwatch_detection.signals.samples import IterationSignal, StepSignal
@@ -97,8 +98,6 @@ class ShiftDetector(StepsDetector[ShiftJob]):
             return ()
         least_window = job.signal.window_of(LEAST_WINDOW_S)
         shift = job.shifts.add(sample, self._rate_per_s * job.signal.sample_s, least_window)
-        if shift is not None:
-            job.iterations.level += shift.difference
         if job.shifts.nearest > job.nearest:
             job.nearest, job.nearest_step = job.shifts.nearest, seen.step
         results: Results = ()
@@ -127,8 +126,12 @@ class ShiftDetector(StepsDetector[ShiftJob]):
         if rise.samples % UPDATE_SAMPLES:
             return ()
         level = job.shifts.recent(CLOSING_SAMPLES)
-        if rise.is_accepted(seen.time, ACCEPT_AFTER_S) or rise.is_over(level):
+        accepted = rise.is_accepted(seen.time, ACCEPT_AFTER_S)
+        if accepted or rise.is_over(level):
             job.rise = None
+            if accepted and job.iterations.bins:
+                job.iterations.accept(level)
+                job.shifts.samples, job.last_rise = SignalHistory(), None
             return (Cleared(seen.time, seen.job_id),)
         return (self.found(job, rise, level, seen),)
 

@@ -140,7 +140,7 @@ LEARNED = 15
 # is the mean of its first values, since a load that moves to other bins shows the error of each.
 FOLLOW = 1 / 2000
 MEAN_VALUES = 250
-# A bin does not follow a value that is further away than this, as a logarithm.
+# A bin does not follow a value that is higher by more than this, as a logarithm.
 MAX_FOLLOWED = 0.3
 # Real loads fill a few hundred bins; the least recently used one is removed.
 MAX_BINS = 2048
@@ -171,14 +171,12 @@ def size(count: int, width: float) -> int:
 class IterationSignal:
     """The samples of a server: medians over about a second of the log of the time over the usual.
 
-    bins: the usual logarithms of equal work, in the order of their last use. level: the sum of the
-    shifts that were found. All bins share it, whenever they were learned. usual_s: the usual time
-    of the newest sample's work. group, sample_s, first_step: the iterations of the newest sample,
-    their time, and the number of the first.
+    bins: the usual logarithms of equal work, in the order of their last use. usual_s: the usual
+    time of the newest sample's work. group, sample_s, first_step: the iterations of the newest
+    sample, their time, and the number of the first.
     """
 
     bins: dict[tuple[int, ...], WorkBin] = field(default_factory=dict)
-    level: float = 0.0
     residuals: list[float] = field(default_factory=list)
     seconds: float = 0.0
     count: int = 0
@@ -207,21 +205,29 @@ class IterationSignal:
         self.residuals.clear()
         return sample
 
+    def accept(self, level: float) -> None:
+        """Let ``level`` be the usual one of all bins, whenever they were learned."""
+        for known in self.bins.values():
+            known.usual += level
+            known.values = [value + level for value in known.values]
+
     def _residual(self, key: tuple[int, ...], value: float, learns: bool) -> float | None:
-        """Return the value minus the bin's usual one, or None while the bin is learned."""
+        """Return the value minus the bin's usual one, or None while the bin is not known."""
         known = self.bins.pop(key, None) or WorkBin()
-        self.bins[key] = known
+        if known.count or learns:
+            self.bins[key] = known
         if len(self.bins) > MAX_BINS:
             del self.bins[next(iter(self.bins))]
-        known.count += 1
+        known.count += learns
         if len(known.values) < LEARNED:
-            known.values.append(value - self.level)
-            known.usual = median(known.values)
+            if learns:
+                known.values.append(value)
+                known.usual = median(known.values)
             return None
         residual = value - known.usual
-        if learns and abs(residual - self.level) < MAX_FOLLOWED:
+        if learns and residual < MAX_FOLLOWED:
             weight = 1 / known.count if known.count <= MEAN_VALUES else FOLLOW
-            known.usual += weight * (residual - self.level)
+            known.usual += weight * max(-MAX_FOLLOWED, residual)
         return residual
 
 
