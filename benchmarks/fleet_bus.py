@@ -46,6 +46,7 @@ from warpwatch_daemon.demo.processes import free_port
 SHARED, QUICK_SHARED = Scale(2500, 25, (2, 2, 2, 3), ranks=4), Scale(250, 3, (2, 2, 2, 3), ranks=4)
 LARGE, QUICK_LARGE = Scale(12500, 125, (2, 4, 8, 16, 32), step_s=10), Scale(250, 20, step_s=10)
 COUNTS = (1, 2, 4)
+HEALTHY = Faults(float("inf"), {}, [])
 PARTITIONS = 64
 # In this time the loads are measured, and the partitions shared by them.
 SETTLE_S, WATCH_S = 90.0, 60.0
@@ -106,7 +107,10 @@ def measure() -> dict[str, Any]:
         time.sleep(10)
         idle_mib = rss_mib(workers.running[0][0].pid)
     shared = {count: _shared(scale, count) for count in COUNTS}
-    limits = []
+    limits = [
+        at_most("s until a killed worker is replaced", shared[4]["takeover_s"], MAX_TAKEOVER_S),
+        at_most("s until a new worker has its share", shared[4]["joining_s"], MAX_JOIN_S),
+    ]
     for count in COUNTS[1:]:
         cpu = shared[count]["core_percent"] / shared[1]["core_percent"]
         memory = (shared[count]["rss_mib"] - idle_mib) / (shared[1]["rss_mib"] - idle_mib)
@@ -119,31 +123,25 @@ def measure() -> dict[str, Any]:
         "simulated": "the agents; nats-server, workers and detectors are real",
         "idle_mib": idle_mib,
         "workers": shared,
-        "limits": limits + _lose_and_join(scale),
+        "limits": limits,
         "large": _large(),
     }
 
 
 def _shared(scale: Scale, count: int) -> dict[str, float]:
-    with _workers(count) as workers, _agents(scale, workers):
+    """Measure so many workers; of the largest number one is killed, and a new one started."""
+    with _workers(count) as workers, running_agents(scale, HEALTHY, workers.port, on_bus=True):
         time.sleep(SETTLE_S)
-        return workers.use()
-
-
-def _lose_and_join(scale: Scale) -> list[dict[str, Any]]:
-    with _workers(COUNTS[-1]) as workers, _agents(scale, workers):
-        time.sleep(SETTLE_S)
-        process, _ = workers.running.pop()
-        process.kill()
-        takeover_s = _seconds_until(workers.have_all)
-        process.wait()
-        time.sleep(SETTLE_S)
-        workers.start()
-        joining_s = _seconds_until(workers.share_all)
-    return [
-        at_most("s until a killed worker is replaced", takeover_s, MAX_TAKEOVER_S),
-        at_most("s until a new worker has its share", joining_s, MAX_JOIN_S),
-    ]
+        used = workers.use()
+        if count == COUNTS[-1]:
+            process, _ = workers.running.pop()
+            process.kill()
+            used["takeover_s"] = _seconds_until(workers.have_all)
+            process.wait()
+            time.sleep(SETTLE_S)
+            workers.start()
+            used["joining_s"] = _seconds_until(workers.share_all)
+        return used
 
 
 def _seconds_until(done: Callable[[], bool]) -> float:
@@ -156,7 +154,7 @@ def _large() -> dict[str, Any]:
     """Measure four workers with many ranks, and what they find in them."""
     scale = QUICK_LARGE if is_quick() else LARGE
     faults = choose_faults(layout(scale), time.time() + HEALTHY_S, SLOW_JOBS, STUCK_JOBS)
-    with _workers(COUNTS[-1]) as workers, _agents(scale, workers, faults):
+    with _workers(COUNTS[-1]) as workers, running_agents(scale, faults, workers.port, on_bus=True):
         time.sleep(max(0.0, faults.at - WATCH_S - time.time()))
         used = workers.use()
         time.sleep(max(0.0, faults.at + FAULTS_S - time.time()))
@@ -175,13 +173,6 @@ def _large() -> dict[str, Any]:
             at_most("other anomalies", len(anomalies) - len(slow) - len(hung), 0),
         ],
     }
-
-
-def _agents(
-    scale: Scale, workers: Workers, faults: Faults | None = None
-) -> contextlib.AbstractContextManager[object]:
-    healthy = Faults(float("inf"), {}, [])
-    return running_agents(scale, faults or healthy, workers.port, on_bus=True)
 
 
 @contextlib.contextmanager

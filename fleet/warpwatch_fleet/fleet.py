@@ -115,8 +115,7 @@ class Fleet:
         self._schedules = RegularCaptures(schedule, self.captures)
         # Changes of anomalies that the triggers have not seen yet.
         self._changes: list[Change] = []
-        alone = self._source.alone
-        self._kubernetes = Kubernetes(own, self._cluster, self.captures, self.metrics, alone)
+        self._kubernetes = Kubernetes(own, self._cluster, self.captures, self.metrics, self._source)
         self._alerts = AlertRequests(
             self._complete_state, self.request_capture, self._register, config.triggers.recipes,
             targets=lambda job: {},

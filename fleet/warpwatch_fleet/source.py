@@ -54,6 +54,9 @@ class FleetSource(Protocol):
     async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work unless another process of the fleet is doing it."""
 
+    async def add_up(self, count: int) -> int:
+        """Return the sum of the last numbers of all processes of the fleet, given the own one."""
+
     async def close(self) -> None: ...
 
 
@@ -188,6 +191,9 @@ class HttpSource:
 
     async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
         await work()
+
+    async def add_up(self, count: int) -> int:
+        return count
 
     async def close(self) -> None:
         tasks = list(self._follower.tasks)

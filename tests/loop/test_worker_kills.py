@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.dashboards.monitoring.web import Web
@@ -65,7 +66,8 @@ class Agents:
                 self.hangs[job] += now_stands and not stands[job]
                 stands[job] = now_stands
                 for rank, node in enumerate(nodes) if not now_stands else ():
-                    node.say(step(rank, number, time.time(), STEP_S, job=job))
+                    own = step(rank, number, time.time(), STEP_S)
+                    node.say(msgspec.structs.replace(own, job=job))
             for agent in agents:
                 await agent.advance()
         await fabric.close()

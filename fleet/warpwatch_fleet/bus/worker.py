@@ -73,6 +73,8 @@ class BusSource:
         self._monotonic = monotonic
         self._leases: PartitionLeases
         self._states: Bucket
+        # The numbers of ``add_up`` lie with the leases: they last as long.
+        self._counts: Bucket
         self._held: dict[int, Partition] = {}
         # The partitions whose lease was uncertain for a while: they are read anew from their head.
         self._stale: set[int] = set()
@@ -98,7 +100,7 @@ class BusSource:
         await self.bus.connect()
         while True:
             try:
-                leases = await self.bus.bucket(LEASES)
+                self._counts = await self.bus.bucket(LEASES)
                 self._states = await self.bus.bucket(STATES)
                 break
             except BusError as error:
@@ -107,7 +109,7 @@ class BusSource:
                     error,
                 )
                 await asyncio.sleep(SHARE_INTERVAL_S)
-        self._leases = PartitionLeases(leases, self.worker, self._monotonic)
+        self._leases = PartitionLeases(self._counts, self.worker, self._monotonic)
         self.shares = Shares(self.worker, self._monotonic)
         await self.bus.listen(_HELLO, self._receive)
         if self._answer is not None:
@@ -235,6 +237,11 @@ class BusSource:
                 await self._leases.alone(work)
         except BusError as error:
             self._complaint.make("work of one worker at a time waits for the bus: %s", error)
+
+    async def add_up(self, count: int) -> int:
+        await self._counts.put(f"count.{self.worker}", b"%d" % count)
+        found = [await self._counts.get(f"count.{one}") for one in self.shares.others()]
+        return count + sum(int(one[0]) for one in found if one is not None)
 
     async def close(self) -> None:
         for number in list(self._held):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -197,7 +197,10 @@ class _NodeList(msgspec.Struct):
 
 
 class Taints:
-    """The taints of nodes. Call ``advance`` after that of the conditions. events: None for none."""
+    """The taints of nodes. Call ``advance`` after that of the conditions. events: None for none.
+
+    add_up: returns the sum of the last numbers of all processes of the fleet, given the own one.
+    """
 
     def __init__(
         self,
@@ -205,12 +208,14 @@ class Taints:
         config: KubernetesConfig,
         conditions: Conditions,
         events: EventPublisher | None,
+        add_up: Callable[[int], Awaitable[int]],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
         self._config = config
         self._conditions = conditions
         self._events = events
+        self._add_up = add_up
         self._wall = wall
         # In a dry run, the nodes that would be tainted. By node: the last report.
         self._would: set[str] = set()
@@ -227,11 +232,14 @@ class Taints:
                 tainted.discard(name)
                 self._say(name, "Untainted", f"the taint {KEY} is gone: the node is well again")
         self._would = {name for name in self._would if not self._is_over(name, wanted.get(name))}
+        count = len(tainted) + await self._add_up(len(self._would))
         for name, condition in wanted.items():
-            if condition.status == "False" and name not in marked.keys() | self._would:
-                count = len(tainted | self._would)
-                if await self._serve(name, condition, count):
-                    (self._would if self._config.dry_run else tainted).add(name)
+            if condition.status != "False" or name in marked.keys() | self._would:
+                continue
+            if await self._serve(name, condition, count):
+                count += 1
+                self._would |= {name} if self._config.dry_run else set()
+        await self._add_up(len(self._would))
 
     async def _marked(self) -> dict[str, Object]:
         """Return the nodes that a fleet has tainted, by name."""

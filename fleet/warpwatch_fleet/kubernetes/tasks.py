@@ -16,6 +16,7 @@ from warpwatch_fleet.kubernetes.captures import CaptureObjects
 from warpwatch_fleet.kubernetes.conditions import Conditions, Taints
 from warpwatch_fleet.kubernetes.events import EventPublisher
 from warpwatch_fleet.kubernetes.injection import InjectionServer
+from warpwatch_fleet.source import FleetSource
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.log_output import Complaint
 
@@ -36,7 +37,7 @@ class Kubernetes:
         cluster: Cluster,
         captures: FleetCaptures,
         metrics: AgentMetrics,
-        alone: Callable[[Round], Awaitable[None]],
+        source: FleetSource,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         own = config.kubernetes
@@ -54,9 +55,9 @@ class Kubernetes:
             conditions = Conditions(api, cluster)
             self._add("conditions", conditions.advance)
             if own.taints:
-                taints = Taints(api, own, conditions, events)
+                taints = Taints(api, own, conditions, events, source.add_up)
                 # So that all workers together keep to `max_tainted`.
-                self._add("taints", partial(alone, taints.advance))
+                self._add("taints", partial(source.alone, taints.advance))
         if events is not None:
             self._add("events", events.advance)
         if own.captures:

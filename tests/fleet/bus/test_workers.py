@@ -278,6 +278,7 @@ def test_what_one_worker_does_alone_no_other_does_meanwhile(server):
         assert done == ["outer"]
         await second.alone(inner)
         assert done == ["outer", "inner"]
+        assert [await first.add_up(3), await second.add_up(2), await first.add_up(1)] == [3, 5, 3]
         for worker in (first, second):
             await worker.close()
 

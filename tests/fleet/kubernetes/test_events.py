@@ -2,12 +2,13 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.fleet.kubernetes.api_server import NODE, ApiServer
-from tests.fleet.kubernetes.told import LINK, Told, fault
+from tests.fleet.kubernetes.told import LINK, Told, fault, own_count
 from tests.fleet.nodes import NOW, seen
 from warpwatch_fleet.config import FleetConfig, KubernetesConfig
 from warpwatch_fleet.kubernetes.api import KubernetesError, timestamp
@@ -156,7 +157,8 @@ def test_what_a_server_does_not_take_is_counted_by_what_it_is_said_once_and_trie
             await work()
 
         no_captures: Any = None
-        fleet = Kubernetes(config, told.cluster.cluster, no_captures, metrics, at_once, sleep)
+        source: Any = SimpleNamespace(alone=at_once, add_up=own_count)
+        fleet = Kubernetes(config, told.cluster.cluster, no_captures, metrics, source, sleep)
         assert counted() == [0.0, 0.0, 0.0]
         stand_in.failing = 503
         running = asyncio.create_task(fleet.run())
