@@ -44,16 +44,17 @@ from warpwatch_daemon.demo.processes import free_port
 
 # 10,000 records per second; the largest of 1,101 jobs has 1 % of the ranks.
 SHARED, QUICK_SHARED = Scale(2500, 25, (2, 2, 2, 3), ranks=4), Scale(250, 3, (2, 2, 2, 3), ranks=4)
-LARGE, QUICK_LARGE = Scale(12500, 125, (2, 4, 8, 16, 32), step_s=10), Scale(250, 20, step_s=10)
+LARGE, QUICK_LARGE = Scale(6250, 64, (2, 4, 8, 16, 32), 16, 10), Scale(250, 20, step_s=10)
 COUNTS = (1, 2, 4)
 HEALTHY = Faults(float("inf"), {}, [])
 PARTITIONS = 64
 # In this time the loads are measured, and the partitions shared by them.
-SETTLE_S, WATCH_S = 90.0, 60.0
+SETTLE_S, WATCH_S = 60.0, 60.0
 MAX_EXCESS = 1.15
 MAX_TAKEOVER_S, MAX_JOIN_S = 20.0, 30.0
 SLOW_JOBS, STUCK_JOBS = 40, 10
-HEALTHY_S, FAULTS_S = 240.0, 240.0
+# A step takes 10 s, and a hang is certain after 28 of them.
+HEALTHY_S, FAULTS_S = 150.0, 330.0
 
 
 class Workers:

@@ -75,7 +75,7 @@ class WorkerFleet(Fleet):
 
     async def _answer(self, operation: str, body: bytes) -> bytes:
         if operation == "view":
-            return pack(msgspec.msgpack.encode(await asyncio.to_thread(self._own_view)))
+            return await asyncio.to_thread(self._own_view)
         if operation == "capture":
             request = msgspec.json.decode(body, type=CaptureRequest)
             try:
@@ -88,15 +88,16 @@ class WorkerFleet(Fleet):
             return await asyncio.to_thread(self._own_file, *json.loads(body))
         return b"404{}"
 
-    def _own_view(self) -> WorkerView:
+    def _own_view(self) -> bytes:
         detectors, suppressed = super().detector_statuses()
-        return WorkerView(
+        view = WorkerView(
             super().state(),
             self._captured(),
             tuple(super().run_summaries()),
             {kind: tuple(readings) for kind, readings in detectors.items()},
             tuple(suppressed),
         )
+        return pack(msgspec.msgpack.encode(view))
 
     def _captured(self) -> frozenset[str]:
         return frozenset(one.id for one in self.captures.service.captures())
