@@ -16,7 +16,7 @@ from starlette.routing import Route
 from tests.fleet.bus.server import Fabric, NatsServer, until
 from tests.fleet.nodes import NOW, TestNode, seen, step
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.for_fleet.bus import BusAnswers, RecordPublisher
+from warpwatch_daemon.for_fleet.bus import BusAgent, BusAnswers, RecordPublisher
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, BusLinks
 from warpwatch_fleet.bus.partition import target_of
@@ -27,7 +27,7 @@ from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.bus import Bus, BusError
+from warpwatch_runtime.bus import Bus, BusConfig, BusError
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.jobs import JobId
 
@@ -334,3 +334,24 @@ def test_a_clock_is_sent_every_other_second_and_never_late():
         clock.advance(1.0)
     # The message of the first second, without its clock, and those of the third.
     assert [one[0][:15] for one in bus.sent] == [b'{"type":"cursor', b'{"type":"clock"']
+
+
+def test_an_agent_that_ends_publishes_its_last_lines(server):
+    async def test(play: Play) -> None:
+        lines: list[bytes] = []
+        await play.agents[0].bus.listen(
+            "warpwatch.records.>", lambda batch: lines.extend(said.unpack(batch))
+        )
+        node = TestNode("gpu-9")
+        node.say(seen(0, 1, "first"))
+        config, metrics = BusConfig(url=server.url), AgentMetrics()
+        agent = BusAgent(config, "gpu-9", "0.3.0", node.stream, Starlette(), metrics)
+        running = asyncio.create_task(asyncio.to_thread(agent.run))
+        await until(lambda: lines, play.agents[0].advance)
+        node.say(seen(0, 1, "last"))
+        agent.close()
+        await running
+        agent.run()
+        await until(lambda: any(b'"last"' in line for line in lines), play.agents[0].advance)
+
+    run(server, "seven", test)
