@@ -16,7 +16,7 @@ from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.explanation import DEVICE_CAUSES, NETWORK_CAUSES
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.engine import Detection
+from warpwatch_detection.engine import Detection, EngineState
 from warpwatch_fleet.memory import SavedJob
 from warpwatch_telemetry.anomalies import FLEET_KINDS, Anomaly
 from warpwatch_telemetry.jobs import JobId
@@ -81,11 +81,6 @@ class FleetJob:
     def is_resumed(self) -> bool:
         """Whether all is known that the fleet before this one knew."""
         return self._saved is None
-
-    @property
-    def judged_until(self) -> float:
-        """The time up to which records are in its state."""
-        return self._time if self.detection is None else self.detection.state.time
 
     def run_of(self, node: str) -> str:
         return self.nodes[node].run
@@ -176,15 +171,16 @@ class FleetJob:
         if detection is None or known_until is None:
             self._skip = True
             return []
-        if self._saved is not None and self._awaits_ranks(known_until):
+        saved = self._saved
+        if saved is not None and (known_until < saved.time or self._awaits_ranks(known_until)):
             return []
         records: Iterable[Record] = self.waiting.until(known_until)
         changes: list[Change] = []
         if self._saved is not None:
             records = list(records)
             changes = self._resume(detection, self._saved, records, known_until)
-            known_since, self._saved = detection.state.time, None
-            records = [r for r in records if r.time > known_since or isinstance(r, RankSeen)]
+            self._saved = None
+            records = list(self._unread(detection.state, records))
         elif self._skip:
             detection.skip_to(known_until)
         self._skip = False
@@ -214,6 +210,26 @@ class FleetJob:
         begun = min((one.time for one in records if one.time > known_since), default=until)
         return detection.resume(begun, fresh)
 
+    def _unread(self, state: EngineState, records: Iterable[Record]) -> Iterator[Record]:
+        """Yield the records that are not in the state, and each start of a rank.
+
+        Times of records that are read again may differ by less than SAME_S: the clock of their
+        node was compared anew.
+        """
+        ranks = state.ranks.jobs.get(self.id, {})
+        for record in records:
+            is_new = record.time > state.time
+            if isinstance(record, RankSeen):
+                rank = ranks.get(record.rank)
+                if rank is not None and abs(rank.seen_time - record.time) < SAME_S:
+                    record = msgspec.structs.replace(record, time=rank.seen_time)
+                is_new = True
+            elif isinstance(record, Step) and abs(record.time - state.time) < SAME_S:
+                rank = ranks.get(record.rank)
+                is_new = rank is None or record.step > rank.step
+            if is_new:
+                yield record
+
     def saved(self) -> SavedJob | None:
         """Return the state for a restart, or None for a job that is not evaluated (again)."""
         detection = self.detection
@@ -227,6 +243,7 @@ class FleetJob:
             tuple(detection.history)[-MAX_SAVED_HISTORY:],
             detection.active,
             frozenset(self.left),
+            detection.state.time,
         )
 
     # --- what it finds ---

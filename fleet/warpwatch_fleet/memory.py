@@ -31,7 +31,10 @@ MAX_BYTES = 256 * 2**20
 
 
 class SavedJob(msgspec.Struct, frozen=True):
-    """names: the job's names on its nodes. left: anomalies that agents had opened before."""
+    """names: the job's names on its nodes. left: anomalies that agents had opened before.
+
+    time: the time up to which records are in the state.
+    """
 
     id: JobId
     names: tuple[JobId, ...]
@@ -39,6 +42,7 @@ class SavedJob(msgspec.Struct, frozen=True):
     history: tuple[Anomaly, ...] = ()
     active: tuple[Anomaly, ...] = ()
     left: frozenset[str] = frozenset()
+    time: float = 0.0
 
 
 class JobStateStore:

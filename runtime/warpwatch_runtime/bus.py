@@ -289,6 +289,8 @@ class StreamReader:
         ident = headers.get("Nats-Msg-Id", "")
         at = place.timestamp.timestamp()
         self._receive(StreamMessage(message.subject, ident, message.data, at))
+        # However many messages wait, leases are renewed in between.
+        await asyncio.sleep(0)
 
 
 class Bucket:

@@ -1,6 +1,7 @@
 """Workers that are killed while anomalies begin and end: each is one, wherever it is reported."""
 
 import asyncio
+import contextlib
 import random
 import threading
 import time
@@ -17,6 +18,8 @@ from tests.fleet.bus.server import Fabric, NatsServer
 from tests.fleet.nodes import TestNode, seen, step
 from tests.loop.cluster import LoopCluster, loop_cluster
 from tests.loop.node import poll
+from warpwatch_daemon.for_fleet.bus import RecordPublisher
+from warpwatch_runtime.bus import BusError
 from warpwatch_telemetry.bus_messages import Publisher
 
 pytestmark = pytest.mark.bus
@@ -46,11 +49,20 @@ class Agents:
         self._thread.join()
 
     async def _run(self) -> None:
-        fabric, begun, number = Fabric(self._server), time.time(), 0
+        fabric = Fabric(self._server)
         nodes = [TestNode("gpu-1"), TestNode("gpu-2")]
         agents = [await fabric.agent(node, time.time) for node in nodes]
         for node, agent in zip(nodes, agents, strict=True):
             await agent.bus.answer(Publisher(node.name).requests, _accept)
+        publishing = [asyncio.create_task(_publish(agent)) for agent in agents]
+        await self._train(nodes)
+        for task in publishing:
+            task.cancel()
+        await asyncio.gather(*publishing, return_exceptions=True)
+        await fabric.close()
+
+    async def _train(self, nodes: list[TestNode]) -> None:
+        begun, number = time.time(), 0
         for job in self.hangs:
             for rank, node in enumerate(nodes):
                 node.say(seen(rank, 2, job, time=begun))
@@ -66,11 +78,15 @@ class Agents:
                 self.hangs[job] += now_stands and not stands[job]
                 stands[job] = now_stands
                 for rank, node in enumerate(nodes) if not now_stands else ():
-                    own = step(rank, number, time.time(), STEP_S)
+                    own = step(rank, number, begun + number * STEP_S, STEP_S)
                     node.say(msgspec.structs.replace(own, job=job))
-            for agent in agents:
-                await agent.advance()
-        await fabric.close()
+
+
+async def _publish(agent: RecordPublisher) -> None:
+    while True:
+        with contextlib.suppress(BusError):
+            await agent.advance()
+        await asyncio.sleep(1.0)
 
 
 async def _accept(operation: str, body: bytes) -> bytes:
@@ -115,15 +131,20 @@ def test_twenty_kills_of_workers_leave_each_anomaly_one(site):
             workers[place - 1] = cluster.start_worker(WORKERS + number)
     agents.calm.set()
 
+    def found() -> list[Any]:
+        return sorted(cluster.get("anomalies"), key=lambda one: (one["job"], one["time"]))
+
     def hangs() -> Counter[str]:
-        found = cluster.get("anomalies")
-        return Counter(one["job"] for one in found if one["kind"] == "hang" and one["end_time"])
+        return Counter(one["job"] for one in found() if one["kind"] == "hang" and one["end_time"])
+
+    def difference() -> str:
+        keys = ("job", "kind", "id", "time", "end_time")
+        return "\n".join(str([one[key] for key in keys]) for one in found()) + f"{expected}"
 
     expected = agents.hangs
-    poll(lambda: hangs() == expected, lambda: f"{hangs()}, expected {expected}: {cluster.log()}")
-    found = cluster.get("anomalies")
-    ids = {one["id"] for one in found}
-    assert len(ids) == len(found) == sum(expected.values()) > JOBS
+    poll(lambda: hangs() == expected, difference)
+    ids = {one["id"] for one in found()}
+    assert len(ids) == len(found()) == sum(expected.values()) > JOBS
     for event in ("anomaly_opened", "anomaly_closed"):
         told = {one["anomaly"] for one in inbox.posted["/"] if one["event"] == event}
         assert told == ids, event

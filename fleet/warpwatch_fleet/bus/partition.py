@@ -240,10 +240,9 @@ class Partition:
             changed |= jobs.keys() if everything else set()
             saved = cluster.to_save(self.time, changed, self.number)
             updated, self._updated = self._updated, []
-            times = {job.id: jobs[job.id].judged_until for job in saved}
             is_forgotten = self._forget_jobs()
         for job in saved:
-            await self._save(job, times[job.id])
+            await self._save(job)
         oldest = self.time - (HANDED_OVER_S if everything else PENDING_S)
         pending = tuple(effect for effect in self._head.pending if effect.time >= oldest)
         if saved or changes or is_forgotten or len(pending) != len(self._head.pending):
@@ -291,7 +290,7 @@ class Partition:
         self._revision = await self._bucket.put(f"{self.number}.head", content, revision)
         self._head = head
 
-    async def _save(self, job: SavedJob, time: float) -> None:
+    async def _save(self, job: SavedJob) -> None:
         """Write the state of a job under other keys than the state before. Raises BusError."""
         content = pack(msgspec.msgpack.encode(job))
         digest = hashlib.sha256("\0".join(job.id).encode(errors="replace")).hexdigest()[:24]
@@ -303,7 +302,7 @@ class Partition:
         for number, start in enumerate(starts):
             chunk = content[start : start + MAX_MESSAGE_BYTES]
             await self._bucket.put(f"{key}.{number}", chunk)
-        self._stored[job.id] = StoredJob(job.id, key, len(starts), time)
+        self._stored[job.id] = StoredJob(job.id, key, len(starts), job.time)
 
     async def _read(self, stored: StoredJob) -> SavedJob | None:
         chunks: list[bytes] = []

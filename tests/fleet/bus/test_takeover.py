@@ -1,0 +1,99 @@
+"""A worker that is replaced while a job hangs: the next one reads the stream again."""
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from tests.fleet.nodes import NOW, seen, step
+from warpwatch_detection.anomalies.register import Change
+from warpwatch_fleet.bus.partition import Partition
+from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.config import FleetFile
+from warpwatch_runtime.bus import Bucket, StreamMessage
+from warpwatch_telemetry import bus_messages as said
+from warpwatch_telemetry.log import encode_line
+from warpwatch_telemetry.records import Clock
+from warpwatch_telemetry.stream import CursorLine, encode_stream_line
+
+RUN = seen(0, 2)
+NUMBER = said.partition_of(RUN.job_id)
+# Both ranks stand still from second 100 to 120.
+SECONDS, STANDS = 150, range(100, 120)
+CONFIG = FleetFile.model_validate(
+    {
+        "detection": {"hang": {"timeout_s": 5, "warmup_timeout_s": 5}},
+        "anomalies": {"reopen_s": 0},
+    }
+)
+
+
+class Memory:
+    """A bucket in memory."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[bytes, int]] = {}
+
+    async def get(self, key: str) -> tuple[bytes, int] | None:
+        return self._values.get(key)
+
+    async def put(self, key: str, value: bytes, revision: int | None = None) -> int:
+        self._values[key] = value, (revision or 0) + 1
+        return (revision or 0) + 1
+
+
+def messages() -> list[StreamMessage]:
+    """A message per second of each of two nodes, each late by up to 0.3 s."""
+    found = []
+    for second in range(1, SECONDS):
+        for rank in range(2):
+            lines = [encode_line(seen(rank, 2))] if second % 20 == 1 else []
+            if second not in STANDS:
+                lines += [
+                    encode_line(step(rank, 2 * second + half, NOW + second - 1 + 0.5 * half))
+                    for half in range(2)
+                ]
+            late_s = second * 7 % 4 / 10
+            lines.append(encode_line(Clock(NOW + second)))
+            lines.append(encode_stream_line(CursorLine("0-1", f"gpu-{rank}", "0.3.0")))
+            subject = said.records_subject(NUMBER, said.Publisher(f"gpu-{rank}"))
+            content = said.pack(b"".join(line for line in lines if line))
+            at = NOW + second + late_s
+            found.append(StreamMessage(subject, f"boot-{second}", content, at))
+    return sorted(found, key=lambda message: message.at)
+
+
+async def played(replaced_at: float) -> list[tuple[str, str]]:
+    """Return what is reported of which anomaly if another worker takes over at this second."""
+    bucket = cast(Bucket, Memory())
+
+    def worker(name: str) -> Partition:
+        cluster = Cluster(CONFIG.detection, CONFIG.anomalies)
+        return Partition(NUMBER, cluster, bucket, name, wall=lambda: NOW)
+
+    before: list[StreamMessage] = []
+    told: list[Change] = []
+    partition = first = worker("first")
+    await partition.resume()
+    for message in messages():
+        if partition is first and message.at >= NOW + replaced_at:
+            partition = worker("second")
+            _, repeated = await partition.resume()
+            told += repeated
+            for again in before:
+                if again.at >= partition.read_since:
+                    partition.feed(again)
+        partition.feed(message)
+        before.append(message)
+        told += [change for change in await partition.advance() if change.what != "updated"]
+    return [(change.what, change.anomaly.id) for change in told]
+
+
+@pytest.mark.parametrize("replaced_at", [90, 112, 115, 116.2, 118, 119.8, 121, 124])
+def test_a_hang_during_a_takeover_is_one_anomaly(replaced_at):
+    told = asyncio.run(played(replaced_at))
+    idents = {ident for _, ident in told}
+    assert len(idents) == 1
+    # The second worker repeats the last report.
+    assert set(told) == {(what, ident) for what in ("opened", "closed") for ident in idents}
+    assert len(told) <= 4
