@@ -26,7 +26,7 @@ pytestmark = pytest.mark.bus
 
 KILLS, WORKERS, JOBS = 20, 3, 12
 # The ranks of a job stand still for the last seconds of each round; the jobs do so in turns.
-ROUND_S, STANDSTILL_S, HANG_S = 60.0, 20.0, 5.0
+ROUND_S, STANDSTILL_S, HANG_S = 60.0, 30.0, 5.0
 STEP_S = 0.5
 
 
@@ -72,9 +72,10 @@ class Agents:
             await asyncio.sleep(max(0.0, begun + number * STEP_S - time.time()))
             for place, job in enumerate(self.hangs):
                 into_s = (number * STEP_S + place * ROUND_S / JOBS) % ROUND_S
-                # A job that stands still when it gets calm is counted, and works on in time.
-                may_stand = number * STEP_S > ROUND_S and (stands[job] or not self.calm.is_set())
-                now_stands = may_stand and into_s >= ROUND_S - STANDSTILL_S
+                standing_s = into_s - (ROUND_S - STANDSTILL_S)
+                # A standstill that has begun is as long as all others.
+                starts = standing_s == 0 and number * STEP_S > ROUND_S and not self.calm.is_set()
+                now_stands = standing_s >= 0 and (stands[job] or starts)
                 self.hangs[job] += now_stands and not stands[job]
                 stands[job] = now_stands
                 for rank, node in enumerate(nodes) if not now_stands else ():
