@@ -37,7 +37,7 @@ class Agents:
     """
 
     def __init__(self, server: NatsServer) -> None:
-        self.hangs = {f"job-{number}": 0 for number in range(JOBS)}
+        self.hangs = Counter({f"job-{number}": 0 for number in range(JOBS)})
         self.calm = threading.Event()
         self._stop = threading.Event()
         self._server = server
