@@ -10,8 +10,7 @@ from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.config import ExportersConfig
 from warpwatch_exporters.events import EventFeed, StateEvent
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.call_guard import run_all
-from warpwatch_runtime.supervisor import Supervisor
+from warpwatch_runtime.supervisor import Supervisor, run_all
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.state import State

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from warpwatch_telemetry.newest import NewestMap
@@ -52,6 +52,8 @@ Wait = Callable[[threading.Event, float], bool]
 # The same error of a loop is logged once in this time.
 ERROR_LOG_INTERVAL_S = 60.0
 MAX_ERRORS = 100
+# One ``run_all`` may leave this many threads behind.
+MAX_THREADS = 64
 # The first pause of a loop after a failure of another server or store, and the longest.
 FIRST_S = 5.0
 LONGEST_S = 120.0
@@ -211,3 +213,22 @@ class Pause:
 
     def reset(self) -> None:
         self._pause_s = 0.0
+
+
+def run_all(works: Mapping[str, Callable[[], object]], timeout_s: float | None = None) -> None:
+    """Run each work in a thread of its name, and wait for all of them until the time-out.
+
+    A thread that has not returned then goes on, but does not keep the process alive. Raises
+    ValueError for more than MAX_THREADS.
+    """
+    if len(works) > MAX_THREADS:
+        raise ValueError(f"{len(works)} threads, at most {MAX_THREADS}")
+    threads = [
+        threading.Thread(target=work, name=f"ww-{name}", daemon=True)
+        for name, work in works.items()
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))

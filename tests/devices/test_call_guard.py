@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tests.waiting import DEADLINE_S
-from warpwatch_runtime.call_guard import run_all
+from warpwatch_runtime.supervisor import run_all
 
 
 def test_what_never_returns_holds_up_no_other_work_and_not_for_longer_than_is_waited() -> None:

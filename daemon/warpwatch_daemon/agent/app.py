@@ -38,9 +38,8 @@ from warpwatch_devices.simulated import simulated_uuid
 from warpwatch_devices.source import SourceContext
 from warpwatch_exporters.prometheus import Options
 from warpwatch_exporters.push import PushExporters
-from warpwatch_runtime.call_guard import run_all
 from warpwatch_runtime.files import allow_enough
-from warpwatch_runtime.supervisor import Loop, Supervisor
+from warpwatch_runtime.supervisor import Loop, Supervisor, run_all
 from warpwatch_serving.server import Server, passed_by_systemd
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import WarpwatchError

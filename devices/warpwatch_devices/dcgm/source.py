@@ -29,8 +29,7 @@ from warpwatch_devices.dcgm.values import (
     in_our_unit,
 )
 from warpwatch_devices.source import Sink, SourceContext
-from warpwatch_runtime.call_guard import run_all
-from warpwatch_runtime.supervisor import LoopHandle, LoopRunner
+from warpwatch_runtime.supervisor import LoopHandle, LoopRunner, run_all
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 

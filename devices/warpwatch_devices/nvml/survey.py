@@ -27,7 +27,7 @@ from warpwatch_devices.nvml.fields import TimedReader
 from warpwatch_devices.nvml.library import CallCosts, identify, read_facts
 from warpwatch_devices.nvml.processes import COMPUTE, ProcessList
 from warpwatch_devices.nvml.readers import ReaderSchedule, readers_of
-from warpwatch_runtime.call_guard import MAX_THREADS, run_all
+from warpwatch_runtime.supervisor import MAX_THREADS, run_all
 from warpwatch_telemetry.errors import WarpwatchError
 from warpwatch_telemetry.metric import Values
 
