@@ -37,7 +37,7 @@ from benchmarks.processes import (
     stop,
     wait_until,
 )
-from benchmarks.simulated_agents import Node, Scale, address, layout
+from benchmarks.simulated_agents import Scale, SimAgent, address, layout
 from warpwatch_daemon.api_client import ApiClient, socket_path
 from warpwatch_daemon.demo.processes import free_port
 
@@ -133,7 +133,7 @@ def measure() -> dict[str, Any]:
     }
 
 
-def choose_faults(nodes: list[Node], at: float, slow_jobs: int, stuck_jobs: int) -> Faults:
+def choose_faults(nodes: list[SimAgent], at: float, slow_jobs: int, stuck_jobs: int) -> Faults:
     """Choose jobs on several nodes."""
     sizes = {node.job: node.world_size for node in nodes}
     jobs = list(dict.fromkeys(node.job for node in nodes if node.ranks.start))

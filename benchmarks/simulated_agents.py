@@ -47,7 +47,7 @@ class Scale(NamedTuple):
     step_s: int = 1
 
 
-class Node(NamedTuple):
+class SimAgent(NamedTuple):
     number: int
     job: str
     job_number: int
@@ -55,12 +55,12 @@ class Node(NamedTuple):
     world_size: int
 
 
-def layout(scale: Scale) -> list[Node]:
-    found: list[Node] = []
+def layout(scale: Scale) -> list[SimAgent]:
+    found: list[SimAgent] = []
     for number, count in enumerate(_sizes(scale)):
         for member in range(count):
             ranks = range(member * scale.ranks, (member + 1) * scale.ranks)
-            found.append(Node(len(found), f"job-{number}", number, ranks, count * scale.ranks))
+            found.append(SimAgent(len(found), f"job-{number}", number, ranks, count * scale.ranks))
     return found
 
 
@@ -132,7 +132,7 @@ class Agents:
             tick += 1
         answering.result()
 
-    def _batches(self, node: Node, second: int, now: float) -> Iterator[bytes]:
+    def _batches(self, node: SimAgent, second: int, now: float) -> Iterator[bytes]:
         lines, end = self._steps(node, second, now), _end(node, second, now)
         if second == 0 or (second + node.number) % LIVE_S == 0:
             lines = self._ranks(node) + lines
@@ -143,7 +143,7 @@ class Agents:
         if lines or is_due:
             yield _message(of_records, second, lines + end)
 
-    def _ranks(self, node: Node) -> bytes:
+    def _ranks(self, node: SimAgent) -> bytes:
         line = (
             b'{"type":"rank","time":%.3f,"job":"%s","rank":%d,"world_size":%d,'
             b'"owner":"ns/bench","run":"1"}\n'
@@ -151,7 +151,7 @@ class Agents:
         about = self._begun, node.job.encode()
         return b"".join(line % (*about, rank, node.world_size) for rank in node.ranks)
 
-    def _steps(self, node: Node, second: int, now: float) -> bytes:
+    def _steps(self, node: SimAgent, second: int, now: float) -> bytes:
         number, rest = divmod(second + node.job_number, self._step_s)
         is_faulty = now >= self._faults_at
         if rest or (is_faulty and node.job in self._stuck):
@@ -172,12 +172,12 @@ class Agents:
 
 
 @cache
-def _subjects(node: Node) -> tuple[bytes, bytes]:
+def _subjects(node: SimAgent) -> tuple[bytes, bytes]:
     who, job = Publisher(f"node-{node.number}"), JobId("ns/bench", node.job, "1")
     return node_subject(who).encode(), records_subject(partition_of(job), who).encode()
 
 
-def _end(node: Node, second: int, now: float) -> bytes:
+def _end(node: SimAgent, second: int, now: float) -> bytes:
     return (
         b'{"type":"clock","time":%.3f}\n'
         b'{"type":"cursor","cursor":"00000000-%d","node":"node-%d","version":"bench"}\n'

@@ -33,7 +33,7 @@ class RunPart(NamedTuple):
     encoded: bytes
 
 
-Parts = tuple[Iterable[RunPart], Mapping[JobId, Mapping[str, int]]]
+RunParts = tuple[Iterable[RunPart], Mapping[JobId, Mapping[str, int]]]
 
 
 class Runs:
@@ -43,7 +43,7 @@ class Runs:
     """
 
     def __init__(
-        self, read: Callable[[], Parts], monotonic: Callable[[], float] = time.monotonic
+        self, read: Callable[[], RunParts], monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._read = read
         self._monotonic = monotonic

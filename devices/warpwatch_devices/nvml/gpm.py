@@ -138,7 +138,7 @@ _NO_PERMISSION = (
 )
 
 
-class _Turn:
+class _GpmTurn:
     """A lock, and the GPU that holds it. ``ended``: the others do not wait for it any more."""
 
     def __init__(self) -> None:
@@ -151,11 +151,11 @@ class GpmTurns:
     """Lets the GPUs of one NVML session read their counters one at a time."""
 
     def __init__(self) -> None:
-        self._turn = _Turn()
+        self._turn = _GpmTurn()
         self._warned = False
 
     @contextlib.contextmanager
-    def turn(self, gpu: str) -> Iterator[_Turn | None]:
+    def turn(self, gpu: str) -> Iterator[_GpmTurn | None]:
         """Yield the turn, or None if another GPU has it for too long."""
         turn = self._turn
         if not turn.lock.acquire(timeout=MAX_WAIT_S):
@@ -172,7 +172,7 @@ class GpmTurns:
         """Let the others read without this GPU, whose call does not return."""
         if self._turn.gpu == gpu:
             self._turn.ended = True
-            self._turn = _Turn()
+            self._turn = _GpmTurn()
 
     def warn(self, gpu: str) -> None:
         """Log once that profiling is not permitted."""
@@ -233,7 +233,7 @@ class Gpm:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlGpmSampleFree(buffer)
 
-    def _poll(self, turn: _Turn) -> None:
+    def _poll(self, turn: _GpmTurn) -> None:
         try:
             if self._request is None:
                 self._request = self._prepare(turn)
@@ -244,7 +244,7 @@ class Gpm:
         except pynvml.NVMLError as error:
             self._refused(classify(error))
 
-    def _prepare(self, turn: _Turn) -> GpmRequest | None:
+    def _prepare(self, turn: _GpmTurn) -> GpmRequest | None:
         """Return the request, or None without GPM."""
         support = self._call(turn, pynvml.nvmlGpmQueryDeviceSupport, self._handle)
         if not support.isSupportedDevice:
@@ -253,13 +253,13 @@ class Gpm:
         self._spare = self._spare or self._call(turn, pynvml.nvmlGpmSampleAlloc)
         return GpmRequest()
 
-    def _call(self, turn: _Turn, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, turn: _GpmTurn, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call NVML. Raises NVMLError, also after a call that has returned too late."""
         if turn.ended:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
         return self._costs.measure(READER, call, *arguments)
 
-    def _sample(self, turn: _Turn, request: GpmRequest) -> None:
+    def _sample(self, turn: _GpmTurn, request: GpmRequest) -> None:
         """Take a sample, and evaluate the time since the last one."""
         if self._gpu_instance is None:
             self._call(turn, pynvml.nvmlGpmSampleGet, self._handle, self._spare)
